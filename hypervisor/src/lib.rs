@@ -1,0 +1,1 @@
+//! Typed KVM: a virtual machine, its vCPUs, and their saved state.

@@ -1,0 +1,1 @@
+//! thawd and the thaw command line.

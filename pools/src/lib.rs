@@ -1,0 +1,1 @@
+//! The resources a sandbox claims, and how each is made and destroyed.

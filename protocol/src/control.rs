@@ -1,0 +1,232 @@
+//! VMM control: what thawd (or the CLI in its own process) says to one thaw-vmm.
+//!
+//! The VMM inherits a *listening* SEQPACKET socket as descriptor [`CONTROL_FD`] and serves one connection at a time, so
+//! that a restarted thawd can connect again. Each [`Request`] is answered by one [`Reply`] with the same `id`;
+//! [`Event`]s come unasked. Descriptors travel beside the request that names them, in the order its documentation says.
+//! A new connection first gets every event that still holds (doorbell, exit), then replies.
+
+use serde::{Deserialize, Serialize};
+
+/// The descriptor number at which thaw-vmm finds its listening control socket.
+pub const CONTROL_FD: i32 = 3;
+/// Version of this protocol; [`Command::Create`] carries it and the VMM refuses another.
+pub const CONTROL_VERSION: u32 = 1;
+
+/// Least and most guest memory, in MiB.
+pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 64..=65536;
+/// Least and most vCPUs.
+pub const VCPUS: std::ops::RangeInclusive<u8> = 1..=16;
+
+/// The devices every machine has, whatever backs them (DESIGN §5). The discriminant is the device's slot: its MMIO
+/// window, interrupt line and ACPI `_UID` follow from it, so the order is frozen with every template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum DeviceId {
+    /// virtio-fs, tag `thaw`: the image slots.
+    Root = 0,
+    /// virtio-fs, tag `shared`: writable host directories.
+    Shared = 1,
+    /// virtio-blk: `/dev/vda` the writable layer, then volumes.
+    Blk0 = 2,
+    Blk1 = 3,
+    Blk2 = 4,
+    Blk3 = 5,
+    Net = 6,
+    Vsock = 7,
+    /// virtio-pmem: `/dev/pmem0` the guest image, `/dev/pmem1` image data.
+    Pmem0 = 8,
+    Pmem1 = 9,
+    /// virtio-mem.
+    Mem = 10,
+    Balloon = 11,
+    Rng = 12,
+    /// The 16550 console: output only, for logs.
+    Console = 13,
+}
+
+impl DeviceId {
+    /// Every device, in slot order.
+    pub const ALL: [DeviceId; 14] = [
+        DeviceId::Root,
+        DeviceId::Shared,
+        DeviceId::Blk0,
+        DeviceId::Blk1,
+        DeviceId::Blk2,
+        DeviceId::Blk3,
+        DeviceId::Net,
+        DeviceId::Vsock,
+        DeviceId::Pmem0,
+        DeviceId::Pmem1,
+        DeviceId::Mem,
+        DeviceId::Balloon,
+        DeviceId::Rng,
+        DeviceId::Console,
+    ];
+}
+
+/// The shape of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineSpec {
+    /// vCPUs, [`VCPUS`].
+    pub vcpus: u8,
+    /// Boot memory in MiB, [`MEMORY_MIB`].
+    pub memory_mib: u32,
+    /// Exit when the control connection closes: for a sandbox that must not outlive the process that made it.
+    pub tethered: bool,
+}
+
+/// What stands behind a device. Each variant says which descriptors come beside it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backend {
+    /// One descriptor: a regular file or block device; its size is the capacity (rounded down to 512 bytes).
+    Disk { read_only: bool },
+    /// One descriptor: a tap, `IFF_NO_PI | IFF_VNET_HDR`, vnet header 12 bytes.
+    Tap { mac: [u8; 6] },
+    /// One descriptor: a listening unix stream socket. A peer that connects says `CONNECT <port>\n` and is answered
+    /// `OK <host port>\n` once the guest has accepted (the hybrid-vsock convention of Firecracker and Kata).
+    Vsock,
+    /// One descriptor: a regular file mapped privately into the pmem window, which it must fit.
+    Pmem,
+    /// One descriptor: where console output is written. Output is dropped, never waited for, when it is not writable.
+    Console,
+    /// One descriptor: a SEQPACKET socket to ask for missing chunks over ([`crate::miss`]). Replaces an earlier one;
+    /// pending misses are issued again.
+    Misses,
+}
+
+/// One cache file of an image: a range of the metadata's synthesized address space (DESIGN §7).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobRange {
+    /// First byte in the synthesized address space; a multiple of 4096.
+    pub address: u64,
+    /// Bytes, a multiple of 4096.
+    pub length: u64,
+    /// SHA-256 of the layer this holds the file data of (its DiffID): names it in a [`crate::miss::Miss`].
+    pub digest: [u8; 32],
+}
+
+/// An image to show in a slot of the root device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageSpec {
+    /// Directory name under the root device's root.
+    pub name: String,
+    /// The cache files, by address. Beside the request come the metadata file's descriptor, then for each blob two:
+    /// data, ready bitmap.
+    pub blobs: Vec<BlobRange>,
+}
+
+/// What is asked of the VMM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Command {
+    /// Makes the machine, every device with an empty backend. One descriptor: /dev/kvm. Once per process, first.
+    Create { version: u32, machine: MachineSpec },
+    /// Gives a device its backend.
+    Attach { device: DeviceId, backend: Backend },
+    /// Shows an image in slot `slot` (1..=65535) of the root device.
+    AddImage { slot: u16, image: ImageSpec },
+    /// Takes an image away. The guest must have unmounted it.
+    RemoveImage { slot: u16 },
+    /// Cold boot. One descriptor: an ELF vmlinux with a PVH entry note.
+    Boot { cmdline: String },
+    /// Stops the vCPUs outside guest code.
+    Pause,
+    /// Lets them run again.
+    Resume,
+    /// What state the machine is in.
+    Status,
+    /// Ends the process.
+    Shutdown,
+}
+
+/// A [`Command`] and the number its reply will carry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    pub id: u32,
+    pub command: Command,
+}
+
+/// Where the machine is in its life.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MachineState {
+    /// No machine yet.
+    Shell,
+    /// Made, not started.
+    Created,
+    Running,
+    Paused,
+    /// Ended, and why.
+    Exited(ExitReason),
+}
+
+/// Why a machine ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExitReason {
+    /// The guest powered off (ACPI S5).
+    PowerOff,
+    /// The guest asked for a reset: with `panic=-1 reboot=t` on its command line, a kernel panic or PID 1's death.
+    Reset,
+    /// A vCPU could not go on; the text says which exit and where.
+    Fault(String),
+}
+
+/// Moments of a start, CLOCK_MONOTONIC nanoseconds of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartTimes {
+    /// thaw-vmm's `main` began.
+    pub process: u64,
+    /// The jail was closed.
+    pub jailed: u64,
+    /// [`Command::Create`] was done.
+    pub created: u64,
+    /// The first vCPU entered the guest.
+    pub entered: u64,
+}
+
+/// A successful answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Response {
+    Done,
+    Status { state: MachineState, times: StartTimes },
+}
+
+/// A refused request: a stable code for programs, a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct ControlError {
+    pub code: ErrorCode,
+    pub message: String,
+}
+
+/// What kind of refusal it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ErrorCode {
+    /// The request does not fit the machine's state.
+    WrongState,
+    /// A value is out of range, a descriptor is missing or of the wrong kind.
+    Invalid,
+    /// KVM lacks a capability or refused.
+    Kvm,
+    /// The kernel file is not an ELF with a PVH note.
+    NotPvh,
+    /// The guest has too little memory for its kernel.
+    MemoryTooSmall,
+    /// A system call failed.
+    System,
+}
+
+/// What comes unasked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// The guest dialled vsock port [`crate::handshake::HANDSHAKE_PORT`] of the host: its agent listens. The dial is
+    /// always answered by a reset, so the doorbell leaves no connection behind. At: CLOCK_MONOTONIC nanoseconds.
+    Doorbell { at: u64 },
+    /// The machine ended.
+    Exited(ExitReason),
+}
+
+/// Everything the VMM sends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromVmm {
+    Reply { id: u32, result: Result<Response, ControlError> },
+    Event(Event),
+}

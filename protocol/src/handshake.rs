@@ -1,0 +1,157 @@
+//! The handshake: what makes this guest this sandbox, before anything else may run in it (DESIGN §4.5).
+//!
+//! The agent listens on [`HANDSHAKE_PORT`], then dials the same port of the host once: the VMM reports that as a
+//! doorbell and resets the connection. The host connects, sends one [`Identity`]; the agent applies it, opens
+//! [`AGENT_PORT`], answers one [`Acknowledgement`] and closes. Until then the agent starts no process, and a host that
+//! gets no valid acknowledgement destroys the machine.
+//!
+//! A frame is a little-endian u32 length, then that many bytes of postcard; at most [`MAX_FRAME`].
+
+use std::io::{self, Read, Write};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::packet::{PacketError, decode};
+
+/// vsock port of the handshake, in the guest; dialled by the guest at the host, it is the doorbell.
+pub const HANDSHAKE_PORT: u32 = 1023;
+/// vsock port of the agent's ttrpc API, as Kata's agent has it.
+pub const AGENT_PORT: u32 = 1024;
+/// The guest's vsock CID: the same in every guest.
+pub const GUEST_CID: u32 = 3;
+/// Largest frame, in bytes.
+pub const MAX_FRAME: usize = 64 * 1024;
+/// Version of this protocol.
+pub const HANDSHAKE_VERSION: u32 = 1;
+/// Least fresh entropy, in bytes.
+pub const MIN_ENTROPY: usize = 32;
+
+/// One network address of the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    pub ip: std::net::IpAddr,
+    pub prefix: u8,
+}
+
+/// What the guest's one network interface is told to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    pub mac: [u8; 6],
+    pub mtu: u16,
+    pub addresses: Vec<Address>,
+    /// Default gateways, at most one per family.
+    pub gateways: Vec<std::net::IpAddr>,
+    /// Name servers, for /etc/resolv.conf.
+    pub nameservers: Vec<std::net::IpAddr>,
+}
+
+/// From the host: who this guest is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub version: u32,
+    /// Echoed in the acknowledgement.
+    pub nonce: [u8; 16],
+    /// Fresh random bytes, at least [`MIN_ENTROPY`]: credited to the kernel's pool, which is then reseeded.
+    pub entropy: Vec<u8>,
+    /// Wall clock, nanoseconds since the Unix epoch, read as late as possible.
+    pub wall_clock_ns: u64,
+    pub hostname: String,
+    pub machine_id: [u8; 16],
+    /// Absent: the interface stays down.
+    pub network: Option<Network>,
+}
+
+/// From the agent: the identity is in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acknowledgement {
+    pub version: u32,
+    pub nonce: [u8; 16],
+    /// Absent on success; otherwise what could not be applied, and the machine is destroyed.
+    pub failure: Option<String>,
+    /// Guest CLOCK_BOOTTIME nanoseconds when the agent's `main` began.
+    pub agent_started: u64,
+    /// Guest CLOCK_BOOTTIME nanoseconds when the agent rang the doorbell.
+    pub agent_ready: u64,
+}
+
+/// Writes one frame.
+pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> Result<(), PacketError> {
+    let body = postcard::to_stdvec(message).map_err(PacketError::Malformed)?;
+    if body.len() > MAX_FRAME {
+        return Err(PacketError::TooLarge { bytes: body.len(), fds: 0 });
+    }
+    let mut frame = Vec::with_capacity(4 + body.len());
+    frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    frame.extend_from_slice(&body);
+    to.write_all(&frame)?;
+    to.flush()?;
+    Ok(())
+}
+
+/// Reads one frame.
+pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, PacketError> {
+    let mut length = [0u8; 4];
+    from.read_exact(&mut length).map_err(closed)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_FRAME {
+        return Err(PacketError::TooLarge { bytes: length, fds: 0 });
+    }
+    let mut body = vec![0u8; length];
+    from.read_exact(&mut body).map_err(closed)?;
+    decode(&body)
+}
+
+fn closed(e: io::Error) -> PacketError {
+    match e.kind() {
+        io::ErrorKind::UnexpectedEof => PacketError::Closed,
+        _ => PacketError::Io(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity {
+            version: HANDSHAKE_VERSION,
+            nonce: [7; 16],
+            entropy: vec![9; 48],
+            wall_clock_ns: 1,
+            hostname: "h".into(),
+            machine_id: [1; 16],
+            network: Some(Network {
+                mac: [2; 6],
+                mtu: 1500,
+                addresses: vec![Address { ip: "10.0.0.2".parse().unwrap(), prefix: 30 }],
+                gateways: vec!["10.0.0.1".parse().unwrap()],
+                nameservers: vec![],
+            }),
+        }
+    }
+
+    #[test]
+    fn a_frame_survives_the_wire() {
+        let mut wire = Vec::new();
+        write_frame(&mut wire, &identity()).unwrap();
+        assert_eq!(read_frame::<Identity>(&mut wire.as_slice()).unwrap(), identity());
+    }
+
+    #[test]
+    fn a_cut_frame_is_closed_and_a_huge_one_is_refused_before_it_is_read() {
+        let mut wire = Vec::new();
+        write_frame(&mut wire, &identity()).unwrap();
+        wire.pop();
+        assert!(matches!(read_frame::<Identity>(&mut wire.as_slice()), Err(PacketError::Closed)));
+        let huge = u32::MAX.to_le_bytes();
+        assert!(matches!(read_frame::<Identity>(&mut huge.as_slice()), Err(PacketError::TooLarge { .. })));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn decoding_any_bytes_never_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..256)) {
+            let _ = decode::<Identity>(&bytes);
+            let _ = decode::<Acknowledgement>(&bytes);
+        }
+    }
+}

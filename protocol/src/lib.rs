@@ -1,0 +1,16 @@
+//! The wire: every format two Thaw processes share is defined here, once, and nothing else is.
+//!
+//! | module | between | carried by |
+//! |---|---|---|
+//! | [`control`] | thawd (or the CLI) and thaw-vmm | SEQPACKET unix socket, file descriptors beside the message |
+//! | [`miss`] | thaw-vmm and thawd | SEQPACKET unix socket handed over [`control`] |
+//! | [`handshake`] | host and guest agent | vsock port [`handshake::HANDSHAKE_PORT`] |
+//! | `agent` (feature `agent`) | host and guest agent | ttrpc on vsock port [`handshake::AGENT_PORT`] |
+//!
+//! Messages are [postcard](https://docs.rs/postcard) encodings of the types here. All decoding is of untrusted bytes:
+//! it returns an error and never panics, and every frame has a size limit.
+
+pub mod control;
+pub mod handshake;
+pub mod miss;
+pub mod packet;

@@ -1,0 +1,89 @@
+//! The guest-physical address map. Frozen: every template has these addresses in its memory.
+//!
+//! | range | what |
+//! |---|---|
+//! | 0 .. 3 GiB | boot memory, low part |
+//! | 0xD000_0000 | virtio-mmio windows, one page a device slot |
+//! | 0xFEC0_0000 .. | IOAPIC, local APIC, TSS: KVM's own |
+//! | 4 GiB .. 65 GiB | boot memory, high part (what does not fit below 3 GiB) |
+//! | 128 GiB .. | pmem windows, virtio-fs DAX window |
+//! | 256 GiB .. 320 GiB | virtio-mem |
+//!
+//! Everything stays below 2^40, the least physical address width among CPUs that run KVM.
+
+use thaw_protocol::control::DeviceId;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// End of the low part of boot memory: the MMIO hole begins.
+pub const LOW_MEMORY_END: u64 = 3 * GIB;
+/// Start of the high part of boot memory: the MMIO hole ends.
+pub const HIGH_MEMORY_START: u64 = 4 * GIB;
+
+/// First virtio-mmio window.
+pub const MMIO_BASE: u64 = 0xD000_0000;
+/// Bytes of one virtio-mmio window.
+pub const MMIO_WINDOW: u64 = 0x1000;
+
+/// The page the IOAPIC answers at.
+pub const IOAPIC_BASE: u32 = 0xFEC0_0000;
+/// The page the local APICs answer at.
+pub const LAPIC_BASE: u32 = 0xFEE0_0000;
+/// Three pages KVM needs for real mode on Intel (`KVM_SET_TSS_ADDR`).
+pub const TSS_ADDRESS: u64 = 0xFFFB_D000;
+/// One page KVM needs for real-mode paging on Intel (`KVM_SET_IDENTITY_MAP_ADDR`).
+pub const IDENTITY_MAP_ADDRESS: u64 = 0xFFFB_C000;
+
+/// Window of the guest image. Struct pages for a window cost the guest 1/64 of its size, so windows are small.
+pub const PMEM0: Window = Window { start: 128 * GIB, size: 16 * MIB };
+/// Window of image data.
+pub const PMEM1: Window = Window { start: 129 * GIB, size: 128 * MIB };
+/// DAX window of the root virtio-fs device.
+pub const ROOT_DAX: Window = Window { start: 130 * GIB, size: 256 * MIB };
+/// Region virtio-mem may plug.
+pub const VIRTIO_MEM: Window = Window { start: 256 * GIB, size: 64 * GIB };
+
+/// A range of guest-physical addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// First address.
+    pub start: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// KVM memory slots above those of boot memory (0 low, 1 high).
+pub mod memslot {
+    pub const LOW: u32 = 0;
+    pub const HIGH: u32 = 1;
+    pub const PMEM0: u32 = 2;
+    pub const PMEM1: u32 = 3;
+    pub const ROOT_DAX: u32 = 4;
+    pub const VIRTIO_MEM: u32 = 5;
+}
+
+/// First 16550 register port of the console.
+pub const CONSOLE_PORT: u16 = 0x3F8;
+/// Interrupt line of the console.
+pub const CONSOLE_GSI: u32 = 4;
+/// Interrupt line of the first virtio-mmio device; slot n has this plus n.
+pub const FIRST_VIRTIO_GSI: u32 = 5;
+/// Interrupt line of the ACPI generic event device.
+pub const GED_GSI: u32 = 19;
+
+/// The virtio-mmio window of a device; none for the console, which is not virtio.
+pub fn mmio_window(device: DeviceId) -> Option<Window> {
+    match device {
+        DeviceId::Console => None,
+        virtio => Some(Window { start: MMIO_BASE + virtio as u64 * MMIO_WINDOW, size: MMIO_WINDOW }),
+    }
+}
+
+/// The interrupt line of a device.
+pub fn gsi(device: DeviceId) -> u32 {
+    match device {
+        DeviceId::Console => CONSOLE_GSI,
+        virtio => FIRST_VIRTIO_GSI + virtio as u32,
+    }
+}

@@ -1,0 +1,1 @@
+//! One microVM: memory, buses, virtio devices, boot, jail.

@@ -1,0 +1,12 @@
+//! The benchmark harness: every benchmark fills one [`Report`], which writes `target/bench/NAME.json` (the summary),
+//! `NAME.samples.json` (every sample, in the order taken), `NAME.svg` (the picture), and prints itself as a table.
+//!
+//! Ratios are between things measured in turn (A B A B …) within one process's lifetime: on a machine whose speed
+//! drifts, only those mean anything.
+
+pub mod machine;
+pub mod report;
+pub mod svg;
+pub mod table;
+
+pub use report::{Report, Series};

@@ -1,0 +1,158 @@
+//! What a benchmark found: rows of percentiles, ratios of medians, and the samples they were computed from.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// One measured quantity, sample by sample.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    pub name: String,
+    pub unit: String,
+    pub samples: Vec<f64>,
+}
+
+/// The summary of one [`Series`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    pub name: String,
+    pub unit: String,
+    /// Number of samples.
+    pub n: usize,
+    pub p50: f64,
+    pub p95: f64,
+    pub p99: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+/// One benchmark's result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The benchmark: `boot` for `make bench-boot`.
+    #[serde(skip)]
+    pub name: String,
+    pub machine: String,
+    pub commit: String,
+    pub rows: Vec<Row>,
+    pub ratios: BTreeMap<String, f64>,
+    #[serde(skip)]
+    series: Vec<Series>,
+}
+
+impl Report {
+    /// An empty report on this machine and commit.
+    pub fn new(name: &str) -> Report {
+        Report {
+            name: name.into(),
+            machine: crate::machine::describe(),
+            commit: crate::machine::commit(),
+            rows: Vec::new(),
+            ratios: BTreeMap::new(),
+            series: Vec::new(),
+        }
+    }
+
+    /// Adds one sample to the series `name`, which keeps the order in which names were first seen.
+    pub fn sample(&mut self, name: &str, unit: &str, value: f64) {
+        match self.series.iter_mut().find(|s| s.name == name) {
+            Some(series) => series.samples.push(value),
+            None => self.series.push(Series { name: name.into(), unit: unit.into(), samples: vec![value] }),
+        }
+    }
+
+    /// Sets `ratio` to the median of `numerator` over the median of `denominator`, both already sampled.
+    pub fn ratio(&mut self, ratio: &str, numerator: &str, denominator: &str) -> Result<(), String> {
+        let median = |name: &str| {
+            let series = self.series.iter().find(|s| s.name == name);
+            series.map(|s| percentile(&sorted(&s.samples), 50.0)).ok_or(format!("no samples of {name}"))
+        };
+        let value = median(numerator)? / median(denominator)?;
+        self.ratios.insert(ratio.into(), value);
+        Ok(())
+    }
+
+    /// Computes the rows, writes the three files into `directory` and returns the JSON's path.
+    pub fn write(&mut self, directory: &Path) -> std::io::Result<PathBuf> {
+        self.rows = self.series.iter().map(Series::row).collect();
+        std::fs::create_dir_all(directory)?;
+        let json = directory.join(format!("{}.json", self.name));
+        std::fs::write(&json, serde_json::to_string_pretty(self)? + "\n")?;
+        let samples = directory.join(format!("{}.samples.json", self.name));
+        std::fs::write(samples, serde_json::to_string(&self.series)? + "\n")?;
+        std::fs::write(directory.join(format!("{}.svg", self.name)), crate::svg::draw(self))?;
+        Ok(json)
+    }
+
+    /// Reads what [`Report::write`] wrote.
+    pub fn read(path: &Path) -> std::io::Result<Report> {
+        let mut report: Report = serde_json::from_slice(&std::fs::read(path)?)?;
+        report.name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(report)
+    }
+}
+
+impl Series {
+    fn row(&self) -> Row {
+        let sorted = sorted(&self.samples);
+        Row {
+            name: self.name.clone(),
+            unit: self.unit.clone(),
+            n: sorted.len(),
+            p50: percentile(&sorted, 50.0),
+            p95: percentile(&sorted, 95.0),
+            p99: percentile(&sorted, 99.0),
+            min: sorted[0],
+            max: sorted[sorted.len() - 1],
+        }
+    }
+}
+
+fn sorted(samples: &[f64]) -> Vec<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+/// Nearest-rank percentile of a non-empty sorted slice.
+fn percentile(sorted: &[f64], p: f64) -> f64 {
+    let rank = (p / 100.0 * sorted.len() as f64).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_rank() {
+        let v: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!([50.0, 95.0, 99.0].map(|p| percentile(&v, p)), [50.0, 95.0, 99.0]);
+        assert_eq!(percentile(&[7.0], 99.0), 7.0);
+        assert_eq!(percentile(&[1.0, 2.0, 3.0], 50.0), 2.0);
+    }
+
+    #[test]
+    fn a_report_reads_back_and_its_ratio_is_of_medians() {
+        let mut report = Report::new("t");
+        for (a, b) in [(2.0, 1.0), (4.0, 2.0), (100.0, 3.0)] {
+            report.sample("a", "ms", a);
+            report.sample("b", "ms", b);
+        }
+        report.ratio("a_over_b", "a", "b").unwrap();
+        assert!(report.ratio("x", "a", "none").is_err());
+        let dir = tempdir();
+        let path = report.write(&dir).unwrap();
+        let read = Report::read(&path).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(read.ratios["a_over_b"], 2.0);
+        assert_eq!((read.rows[0].n, read.rows[0].max, read.name.as_str()), (3, 100.0, "t"));
+    }
+
+    fn tempdir() -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("thaw-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+}

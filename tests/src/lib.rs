@@ -1,1 +1,0 @@
-//! End-to-end tests and the benchmark harness.

@@ -1,0 +1,67 @@
+# Thaw's commands. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+TARGET  := target/x86_64-unknown-linux-gnu
+BIN     := $(TARGET)/release
+CACHE   := $(or $(THAW_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/thaw)
+KERNEL  := $(CACHE)/kernel/vmlinux-6.1
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+demo: ## run a real image in a microVM and show where the time went
+	@./setup demo
+	@$(MAKE) kernel build
+	@tests/demo
+
+test: unit e2e ## unit tests here, then end-to-end tests (natively, or in the lab)
+
+unit: ## unit, property and tiny-guest tests
+	@./setup test
+	@$(MAKE) build
+	cargo test --release --workspace --exclude thaw-e2e
+
+e2e: ## end-to-end tests on real images; `make e2e TEST=name` runs those whose name matches
+	@./setup test
+	@$(MAKE) kernel build
+	@tests/e2e/run $(TEST)
+
+lint: ## formatting, clippy, dependency licences and advisories
+	cargo fmt --all --check
+	cargo clippy --release --workspace --all-targets -- -D warnings
+
+deny: ## licences, bans and sources of every dependency (cargo-deny is installed when absent)
+	@command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
+	cargo deny --log-level error check bans licenses sources
+
+build: $(BIN)/guest.erofs ## thaw, thawd, thaw-vmm and the guest image
+
+# cargo decides what is out of date; these run every time and do nothing when nothing changed.
+.PHONY: binaries agent
+binaries:
+	@cargo build --release --bins --quiet
+agent:
+	@cargo build --profile guest -p thaw-agent --quiet
+
+$(BIN)/guest.erofs: binaries agent
+	@tests/build-step "guest image" $(BIN)/thaw-guest-image $(TARGET)/guest/thaw-agent $@
+
+kernel: ## the guest kernel, cached outside the tree
+	@./setup kernel
+	@guest-kernel-config/build >/dev/null
+
+bench-boot: ## boot to agent ready, by stage, beside QEMU's microvm
+	@./setup test
+	@$(MAKE) kernel build
+	@tests/bench/run boot
+
+bench-report: ## render the README's tables from target/bench
+	@cargo run --release --quiet -p thaw-bench --bin bench-report
+
+clean: ## remove build products of this tree (the cache stays: $(CACHE))
+	cargo clean
+
+.PHONY: help demo test unit e2e lint deny build kernel bench-boot bench-report clean

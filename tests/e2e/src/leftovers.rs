@@ -1,0 +1,75 @@
+//! A count of everything a sandbox is made of, as the kernel sees it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// What exists now, by kind. Two of these are equal when nothing came or went.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Leftovers {
+    pub processes: BTreeSet<String>,
+    pub interfaces: BTreeSet<String>,
+    pub mounts: BTreeSet<String>,
+    pub cgroups: BTreeSet<String>,
+    pub sockets: BTreeSet<String>,
+    pub files: BTreeSet<String>,
+}
+
+impl Leftovers {
+    /// Looks at this host.
+    pub fn now() -> Leftovers {
+        Leftovers {
+            processes: processes(),
+            interfaces: names("/sys/class/net"),
+            mounts: mounts(),
+            cgroups: cgroups(),
+            sockets: sockets(),
+            files: ["/run/thaw", "/tmp"].iter().flat_map(|d| walk(Path::new(d))).collect(),
+        }
+    }
+}
+
+/// Thaw's processes: any whose command name starts with `thaw`, but for the tests themselves.
+fn processes() -> BTreeSet<String> {
+    names("/proc")
+        .into_iter()
+        .filter(|n| n.bytes().all(|b| b.is_ascii_digit()))
+        .filter_map(|pid| {
+            let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+            comm.starts_with("thaw").then(|| format!("{pid} {}", comm.trim()))
+        })
+        .collect()
+}
+
+fn mounts() -> BTreeSet<String> {
+    // Without the mount ids, which say nothing about what is mounted.
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    text.lines().map(|l| l.splitn(5, ' ').nth(4).unwrap().to_string()).collect()
+}
+
+fn cgroups() -> BTreeSet<String> {
+    walk(Path::new("/sys/fs/cgroup")).into_iter().filter(|p| p.contains("thaw") && Path::new(p).is_dir()).collect()
+}
+
+fn sockets() -> BTreeSet<String> {
+    let text = fs::read_to_string("/proc/net/unix").unwrap();
+    text.lines().filter_map(|l| l.split_whitespace().nth(7)).filter(|p| p.contains("thaw")).map(String::from).collect()
+}
+
+fn names(folder: &str) -> BTreeSet<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Every path below `folder`, itself not included.
+fn walk(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            found.extend(walk(&path));
+        }
+        found.push(path.to_string_lossy().into_owned());
+    }
+    found
+}

@@ -8,8 +8,10 @@ part that exists is complete. See README.md.
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -106,6 +108,42 @@ def script(name: str):
     return make
 
 
+class Monitor:
+    """QEMU's machine protocol (QMP) over a connected socket."""
+
+    def __init__(self, connection: socket.socket):
+        self.lines = connection.makefile("rw")
+        json.loads(self.lines.readline())
+        self.ask("qmp_capabilities")
+
+    def ask(self, command: str, **arguments) -> dict:
+        self.lines.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
+        self.lines.flush()
+        while line := self.lines.readline():
+            reply = json.loads(line)
+            if "error" in reply:
+                raise LabError(f"QEMU refused {command}: {reply['error']['desc']}")
+            if "return" in reply:
+                return reply["return"]
+        raise LabError(f"QEMU ended during {command}")
+
+    def leave_out_shared_memory(self) -> None:
+        """For both ends of a migration: memory that is mapped shared is not part of the stream."""
+        names = ("events", "x-ignore-shared")
+        self.ask("migrate-set-capabilities", capabilities=[{"capability": n, "state": True} for n in names])
+
+    def until_migrated(self) -> None:
+        while line := self.lines.readline():
+            event = json.loads(line)
+            if event.get("event") == "MIGRATION":
+                status = event["data"]["status"]
+                if status == "completed":
+                    return
+                if status == "failed":
+                    raise LabError("QEMU could not move the machine's state")
+        raise LabError("QEMU ended while moving the machine's state")
+
+
 def qemu_part() -> Path:
     return part(f"qemu-{digest(HERE / 'make-qemu')}", "QEMU 10 from backports, about 10 s", script("make-qemu"))
 
@@ -134,7 +172,6 @@ def machine_arguments(ram: Path, private: bool, memory: str) -> list[str]:
         "-machine", "q35,memory-backend=ram,vmport=off,smm=off", "-accel", "tcg,thread=multi", "-cpu", "max",
         "-smp", str(CPUS), "-m", memory,
         "-object", f"memory-backend-file,id=ram,size={memory},mem-path={ram},share={'off' if private else 'on'}",
-        "-global", "migration.x-ignore-shared=on",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
     ]  # fmt: skip
 

@@ -1,0 +1,361 @@
+//! The ready file: a header, one bit per chunk, one digest per chunk.
+//!
+//! The header and the bitmap are mapped shared and touched only as atomics, so a file another process changes under
+//! us, rightly or not, can give wrong answers but no undefined behaviour. Files are never truncated while mapped.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::{BlobError, CHUNK_LOG2};
+
+const MAGIC: [u8; 8] = *b"THAWREDY";
+const VERSION: u32 = 1;
+const HEADER_SIZE: u64 = 4096;
+const HEADER_USED: usize = 128;
+const BOOT_ID: Range<usize> = 32..48;
+const DIGEST_SIZE: u64 = 32;
+
+/// No layer is larger: bounds what a hostile header makes a reader map.
+const MAX_LENGTH: u64 = 1 << 42;
+
+/// Which boot of the host the bits belong to: `/proc/sys/kernel/random/boot_id`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BootId(pub [u8; 16]);
+
+impl BootId {
+    /// No boot: bits under it are never believed.
+    pub const NONE: Self = Self([0; 16]);
+
+    /// This boot's id, or [`BootId::NONE`] where the kernel does not tell.
+    pub fn current() -> Self {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let digits: Vec<u8> = text
+            .chars()
+            .filter_map(|c| c.to_digit(16).map(|d| d as u8))
+            .collect();
+        let mut id = [0; 16];
+        if digits.len() == 32 {
+            for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+                *byte = pair[0] << 4 | pair[1];
+            }
+        }
+        Self(id)
+    }
+}
+
+/// The fixed part of a ready file.
+#[derive(Clone, Debug)]
+pub(super) struct Header {
+    pub chunk_log2: u32,
+    pub length: u64,
+    pub boot: BootId,
+    pub diff_id: [u8; 32],
+    seal: [u8; 32],
+}
+
+fn field<const N: usize>(bytes: &[u8; HEADER_USED], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+impl Header {
+    /// Reads and bounds-checks the header against the file's size.
+    pub fn read(file: &File) -> Result<Self, BlobError> {
+        let size = file.metadata()?.len();
+        if size < HEADER_SIZE {
+            return Err(BlobError::Damaged("shorter than its header"));
+        }
+        let mut bytes = [0; HEADER_USED];
+        file.read_exact_at(&mut bytes, 0)?;
+        if field::<8>(&bytes, 0) != MAGIC {
+            return Err(BlobError::Damaged("it does not start with its magic number"));
+        }
+        let version = u32::from_le_bytes(field(&bytes, 8));
+        if version != VERSION {
+            return Err(BlobError::Version(version));
+        }
+        let header = Self {
+            chunk_log2: u32::from_le_bytes(field(&bytes, 12)),
+            length: u64::from_le_bytes(field(&bytes, 16)),
+            boot: BootId(field(&bytes, BOOT_ID.start)),
+            diff_id: field(&bytes, 48),
+            seal: field(&bytes, 80),
+        };
+        if !(12..=24).contains(&header.chunk_log2) {
+            return Err(BlobError::Damaged("a chunk size out of bounds"));
+        }
+        if header.length > MAX_LENGTH || !header.length.is_multiple_of(super::BLOCK_SIZE) {
+            return Err(BlobError::Damaged("a blob length out of bounds"));
+        }
+        if u64::from_le_bytes(field(&bytes, 24)) != header.chunk_count() {
+            return Err(BlobError::Damaged(
+                "a chunk count that does not fit the blob length",
+            ));
+        }
+        if size < header.digests_at() + header.chunk_count() * DIGEST_SIZE {
+            return Err(BlobError::Damaged("shorter than its digests"));
+        }
+        Ok(header)
+    }
+
+    fn encode(&self) -> [u8; HEADER_USED] {
+        let mut bytes = [0; HEADER_USED];
+        bytes[0..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.chunk_log2.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.chunk_count().to_le_bytes());
+        bytes[BOOT_ID].copy_from_slice(&self.boot.0);
+        bytes[48..80].copy_from_slice(&self.diff_id);
+        bytes[80..112].copy_from_slice(&self.seal);
+        bytes
+    }
+
+    /// BLAKE3 over all that never changes: the header without boot id and seal, and the digest table.
+    fn seal_of(&self, table: &[u8]) -> [u8; 32] {
+        let bytes = self.encode();
+        let mut hasher = blake3::Hasher::new();
+        hasher
+            .update(&bytes[..BOOT_ID.start])
+            .update(&bytes[48..80])
+            .update(table);
+        *hasher.finalize().as_bytes()
+    }
+
+    pub fn chunk_size(&self) -> u64 {
+        1 << self.chunk_log2
+    }
+
+    pub fn chunk_count(&self) -> u64 {
+        self.length.div_ceil(self.chunk_size())
+    }
+
+    /// Bytes of a chunk; the last one ends with the blob.
+    pub fn chunk_range(&self, chunk: u64) -> Range<u64> {
+        let start = chunk << self.chunk_log2;
+        start..(start + self.chunk_size()).min(self.length)
+    }
+
+    /// The chunks that hold `offset..offset + length`, as far as the blob goes.
+    pub fn chunks_of(&self, offset: u64, length: u64) -> Range<u64> {
+        let end = offset.saturating_add(length).min(self.length);
+        if length == 0 || offset >= end {
+            return 0..0;
+        }
+        offset >> self.chunk_log2..end.div_ceil(self.chunk_size())
+    }
+
+    fn digests_at(&self) -> u64 {
+        HEADER_SIZE + self.chunk_count().div_ceil(8).next_multiple_of(4096)
+    }
+}
+
+/// The header and bitmap of a ready file, mapped shared.
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping is only reached as atomics, and is unmapped only when the one owner is dropped.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; shared access is atomic access.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub fn read_only(file: &File, header: &Header) -> io::Result<Self> {
+        Self::new(file, header, ProtFlags::READ)
+    }
+
+    fn new(file: &File, header: &Header, protection: ProtFlags) -> io::Result<Self> {
+        let length = usize::try_from(header.digests_at()).map_err(io::Error::other)?;
+        // SAFETY: a fresh mapping at an address the kernel chooses aliases nothing of ours.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                length,
+                protection,
+                MapFlags::SHARED,
+                file,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
+        Ok(Self { base, length })
+    }
+
+    fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: `length` bytes at `base` stay mapped as long as `self` lives, AtomicU8 has the layout of u8, and every
+        // access goes through this slice, so another process that stores into the file races only with atomics. The
+        // file was at least this long when mapped and is never truncated (module invariant), so no access faults.
+        // A read-only mapping is only loaded from: stores go through `ReadyFile`, which maps for writing.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.length) }
+    }
+
+    fn bit(&self, chunk: u64) -> (Option<&AtomicU8>, u8) {
+        let index = usize::try_from(HEADER_SIZE + chunk / 8).unwrap_or(usize::MAX);
+        (self.bytes().get(index), 1 << (chunk % 8))
+    }
+
+    /// Whether `chunk` is ready. Acquire: the bytes it stands for are visible after.
+    pub fn is_set(&self, chunk: u64) -> bool {
+        let (byte, mask) = self.bit(chunk);
+        byte.is_some_and(|byte| byte.load(Ordering::Acquire) & mask != 0)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: unmaps exactly what `new` mapped; borrows of it end before the owner does.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+/// The ready file as its owner, the node, sees it: it may check chunks and set bits.
+pub struct ReadyFile {
+    file: File,
+    map: Mapping,
+    header: Header,
+}
+
+impl ReadyFile {
+    /// Writes a new ready file and flushes it to the disk: header, digests, and all bits set or none.
+    pub fn create(
+        mut file: File,
+        diff_id: [u8; 32],
+        length: u64,
+        digests: &[[u8; 32]],
+        complete: bool,
+        boot: BootId,
+    ) -> Result<Self, BlobError> {
+        let mut header = Header {
+            chunk_log2: CHUNK_LOG2,
+            length,
+            boot,
+            diff_id,
+            seal: [0; 32],
+        };
+        if digests.len() as u64 != header.chunk_count() {
+            return Err(BlobError::Damaged("a digest is wanted for every chunk"));
+        }
+        header.seal = header.seal_of(digests.as_flattened());
+        let mut bytes = vec![0; header.digests_at() as usize];
+        bytes[..HEADER_USED].copy_from_slice(&header.encode());
+        if complete {
+            for chunk in 0..digests.len() {
+                bytes[HEADER_SIZE as usize + chunk / 8] |= 1 << (chunk % 8);
+            }
+        }
+        file.write_all(&bytes)?;
+        file.write_all(digests.as_flattened())?;
+        file.sync_all()?;
+        Self::map(file, header)
+    }
+
+    /// Opens a ready file for reading and writing, and checks its digests against their seal: a torn one is an error.
+    pub fn open(file: File) -> Result<Self, BlobError> {
+        let header = Header::read(&file)?;
+        let mut table = vec![0; (header.chunk_count() * DIGEST_SIZE) as usize];
+        file.read_exact_at(&mut table, header.digests_at())?;
+        if header.seal_of(&table) != header.seal {
+            return Err(BlobError::Damaged("its digests do not match their seal"));
+        }
+        Self::map(file, header)
+    }
+
+    fn map(file: File, header: Header) -> Result<Self, BlobError> {
+        let map = Mapping::new(&file, &header, ProtFlags::READ | ProtFlags::WRITE)?;
+        Ok(Self { file, map, header })
+    }
+
+    /// Makes the bits mean *this* boot: where they were set under another, a host crash may have lost the bytes, so all
+    /// are cleared and every chunk is compared with its digest before it is served again. Returns whether they were.
+    ///
+    /// Call it before anybody is handed the files, under the layer's lock.
+    pub fn activate(&mut self, boot: BootId) -> Result<bool, BlobError> {
+        if boot != BootId::NONE && self.header.boot == boot {
+            return Ok(false);
+        }
+        let bitmap = HEADER_SIZE as usize..self.header.digests_at() as usize;
+        for byte in self.map.bytes().get(bitmap).unwrap_or_default() {
+            byte.store(0, Ordering::Release);
+        }
+        self.file.write_all_at(&boot.0, BOOT_ID.start as u64)?;
+        self.header.boot = boot;
+        Ok(true)
+    }
+
+    /// The layer's DiffID.
+    pub fn diff_id(&self) -> [u8; 32] {
+        self.header.diff_id
+    }
+
+    /// Bytes of the blob.
+    pub fn length(&self) -> u64 {
+        self.header.length
+    }
+
+    /// Chunks of the blob.
+    pub fn chunk_count(&self) -> u64 {
+        self.header.chunk_count()
+    }
+
+    /// The chunks that hold `offset..offset + length`, as far as the blob goes.
+    pub fn chunks_of(&self, offset: u64, length: u64) -> Range<u64> {
+        self.header.chunks_of(offset, length)
+    }
+
+    /// Bytes of one chunk within the data file.
+    pub fn chunk_range(&self, chunk: u64) -> Range<u64> {
+        self.header.chunk_range(chunk)
+    }
+
+    /// Whether the chunk may be served.
+    pub fn is_ready(&self, chunk: u64) -> bool {
+        self.map.is_set(chunk)
+    }
+
+    /// BLAKE3 of the chunk's bytes.
+    pub fn digest(&self, chunk: u64) -> Result<[u8; 32], BlobError> {
+        if chunk >= self.chunk_count() {
+            return Err(BlobError::Damaged("a chunk beyond the end was asked for"));
+        }
+        let mut digest = [0; 32];
+        self.file
+            .read_exact_at(&mut digest, self.header.digests_at() + chunk * DIGEST_SIZE)?;
+        Ok(digest)
+    }
+
+    /// Says that the chunk's bytes are in the data file and are the right ones. Release: whoever sees the bit sees them.
+    pub fn set_ready(&self, chunk: u64) {
+        debug_assert!(chunk < self.chunk_count());
+        if let (Some(byte), mask) = self.map.bit(chunk) {
+            byte.fetch_or(mask, Ordering::Release);
+        }
+    }
+
+    /// Compares a chunk of `data` with its digest, and sets its bit if they agree. Returns whether it is ready.
+    pub fn verify(&self, data: &File, chunk: u64, buffer: &mut Vec<u8>) -> Result<bool, BlobError> {
+        if self.is_ready(chunk) {
+            return Ok(true);
+        }
+        let range = self.chunk_range(chunk);
+        buffer.resize((range.end - range.start) as usize, 0);
+        match data.read_exact_at(buffer, range.start) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        let agrees = *blake3::hash(buffer).as_bytes() == self.digest(chunk)?;
+        if agrees {
+            self.set_ready(chunk);
+        }
+        Ok(agrees)
+    }
+}

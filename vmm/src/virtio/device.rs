@@ -1,0 +1,126 @@
+//! What a virtio device is to its transport and its event loop.
+//!
+//! All methods are called with the device's lock held, so a device needs no lock of its own. The order is always
+//! `attach* (activate (queue_ready | backend_ready | attach)* reset)*`.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use thaw_protocol::control::Backend;
+use vmm_sys_util::epoll::EventSet;
+
+use super::config::ConfigSpace;
+use super::queue::{DeviceQueue, QueueError};
+use crate::layout::Window;
+use crate::memory::GuestMemory;
+
+/// What the driver set up, handed to the device when it sets `DRIVER_OK`.
+pub struct Activation {
+    /// Guest memory, for addresses in requests.
+    pub memory: GuestMemory,
+    /// Negotiated feature bits.
+    pub features: u64,
+    /// One for each of [`VirtioDevice::queue_sizes`]. One the driver left disabled never yields a chain.
+    pub queues: Vec<DeviceQueue>,
+}
+
+/// A shared memory region (virtio 1.2 §2.10): memory of the device in the guest's address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedMemory {
+    /// `shmid`: what the device type's section of the specification calls the region.
+    pub id: u8,
+    /// Where the guest finds it.
+    pub window: Window,
+}
+
+/// A virtio device. See the module's documentation for the order of calls.
+pub trait VirtioDevice: Send {
+    /// Device type (virtio 1.2 §5), `virtio_bindings::virtio_ids`.
+    fn device_type(&self) -> u32;
+
+    /// Feature bits of the device type. Frozen: they may not depend on the backend. The transport adds
+    /// `VERSION_1`, `RING_INDIRECT_DESC` and `RING_EVENT_IDX`.
+    fn features(&self) -> u64;
+
+    /// Largest size of each queue; powers of two.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// The configuration space. The transport serves the guest's reads from it without the device's lock.
+    fn config(&self) -> Arc<ConfigSpace>;
+
+    /// Shared memory regions, if the device type has any.
+    fn shared_memory(&self) -> &[SharedMemory] {
+        &[]
+    }
+
+    /// True if the device waits for its queues' kicks in threads of its own, started by `activate` and gone (or
+    /// parked, not touching guest memory) when `reset` returns. Otherwise the event loop calls `queue_ready`.
+    fn has_own_threads(&self) -> bool {
+        false
+    }
+
+    /// The driver is ready. Every queue's kick has been signalled once, so buffers made available earlier are found.
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
+
+    /// Back to the state before `activate`, backend kept. When this returns the device touches guest memory no more.
+    fn reset(&mut self);
+
+    /// Gives the device its backend, replacing an earlier one. The guest may be running.
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError>;
+
+    /// Queue `queue` was kicked. An error stops the device with `DEVICE_NEEDS_RESET`.
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError>;
+
+    /// A descriptor the device registered with [`super::event_loop::Registrar`] as `token` is ready. A token that has
+    /// since been removed may still come once. An error stops the device with `DEVICE_NEEDS_RESET`.
+    fn backend_ready(&mut self, _token: u32, _events: EventSet) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// Why a device cannot go on. What the guest asked for cannot be answered; it must reset the device.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A ring or a chain is corrupt.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// A chain has no place for an answer.
+    #[error("request of descriptor {head} has no room for an answer: {what}")]
+    Unanswerable { head: u16, what: &'static str },
+    /// A system call the device cannot do without failed.
+    #[error("{what}: {error}")]
+    System { what: &'static str, error: std::io::Error },
+}
+
+/// Why a backend was refused. The device keeps the one it had.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The device takes another kind of backend.
+    #[error("device takes no such backend: {0}")]
+    WrongKind(&'static str),
+    /// Too few or too many descriptors came beside the request.
+    #[error("backend takes {expected} descriptors, {got} came")]
+    Descriptors { expected: usize, got: usize },
+    /// The descriptor or the specification is not what the device can use.
+    #[error("{0}")]
+    Invalid(String),
+    /// A system call on the backend failed.
+    #[error("{what}: {error}")]
+    System { what: &'static str, error: std::io::Error },
+}
+
+impl AttachError {
+    /// For `map_err`: names the call that failed.
+    pub fn system<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> AttachError {
+        move |error| AttachError::System { what, error: error.into() }
+    }
+}
+
+/// The one descriptor a backend came with.
+pub fn one_descriptor(fds: Vec<OwnedFd>) -> Result<OwnedFd, AttachError> {
+    let got = fds.len();
+    match <[OwnedFd; 1]>::try_from(fds) {
+        Ok([fd]) => Ok(fd),
+        Err(_) => Err(AttachError::Descriptors { expected: 1, got }),
+    }
+}

@@ -1,0 +1,132 @@
+//! A device's one interrupt line, and why it was raised (virtio 1.2 §4.2.2 InterruptStatus, InterruptACK).
+//!
+//! The line is edge-triggered: each signal is one eventfd write. The driver reads the reason, acknowledges it, then
+//! looks; a device sets the reason before it signals, so nothing is lost between.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use vmm_sys_util::eventfd::EventFd;
+
+/// A buffer was used.
+pub const USED_BUFFER: u32 = 1;
+/// The configuration changed, or the device needs a reset.
+pub const CONFIG_CHANGE: u32 = 2;
+
+/// The interrupt of one device, shared by its transport, its queues and its handler.
+#[derive(Debug)]
+pub struct Interrupt {
+    line: EventFd,
+    reasons: AtomicU32,
+    /// The driver is up (`DRIVER_OK`): it may be told of configuration changes.
+    driver_ok: AtomicBool,
+    needs_reset: AtomicBool,
+}
+
+impl Interrupt {
+    /// `line` is the irqfd.
+    pub fn new(line: EventFd) -> Interrupt {
+        Interrupt {
+            line,
+            reasons: AtomicU32::new(0),
+            driver_ok: AtomicBool::new(false),
+            needs_reset: AtomicBool::new(false),
+        }
+    }
+
+    /// The irqfd.
+    pub fn line(&self) -> &EventFd {
+        &self.line
+    }
+
+    /// A buffer was used and the driver wants to know.
+    pub fn used_buffer(&self) {
+        self.raise(USED_BUFFER);
+    }
+
+    /// The configuration changed. Silent before the driver is up: it reads the configuration after that anyway.
+    pub fn config_changed(&self) {
+        if self.driver_ok.load(Ordering::Acquire) {
+            self.raise(CONFIG_CHANGE);
+        }
+    }
+
+    /// The device cannot go on until the driver resets it (`DEVICE_NEEDS_RESET`, §2.1.2).
+    pub fn fail(&self) {
+        if !self.needs_reset.swap(true, Ordering::AcqRel) {
+            self.config_changed();
+        }
+    }
+
+    /// Whether the device has failed since the last reset.
+    pub fn failed(&self) -> bool {
+        self.needs_reset.load(Ordering::Acquire)
+    }
+
+    /// The reasons not yet acknowledged.
+    pub fn reasons(&self) -> u32 {
+        self.reasons.load(Ordering::Acquire)
+    }
+
+    /// The driver has seen `reasons`.
+    pub fn acknowledge(&self, reasons: u32) {
+        self.reasons.fetch_and(!reasons, Ordering::AcqRel);
+    }
+
+    pub(super) fn set_driver_ok(&self, up: bool) {
+        self.driver_ok.store(up, Ordering::Release);
+    }
+
+    pub(super) fn reset(&self) {
+        self.driver_ok.store(false, Ordering::Release);
+        self.needs_reset.store(false, Ordering::Release);
+        self.reasons.store(0, Ordering::Release);
+    }
+
+    fn raise(&self, reason: u32) {
+        self.reasons.fetch_or(reason, Ordering::AcqRel);
+        // An eventfd write fails only when 2^64-2 signals are pending, and then one is pending.
+        let _ = self.line.write(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interrupt() -> Interrupt {
+        Interrupt::new(EventFd::new(libc::EFD_NONBLOCK).unwrap())
+    }
+
+    #[test]
+    fn reasons_add_up_until_acknowledged() {
+        let interrupt = interrupt();
+        interrupt.set_driver_ok(true);
+        interrupt.used_buffer();
+        interrupt.config_changed();
+        assert_eq!(interrupt.reasons(), USED_BUFFER | CONFIG_CHANGE);
+        assert_eq!(interrupt.line().read().unwrap(), 2);
+        interrupt.acknowledge(USED_BUFFER);
+        assert_eq!(interrupt.reasons(), CONFIG_CHANGE);
+    }
+
+    #[test]
+    fn configuration_changes_are_silent_before_the_driver_is_up() {
+        let interrupt = interrupt();
+        interrupt.config_changed();
+        assert_eq!(interrupt.reasons(), 0);
+        assert!(interrupt.line().read().is_err());
+    }
+
+    #[test]
+    fn failing_twice_interrupts_once() {
+        let interrupt = interrupt();
+        interrupt.set_driver_ok(true);
+        interrupt.fail();
+        interrupt.fail();
+        assert!(interrupt.failed());
+        assert_eq!(interrupt.line().read().unwrap(), 1);
+        interrupt.reset();
+        assert!(!interrupt.failed());
+        assert_eq!(interrupt.reasons(), 0);
+    }
+}

@@ -1,0 +1,42 @@
+//! The virtio devices: a frozen inventory of thirteen, on virtio-mmio (DESIGN §5; virtio 1.2).
+//!
+//! A device is *config the guest sees*, *queue handler* and *backend*, and its struct shows the three. Only the backend
+//! comes from outside ([`Inventory::attach`]) and only it may be absent. Nothing a guest can read lives in a thread.
+//!
+//! ```text
+//!  vCPU thread ── mmio_read/write ──> mmio::MmioDevice ── activate/reset ──> device::VirtioDevice
+//!  KVM ── ioeventfd ──> event_loop (one thread; fs has its own) ── queue_ready ──> the same
+//!  device ── Interrupt ── irqfd ──> KVM
+//! ```
+//!
+//! Guests are hostile: every address, length and index they give is checked where it is used. A request that can be
+//! answered with an error is; what cannot be answered (a corrupt ring, a looping chain) stops the device with
+//! `DEVICE_NEEDS_RESET`. Neither panics.
+
+pub mod balloon;
+pub mod blk;
+pub mod config;
+pub mod device;
+pub mod event_loop;
+pub mod fs;
+pub mod guest_io;
+pub mod interrupt;
+pub mod inventory;
+pub mod mem;
+pub mod mmio;
+pub mod net;
+pub mod pmem;
+pub mod queue;
+pub mod rng;
+pub mod vsock;
+pub mod window;
+
+#[cfg(test)]
+mod testing;
+
+pub use config::ConfigSpace;
+pub use device::{Activation, AttachError, DeviceError, SharedMemory, VirtioDevice};
+pub use interrupt::Interrupt;
+pub use inventory::{Inventory, InventoryError};
+pub use queue::{Chain, DeviceQueue, QueueError};
+pub use window::HostWindow;

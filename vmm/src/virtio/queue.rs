@@ -1,0 +1,225 @@
+//! One split virtqueue of an active device: pop a chain, give it back used, interrupt if the driver wants it.
+//!
+//! A [`Chain`] is checked whole before a device sees it: it does not loop, it ends, its readable buffers come before its
+//! writable ones (virtio 1.2 §2.7.4.2), it is not over 2^32 bytes. Where its buffers are is checked when they are used
+//! ([`Chain::readable`], [`Chain::writable`]), so a device can answer a request whose data lies outside memory.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
+use vm_memory::{Address, GuestAddress, GuestMemory as _, VolatileSlice};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::interrupt::Interrupt;
+use crate::memory::GuestMemory;
+
+/// A ring or chain no answer can be given to.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    /// The rings are outside memory, or the available index ran past the queue's size.
+    #[error("queue {queue}: {error}")]
+    Ring { queue: usize, error: virtio_queue::Error },
+    /// The chain loops, is cut short, or mixes readable and writable buffers.
+    #[error("queue {queue}: descriptor chain {head} is malformed")]
+    Chain { queue: usize, head: u16 },
+}
+
+/// A buffer of a chain that is not in guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("buffer at {address:#x}, {length} bytes, is outside guest memory")]
+pub struct OutsideMemory {
+    pub address: u64,
+    pub length: u32,
+}
+
+/// A guest buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    pub address: GuestAddress,
+    pub length: u32,
+}
+
+/// A request: what the driver wrote for the device, then where the device may write.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    head: u16,
+    buffers: Vec<Buffer>,
+    /// Buffers before this are readable, the rest writable.
+    split: usize,
+}
+
+impl Chain {
+    /// The head descriptor's index, which names the chain in the used ring.
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// The buffers the device may only read.
+    pub fn readable_buffers(&self) -> &[Buffer] {
+        &self.buffers[..self.split]
+    }
+
+    /// The buffers the device may only write.
+    pub fn writable_buffers(&self) -> &[Buffer] {
+        &self.buffers[self.split..]
+    }
+
+    /// Bytes the device may read.
+    pub fn readable_len(&self) -> u64 {
+        self.readable_buffers().iter().map(|b| u64::from(b.length)).sum()
+    }
+
+    /// Bytes the device may write.
+    pub fn writable_len(&self) -> u64 {
+        self.writable_buffers().iter().map(|b| u64::from(b.length)).sum()
+    }
+
+    /// The readable bytes as slices of guest memory.
+    pub fn readable<'m>(&self, memory: &'m GuestMemory) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
+        slices(memory, self.readable_buffers())
+    }
+
+    /// The writable bytes as slices of guest memory.
+    pub fn writable<'m>(&self, memory: &'m GuestMemory) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
+        slices(memory, self.writable_buffers())
+    }
+}
+
+fn slices<'m>(memory: &'m GuestMemory, buffers: &[Buffer]) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
+    buffers
+        .iter()
+        .filter(|b| b.length > 0)
+        .map(|b| {
+            memory
+                .get_slice(b.address, b.length as usize)
+                .map_err(|_| OutsideMemory { address: b.address.raw_value(), length: b.length })
+        })
+        .collect()
+}
+
+/// A queue of an active device.
+#[derive(Debug)]
+pub struct DeviceQueue {
+    index: usize,
+    queue: Queue,
+    memory: GuestMemory,
+    interrupt: Arc<Interrupt>,
+    kick: Arc<EventFd>,
+}
+
+impl DeviceQueue {
+    pub fn new(
+        index: usize,
+        queue: Queue,
+        memory: GuestMemory,
+        interrupt: Arc<Interrupt>,
+        kick: Arc<EventFd>,
+    ) -> DeviceQueue {
+        DeviceQueue { index, queue, memory, interrupt, kick }
+    }
+
+    /// Its number in the device.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The eventfd the driver's notifications arrive at.
+    pub fn kick(&self) -> &Arc<EventFd> {
+        &self.kick
+    }
+
+    /// The memory its chains are in.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// The device's interrupt, for [`Interrupt::fail`].
+    pub fn interrupt(&self) -> &Arc<Interrupt> {
+        &self.interrupt
+    }
+
+    /// Indices and addresses: all that a freeze must keep.
+    pub fn state(&self) -> QueueState {
+        self.queue.state()
+    }
+
+    /// The next available chain, if any.
+    pub fn pop(&mut self) -> Result<Option<Chain>, QueueError> {
+        if !self.queue.ready() {
+            return Ok(None);
+        }
+        let queue = self.index;
+        let ring = |error| QueueError::Ring { queue, error };
+        // The iterator's silence means "empty" or "unreadable"; the index tells which.
+        let available = self.queue.avail_idx(&self.memory, Ordering::Acquire).map_err(ring)?;
+        if available.0 == self.queue.next_avail() {
+            return Ok(None);
+        }
+        let chain = self.queue.iter(&self.memory).map_err(ring)?.next();
+        let chain = chain.ok_or(ring(virtio_queue::Error::InvalidAvailRingIndex))?;
+        let head = chain.head_index();
+        collect(head, chain).map(Some).ok_or(QueueError::Chain { queue, head })
+    }
+
+    /// Takes the last popped chain back: it is available again.
+    pub fn unpop(&mut self) {
+        self.queue.go_to_previous_position();
+    }
+
+    /// Gives a chain back, `written` bytes of its writable part filled.
+    pub fn add_used(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
+        let queue = self.index;
+        self.queue.add_used(&self.memory, head, written).map_err(|error| QueueError::Ring { queue, error })
+    }
+
+    /// Interrupts the driver if it wants to know of what was used since the last call.
+    pub fn signal(&mut self) -> Result<(), QueueError> {
+        if !self.queue.ready() {
+            return Ok(());
+        }
+        let queue = self.index;
+        if self.queue.needs_notification(&self.memory).map_err(|error| QueueError::Ring { queue, error })? {
+            self.interrupt.used_buffer();
+        }
+        Ok(())
+    }
+
+    /// Asks for kicks. True if chains became available meanwhile, for which none may come.
+    pub fn enable_kicks(&mut self) -> Result<bool, QueueError> {
+        if !self.queue.ready() {
+            return Ok(false);
+        }
+        let queue = self.index;
+        self.queue.enable_notification(&self.memory).map_err(|error| QueueError::Ring { queue, error })
+    }
+
+    /// Asks for no kicks while the device is looking anyway.
+    pub fn disable_kicks(&mut self) -> Result<(), QueueError> {
+        if !self.queue.ready() {
+            return Ok(());
+        }
+        let queue = self.index;
+        self.queue.disable_notification(&self.memory).map_err(|error| QueueError::Ring { queue, error })
+    }
+}
+
+/// Reads a chain whole; none if it is malformed.
+fn collect(head: u16, chain: impl Iterator<Item = Descriptor>) -> Option<Chain> {
+    let mut buffers = Vec::new();
+    let mut split = None;
+    let mut ended = false;
+    for descriptor in chain {
+        match (descriptor.is_write_only(), split) {
+            (true, None) => split = Some(buffers.len()),
+            (false, Some(_)) => return None,
+            _ => {}
+        }
+        buffers.push(Buffer { address: descriptor.addr(), length: descriptor.len() });
+        // The iterator stops silently at a loop, a bad index or an unreadable table: then the last one has a next.
+        ended = !descriptor.has_next();
+    }
+    let split = split.unwrap_or(buffers.len());
+    ended.then_some(Chain { head, buffers, split })
+}

@@ -10,6 +10,8 @@
 //! Messages are [postcard](https://docs.rs/postcard) encodings of the types here. All decoding is of untrusted bytes:
 //! it returns an error and never panics, and every frame has a size limit.
 
+#[cfg(feature = "agent")]
+pub mod agent;
 pub mod control;
 pub mod handshake;
 pub mod miss;

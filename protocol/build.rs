@@ -1,0 +1,28 @@
+//! Generates the agent's ttrpc API from `proto/`, with a parser in Rust: no protoc on the building machine.
+
+fn main() -> std::io::Result<()> {
+    println!("cargo::rerun-if-changed=proto");
+    println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "agent")]
+    generate()?;
+    Ok(())
+}
+
+#[cfg(feature = "agent")]
+fn generate() -> std::io::Result<()> {
+    use ttrpc_codegen::{Codegen, Customize, ProtobufCustomize};
+
+    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or(std::io::ErrorKind::NotFound)?).join("agent");
+    std::fs::create_dir_all(&out)?;
+    Codegen::new()
+        .out_dir(&out)
+        .inputs(["agent", "csi", "health", "oci", "types"].map(|name| format!("proto/{name}.proto")))
+        .include("proto")
+        .rust_protobuf()
+        .rust_protobuf_customize(ProtobufCustomize::default().lite_runtime(true))
+        .customize(Customize { async_all: true, ..Default::default() })
+        .run()
+        .map_err(std::io::Error::other)?;
+    let modules = ["agent", "agent_ttrpc", "csi", "health", "health_ttrpc", "oci", "types"];
+    std::fs::write(out.join("mod.rs"), modules.map(|name| format!("pub mod {name};\n")).concat())
+}

@@ -1,1 +1,59 @@
 //! The resources a sandbox claims, and how each is made and destroyed.
+//!
+//! | module | resource | what remains if its owner is killed |
+//! |---|---|---|
+//! | [`disk`] | writable layer: a preformatted ext4 in an unlinked file | nothing: the kernel frees it with the last descriptor |
+//! | [`network`] | a network namespace with a tap in it, held by descriptors | nothing, likewise |
+//! | [`cgroup`] | one directory per hierarchy, `/thaw/<id>` | empty directories, found by name by the next start |
+//! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
+//!
+//! Every constructor here is the slow path: correct, and as slow as the kernel makes it.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub mod cgroup;
+pub mod disk;
+pub mod network;
+pub mod process;
+pub mod vmm;
+
+/// Why a resource could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call on a file failed.
+    #[error("cannot {what} {}: {source}", place.display())]
+    Io {
+        what: &'static str,
+        place: PathBuf,
+        source: io::Error,
+    },
+    /// A system call on no file failed.
+    #[error("cannot {what}: {source}")]
+    System { what: &'static str, source: io::Error },
+    /// A program this host lacks.
+    #[error("{program} is not installed; install the package {package}")]
+    ProgramMissing {
+        program: &'static str,
+        package: &'static str,
+    },
+    /// A program ran and failed.
+    #[error("{program} failed ({status}): {message}")]
+    ProgramFailed {
+        program: &'static str,
+        status: std::process::ExitStatus,
+        message: String,
+    },
+    /// thaw-vmm was not found.
+    #[error("thaw-vmm is not at {}; put it beside thaw, or name it in THAW_VMM", looked.display())]
+    VmmMissing { looked: PathBuf },
+}
+
+impl Error {
+    fn io(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> Error {
+        let place = place.to_owned();
+        move |source| Error::Io { what, place, source }
+    }
+}

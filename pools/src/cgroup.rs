@@ -1,0 +1,278 @@
+//! A cgroup for one sandbox: `/thaw/<id>` in the unified hierarchy, or in each of a few v1 hierarchies.
+//!
+//! Not being allowed to make one is not an error but a reason: the sandbox runs in its caller's cgroup. Directories are
+//! named by sandbox, so a later start can find and remove what a killed one left.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The v1 controllers a sandbox is put under, where they are mounted.
+const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// Directory of all sandboxes, under each hierarchy's root.
+const PARENT: &str = "thaw";
+
+/// What this host has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hierarchy {
+    /// cgroup v2, mounted here with the controllers we need.
+    V2 { root: PathBuf, favordynmods: bool },
+    /// cgroup v1: where each controller is mounted.
+    V1 { roots: Vec<PathBuf> },
+    /// Neither.
+    None,
+}
+
+/// Why a sandbox has no cgroup of its own.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no cgroup of its own: {0}")]
+pub struct Unavailable(pub String);
+
+/// One sandbox's cgroup. Dropping it without [`Cgroup::destroy`] leaves the directories.
+#[derive(Debug)]
+pub struct Cgroup {
+    directories: Vec<PathBuf>,
+}
+
+impl Hierarchy {
+    /// Reads what is mounted.
+    pub fn detect() -> Hierarchy {
+        fs::read_to_string("/proc/self/mountinfo").map_or(Hierarchy::None, |text| Hierarchy::parse(&text))
+    }
+
+    /// `/proc/self/mountinfo` (proc(5)): fields before ` - ` are ours, after it the filesystem's.
+    fn parse(mountinfo: &str) -> Hierarchy {
+        let mut v1: Vec<(usize, PathBuf)> = Vec::new();
+        let mut v2 = None;
+        for line in mountinfo.lines() {
+            let Some((ours, theirs)) = line.split_once(" - ") else {
+                continue;
+            };
+            let Some(place) = ours.split(' ').nth(4) else {
+                continue;
+            };
+            let mut theirs = theirs.split(' ');
+            let (kind, options) = (theirs.next().unwrap_or(""), theirs.nth(1).unwrap_or(""));
+            match kind {
+                "cgroup2" => {
+                    v2 = Some((
+                        PathBuf::from(place),
+                        options.split(',').any(|o| o == "favordynmods"),
+                    ))
+                }
+                "cgroup" => {
+                    let ours = options
+                        .split(',')
+                        .filter_map(|o| V1_CONTROLLERS.iter().position(|c| *c == o))
+                        .min();
+                    if let Some(rank) = ours {
+                        v1.push((rank, PathBuf::from(place)));
+                    }
+                }
+                _ => {}
+            }
+        }
+        // In the hybrid set-up v2 is mounted too, but the controllers are in v1.
+        match (v1.is_empty(), v2) {
+            (true, Some((root, favordynmods))) => Hierarchy::V2 { root, favordynmods },
+            (true, None) => Hierarchy::None,
+            (false, _) => {
+                v1.sort();
+                Hierarchy::V1 {
+                    roots: v1.into_iter().map(|(_, place)| place).collect(),
+                }
+            }
+        }
+    }
+
+    fn roots(&self) -> &[PathBuf] {
+        match self {
+            Hierarchy::V2 { root, .. } => std::slice::from_ref(root),
+            Hierarchy::V1 { roots } => roots,
+            Hierarchy::None => &[],
+        }
+    }
+
+    /// Makes the cgroup of sandbox `id`.
+    pub fn make(&self, id: &str) -> Result<Cgroup, Unavailable> {
+        if self.roots().is_empty() {
+            return Err(Unavailable("no cgroup hierarchy is mounted".into()));
+        }
+        let mut made = Cgroup {
+            directories: Vec::new(),
+        };
+        for root in self.roots() {
+            let directory = root.join(PARENT).join(id);
+            if let Err(e) = make_under_parent(&directory) {
+                made.destroy();
+                return Err(Unavailable(format!("cannot create {}: {e}", directory.display())));
+            }
+            made.directories.push(directory);
+        }
+        Ok(made)
+    }
+
+    /// The cgroup a process now dead made for sandbox `id`: whatever directories exist.
+    pub fn adopt(&self, id: &str) -> Cgroup {
+        let directories = self
+            .roots()
+            .iter()
+            .map(|r| r.join(PARENT).join(id))
+            .filter(|d| d.is_dir())
+            .collect();
+        Cgroup { directories }
+    }
+
+    /// The sandboxes that have a directory in any hierarchy.
+    pub fn sandboxes(&self) -> Vec<String> {
+        let mut ids: Vec<String> = self
+            .roots()
+            .iter()
+            .filter_map(|r| fs::read_dir(r.join(PARENT)).ok())
+            .flatten()
+            .filter_map(|e| e.ok())
+            .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+            .filter_map(|e| e.file_name().into_string().ok())
+            .collect();
+        ids.sort();
+        ids.dedup();
+        ids
+    }
+}
+
+/// The parent is removed with its last child, so another may remove it between our two steps.
+fn make_under_parent(directory: &Path) -> io::Result<()> {
+    let mut result = Ok(());
+    for _ in 0..8 {
+        result = fs::create_dir_all(directory);
+        match &result {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            _ => break,
+        }
+    }
+    result
+}
+
+impl Cgroup {
+    /// The directories, one per hierarchy.
+    pub fn directories(&self) -> &[PathBuf] {
+        &self.directories
+    }
+
+    /// Puts a process in.
+    pub fn add(&self, pid: i32) -> io::Result<()> {
+        for directory in &self.directories {
+            fs::write(directory.join("cgroup.procs"), pid.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Removes it. Its processes must have ended; the kernel may take a moment to agree, which is waited for here, off
+    /// anybody's path, for at most a quarter of a second.
+    pub fn destroy(self) {
+        for directory in &self.directories {
+            let mut wait = Duration::from_millis(1);
+            while let Err(e) = fs::remove_dir(directory) {
+                let busy = rustix::io::Errno::from_io_error(&e) == Some(rustix::io::Errno::BUSY);
+                if !busy || wait > Duration::from_millis(128) {
+                    if e.kind() != io::ErrorKind::NotFound {
+                        tracing::warn!("cannot remove {}: {e}", directory.display());
+                    }
+                    break;
+                }
+                std::thread::sleep(wait);
+                wait *= 2;
+            }
+            if let Some(parent) = directory.parent() {
+                // Fails while other sandboxes have theirs in it, as it should.
+                let _ = fs::remove_dir(parent);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:7 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+    const UNIFIED: &str =
+        "26 22 0:23 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate,favordynmods\n";
+
+    #[test]
+    fn hierarchies_are_read_as_mounted() {
+        let roots = vec![
+            "/sys/fs/cgroup/memory".into(),
+            "/sys/fs/cgroup/cpu,cpuacct".into(),
+        ];
+        assert_eq!(Hierarchy::parse(HYBRID), Hierarchy::V1 { roots });
+        let unified = Hierarchy::V2 {
+            root: "/sys/fs/cgroup".into(),
+            favordynmods: true,
+        };
+        assert_eq!(Hierarchy::parse(UNIFIED), unified);
+        assert_eq!(Hierarchy::parse("garbage"), Hierarchy::None);
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_a_reason_and_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (good, file) = (directory.path().join("good"), directory.path().join("file"));
+        fs::create_dir(&good).unwrap();
+        fs::write(&file, b"").unwrap();
+        let hierarchy = Hierarchy::V1 {
+            roots: vec![good.clone(), file],
+        };
+        let Unavailable(reason) = hierarchy.make("x").unwrap_err();
+        assert!(reason.contains("file/thaw/x"), "{reason}");
+        assert_eq!(fs::read_dir(&good).unwrap().count(), 0);
+        assert!(Hierarchy::None.make("x").is_err());
+    }
+
+    #[test]
+    fn made_found_again_and_destroyed() {
+        let root = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy::V2 {
+            root: root.path().into(),
+            favordynmods: false,
+        };
+        let (a, b) = (hierarchy.make("a").unwrap(), hierarchy.make("b").unwrap());
+        assert_eq!(hierarchy.sandboxes(), ["a", "b"]);
+        drop(a);
+        hierarchy.adopt("a").destroy();
+        assert_eq!(hierarchy.sandboxes(), ["b"]);
+        b.destroy();
+        assert_eq!(
+            fs::read_dir(root.path()).unwrap().count(),
+            0,
+            "the parent goes with its last child"
+        );
+    }
+
+    #[test]
+    fn a_real_cgroup_holds_a_process() {
+        let hierarchy = Hierarchy::detect();
+        let id = format!("test-{}", std::process::id());
+        let cgroup = match hierarchy.make(&id) {
+            Ok(cgroup) => cgroup,
+            Err(reason) => return eprintln!("skipped: {reason}"),
+        };
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let added = cgroup.add(child.id() as i32);
+        let seen = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let directories = cgroup.directories().to_vec();
+        cgroup.destroy();
+        added.unwrap();
+        assert!(seen.contains(&format!("/thaw/{id}")), "{seen}");
+        assert!(directories.iter().all(|d| !d.exists()));
+    }
+}

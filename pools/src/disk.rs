@@ -1,0 +1,306 @@
+//! The writable layer: a preformatted ext4 for the guest's `/dev/vda`.
+//!
+//! `mkfs.ext4` runs once per size and its result is kept as a template; each sandbox gets a clone of it (FICLONE where
+//! the filesystem can, else only the template's data extents are copied). Invariant: a clone never has a name, so
+//! whatever kills its owner, nothing is left on the host.
+//!
+//! The template has no journal (the disk dies with its sandbox) and nothing is initialised lazily, so the guest does no
+//! background work for it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
+
+use crate::Error;
+
+/// Changes when the arguments of `mkfs.ext4` below change, so that an old template is not taken for a new one.
+const RECIPE: u32 = 1;
+
+/// A formatted, never mounted filesystem to clone from.
+#[derive(Debug)]
+pub struct DiskTemplate {
+    file: File,
+    directory: PathBuf,
+    size: u64,
+}
+
+/// How a disk came from its template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cloned {
+    /// Extents are shared with the template.
+    Reflink,
+    /// The template's data extents were copied.
+    SparseCopy,
+}
+
+/// One sandbox's disk.
+#[derive(Debug)]
+pub struct Disk {
+    /// A nameless regular file, open for reading and writing.
+    pub file: OwnedFd,
+    /// Bytes, as the guest sees it.
+    pub size: u64,
+    /// How it was made.
+    pub cloned: Cloned,
+}
+
+impl DiskTemplate {
+    /// Opens the template of `size` bytes in `directory`, making both where they are missing. Concurrent callers wait
+    /// for one another; what a killed one left half made is made again.
+    pub fn open_or_make(directory: &Path, size: u64) -> Result<DiskTemplate, Error> {
+        fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+        let path = directory.join(format!("ext4-{RECIPE}-{size}.template"));
+        if let Some(file) = open_existing(&path)? {
+            return Ok(DiskTemplate {
+                file,
+                directory: directory.to_owned(),
+                size,
+            });
+        }
+        let lock = File::open(directory).map_err(Error::io("open", directory))?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)
+            .map_err(|e| Error::io("lock", directory)(e.into()))?;
+        let file = match open_existing(&path)? {
+            Some(made_meanwhile) => made_meanwhile,
+            None => {
+                let partial = path.with_extension("partial");
+                let made = format(&partial, size)
+                    .and_then(|()| fs::rename(&partial, &path).map_err(Error::io("rename", &partial)));
+                if let Err(e) = made {
+                    let _ = fs::remove_file(&partial);
+                    return Err(e);
+                }
+                File::open(&path).map_err(Error::io("open", &path))?
+            }
+        };
+        Ok(DiskTemplate {
+            file,
+            directory: directory.to_owned(),
+            size,
+        })
+    }
+
+    /// Makes one disk.
+    pub fn make(&self) -> Result<Disk, Error> {
+        let file = nameless_file(&self.directory)?;
+        let cloned = match rustix::fs::ioctl_ficlone(&file, &self.file) {
+            Ok(()) => Cloned::Reflink,
+            Err(_) => {
+                copy_sparse(&self.file, &file, self.size)
+                    .map_err(Error::io("copy a disk into", &self.directory))?;
+                Cloned::SparseCopy
+            }
+        };
+        Ok(Disk {
+            file: file.into(),
+            size: self.size,
+            cloned,
+        })
+    }
+}
+
+fn open_existing(path: &Path) -> Result<Option<File>, Error> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io("open", path)(e)),
+    }
+}
+
+fn format(path: &Path, size: u64) -> Result<(), Error> {
+    let file = File::create(path).map_err(Error::io("create", path))?;
+    file.set_len(size).map_err(Error::io("size", path))?;
+    drop(file);
+    let output = Command::new("mkfs.ext4")
+        .env(
+            "PATH",
+            "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin",
+        )
+        .args(["-q", "-F", "-b", "4096", "-m", "0"])
+        .args(["-O", "^has_journal,^resize_inode,sparse_super2"])
+        // The file is all holes, so the inode tables are already zero: say so instead of writing them or leaving it to
+        // the guest's ext4lazyinit thread. Metadata packed together keeps the template to few extents.
+        .args([
+            "-E",
+            "lazy_itable_init=0,assume_storage_prezeroed=1,nodiscard,packed_meta_blocks=1,root_owner=0:0",
+        ])
+        .arg(path)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => Error::ProgramMissing {
+                program: "mkfs.ext4",
+                package: "e2fsprogs",
+            },
+            _ => Error::System {
+                what: "run mkfs.ext4",
+                source: e,
+            },
+        })?;
+    if !output.status.success() {
+        return Err(Error::ProgramFailed {
+            program: "mkfs.ext4",
+            status: output.status,
+            message: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// A file in `directory` that has no name: `O_TMPFILE`, or where the filesystem has not that, a name that is gone
+/// before anything is written.
+fn nameless_file(directory: &Path) -> Result<File, Error> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    if let Ok(fd) = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {
+        return Ok(fd.into());
+    }
+    let path = directory.join(format!(
+        "disk-{}-{:?}.tmp",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(Error::io("create", &path))?;
+    fs::remove_file(&path).map_err(Error::io("unlink", &path))?;
+    Ok(file)
+}
+
+/// Copies the data extents of `from`, leaving its holes holes.
+fn copy_sparse(from: &File, to: &File, size: u64) -> io::Result<()> {
+    to.set_len(size)?;
+    let mut at = 0;
+    while at < size {
+        let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(e) => return Err(e.into()),
+        };
+        let end = rustix::fs::seek(from, SeekFrom::Hole(start))?.min(size);
+        copy_range(from, to, start, end)?;
+        at = end;
+    }
+    Ok(())
+}
+
+fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
+    let (mut read_at, mut write_at) = (start, start);
+    while read_at < end {
+        let left = usize::try_from(end - read_at).unwrap_or(usize::MAX);
+        match rustix::fs::copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), left) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    const SIZE: u64 = 1 << 30;
+
+    fn have_mkfs() -> bool {
+        let have = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"]
+            .iter()
+            .any(|p| Path::new(p).exists());
+        if !have {
+            eprintln!("skipped: mkfs.ext4 is not installed");
+        }
+        have
+    }
+
+    #[test]
+    fn disks_are_sound_separate_and_nameless() {
+        if !have_mkfs() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let template = DiskTemplate::open_or_make(directory.path(), SIZE).unwrap();
+        let (a, b) = (template.make().unwrap(), template.make().unwrap());
+        let (a, b) = (File::from(a.file), File::from(b.file));
+        assert_eq!(a.metadata().unwrap().len(), SIZE);
+        assert_eq!(a.metadata().unwrap().nlink(), 0);
+        assert!(
+            a.metadata().unwrap().blocks() * 512 < 8 << 20,
+            "a disk costs its metadata, not its size"
+        );
+
+        a.write_at(b"only in a", SIZE / 2).unwrap();
+        let mut seen = [1u8; 9];
+        b.read_exact_at(&mut seen, SIZE / 2).unwrap();
+        assert_eq!(seen, [0; 9]);
+
+        let check = Command::new("/usr/sbin/e2fsck")
+            .args([
+                "-f",
+                "-n",
+                &format!(
+                    "/proc/{}/fd/{}",
+                    std::process::id(),
+                    std::os::fd::AsRawFd::as_raw_fd(&b)
+                ),
+            ])
+            .output();
+        if let Ok(check) = check {
+            assert!(
+                check.status.success(),
+                "{}",
+                String::from_utf8_lossy(&check.stdout)
+            );
+        }
+        drop((a, b));
+        let names: Vec<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        assert_eq!(names.len(), 1, "only the template has a name: {names:?}");
+    }
+
+    #[test]
+    fn a_half_made_template_is_made_again() {
+        if !have_mkfs() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(
+            directory.path().join(format!("ext4-{RECIPE}-{SIZE}.partial")),
+            b"torn",
+        )
+        .unwrap();
+        DiskTemplate::open_or_make(directory.path(), SIZE)
+            .unwrap()
+            .make()
+            .unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_sparse_copy_equals_its_source_and_keeps_its_holes() {
+        let directory = tempfile::tempdir().unwrap();
+        let from = nameless_file(directory.path()).unwrap();
+        from.set_len(64 << 20).unwrap();
+        from.write_at(b"first", 0).unwrap();
+        from.write_at(b"middle", 33 << 20).unwrap();
+        let to = nameless_file(directory.path()).unwrap();
+        copy_sparse(&from, &to, 64 << 20).unwrap();
+        let mut bytes = vec![0; 6];
+        to.read_exact_at(&mut bytes, 33 << 20).unwrap();
+        assert_eq!(bytes, b"middle");
+        assert_eq!(to.metadata().unwrap().len(), 64 << 20);
+        assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20);
+    }
+}

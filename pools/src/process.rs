@@ -1,0 +1,100 @@
+//! Which process is meant, across reuse of its number.
+//!
+//! A pid alone names whatever process has it now; a pid with its start time names one process for ever. A record read
+//! back from disk is only acted on through a pidfd whose start time was checked after the pidfd was opened.
+
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
+
+/// One process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessRecord {
+    pub pid: i32,
+    /// Clock ticks since boot (`/proc/PID/stat`, field 22).
+    pub start_time: u64,
+}
+
+impl ProcessRecord {
+    /// The record of the process that has this pid now.
+    pub fn of(pid: i32) -> Option<ProcessRecord> {
+        Some(ProcessRecord {
+            pid,
+            start_time: start_time(pid)?,
+        })
+    }
+
+    /// The calling process.
+    pub fn myself() -> Option<ProcessRecord> {
+        ProcessRecord::of(rustix::process::getpid().as_raw_nonzero().get())
+    }
+
+    /// A pidfd of this very process, if it still lives (a zombie does not).
+    pub fn open(&self) -> Option<OwnedFd> {
+        let pidfd = rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
+        (start_time(self.pid) == Some(self.start_time)).then_some(pidfd)
+    }
+
+    /// Whether it still lives.
+    pub fn lives(&self) -> bool {
+        self.open().is_some()
+    }
+
+    /// Kills it if it still lives, and waits until it is gone. Says whether there was anything to kill.
+    pub fn kill(&self) -> bool {
+        let Some(pidfd) = self.open() else { return false };
+        if rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
+            return false;
+        }
+        await_end(&pidfd);
+        true
+    }
+}
+
+/// Waits until the process of a pidfd has ended, for at most ten seconds (a process stuck in the kernel).
+pub(crate) fn await_end(pidfd: &OwnedFd) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let limit = Timespec {
+        tv_sec: 10,
+        tv_nsec: 0,
+    };
+    while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&limit)) {}
+}
+
+/// proc(5): fields are counted after the last `)`, for the name before it may hold anything.
+fn start_time(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_names_one_process_and_not_its_successor() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let record = ProcessRecord::of(child.id() as i32).unwrap();
+        let other = ProcessRecord {
+            start_time: record.start_time + 1,
+            ..record
+        };
+        assert!(!other.lives());
+        assert!(!other.kill());
+        assert!(record.lives());
+        assert!(record.kill());
+        assert!(!record.lives(), "a zombie is not alive");
+        child.wait().unwrap();
+        assert!(!record.kill());
+    }
+
+    #[test]
+    fn this_process_lives() {
+        assert!(ProcessRecord::myself().unwrap().lives());
+    }
+}

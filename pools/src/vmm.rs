@@ -1,0 +1,301 @@
+//! A `thaw-vmm` process.
+//!
+//! It is given exactly four descriptors: nothing on stdin, a log on stdout and stderr, and its listening control socket
+//! as [`CONTROL_FD`]. Its environment is empty and it leads its own session, so the terminal's Ctrl-C is not its own.
+//! Unless [`VmmProcess::release`]d, it is killed when its owner lets go of it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use thaw_protocol::control::CONTROL_FD;
+
+use crate::Error;
+use crate::process::ProcessRecord;
+
+/// Environment variable that names the binary.
+pub const VMM_VARIABLE: &str = "THAW_VMM";
+
+/// Where the binary is: `$THAW_VMM`, else beside the running program.
+pub fn find() -> Result<PathBuf, Error> {
+    let looked = match std::env::var_os(VMM_VARIABLE) {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let own = std::env::current_exe().map_err(|source| Error::System {
+                what: "find this program",
+                source,
+            })?;
+            own.with_file_name("thaw-vmm")
+        }
+    };
+    match fs::canonicalize(&looked) {
+        Ok(path) if path.is_file() => Ok(path),
+        _ => Err(Error::VmmMissing { looked }),
+    }
+}
+
+/// Makes a socket of `kind` listening at `path`, whose directory must exist. Paths longer than `sun_path` are reached
+/// through `/proc`.
+pub fn listen(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
+    let fail = |e: rustix::io::Errno| Error::io("listen at", path)(e.into());
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).map_err(fail)?;
+    let (address, _directory) = address(path).map_err(fail)?;
+    rustix::net::bind(&socket, &address).map_err(fail)?;
+    rustix::net::listen(&socket, 128).map_err(fail)?;
+    Ok(socket)
+}
+
+/// Connects to a socket of `kind` at `path`.
+pub fn connect(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
+    let fail = |e: rustix::io::Errno| Error::io("connect to", path)(e.into());
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).map_err(fail)?;
+    let (address, _directory) = address(path).map_err(fail)?;
+    rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(fail)?;
+    Ok(socket)
+}
+
+/// The address of a path, and the directory it may go through, which must stay open while the address is used.
+fn address(path: &Path) -> Result<(SocketAddrUnix, Option<OwnedFd>), rustix::io::Errno> {
+    if let Ok(address) = SocketAddrUnix::new(path) {
+        return Ok((address, None));
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(rustix::io::Errno::INVAL);
+    };
+    use rustix::fs::{Mode, OFlags};
+    let directory = rustix::fs::open(
+        parent,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let mut short = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
+    short.extend_from_slice(name.as_bytes());
+    Ok((
+        SocketAddrUnix::new(Path::new(OsStr::from_bytes(&short)))?,
+        Some(directory),
+    ))
+}
+
+/// A running VMM, ours.
+#[derive(Debug)]
+pub struct VmmProcess {
+    child: Child,
+    pidfd: OwnedFd,
+    record: ProcessRecord,
+    kill_on_drop: bool,
+}
+
+/// Starts `program` with `listener` as its control socket and `log` as its stdout and stderr.
+pub fn spawn(program: &Path, listener: &OwnedFd, log: &OwnedFd) -> Result<VmmProcess, Error> {
+    let duplicate = || {
+        log.try_clone()
+            .map(Stdio::from)
+            .map_err(Error::io("duplicate the log of", program))
+    };
+    let control = listener.as_raw_fd();
+    let mut command = Command::new(program);
+    command
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(duplicate()?)
+        .stderr(duplicate()?);
+    for kept in ["RUST_BACKTRACE", "THAW_LOG"] {
+        if let Some(value) = std::env::var_os(kept) {
+            command.env(kept, value);
+        }
+    }
+    // SAFETY: between fork and exec only system calls are made, on descriptors that are open in the child.
+    unsafe { command.pre_exec(move || only_control(control)) };
+    let child = command.spawn().map_err(Error::io("start", program))?;
+    let mut child = Unclaimed(Some(child));
+    let pid = child.0.as_ref().map_or(0, |c| c.id()) as i32;
+    let system = |source: io::Error| Error::System {
+        what: "watch thaw-vmm",
+        source,
+    };
+    // Not reaped yet, so the pid is still its own.
+    let pid_of = Pid::from_raw(pid).ok_or_else(|| system(io::ErrorKind::InvalidInput.into()))?;
+    let pidfd = rustix::process::pidfd_open(pid_of, PidfdFlags::empty()).map_err(|e| system(e.into()))?;
+    let record = ProcessRecord::of(pid).unwrap_or(ProcessRecord { pid, start_time: 0 });
+    match child.0.take() {
+        Some(child) => Ok(VmmProcess {
+            child,
+            pidfd,
+            record,
+            kill_on_drop: true,
+        }),
+        None => Err(system(io::ErrorKind::NotFound.into())),
+    }
+}
+
+/// A child that is killed if we fail to take it into our keeping.
+struct Unclaimed(Option<Child>);
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// In the child: the control socket as [`CONTROL_FD`], everything above it closed at exec, a session of its own.
+fn only_control(control: i32) -> io::Result<()> {
+    // SAFETY: plain system calls with integer arguments; the descriptor `control` is open, inherited from the parent.
+    // dup2 onto itself would leave close-on-exec set, hence the flag is cleared by hand.
+    unsafe {
+        if control != CONTROL_FD && libc::dup2(control, CONTROL_FD) == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        if libc::fcntl(CONTROL_FD, libc::F_SETFD, 0) == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        let above = CONTROL_FD as libc::c_uint + 1;
+        if libc::syscall(
+            libc::SYS_close_range,
+            above,
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        ) == -1
+        {
+            return Err(io::Error::last_os_error());
+        }
+        libc::setsid();
+    }
+    Ok(())
+}
+
+impl VmmProcess {
+    /// Who it is, for a record on disk.
+    pub fn record(&self) -> ProcessRecord {
+        self.record
+    }
+
+    /// Readable once it has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Kills it. No effect once it has ended.
+    pub fn kill(&self) {
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Waits for its end and reaps it.
+    pub fn wait(&mut self) -> io::Result<ExitStatus> {
+        self.child.wait()
+    }
+
+    /// Its status if it has ended.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// From now on it outlives us.
+    pub fn release(&mut self) {
+        self.kill_on_drop = false;
+    }
+}
+
+impl Drop for VmmProcess {
+    fn drop(&mut self) {
+        if self.kill_on_drop {
+            self.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek};
+
+    fn log() -> OwnedFd {
+        rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+    }
+
+    fn script(directory: &Path, text: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let path = directory.join("fake-vmm");
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn it_gets_its_socket_and_no_other_descriptor() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = script(directory.path(), "ls -l /proc/$$/fd; env");
+        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
+        // One that anything careless would inherit.
+        let stray = rustix::fs::memfd_create("stray", rustix::fs::MemfdFlags::empty()).unwrap();
+        let log = log();
+        let mut vmm = spawn(&program, &listener, &log).unwrap();
+        assert!(vmm.wait().unwrap().success());
+        drop(stray);
+        let mut text = String::new();
+        let mut file = fs::File::from(log);
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert!(text.contains(" 3 -> socket:"), "{text}");
+        assert!(text.contains(" 0 -> /dev/null"), "{text}");
+        assert!(!text.contains("stray"), "{text}");
+        assert!(!text.contains("HOME="), "{text}");
+    }
+
+    #[test]
+    fn it_dies_with_its_owner_unless_released() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = script(directory.path(), "exec sleep 60");
+        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
+        let vmm = spawn(&program, &listener, &log()).unwrap();
+        let record = vmm.record();
+        assert!(record.lives());
+        drop(vmm);
+        assert!(!record.lives());
+
+        let mut vmm = spawn(&program, &listener, &log()).unwrap();
+        vmm.release();
+        let record = vmm.record();
+        drop(vmm);
+        assert!(record.lives());
+        assert!(record.kill());
+    }
+
+    #[test]
+    fn sockets_work_at_paths_longer_than_an_address() {
+        let directory = tempfile::tempdir().unwrap();
+        let deep = directory.path().join("d".repeat(120));
+        fs::create_dir(&deep).unwrap();
+        let path = deep.join("control.sock");
+        let listener = listen(&path, SocketType::SEQPACKET).unwrap();
+        let ours = connect(&path, SocketType::SEQPACKET).unwrap();
+        let theirs = rustix::net::accept(&listener).unwrap();
+        thaw_protocol::packet::send(&ours, &5u32, &[]).unwrap();
+        assert_eq!(thaw_protocol::packet::receive::<u32>(&theirs).unwrap().0, 5);
+    }
+
+    #[test]
+    fn a_missing_binary_is_named() {
+        let missing = Error::VmmMissing {
+            looked: "/nowhere/thaw-vmm".into(),
+        };
+        assert!(missing.to_string().contains("/nowhere/thaw-vmm"));
+        let directory = tempfile::tempdir().unwrap();
+        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
+        let error = spawn(Path::new("/nowhere/thaw-vmm"), &listener, &log()).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/thaw-vmm"), "{error}");
+    }
+}

@@ -1,1 +1,57 @@
-//! Typed KVM: a virtual machine, its vCPUs, and their saved state.
+//! Typed KVM: a virtual machine and its vCPUs.
+//!
+//! Invariants: what the host's KVM lacks is found once, in [`Kvm::from_fd`], and named; a [`Vm`] keeps every mapping
+//! it shows to the guest alive for as long as the guest can reach it; nothing here knows a device.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`kvm`] | `/dev/kvm` and its [`Capabilities`] |
+//! | [`vm`] | memory slots, interrupt controllers, irqfds, ioeventfds |
+//! | [`vcpu`] | registers, CPUID, and running until an [`Exit`] |
+//! | [`kick`] | making a running vCPU leave the guest, from another thread |
+//! | [`cpuid`] | what each vCPU says it is |
+//!
+//! Creation order, because it is refused or slower otherwise: memory slots, interrupt controllers, vCPUs, then irqfds
+//! and ioeventfds.
+
+pub mod cpuid;
+pub mod kick;
+pub mod kvm;
+pub mod vcpu;
+pub mod vm;
+
+pub use kick::Kicker;
+pub use kvm::{Capabilities, Kvm};
+pub use kvm_bindings::{CpuId, kvm_regs, kvm_segment, kvm_sregs};
+pub use vcpu::{Exit, Vcpu};
+pub use vm::{Access, Vm};
+pub use vmm_sys_util::eventfd::EventFd;
+
+use std::io;
+
+/// Why KVM could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the descriptor is not /dev/kvm: {0}")]
+    NotKvm(String),
+    #[error("this host's KVM lacks {0}: a newer kernel, or a host with that capability, is needed")]
+    Missing(&'static str),
+    #[error("{call} failed: {source}")]
+    Ioctl { call: &'static str, source: io::Error },
+    #[error("memory slot {slot} (guest address {address:#x}, {size:#x} bytes) is not made of whole pages")]
+    Unaligned { slot: u32, address: u64, size: u64 },
+    #[error("KVM refuses MSR {index:#x} = {value:#x}")]
+    Msr { index: u32, value: u64 },
+}
+
+impl Error {
+    /// Names the failed call.
+    fn ioctl(call: &'static str) -> impl FnOnce(vmm_sys_util::errno::Error) -> Error {
+        move |errno| Error::Ioctl {
+            call,
+            source: errno.into(),
+        }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,130 @@
+//! `/dev/kvm`: is it that, and what can it do.
+
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
+
+use kvm_bindings::{CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES};
+use kvm_ioctls::Cap;
+
+use crate::{Error, Result, Vm};
+
+/// The misc device number of KVM: linux/miscdevice.h, `KVM_MINOR`.
+const KVM_DEVICE: (u32, u32) = (10, 232);
+
+/// What every machine needs of KVM. Each is named in the error when it is missing.
+const REQUIRED: [(Cap, &str); 16] = [
+    (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+    (
+        Cap::DestroyMemoryRegionWorks,
+        "KVM_CAP_DESTROY_MEMORY_REGION_WORKS",
+    ),
+    (Cap::SyncMmu, "KVM_CAP_SYNC_MMU"),
+    (Cap::ReadonlyMem, "KVM_CAP_READONLY_MEM"),
+    (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
+    (Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR"),
+    (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+    (Cap::MpState, "KVM_CAP_MP_STATE"),
+    (Cap::IrqRouting, "KVM_CAP_IRQ_ROUTING"),
+    (Cap::Irqfd, "KVM_CAP_IRQFD"),
+    (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
+    (Cap::Clocksource, "KVM_CAP_CLOCKSOURCE"),
+    (Cap::AdjustClock, "KVM_CAP_ADJUST_CLOCK"),
+    (Cap::TscDeadlineTimer, "KVM_CAP_TSC_DEADLINE_TIMER"),
+    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+];
+
+/// What this host's KVM offers beyond what every machine needs. Probed once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// `KVM_CAP_MAX_VCPUS`: vCPUs one machine can have.
+    pub max_vcpus: usize,
+    /// `KVM_CAP_NR_MEMSLOTS`: memory slots one machine can have.
+    pub memory_slots: usize,
+    /// `KVM_CAP_KVMCLOCK_CTRL`: the guest can be told that it was paused.
+    pub kvmclock_ctrl: bool,
+    /// `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`: a machine can go without the iTLB-multihit mitigation and its kthread.
+    pub disable_nx_huge_pages: bool,
+}
+
+/// An open `/dev/kvm` that has everything a machine needs.
+#[derive(Debug)]
+pub struct Kvm {
+    pub(crate) fd: kvm_ioctls::Kvm,
+    capabilities: Capabilities,
+    supported_cpuid: CpuId,
+}
+
+impl Kvm {
+    /// Takes an open `/dev/kvm` and probes it.
+    ///
+    /// # Errors
+    /// [`Error::NotKvm`] if it is something else, [`Error::Missing`] naming the first capability it lacks.
+    pub fn from_fd(fd: OwnedFd) -> Result<Kvm> {
+        check_device(&fd)?;
+        // SAFETY: `into_raw_fd` gives up the only ownership of an open descriptor, which kvm_ioctls::Kvm takes over.
+        let fd = unsafe { kvm_ioctls::Kvm::from_raw_fd(fd.into_raw_fd()) };
+        let version = fd.get_api_version();
+        if version != KVM_API_VERSION as i32 {
+            return Err(Error::NotKvm(format!(
+                "KVM_GET_API_VERSION answers {version}, not {KVM_API_VERSION}"
+            )));
+        }
+        for (capability, name) in REQUIRED {
+            if !fd.check_extension(capability) {
+                return Err(Error::Missing(name));
+            }
+        }
+        let supported_cpuid = fd
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(Error::ioctl("KVM_GET_SUPPORTED_CPUID"))?;
+        let capabilities = Capabilities {
+            max_vcpus: fd.get_max_vcpus(),
+            memory_slots: fd.get_nr_memslots(),
+            kvmclock_ctrl: fd.check_extension(Cap::KvmclockCtrl),
+            disable_nx_huge_pages: fd
+                .check_extension_raw(kvm_bindings::KVM_CAP_VM_DISABLE_NX_HUGE_PAGES.into())
+                > 0,
+        };
+        Ok(Kvm {
+            fd,
+            capabilities,
+            supported_cpuid,
+        })
+    }
+
+    /// What this KVM offers.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// `KVM_GET_SUPPORTED_CPUID`: the most a vCPU can be; [`crate::cpuid::for_vcpu`] makes one vCPU's from it.
+    pub fn supported_cpuid(&self) -> &CpuId {
+        &self.supported_cpuid
+    }
+
+    /// Makes an empty machine: no memory, no interrupt controller, no vCPU.
+    pub fn create_vm(&self) -> Result<Arc<Vm>> {
+        Vm::new(self).map(Arc::new)
+    }
+}
+
+/// KVM's ioctl numbers mean other things to other drivers: look before asking.
+fn check_device(fd: &OwnedFd) -> Result<()> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `fd` is open and `stat` is writable memory of the size the call fills in.
+    if unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
+        return Err(Error::NotKvm(std::io::Error::last_os_error().to_string()));
+    }
+    // SAFETY: fstat succeeded, so it has filled in all of `stat`.
+    let stat = unsafe { stat.assume_init() };
+    let device = (libc::major(stat.st_rdev), libc::minor(stat.st_rdev));
+    match stat.st_mode & libc::S_IFMT {
+        libc::S_IFCHR if device == KVM_DEVICE => Ok(()),
+        libc::S_IFCHR => Err(Error::NotKvm(format!(
+            "it is character device {}:{}",
+            device.0, device.1
+        ))),
+        _ => Err(Error::NotKvm("it is not a character device".into())),
+    }
+}

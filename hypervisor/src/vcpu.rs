@@ -1,0 +1,166 @@
+//! One vCPU: its registers, and running it until it needs us.
+
+use std::sync::Arc;
+
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_sregs};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use crate::{Error, Kicker, Result, Vm};
+
+/// Why a vCPU left the guest. Data of a read is filled in before the vCPU runs again.
+#[derive(Debug)]
+pub enum Exit<'a> {
+    /// `in`: port, and where the answer goes.
+    PortRead { port: u16, data: &'a mut [u8] },
+    /// `out`; of a `rep outs`, all elements one after the other.
+    PortWrite { port: u16, data: &'a [u8] },
+    /// A load from an address no memory slot has.
+    MmioRead { address: u64, data: &'a mut [u8] },
+    /// A store to an address no memory slot has, or to a read-only slot.
+    MmioWrite { address: u64, data: &'a [u8] },
+    /// A signal or a [`Kicker`], or KVM wants to be entered again.
+    Interrupted,
+    /// Triple fault.
+    Shutdown,
+    /// `hlt` that KVM does not wait out by itself (there is no in-kernel APIC).
+    Halted,
+    /// KVM cannot go on; [`Vcpu::internal_error`] says why.
+    InternalError,
+    /// The processor refused the vCPU's state, with its own reason code.
+    FailedEntry { reason: u64 },
+    /// Guest memory whose backing cannot be had.
+    MemoryFault { address: u64 },
+    /// An exit this machine has no use for.
+    Other(String),
+}
+
+/// One vCPU. Its ioctls are cheapest from the thread that runs it.
+#[derive(Debug)]
+pub struct Vcpu {
+    fd: VcpuFd,
+    kicker: Arc<Kicker>,
+    index: u8,
+    /// A vCPU reaches the machine's memory: it must not outlive the mappings.
+    _vm: Arc<Vm>,
+}
+
+impl Vcpu {
+    pub(crate) fn new(vm: Arc<Vm>, fd: VcpuFd, index: u8) -> Result<Vcpu> {
+        let kicker = Arc::new(Kicker::new(&fd, vm.run_size())?);
+        Ok(Vcpu {
+            fd,
+            kicker,
+            index,
+            _vm: vm,
+        })
+    }
+
+    /// Its number, which is also its APIC id.
+    pub fn index(&self) -> u8 {
+        self.index
+    }
+
+    /// What interrupts it from another thread.
+    pub fn kicker(&self) -> Arc<Kicker> {
+        self.kicker.clone()
+    }
+
+    /// Sets what it says it is. Before it first runs.
+    pub fn set_cpuid(&self, cpuid: &CpuId) -> Result<()> {
+        self.fd.set_cpuid2(cpuid).map_err(Error::ioctl("KVM_SET_CPUID2"))
+    }
+
+    pub fn regs(&self) -> Result<kvm_regs> {
+        self.fd.get_regs().map_err(Error::ioctl("KVM_GET_REGS"))
+    }
+
+    pub fn set_regs(&self, regs: &kvm_regs) -> Result<()> {
+        self.fd.set_regs(regs).map_err(Error::ioctl("KVM_SET_REGS"))
+    }
+
+    pub fn sregs(&self) -> Result<kvm_sregs> {
+        self.fd.get_sregs().map_err(Error::ioctl("KVM_GET_SREGS"))
+    }
+
+    pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<()> {
+        self.fd.set_sregs(sregs).map_err(Error::ioctl("KVM_SET_SREGS"))
+    }
+
+    /// Sets model-specific registers, (index, value).
+    ///
+    /// # Errors
+    /// [`Error::Msr`] naming the first that KVM does not know or whose value it refuses.
+    pub fn set_msrs(&self, msrs: &[(u32, u64)]) -> Result<()> {
+        let entries: Vec<kvm_msr_entry> = msrs
+            .iter()
+            .map(|&(index, data)| kvm_msr_entry {
+                index,
+                data,
+                ..Default::default()
+            })
+            .collect();
+        let list = Msrs::from_entries(&entries).map_err(|_| Error::Missing("room for that many MSRs"))?;
+        let set = self.fd.set_msrs(&list).map_err(Error::ioctl("KVM_SET_MSRS"))?;
+        match msrs.get(set) {
+            None => Ok(()),
+            Some(&(index, value)) => Err(Error::Msr { index, value }),
+        }
+    }
+
+    /// Tells the guest that its host stopped it, so that its soft-lockup watchdog forgives the gap
+    /// (`KVM_KVMCLOCK_CTRL`). Says whether it could: a guest that has not set kvmclock up has no such watchdog yet.
+    pub fn notify_paused(&self) -> bool {
+        self.fd.kvmclock_ctrl().is_ok()
+    }
+
+    /// Enters the guest and comes back with what it needs.
+    pub fn run(&mut self) -> Result<Exit<'_>> {
+        let exit = match self.fd.run() {
+            Ok(exit) => exit,
+            Err(e) => {
+                return match e.errno() {
+                    libc::EINTR => {
+                        self.kicker.clear();
+                        Ok(Exit::Interrupted)
+                    }
+                    // An application processor that just got its INIT or SIPI: KVM wants to be entered again.
+                    libc::EAGAIN => Ok(Exit::Interrupted),
+                    _ => Err(Error::ioctl("KVM_RUN")(e)),
+                };
+            }
+        };
+        Ok(match exit {
+            VcpuExit::IoIn(port, data) => Exit::PortRead { port, data },
+            VcpuExit::IoOut(port, data) => Exit::PortWrite { port, data },
+            VcpuExit::MmioRead(address, data) => Exit::MmioRead { address, data },
+            VcpuExit::MmioWrite(address, data) => Exit::MmioWrite { address, data },
+            VcpuExit::Intr => Exit::Interrupted,
+            VcpuExit::Shutdown => Exit::Shutdown,
+            VcpuExit::Hlt => Exit::Halted,
+            VcpuExit::InternalError => Exit::InternalError,
+            VcpuExit::FailEntry(reason, _cpu) => Exit::FailedEntry { reason },
+            VcpuExit::MemoryFault { gpa, .. } => Exit::MemoryFault { address: gpa },
+            other => Exit::Other(format!("{other:?}")),
+        })
+    }
+
+    /// After [`Exit::InternalError`]: KVM's sub-error (linux/kvm.h, `KVM_INTERNAL_ERROR_*`; 1 is an instruction it
+    /// could not emulate) and up to 15 instruction bytes it was at, when it tells.
+    pub fn internal_error(&mut self) -> (u32, Vec<u8>) {
+        let run = self.fd.get_kvm_run();
+        // SAFETY: the last exit was KVM_EXIT_INTERNAL_ERROR (or the caller gets meaningless numbers: every bit pattern
+        // is valid), so this is the union's live field.
+        let internal = unsafe { run.__bindgen_anon_1.internal };
+        let words = &internal.data[..(internal.ndata as usize).min(internal.data.len())];
+        // data[0] bit 0: instruction bytes follow, first their count (struct emulation_failure).
+        let bytes = match words {
+            [flags, rest @ ..] if flags & 1 != 0 => {
+                let raw: Vec<u8> = rest.iter().flat_map(|word| word.to_le_bytes()).collect();
+                let count = raw.first().copied().unwrap_or(0).min(15) as usize;
+                raw.get(1..1 + count).unwrap_or_default().to_vec()
+            }
+            _ => Vec::new(),
+        };
+        (internal.suberror, bytes)
+    }
+}

@@ -1,0 +1,178 @@
+//! One virtual machine: memory slots, interrupt controllers, and the eventfds KVM signals or listens to.
+//!
+//! Invariant: a memory slot's mapping is owned (shared) by the [`Vm`] until the slot is removed or replaced, so the
+//! guest can never reach host memory that was unmapped and given to something else.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvm_bindings::{
+    KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_READONLY, kvm_enable_cap, kvm_userspace_memory_region,
+};
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::{Error, Kvm, Result, Vcpu};
+
+const PAGE_SIZE: u64 = 4096;
+
+/// What the guest may do with a memory slot. A write to a read-only one exits as MMIO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// One virtual machine. Shared by its vCPUs and devices; every method may be called from any thread.
+#[derive(Debug)]
+pub struct Vm {
+    // Closed before `slots` is dropped: fields drop in order.
+    fd: VmFd,
+    slots: Mutex<BTreeMap<u32, Arc<GuestRegionMmap<()>>>>,
+}
+
+impl Vm {
+    pub(crate) fn new(kvm: &Kvm) -> Result<Vm> {
+        loop {
+            match kvm.fd.create_vm() {
+                Ok(fd) => {
+                    return Ok(Vm {
+                        fd,
+                        slots: Mutex::default(),
+                    });
+                }
+                // Creating a VM starts kernel work that a pending signal interrupts.
+                Err(e) if e.errno() == libc::EINTR => continue,
+                Err(e) => return Err(Error::ioctl("KVM_CREATE_VM")(e)),
+            }
+        }
+    }
+
+    /// Shows `region` to the guest at its own guest address, replacing what the slot held (`KVM_SET_USER_MEMORY_REGION`).
+    ///
+    /// The slot stays tied to the region's host addresses: mapping something else over them (`MAP_FIXED`) later is seen
+    /// by the guest at once, without this slow call.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`] unless address and size are multiples of 4096; [`Error::Ioctl`] when KVM refuses, for one
+    /// when it overlaps another slot.
+    pub fn set_memory(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, access: Access) -> Result<()> {
+        let (address, size) = (region.start_addr().raw_value(), region.len());
+        if !address.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) || size == 0 {
+            return Err(Error::Unaligned { slot, address, size });
+        }
+        let description = kvm_userspace_memory_region {
+            slot,
+            flags: if access == Access::ReadOnly {
+                KVM_MEM_READONLY
+            } else {
+                0
+            },
+            guest_phys_addr: address,
+            memory_size: size,
+            userspace_addr: region.as_ptr() as u64,
+        };
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the host range is the whole of a live mapping, which `slots` keeps alive until the slot is replaced
+        // or removed below, or this Vm (and with it, by `Arc`, every vCPU) is gone. Guest accesses to it are those of
+        // another processor on shared memory, which vm-memory's volatile accessors allow for.
+        unsafe { self.fd.set_user_memory_region(description) }
+            .map_err(Error::ioctl("KVM_SET_USER_MEMORY_REGION"))?;
+        slots.insert(slot, region);
+        Ok(())
+    }
+
+    /// Takes a slot's memory away from the guest and lets go of the mapping.
+    pub fn remove_memory(&self, slot: u32) -> Result<()> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(region) = slots.get(&slot) else {
+            return Ok(());
+        };
+        let description = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: 0,
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: size 0 removes the slot; KVM touches no host memory for it afterwards.
+        unsafe { self.fd.set_user_memory_region(description) }
+            .map_err(Error::ioctl("KVM_SET_USER_MEMORY_REGION"))?;
+        slots.remove(&slot);
+        Ok(())
+    }
+
+    /// Makes the interrupt controllers (local APICs, IOAPIC). After memory, before vCPUs.
+    pub fn create_irqchip(&self) -> Result<()> {
+        self.fd
+            .create_irq_chip()
+            .map_err(Error::ioctl("KVM_CREATE_IRQCHIP"))
+    }
+
+    /// Tells KVM which three pages it may use for real mode on Intel (`KVM_SET_TSS_ADDR`).
+    pub fn set_tss_address(&self, address: u64) -> Result<()> {
+        self.fd
+            .set_tss_address(address as usize)
+            .map_err(Error::ioctl("KVM_SET_TSS_ADDR"))
+    }
+
+    /// Tells KVM which page it may use for real-mode paging on Intel (`KVM_SET_IDENTITY_MAP_ADDR`). Before vCPUs.
+    pub fn set_identity_map_address(&self, address: u64) -> Result<()> {
+        self.fd
+            .set_identity_map_address(address)
+            .map_err(Error::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))
+    }
+
+    /// Goes without the iTLB-multihit mitigation, whose kernel thread costs up to 100 ms a machine before Linux 6.14.
+    /// Before vCPUs. Says whether it could: it takes CAP_SYS_BOOT in the initial user namespace.
+    pub fn disable_nx_huge_pages(&self) -> bool {
+        let capability = kvm_enable_cap {
+            cap: KVM_CAP_VM_DISABLE_NX_HUGE_PAGES,
+            ..Default::default()
+        };
+        self.fd.enable_cap(&capability).is_ok()
+    }
+
+    /// Makes vCPU `index`. After the interrupt controllers.
+    pub fn create_vcpu(self: &Arc<Self>, index: u8) -> Result<Vcpu> {
+        let fd = self
+            .fd
+            .create_vcpu(index.into())
+            .map_err(Error::ioctl("KVM_CREATE_VCPU"))?;
+        Vcpu::new(self.clone(), fd, index)
+    }
+
+    /// From now on, each signal of `event` is an edge on interrupt line `gsi`.
+    pub fn register_irqfd(&self, event: &EventFd, gsi: u32) -> Result<()> {
+        self.fd
+            .register_irqfd(event, gsi)
+            .map_err(Error::ioctl("KVM_IRQFD"))
+    }
+
+    /// From now on, a guest write at MMIO `address` signals `event` instead of exiting: a 32-bit write of exactly
+    /// `datamatch`, or with none, any write.
+    pub fn register_ioevent(&self, event: &EventFd, address: u64, datamatch: Option<u32>) -> Result<()> {
+        let at = IoEventAddress::Mmio(address);
+        match datamatch {
+            Some(value) => self.fd.register_ioevent(event, &at, value),
+            None => self.fd.register_ioevent(event, &at, NoDatamatch),
+        }
+        .map_err(Error::ioctl("KVM_IOEVENTFD"))
+    }
+
+    /// `KVM_GET_VCPU_MMAP_SIZE`, as KVM told at creation.
+    pub(crate) fn run_size(&self) -> usize {
+        self.fd.run_size()
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(e: Error) -> io::Error {
+        match e {
+            Error::Ioctl { source, .. } => source,
+            other => io::Error::other(other),
+        }
+    }
+}

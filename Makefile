@@ -47,7 +47,7 @@ agent:
 	@cargo build --profile guest -p thaw-agent --quiet
 
 $(BIN)/guest.erofs: binaries agent
-	@tests/build-step "guest image" $(BIN)/thaw-guest-image $(TARGET)/guest/thaw-agent $@
+	@$(BIN)/thaw-guest-image $(TARGET)/guest/thaw-agent $@
 
 kernel: ## the guest kernel, cached outside the tree
 	@./setup kernel

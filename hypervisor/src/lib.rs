@@ -14,6 +14,8 @@
 //! Creation order, because it is refused or slower otherwise: memory slots, interrupt controllers, vCPUs, then irqfds
 //! and ioeventfds.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod cpuid;
 pub mod kick;
 pub mod kvm;

@@ -24,6 +24,20 @@ pub struct Activation {
     pub queues: Vec<DeviceQueue>,
 }
 
+impl Activation {
+    /// Whether feature `bit` was negotiated.
+    pub fn negotiated(&self, bit: u32) -> bool {
+        self.features & 1 << bit != 0
+    }
+
+    /// Tells the driver that the configuration changed.
+    pub fn config_changed(&self) {
+        if let Some(queue) = self.queues.first() {
+            queue.interrupt().config_changed();
+        }
+    }
+}
+
 /// A shared memory region (virtio 1.2 §2.10): memory of the device in the guest's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedMemory {

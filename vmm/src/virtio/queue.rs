@@ -85,6 +85,12 @@ impl Chain {
     pub fn writable<'m>(&self, memory: &'m GuestMemory) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
         slices(memory, self.writable_buffers())
     }
+
+    /// The last byte the device may write, where some device types want a status; none if that is nowhere.
+    pub fn last_writable_byte<'m>(&self, memory: &'m GuestMemory) -> Option<VolatileSlice<'m>> {
+        let last = self.writable_buffers().iter().rev().find(|b| b.length > 0)?;
+        memory.get_slice(last.address.checked_add(u64::from(last.length) - 1)?, 1).ok()
+    }
 }
 
 fn slices<'m>(memory: &'m GuestMemory, buffers: &[Buffer]) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
@@ -184,6 +190,33 @@ impl DeviceQueue {
             self.interrupt.used_buffer();
         }
         Ok(())
+    }
+
+    /// Serves what is available, at most a queue's worth so that other devices get their turn, then kicks itself for
+    /// the rest. `serve` answers a chain and says how many bytes it wrote.
+    pub fn serve<E: From<QueueError>>(
+        &mut self,
+        mut serve: impl FnMut(&GuestMemory, &Chain) -> Result<u32, E>,
+    ) -> Result<(), E> {
+        self.disable_kicks()?;
+        for _ in 0..self.queue.size() {
+            match self.pop()? {
+                Some(chain) => {
+                    let written = serve(&self.memory, &chain)?;
+                    self.add_used(chain.head(), written)?;
+                }
+                None if self.enable_kicks()? => {}
+                None => return Ok(self.signal()?),
+            }
+        }
+        self.kick_again();
+        Ok(self.signal()?)
+    }
+
+    /// Has this queue looked at again, after other events had their turn.
+    pub fn kick_again(&self) {
+        // Fails only when a kick is pending.
+        let _ = self.kick.write(1);
     }
 
     /// Asks for kicks. True if chains became available meanwhile, for which none may come.

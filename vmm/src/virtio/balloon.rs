@@ -1,0 +1,144 @@
+//! virtio-balloon (virtio 1.2 §5.5): the guest gives pages back, by free-page reporting and by inflating.
+//!
+//! Reporting is what is used: the guest names pages it has free, and the host may take them until they are touched
+//! again. The size of the balloon is 0, so a driver inflates nothing; a page it gives back nevertheless is taken.
+//! Every page is checked to be guest memory before it is.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use thaw_protocol::control::Backend;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
+use vm_memory::{GuestAddress, GuestMemory as _};
+
+use super::config::ConfigSpace;
+use super::device::{Activation, AttachError, DeviceError, VirtioDevice};
+use super::guest_io;
+use super::queue::Chain;
+use crate::memory::GuestMemory;
+
+/// `VIRTIO_BALLOON_F_DEFLATE_ON_OOM`: the guest may take pages back when it runs out.
+const F_DEFLATE_ON_OOM: u32 = 2;
+/// `VIRTIO_BALLOON_F_PAGE_REPORTING`.
+const F_REPORTING: u32 = 5;
+
+/// Without the statistics and hinting features, reporting is the third queue: Linux numbers those that exist.
+const QUEUE_SIZES: [u16; 3] = [128; 3];
+const INFLATE: usize = 0;
+const DEFLATE: usize = 1;
+const REPORTING: usize = 2;
+
+/// Bytes of a page in the protocol, whatever the guest's are.
+const PAGE: u64 = 4096;
+/// Page numbers looked at in one request; Linux sends at most 256.
+const MAX_PAGES: usize = 4096;
+
+/// The device.
+pub struct Balloon {
+    config: Arc<ConfigSpace>,
+    active: Option<Activation>,
+}
+
+impl Balloon {
+    #[expect(clippy::new_without_default, reason = "a device is made, not defaulted")]
+    pub fn new() -> Balloon {
+        // struct virtio_balloon_config: num_pages, actual (the driver's), free_page_hint_cmd_id, poison_val.
+        Balloon { config: Arc::new(ConfigSpace::with_writable(vec![0; 16], 4..8)), active: None }
+    }
+}
+
+impl VirtioDevice for Balloon {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_BALLOON
+    }
+
+    fn features(&self) -> u64 {
+        1 << F_DEFLATE_ON_OOM | 1 << F_REPORTING
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.config.clone()
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        Err(AttachError::WrongKind("virtio-balloon takes none"))
+    }
+
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        let reporting = active.negotiated(F_REPORTING);
+        let Some(ready) = active.queues.get_mut(queue) else { return Ok(()) };
+        ready.serve(|memory, chain| {
+            match queue {
+                INFLATE => inflate(memory, chain),
+                // Deflated pages come back by being touched.
+                DEFLATE => {}
+                REPORTING if reporting => report(memory, chain),
+                _ => {}
+            }
+            Ok(0)
+        })
+    }
+}
+
+/// The driver gives up the pages whose numbers it lists.
+fn inflate(memory: &GuestMemory, chain: &Chain) {
+    let Ok(list) = chain.readable(memory) else { return };
+    let mut bytes = vec![0; guest_io::total(&list).min(MAX_PAGES * 4)];
+    guest_io::copy_out(&list, 0, &mut bytes);
+    let (numbers, _) = bytes.as_chunks::<4>();
+    for (first, pages) in runs(numbers.iter().map(|n| u32::from_le_bytes(*n))) {
+        discard(memory, u64::from(first) * PAGE, pages * PAGE);
+    }
+}
+
+/// The driver names free pages by the buffers themselves.
+fn report(memory: &GuestMemory, chain: &Chain) {
+    for buffer in chain.writable_buffers() {
+        discard(memory, buffer.address.0, u64::from(buffer.length));
+    }
+}
+
+/// Page numbers as runs of neighbours: first and count.
+fn runs(numbers: impl Iterator<Item = u32>) -> Vec<(u32, u64)> {
+    let mut runs: Vec<(u32, u64)> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some((first, count)) if u64::from(*first) + *count == u64::from(number) => *count += 1,
+            _ => runs.push((number, 1)),
+        }
+    }
+    runs
+}
+
+/// Takes whole pages of guest memory back. Anything else is the guest's mistake and nobody's loss.
+fn discard(memory: &GuestMemory, address: u64, length: u64) {
+    if length == 0 || !address.is_multiple_of(PAGE) || !length.is_multiple_of(PAGE) {
+        return;
+    }
+    match memory.get_slice(GuestAddress(address), length as usize) {
+        Ok(pages) => {
+            if let Err(error) = guest_io::discard(&pages) {
+                tracing::debug!(%error, address, length, "pages kept");
+            }
+        }
+        Err(_) => tracing::debug!(address, length, "guest gave back what is not memory"),
+    }
+}
+
+#[cfg(test)]
+#[path = "balloon_test.rs"]
+mod tests;

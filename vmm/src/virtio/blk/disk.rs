@@ -1,0 +1,122 @@
+//! The file or block device behind a virtio-blk device: reads and writes of whole sectors, within its capacity.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{FallocateFlags, FileType, OFlags, SeekFrom, fallocate, fcntl_getfl, fdatasync, fstat, seek};
+use rustix::io::{Errno, pwrite};
+use vm_memory::VolatileSlice;
+
+use super::SECTOR;
+use super::request::Range;
+use crate::virtio::device::AttachError;
+use crate::virtio::guest_io;
+
+/// Zeros written at once where the file cannot zero by itself.
+const ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
+
+/// An open disk.
+#[derive(Debug)]
+pub struct Disk {
+    file: File,
+    read_only: bool,
+    sectors: u64,
+}
+
+impl Disk {
+    /// Takes a regular file or block device, open for writing unless `read_only`. Its size now is the capacity.
+    pub fn open(fd: OwnedFd, read_only: bool) -> Result<Disk, AttachError> {
+        let stat = fstat(&fd).map_err(AttachError::system("fstat of the disk"))?;
+        if !matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::BlockDevice) {
+            return Err(AttachError::Invalid("a disk is a regular file or a block device".into()));
+        }
+        let flags = fcntl_getfl(&fd).map_err(AttachError::system("fcntl of the disk"))?;
+        let access = flags & OFlags::ACCMODE;
+        if access != OFlags::RDWR && !(read_only && access == OFlags::RDONLY) {
+            return Err(AttachError::Invalid("the disk must be open for reading and, unless read-only, writing".into()));
+        }
+        // The end of a block device is its size too, unlike its st_size.
+        let bytes = seek(&fd, SeekFrom::End(0)).map_err(AttachError::system("size of the disk"))?;
+        Ok(Disk { file: File::from(fd), read_only, sectors: bytes / SECTOR })
+    }
+
+    /// Capacity in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    pub fn read(&self, sector: u64, data: &[VolatileSlice<'_>]) -> io::Result<()> {
+        let at = self.check(sector, guest_io::total(data) as u64)?;
+        guest_io::read_exact_at(self.file.as_fd(), data, at)
+    }
+
+    pub fn write(&self, sector: u64, data: &[VolatileSlice<'_>]) -> io::Result<()> {
+        self.check_writable()?;
+        let at = self.check(sector, guest_io::total(data) as u64)?;
+        guest_io::write_all_at(self.file.as_fd(), data, at)
+    }
+
+    /// All earlier writes are on the medium when this returns.
+    pub fn flush(&self) -> io::Result<()> {
+        if self.read_only { Ok(()) } else { Ok(fdatasync(&self.file)?) }
+    }
+
+    /// Gives the range back to the host. A hint: a file that cannot keeps its content (§5.2.6.2).
+    pub fn discard(&self, range: &Range) -> io::Result<()> {
+        self.check_writable()?;
+        let length = u64::from(range.sectors) * SECTOR;
+        let at = self.check(range.sector, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, length) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    /// Makes the range read as zero.
+    pub fn write_zeroes(&self, range: &Range) -> io::Result<()> {
+        self.check_writable()?;
+        let length = u64::from(range.sectors) * SECTOR;
+        let at = self.check(range.sector, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let how = if range.unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+        match fallocate(&self.file, how | FallocateFlags::KEEP_SIZE, at, length) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill_with_zeroes(at, length),
+            done => Ok(done?),
+        }
+    }
+
+    fn fill_with_zeroes(&self, at: u64, length: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < length {
+            let n = (length - done).min(ZEROES.len() as u64) as usize;
+            match pwrite(&self.file, &ZEROES[..n], at + done) {
+                Ok(n) => done += n as u64,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.read_only { Err(io::ErrorKind::ReadOnlyFilesystem.into()) } else { Ok(()) }
+    }
+
+    /// The byte offset of `sector`, if `length` bytes from there are whole sectors inside the disk.
+    fn check(&self, sector: u64, length: u64) -> io::Result<u64> {
+        let inside = sector.checked_add(length / SECTOR).is_some_and(|end| end <= self.sectors);
+        if !length.is_multiple_of(SECTOR) || !inside {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{length} bytes at sector {sector} of {}", self.sectors),
+            ));
+        }
+        Ok(sector * SECTOR)
+    }
+}

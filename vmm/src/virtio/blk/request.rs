@@ -1,0 +1,123 @@
+//! Parsing a virtio-blk request (virtio 1.2 §5.2.6): header, data, one status byte, in any framing.
+//!
+//! Only a request without a place for its status cannot be answered; all other faults become a [`Status`].
+
+use virtio_bindings::virtio_blk as b;
+use vm_memory::VolatileSlice;
+
+use super::super::guest_io;
+use super::super::queue::Chain;
+use super::{MAX_DISCARD, MAX_RANGES, MAX_ZEROES};
+use crate::memory::GuestMemory;
+
+const HEADER: usize = 16;
+/// `struct virtio_blk_discard_write_zeroes`.
+const RANGE: usize = 16;
+/// Bytes of a `GET_ID` answer.
+const ID: usize = b::VIRTIO_BLK_ID_BYTES as usize;
+/// The `unmap` flag of a range.
+const UNMAP: u32 = 1;
+
+/// What the driver is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    Ok = b::VIRTIO_BLK_S_OK as u8,
+    IoErr = b::VIRTIO_BLK_S_IOERR as u8,
+    Unsupported = b::VIRTIO_BLK_S_UNSUPP as u8,
+}
+
+/// Sectors to discard or zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub sector: u64,
+    pub sectors: u32,
+    /// Zeroing may deallocate.
+    pub unmap: bool,
+}
+
+/// What is asked.
+#[derive(Debug)]
+pub enum Kind<'m> {
+    In { sector: u64, data: Vec<VolatileSlice<'m>> },
+    Out { sector: u64, data: Vec<VolatileSlice<'m>> },
+    Flush,
+    GetId { data: Vec<VolatileSlice<'m>> },
+    Discard(Vec<Range>),
+    WriteZeroes(Vec<Range>),
+}
+
+/// A request: what is asked, or how it is refused, and where the status goes.
+#[derive(Debug)]
+pub struct Request<'m> {
+    pub kind: Result<Kind<'m>, Status>,
+    pub status: VolatileSlice<'m>,
+}
+
+impl<'m> Request<'m> {
+    /// # Errors
+    /// What is missing, when there is nowhere to put a status.
+    pub fn parse(memory: &'m GuestMemory, chain: &Chain) -> Result<Request<'m>, &'static str> {
+        let status = chain.last_writable_byte(memory).ok_or("no writable status byte in guest memory")?;
+        Ok(Request { kind: kind(memory, chain), status })
+    }
+}
+
+fn kind<'m>(memory: &'m GuestMemory, chain: &Chain) -> Result<Kind<'m>, Status> {
+    let from_driver = chain.readable(memory).map_err(|_| Status::IoErr)?;
+    let to_driver = chain.writable(memory).map_err(|_| Status::IoErr)?;
+    let mut header = [0; HEADER];
+    if guest_io::copy_out(&from_driver, 0, &mut header) < HEADER {
+        return Err(Status::IoErr);
+    }
+    let (operation, sector) = (word(&header, 0), long(&header, 8));
+    let out = guest_io::part(&from_driver, HEADER, usize::MAX);
+    let data = guest_io::part(&to_driver, 0, guest_io::total(&to_driver).saturating_sub(1));
+    match operation {
+        b::VIRTIO_BLK_T_IN => Ok(Kind::In { sector, data }),
+        b::VIRTIO_BLK_T_OUT => Ok(Kind::Out { sector, data: out }),
+        b::VIRTIO_BLK_T_FLUSH => Ok(Kind::Flush),
+        b::VIRTIO_BLK_T_GET_ID => Ok(Kind::GetId { data }),
+        b::VIRTIO_BLK_T_DISCARD => Ok(Kind::Discard(ranges(&out, MAX_DISCARD, 0)?)),
+        b::VIRTIO_BLK_T_WRITE_ZEROES => Ok(Kind::WriteZeroes(ranges(&out, MAX_ZEROES, UNMAP)?)),
+        _ => Err(Status::Unsupported),
+    }
+}
+
+/// The ranges of a discard or write-zeroes request, within the limits the configuration states (§5.2.6.2).
+fn ranges(data: &[VolatileSlice<'_>], max_sectors: u32, flags_allowed: u32) -> Result<Vec<Range>, Status> {
+    let length = guest_io::total(data);
+    if length == 0 || !length.is_multiple_of(RANGE) || length / RANGE > MAX_RANGES as usize {
+        return Err(Status::IoErr);
+    }
+    (0..length / RANGE)
+        .map(|i| {
+            let mut raw = [0; RANGE];
+            guest_io::copy_out(data, i * RANGE, &mut raw);
+            let range = Range { sector: long(&raw, 0), sectors: word(&raw, 8), unmap: word(&raw, 12) & UNMAP != 0 };
+            if word(&raw, 12) & !flags_allowed != 0 {
+                Err(Status::Unsupported)
+            } else if range.sectors > max_sectors {
+                Err(Status::IoErr)
+            } else {
+                Ok(range)
+            }
+        })
+        .collect()
+}
+
+/// Writes the answer to `GET_ID`: the serial, zero-padded. Says how many bytes fitted.
+pub fn write_id(serial: &str, data: &[VolatileSlice<'_>]) -> u32 {
+    let mut id = [0; ID];
+    let n = serial.len().min(ID);
+    id[..n].copy_from_slice(&serial.as_bytes()[..n]);
+    guest_io::copy_in(data, 0, &id) as u32
+}
+
+fn word(bytes: &[u8; 16], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn long(bytes: &[u8; 16], at: usize) -> u64 {
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+}

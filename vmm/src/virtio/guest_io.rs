@@ -1,0 +1,231 @@
+//! Input and output straight into guest memory, without a copy through this process's own.
+//!
+//! All `unsafe` of the request path is here: it hands the kernel pointers taken from [`VolatileSlice`]s, which were
+//! bounds-checked when made. The guest may change the bytes meanwhile; nothing here looks at them.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use vm_memory::VolatileSlice;
+
+/// Most slices one system call takes (`IOV_MAX`).
+pub const MAX_SLICES: usize = 1024;
+
+/// Bytes in `slices`.
+pub fn total(slices: &[VolatileSlice<'_>]) -> usize {
+    slices.iter().map(|s| s.len()).sum()
+}
+
+/// The bytes `skip..skip + take` of `slices`, or as many of them as there are.
+pub fn part<'m>(slices: &[VolatileSlice<'m>], mut skip: usize, mut take: usize) -> Vec<VolatileSlice<'m>> {
+    let mut out = Vec::with_capacity(slices.len());
+    for slice in slices {
+        let from = skip.min(slice.len());
+        let n = take.min(slice.len() - from);
+        skip -= from;
+        take -= n;
+        if n > 0
+            && let Ok(piece) = slice.subslice(from, n)
+        {
+            out.push(piece);
+        }
+    }
+    out
+}
+
+/// Copies bytes `skip..` of `slices` to `data`, and says how many there were.
+pub fn copy_out(slices: &[VolatileSlice<'_>], skip: usize, data: &mut [u8]) -> usize {
+    let mut done = 0;
+    for slice in part(slices, skip, data.len()) {
+        done += slice.copy_to(&mut data[done..]);
+    }
+    done
+}
+
+/// Copies `data` over bytes `skip..` of `slices`, and says how many fitted.
+pub fn copy_in(slices: &[VolatileSlice<'_>], skip: usize, data: &[u8]) -> usize {
+    let mut done = 0;
+    for slice in part(slices, skip, data.len()) {
+        let n = slice.len();
+        slice.copy_from(&data[done..done + n]);
+        done += n;
+    }
+    done
+}
+
+/// Fills `slices` from `file` at `offset`. A file that ends before is `UnexpectedEof`.
+pub fn read_exact_at(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>], offset: u64) -> io::Result<()> {
+    transfer(slices, offset, |iov, at| {
+        // SAFETY: `iov` points to `iov.len()` entries, each naming guest memory that stays mapped and writable while
+        // its slice lives; the kernel writes nowhere else.
+        unsafe { libc::preadv(file.as_raw_fd(), iov.as_ptr(), iov.len() as libc::c_int, at) }
+    })
+}
+
+/// Writes all of `slices` to `file` at `offset`.
+pub fn write_all_at(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>], offset: u64) -> io::Result<()> {
+    transfer(slices, offset, |iov, at| {
+        // SAFETY: as for preadv; the kernel only reads the memory named.
+        unsafe { libc::pwritev(file.as_raw_fd(), iov.as_ptr(), iov.len() as libc::c_int, at) }
+    })
+}
+
+fn transfer(
+    slices: &[VolatileSlice<'_>],
+    offset: u64,
+    call: impl Fn(&[libc::iovec], libc::off_t) -> isize,
+) -> io::Result<()> {
+    let length = total(slices);
+    let mut done = 0;
+    while done < length {
+        let rest = part(slices, done, length - done);
+        let iov = iovecs(&rest[..rest.len().min(MAX_SLICES)]);
+        let at = libc::off_t::try_from(offset + done as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
+        match call(&iov, at) {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n if n > 0 => done += n as usize,
+            _ => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    }
+    Ok(())
+}
+
+/// One `readv`: as many bytes as `file` gives now. With a `spill`, bytes that do not fit `slices` go there.
+pub fn read_some(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>], spill: &mut [u8]) -> io::Result<usize> {
+    let mut iov = iovecs(slices);
+    if !spill.is_empty() {
+        iov.push(libc::iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
+    }
+    retry(|| {
+        // SAFETY: as for preadv; the last entry, if any, is `spill`, exclusively borrowed for the call.
+        unsafe { libc::readv(file.as_raw_fd(), iov.as_ptr(), iov.len() as libc::c_int) }
+    })
+}
+
+/// One `writev`: as many bytes as `file` takes now.
+pub fn write_some(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
+    let iov = iovecs(slices);
+    retry(|| {
+        // SAFETY: as for pwritev.
+        unsafe { libc::writev(file.as_raw_fd(), iov.as_ptr(), iov.len() as libc::c_int) }
+    })
+}
+
+/// One `sendmsg` without SIGPIPE: as many bytes as `socket` takes now.
+pub fn send_some(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
+    let mut iov = iovecs(slices);
+    // SAFETY: an all-zero msghdr is a valid empty one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = iov.as_mut_ptr();
+    message.msg_iovlen = iov.len() as _;
+    retry(|| {
+        // SAFETY: as for pwritev; `message` and `iov` outlive the call.
+        unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) }
+    })
+}
+
+fn retry(call: impl Fn() -> isize) -> io::Result<usize> {
+    loop {
+        match call() {
+            n if n >= 0 => return Ok(n as usize),
+            _ => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    }
+}
+
+/// Gives the pages of `slice` back to the host: they read as zero, or as the file mapped there, when next touched.
+/// `slice` must be whole pages.
+pub fn discard(slice: &VolatileSlice<'_>) -> io::Result<()> {
+    let address = slice.ptr_guard_mut().as_ptr();
+    // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping). Dropping its content changes
+    // bytes only the guest and volatile accesses see; no Rust reference points into guest memory.
+    let done = unsafe { libc::madvise(address.cast(), slice.len(), libc::MADV_DONTNEED) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn iovecs(slices: &[VolatileSlice<'_>]) -> Vec<libc::iovec> {
+    slices
+        .iter()
+        .map(|s| libc::iovec { iov_base: s.ptr_guard_mut().as_ptr().cast(), iov_len: s.len() })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+
+    use vm_memory::{GuestAddress, GuestMemory as _};
+
+    use super::*;
+    use crate::memory::GuestMemory;
+
+    fn memory() -> GuestMemory {
+        GuestMemory::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap()
+    }
+
+    fn slices<'m>(memory: &'m GuestMemory, ranges: &[(u64, usize)]) -> Vec<VolatileSlice<'m>> {
+        ranges.iter().map(|(at, n)| memory.get_slice(GuestAddress(*at), *n).unwrap()).collect()
+    }
+
+    #[test]
+    fn parts_cut_across_slices() {
+        let memory = memory();
+        let all = slices(&memory, &[(0, 4), (100, 4), (200, 4)]);
+        assert_eq!(copy_in(&all, 2, &[1, 2, 3, 4, 5, 6]), 6);
+        let mut out = [0; 12];
+        assert_eq!(copy_out(&all, 0, &mut out), 12);
+        assert_eq!(out, [0, 0, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0]);
+        assert_eq!(total(&part(&all, 3, 6)), 6);
+        assert_eq!(total(&part(&all, 11, 6)), 1);
+        assert_eq!(total(&part(&all, 12, 6)), 0);
+        assert_eq!(copy_in(&all, 10, &[9; 8]), 2);
+    }
+
+    #[test]
+    fn files_are_read_and_written_in_more_slices_than_one_call_takes() {
+        let memory = memory();
+        let ranges: Vec<_> = (0..MAX_SLICES as u64 + 10).map(|i| (i * 16, 8)).collect();
+        let all = slices(&memory, &ranges);
+        let content: Vec<u8> = (0..total(&all)).map(|i| (i % 251) as u8).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[0; 5]).unwrap();
+        file.write_all(&content).unwrap();
+        read_exact_at(file.as_fd(), &all, 5).unwrap();
+        let mut seen = vec![0; content.len()];
+        copy_out(&all, 0, &mut seen);
+        assert_eq!(seen, content);
+
+        let copy = tempfile::tempfile().unwrap();
+        write_all_at(copy.as_fd(), &all, 3).unwrap();
+        let mut written = Vec::new();
+        (&copy).read_to_end(&mut written).unwrap();
+        assert_eq!(written[..3], [0; 3]);
+        assert_eq!(written[3..], content);
+    }
+
+    #[test]
+    fn a_file_that_ends_early_is_an_error() {
+        let memory = memory();
+        let file = tempfile::tempfile().unwrap();
+        let error = read_exact_at(file.as_fd(), &slices(&memory, &[(0, 8)]), 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn discarded_pages_read_as_zero() {
+        let memory = memory();
+        let page = slices(&memory, &[(0x1000, 0x1000)]);
+        copy_in(&page, 0, &[7; 0x1000]);
+        discard(&page[0]).unwrap();
+        let mut byte = [9];
+        copy_out(&page, 0, &mut byte);
+        assert_eq!(byte, [0]);
+    }
+}

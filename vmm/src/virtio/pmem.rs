@@ -1,0 +1,121 @@
+//! virtio-pmem (virtio 1.2 §5.19): a file in the guest's address space, its page cache shared by every guest.
+//!
+//! The window's place and size are frozen; the backend is a file mapped privately and read-only over its beginning.
+//! Past the file's end, and with no backend, the window reads as zero. A write of the guest is ignored.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, fstat};
+use thaw_protocol::control::Backend;
+use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
+
+use super::config::ConfigSpace;
+use super::device::{Activation, AttachError, DeviceError, VirtioDevice, one_descriptor};
+use super::guest_io;
+use super::queue::Chain;
+use super::window::HostWindow;
+use crate::memory::GuestMemory;
+
+const QUEUE_SIZES: [u16; 1] = [64];
+const PAGE: u64 = 4096;
+/// `VIRTIO_PMEM_REQ_TYPE_FLUSH`, the only request.
+const FLUSH: u32 = 0;
+/// `ret` of a request that is not understood.
+const FAILED: u32 = u32::MAX;
+
+/// The device.
+pub struct Pmem {
+    config: Arc<ConfigSpace>,
+    active: Option<Activation>,
+    window: HostWindow,
+    /// Bytes of the window the backend's mapping covers.
+    mapped: u64,
+}
+
+impl Pmem {
+    pub fn new(window: HostWindow) -> Pmem {
+        let at = window.window();
+        // struct virtio_pmem_config: start, size.
+        let config = [at.start.to_le_bytes(), at.size.to_le_bytes()].concat();
+        Pmem { config: Arc::new(ConfigSpace::new(config)), active: None, window, mapped: 0 }
+    }
+
+    fn map(&mut self, file: &File) -> Result<(), AttachError> {
+        let stat = fstat(file).map_err(AttachError::system("fstat of the pmem file"))?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0).next_multiple_of(PAGE);
+        let window = self.window.window().size;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(AttachError::Invalid("pmem is backed by a regular file".into()));
+        }
+        if size == 0 || size > window {
+            return Err(AttachError::Invalid(format!("a file of {size} bytes does not fit a window of {window}")));
+        }
+        let invalid = |error: super::window::WindowError| AttachError::Invalid(error.to_string());
+        self.window.map(0, size, file.as_fd(), 0).map_err(invalid)?;
+        if self.mapped > size {
+            self.window.clear(size, self.mapped - size).map_err(invalid)?;
+        }
+        self.mapped = size;
+        Ok(())
+    }
+}
+
+impl VirtioDevice for Pmem {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_PMEM
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.config.clone()
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        let Backend::Pmem = backend else {
+            return Err(AttachError::WrongKind("virtio-pmem takes a file to map"));
+        };
+        self.map(&File::from(one_descriptor(fds)?))
+    }
+
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        match self.active.as_mut().and_then(|active| active.queues.get_mut(queue)) {
+            Some(queue) => queue.serve(answer),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A flush has nothing to do: the mapping is private, nothing the guest did could reach the file.
+fn answer(memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
+    let unanswerable = |what| DeviceError::Unanswerable { head: chain.head(), what };
+    let response = chain.writable(memory).map_err(|_| unanswerable("response outside guest memory"))?;
+    let mut kind = [0; 4];
+    let read = chain.readable(memory).map_or(0, |request| guest_io::copy_out(&request, 0, &mut kind));
+    let ret = if read == kind.len() && u32::from_le_bytes(kind) == FLUSH { 0 } else { FAILED };
+    match guest_io::copy_in(&response, 0, &ret.to_le_bytes()) {
+        4 => Ok(4),
+        _ => Err(unanswerable("response shorter than 4 bytes")),
+    }
+}
+
+#[cfg(test)]
+#[path = "pmem_test.rs"]
+mod tests;

@@ -1,0 +1,90 @@
+//! virtio-rng (virtio 1.2 §5.4): the host's random bytes. It has no configuration and no backend to attach.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use thaw_protocol::control::Backend;
+use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
+
+use super::config::ConfigSpace;
+use super::device::{Activation, AttachError, DeviceError, VirtioDevice};
+use super::guest_io;
+use super::queue::Chain;
+use crate::memory::GuestMemory;
+
+const QUEUE_SIZES: [u16; 1] = [64];
+/// Most bytes one request is given; a driver that wants more asks again.
+const MAX_REQUEST: usize = 4096;
+
+/// The device.
+pub struct Rng {
+    config: Arc<ConfigSpace>,
+    active: Option<Activation>,
+}
+
+impl Rng {
+    #[expect(clippy::new_without_default, reason = "a device is made, not defaulted")]
+    pub fn new() -> Rng {
+        Rng { config: Arc::new(ConfigSpace::new(Vec::new())), active: None }
+    }
+}
+
+impl VirtioDevice for Rng {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_RNG
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.config.clone()
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        Err(AttachError::WrongKind("virtio-rng takes none"))
+    }
+
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        match self.active.as_mut().and_then(|active| active.queues.get_mut(queue)) {
+            Some(queue) => queue.serve(answer),
+            None => Ok(()),
+        }
+    }
+}
+
+fn answer(memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
+    let Ok(buffers) = chain.writable(memory) else {
+        return Ok(0);
+    };
+    let mut random = [0; MAX_REQUEST];
+    let wanted = guest_io::total(&buffers).min(MAX_REQUEST);
+    let mut filled = 0;
+    while filled < wanted {
+        match getrandom(&mut random[filled..wanted], GetRandomFlags::empty()) {
+            Ok(n) => filled += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(DeviceError::System { what: "getrandom", error: e.into() }),
+        }
+    }
+    Ok(guest_io::copy_in(&buffers, 0, &random[..filled]) as u32)
+}
+
+#[cfg(test)]
+#[path = "rng_test.rs"]
+mod tests;

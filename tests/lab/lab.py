@@ -89,6 +89,7 @@ def part(name: str, what: str, make) -> Path:
             raise
         making.rename(path)
         forget_old(kind)
+        say(f"made {what.split(',')[0]} in {time.monotonic() - start:.0f} s")
     return path
 
 

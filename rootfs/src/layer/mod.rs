@@ -1,22 +1,46 @@
-//! Unpacking a layer.
+//! A layer: an uncompressed tar stream, read once, becomes a [`LayerTree`] and the bytes of a data file.
+//!
+//! Invariant: the stream is hostile. Every length in it is bounded by [`Limits`] before memory is taken for it, every
+//! name is checked before it is kept, and no path in the result has `.`, `..` or an empty component.
+//!
+//! Read: ustar, PAX (POSIX.1-2001 with `SCHILY.xattr.`), GNU long names, base-256 numbers, and GNU sparse files in all
+//! four forms. As other runtimes do, a stream that ends between two entries without the end marker is accepted (the
+//! layer's digest decides), global PAX headers are ignored, and AUFS's own `.wh..wh.` entries are left out.
+
 mod data;
+mod error;
+mod header;
+mod path;
+mod pax;
+mod sparse;
+mod stream;
+
+#[cfg(test)]
+mod tests;
 
 use std::io::Read;
 
 pub use data::{DataSink, FileSink};
+pub use error::LayerError;
 
-use crate::tree::LayerTree;
+use crate::tree::{Attributes, Change, LayerEntry, LayerTree, Leaf, Timestamp, Xattr};
+use data::FilePages;
+use header::{Header, TypeFlag};
+use path::Place;
+use pax::Pax;
+use sparse::Fragment;
+use stream::TarStream;
 
 /// How much a layer may hold before it is refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Entries.
     pub entries: u64,
-    /// Bytes of one PAX header or GNU long name.
+    /// Bytes of one PAX header, GNU long name or sparse map.
     pub header_bytes: u64,
-    /// Bytes of all names, link targets and xattrs together.
+    /// Bytes of all names, link targets, xattrs and extent lists together.
     pub tree_bytes: u64,
-    /// Bytes of file data stored.
+    /// Bytes of the data file.
     pub data_bytes: u64,
 }
 
@@ -24,24 +48,388 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             entries: 4 << 20,
-            header_bytes: 1 << 20,
+            header_bytes: 8 << 20,
             tree_bytes: 1 << 30,
             data_bytes: 1 << 40,
         }
     }
 }
 
-/// Why a layer was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum LayerError {
-    #[error("the layer ends in the middle of {what} at byte {offset}: it is truncated, fetch it again")]
-    TruncatedLayer { offset: u64, what: String },
-}
+/// Largest file: 16 TiB, what ext4 and EROFS's 32-bit block numbers reach.
+const MAX_FILE_SIZE: u64 = 1 << 44;
+/// Longest symbolic link target: Linux's PATH_MAX less the final NUL.
+const MAX_SYMLINK: usize = 4095;
+/// Longest extended attribute name and value (Linux's XATTR_NAME_MAX; EROFS counts a value's bytes in 16 bits).
+const MAX_XATTR_NAME: usize = 255;
+const MAX_XATTR_VALUE: usize = u16::MAX as usize;
 
-/// Reads an uncompressed tar stream to its end.
+/// Reads an uncompressed tar stream to its end, padding included. File data goes to `data`, each file on a page of its
+/// own and padded with zeros to a page; pages of zeros are skipped, and where a large enough part of a file is zeros it
+/// is not in the data file at all but a gap between two extents.
 ///
 /// # Errors
-/// See [`LayerError`].
-pub fn unpack(_tar: impl Read, _data: &mut impl DataSink, _limits: &Limits) -> Result<LayerTree, LayerError> {
-    unimplemented!()
+/// See [`LayerError`]: the stream is truncated, malformed or unsafe, a limit is passed, or `data` cannot be written.
+pub fn unpack(tar: impl Read, data: &mut impl DataSink, limits: &Limits) -> Result<LayerTree, LayerError> {
+    let mut unpacker = Unpacker {
+        stream: TarStream::new(tar),
+        data,
+        limits,
+        data_length: 0,
+        tree_bytes: 0,
+        entries: Vec::new(),
+    };
+    while unpacker.next_entry()? {}
+    unpacker.stream.drain(limits.data_bytes)?;
+    Ok(LayerTree {
+        entries: unpacker.entries,
+        data_length: unpacker.data_length,
+    })
+}
+
+struct Unpacker<'a, R, D> {
+    stream: TarStream<R>,
+    data: &'a mut D,
+    limits: &'a Limits,
+    data_length: u64,
+    tree_bytes: u64,
+    entries: Vec<LayerEntry>,
+}
+
+/// One entry with its extension headers applied.
+struct Described {
+    offset: u64,
+    header: Header,
+    pax: Pax,
+    name: Vec<u8>,
+    link: Vec<u8>,
+}
+
+impl Described {
+    fn bad(&self, why: &'static str) -> LayerError {
+        LayerError::bad_header(self.offset, &self.name, why)
+    }
+}
+
+impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
+    /// Reads one entry with the extension headers before it. False at the end of the archive.
+    fn next_entry(&mut self) -> Result<bool, LayerError> {
+        let Some(entry) = self.describe()? else {
+            return Ok(false);
+        };
+        if self.entries.len() as u64 >= self.limits.entries {
+            return Err(LayerError::limit(entry.offset, "entries", self.limits.entries));
+        }
+        let Some(place) =
+            Place::of(&entry.name).map_err(|flaw| flaw.into_error(entry.offset, &entry.name))?
+        else {
+            self.skip_content(&entry)?;
+            return Ok(true);
+        };
+        let (path, change) = match place {
+            Place::Whiteout(path) => (path, self.skip_content(&entry).map(|()| Change::Whiteout)?),
+            Place::Opaque(path) => (path, self.skip_content(&entry).map(|()| Change::Opaque)?),
+            Place::Path(path) => {
+                let change = self.change(&entry)?;
+                if path.is_empty() && !matches!(change, Change::Directory(_)) {
+                    return Err(entry.bad("the root is not a directory"));
+                }
+                (path, change)
+            }
+        };
+        self.account(&entry, &path, &change)?;
+        self.entries.push(LayerEntry { path, change });
+        Ok(true)
+    }
+
+    /// Reads headers until one that describes a file. None at the end of the archive.
+    fn describe(&mut self) -> Result<Option<Described>, LayerError> {
+        let mut pax = Pax::default();
+        let mut long_name = None;
+        let mut long_link = None;
+        loop {
+            let offset = self.stream.offset();
+            let Some(block) = self.stream.header_block()? else {
+                if pax.is_empty() && long_name.is_none() && long_link.is_none() {
+                    return Ok(None);
+                }
+                return Err(LayerError::truncated(
+                    offset,
+                    "an extension header without its entry",
+                ));
+            };
+            let header = Header::parse(block, offset)?;
+            match header.type_flag {
+                TypeFlag::PaxHeader => {
+                    let records = self.extension(&header, offset, "a PAX header")?;
+                    pax = Pax::parse(&records)
+                        .map_err(|why| LayerError::bad_header(offset, &header.name, why))?;
+                }
+                TypeFlag::PaxGlobal => drop(self.extension(&header, offset, "a global PAX header")?),
+                TypeFlag::GnuLongName => {
+                    long_name = Some(until_nul(self.extension(&header, offset, "a long name")?));
+                }
+                TypeFlag::GnuLongLink => {
+                    long_link = Some(until_nul(self.extension(&header, offset, "a long link name")?));
+                }
+                _ => {
+                    let name = pax.sparse_name().or(pax.path()).map(<[u8]>::to_vec);
+                    let link = pax.link_path().map(<[u8]>::to_vec);
+                    return Ok(Some(Described {
+                        offset,
+                        name: name.or(long_name).unwrap_or_else(|| header.name.clone()),
+                        link: link.or(long_link).unwrap_or_else(|| header.link.clone()),
+                        header,
+                        pax,
+                    }));
+                }
+            }
+        }
+    }
+
+    /// The content of an extension header.
+    fn extension(&mut self, header: &Header, offset: u64, what: &'static str) -> Result<Vec<u8>, LayerError> {
+        if header.size > self.limits.header_bytes {
+            return Err(LayerError::limit(
+                offset,
+                "bytes of one extension header",
+                self.limits.header_bytes,
+            ));
+        }
+        // Grown as it arrives: a header may promise what never comes.
+        let mut content = Vec::new();
+        self.stream.content(header.size, what, |bytes| {
+            content.extend_from_slice(bytes);
+            Ok(())
+        })?;
+        Ok(content)
+    }
+
+    /// What the entry says about its path; its content is read.
+    fn change(&mut self, entry: &Described) -> Result<Change, LayerError> {
+        let attributes = attributes(entry)?;
+        let device = || (entry.header.device_major, entry.header.device_minor);
+        let leaf = match entry.header.type_flag {
+            // Before ustar, a directory was a file whose name ends in a slash.
+            TypeFlag::Regular if entry.name.ends_with(b"/") => {
+                self.skip_content(entry)?;
+                return Ok(Change::Directory(attributes));
+            }
+            TypeFlag::Regular | TypeFlag::GnuSparse => self.file(entry)?,
+            TypeFlag::Directory => return Ok(Change::Directory(attributes)),
+            TypeFlag::HardLink => return hard_link(entry),
+            TypeFlag::Symlink => match entry.link.len() {
+                1..=MAX_SYMLINK if !entry.link.contains(&0) => Leaf::Symlink {
+                    target: entry.link.clone(),
+                },
+                _ => {
+                    return Err(
+                        entry.bad("a symbolic link's target must have 1 to 4095 bytes, none of them NUL")
+                    );
+                }
+            },
+            TypeFlag::CharDevice | TypeFlag::BlockDevice => {
+                let (major, minor) = device();
+                // Linux has 12 bits of major and 20 of minor number.
+                if major >= 1 << 12 || minor >= 1 << 20 {
+                    return Err(entry.bad("the device number is beyond Linux's 12 and 20 bits"));
+                }
+                if entry.header.type_flag == TypeFlag::CharDevice {
+                    Leaf::CharDevice { major, minor }
+                } else {
+                    Leaf::BlockDevice { major, minor }
+                }
+            }
+            TypeFlag::Fifo => Leaf::Fifo,
+            TypeFlag::Other(type_flag) => {
+                return Err(LayerError::unsupported(entry.offset, &entry.name, type_flag));
+            }
+            TypeFlag::PaxHeader | TypeFlag::PaxGlobal | TypeFlag::GnuLongName | TypeFlag::GnuLongLink => {
+                return Err(entry.bad("an extension header stands where an entry must"));
+            }
+        };
+        Ok(Change::Leaf(attributes, leaf))
+    }
+
+    /// Moves a file's content to the data file.
+    fn file(&mut self, entry: &Described) -> Result<Leaf, LayerError> {
+        let stored = stored_size(entry)?;
+        let mut map_bytes = 0;
+        let (size, fragments) = if entry.header.type_flag == TypeFlag::GnuSparse {
+            let map = self.gnu_sparse_map(entry)?;
+            (entry.header.real_size, map)
+        } else if let Some(map) = entry.pax.sparse().map_err(|why| entry.bad(why))? {
+            let fragments = match map.fragments {
+                Some(fragments) => fragments,
+                None => {
+                    let limit = self.limits.header_bytes.min(stored);
+                    let (fragments, bytes) =
+                        sparse::read_map(&mut self.stream, limit, entry.offset, &entry.name)?;
+                    map_bytes = bytes;
+                    fragments
+                }
+            };
+            (map.size, fragments)
+        } else {
+            (
+                stored,
+                vec![Fragment {
+                    offset: 0,
+                    length: stored,
+                }],
+            )
+        };
+        if size > MAX_FILE_SIZE {
+            return Err(LayerError::limit(
+                entry.offset,
+                "bytes of one file",
+                MAX_FILE_SIZE,
+            ));
+        }
+        sparse::check(&fragments, size, stored - map_bytes).map_err(|why| entry.bad(why))?;
+
+        let mut pages = FilePages::new(self.data, self.data_length, size, self.limits.data_bytes);
+        for fragment in &fragments {
+            pages
+                .zeros_until(fragment.offset)
+                .map_err(|error| error.at(entry.offset))?;
+            self.stream.bytes(fragment.length, "a file", |bytes| {
+                pages.write(bytes).map_err(|error| error.at(entry.offset))
+            })?;
+        }
+        self.stream.padding("a file")?;
+        let (extents, end) = pages.finish().map_err(|error| error.at(entry.offset))?;
+        self.data_length = end;
+        Ok(Leaf::File { size, extents })
+    }
+
+    /// The map of an old GNU sparse file: four fragments in the header, the others in blocks after it.
+    fn gnu_sparse_map(&mut self, entry: &Described) -> Result<Vec<Fragment>, LayerError> {
+        let mut fragments = entry.header.sparse.clone();
+        let mut more = entry.header.sparse_continues;
+        while more {
+            if fragments.len() as u64 * 24 > self.limits.header_bytes {
+                return Err(LayerError::limit(
+                    entry.offset,
+                    "bytes of one sparse map",
+                    self.limits.header_bytes,
+                ));
+            }
+            let block = self.stream.block("a sparse map")?;
+            more = header::sparse_block(&block, &mut fragments).map_err(|why| entry.bad(why))?;
+        }
+        Ok(fragments)
+    }
+
+    /// Passes over the content of an entry that is not kept.
+    fn skip_content(&mut self, entry: &Described) -> Result<(), LayerError> {
+        if entry.header.type_flag == TypeFlag::GnuSparse {
+            self.gnu_sparse_map(entry)?;
+        }
+        if entry.header.type_flag.has_content() {
+            let size = stored_size(entry)?;
+            self.stream.content(size, "an entry", |_| Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Counts what the entry keeps in memory.
+    fn account(&mut self, entry: &Described, path: &[u8], change: &Change) -> Result<(), LayerError> {
+        let xattr_bytes = |attributes: &Attributes| -> usize {
+            attributes
+                .xattrs
+                .iter()
+                .map(|xattr| 48 + xattr.name.len() + xattr.value.len())
+                .sum()
+        };
+        let kept = match change {
+            Change::Directory(attributes) => xattr_bytes(attributes),
+            Change::Leaf(attributes, leaf) => {
+                xattr_bytes(attributes)
+                    + match leaf {
+                        Leaf::File { extents, .. } => size_of_val(extents.as_slice()),
+                        Leaf::Symlink { target } => target.len(),
+                        _ => 0,
+                    }
+            }
+            Change::HardLink { target } => target.len(),
+            Change::Whiteout | Change::Opaque => 0,
+        };
+        self.tree_bytes += (path.len() + kept) as u64;
+        if self.tree_bytes > self.limits.tree_bytes {
+            return Err(LayerError::limit(
+                entry.offset,
+                "bytes of names, links, xattrs and extents",
+                self.limits.tree_bytes,
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of content that follow the header.
+fn stored_size(entry: &Described) -> Result<u64, LayerError> {
+    Ok(entry
+        .pax
+        .size()
+        .map_err(|why| entry.bad(why))?
+        .unwrap_or(entry.header.size))
+}
+
+fn hard_link(entry: &Described) -> Result<Change, LayerError> {
+    let unsafe_link = || LayerError::unsafe_hard_link(entry.offset, &entry.name, &entry.link);
+    match path::clean(&entry.link) {
+        Ok(target) if !target.is_empty() => Ok(Change::HardLink { target }),
+        _ => Err(unsafe_link()),
+    }
+}
+
+fn attributes(entry: &Described) -> Result<Attributes, LayerError> {
+    let bad = |why| entry.bad(why);
+    let header = &entry.header;
+    let mut xattrs: Vec<Xattr> = Vec::new();
+    for (name, value) in entry.pax.xattrs() {
+        if !is_kept_xattr(name) {
+            continue;
+        }
+        if name.len() > MAX_XATTR_NAME || name.contains(&0) || value.len() > MAX_XATTR_VALUE {
+            return Err(bad("an extended attribute is larger than Linux allows"));
+        }
+        xattrs.push(Xattr {
+            name: name.to_vec(),
+            value: value.to_vec(),
+        });
+    }
+    // The last record of a name counts: a stable sort keeps their order, and the later of two neighbours stays.
+    xattrs.sort_by(|one, other| one.name.cmp(&other.name));
+    xattrs.reverse();
+    xattrs.dedup_by(|later, earlier| later.name == earlier.name);
+    xattrs.reverse();
+    Ok(Attributes {
+        mode: header.mode,
+        uid: entry.pax.uid().map_err(bad)?.unwrap_or(header.uid),
+        gid: entry.pax.gid().map_err(bad)?.unwrap_or(header.gid),
+        mtime: entry.pax.mtime().map_err(bad)?.unwrap_or(Timestamp {
+            seconds: header.mtime,
+            nanoseconds: 0,
+        }),
+        xattrs,
+    })
+}
+
+/// Whether Linux can hold the attribute, and the image may set it: others are dropped, as other runtimes drop what the
+/// file system refuses. `trusted.overlay.` belongs to the overlay the image was made on; kept, it would steer ours.
+fn is_kept_xattr(name: &[u8]) -> bool {
+    let in_namespace = |namespace: &[u8]| name.len() > namespace.len() && name.starts_with(namespace);
+    let is_acl = name == b"system.posix_acl_access" || name == b"system.posix_acl_default";
+    is_acl
+        || in_namespace(b"user.")
+        || in_namespace(b"security.")
+        || (in_namespace(b"trusted.") && !name.starts_with(b"trusted.overlay."))
+}
+
+fn until_nul(mut bytes: Vec<u8>) -> Vec<u8> {
+    if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
+        bytes.truncate(end);
+    }
+    bytes
 }

@@ -1,0 +1,333 @@
+//! Reads EROFS images from memory: the metadata images written here, and any other that is uncompressed and has one
+//! device.
+//!
+//! Invariant: the bytes are hostile. Every offset is checked against them before it is followed, every step makes
+//! progress, nothing panics and nothing is allocated by a length the image states.
+
+mod entries;
+mod mapping;
+mod xattrs;
+
+use crate::tree::Timestamp;
+
+use super::format::{
+    BLOCK_BITS, CHUNK_FORMAT_ALL, INCOMPAT_CHUNKED_FILE, INCOMPAT_ZERO_PADDING, INODE_COMPACT,
+    INODE_EXTENDED, LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, MAGIC, SLOT_BITS,
+    SUPER_OFFSET, SUPER_SIZE, XATTR_ENTRY, XATTR_HEADER,
+};
+
+pub use entries::{DirectoryEntry, Entries};
+pub use mapping::{Mapping, Mappings};
+pub use xattrs::{ResolvedXattr, Xattrs};
+
+/// An inode's number: its offset from the metadata's start in slots of 32 bytes.
+pub type Nid = u64;
+
+/// Why an image, or a part of it, cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    #[error("not an EROFS image: no superblock with its magic number")]
+    NotErofs,
+    #[error("the EROFS image needs a feature that is not supported: {what} {value:#x}")]
+    Unsupported { what: &'static str, value: u32 },
+    #[error("the EROFS image is corrupt: {what} of inode {nid}")]
+    Corrupt { what: &'static str, nid: Nid },
+    #[error("inode {nid} is not a {expected}")]
+    WrongType { nid: Nid, expected: &'static str },
+}
+
+/// What the superblock says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    pub root: Nid,
+    pub inodes: u64,
+    /// The time of compact inodes.
+    pub build_time: Timestamp,
+    /// Bytes of the address space.
+    pub length: u64,
+    pub uuid: [u8; 16],
+    /// Byte offsets of inode slot 0 and of shared xattr 0.
+    metadata: u64,
+    shared_xattrs: u64,
+}
+
+/// What an inode is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileType {
+    File,
+    Directory,
+    CharDevice,
+    BlockDevice,
+    Fifo,
+    Socket,
+    Symlink,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    Plain { start: u64 },
+    Inline { start: u64 },
+    Chunks { bits: u32, has_indexes: bool },
+}
+
+/// One inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inode {
+    pub nid: Nid,
+    pub file_type: FileType,
+    /// Type and permission bits, as in `st_mode`.
+    pub mode: u16,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Bytes of data, names or target.
+    pub size: u64,
+    pub mtime: Timestamp,
+    /// Linux's 32-bit device number of a device, else 0.
+    pub device: u32,
+    layout: Layout,
+    /// Byte offset and length of the xattr area; inline data and chunk tables follow it.
+    xattr_start: u64,
+    xattr_length: u64,
+}
+
+/// A metadata image, checked as far as its superblock.
+#[derive(Debug)]
+pub struct Reader<B> {
+    bytes: B,
+    superblock: Superblock,
+}
+
+impl<B: AsRef<[u8]>> Reader<B> {
+    /// Reads the superblock.
+    ///
+    /// # Errors
+    /// When it is not one or asks for what is not supported: compression, other block sizes, several devices.
+    pub fn new(bytes: B) -> Result<Reader<B>, ReadError> {
+        let block = bytes
+            .as_ref()
+            .get(SUPER_OFFSET..SUPER_OFFSET + SUPER_SIZE)
+            .ok_or(ReadError::NotErofs)?;
+        let (u16, u32, u64) = (
+            |at| u16_at(block, at),
+            |at| u32_at(block, at),
+            |at| u64_at(block, at),
+        );
+        if u32(0) != MAGIC {
+            return Err(ReadError::NotErofs);
+        }
+        let unsupported = |what, value| Err(ReadError::Unsupported { what, value });
+        if u32::from(block[12]) != BLOCK_BITS {
+            return unsupported("block bits", u32::from(block[12]));
+        }
+        let unknown = u32(80) & !(INCOMPAT_ZERO_PADDING | INCOMPAT_CHUNKED_FILE);
+        if unknown != 0 {
+            return unsupported("feature bits", unknown);
+        }
+        if u16(86) != 0 {
+            return unsupported("extra devices", u32::from(u16(86)));
+        }
+        let superblock = Superblock {
+            root: Nid::from(u16(14)),
+            inodes: u64(16),
+            build_time: Timestamp {
+                seconds: u64(24) as i64,
+                nanoseconds: u32(32),
+            },
+            length: u64::from(u32(36)) << BLOCK_BITS,
+            uuid: block[48..64].try_into().expect("16 bytes"),
+            metadata: u64::from(u32(40)) << BLOCK_BITS,
+            shared_xattrs: u64::from(u32(44)) << BLOCK_BITS,
+        };
+        Ok(Reader { bytes, superblock })
+    }
+
+    /// The superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The image's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+
+    /// Bytes `start..start + length`, if the image has them.
+    fn slice(&self, start: u64, length: u64) -> Option<&[u8]> {
+        let end = usize::try_from(start.checked_add(length)?).ok()?;
+        self.bytes.as_ref().get(usize::try_from(start).ok()?..end)
+    }
+
+    /// The inode with a number, which may come from anywhere.
+    ///
+    /// # Errors
+    /// When there is none or it is malformed.
+    pub fn inode(&self, nid: Nid) -> Result<Inode, ReadError> {
+        let corrupt = |what| ReadError::Corrupt { what, nid };
+        let start = nid
+            .checked_mul(1 << SLOT_BITS)
+            .and_then(|offset| offset.checked_add(self.superblock.metadata))
+            .ok_or(corrupt("number"))?;
+        let compact = self.slice(start, INODE_COMPACT as u64).ok_or(corrupt("place"))?;
+        let format = u16_at(compact, 0);
+        let is_extended = format & 1 != 0;
+        let size = if is_extended {
+            INODE_EXTENDED
+        } else {
+            INODE_COMPACT
+        } as u64;
+        let raw = self.slice(start, size).ok_or(corrupt("place"))?;
+        let xattr_length = match u16_at(raw, 2) {
+            0 => 0,
+            count => (XATTR_HEADER + (usize::from(count) - 1) * XATTR_ENTRY) as u64,
+        };
+        let mode = u16_at(raw, 4);
+        let file_type = match u32::from(mode) & libc::S_IFMT {
+            libc::S_IFREG => FileType::File,
+            libc::S_IFDIR => FileType::Directory,
+            libc::S_IFCHR => FileType::CharDevice,
+            libc::S_IFBLK => FileType::BlockDevice,
+            libc::S_IFIFO => FileType::Fifo,
+            libc::S_IFSOCK => FileType::Socket,
+            libc::S_IFLNK => FileType::Symlink,
+            _ => return Err(corrupt("type")),
+        };
+        let union = u32_at(raw, 16);
+        let layout = match format >> 1 & 7 {
+            LAYOUT_FLAT_PLAIN => Layout::Plain {
+                start: u64::from(union) << BLOCK_BITS,
+            },
+            LAYOUT_FLAT_INLINE => Layout::Inline {
+                start: u64::from(union) << BLOCK_BITS,
+            },
+            LAYOUT_CHUNK_BASED => {
+                let format = union as u16;
+                if format & !CHUNK_FORMAT_ALL != 0 {
+                    return Err(ReadError::Unsupported {
+                        what: "chunk format",
+                        value: union,
+                    });
+                }
+                let has_indexes = format & super::format::CHUNK_INDEXES != 0;
+                let bits = BLOCK_BITS + u32::from(format & super::format::CHUNK_BITS_MASK);
+                Layout::Chunks { bits, has_indexes }
+            }
+            other => {
+                return Err(ReadError::Unsupported {
+                    what: "data layout",
+                    value: u32::from(other),
+                });
+            }
+        };
+        let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
+        let inode = Inode {
+            nid,
+            file_type,
+            mode,
+            nlink: if is_extended {
+                u32_at(raw, 44)
+            } else {
+                u32::from(u16_at(raw, 6))
+            },
+            uid: if is_extended {
+                u32_at(raw, 24)
+            } else {
+                u32::from(u16_at(raw, 24))
+            },
+            gid: if is_extended {
+                u32_at(raw, 28)
+            } else {
+                u32::from(u16_at(raw, 26))
+            },
+            size: if is_extended {
+                u64_at(raw, 8)
+            } else {
+                u64::from(u32_at(raw, 8))
+            },
+            mtime: if is_extended {
+                Timestamp {
+                    seconds: u64_at(raw, 32) as i64,
+                    nanoseconds: u32_at(raw, 40),
+                }
+            } else {
+                self.superblock.build_time
+            },
+            device: if is_device { union } else { 0 },
+            layout,
+            xattr_start: start + size,
+            xattr_length,
+        };
+        // Sizes are signed in the kernel; beyond that no sum of an offset and a length overflows here.
+        if inode.size > i64::MAX as u64 {
+            return Err(corrupt("size"));
+        }
+        Ok(inode)
+    }
+
+    /// The inode and what it is.
+    fn expect(&self, inode: &Inode, file_type: FileType, expected: &'static str) -> Result<(), ReadError> {
+        match inode.file_type == file_type {
+            true => Ok(()),
+            false => Err(ReadError::WrongType {
+                nid: inode.nid,
+                expected,
+            }),
+        }
+    }
+
+    /// One block of an inode whose data is in the metadata, the last one cut at the data's end. Of a flat inode only.
+    fn block(&self, inode: &Inode, index: u64) -> Result<&[u8], ReadError> {
+        let corrupt = || ReadError::Corrupt {
+            what: "data",
+            nid: inode.nid,
+        };
+        let offset = index
+            .checked_mul(1 << BLOCK_BITS)
+            .filter(|offset| *offset < inode.size)
+            .ok_or(corrupt())?;
+        let length = (inode.size - offset).min(1 << BLOCK_BITS);
+        let is_last = inode.size - offset <= 1 << BLOCK_BITS;
+        let start = match inode.layout {
+            Layout::Inline { .. } if is_last => inode.inline_start(),
+            Layout::Plain { start } | Layout::Inline { start } => start + offset,
+            Layout::Chunks { .. } => return Err(corrupt()),
+        };
+        self.slice(start, length).ok_or(corrupt())
+    }
+
+    /// A symbolic link's target.
+    ///
+    /// # Errors
+    /// When the inode is not a symbolic link or its target is not in the image.
+    pub fn read_link(&self, inode: &Inode) -> Result<Vec<u8>, ReadError> {
+        self.expect(inode, FileType::Symlink, "symbolic link")?;
+        // Linux reads no more than a page of a target.
+        if inode.size == 0 || inode.size > 1 << BLOCK_BITS {
+            return Err(ReadError::Corrupt {
+                what: "target",
+                nid: inode.nid,
+            });
+        }
+        Ok(self.block(inode, 0)?.to_vec())
+    }
+}
+
+impl Inode {
+    /// Where inline data or the chunk table is.
+    fn inline_start(&self) -> u64 {
+        self.xattr_start + self.xattr_length
+    }
+}
+
+/// Little-endian numbers; the callers' slices are long enough.
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}

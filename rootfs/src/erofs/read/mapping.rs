@@ -1,0 +1,116 @@
+//! Where the bytes of a file are.
+
+use super::super::format::{BLOCK_BITS, NULL_ADDRESS};
+use super::{Inode, Layout, ReadError, Reader, u32_at};
+
+/// A piece of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where in the file.
+    pub offset: u64,
+    /// Bytes; never 0.
+    pub length: u64,
+    /// Where in the image's address space; none for a hole. Nothing says that anything is there.
+    pub address: Option<u64>,
+}
+
+/// Pieces of a range of a file, in order and without gaps. Neighbours that continue each other are one.
+pub struct Mappings<'a, B> {
+    reader: &'a Reader<B>,
+    inode: Inode,
+    position: u64,
+    end: u64,
+}
+
+impl<B: AsRef<[u8]>> Iterator for Mappings<'_, B> {
+    type Item = Result<Mapping, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.position >= self.end {
+            return None;
+        }
+        let result = self.advance();
+        match &result {
+            Ok(mapping) => self.position += mapping.length,
+            Err(_) => self.position = self.end,
+        }
+        Some(result)
+    }
+}
+
+impl<B: AsRef<[u8]>> Mappings<'_, B> {
+    fn advance(&self) -> Result<Mapping, ReadError> {
+        let corrupt = ReadError::Corrupt {
+            what: "data address",
+            nid: self.inode.nid,
+        };
+        let (offset, left) = (self.position, self.end - self.position);
+        let piece = |length, address| Mapping {
+            offset,
+            length,
+            address,
+        };
+        match self.inode.layout {
+            Layout::Plain { start } => Ok(piece(left, Some(start.checked_add(offset).ok_or(corrupt)?))),
+            Layout::Inline { start } => {
+                let tail = (self.inode.size - 1) >> BLOCK_BITS << BLOCK_BITS;
+                if offset >= tail {
+                    return Ok(piece(left, Some(self.inode.inline_start() + (offset - tail))));
+                }
+                Ok(piece(
+                    left.min(tail - offset),
+                    Some(start.checked_add(offset).ok_or(corrupt)?),
+                ))
+            }
+            Layout::Chunks { bits, .. } => {
+                let chunk_start = offset >> bits << bits;
+                let within = offset - chunk_start;
+                let first = self.chunk(offset >> bits)?;
+                let address = first.map(|start| start + within);
+                let mut length = left.min((1 << bits) - within);
+                while length < left {
+                    let next = self.chunk((offset + length) >> bits)?;
+                    if next != address.map(|address| address + length) {
+                        break;
+                    }
+                    length = left.min(length + (1 << bits));
+                }
+                Ok(piece(length, address))
+            }
+        }
+    }
+
+    /// The address of a chunk.
+    fn chunk(&self, index: u64) -> Result<Option<u64>, ReadError> {
+        let corrupt = || ReadError::Corrupt {
+            what: "chunk table",
+            nid: self.inode.nid,
+        };
+        let Layout::Chunks { has_indexes, .. } = self.inode.layout else {
+            return Err(corrupt());
+        };
+        // An index is advice, a device number (there is one device) and the address; else there is only the address.
+        let unit: u64 = if has_indexes { 8 } else { 4 };
+        let table = self.inode.inline_start().next_multiple_of(unit);
+        let start = index
+            .checked_mul(unit)
+            .and_then(|offset| table.checked_add(offset))
+            .ok_or(corrupt())?;
+        let entry = self.reader.slice(start, unit).ok_or(corrupt())?;
+        let block = u32_at(entry, entry.len() - 4);
+        Ok((block != NULL_ADDRESS).then_some(u64::from(block) << BLOCK_BITS))
+    }
+}
+
+impl<B: AsRef<[u8]>> Reader<B> {
+    /// Where `length` bytes from `offset` are; clipped to the file's size.
+    pub fn mappings(&self, inode: &Inode, offset: u64, length: u64) -> Mappings<'_, B> {
+        let end = offset.saturating_add(length).min(inode.size);
+        Mappings {
+            reader: self,
+            inode: *inode,
+            position: offset.min(end),
+            end,
+        }
+    }
+}

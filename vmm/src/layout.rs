@@ -2,14 +2,14 @@
 //!
 //! | range | what |
 //! |---|---|
-//! | 0 .. 3 GiB | boot memory, low part |
+//! | 0 .. 3 GiB | boot memory, low part; in its first MiB what firmware would leave (PVH start info, ACPI, VMGenID) |
 //! | 0xD000_0000 | virtio-mmio windows, one page a device slot |
 //! | 0xFEC0_0000 .. | IOAPIC, local APIC, TSS: KVM's own |
 //! | 4 GiB .. 65 GiB | boot memory, high part (what does not fit below 3 GiB) |
 //! | 128 GiB .. | pmem windows, virtio-fs DAX window |
 //! | 256 GiB .. 320 GiB | virtio-mem |
 //!
-//! Everything stays below 2^40, the least physical address width among CPUs that run KVM.
+//! Everything stays below 2^[`ADDRESS_BITS`], the least physical address width among CPUs that run KVM with 64 GiB.
 
 use thaw_protocol::control::DeviceId;
 
@@ -20,6 +20,24 @@ const GIB: u64 = 1 << 30;
 pub const LOW_MEMORY_END: u64 = 3 * GIB;
 /// Start of the high part of boot memory: the MMIO hole ends.
 pub const HIGH_MEMORY_START: u64 = 4 * GIB;
+
+/// Guest-physical address bits a vCPU must have for all of this.
+pub const ADDRESS_BITS: u8 = 39;
+
+/// The PVH start info; the boot vCPU's EBX points at it.
+pub const PVH_START_INFO: u64 = 0x6000;
+/// The PVH memory map.
+pub const PVH_MEMORY_MAP: u64 = 0x7000;
+/// The kernel command line.
+pub const COMMAND_LINE: u64 = 0x2_0000;
+/// Bytes of the command line, NUL included: Linux's `COMMAND_LINE_SIZE` on x86.
+pub const COMMAND_LINE_SIZE: u64 = 2048;
+/// End of the usable memory below 1 MiB: a PC's extended BIOS data area and video memory begin.
+pub const LOW_MEMORY_USABLE_END: u64 = 0x9_FC00;
+/// The ACPI tables, RSDP first, where a PC's BIOS has them.
+pub const ACPI_TABLES: Window = Window { start: 0xE_0000, size: 0x1_F000 };
+/// The page whose first 16 bytes are the VM generation ID.
+pub const VMGENID_PAGE: Window = Window { start: 0xF_F000, size: 0x1000 };
 
 /// First virtio-mmio window.
 pub const MMIO_BASE: u64 = 0xD000_0000;

@@ -12,12 +12,27 @@
 //! | [`virtio`] | every virtio device |
 //! | [`vcpu`] | the vCPU threads: run, pause, resume, end |
 //! | [`machine`] | the machine's life, as states that own what each needs |
+//! | [`vmgenid`] | the VM generation ID |
 //! | [`events`] | what the VMM says unasked |
 //! | [`control`] | the server of [`thaw_protocol::control`] |
 //! | [`jail`] | what this process gives up before it serves anybody |
+//! | [`seccomp`] | the system calls it makes |
+//! | [`clock`] | the clock moments are told in |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod arch;
+pub mod bus;
+pub mod clock;
+pub mod console;
+pub mod control;
 pub mod events;
+pub mod jail;
+pub mod kernel;
 pub mod layout;
+pub mod machine;
 pub mod memory;
+pub mod power;
+pub mod seccomp;
+pub mod vcpu;
 pub mod virtio;
+pub mod vmgenid;

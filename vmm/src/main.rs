@@ -1,1 +1,102 @@
-fn main() {}
+//! thaw-vmm: one microVM in one jailed process, driven over the listening control socket it inherits.
+
+use std::io::IsTerminal;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::process::ExitCode;
+
+use thaw_protocol::control::{CONTROL_FD, StartTimes};
+use thaw_vmm::clock::monotonic_ns;
+use thaw_vmm::control::{self, End};
+use thaw_vmm::events::EventSink;
+use thaw_vmm::jail;
+use thaw_vmm::machine::Machine;
+use tracing_subscriber::filter::LevelFilter;
+
+const HELP: &str = "\
+thaw-vmm runs one microVM. It is started by thawd (or by the thaw command itself), not by hand: it takes no
+arguments and opens no file. It expects a listening SEQPACKET unix socket as descriptor 3, jails itself, and is then
+told over that socket what to run. To run a container, use: thaw run IMAGE
+
+Options:
+  --help     print this
+  --version  print the version
+
+Environment:
+  THAW_LOG   off, error, warn, info (default), debug or trace; logs go to standard error, as JSON lines unless that
+             is a terminal
+";
+
+/// Exit codes: 0 when asked to end or no longer needed, 1 when something failed, 2 when started wrongly.
+fn main() -> ExitCode {
+    let process = monotonic_ns();
+    match std::env::args().nth(1).as_deref() {
+        None => {}
+        Some("--help" | "-h") => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Some("--version" | "-V") => {
+            println!("thaw-vmm {}", env!("CARGO_PKG_VERSION"));
+            return ExitCode::SUCCESS;
+        }
+        Some(other) => {
+            eprintln!("thaw-vmm: unknown argument {other:?}; it takes none (see thaw-vmm --help)");
+            return ExitCode::from(2);
+        }
+    }
+    let Some(listener) = inherited_socket() else {
+        eprintln!("thaw-vmm: descriptor {CONTROL_FD} is not a listening SEQPACKET unix socket (see thaw-vmm --help)");
+        return ExitCode::from(2);
+    };
+    log_to_stderr();
+    if let Err(e) = jail::enter() {
+        tracing::error!("cannot close the jail: {e}");
+        return ExitCode::FAILURE;
+    }
+    let jailed = monotonic_ns();
+    let events = match EventSink::new() {
+        Ok(events) => events,
+        Err(e) => {
+            tracing::error!("no eventfd: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let times = StartTimes { process, jailed, ..StartTimes::default() };
+    let mut machine = Machine::new(events.clone(), times);
+    let code = match control::serve(listener, &mut machine, &events) {
+        Ok(End::Shutdown | End::Disconnected) => 0,
+        Ok(End::Abandoned) => {
+            tracing::warn!("nobody connected to the control socket; ending");
+            1
+        }
+        Err(e) => {
+            tracing::error!("control socket: {e}");
+            1
+        }
+    };
+    // Not by returning: the kernel takes threads, memory and VM apart faster than `machine`'s destructors would.
+    std::process::exit(code)
+}
+
+/// Takes descriptor [`CONTROL_FD`] if it is what it should be.
+fn inherited_socket() -> Option<OwnedFd> {
+    // SAFETY: the descriptor may be closed; then these calls say EBADF and the borrow ends. Nobody in this process has
+    // opened anything yet, so it is nobody's.
+    let inherited = unsafe { BorrowedFd::borrow_raw(CONTROL_FD) };
+    let sequenced = rustix::net::sockopt::socket_type(inherited) == Ok(rustix::net::SocketType::SEQPACKET);
+    let listening = rustix::net::sockopt::socket_acceptconn(inherited) == Ok(true);
+    if !sequenced || !listening {
+        return None;
+    }
+    // SAFETY: it is open, and this is the one place that takes it.
+    Some(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) })
+}
+
+fn log_to_stderr() {
+    let level = std::env::var("THAW_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+    match std::io::stderr().is_terminal() {
+        true => log.init(),
+        false => log.json().init(),
+    }
+}

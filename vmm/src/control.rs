@@ -1,0 +1,182 @@
+//! The server of [`thaw_protocol::control`]: one thread, one connection at a time.
+//!
+//! Invariants: a request is read only when everything before it has been sent, so what waits for a slow peer is at most
+//! two events and one reply; a packet that is not a request ends the connection, never the machine (unless it is
+//! tethered to the connection).
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use thaw_protocol::control::{Command, ControlError, FromVmm, MachineState, Request, Response};
+use thaw_protocol::packet::{self, PacketError};
+
+use crate::events::EventSink;
+use crate::machine::Machine;
+
+/// A process without a machine that nobody connects to ends after this long: whoever started it is gone.
+const SHELL_PATIENCE: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+
+/// Why serving ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was asked to.
+    Shutdown,
+    /// The connection the machine is tethered to closed, or that of a process that has no machine yet.
+    Disconnected,
+    /// Nobody connected.
+    Abandoned,
+}
+
+/// Serves until the process shall end.
+///
+/// # Errors
+/// When the listening socket or poll fails.
+pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> std::io::Result<End> {
+    let mut server = Server { machine, events, tethered: false };
+    let mut patience = Some(SHELL_PATIENCE);
+    loop {
+        let mut ready = [PollFd::new(&listener, PollFlags::IN)];
+        match poll(&mut ready, patience.as_ref()) {
+            Ok(0) => return Ok(End::Abandoned),
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(e) => return Err(e.into()),
+        }
+        let socket = match accept_with(&listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => continue,
+            Err(e) => return Err(e.into()),
+        };
+        patience = None;
+        if let Some(end) = server.serve_connection(socket)? {
+            return Ok(end);
+        }
+    }
+}
+
+struct Server<'a> {
+    machine: &'a mut Machine,
+    events: &'a EventSink,
+    tethered: bool,
+}
+
+/// What a connection wants next.
+enum Step {
+    Continue,
+    /// The connection is over.
+    Closed,
+    Shutdown,
+}
+
+impl Server<'_> {
+    /// Serves one connection; says how the process shall end, if it shall.
+    fn serve_connection(&mut self, socket: OwnedFd) -> std::io::Result<Option<End>> {
+        self.events.renew();
+        let mut outgoing = VecDeque::new();
+        loop {
+            if outgoing.is_empty() {
+                outgoing.extend(self.events.take_new().into_iter().map(FromVmm::Event));
+            }
+            match send_all(&socket, &mut outgoing) {
+                Ok(()) => {}
+                Err(e) => return Ok(self.closed(&e)),
+            }
+            let (readable, closed) = self.wait(&socket, outgoing.is_empty())?;
+            if readable && outgoing.is_empty() {
+                match self.answer(&socket, &mut outgoing) {
+                    Step::Continue => {}
+                    Step::Closed => return Ok(self.closed(&PacketError::Closed)),
+                    Step::Shutdown => return Ok(Some(End::Shutdown)),
+                }
+            } else if closed {
+                return Ok(self.closed(&PacketError::Closed));
+            }
+        }
+    }
+
+    /// Waits until there is something to do: (a packet can be read, the peer has closed).
+    fn wait(&self, socket: &OwnedFd, all_sent: bool) -> std::io::Result<(bool, bool)> {
+        let wanted = if all_sent { PollFlags::IN } else { PollFlags::OUT };
+        let mut ready = [PollFd::new(socket, wanted), PollFd::new(self.events, PollFlags::IN)];
+        // While the peer does not read, events wait where they are held.
+        let watched = if all_sent { &mut ready[..] } else { &mut ready[..1] };
+        match poll(watched, None) {
+            Ok(_) => {
+                let seen = ready[0].revents();
+                Ok((seen.contains(PollFlags::IN), seen.intersects(PollFlags::HUP | PollFlags::ERR)))
+            }
+            Err(Errno::INTR) => Ok((false, false)),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Reads one request and does it.
+    fn answer(&mut self, socket: &OwnedFd, outgoing: &mut VecDeque<FromVmm>) -> Step {
+        let (request, fds) = match packet::receive::<Request>(socket) {
+            Ok(received) => received,
+            Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Step::Continue,
+            Err(PacketError::Closed) => return Step::Closed,
+            Err(e) => {
+                tracing::warn!("control connection closed: {e}");
+                return Step::Closed;
+            }
+        };
+        let Request { id, command } = request;
+        let shutdown = command == Command::Shutdown;
+        let result = self.execute(command, fds);
+        if let Err(e) = &result {
+            tracing::info!(code = ?e.code, "request {id} refused: {e}");
+        }
+        outgoing.push_back(FromVmm::Reply { id, result });
+        if shutdown {
+            self.machine.flush_console();
+            // A peer that does not read its reply learns from the closed connection.
+            let _ = send_all(socket, outgoing);
+            return Step::Shutdown;
+        }
+        Step::Continue
+    }
+
+    fn execute(&mut self, command: Command, fds: Vec<OwnedFd>) -> Result<Response, ControlError> {
+        let machine = &mut *self.machine;
+        match command {
+            Command::Create { version, machine: spec } => {
+                machine.create(version, &spec, fds)?;
+                self.tethered = spec.tethered;
+            }
+            Command::Attach { device, backend } => machine.attach(device, backend, fds)?,
+            Command::AddImage { slot, image } => machine.add_image(slot, image, fds)?,
+            Command::RemoveImage { slot } => machine.remove_image(slot)?,
+            Command::Boot { cmdline } => machine.boot(&cmdline, fds)?,
+            Command::Pause => machine.pause()?,
+            Command::Resume => machine.resume()?,
+            Command::Status => {
+                return Ok(Response::Status { state: machine.state(), times: machine.times() });
+            }
+            Command::Shutdown => {}
+        }
+        Ok(Response::Done)
+    }
+
+    /// The connection is over; is the process, too?
+    fn closed(&self, why: &PacketError) -> Option<End> {
+        tracing::debug!("control connection ended: {why}");
+        let ends = self.tethered || self.machine.state() == MachineState::Shell;
+        ends.then_some(End::Disconnected)
+    }
+}
+
+/// Sends what waits, as far as the peer takes it.
+fn send_all(socket: impl AsFd, outgoing: &mut VecDeque<FromVmm>) -> Result<(), PacketError> {
+    while let Some(message) = outgoing.front() {
+        match packet::send(&socket, message, &[]) {
+            Ok(()) => outgoing.pop_front(),
+            Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+            Err(e) => return Err(e),
+        };
+    }
+    Ok(())
+}

@@ -1,0 +1,25 @@
+//! The VM generation ID: 16 bytes in guest memory that differ between any two guests that share a past.
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::layout::VMGENID_PAGE;
+use crate::memory::GuestMemory;
+
+/// Why no generation ID could be set.
+#[derive(Debug, thiserror::Error)]
+pub enum VmGenIdError {
+    #[error("no random bytes: {0}")]
+    Random(#[from] rustix::io::Errno),
+    #[error("writing the VM generation ID into guest memory: {0}")]
+    Memory(#[from] vm_memory::GuestMemoryError),
+}
+
+/// Gives the guest a generation ID no other has.
+pub fn write(memory: &GuestMemory) -> Result<(), VmGenIdError> {
+    let mut id = [0u8; 16];
+    // Requests of up to 256 bytes are never cut short (getrandom(2)).
+    getrandom(&mut id, GetRandomFlags::empty())?;
+    memory.write_slice(&id, GuestAddress(VMGENID_PAGE.start))?;
+    Ok(())
+}

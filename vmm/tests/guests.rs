@@ -1,0 +1,211 @@
+//! Tiny guests on whatever KVM this host has: what the machine does for a guest that runs.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs::File;
+use std::io::Read;
+use std::time::Duration;
+
+use support::guest::{Code, DATA, Guest};
+use support::{Connection, PATIENCE, readable, spec, started};
+use thaw_protocol::control::{Command, ExitReason, MachineState, Response};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn read_some(console: &mut File) -> String {
+    assert!(readable(&*console, PATIENCE), "the console is silent");
+    let mut bytes = [0u8; 65536];
+    let count = console.read(&mut bytes).unwrap();
+    String::from_utf8(bytes[..count].to_vec()).unwrap()
+}
+
+#[test]
+fn a_guest_prints_and_powers_off() {
+    let kernel = Code::default().print("hello\n").power_off().kernel();
+    let (_vmm, mut control, mut console) = started(spec(1, 64), &kernel);
+    assert_eq!(read_some(&mut console), "hello\n");
+    assert_eq!(control.exit(), ExitReason::PowerOff);
+    assert_eq!(control.state(), MachineState::Exited(ExitReason::PowerOff));
+}
+
+#[test]
+fn an_unfinished_line_is_written_when_the_machine_ends() {
+    let kernel = Code::default().print("no newline").power_off().kernel();
+    let (_vmm, mut control, mut console) = started(spec(1, 64), &kernel);
+    assert_eq!(control.exit(), ExitReason::PowerOff);
+    assert_eq!(read_some(&mut console), "no newline");
+}
+
+#[test]
+fn the_reset_register_resets() {
+    let (_vmm, mut control, _console) = started(spec(1, 64), &Code::default().out(0x602, 1).kernel());
+    assert_eq!(control.exit(), ExitReason::Reset);
+}
+
+#[test]
+fn a_triple_fault_resets() {
+    // ud2 without an interrupt descriptor table: lidt of six zero bytes first.
+    let guest = Guest {
+        code: Code::default().raw(&[0x0f, 0x01, 0x1d]).raw(&DATA.to_le_bytes()).raw(&[0x0f, 0x0b]).0,
+        data: vec![0; 6],
+    };
+    let (_vmm, mut control, _console) = started(spec(1, 64), &guest.kernel());
+    assert_eq!(control.exit(), ExitReason::Reset);
+}
+
+#[test]
+fn running_into_a_device_is_a_fault_that_says_where() {
+    // mov eax, 0xd0000000; jmp eax
+    let kernel = Code::default().raw(&[0xb8, 0, 0, 0, 0xd0, 0xff, 0xe0]).kernel();
+    let (_vmm, mut control, _console) = started(spec(1, 64), &kernel);
+    match control.exit() {
+        ExitReason::Fault(text) => assert!(text.contains("vCPU 0 at 0xd0000000"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_virtio_window_answers_and_nothing_else_does() {
+    let mut code = Code::default();
+    for slot in 0..13 {
+        let window = 0xd000_0000 + slot * 0x1000;
+        // MagicValue "virt", Version 2 (virtio 1.2 §4.2.2).
+        code = code.expect(window, 0x7472_6976).expect(window + 4, 2);
+    }
+    code = code.expect(0xd000_d000, u32::MAX).store(0xd000_d000, 1).expect(0xc000_0000, u32::MAX);
+    let (_vmm, mut control, _console) = started(spec(1, 64), &code.power_off().kernel());
+    assert_eq!(control.exit(), ExitReason::PowerOff);
+}
+
+#[test]
+fn the_start_info_has_the_magic_and_the_command_line() {
+    // [ebx] is the magic; [ebx+24] the command line's address: check both by way of esi.
+    let check = |code: Code, bytes: &[u8]| {
+        let failure = Code::default().out(0x602, 1).0;
+        code.raw(bytes).raw(&[0x74, failure.len() as u8]).raw(&failure)
+    };
+    let code = check(Code::default(), &[0x81, 0x3b, 0x78, 0xc5, 0x6e, 0x33]);
+    let code = check(code.raw(&[0x8b, 0x73, 0x18]), &[&[0x81, 0x3e][..], b"quie"].concat());
+    let vmm = support::Vmm::spawn();
+    let mut control = vmm.connect();
+    control.create(spec(1, 64)).unwrap();
+    let kernel = code.power_off().kernel();
+    let boot = Command::Boot { cmdline: "quiet".into() };
+    control.request(boot, &[std::os::fd::AsFd::as_fd(&kernel)]).unwrap();
+    assert_eq!(control.exit(), ExitReason::PowerOff);
+}
+
+/// A guest that maps the 2 MiB at each of `addresses` one after the other from 2 MiB up (PAE paging), writes to all,
+/// checks all, and powers off; the one of `hole` shall read as all ones.
+fn touching(addresses: &[u64], hole: u64) -> Guest {
+    let directory = DATA + 0x1000;
+    let mut data = vec![0u8; 0x2000];
+    data[..8].copy_from_slice(&(u64::from(directory) | 1).to_le_bytes());
+    let mut entry = |index: usize, address: u64| {
+        // Present, writable, 2 MiB.
+        let at = 0x1000 + index * 8;
+        data[at..at + 8].copy_from_slice(&(address & !(2 * MIB - 1) | 0x83).to_le_bytes());
+    };
+    entry(0, 0);
+    for (index, address) in addresses.iter().chain([&hole]).enumerate() {
+        entry(index + 1, *address);
+    }
+    let linear = |index: usize, address: u64| ((index as u64 + 1) * 2 * MIB + address % (2 * MIB)) as u32;
+    // cr4.PAE; cr3; cr0.PG
+    let mut code = Code::default()
+        .raw(&[0x0f, 0x20, 0xe0, 0x83, 0xc8, 0x20, 0x0f, 0x22, 0xe0, 0xb8])
+        .raw(&DATA.to_le_bytes())
+        .raw(&[0x0f, 0x22, 0xd8, 0x0f, 0x20, 0xc0, 0x0d, 0, 0, 0, 0x80, 0x0f, 0x22, 0xc0]);
+    for (index, address) in addresses.iter().enumerate() {
+        code = code.store(linear(index, *address), 0x5a00_0000 + index as u32);
+    }
+    for (index, address) in addresses.iter().enumerate() {
+        code = code.expect(linear(index, *address), 0x5a00_0000 + index as u32);
+    }
+    code = code.expect(linear(addresses.len(), hole), u32::MAX);
+    Guest { code: code.power_off().0, data }
+}
+
+#[test]
+fn memory_is_there_on_both_sides_of_the_hole_and_not_in_it() {
+    for (vcpus, mib) in [(1, 64), (2, 3072), (4, 3074), (8, 8192), (16, 65536)] {
+        let total = u64::from(mib) * MIB;
+        let mut addresses = vec![4 * MIB, total.min(3 * GIB) - 4];
+        if total > 3 * GIB {
+            addresses.extend([4 * GIB, 4 * GIB + (total - 3 * GIB) - 4]);
+        }
+        let hole = if total < 3 * GIB { total } else { 3 * GIB };
+        let (_vmm, mut control, _console) = started(spec(vcpus, mib), &touching(&addresses, hole).kernel());
+        assert_eq!(control.exit(), ExitReason::PowerOff, "{vcpus} vCPUs, {mib} MiB");
+    }
+}
+
+/// The boot vCPU wakes the others, each of which counts itself, and powers off when all have.
+fn waking(vcpus: u8) -> Guest {
+    const TRAMPOLINE: u32 = 0x8000;
+    const COUNT: u32 = 0x9000;
+    // 16-bit: lock inc byte [COUNT]; cli; hlt; jmp to hlt
+    let trampoline = [0xf0, 0xfe, 0x06, 0x00, 0x90, 0xfa, 0xf4, 0xeb, 0xfd];
+    let mut code = Code::default();
+    // mov esi, DATA; mov edi, TRAMPOLINE; mov ecx, length; cld; rep movsb
+    code = code.raw(&[0xbe]).raw(&DATA.to_le_bytes()).raw(&[0xbf]).raw(&TRAMPOLINE.to_le_bytes());
+    code = code.raw(&[0xb9]).raw(&(trampoline.len() as u32).to_le_bytes()).raw(&[0xfc, 0xf3, 0xa4]);
+    // The local APIC's interrupt command: INIT, then SIPI, to all but self.
+    code = code.store(0xfee0_0300, 0x000c_4500).store(0xfee0_0300, 0x000c_4600 | TRAMPOLINE >> 12);
+    // cmp byte [COUNT], vcpus - 1; jne back
+    code = code.raw(&[0x80, 0x3d]).raw(&COUNT.to_le_bytes()).raw(&[vcpus - 1, 0x75, 0xf7]);
+    Guest { code: code.power_off().0, data: trampoline.to_vec() }
+}
+
+#[test]
+fn every_vcpu_can_be_woken() {
+    for vcpus in [1, 2, 4, 16] {
+        let (_vmm, mut control, _console) = started(spec(vcpus, 64), &waking(vcpus).kernel());
+        assert_eq!(control.exit(), ExitReason::PowerOff, "{vcpus} vCPUs");
+    }
+}
+
+/// Whether the console says anything within 100 ms once it was emptied.
+fn talks(console: &mut File) -> bool {
+    while readable(&*console, Duration::ZERO) {
+        read_some(console);
+    }
+    readable(&*console, Duration::from_millis(100))
+}
+
+fn pause(control: &mut Connection) {
+    assert_eq!(control.request(Command::Pause, &[]), Ok(Response::Done));
+    assert_eq!(control.state(), MachineState::Paused);
+}
+
+fn resume(control: &mut Connection) {
+    assert_eq!(control.request(Command::Resume, &[]), Ok(Response::Done));
+    assert_eq!(control.state(), MachineState::Running);
+}
+
+#[test]
+fn a_paused_guest_does_nothing_and_goes_on_where_it_was() {
+    let kernel = Code::default().print("tick\n").repeat_from(0).kernel();
+    let (_vmm, mut control, mut console) = started(spec(2, 64), &kernel);
+    assert!(talks(&mut console));
+    for _ in 0..20 {
+        pause(&mut control);
+        assert!(!talks(&mut console));
+        resume(&mut control);
+        assert!(talks(&mut console));
+    }
+}
+
+#[test]
+fn guests_that_spin_or_sleep_can_be_paused() {
+    for code in [Code::default().repeat_from(0), Code::default().raw(&[0xfa, 0xf4]).repeat_from(0)] {
+        let (_vmm, mut control, _console) = started(spec(16, 64), &code.kernel());
+        for _ in 0..50 {
+            pause(&mut control);
+            resume(&mut control);
+        }
+    }
+}

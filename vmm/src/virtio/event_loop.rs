@@ -1,7 +1,7 @@
 //! The one thread that serves every device but virtio-fs: it waits for kicks and backends, and calls the device.
 //!
-//! There is no timer and nothing is polled. Waits are level-triggered, so a device that takes only part of what is ready
-//! is called again, after the others. A device is called with its lock held; one that fails is reset to idle and marked
+//! There is no timer and nothing is polled. Waits are level-triggered unless a device asks otherwise, so one that takes
+//! only part of what is ready is called again, after the others. A device is called with its lock held; one that fails is reset to idle and marked
 //! `DEVICE_NEEDS_RESET`, without disturbing the others.
 
 use std::io;

@@ -131,6 +131,11 @@ impl DeviceQueue {
         self.index
     }
 
+    /// Its size, as the driver set it.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
     /// The eventfd the driver's notifications arrive at.
     pub fn kick(&self) -> &Arc<EventFd> {
         &self.kick

@@ -1,0 +1,312 @@
+//! virtio-mem (virtio 1.2 §5.15): memory the guest plugs and unplugs in blocks of 2 MiB.
+//!
+//! Invariants: the plugged size never exceeds what was requested by a plug; a request is done for all its blocks or for
+//! none; an unplugged block's content is gone. Nothing is requested in a fresh machine.
+
+mod blocks;
+mod slots;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use thaw_protocol::control::Backend;
+use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
+
+use self::blocks::{Blocks, Span};
+pub use self::slots::MemorySlots;
+use super::config::ConfigSpace;
+use super::device::{Activation, AttachError, DeviceError, VirtioDevice};
+use super::guest_io;
+use super::queue::Chain;
+use crate::memory::GuestMemory;
+
+const QUEUE_SIZES: [u16; 1] = [64];
+
+/// `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`: what is not plugged must not be read; it may have no memslot.
+const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
+
+/// Bytes of a block, the unit of plugging.
+pub const BLOCK: u64 = 2 << 20;
+/// What the guest may use beyond the requested size, so that it finds aligned room for it.
+const USABLE_EXTENT: u64 = 256 << 20;
+
+/// Offsets in `struct virtio_mem_config` (§5.15.4).
+mod offset {
+    pub const USABLE_REGION_SIZE: usize = 32;
+    pub const PLUGGED_SIZE: usize = 40;
+    pub const REQUESTED_SIZE: usize = 48;
+}
+
+/// Bytes of a request and of a response (§5.15.6).
+const REQUEST: usize = 24;
+const RESPONSE: usize = 10;
+
+/// What a driver asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    Plug(Asked),
+    Unplug(Asked),
+    UnplugAll,
+    State(Asked),
+}
+
+/// Blocks as the driver names them: unchecked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    address: u64,
+    blocks: u16,
+}
+
+/// What it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+enum Answer {
+    Ack = 0,
+    Nack = 1,
+    Busy = 2,
+    Error = 3,
+}
+
+/// What state blocks are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+enum State {
+    Plugged = 0,
+    Unplugged = 1,
+    Mixed = 2,
+}
+
+/// The device.
+pub struct Mem {
+    config: Arc<ConfigSpace>,
+    active: Option<Activation>,
+    /// Which blocks are plugged, and the sizes the configuration states.
+    plan: Plan,
+    /// The memory itself.
+    slots: MemorySlots,
+}
+
+/// What is plugged, and what may be.
+#[derive(Debug)]
+struct Plan {
+    start: u64,
+    blocks: Blocks,
+    /// Bytes the guest is asked to plug.
+    requested: u64,
+    /// Bytes at the region's start in which it may.
+    usable: u64,
+}
+
+/// Why a size cannot be requested.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("requested size {requested:#x} is not a multiple of 2 MiB up to {region:#x}")]
+pub struct SizeError {
+    pub requested: u64,
+    pub region: u64,
+}
+
+impl Mem {
+    pub fn new(slots: MemorySlots) -> Mem {
+        let (start, size) = (slots.start(), slots.size());
+        let plan = Plan { start, blocks: Blocks::new((size / BLOCK) as usize), requested: 0, usable: 0 };
+        let mut config = vec![0; 56];
+        config[0..8].copy_from_slice(&BLOCK.to_le_bytes());
+        config[16..24].copy_from_slice(&start.to_le_bytes());
+        config[24..32].copy_from_slice(&size.to_le_bytes());
+        Mem { config: Arc::new(ConfigSpace::new(config)), active: None, plan, slots }
+    }
+
+    /// Asks the guest to have `bytes` plugged; it plugs or unplugs towards that in its own time.
+    pub fn set_requested_size(&mut self, bytes: u64) -> Result<(), SizeError> {
+        let region = self.slots.size();
+        if bytes > region || !bytes.is_multiple_of(BLOCK) {
+            return Err(SizeError { requested: bytes, region });
+        }
+        self.plan.request(bytes, region);
+        if self.publish()
+            && let Some(active) = &self.active
+        {
+            active.config_changed();
+        }
+        Ok(())
+    }
+
+    /// Writes the plan's sizes to the configuration. True if any changed.
+    fn publish(&self) -> bool {
+        let sizes = [
+            (offset::USABLE_REGION_SIZE, self.plan.usable),
+            (offset::PLUGGED_SIZE, self.plan.plugged()),
+            (offset::REQUESTED_SIZE, self.plan.requested),
+        ];
+        sizes.iter().fold(false, |changed, (at, size)| self.config.set(*at, &size.to_le_bytes()) || changed)
+    }
+}
+
+impl Plan {
+    fn plugged(&self) -> u64 {
+        self.blocks.plugged() as u64 * BLOCK
+    }
+
+    fn request(&mut self, bytes: u64, region: u64) {
+        self.requested = bytes;
+        let wanted = if bytes == 0 { 0 } else { (bytes + USABLE_EXTENT).min(region) };
+        // It shrinks only when nothing is plugged (§5.15.5.2).
+        self.usable = if self.blocks.plugged() == 0 { wanted } else { wanted.max(self.usable) };
+    }
+
+    /// The blocks asked for, if they are whole, some, and inside the usable region.
+    fn span(&self, asked: Asked) -> Option<Span> {
+        let offset = asked.address.checked_sub(self.start).filter(|offset| offset.is_multiple_of(BLOCK))?;
+        let end = offset.checked_add(u64::from(asked.blocks) * BLOCK)?;
+        let inside = asked.blocks > 0 && end <= self.usable;
+        inside.then_some(Span { first: (offset / BLOCK) as usize, count: usize::from(asked.blocks) })
+    }
+
+    fn plug(&mut self, asked: Asked, slots: &mut MemorySlots) -> Answer {
+        let Some(span) = self.span(asked).filter(|span| self.blocks.none(*span)) else {
+            return Answer::Error;
+        };
+        if self.plugged() + span.count as u64 * BLOCK > self.requested {
+            return Answer::Nack;
+        }
+        if let Err(error) = slots.show(span) {
+            tracing::warn!(%error, "cannot plug memory");
+            return Answer::Busy;
+        }
+        self.blocks.set(span, true);
+        Answer::Ack
+    }
+
+    fn unplug(&mut self, asked: Asked, slots: &MemorySlots) -> Answer {
+        let Some(span) = self.span(asked).filter(|span| self.blocks.all(*span)) else {
+            return Answer::Error;
+        };
+        if let Err(error) = slots.discard(span) {
+            tracing::warn!(%error, "cannot unplug memory");
+            return Answer::Busy;
+        }
+        self.blocks.set(span, false);
+        Answer::Ack
+    }
+
+    fn unplug_all(&mut self, slots: &MemorySlots) -> Answer {
+        let everything = Span { first: 0, count: self.blocks.len() };
+        if self.blocks.plugged() > 0
+            && let Err(error) = slots.discard(everything)
+        {
+            tracing::warn!(%error, "cannot unplug memory");
+            return Answer::Busy;
+        }
+        self.blocks.set(everything, false);
+        self.request(self.requested, slots.size());
+        Answer::Ack
+    }
+
+    fn state(&self, asked: Asked) -> Option<State> {
+        let span = self.span(asked)?;
+        Some(match (self.blocks.all(span), self.blocks.none(span)) {
+            (true, _) => State::Plugged,
+            (_, true) => State::Unplugged,
+            _ => State::Mixed,
+        })
+    }
+}
+
+impl VirtioDevice for Mem {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_MEM
+    }
+
+    fn features(&self) -> u64 {
+        1 << F_UNPLUGGED_INACCESSIBLE
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.config.clone()
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    /// What is plugged stays plugged over a device reset (§5.15.5.2): the guest may be running in it.
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        Err(AttachError::WrongKind("virtio-mem takes none"))
+    }
+
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        let Mem { active, plan, slots, config, .. } = self;
+        let Some(queue) = active.as_mut().and_then(|active| active.queues.get_mut(queue)) else {
+            return Ok(());
+        };
+        queue.serve(|memory, chain| answer(memory, chain, plan, slots, config))
+    }
+}
+
+fn answer(
+    memory: &GuestMemory,
+    chain: &Chain,
+    plan: &mut Plan,
+    slots: &mut MemorySlots,
+    config: &ConfigSpace,
+) -> Result<u32, DeviceError> {
+    let unanswerable = |what| DeviceError::Unanswerable { head: chain.head(), what };
+    let response = chain.writable(memory).map_err(|_| unanswerable("response outside guest memory"))?;
+    if guest_io::total(&response) < RESPONSE {
+        return Err(unanswerable("response shorter than 10 bytes"));
+    }
+    let mut raw = [0; REQUEST];
+    let read = chain.readable(memory).map_or(0, |request| guest_io::copy_out(&request, 0, &mut raw));
+    let (answer, state) = match parse(&raw).filter(|_| read == REQUEST) {
+        Some(request) => execute(request, plan, slots),
+        None => (Answer::Error, State::Plugged),
+    };
+    // The driver has this from the answer: no interrupt, but the next read of the configuration must agree.
+    config.set(offset::PLUGGED_SIZE, &plan.plugged().to_le_bytes());
+    config.set(offset::USABLE_REGION_SIZE, &plan.usable.to_le_bytes());
+
+    let mut bytes = [0; RESPONSE];
+    bytes[0..2].copy_from_slice(&(answer as u16).to_le_bytes());
+    bytes[8..10].copy_from_slice(&(state as u16).to_le_bytes());
+    Ok(guest_io::copy_in(&response, 0, &bytes) as u32)
+}
+
+fn execute(request: Request, plan: &mut Plan, slots: &mut MemorySlots) -> (Answer, State) {
+    match request {
+        Request::Plug(asked) => (plan.plug(asked, slots), State::Plugged),
+        Request::Unplug(asked) => (plan.unplug(asked, slots), State::Plugged),
+        Request::UnplugAll => (plan.unplug_all(slots), State::Plugged),
+        Request::State(asked) => match plan.state(asked) {
+            Some(state) => (Answer::Ack, state),
+            None => (Answer::Error, State::Plugged),
+        },
+    }
+}
+
+/// `struct virtio_mem_req`; none if its type is not known.
+fn parse(raw: &[u8; REQUEST]) -> Option<Request> {
+    let mut address = [0; 8];
+    address.copy_from_slice(&raw[8..16]);
+    let asked =
+        Asked { address: u64::from_le_bytes(address), blocks: u16::from_le_bytes([raw[16], raw[17]]) };
+    match u16::from_le_bytes([raw[0], raw[1]]) {
+        0 => Some(Request::Plug(asked)),
+        1 => Some(Request::Unplug(asked)),
+        2 => Some(Request::UnplugAll),
+        3 => Some(Request::State(asked)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "mem/mem_test.rs"]
+mod tests;

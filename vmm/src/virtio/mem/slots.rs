@@ -1,0 +1,136 @@
+//! The memory behind a virtio-mem region, shown to the guest piece by piece.
+//!
+//! One memslot for the whole 64 GiB would cost KVM tables for all of it (with shadow paging 8 bytes a page: 128 MiB) in
+//! every machine, most of which never plug a block. So a piece of 1 GiB gets its memslot when its first block is
+//! plugged, and keeps it: a registration is slow, and a piece of nothing but unplugged blocks costs only its tables.
+//! The address space is one mapping from the start, so that a device's buffers may cross pieces.
+
+use std::io;
+use std::sync::Arc;
+
+use thaw_hypervisor::{Access, Vm};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{Address, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress};
+
+use super::BLOCK;
+use super::blocks::Span;
+use crate::layout::memslot;
+use crate::virtio::guest_io;
+
+/// Bytes of a piece: one memslot's worth.
+const PIECE: u64 = 1 << 30;
+
+/// Shows memory to the guest. KVM, or in tests nothing.
+pub trait Slots: Send {
+    fn show(&self, slot: u32, piece: Arc<GuestRegionMmap<()>>) -> Result<(), thaw_hypervisor::Error>;
+    fn hide(&self, slot: u32) -> Result<(), thaw_hypervisor::Error>;
+}
+
+impl Slots for Arc<Vm> {
+    fn show(&self, slot: u32, piece: Arc<GuestRegionMmap<()>>) -> Result<(), thaw_hypervisor::Error> {
+        self.set_memory(slot, piece, Access::ReadWrite)
+    }
+
+    fn hide(&self, slot: u32) -> Result<(), thaw_hypervisor::Error> {
+        self.remove_memory(slot)
+    }
+}
+
+/// A region's memory and memslots.
+pub struct MemorySlots {
+    region: Arc<GuestRegionMmap<()>>,
+    slots: Box<dyn Slots>,
+    /// Which pieces the guest sees.
+    shown: Vec<bool>,
+}
+
+/// Why memory cannot be shown to the guest.
+#[derive(Debug, thiserror::Error)]
+pub enum ShowError {
+    #[error("memory slot {slot}: {error}")]
+    Slot { slot: u32, error: thaw_hypervisor::Error },
+    #[error("piece {piece}: {error}")]
+    Piece { piece: usize, error: vm_memory::mmap::MmapRegionError },
+    #[error("piece {0} ends past the last address")]
+    Address(usize),
+}
+
+impl MemorySlots {
+    /// `region` is mapped readable and writable.
+    pub fn new(region: Arc<GuestRegionMmap<()>>, slots: impl Slots + 'static) -> MemorySlots {
+        let pieces = region.len().div_ceil(PIECE) as usize;
+        MemorySlots { region, slots: Box::new(slots), shown: vec![false; pieces] }
+    }
+
+    /// First guest address.
+    pub fn start(&self) -> u64 {
+        self.region.start_addr().raw_value()
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.region.len()
+    }
+
+    /// Sees to it that the guest can reach the blocks of `span`.
+    pub fn show(&mut self, span: Span) -> Result<(), ShowError> {
+        let (start, end) = bytes(span);
+        for piece in start / PIECE..end.div_ceil(PIECE) {
+            self.show_piece(piece as usize)?;
+        }
+        Ok(())
+    }
+
+    fn show_piece(&mut self, piece: usize) -> Result<(), ShowError> {
+        if self.shown[piece] {
+            return Ok(());
+        }
+        let slot = memslot::VIRTIO_MEM + piece as u32;
+        self.slots.show(slot, Arc::new(self.piece(piece)?)).map_err(|error| ShowError::Slot { slot, error })?;
+        self.shown[piece] = true;
+        Ok(())
+    }
+
+    /// A view of one piece of the region.
+    fn piece(&self, piece: usize) -> Result<GuestRegionMmap<()>, ShowError> {
+        let offset = piece as u64 * PIECE;
+        let size = PIECE.min(self.region.len() - offset);
+        let host = self.region.as_ptr().wrapping_add(offset as usize);
+        let builder = MmapRegionBuilder::new(size as usize)
+            .with_mmap_prot(self.region.prot())
+            .with_mmap_flags(self.region.flags());
+        // SAFETY: the range is inside `region`'s mapping, which lives until `drop` has taken every view from KVM,
+        // or for ever.
+        let view = unsafe { builder.with_raw_mmap_pointer(host) }
+            .build()
+            .map_err(|error| ShowError::Piece { piece, error })?;
+        GuestRegionMmap::new(view, GuestAddress(self.start() + offset)).ok_or(ShowError::Address(piece))
+    }
+
+    /// Gives the blocks' pages back to the host.
+    pub fn discard(&self, span: Span) -> io::Result<()> {
+        let (start, end) = bytes(span);
+        let pages = self
+            .region
+            .get_slice(MemoryRegionAddress(start), (end - start) as usize)
+            .map_err(io::Error::other)?;
+        guest_io::discard(&pages)
+    }
+}
+
+impl Drop for MemorySlots {
+    fn drop(&mut self) {
+        for (piece, _) in self.shown.iter().enumerate().filter(|(_, shown)| **shown) {
+            if let Err(error) = self.slots.hide(memslot::VIRTIO_MEM + piece as u32) {
+                tracing::warn!(%error, piece, "memslot kept, and its memory with it");
+                std::mem::forget(self.region.clone());
+            }
+        }
+    }
+}
+
+/// First byte of a span and the byte after it, from the region's start.
+fn bytes(span: Span) -> (u64, u64) {
+    let start = span.first as u64 * BLOCK;
+    (start, start + span.count as u64 * BLOCK)
+}

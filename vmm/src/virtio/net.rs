@@ -1,0 +1,213 @@
+//! virtio-net (virtio 1.2 §5.1): one queue pair on a tap.
+//!
+//! Frames go between the tap and guest buffers with one `readv` or `writev`, vnet header included; the host kernel
+//! checks that header. Waits are events: without receive buffers the tap is not watched until the driver adds some,
+//! and a tap that takes no more holds back the transmit queue until it does. With no backend, what the guest sends is
+//! dropped and nothing arrives.
+//!
+//! The MAC is in the configuration for a cold boot; in a template it is whatever it was, and the agent sets the real one.
+
+mod receive;
+mod tap;
+mod transmit;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use thaw_protocol::control::Backend;
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use virtio_bindings::virtio_net as b;
+use vmm_sys_util::epoll::EventSet;
+
+use self::receive::Receiver;
+use self::tap::Tap;
+use super::config::ConfigSpace;
+use super::device::{Activation, AttachError, DeviceError, VirtioDevice, one_descriptor};
+use super::event_loop::Registrar;
+
+const QUEUE_SIZES: [u16; 2] = [256; 2];
+const RX: usize = 0;
+const TX: usize = 1;
+
+/// `struct virtio_net_hdr_v1`.
+const HEADER: usize = 12;
+/// Of a guest nobody told its address: locally administered, "THAW".
+const DEFAULT_MAC: [u8; 6] = [0x02, 0x54, 0x48, 0x41, 0x57, 0x00];
+/// The only descriptor registered with the event loop.
+const TAP: u32 = 0;
+
+/// The device.
+pub struct Net {
+    config: Arc<ConfigSpace>,
+    active: Option<Activation>,
+    /// Buffers popped for frames to come.
+    receiver: Receiver,
+    /// The tap would not take a frame; it is waited for.
+    transmit_blocked: bool,
+    /// The receive queue is empty; a kick is waited for.
+    receive_starved: bool,
+    backend: Option<Tap>,
+    registrar: Registrar,
+}
+
+impl Net {
+    pub fn new(registrar: Registrar) -> Net {
+        // struct virtio_net_config: mac, status, max_virtqueue_pairs, mtu.
+        let mut config = vec![0; 12];
+        config[..6].copy_from_slice(&DEFAULT_MAC);
+        Net {
+            config: Arc::new(ConfigSpace::new(config)),
+            active: None,
+            receiver: Receiver::default(),
+            transmit_blocked: false,
+            receive_starved: false,
+            backend: None,
+            registrar,
+        }
+    }
+
+    /// Takes frames from the tap while there are buffers.
+    fn receive(&mut self) -> Result<(), DeviceError> {
+        let (Some(active), Some(tap)) = (self.active.as_mut(), self.backend.as_ref()) else {
+            return Ok(());
+        };
+        let mergeable = active.negotiated(b::VIRTIO_NET_F_MRG_RXBUF);
+        self.receive_starved = self.receiver.receive(&mut active.queues[RX], tap, mergeable)?;
+        self.watch();
+        Ok(())
+    }
+
+    /// Gives the tap what the guest has queued, while it takes it.
+    fn transmit(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        self.transmit_blocked = transmit::transmit(&mut active.queues[TX], self.backend.as_ref())?;
+        self.watch();
+        Ok(())
+    }
+
+    /// Waits for exactly what would let work go on.
+    fn watch(&mut self) {
+        let Some(tap) = self.backend.as_mut() else { return };
+        let mut events = EventSet::empty();
+        if self.active.is_some() {
+            events.set(EventSet::IN, !self.receive_starved);
+            events.set(EventSet::OUT, self.transmit_blocked);
+        }
+        tap.watch(events, |fd, events| self.registrar.modify(fd, TAP, events));
+    }
+
+    /// The host takes the offloads the guest can, and no more.
+    fn set_offloads(&self) {
+        if let (Some(active), Some(tap)) = (&self.active, &self.backend)
+            && let Err(error) = tap.set_offloads(active.features)
+        {
+            // Frames still pass, each checksummed and cut by the host.
+            tracing::warn!(%error, "the tap refuses offloads");
+        }
+    }
+}
+
+impl VirtioDevice for Net {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_NET
+    }
+
+    fn features(&self) -> u64 {
+        [
+            b::VIRTIO_NET_F_CSUM,
+            b::VIRTIO_NET_F_GUEST_CSUM,
+            b::VIRTIO_NET_F_MAC,
+            b::VIRTIO_NET_F_GUEST_TSO4,
+            b::VIRTIO_NET_F_GUEST_TSO6,
+            b::VIRTIO_NET_F_GUEST_ECN,
+            b::VIRTIO_NET_F_HOST_TSO4,
+            b::VIRTIO_NET_F_HOST_TSO6,
+            b::VIRTIO_NET_F_HOST_ECN,
+            b::VIRTIO_NET_F_MRG_RXBUF,
+        ]
+        .iter()
+        .fold(0, |features, bit| features | 1 << bit)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.config.clone()
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        self.set_offloads();
+        self.watch();
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+        self.receiver = Receiver::default();
+        self.transmit_blocked = false;
+        self.receive_starved = false;
+        self.watch();
+    }
+
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        let Backend::Tap { mac } = backend else {
+            return Err(AttachError::WrongKind("virtio-net takes a tap"));
+        };
+        let tap = Tap::open(one_descriptor(fds)?)?;
+        self.registrar
+            .add(tap.as_raw_fd(), TAP, EventSet::empty())
+            .map_err(AttachError::system("epoll_ctl of the tap"))?;
+        if let Some(old) = self.backend.replace(tap) {
+            // Fails only if the tap was given up before.
+            let _ = self.registrar.remove(old.as_raw_fd());
+        }
+        if self.config.set(0, &mac)
+            && let Some(active) = &self.active
+        {
+            active.config_changed();
+        }
+        self.receive_starved = false;
+        self.transmit_blocked = false;
+        self.set_offloads();
+        self.watch();
+        if let Some(active) = &self.active {
+            active.queues[TX].kick_again();
+        }
+        Ok(())
+    }
+
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        match queue {
+            RX => self.receive(),
+            // A kick says nothing new while the tap is full.
+            TX if !self.transmit_blocked => self.transmit(),
+            _ => Ok(()),
+        }
+    }
+
+    fn backend_ready(&mut self, _token: u32, events: EventSet) -> Result<(), DeviceError> {
+        if events.intersects(EventSet::ERROR | EventSet::HANG_UP)
+            && let Some(gone) = self.backend.take_if(|tap| tap.is_gone())
+        {
+            tracing::warn!("the tap's interface was deleted; the guest is offline");
+            let _ = self.registrar.remove(gone.as_raw_fd());
+            self.transmit_blocked = false;
+            return self.transmit();
+        }
+        if events.contains(EventSet::OUT) {
+            self.transmit_blocked = false;
+            self.transmit()?;
+        }
+        if events.contains(EventSet::IN) {
+            self.receive()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "net/net_test.rs"]
+mod tests;

@@ -1,0 +1,149 @@
+//! From the tap to the guest.
+//!
+//! A frame's length is known only when it has been read, so buffers for the largest are popped beforehand and kept.
+//! They are still the guest's unused buffers: rewinding the queue by their number gives them back, which is how a
+//! freeze will treat them.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+
+use super::HEADER;
+use super::tap::Tap;
+use crate::virtio::device::DeviceError;
+use crate::virtio::guest_io::{self, MAX_SLICES};
+use crate::virtio::queue::{Chain, DeviceQueue};
+
+/// Header and the largest frame a tap gives: 64 KiB of segments, Ethernet header, VLAN tag.
+const LARGEST: usize = HEADER + 65_535 + 18;
+/// Frames taken before other devices get their turn.
+const BURST: usize = 64;
+/// Slices of popped buffers in one read: the spill needs one more.
+const SLICES: usize = MAX_SLICES - 1;
+
+/// Popped buffers, and where what does not fit them goes.
+#[derive(Default)]
+pub struct Receiver {
+    spare: VecDeque<Chain>,
+    spill: Vec<u8>,
+}
+
+/// What became of one attempt to read a frame.
+enum Outcome {
+    Delivered,
+    /// Too large for all buffers there are, or unreadable.
+    Dropped,
+    /// The tap has no frame.
+    Empty,
+    /// There is no buffer.
+    Starved,
+}
+
+impl Receiver {
+    /// Delivers what the tap has, up to a burst. True if it stopped for want of buffers: a kick will come.
+    pub fn receive(&mut self, queue: &mut DeviceQueue, tap: &Tap, mergeable: bool) -> Result<bool, DeviceError> {
+        let mut starved = false;
+        queue.disable_kicks()?;
+        for _ in 0..BURST {
+            match self.frame(queue, tap, mergeable)? {
+                Outcome::Delivered | Outcome::Dropped => {}
+                Outcome::Empty => break,
+                Outcome::Starved => {
+                    starved = true;
+                    break;
+                }
+            }
+        }
+        queue.signal()?;
+        Ok(starved)
+    }
+
+    fn frame(&mut self, queue: &mut DeviceQueue, tap: &Tap, mergeable: bool) -> Result<Outcome, DeviceError> {
+        if !self.refill(queue, mergeable)? {
+            return Ok(Outcome::Starved);
+        }
+        let usable = if mergeable { self.spare.len() } else { 1 };
+        let memory = queue.memory().clone();
+        let mut slices = Vec::new();
+        for chain in self.spare.iter().take(usable) {
+            // Checked when it was popped.
+            slices.extend(chain.writable(&memory).unwrap_or_default());
+        }
+        slices.truncate(SLICES);
+        let room = guest_io::total(&slices);
+        self.spill.resize(LARGEST, 0);
+        let length = match guest_io::read_some(tap.as_fd(), &slices, &mut self.spill) {
+            Ok(length) => length,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Outcome::Empty),
+            Err(error) => {
+                tracing::debug!(%error, "tap read failed");
+                return Ok(Outcome::Empty);
+            }
+        };
+        if length > room || length < HEADER {
+            return Ok(Outcome::Dropped);
+        }
+        self.deliver(queue, length, &slices)?;
+        Ok(Outcome::Delivered)
+    }
+
+    /// Gives the buffers a frame of `length` bytes fills back to the driver.
+    fn deliver(
+        &mut self,
+        queue: &mut DeviceQueue,
+        length: usize,
+        slices: &[vm_memory::VolatileSlice<'_>],
+    ) -> Result<(), DeviceError> {
+        let filled = self.filled_by(length);
+        // num_buffers, which the tap does not write (§5.1.6.4).
+        guest_io::copy_in(slices, HEADER - 2, &(filled as u16).to_le_bytes());
+        let mut rest = length;
+        for chain in self.spare.drain(..filled) {
+            let written = rest.min(chain.writable_len() as usize);
+            rest -= written;
+            queue.add_used(chain.head(), written as u32)?;
+        }
+        Ok(())
+    }
+
+    /// How many of the spare buffers a frame of `length` bytes fills.
+    fn filled_by(&self, length: usize) -> usize {
+        let mut room = 0;
+        for (index, chain) in self.spare.iter().enumerate() {
+            room += chain.writable_len() as usize;
+            if room >= length {
+                return index + 1;
+            }
+        }
+        self.spare.len()
+    }
+
+    /// Pops buffers until the largest frame fits, or there are no more. False if there is none at all.
+    fn refill(&mut self, queue: &mut DeviceQueue, mergeable: bool) -> Result<bool, DeviceError> {
+        let mut room: usize = self.spare.iter().map(|chain| chain.writable_len() as usize).sum();
+        let mut slices: usize = self.spare.iter().map(|chain| chain.writable_buffers().len()).sum();
+        while self.spare.is_empty() || mergeable && room < LARGEST && slices < SLICES {
+            let Some(chain) = queue.pop()? else {
+                if !self.spare.is_empty() {
+                    return Ok(true);
+                }
+                match queue.enable_kicks()? {
+                    true => continue,
+                    false => return Ok(false),
+                }
+            };
+            // A buffer that cannot hold the header, or is no memory, is given back empty.
+            let usable = chain.writable_buffers().len() <= SLICES
+                && chain.writable_len() >= HEADER as u64
+                && chain.writable(queue.memory()).is_ok();
+            if usable {
+                room = room.saturating_add(chain.writable_len() as usize);
+                slices += chain.writable_buffers().len();
+                self.spare.push_back(chain);
+            } else {
+                queue.add_used(chain.head(), 0)?;
+            }
+        }
+        Ok(true)
+    }
+}

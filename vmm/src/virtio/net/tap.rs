@@ -1,0 +1,137 @@
+//! The handed tap descriptor. What it must be is checked when it comes; its interface is nobody's business here.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use virtio_bindings::virtio_net as b;
+use vmm_sys_util::epoll::EventSet;
+
+use super::HEADER;
+use crate::virtio::device::AttachError;
+
+/// ioctls of `linux/if_tun.h`, and their flags.
+const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
+const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
+const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+const TUN_F_CSUM: libc::c_uint = 0x01;
+const TUN_F_TSO4: libc::c_uint = 0x02;
+const TUN_F_TSO6: libc::c_uint = 0x04;
+const TUN_F_TSO_ECN: libc::c_uint = 0x08;
+
+/// A tap, nonblocking.
+#[derive(Debug)]
+pub struct Tap {
+    fd: OwnedFd,
+    /// What the event loop waits for, so that it is told only of changes.
+    watched: EventSet,
+}
+
+impl Tap {
+    /// Takes a tap without packet information, with vnet headers; makes it nonblocking, headers 12 bytes.
+    pub fn open(fd: OwnedFd) -> Result<Tap, AttachError> {
+        // SAFETY: an all-zero ifreq is valid.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        ioctl(&fd, TUNGETIFF, &mut request)
+            .map_err(|e| AttachError::Invalid(format!("the descriptor is not a tap: {e}")))?;
+        // SAFETY: TUNGETIFF fills the flags.
+        let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
+        let wanted = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        if flags & wanted != wanted {
+            return Err(AttachError::Invalid(format!(
+                "the tap has flags {flags:#x}, and needs IFF_TAP | IFF_NO_PI | IFF_VNET_HDR"
+            )));
+        }
+        let mut size = HEADER as libc::c_int;
+        ioctl(&fd, TUNSETVNETHDRSZ, &mut size).map_err(AttachError::system("TUNSETVNETHDRSZ"))?;
+        Tap::with_frames(fd)
+    }
+
+    /// Takes a descriptor that gives and takes one frame, header first, per call.
+    pub(super) fn with_frames(fd: OwnedFd) -> Result<Tap, AttachError> {
+        let flags = fcntl_getfl(&fd).map_err(AttachError::system("fcntl of the tap"))?;
+        fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(AttachError::system("fcntl of the tap"))?;
+        Ok(Tap { fd, watched: EventSet::empty() })
+    }
+
+    /// Lets the host send what the driver negotiated: unfinished checksums, segments of more than one frame.
+    pub fn set_offloads(&self, features: u64) -> io::Result<()> {
+        // The ioctl takes its argument by value.
+        // SAFETY: no pointer is passed.
+        let done = unsafe { libc::ioctl(self.fd.as_raw_fd(), TUNSETOFFLOAD, libc::c_ulong::from(offloads(features))) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Whether the interface was deleted under the descriptor: reading says so for ever.
+    pub fn is_gone(&self) -> bool {
+        rustix::io::read(&self.fd, &mut [0u8; 0]).is_err_and(|e| e == rustix::io::Errno::BADFD)
+    }
+
+    /// Has the event loop, through `modify`, wait for `events`.
+    pub fn watch(&mut self, events: EventSet, modify: impl FnOnce(RawFd, EventSet) -> io::Result<()>) {
+        if events == self.watched {
+            return;
+        }
+        match modify(self.fd.as_raw_fd(), events) {
+            Ok(()) => self.watched = events,
+            Err(error) => tracing::warn!(%error, "cannot wait for the tap"),
+        }
+    }
+}
+
+fn offloads(features: u64) -> libc::c_uint {
+    let has = |bit: u32| features & 1 << bit != 0;
+    if !has(b::VIRTIO_NET_F_GUEST_CSUM) {
+        // The rest is meaningless without (§5.1.3.1), and the kernel refuses it.
+        return 0;
+    }
+    [
+        (b::VIRTIO_NET_F_GUEST_TSO4, TUN_F_TSO4),
+        (b::VIRTIO_NET_F_GUEST_TSO6, TUN_F_TSO6),
+        (b::VIRTIO_NET_F_GUEST_ECN, TUN_F_TSO_ECN),
+    ]
+    .iter()
+    .filter(|(bit, _)| has(*bit))
+    .fold(TUN_F_CSUM, |offloads, (_, flag)| offloads | flag)
+}
+
+fn ioctl<T>(fd: &OwnedFd, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+    // SAFETY: both requests made here read or write exactly the type they are called with, exclusively borrowed.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for Tap {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offloads_need_checksums_and_follow_the_features() {
+        let bits = |bits: &[u32]| bits.iter().fold(0u64, |f, bit| f | 1 << bit);
+        assert_eq!(offloads(0), 0);
+        assert_eq!(offloads(bits(&[b::VIRTIO_NET_F_GUEST_TSO4])), 0);
+        assert_eq!(offloads(bits(&[b::VIRTIO_NET_F_GUEST_CSUM])), TUN_F_CSUM);
+        assert_eq!(
+            offloads(bits(&[b::VIRTIO_NET_F_GUEST_CSUM, b::VIRTIO_NET_F_GUEST_TSO6, b::VIRTIO_NET_F_CSUM])),
+            TUN_F_CSUM | TUN_F_TSO6
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_tap_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(matches!(Tap::open(file.into()), Err(AttachError::Invalid(_))));
+    }
+}

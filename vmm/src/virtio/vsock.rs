@@ -1,0 +1,230 @@
+//! virtio-vsock (virtio 1.2 §5.10): the host dials the guest through one listening unix socket.
+//!
+//! A client connects, says `CONNECT <port>\n`, and is answered `OK <host port>\n` once the guest has accepted; then bytes
+//! flow both ways. Until the driver is up, clients wait in the socket's backlog, which bounds them. The guest may dial
+//! nobody: its dial of the handshake port is the doorbell, and every dial is answered by a reset.
+//!
+//! | file | what |
+//! |---|---|
+//! | `packet` | the header on the wire |
+//! | `credit` | who may send how much (§5.10.6.3) |
+//! | `connection` | one connection's life, as a state machine |
+//! | `muxer` | all connections, and whose turn it is |
+//! | here | the queues |
+
+mod connection;
+mod credit;
+mod muxer;
+mod packet;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
+use thaw_protocol::control::Backend;
+use thaw_protocol::handshake::GUEST_CID;
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+use vmm_sys_util::epoll::EventSet;
+
+use self::muxer::Muxer;
+use self::packet::Header;
+use super::config::ConfigSpace;
+use super::device::{Activation, AttachError, DeviceError, VirtioDevice, one_descriptor};
+use super::event_loop::Registrar;
+use super::guest_io;
+use super::queue::Chain;
+use crate::events::EventSink;
+use crate::memory::GuestMemory;
+
+const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
+const RX: usize = 0;
+const TX: usize = 1;
+
+/// The device. The third queue, for events, holds the driver's buffers until a transport reset is to be told.
+pub struct Vsock {
+    config: Arc<ConfigSpace>,
+    active: Option<Activation>,
+    /// The connections; the listening socket among them is the backend.
+    muxer: Muxer,
+    /// Transmission waits until the guest has taken the resets it caused.
+    transmit_paused: bool,
+}
+
+impl Vsock {
+    pub fn new(registrar: Registrar, events: EventSink) -> Vsock {
+        let config = u64::from(GUEST_CID).to_le_bytes().to_vec();
+        Vsock {
+            config: Arc::new(ConfigSpace::new(config)),
+            active: None,
+            muxer: Muxer::new(registrar, events),
+            transmit_paused: false,
+        }
+    }
+
+    /// Gives the guest what is waiting for it, while it has buffers.
+    fn receive(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        let queue = &mut active.queues[RX];
+        queue.disable_kicks()?;
+        let mut turns = queue.size();
+        while self.muxer.has_packets() {
+            if turns == 0 {
+                queue.kick_again();
+                break;
+            }
+            turns -= 1;
+            let Some(chain) = queue.pop()? else {
+                match queue.enable_kicks()? {
+                    true => continue,
+                    false => break,
+                }
+            };
+            match fill(&active.memory, &chain, &mut self.muxer) {
+                Filled::Packet(length) => queue.add_used(chain.head(), length)?,
+                Filled::Unfit => queue.add_used(chain.head(), 0)?,
+                Filled::NothingToSay => {
+                    queue.unpop();
+                    break;
+                }
+            }
+        }
+        queue.signal()?;
+        if self.transmit_paused && !self.muxer.owes_too_many_resets() {
+            self.transmit_paused = false;
+            active.queues[TX].kick_again();
+        }
+        Ok(())
+    }
+
+    /// Takes what the guest sends.
+    fn transmit(&mut self) -> Result<(), DeviceError> {
+        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        let (queue, muxer) = (&mut active.queues[TX], &mut self.muxer);
+        queue.disable_kicks()?;
+        for _ in 0..queue.size() {
+            if muxer.owes_too_many_resets() {
+                self.transmit_paused = true;
+                return Ok(queue.signal()?);
+            }
+            match queue.pop()? {
+                Some(chain) => {
+                    take(&active.memory, &chain, muxer);
+                    queue.add_used(chain.head(), 0)?;
+                }
+                None if queue.enable_kicks()? => {}
+                None => return Ok(queue.signal()?),
+            }
+        }
+        queue.kick_again();
+        Ok(queue.signal()?)
+    }
+}
+
+/// What became of a receive buffer.
+enum Filled {
+    /// So many bytes of it hold a packet.
+    Packet(u32),
+    /// It is too small or no memory.
+    Unfit,
+    /// There was no packet after all.
+    NothingToSay,
+}
+
+fn fill(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) -> Filled {
+    let Ok(slices) = chain.writable(memory) else { return Filled::Unfit };
+    let room = guest_io::part(&slices, Header::SIZE, muxer::MAX_PAYLOAD);
+    if room.is_empty() {
+        return Filled::Unfit;
+    }
+    match muxer.next_packet(&room) {
+        Some(header) => {
+            guest_io::copy_in(&slices, 0, &header.to_bytes());
+            Filled::Packet(Header::SIZE as u32 + header.length)
+        }
+        None => Filled::NothingToSay,
+    }
+}
+
+/// A packet shorter than its header is nobody's and lost.
+fn take(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) {
+    let Ok(slices) = chain.readable(memory) else { return };
+    let mut raw = [0; Header::SIZE];
+    if guest_io::copy_out(&slices, 0, &mut raw) == Header::SIZE {
+        let payload = guest_io::part(&slices, Header::SIZE, usize::MAX);
+        muxer.take_packet(&Header::from_bytes(&raw), &payload);
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_VSOCK
+    }
+
+    /// None: streams are what no feature means (§5.10.3).
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.config.clone()
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        self.muxer.open();
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+        self.transmit_paused = false;
+        self.muxer.close();
+    }
+
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        let Backend::Vsock = backend else {
+            return Err(AttachError::WrongKind("virtio-vsock takes a listening socket"));
+        };
+        self.muxer.listen(listener(one_descriptor(fds)?)?);
+        Ok(())
+    }
+
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        match queue {
+            RX => self.receive(),
+            TX => {
+                self.transmit()?;
+                self.receive()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn backend_ready(&mut self, token: u32, events: EventSet) -> Result<(), DeviceError> {
+        self.muxer.host_ready(token, events);
+        self.receive()
+    }
+}
+
+/// Checks that a descriptor is what clients can connect to.
+fn listener(fd: OwnedFd) -> Result<UnixListener, AttachError> {
+    let domain = socket_domain(&fd).map_err(AttachError::system("the vsock descriptor is not a socket"))?;
+    let kind = socket_type(&fd).map_err(AttachError::system("getsockopt"))?;
+    let listening = socket_acceptconn(&fd).map_err(AttachError::system("getsockopt"))?;
+    if domain != AddressFamily::UNIX || kind != SocketType::STREAM || !listening {
+        return Err(AttachError::Invalid("vsock takes a listening unix stream socket".into()));
+    }
+    let listener = UnixListener::from(fd);
+    listener.set_nonblocking(true).map_err(AttachError::system("fcntl of the listening socket"))?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+#[path = "vsock/vsock_test.rs"]
+mod tests;

@@ -1,0 +1,285 @@
+//! All connections of a guest: who they belong to, and whose turn it is to send.
+//!
+//! Invariants: at most [`MAX_CONNECTIONS`]; each is in the line of those with something to say at most once; resets owed
+//! are bounded by [`MAX_RESETS`] plus the connections, because the guest is not listened to while it owes reading them.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use rustix::time::{ClockId, clock_gettime};
+use thaw_protocol::control::Event;
+use thaw_protocol::handshake::{GUEST_CID, HANDSHAKE_PORT};
+use vm_memory::VolatileSlice;
+use vmm_sys_util::epoll::EventSet;
+
+use super::connection::{Connection, Fate, header};
+use super::packet::{HOST_CID, Header, Op, STREAM};
+use crate::events::EventSink;
+use crate::virtio::event_loop::Registrar;
+
+/// Connections at once; a client beyond them is closed.
+pub const MAX_CONNECTIONS: usize = 1023;
+/// Resets owed to the guest at which its packets wait.
+pub const MAX_RESETS: usize = 1024;
+/// Most bytes in one packet, as Linux has it.
+pub const MAX_PAYLOAD: usize = 64 * 1024;
+
+/// Host ports, which are also event-loop tokens: from here up, clear of ports people choose.
+const FIRST_PORT: u32 = 1 << 30;
+const LAST_PORT: u32 = (1 << 31) - 1;
+/// Token of the listening socket.
+const LISTENER: u32 = 0;
+
+/// The connections, and the socket they come from.
+pub struct Muxer {
+    registrar: Registrar,
+    events: EventSink,
+    listener: Option<UnixListener>,
+    /// The driver is up.
+    open: bool,
+    /// The event loop watches the listener.
+    accepting: bool,
+    /// A client could not be taken for want of descriptors: it waits in the backlog.
+    stalled: bool,
+    connections: HashMap<u32, Entry>,
+    next_port: u32,
+    /// Connections with something to say, in turn.
+    line: VecDeque<u32>,
+    resets: VecDeque<Header>,
+}
+
+struct Entry {
+    connection: Connection,
+    in_line: bool,
+}
+
+impl Muxer {
+    pub fn new(registrar: Registrar, events: EventSink) -> Muxer {
+        Muxer {
+            registrar,
+            events,
+            listener: None,
+            open: false,
+            accepting: false,
+            stalled: false,
+            connections: HashMap::new(),
+            next_port: FIRST_PORT,
+            line: VecDeque::new(),
+            resets: VecDeque::new(),
+        }
+    }
+
+    /// Takes clients from `listener` instead of an earlier one. Connections there are stay.
+    pub fn listen(&mut self, listener: UnixListener) {
+        self.pause_accepting();
+        self.listener = Some(listener);
+        self.resume_accepting();
+    }
+
+    /// The driver is up: clients are taken.
+    pub fn open(&mut self) {
+        self.open = true;
+        self.resume_accepting();
+    }
+
+    /// The driver is gone, and every connection with it. New clients wait in the backlog.
+    pub fn close(&mut self) {
+        self.open = false;
+        self.pause_accepting();
+        self.connections.clear();
+        self.line.clear();
+        self.resets.clear();
+    }
+
+    /// A descriptor of this side is ready.
+    pub fn host_ready(&mut self, token: u32, events: EventSet) {
+        if token == LISTENER {
+            return self.accept();
+        }
+        if let Some(entry) = self.connections.get_mut(&token) {
+            let fate = entry.connection.client_ready(events);
+            self.settle(token, fate);
+        }
+        if self.stalled {
+            self.accept();
+        }
+    }
+
+    fn accept(&mut self) {
+        self.stalled = false;
+        while let Some(listener) = self.listener.as_ref().filter(|_| self.accepting) {
+            match listener.accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    // Out of descriptors, most likely: tried again when the next client comes or another moves.
+                    tracing::warn!(%error, "cannot accept a vsock client");
+                    self.stalled = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, stream: UnixStream) {
+        if self.connections.len() >= MAX_CONNECTIONS && !self.evict() {
+            tracing::warn!("a vsock client was refused: {MAX_CONNECTIONS} connections are open");
+            return;
+        }
+        let port = self.free_port();
+        let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
+        let watched =
+            stream.set_nonblocking(true).and_then(|()| self.registrar.add(stream.as_raw_fd(), port, events));
+        match watched {
+            // The event loop reports what is ready already, a greeting perhaps.
+            Ok(()) => {
+                let connection = Connection::new(stream, port);
+                self.connections.insert(port, Entry { connection, in_line: false });
+            }
+            Err(error) => tracing::warn!(%error, "a vsock client was refused"),
+        }
+    }
+
+    /// Gives up a connection whose client left and whose guest has not said its last word. False if there is none.
+    fn evict(&mut self) -> bool {
+        let lingering = self.connections.iter().find(|(_, entry)| entry.connection.is_lingering());
+        match lingering.map(|(port, _)| *port) {
+            Some(port) => {
+                self.settle(port, Fate::CloseAndReset);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn free_port(&mut self) -> u32 {
+        loop {
+            let port = self.next_port;
+            self.next_port = if port == LAST_PORT { FIRST_PORT } else { port + 1 };
+            if !self.connections.contains_key(&port) {
+                return port;
+            }
+        }
+    }
+
+    /// A packet of the guest.
+    pub fn take_packet(&mut self, packet: &Header, payload: &[VolatileSlice<'_>]) {
+        if packet.source_cid != u64::from(GUEST_CID) || packet.destination_cid != HOST_CID {
+            return;
+        }
+        if packet.kind != STREAM {
+            return self.refuse(packet);
+        }
+        if packet.op == Some(Op::Request) {
+            return self.dialled(packet);
+        }
+        let port = packet.destination_port;
+        match self.connections.get_mut(&port) {
+            Some(entry) => match entry.connection.take_packet(packet, payload) {
+                Fate::KeepAndReset => {
+                    self.refuse(packet);
+                    self.settle(port, Fate::Keep);
+                }
+                fate => self.settle(port, fate),
+            },
+            None => self.refuse(packet),
+        }
+    }
+
+    /// The guest dialled the host.
+    fn dialled(&mut self, packet: &Header) {
+        if packet.destination_port == HANDSHAKE_PORT {
+            let now = clock_gettime(ClockId::Monotonic);
+            self.events.send(Event::Doorbell { at: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 });
+        }
+        self.refuse(packet);
+    }
+
+    /// Answers a packet with a reset, unless it is one.
+    fn refuse(&mut self, packet: &Header) {
+        if packet.op != Some(Op::Reset) {
+            let mut reset = header(packet.destination_port, packet.source_port, Op::Reset);
+            // Of the type that was not understood (§5.10.6.4).
+            reset.kind = packet.kind;
+            self.resets.push_back(reset);
+        }
+    }
+
+    /// Does to a connection what must be done after something happened to it.
+    fn settle(&mut self, port: u32, fate: Fate) {
+        let Some(entry) = self.connections.get_mut(&port) else { return };
+        match fate {
+            Fate::Keep | Fate::KeepAndReset => {
+                if entry.connection.has_packet() && !entry.in_line {
+                    entry.in_line = true;
+                    self.line.push_back(port);
+                }
+            }
+            Fate::Close | Fate::CloseAndReset => {
+                if fate == Fate::CloseAndReset
+                    && let Some(guest_port) = entry.connection.guest_port()
+                {
+                    self.resets.push_back(header(port, guest_port, Op::Reset));
+                }
+                // Its place in line, if any, is passed over when its turn comes; the event loop forgets a closed socket.
+                self.connections.remove(&port);
+            }
+        }
+    }
+
+    /// Whether the guest must read before it is listened to.
+    pub fn owes_too_many_resets(&self) -> bool {
+        self.resets.len() >= MAX_RESETS
+    }
+
+    /// Whether [`Self::next_packet`] may have something to say.
+    pub fn has_packets(&self) -> bool {
+        !self.resets.is_empty() || !self.line.is_empty()
+    }
+
+    /// The next packet for the guest, its payload in `room`.
+    pub fn next_packet(&mut self, room: &[VolatileSlice<'_>]) -> Option<Header> {
+        if let Some(reset) = self.resets.pop_front() {
+            return Some(reset);
+        }
+        while let Some(port) = self.line.pop_front() {
+            let Some(entry) = self.connections.get_mut(&port) else { continue };
+            entry.in_line = false;
+            let packet = entry.connection.next_packet(room);
+            self.settle(port, Fate::Keep);
+            if packet.is_some() {
+                return packet;
+            }
+        }
+        None
+    }
+
+    fn resume_accepting(&mut self) {
+        if self.accepting || !self.open {
+            return;
+        }
+        if let Some(listener) = &self.listener {
+            let events = EventSet::IN | EventSet::EDGE_TRIGGERED;
+            match self.registrar.add(listener.as_raw_fd(), LISTENER, events) {
+                Ok(()) => self.accepting = true,
+                Err(error) => tracing::warn!(%error, "cannot wait for vsock clients"),
+            }
+        }
+    }
+
+    fn pause_accepting(&mut self) {
+        if std::mem::take(&mut self.accepting)
+            && let Some(listener) = &self.listener
+        {
+            // Fails only for a descriptor that is not watched.
+            let _ = self.registrar.remove(listener.as_raw_fd());
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "muxer_test.rs"]
+mod tests;

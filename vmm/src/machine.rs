@@ -5,8 +5,8 @@
 //!                                            └────────── guest ends ──────┴──> Exited
 //! ```
 //!
-//! A request that fails leaves the machine in the state it was in; one that fails half-way through a boot leaves it
-//! Created, and a second boot starts from the beginning.
+//! A request that fails leaves the machine in the state it was in; but where the threads of a boot cannot be started the
+//! machine has ended.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use thaw_hypervisor::{Kvm, Vcpu, Vm, cpuid};
 use thaw_protocol::control::{
-    Backend, CONTROL_VERSION, ControlError, DeviceId, ErrorCode, ImageSpec, MEMORY_MIB, MachineSpec,
+    Backend, CONTROL_VERSION, ControlError, DeviceId, ErrorCode, Event, ExitReason, ImageSpec, MEMORY_MIB, MachineSpec,
     MachineState, StartTimes, VCPUS,
 };
 
@@ -119,11 +119,11 @@ impl Machine {
         else {
             unreachable!("it was Created, and nobody else has the machine");
         };
-        // Threads that cannot be had cost the machine: its vCPUs are gone with them.
-        bus.inventory.start().map_err(inventory_error)?;
-        let vcpus = VcpuThreads::spawn(vcpus, &bus, &self.events).map_err(system("starting vCPU threads"))?;
-        vcpus.resume();
-        self.state = State::Running(Started { bus, vcpus });
+        let started = start(&bus, vcpus, &self.events).inspect_err(|e| {
+            // Its vCPUs are gone with the threads that could not be had.
+            self.events.send(Event::Exited(ExitReason::Fault(e.message.clone())));
+        })?;
+        self.state = State::Running(started);
         Ok(())
     }
 
@@ -275,6 +275,14 @@ fn prepare_boot(created: &Created, cmdline: &str, file: &mut File) -> Outcome<()
     pvh::write_start_info(memory, cmdline, rsdp).map_err(|e| invalid(e.to_string()))?;
     vmgenid::write(memory).map_err(|e| ControlError { code: ErrorCode::System, message: e.to_string() })?;
     registers::set_entry(boot_vcpu, entry, PVH_START_INFO).map_err(kvm_error)
+}
+
+/// Starts device and vCPU threads and lets the guest run.
+fn start(bus: &Arc<Bus>, vcpus: Vec<Vcpu>, events: &EventSink) -> Outcome<Started> {
+    bus.inventory.start().map_err(inventory_error)?;
+    let vcpus = VcpuThreads::spawn(vcpus, bus, events).map_err(system("starting vCPU threads"))?;
+    vcpus.resume();
+    Ok(Started { bus: bus.clone(), vcpus })
 }
 
 fn one_descriptor(fds: Vec<OwnedFd>, what: &str) -> Outcome<OwnedFd> {

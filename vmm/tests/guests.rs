@@ -98,27 +98,31 @@ fn the_start_info_has_the_magic_and_the_command_line() {
     assert_eq!(control.exit(), ExitReason::PowerOff);
 }
 
-/// A guest that maps the 2 MiB at each of `addresses` one after the other from 2 MiB up (PAE paging), writes to all,
-/// checks all, and powers off; the one of `hole` shall read as all ones.
+/// A guest that maps the 2 MiB at each of `addresses` one after the other from 2 MiB up, writes to all, checks all, and
+/// powers off; the one of `hole` shall read as all ones. Four-level paging, in 32-bit compatibility mode.
 fn touching(addresses: &[u64], hole: u64) -> Guest {
-    let directory = DATA + 0x1000;
-    let mut data = vec![0u8; 0x2000];
-    data[..8].copy_from_slice(&(u64::from(directory) | 1).to_le_bytes());
-    let mut entry = |index: usize, address: u64| {
-        // Present, writable, 2 MiB.
-        let at = 0x1000 + index * 8;
-        data[at..at + 8].copy_from_slice(&(address & !(2 * MIB - 1) | 0x83).to_le_bytes());
+    // A table of each level, one page each, all present and writable.
+    let mut data = vec![0u8; 0x3000];
+    let mut entry = |level: usize, index: usize, value: u64| {
+        let at = level * 0x1000 + index * 8;
+        data[at..at + 8].copy_from_slice(&(value | 3).to_le_bytes());
     };
-    entry(0, 0);
-    for (index, address) in addresses.iter().chain([&hole]).enumerate() {
-        entry(index + 1, *address);
+    entry(0, 0, u64::from(DATA) + 0x1000);
+    entry(1, 0, u64::from(DATA) + 0x2000);
+    for (index, address) in [0].iter().chain(addresses).chain([&hole]).enumerate() {
+        const LARGE_PAGE: u64 = 1 << 7;
+        entry(2, index, address & !(2 * MIB - 1) | LARGE_PAGE);
     }
     let linear = |index: usize, address: u64| ((index as u64 + 1) * 2 * MIB + address % (2 * MIB)) as u32;
-    // cr4.PAE; cr3; cr0.PG
     let mut code = Code::default()
+        // cr4.PAE; cr3
         .raw(&[0x0f, 0x20, 0xe0, 0x83, 0xc8, 0x20, 0x0f, 0x22, 0xe0, 0xb8])
         .raw(&DATA.to_le_bytes())
-        .raw(&[0x0f, 0x22, 0xd8, 0x0f, 0x20, 0xc0, 0x0d, 0, 0, 0, 0x80, 0x0f, 0x22, 0xc0]);
+        .raw(&[0x0f, 0x22, 0xd8])
+        // EFER.LME
+        .raw(&[0xb9, 0x80, 0, 0, 0xc0, 0x0f, 0x32, 0x0d, 0, 1, 0, 0, 0x0f, 0x30])
+        // cr0.PG
+        .raw(&[0x0f, 0x20, 0xc0, 0x0d, 0, 0, 0, 0x80, 0x0f, 0x22, 0xc0]);
     for (index, address) in addresses.iter().enumerate() {
         code = code.store(linear(index, *address), 0x5a00_0000 + index as u32);
     }

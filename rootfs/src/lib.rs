@@ -1,7 +1,18 @@
 //! Images: sources, layers, EROFS metadata, the blob cache and the read-only filesystem.
 
 pub mod blob;
+mod compression;
+pub mod digest;
 pub mod erofs;
+pub mod error;
+pub mod fs;
 pub mod layer;
 pub mod merge;
+pub mod progress;
+pub mod reference;
+pub mod source;
+pub mod store;
 pub mod tree;
+
+pub use digest::Digest;
+pub use error::Error;

@@ -21,7 +21,10 @@ mod tests;
 use std::io;
 
 pub use plan::{Plan, plan};
-pub use read::{DirectoryEntry, FileType, Inode, Mapping, Nid, ReadError, Reader, ResolvedXattr, Superblock};
+pub use read::{
+    DirectoryEntry, Entries, FileType, Inode, Mapping, Mappings, Nid, ReadError, Reader, ResolvedXattr,
+    Superblock, Xattrs,
+};
 pub use write::{write, write_with_data};
 
 /// Where a blob is in the synthesized address space.

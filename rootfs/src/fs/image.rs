@@ -1,0 +1,233 @@
+//! One image: its metadata, and the blobs its file data is in.
+
+use std::fs::File;
+use std::io::{self, Write};
+
+use fuse_backend_rs::api::filesystem::ZeroCopyWriter;
+
+use crate::erofs::{FileType, Inode, Mapping, Nid, ReadError, Reader};
+use crate::tree::PAGE;
+
+use super::mapped::Mapped;
+use super::pread::Positioned;
+use super::{ImageError, MissingRange, PlacedBlob};
+
+/// What a hole is read from.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// An image in a slot.
+pub struct Image {
+    pub name: Vec<u8>,
+    pub reader: Reader<Mapped>,
+    /// By address, not overlapping.
+    blobs: Vec<PlacedBlob>,
+}
+
+/// Where the bytes of a mapping are.
+enum Backing<'a> {
+    Hole,
+    /// In the metadata itself: tails, or an image that carries its data.
+    Metadata(&'a [u8]),
+    /// In a blob, at an offset of it.
+    Blob(&'a PlacedBlob, u64),
+}
+
+impl Image {
+    pub fn open(name: &str, metadata: &File, mut blobs: Vec<PlacedBlob>) -> Result<Image, ImageError> {
+        let reader = Reader::new(Mapped::new(metadata).map_err(ImageError::Map)?)?;
+        let root = reader.inode(reader.superblock().root)?;
+        if root.file_type != FileType::Directory {
+            return Err(ImageError::RootNotDirectory);
+        }
+        // An empty blob may share its address with the next one: it comes first, so that a search finds the other.
+        blobs.sort_by_key(|blob| (blob.address, blob.length));
+        let mut end = reader.bytes().len() as u64;
+        for blob in &blobs {
+            let bad = |why| ImageError::Blob {
+                address: blob.address,
+                why,
+            };
+            if !(blob.address | blob.length).is_multiple_of(PAGE) {
+                return Err(bad("address and length must be multiples of 4096"));
+            }
+            if blob.address < end && blob.length > 0 {
+                return Err(bad("it overlaps the metadata or another blob"));
+            }
+            if blob.file.len() != blob.length {
+                return Err(bad(
+                    "the cache file has another length than the image was made for",
+                ));
+            }
+            if blob.file.diff_id() != blob.digest {
+                return Err(bad(
+                    "the cache file is of another layer than the image was made for",
+                ));
+            }
+            let blob_end = blob
+                .address
+                .checked_add(blob.length)
+                .ok_or(bad("it ends beyond 2^64"))?;
+            end = end.max(blob_end);
+        }
+        Ok(Image {
+            name: name.into(),
+            reader,
+            blobs,
+        })
+    }
+
+    /// Tells equal images from others: part of the UUID, which follows from the content.
+    pub fn generation(&self) -> u64 {
+        let uuid = self.reader.superblock().uuid;
+        u64::from(u32::from_le_bytes([uuid[0], uuid[1], uuid[2], uuid[3]]))
+    }
+
+    fn file(&self, nid: Nid) -> Result<Inode, ReadError> {
+        let inode = self.reader.inode(nid)?;
+        match inode.file_type {
+            FileType::File => Ok(inode),
+            _ => Err(ReadError::WrongType {
+                nid,
+                expected: "regular file",
+            }),
+        }
+    }
+
+    /// What backs a mapping; less than all of it when it reaches from one backing into another.
+    fn backing(&self, mapping: &Mapping) -> io::Result<(Backing<'_>, u64)> {
+        let Some(address) = mapping.address else {
+            return Ok((Backing::Hole, mapping.length));
+        };
+        let metadata = self.reader.bytes();
+        if address < metadata.len() as u64 {
+            let length = mapping.length.min(metadata.len() as u64 - address);
+            let bytes = &metadata[address as usize..(address + length) as usize];
+            return Ok((Backing::Metadata(bytes), length));
+        }
+        let index = self.blobs.partition_point(|blob| blob.address <= address);
+        let blob = index.checked_sub(1).map(|index| &self.blobs[index]);
+        match blob.filter(|blob| address - blob.address < blob.length) {
+            Some(blob) => {
+                let offset = address - blob.address;
+                Ok((
+                    Backing::Blob(blob, offset),
+                    mapping.length.min(blob.length - offset),
+                ))
+            }
+            None => {
+                tracing::error!(address, image = ?self.name.escape_ascii().to_string(), "file data is outside every blob");
+                Err(io::Error::from_raw_os_error(libc::EUCLEAN))
+            }
+        }
+    }
+
+    /// Calls `each` for the pieces of a range of a file.
+    fn pieces<'a>(
+        &'a self,
+        nid: Nid,
+        offset: u64,
+        length: u64,
+        mut each: impl FnMut(Backing<'a>, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let inode = self.file(nid).map_err(read_error)?;
+        for mapping in self.reader.mappings(&inode, offset, length) {
+            let mut mapping = mapping.map_err(read_error)?;
+            while mapping.length > 0 {
+                let (backing, length) = self.backing(&mapping)?;
+                each(backing, length)?;
+                mapping.offset += length;
+                mapping.length -= length;
+                mapping.address = mapping.address.map(|address| address + length);
+            }
+        }
+        Ok(())
+    }
+
+    /// Blob ranges a read needs that are not ready; of a read that fails, none.
+    pub fn missing(&self, nid: Nid, offset: u64, size: u32) -> Vec<MissingRange> {
+        let mut missing = Vec::new();
+        let walked = self.pieces(nid, offset, u64::from(size), |backing, length| {
+            if let Backing::Blob(blob, offset) = backing {
+                missing.extend(blob.file.missing(offset, length).map(|range| MissingRange {
+                    blob: blob.digest,
+                    offset: range.start,
+                    length: range.end - range.start,
+                }));
+            }
+            Ok(())
+        });
+        match walked {
+            Ok(()) => missing,
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Reads a file into guest memory.
+    pub fn read(&self, nid: Nid, offset: u64, size: u32, out: &mut dyn ZeroCopyWriter) -> io::Result<usize> {
+        let size = u64::from(size).min(out.available_bytes() as u64);
+        let mut total = 0;
+        self.pieces(nid, offset, size, |backing, length| {
+            match backing {
+                Backing::Hole => zeros(out, length)?,
+                Backing::Metadata(bytes) => out.write_all(bytes)?,
+                Backing::Blob(blob, at) => {
+                    // Checked by whoever parks reads, and here again: what is not verified is never served.
+                    if !blob.file.is_ready(at, length) {
+                        tracing::error!(offset = at, length, "a read came before its bytes");
+                        return Err(io::Error::from_raw_os_error(libc::EIO));
+                    }
+                    out.write_all_from(&mut Positioned(blob.file.data()), length as usize, at).inspect_err(
+                        |error| tracing::error!(%error, offset = at, length, "a blob's cache file cannot be read"),
+                    )?;
+                }
+            }
+            total += length as usize;
+            Ok(())
+        })
+        .map_err(|error| match error.raw_os_error() {
+            Some(_) => error,
+            None => io::Error::from_raw_os_error(libc::EIO),
+        })?;
+        Ok(total)
+    }
+
+    /// The next offset from `offset` on that is data (or, if not `data`, a hole); the file's end is a hole.
+    pub fn seek(&self, nid: Nid, offset: u64, data: bool) -> io::Result<u64> {
+        let inode = self.file(nid).map_err(read_error)?;
+        let past_end = || io::Error::from_raw_os_error(libc::ENXIO);
+        if offset >= inode.size {
+            return Err(past_end());
+        }
+        for mapping in self.reader.mappings(&inode, offset, u64::MAX) {
+            let mapping = mapping.map_err(read_error)?;
+            if mapping.address.is_some() == data {
+                return Ok(mapping.offset);
+            }
+        }
+        if data { Err(past_end()) } else { Ok(inode.size) }
+    }
+}
+
+fn zeros(out: &mut dyn ZeroCopyWriter, length: u64) -> io::Result<()> {
+    let mut left = length;
+    while left > 0 {
+        let now = left.min(ZEROS.len() as u64);
+        Write::write_all(out, &ZEROS[..now as usize])?;
+        left -= now;
+    }
+    Ok(())
+}
+
+/// The errno of metadata that cannot be read, with a line in the log when it is the image's fault.
+pub fn read_error(error: ReadError) -> io::Error {
+    let errno = match error {
+        // The guest named an inode that is of another type, which its kernel never does by itself.
+        ReadError::WrongType { .. } => libc::EINVAL,
+        ReadError::Unsupported { .. } => libc::EOPNOTSUPP,
+        ReadError::NotErofs | ReadError::Corrupt { .. } => libc::EUCLEAN,
+    };
+    if errno != libc::EINVAL {
+        tracing::error!(%error, "image metadata");
+    }
+    io::Error::from_raw_os_error(errno)
+}

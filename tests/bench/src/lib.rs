@@ -4,6 +4,7 @@
 //! Ratios are between things measured in turn (A B A B …) within one process's lifetime: on a machine whose speed
 //! drifts, only those mean anything.
 
+pub mod boot;
 pub mod machine;
 pub mod report;
 pub mod svg;

@@ -7,7 +7,11 @@ use std::process::Command;
 pub fn describe() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
-        cpuinfo.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_once(':')).map(|(_, v)| v.trim().to_string())
+        cpuinfo
+            .lines()
+            .find(|l| l.starts_with(name))
+            .and_then(|l| l.split_once(':'))
+            .map(|(_, v)| v.trim().to_string())
     };
     let model = field("model name").unwrap_or_else(|| "unknown CPU".into());
     let cpus = cpuinfo.lines().filter(|l| l.starts_with("processor")).count();
@@ -22,10 +26,20 @@ pub fn describe() -> String {
     let memory_kib: u64 = fs::read_to_string("/proc/meminfo")
         .unwrap_or_default()
         .lines()
-        .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok())
+        .find_map(|l| {
+            l.strip_prefix("MemTotal:")?
+                .trim()
+                .strip_suffix(" kB")?
+                .parse()
+                .ok()
+        })
         .unwrap_or(0);
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!("{model}, {cpus} CPUs, {} GiB, Linux {}, {kvm}", memory_kib.div_ceil(1 << 20), release.trim())
+    format!(
+        "{model}, {cpus} CPUs, {} GiB, Linux {}, {kvm}",
+        memory_kib.div_ceil(1 << 20),
+        release.trim()
+    )
 }
 
 /// The commit in `THAW_COMMIT` (set where the benchmark runs away from its repository), or git's HEAD.
@@ -33,7 +47,9 @@ pub fn commit() -> String {
     if let Ok(commit) = std::env::var("THAW_COMMIT") {
         return commit;
     }
-    let output = Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=12"]).output();
+    let output = Command::new("git")
+        .args(["describe", "--always", "--dirty", "--abbrev=12"])
+        .output();
     match output {
         Ok(o) if o.status.success() => String::from_utf8_lossy(&o.stdout).trim().to_string(),
         _ => "unknown".into(),

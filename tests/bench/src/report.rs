@@ -58,7 +58,11 @@ impl Report {
     pub fn sample(&mut self, name: &str, unit: &str, value: f64) {
         match self.series.iter_mut().find(|s| s.name == name) {
             Some(series) => series.samples.push(value),
-            None => self.series.push(Series { name: name.into(), unit: unit.into(), samples: vec![value] }),
+            None => self.series.push(Series {
+                name: name.into(),
+                unit: unit.into(),
+                samples: vec![value],
+            }),
         }
     }
 
@@ -66,7 +70,9 @@ impl Report {
     pub fn ratio(&mut self, ratio: &str, numerator: &str, denominator: &str) -> Result<(), String> {
         let median = |name: &str| {
             let series = self.series.iter().find(|s| s.name == name);
-            series.map(|s| percentile(&sorted(&s.samples), 50.0)).ok_or(format!("no samples of {name}"))
+            series
+                .map(|s| percentile(&sorted(&s.samples), 50.0))
+                .ok_or(format!("no samples of {name}"))
         };
         let value = median(numerator)? / median(denominator)?;
         self.ratios.insert(ratio.into(), value);
@@ -81,14 +87,21 @@ impl Report {
         std::fs::write(&json, serde_json::to_string_pretty(self)? + "\n")?;
         let samples = directory.join(format!("{}.samples.json", self.name));
         std::fs::write(samples, serde_json::to_string(&self.series)? + "\n")?;
-        std::fs::write(directory.join(format!("{}.svg", self.name)), crate::svg::draw(self))?;
+        std::fs::write(
+            directory.join(format!("{}.svg", self.name)),
+            crate::svg::draw(self),
+        )?;
         Ok(json)
     }
 
     /// Reads what [`Report::write`] wrote.
     pub fn read(path: &Path) -> std::io::Result<Report> {
         let mut report: Report = serde_json::from_slice(&std::fs::read(path)?)?;
-        report.name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        report.name = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         Ok(report)
     }
 }
@@ -147,7 +160,10 @@ mod tests {
         let read = Report::read(&path).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(read.ratios["a_over_b"], 2.0);
-        assert_eq!((read.rows[0].n, read.rows[0].max, read.name.as_str()), (3, 100.0, "t"));
+        assert_eq!(
+            (read.rows[0].n, read.rows[0].max, read.name.as_str()),
+            (3, 100.0, "t")
+        );
     }
 
     fn tempdir() -> PathBuf {

@@ -20,7 +20,12 @@ pub fn draw(report: &Report) -> String {
     );
     let mut y = 52.0;
     for row in &report.rows {
-        let most = report.rows.iter().filter(|r| r.unit == row.unit).map(|r| r.p99).fold(f64::MIN_POSITIVE, f64::max);
+        let most = report
+            .rows
+            .iter()
+            .filter(|r| r.unit == row.unit)
+            .map(|r| r.p99)
+            .fold(f64::MIN_POSITIVE, f64::max);
         let x = |v: f64| LABEL + (v / most).clamp(0.0, 1.0) * PLOT;
         out += &format!(
             "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{}</text>\n\
@@ -44,12 +49,18 @@ pub fn draw(report: &Report) -> String {
         y += LINE;
     }
     for (name, value) in &report.ratios {
-        out += &format!("<text x=\"10\" y=\"{:.0}\">{} = {value:.2}</text>\n", y + 12.0, escape(name));
+        out += &format!(
+            "<text x=\"10\" y=\"{:.0}\">{} = {value:.2}</text>\n",
+            y + 12.0,
+            escape(name)
+        );
         y += LINE;
     }
     out + "</svg>\n"
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }

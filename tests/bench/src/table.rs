@@ -6,8 +6,9 @@ const HEAD: [&str; 8] = ["", "unit", "n", "p50", "p95", "p99", "min", "max"];
 
 /// Aligned columns, machine and commit above, ratios below.
 pub fn terminal(report: &Report) -> String {
-    let rows: Vec<[String; 8]> =
-        std::iter::once(HEAD.map(String::from)).chain(report.rows.iter().map(cells)).collect();
+    let rows: Vec<[String; 8]> = std::iter::once(HEAD.map(String::from))
+        .chain(report.rows.iter().map(cells))
+        .collect();
     let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
     let mut out = format!("{} · {} · {}\n", report.name, report.machine, report.commit);
@@ -15,7 +16,11 @@ pub fn terminal(report: &Report) -> String {
         for (c, cell) in row.iter().enumerate() {
             let pad = " ".repeat(widths[c] - cell.chars().count());
             // Names and units read from the left, numbers line up at the right.
-            if c < 2 { out += &format!("{cell}{pad}  ") } else { out += &format!("{pad}{cell}  ") }
+            if c < 2 {
+                out += &format!("{cell}{pad}  ")
+            } else {
+                out += &format!("{pad}{cell}  ")
+            }
         }
         out.truncate(out.trim_end().len());
         out.push('\n');
@@ -43,7 +48,13 @@ pub fn markdown(report: &Report) -> String {
 }
 
 fn cells(row: &Row) -> [String; 8] {
-    let number = |v: f64| if v.abs() < 10.0 { format!("{v:.2}") } else { format!("{v:.1}") };
+    let number = |v: f64| {
+        if v.abs() < 10.0 {
+            format!("{v:.2}")
+        } else {
+            format!("{v:.1}")
+        }
+    };
     [
         row.name.clone(),
         row.unit.clone(),
@@ -66,7 +77,9 @@ mod tests {
         report.sample("short", "ms", 1.0);
         report.sample("a longer name", "ms", 1234.0);
         report.ratio("r", "a longer name", "short").unwrap();
-        report.write(&std::env::temp_dir().join("thaw-bench-table")).unwrap();
+        report
+            .write(&std::env::temp_dir().join("thaw-bench-table"))
+            .unwrap();
         let text = terminal(&report);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[2].len(), lines[3].len());

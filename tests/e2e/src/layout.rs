@@ -1,7 +1,7 @@
 //! OCI layouts made in the test, so that each can be wrong in exactly one way.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -44,11 +44,15 @@ impl Layout {
         let stored = self.stored_layer.as_ref().unwrap_or(&self.layer);
         fs::write(blobs.join(&layer_digest), stored).unwrap();
         let diff_id = self.diff_id.clone().unwrap_or(format!("sha256:{layer_digest}"));
-        let config = put(&blobs, &json!({
-            "architecture": self.architecture, "os": "linux",
-            "config": {"Cmd": self.command, "Env": ["PATH=/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-        }), CONFIG);
+        let config = put(
+            &blobs,
+            &json!({
+                "architecture": self.architecture, "os": "linux",
+                "config": {"Cmd": self.command, "Env": ["PATH=/bin"]},
+                "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+            }),
+            CONFIG,
+        );
         let layer = json!({
             "mediaType": self.layer_media_type, "digest": format!("sha256:{layer_digest}"), "size": self.layer.len(),
         });
@@ -97,7 +101,7 @@ fn raw_name(header: &mut tar::Header, name: &str) {
     header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
 }
 
-fn put(blobs: &PathBuf, document: &Value, media_type: &str) -> Value {
+fn put(blobs: &Path, document: &Value, media_type: &str) -> Value {
     let bytes = document.to_string().into_bytes();
     let digest = hex(&bytes);
     fs::write(blobs.join(&digest), &bytes).unwrap();

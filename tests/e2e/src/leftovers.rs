@@ -24,7 +24,10 @@ impl Leftovers {
             mounts: mounts(),
             cgroups: cgroups(),
             sockets: sockets(),
-            files: ["/run/thaw", "/tmp"].iter().flat_map(|d| walk(Path::new(d))).collect(),
+            files: ["/run/thaw", "/tmp"]
+                .iter()
+                .flat_map(|d| walk(Path::new(d)))
+                .collect(),
         }
     }
 }
@@ -44,21 +47,32 @@ fn processes() -> BTreeSet<String> {
 fn mounts() -> BTreeSet<String> {
     // Without the mount ids, which say nothing about what is mounted.
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    text.lines().map(|l| l.splitn(5, ' ').nth(4).unwrap().to_string()).collect()
+    text.lines()
+        .map(|l| l.splitn(5, ' ').nth(4).unwrap().to_string())
+        .collect()
 }
 
 fn cgroups() -> BTreeSet<String> {
-    walk(Path::new("/sys/fs/cgroup")).into_iter().filter(|p| p.contains("thaw") && Path::new(p).is_dir()).collect()
+    walk(Path::new("/sys/fs/cgroup"))
+        .into_iter()
+        .filter(|p| p.contains("thaw") && Path::new(p).is_dir())
+        .collect()
 }
 
 fn sockets() -> BTreeSet<String> {
     let text = fs::read_to_string("/proc/net/unix").unwrap();
-    text.lines().filter_map(|l| l.split_whitespace().nth(7)).filter(|p| p.contains("thaw")).map(String::from).collect()
+    text.lines()
+        .filter_map(|l| l.split_whitespace().nth(7))
+        .filter(|p| p.contains("thaw"))
+        .map(String::from)
+        .collect()
 }
 
 fn names(folder: &str) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect()
+    entries
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect()
 }
 
 /// Every path below `folder`, itself not included.

@@ -22,22 +22,29 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A binary of this project.
 pub fn binary(name: &str) -> PathBuf {
-    let folder = std::env::var_os("THAW_BIN").map(PathBuf::from).unwrap_or_else(|| {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/x86_64-unknown-linux-gnu/release")
-    });
+    let folder = std::env::var_os("THAW_BIN")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| {
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/x86_64-unknown-linux-gnu/release")
+        });
     folder.join(name)
 }
 
 /// One of the test images, as `thaw run` takes it.
 pub fn image(tag: &str) -> String {
-    let layout = std::env::var("THAW_TEST_IMAGES").expect("THAW_TEST_IMAGES names the OCI layout of the test images");
+    let layout =
+        std::env::var("THAW_TEST_IMAGES").expect("THAW_TEST_IMAGES names the OCI layout of the test images");
     format!("oci:{layout}:{tag}")
 }
 
 /// `thaw` with these arguments and nothing on its standard input.
 pub fn thaw(args: &[&str]) -> Command {
     let mut command = Command::new(binary("thaw"));
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 
@@ -52,7 +59,9 @@ pub struct Outcome {
 impl Outcome {
     /// The exit code; a death by signal fails the test.
     pub fn code(&self) -> i32 {
-        self.status.code().unwrap_or_else(|| panic!("no exit code: {self:?}"))
+        self.status
+            .code()
+            .unwrap_or_else(|| panic!("no exit code: {self:?}"))
     }
 
     /// Fails the test unless the command succeeded; gives its standard output.
@@ -83,12 +92,19 @@ pub fn finish(mut child: Child, input: &str) -> Outcome {
     let pid = child.id() as i32;
     let (done, waiting) = std::sync::mpsc::channel();
     std::thread::spawn(move || done.send(child.wait().unwrap()));
-    let status = waiting.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+    let ended = waiting.recv_timeout(PATIENCE);
+    if ended.is_err() {
         let _ = rustix::process::kill_process(pid_of(pid), rustix::process::Signal::KILL);
-        panic!("no end within {PATIENCE:?}: stderr {:?}", stderr.map(|s| s.join()))
-    });
+    }
     let text = |h: Option<std::thread::JoinHandle<String>>| h.map(|h| h.join().unwrap()).unwrap_or_default();
-    Outcome { status, stdout: text(stdout), stderr: text(stderr) }
+    let (stdout, stderr) = (text(stdout), text(stderr));
+    let status =
+        ended.unwrap_or_else(|_| panic!("no end within {PATIENCE:?}: stdout {stdout:?}, stderr {stderr:?}"));
+    Outcome {
+        status,
+        stdout,
+        stderr,
+    }
 }
 
 fn collect(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {

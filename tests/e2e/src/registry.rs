@@ -12,7 +12,10 @@ pub fn answering(status: u16, headers: &'static str) -> String {
             let mut stream = stream.unwrap();
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
             while lines.next().is_some_and(|l| l.is_ok_and(|l| !l.is_empty())) {}
-            let _ = write!(stream, "HTTP/1.1 {status} Told\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n");
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status} Told\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n"
+            );
         }
     });
     format!("127.0.0.1:{port}/some/image:tag")
@@ -21,5 +24,8 @@ pub fn answering(status: u16, headers: &'static str) -> String {
 /// The reference of an image on a loopback port where nothing listens.
 pub fn down() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    format!("127.0.0.1:{}/some/image:tag", listener.local_addr().unwrap().port())
+    format!(
+        "127.0.0.1:{}/some/image:tag",
+        listener.local_addr().unwrap().port()
+    )
 }

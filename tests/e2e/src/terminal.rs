@@ -19,11 +19,17 @@ pub struct Terminal {
 impl Terminal {
     /// Starts `command` as the foreground process of a new 80×24 terminal.
     pub fn start(command: &mut Command) -> Terminal {
-        let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        let master =
+            rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         rustix::pty::grantpt(&master).unwrap();
         rustix::pty::unlockpt(&master).unwrap();
         let name = rustix::pty::ptsname(&master, Vec::new()).unwrap();
-        let slave: OwnedFd = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap().into();
+        let slave: OwnedFd = File::options()
+            .read(true)
+            .write(true)
+            .open(name.to_str().unwrap())
+            .unwrap()
+            .into();
         let mut terminal_side = command;
         terminal_side = terminal_side
             .stdin(slave.try_clone().unwrap())
@@ -40,7 +46,11 @@ impl Terminal {
             });
         }
         let child = terminal_side.spawn().unwrap();
-        let terminal = Terminal { master: master.into(), child, seen: String::new() };
+        let terminal = Terminal {
+            master: master.into(),
+            child,
+            seen: String::new(),
+        };
         terminal.resize(24, 80);
         terminal
     }
@@ -52,7 +62,12 @@ impl Terminal {
 
     /// Changes the window's size; the kernel tells the foreground process.
     pub fn resize(&self, rows: u16, columns: u16) {
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         rustix::termios::tcsetwinsize(&self.master, size).unwrap();
     }
 
@@ -60,10 +75,18 @@ impl Terminal {
     pub fn expect(&mut self, text: &str) {
         let mut buffer = [0u8; 4096];
         while !self.seen.contains(text) {
-            let mut ready = [libc::pollfd { fd: self.master.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+            let mut ready = [libc::pollfd {
+                fd: self.master.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            }];
             // SAFETY: one valid pollfd.
             let n = unsafe { libc::poll(ready.as_mut_ptr(), 1, crate::PATIENCE.as_millis() as i32) };
-            assert!(n > 0, "nothing more was shown; waiting for {text:?}, saw {:?}", self.seen);
+            assert!(
+                n > 0,
+                "nothing more was shown; waiting for {text:?}, saw {:?}",
+                self.seen
+            );
             match self.master.read(&mut buffer) {
                 Ok(n) if n > 0 => self.seen += &String::from_utf8_lossy(&buffer[..n]),
                 end => panic!("terminal closed ({end:?}) before {text:?}: {:?}", self.seen),

@@ -38,32 +38,72 @@ fn wrong_images_and_registries_are_refused_each_with_its_own_code() {
             panic!("{what} and {other} share the code {code}");
         }
     };
-    seen("digest mismatch", bad_image(|l| l.stored_layer = Some(vec![1; l.layer.len()]), &["sha256:"]));
-    seen("truncated layer", bad_image(|l| l.layer.truncate(700), &["layer"]));
-    seen("media type", bad_image(|l| l.layer_media_type = "application/x-unknown".into(), &["application/x-unknown"]));
-    seen("architecture", bad_image(|l| l.architecture = "arm64".into(), &["arm64", "amd64"]));
+    seen(
+        "digest mismatch",
+        bad_image(|l| l.stored_layer = Some(vec![1; l.layer.len()]), &["sha256:"]),
+    );
+    seen(
+        "truncated layer",
+        bad_image(|l| l.layer.truncate(700), &["layer"]),
+    );
+    seen(
+        "media type",
+        bad_image(
+            |l| l.layer_media_type = "application/x-unknown".into(),
+            &["application/x-unknown"],
+        ),
+    );
+    seen(
+        "architecture",
+        bad_image(|l| l.architecture = "arm64".into(), &["arm64", "amd64"]),
+    );
     let unsafe_path = bad_image(|l| l.layer = tar_of(&[("../escaped", b"x")]), &["../escaped"]);
     seen("unsafe path", unsafe_path);
-    assert_eq!(bad_image(|l| l.layer = tar_of(&[("/absolute", b"x")]), &["/absolute"]), unsafe_path);
-    assert_eq!(bad_image(|l| l.layer = tar_with_link("link", "../../etc/passwd"), &["link"]), unsafe_path);
+    assert_eq!(
+        bad_image(|l| l.layer = tar_of(&[("/absolute", b"x")]), &["/absolute"]),
+        unsafe_path
+    );
+    assert_eq!(
+        bad_image(|l| l.layer = tar_with_link("link", "../../etc/passwd"), &["link"]),
+        unsafe_path
+    );
     let ask = |reference: &str, words: &[&str]| refused(&["run", "--rm", reference], words).code();
     seen("registry down", ask(&registry::down(), &["127.0.0.1"]));
-    seen("registry 401", ask(&registry::answering(401, ""), &["127.0.0.1", "401"]));
-    seen("registry 404", ask(&registry::answering(404, ""), &["some/image"]));
-    seen("registry 429", ask(&registry::answering(429, "Retry-After: 1\r\n"), &["429"]));
+    seen(
+        "registry 401",
+        ask(&registry::answering(401, ""), &["127.0.0.1", "401"]),
+    );
+    seen(
+        "registry 404",
+        ask(&registry::answering(404, ""), &["some/image"]),
+    );
+    seen(
+        "registry 429",
+        ask(&registry::answering(429, "Retry-After: 1\r\n"), &["429"]),
+    );
     seen("registry 500", ask(&registry::answering(500, ""), &["500"]));
     seen("no layout", ask("oci:/no/such/folder", &["/no/such/folder"]));
     let kernel = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(kernel.path(), b"not an ELF file").unwrap();
     seen("kernel not PVH", with_kernel(kernel.path(), &[]));
-    seen("kernel missing", with_kernel(Path::new("/no/such/kernel"), &["/no/such/kernel"]));
-    let small = refused(&["run", "--rm", "--memory", "16m", &image("busybox"), "true"], &["memory"]);
+    seen(
+        "kernel missing",
+        with_kernel(Path::new("/no/such/kernel"), &["/no/such/kernel"]),
+    );
+    let small = refused(
+        &["run", "--rm", "--memory", "16m", &image("busybox"), "true"],
+        &["memory"],
+    );
     seen("memory too small", small.code());
 }
 
 fn with_kernel(kernel: &Path, words: &[&str]) -> i32 {
     let out = run(thaw(&["run", "--rm", &image("busybox"), "true"]).env("THAW_KERNEL", kernel));
-    let line = out.stderr.lines().find(|l| l.starts_with("thaw:")).unwrap_or_else(|| panic!("{out:?}"));
+    let line = out
+        .stderr
+        .lines()
+        .find(|l| l.starts_with("thaw:"))
+        .unwrap_or_else(|| panic!("{out:?}"));
     assert!(words.iter().all(|w| line.contains(w)), "{line}");
     out.code()
 }
@@ -80,17 +120,35 @@ fn a_full_disk_is_said_and_leaves_no_half_image() {
     let image_folder = tempfile::tempdir().unwrap();
     let reference = Layout::new(tar_of(&[("big", &vec![7u8; 4 << 20])])).write(image_folder.path());
     let out = run(thaw(&["run", "--rm", &reference]).env("THAW_DATA", folder.path()));
-    let left = std::process::Command::new("find").arg(folder.path()).args(["-type", "f", "-size", "+4k"]).output().unwrap();
-    let unmounted = std::process::Command::new("umount").arg(folder.path()).status().unwrap();
+    let left = std::process::Command::new("find")
+        .arg(folder.path())
+        .args(["-type", "f", "-size", "+4k"])
+        .output()
+        .unwrap();
+    let unmounted = std::process::Command::new("umount")
+        .arg(folder.path())
+        .status()
+        .unwrap();
     assert!(unmounted.success(), "the store holds nothing open");
-    assert!(out.stderr.contains("space") && out.stderr.contains(folder.path().to_str().unwrap()), "{out:?}");
+    assert!(
+        out.stderr.contains("space") && out.stderr.contains(folder.path().to_str().unwrap()),
+        "{out:?}"
+    );
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
 }
 
 #[test]
 fn wrong_arguments_are_explained() {
-    for args in [&["run"][..], &["run", "--memory", "lots", "busybox"], &["run", "--cpus", "0", "busybox"], &["frobnicate"]] {
+    for args in [
+        &["run"][..],
+        &["run", "--memory", "lots", "busybox"],
+        &["run", "--cpus", "0", "busybox"],
+        &["frobnicate"],
+    ] {
         let out = run(&mut thaw(args));
-        assert!(!out.status.success() && !out.stderr.is_empty() && !out.stderr.contains("panicked"), "{args:?}: {out:?}");
+        assert!(
+            !out.status.success() && !out.stderr.is_empty() && !out.stderr.contains("panicked"),
+            "{args:?}: {out:?}"
+        );
     }
 }

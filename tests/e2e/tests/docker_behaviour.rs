@@ -37,7 +37,10 @@ fn a_command_not_found_is_127_and_one_not_executable_is_126() {
 #[test]
 fn streams_are_kept_apart_and_binary_clean() {
     let out = shell(&[], "echo out; echo err >&2; printf 'a\\000b\\377'");
-    assert_eq!((out.stdout.as_bytes()[..7].to_vec(), out.stderr.as_str()), (b"out\na\0b".to_vec(), "err\n"));
+    assert_eq!(
+        (out.stdout.as_bytes()[..7].to_vec(), out.stderr.as_str()),
+        (b"out\na\0b".to_vec(), "err\n")
+    );
 }
 
 #[test]
@@ -46,7 +49,9 @@ fn standard_input_reaches_the_command_and_ends() {
     let busybox = image("busybox");
     let out = run_with_input(&mut thaw(&["run", "--rm", "-i", &busybox, "md5sum"]), &input).ok();
     let here = run_with_input(
-        std::process::Command::new("md5sum").stdout(Stdio::piped()).stderr(Stdio::piped()),
+        std::process::Command::new("md5sum")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped()),
         &input,
     );
     assert_eq!(out, here.ok());
@@ -61,11 +66,33 @@ fn a_large_output_arrives_whole() {
 
 #[test]
 fn environment_directory_user_hostname_and_entrypoint_are_as_told() {
-    let flags = ["-e", "COLOUR=blue", "-w", "/tmp/new/folder", "-u", "1234:5678", "--hostname", "thawed"];
-    let out = shell(&flags, "echo $COLOUR; pwd; id -u; id -g; hostname; cat /proc/sys/kernel/hostname").ok();
+    let flags = [
+        "-e",
+        "COLOUR=blue",
+        "-w",
+        "/tmp/new/folder",
+        "-u",
+        "1234:5678",
+        "--hostname",
+        "thawed",
+    ];
+    let out = shell(
+        &flags,
+        "echo $COLOUR; pwd; id -u; id -g; hostname; cat /proc/sys/kernel/hostname",
+    )
+    .ok();
     assert_eq!(out, "blue\n/tmp/new/folder\n1234\n5678\nthawed\nthawed\n");
     let busybox = image("busybox");
-    let out = run(&mut thaw(&["run", "--rm", "--entrypoint", "/bin/echo", &busybox, "one", "two"])).ok();
+    let out = run(&mut thaw(&[
+        "run",
+        "--rm",
+        "--entrypoint",
+        "/bin/echo",
+        &busybox,
+        "one",
+        "two",
+    ]))
+    .ok();
     assert_eq!(out, "one two\n");
 }
 
@@ -73,19 +100,33 @@ fn environment_directory_user_hostname_and_entrypoint_are_as_told() {
 fn a_user_by_name_is_looked_up_in_the_image() {
     assert_eq!(shell(&["-u", "nobody"], "id -un").ok(), "nobody\n");
     let unknown = shell(&["-u", "no-such-user"], "id");
-    assert!(!unknown.status.success() && unknown.stderr.contains("no-such-user"), "{unknown:?}");
+    assert!(
+        !unknown.status.success() && unknown.stderr.contains("no-such-user"),
+        "{unknown:?}"
+    );
 }
 
 #[test]
 fn the_root_is_writable_unless_read_only() {
-    assert_eq!(shell(&[], "echo x > /etc/new && mv /etc/new /etc/newer && cat /etc/newer").ok(), "x\n");
+    assert_eq!(
+        shell(
+            &[],
+            "echo x > /etc/new && mv /etc/new /etc/newer && cat /etc/newer"
+        )
+        .ok(),
+        "x\n"
+    );
     let refused = shell(&["--read-only"], "echo x > /etc/new");
     assert!(refused.stderr.contains("Read-only file system"), "{refused:?}");
 }
 
 #[test]
 fn processors_and_memory_are_as_told() {
-    let out = shell(&["--cpus", "3", "--memory", "300m"], "nproc; awk '/MemTotal/{print $2}' /proc/meminfo").ok();
+    let out = shell(
+        &["--cpus", "3", "--memory", "300m"],
+        "nproc; awk '/MemTotal/{print $2}' /proc/meminfo",
+    )
+    .ok();
     let mut lines = out.lines();
     assert_eq!(lines.next(), Some("3"));
     let kib: u64 = lines.next().unwrap().parse().unwrap();
@@ -94,7 +135,10 @@ fn processors_and_memory_are_as_told() {
 
 #[test]
 fn a_container_killed_for_memory_is_137_and_said_so() {
-    let out = shell(&["--memory", "128m"], "dd if=/dev/zero of=/dev/null bs=400M count=1; echo survived");
+    let out = shell(
+        &["--memory", "128m"],
+        "dd if=/dev/zero of=/dev/null bs=400M count=1; echo survived",
+    );
     assert_eq!(out.code(), 137, "{out:?}");
     assert!(out.stderr.to_lowercase().contains("out of memory"), "{out:?}");
 }
@@ -104,7 +148,9 @@ fn signals_are_forwarded() {
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let busybox = image("busybox");
         let script = "trap 'echo got it; exit 7' USR1; echo ready; while :; do sleep 0.1; done";
-        let mut child = thaw(&["run", "--rm", &busybox, "sh", "-c", script]).spawn().unwrap();
+        let mut child = thaw(&["run", "--rm", &busybox, "sh", "-c", script])
+            .spawn()
+            .unwrap();
         let _rest = wait_for_line(&mut child, "ready");
         rustix::process::kill_process(pid_of(child.id() as i32), signal).unwrap();
         // The shell is not PID 1 of the guest but is of its PID namespace, where an unhandled signal is ignored, as
@@ -117,7 +163,8 @@ fn signals_are_forwarded() {
 
 #[test]
 fn a_terminal_is_one_with_its_size_and_resizes_and_ctrl_c() {
-    let mut terminal = Terminal::start(thaw(&["run", "--rm", "-it", &image("busybox"), "sh"]).stdin(Stdio::null()));
+    let mut terminal =
+        Terminal::start(thaw(&["run", "--rm", "-it", &image("busybox"), "sh"]).stdin(Stdio::null()));
     terminal.say("stty size; tty\n");
     terminal.expect("24 80");
     terminal.expect("/dev/");
@@ -142,7 +189,14 @@ fn no_zombie_stays_in_the_guest() {
 #[test]
 fn json_and_quiet_are_for_programs() {
     let busybox = image("busybox");
-    let out = run(&mut thaw(&["--json", "run", "--rm", "--timings", &busybox, "true"]));
+    let out = run(&mut thaw(&[
+        "--json",
+        "run",
+        "--rm",
+        "--timings",
+        &busybox,
+        "true",
+    ]));
     assert!(out.status.success(), "{out:?}");
     for line in out.stderr.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|e| panic!("{e}: {line}"));

@@ -18,21 +18,35 @@ fn nothing_remains_after_any_end() {
     run(&mut thaw(&["run", "--rm", &busybox, "true"])).ok();
     assert_eq!(Leftovers::now(), before, "after success");
 
-    assert_eq!(run(&mut thaw(&["run", "--rm", &busybox, "no-such-command"])).code(), 127);
+    assert_eq!(
+        run(&mut thaw(&["run", "--rm", &busybox, "no-such-command"])).code(),
+        127
+    );
     assert_eq!(Leftovers::now(), before, "after a command not found");
 
-    let mut child = thaw(&["run", "--rm", &busybox, "sh", "-c", "echo up; exec sleep 1000"]).spawn().unwrap();
+    let mut child = thaw(&["run", "--rm", &busybox, "sh", "-c", "echo up; exec sleep 1000"])
+        .spawn()
+        .unwrap();
     let rest = wait_for_line(&mut child, "up");
     let running = Leftovers::now();
-    assert_ne!(running, before, "a running sandbox is visible, or this test sees nothing");
+    assert_ne!(
+        running, before,
+        "a running sandbox is visible, or this test sees nothing"
+    );
     child.kill().unwrap();
     child.wait().unwrap();
     drop(rest);
     // The next start cleans what the kill left.
     run(&mut thaw(&["run", "--rm", &busybox, "true"])).ok();
-    assert_eq!(Leftovers::now(), before, "after kill -9 of thaw and one more start");
+    assert_eq!(
+        Leftovers::now(),
+        before,
+        "after kill -9 of thaw and one more start"
+    );
 
-    let mut child = thaw(&["run", "--rm", &busybox, "sh", "-c", "echo up; exec sleep 1000"]).spawn().unwrap();
+    let mut child = thaw(&["run", "--rm", &busybox, "sh", "-c", "echo up; exec sleep 1000"])
+        .spawn()
+        .unwrap();
     let rest = wait_for_line(&mut child, "up");
     for process in Leftovers::now().processes.difference(&before.processes) {
         if let Some((pid, "thaw-vmm")) = process.split_once(' ') {

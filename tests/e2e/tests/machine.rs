@@ -9,7 +9,19 @@ use thaw_e2e::{image, run, thaw, wait_for_line};
 fn a_guest_above_four_gibibytes_uses_memory_on_both_sides_of_the_hole() {
     let script = "awk '/MemTotal/{print ($2 > 4500000) ? \"large\" : \"small\"}' /proc/meminfo; \
                   grep -c . /proc/iomem >/dev/null; grep 'System RAM' /proc/iomem | tail -n 1";
-    let out = run(&mut thaw(&["run", "--rm", "--memory", "5g", "--cpus", "4", &image("busybox"), "sh", "-c", script])).ok();
+    let out = run(&mut thaw(&[
+        "run",
+        "--rm",
+        "--memory",
+        "5g",
+        "--cpus",
+        "4",
+        &image("busybox"),
+        "sh",
+        "-c",
+        script,
+    ]))
+    .ok();
     assert!(out.starts_with("large\n"), "{out:?}");
     let last = out.lines().nth(1).unwrap();
     let end = last.trim().split([' ', '-']).nth(1).unwrap();
@@ -21,7 +33,10 @@ fn each_container_is_confined_as_docker_confines_it() {
     let script = "grep -E '^(CapBnd|Seccomp|NoNewPrivs):' /proc/self/status; ls /proc/1/root >/dev/null && echo own pid 1; \
                   cat /proc/sysrq-trigger 2>&1 | head -n 1; mount | grep -c ' / type overlay'";
     let out = run(&mut thaw(&["run", "--rm", &image("busybox"), "sh", "-c", script])).ok();
-    assert!(out.contains("CapBnd:\t00000000a80425fb"), "docker's default capabilities: {out}");
+    assert!(
+        out.contains("CapBnd:\t00000000a80425fb"),
+        "docker's default capabilities: {out}"
+    );
     assert!(out.contains("own pid 1"), "{out}");
 }
 
@@ -29,17 +44,42 @@ fn each_container_is_confined_as_docker_confines_it() {
 fn the_vmm_has_an_empty_root_no_capabilities_and_a_filter() {
     let name = format!("jail-{}", std::process::id());
     let busybox = image("busybox");
-    let mut child = thaw(&["run", "--rm", "--name", &name, &busybox, "sh", "-c", "echo up; exec sleep 1000"]).spawn().unwrap();
+    let mut child = thaw(&[
+        "run",
+        "--rm",
+        "--name",
+        &name,
+        &busybox,
+        "sh",
+        "-c",
+        "echo up; exec sleep 1000",
+    ])
+    .spawn()
+    .unwrap();
     let rest = wait_for_line(&mut child, "up");
     let listed = run(&mut thaw(&["--json", "ps"])).ok();
     let all: serde_json::Value = serde_json::from_str(&listed).unwrap();
-    let ours = all.as_array().unwrap().iter().find(|s| s["name"] == name.as_str()).unwrap_or_else(|| panic!("{listed}"));
+    let ours = all
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|s| s["name"] == name.as_str())
+        .unwrap_or_else(|| panic!("{listed}"));
     let pid = ours["vmm_pid"].as_u64().unwrap();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    for line in ["CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "Seccomp:\t2", "NoNewPrivs:\t1"] {
+    for line in [
+        "CapEff:\t0000000000000000",
+        "CapBnd:\t0000000000000000",
+        "Seccomp:\t2",
+        "NoNewPrivs:\t1",
+    ] {
         assert!(status.contains(line), "{line} not in {status}");
     }
-    assert_eq!(std::fs::read_dir(format!("/proc/{pid}/root")).unwrap().count(), 0, "the VMM's root is empty");
+    assert_eq!(
+        std::fs::read_dir(format!("/proc/{pid}/root")).unwrap().count(),
+        0,
+        "the VMM's root is empty"
+    );
     child.kill().unwrap();
     child.wait().unwrap();
     drop(rest);

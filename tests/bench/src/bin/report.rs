@@ -1,0 +1,89 @@
+//! `make bench-report`: renders every `target/bench/NAME.json` into the README, between `<!-- bench:NAME -->` and
+//! `<!-- /bench:NAME -->`, and keeps the file and its picture in `docs/bench`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use thaw_bench::{Report, table};
+
+fn main() -> ExitCode {
+    match render() {
+        Ok(0) => {
+            eprintln!("bench-report: nothing in target/bench yet: run `make bench-boot` first");
+            ExitCode::FAILURE
+        }
+        Ok(_) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("bench-report: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn render() -> Result<usize, String> {
+    let readme_path = Path::new("README.md");
+    let mut readme = std::fs::read_to_string(readme_path).map_err(|e| format!("README.md: {e}"))?;
+    let kept = Path::new("docs/bench");
+    std::fs::create_dir_all(kept).map_err(|e| format!("docs/bench: {e}"))?;
+    let mut rendered = 0;
+    for entry in std::fs::read_dir("target/bench").into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        if !name.ends_with(".json") || name.ends_with(".samples.json") {
+            continue;
+        }
+        let report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        readme = between(&readme, &report.name, &section(&report))
+            .ok_or(format!("README.md has no <!-- bench:{} -->", report.name))?;
+        for file in [
+            format!("{}.json", report.name),
+            format!("{}.samples.json", report.name),
+            format!("{}.svg", report.name),
+        ] {
+            std::fs::copy(Path::new("target/bench").join(&file), kept.join(&file))
+                .map_err(|e| format!("{file}: {e}"))?;
+        }
+        println!("{}: rendered", report.name);
+        rendered += 1;
+    }
+    std::fs::write(readme_path, readme).map_err(|e| format!("README.md: {e}"))?;
+    Ok(rendered)
+}
+
+fn section(report: &Report) -> String {
+    format!(
+        "{}\n![{name}](docs/bench/{name}.svg)\n",
+        table::markdown(report),
+        name = report.name
+    )
+}
+
+/// `text` with what stands between the markers of `name` replaced; none when they are not there.
+fn between(text: &str, name: &str, section: &str) -> Option<String> {
+    let (open, close) = (
+        format!("<!-- bench:{name} -->\n"),
+        format!("<!-- /bench:{name} -->"),
+    );
+    let start = text.find(&open)? + open.len();
+    let end = start + text[start..].find(&close)?;
+    Some(format!("{}{section}{}", &text[..start], &text[end..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_stands_between_the_markers_changes() {
+        let text = "a\n<!-- bench:x -->\nold\n<!-- /bench:x -->\nb\n";
+        assert_eq!(
+            between(text, "x", "new\n").as_deref(),
+            Some("a\n<!-- bench:x -->\nnew\n<!-- /bench:x -->\nb\n")
+        );
+        assert_eq!(between(text, "y", "new\n"), None);
+    }
+}

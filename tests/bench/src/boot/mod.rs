@@ -1,0 +1,58 @@
+//! Boot to agent ready: the same guest kernel and guest image, under thaw-vmm and under QEMU's microvm machine.
+//!
+//! Both are timed from just before the VMM process is spawned to the doorbell, which the agent rings in both by dialling
+//! the same vsock port; the agent's own span comes from its acknowledgement of the handshake, in both.
+
+pub mod qemu;
+pub mod thaw;
+
+use std::io::{self, Read, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use thaw_protocol::handshake::{Acknowledgement, HANDSHAKE_VERSION, Identity, read_frame, write_frame};
+
+/// Where the time of one boot went, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Boot {
+    /// VMM process spawned to first vCPU entering the guest; unknown for a VMM that does not tell.
+    pub vmm: Option<f64>,
+    /// From there to the agent's `main`.
+    pub kernel: Option<f64>,
+    /// The agent's `main` to its doorbell.
+    pub agent: f64,
+    /// All of it.
+    pub total: f64,
+}
+
+/// The machine both have: one vCPU, and boot memory in MiB.
+pub const MEMORY_MIB: u32 = 128;
+
+/// The host's side of the handshake over an open connection; gives how long the agent took, in milliseconds.
+fn agent_span(mut connection: impl Read + Write) -> io::Result<f64> {
+    let mut random = [0u8; 64];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_err(io::Error::other)?;
+    let identity = Identity {
+        version: HANDSHAKE_VERSION,
+        nonce: [1; 16],
+        entropy: random.to_vec(),
+        wall_clock_ns: now.as_nanos() as u64,
+        hostname: "bench".into(),
+        machine_id: [2; 16],
+        network: None,
+    };
+    write_frame(&mut connection, &identity).map_err(io::Error::other)?;
+    let answer: Acknowledgement = read_frame(&mut connection).map_err(io::Error::other)?;
+    match answer.failure {
+        None => Ok((answer.agent_ready - answer.agent_started) as f64 / 1e6),
+        Some(why) => Err(io::Error::other(why)),
+    }
+}
+
+/// CLOCK_MONOTONIC, nanoseconds.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,13 +1,28 @@
-//! virtio-fs (virtio 1.2 §5.11): the images of a sandbox as one FUSE file system.
+//! virtio-fs (virtio 1.2 §5.11): a sandbox's images as one FUSE file system, served in this process.
+//!
+//! The file system itself is [`thaw_rootfs::fs::RootFs`]; here is what the specification calls the device. A thread of
+//! its own takes FUSE messages from the queues and answers them; a read whose bytes are not in a cache file yet is parked
+//! ([`parked`]) and its bytes asked for over the miss socket ([`thaw_protocol::miss`]), so that no read waits for another.
+//! The thread is made with the device and sleeps until the driver is ready: starting one later would be slow, and would
+//! give it the rights of a vCPU thread.
 
+mod message;
+mod parked;
+mod worker;
+
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::{Backend, ImageSpec};
+use thaw_rootfs::blob::BlobFile;
+use thaw_rootfs::fs::{PlacedBlob, RootFs};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
+use self::worker::{Order, Worker};
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, SharedMemory, VirtioDevice};
+use super::device::{Activation, AttachError, DeviceError, SharedMemory, VirtioDevice, one_descriptor};
 use super::window::HostWindow;
 
 /// The tag the guest mounts the root device by.
@@ -15,47 +30,115 @@ pub const ROOT_TAG: &str = "thaw";
 /// The tag of the shared volumes.
 pub const SHARED_TAG: &str = "shared";
 
-/// Queues: one for FORGET and INTERRUPT (hiprio), one for requests.
-const QUEUE_SIZES: [u16; 2] = [16, 256];
+/// `hiprio`, which has FORGET and INTERRUPT, and one request queue. A read of 1 MiB takes 260 descriptors, or one that
+/// points to a table of them.
+const QUEUE_SIZES: [u16; 2] = [128, 512];
+/// The region files are mapped into for DAX (§5.11.4.1, `VIRTIO_FS_SHMCAP_ID_CACHE`).
+const CACHE_REGION: u8 = 0;
+/// Bytes of a tag in the configuration.
+const TAG_LENGTH: usize = 36;
 
 /// The device.
 pub struct Fs {
     config: Arc<ConfigSpace>,
-    active: Option<Activation>,
-    /// Where files may be mapped for DAX; the root device has one.
-    _dax: Option<HostWindow>,
     regions: Vec<SharedMemory>,
+    /// The window's mapping: reserved, and registered as a memslot; nothing is mapped into it yet.
+    _dax: Option<HostWindow>,
+    images: Arc<RootFs>,
+    /// Whether it takes images and a miss socket; the shared device does not.
+    is_root: bool,
+    /// The thread, or why there is none: then the device cannot be activated.
+    worker: io::Result<Worker>,
 }
 
 impl Fs {
     /// The root device: image slots, and a window.
     pub fn root(dax: HostWindow) -> Fs {
-        let regions = vec![SharedMemory { id: 0, window: dax.window() }];
-        Fs { config: config(ROOT_TAG), active: None, _dax: Some(dax), regions }
+        let regions = vec![SharedMemory {
+            id: CACHE_REGION,
+            window: dax.window(),
+        }];
+        Fs::new(ROOT_TAG, true, regions, Some(dax))
     }
 
-    /// The shared device: an empty directory.
+    /// The shared device: a file system with nothing in it, until there are volumes.
     pub fn shared() -> Fs {
-        Fs { config: config(SHARED_TAG), active: None, _dax: None, regions: Vec::new() }
+        Fs::new(SHARED_TAG, false, Vec::new(), None)
     }
 
-    /// Shows an image in a slot; `fds` as [`ImageSpec::blobs`] says.
-    pub fn add_image(&mut self, _slot: u16, _image: ImageSpec, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        Err(AttachError::WrongKind("images come later"))
+    fn new(tag: &str, is_root: bool, regions: Vec<SharedMemory>, dax: Option<HostWindow>) -> Fs {
+        let images = Arc::new(RootFs::new());
+        let worker = Worker::start(tag, images.clone());
+        Fs {
+            config: Arc::new(ConfigSpace::new(config(tag))),
+            regions,
+            _dax: dax,
+            images,
+            is_root,
+            worker,
+        }
     }
 
-    /// Takes an image away.
-    pub fn remove_image(&mut self, _slot: u16) -> Result<(), AttachError> {
-        Err(AttachError::WrongKind("images come later"))
+    fn worker(&self) -> Result<&Worker, DeviceError> {
+        self.worker.as_ref().map_err(|error| DeviceError::System {
+            what: "the thread of a virtio-fs device",
+            error: io::Error::new(error.kind(), error.to_string()),
+        })
+    }
+
+    /// Shows an image in a slot; `fds` as [`ImageSpec::blobs`] says. The guest sees it at its next look.
+    pub fn add_image(&mut self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        if !self.is_root {
+            return Err(AttachError::WrongKind("only the root device has image slots"));
+        }
+        let expected = 1 + 2 * image.blobs.len();
+        if fds.len() != expected {
+            return Err(AttachError::Descriptors {
+                expected,
+                got: fds.len(),
+            });
+        }
+        let invalid =
+            |error: &dyn std::fmt::Display| AttachError::Invalid(format!("image {:?}: {error}", image.name));
+        let mut files = fds.into_iter().map(File::from);
+        let metadata = files
+            .next()
+            .ok_or(AttachError::Descriptors { expected, got: 0 })?;
+        let mut blobs = Vec::with_capacity(image.blobs.len());
+        for range in &image.blobs {
+            let (Some(data), Some(ready)) = (files.next(), files.next()) else {
+                return Err(AttachError::Descriptors {
+                    expected,
+                    got: expected - 1,
+                });
+            };
+            let file = BlobFile::open(data, ready).map_err(|error| invalid(&error))?;
+            blobs.push(PlacedBlob {
+                address: range.address,
+                length: range.length,
+                digest: range.digest,
+                file,
+            });
+        }
+        self.images
+            .add_image(slot, &image.name, &metadata, blobs)
+            .map_err(|error| invalid(&error))
+    }
+
+    /// Takes an image away; the guest must have unmounted it.
+    pub fn remove_image(&mut self, slot: u16) -> Result<(), AttachError> {
+        self.images
+            .remove_image(slot)
+            .map_err(|error| AttachError::Invalid(error.to_string()))
     }
 }
 
-/// struct virtio_fs_config: tag, num_request_queues.
-fn config(tag: &str) -> Arc<ConfigSpace> {
-    let mut bytes = vec![0; 36];
-    bytes[..tag.len()].copy_from_slice(tag.as_bytes());
-    bytes.extend((QUEUE_SIZES.len() as u32 - 1).to_le_bytes()); // after 36 bytes of tag
-    Arc::new(ConfigSpace::new(bytes))
+/// `struct virtio_fs_config` (§5.11.4): tag, number of request queues.
+fn config(tag: &str) -> Vec<u8> {
+    let mut bytes = tag.as_bytes().to_vec();
+    bytes.resize(TAG_LENGTH, 0);
+    bytes.extend((QUEUE_SIZES.len() as u32 - 1).to_le_bytes());
+    bytes
 }
 
 impl VirtioDevice for Fs {
@@ -84,19 +167,45 @@ impl VirtioDevice for Fs {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.active = Some(activation);
+        self.worker()?.order(Order::Activate(Box::new(activation)));
         Ok(())
     }
 
     fn reset(&mut self) {
-        self.active = None;
+        if let Ok(worker) = &self.worker {
+            worker.reset();
+        }
     }
 
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        Err(AttachError::WrongKind("a virtio-fs device takes a miss socket"))
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        if !self.is_root || !matches!(backend, Backend::Misses) {
+            return Err(AttachError::WrongKind(
+                "the root virtio-fs device takes a miss socket, the shared one nothing",
+            ));
+        }
+        let socket = one_descriptor(fds)?;
+        let kind = rustix::net::sockopt::socket_type(&socket)
+            .map_err(AttachError::system("the miss socket's type"))?;
+        if kind != rustix::net::SocketType::SEQPACKET {
+            return Err(AttachError::Invalid(
+                "the miss socket must be of type SEQPACKET".into(),
+            ));
+        }
+        rustix::io::ioctl_fionbio(&socket, true)
+            .map_err(AttachError::system("FIONBIO of the miss socket"))?;
+        let worker = self
+            .worker()
+            .map_err(|error| AttachError::Invalid(error.to_string()))?;
+        worker.order(Order::Misses(socket));
+        Ok(())
     }
 
+    /// Never called: the device's own thread waits for kicks.
     fn queue_ready(&mut self, _queue: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "fs_test.rs"]
+mod tests;

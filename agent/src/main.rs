@@ -1,1 +1,19 @@
-fn main() {}
+//! `/sbin/init` of the guest image. `thaw-agent --unix DIR` serves sockets `DIR/1023` and `DIR/1024` in vsock's place,
+//! for tests that run the agent as PID 1 of fresh namespaces.
+
+use thaw_agent::boot::{self, Transport};
+
+fn main() {
+    let started = thaw_agent::clock::boottime_ns();
+    let mut args = std::env::args_os().skip(1);
+    let transport = match (args.next(), args.next()) {
+        (Some(flag), Some(dir)) if flag == "--unix" => Transport::Unix(dir.into()),
+        // The kernel hands init every word of its command line that it does not know itself.
+        _ => Transport::Vsock,
+    };
+    if std::process::id() != 1 {
+        eprintln!("thaw-agent is the init of a Thaw guest: it must be PID 1");
+        std::process::exit(2);
+    }
+    boot::run(started, transport)
+}

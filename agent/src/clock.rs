@@ -1,0 +1,20 @@
+//! The guest's clocks.
+
+use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
+
+use crate::error::{Error, For, Result};
+
+/// CLOCK_BOOTTIME, in nanoseconds.
+pub fn boottime_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Sets the wall clock to `ns` nanoseconds after the Unix epoch.
+pub fn set_wall_clock(ns: u64) -> Result<()> {
+    if ns == 0 {
+        return Err(Error::Invalid("wall clock: 0 is no time".into()));
+    }
+    let time = Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+    clock_settime(ClockId::Realtime, time).for_(|| "set the wall clock".into())
+}

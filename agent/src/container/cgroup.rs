@@ -1,0 +1,288 @@
+//! A container's cgroup (Documentation/admin-guide/cgroup-v2.rst): limits, freezer, kill, and what is in it.
+//!
+//! The specification speaks cgroup v1; values are converted as runc converts them. The devices controller is not
+//! applied: the devices of this guest are all the sandbox's own (docs/agent-api.md).
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use thaw_protocol::agent::oci;
+
+use crate::error::{Error, For, Result};
+use crate::warning;
+
+/// Where the hierarchy is mounted.
+pub const ROOT: &str = "/sys/fs/cgroup";
+
+/// Makes every controller of `path`'s cgroup available to its children. What cannot be enabled is left out: the limit
+/// that needs it then fails by name.
+pub fn enable_controllers(path: &Path) -> Result<()> {
+    let dir = Path::new(ROOT).join(path);
+    let controllers = dir.join("cgroup.controllers");
+    let list = fs::read_to_string(&controllers).for_(|| format!("read {}", controllers.display()))?;
+    for controller in list.split_whitespace() {
+        if let Err(e) = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}")) {
+            warning!("cgroup {}: enable {controller}: {e}", dir.display());
+        }
+    }
+    Ok(())
+}
+
+/// One container's cgroup.
+#[derive(Clone, Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes the cgroup, and its ancestors with their controllers enabled.
+    pub fn create(relative: &Path) -> Result<Self> {
+        let mut at = PathBuf::new();
+        let mut parts = relative.components().peekable();
+        while let Some(part) = parts.next() {
+            at.push(part);
+            let dir = Path::new(ROOT).join(&at);
+            match fs::create_dir(&dir) {
+                Ok(()) => {}
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e).for_(|| format!("create cgroup {}", dir.display())),
+            }
+            if parts.peek().is_some() {
+                enable_controllers(&at)?;
+            }
+        }
+        Ok(Cgroup { path: Path::new(ROOT).join(relative) })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `cgroup.procs`, open for writing: a process that writes 0 to it joins.
+    pub fn open_procs(&self) -> Result<OwnedFd> {
+        let path = self.path.join("cgroup.procs");
+        rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).for_(|| format!("open {}", path.display()))
+    }
+
+    /// Puts limits in force.
+    pub fn apply(&self, resources: &oci::LinuxResources) -> Result<()> {
+        for (file, value) in settings(resources)? {
+            self.write(&file, &value)?;
+        }
+        if let Some(weight) = resources.BlockIO.as_ref().map(|b| b.Weight).filter(|w| *w != 0) {
+            // Which file there is depends on the I/O scheduler.
+            if self.path.join("io.bfq.weight").exists() {
+                self.write("io.bfq.weight", &weight.to_string())?;
+            } else {
+                self.write("io.weight", &io_weight(weight).to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, file: &str, value: &str) -> Result<()> {
+        let path = self.path.join(file);
+        match fs::write(&path, value) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::Unsupported(format!(
+                "{file} = {value}: this guest kernel has no such limit (its controller is not built in)"
+            ))),
+            other => other.for_(|| format!("write {value:?} to {}", path.display())),
+        }
+    }
+
+    /// A file's text, if there is one.
+    pub fn read(&self, file: &str) -> Option<String> {
+        fs::read_to_string(self.path.join(file)).ok()
+    }
+
+    /// The number on the line of `key` in a flat keyed file.
+    pub fn read_key(&self, file: &str, key: &str) -> Option<u64> {
+        keyed(&self.read(file)?, key)
+    }
+
+    /// Processes in it and below.
+    pub fn processes(&self) -> Vec<i32> {
+        let mut found = Vec::new();
+        let mut pending = vec![self.path.clone()];
+        while let Some(dir) = pending.pop() {
+            if let Ok(text) = fs::read_to_string(dir.join("cgroup.procs")) {
+                found.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|pid| *pid > 0));
+            }
+            pending.extend(subdirectories(&dir));
+        }
+        found
+    }
+
+    /// Kills everything in it and below, also what is forking just now.
+    pub fn kill(&self) -> Result<()> {
+        self.write("cgroup.kill", "1")
+    }
+
+    /// Stops or continues everything in it.
+    pub fn freeze(&self, frozen: bool) -> Result<()> {
+        self.write("cgroup.freeze", if frozen { "1" } else { "0" })
+    }
+
+    /// `cgroup.events` as it is now.
+    pub fn events(&self) -> Events {
+        let text = self.read("cgroup.events").unwrap_or_default();
+        Events { populated: keyed(&text, "populated") == Some(1), frozen: keyed(&text, "frozen") == Some(1) }
+    }
+
+    /// A file of it, open for waiting: POLLPRI when it changes.
+    pub fn open_events(&self, file: &str) -> Result<OwnedFd> {
+        let path = self.path.join(file);
+        rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).for_(|| format!("open {}", path.display()))
+    }
+
+    /// Removes it and what its processes made below it. It must be empty.
+    pub fn remove(&self) -> Result<()> {
+        remove_tree(&self.path)
+    }
+}
+
+/// What `cgroup.events` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Events {
+    pub populated: bool,
+    pub frozen: bool,
+}
+
+fn keyed(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|l| l.split_once(' ').filter(|(k, _)| *k == key)?.1.trim().parse().ok())
+}
+
+fn subdirectories(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
+}
+
+fn remove_tree(dir: &Path) -> Result<()> {
+    for child in subdirectories(dir) {
+        remove_tree(&child)?;
+    }
+    match fs::remove_dir(dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        other => other.for_(|| format!("remove cgroup {}", dir.display())),
+    }
+}
+
+/// File and value of every limit that is set.
+fn settings(r: &oci::LinuxResources) -> Result<Vec<(String, String)>> {
+    let mut set: Vec<(String, String)> = Vec::new();
+    let mut push = |file: &str, value: String| set.push((file.to_owned(), value));
+    if let Some(m) = r.Memory.as_ref() {
+        if m.Limit != 0 {
+            push("memory.max", limit(m.Limit));
+        }
+        if let Some(swap) = swap_max(m.Limit, m.Swap)? {
+            push("memory.swap.max", swap);
+        }
+        if m.Reservation != 0 {
+            push("memory.low", limit(m.Reservation));
+        }
+    }
+    if let Some(c) = r.CPU.as_ref() {
+        if c.Shares != 0 {
+            push("cpu.weight", cpu_weight(c.Shares).to_string());
+        }
+        if c.Quota != 0 || c.Period != 0 {
+            let quota = if c.Quota > 0 { c.Quota.to_string() } else { "max".into() };
+            let period = if c.Period == 0 { 100_000 } else { c.Period };
+            push("cpu.max", format!("{quota} {period}"));
+        }
+        if !c.Cpus.is_empty() {
+            push("cpuset.cpus", c.Cpus.clone());
+        }
+        if !c.Mems.is_empty() {
+            push("cpuset.mems", c.Mems.clone());
+        }
+    }
+    if let Some(p) = r.Pids.as_ref().filter(|p| p.Limit != 0) {
+        push("pids.max", limit(p.Limit));
+    }
+    if let Some(b) = r.BlockIO.as_ref() {
+        for (key, devices) in [
+            ("rbps", &b.ThrottleReadBpsDevice),
+            ("wbps", &b.ThrottleWriteBpsDevice),
+            ("riops", &b.ThrottleReadIOPSDevice),
+            ("wiops", &b.ThrottleWriteIOPSDevice),
+        ] {
+            for d in devices {
+                let rate = if d.Rate == 0 { "max".into() } else { d.Rate.to_string() };
+                push("io.max", format!("{}:{} {key}={rate}", d.Major, d.Minor));
+            }
+        }
+    }
+    for h in &r.HugepageLimits {
+        if h.Pagesize.is_empty() || !h.Pagesize.bytes().all(|b| b.is_ascii_alphanumeric()) {
+            return Err(Error::Invalid(format!("huge page size {:?} is none", h.Pagesize)));
+        }
+        push(&format!("hugetlb.{}.max", h.Pagesize), h.Limit.to_string());
+    }
+    Ok(set)
+}
+
+fn limit(n: i64) -> String {
+    if n < 0 { "max".into() } else { n.to_string() }
+}
+
+/// v1's swap limit counts memory too; v2's does not.
+fn swap_max(memory: i64, both: i64) -> Result<Option<String>> {
+    match (memory, both) {
+        (_, 0) => Ok(None),
+        (_, b) if b < 0 => Ok(Some("max".into())),
+        (m, b) if m > 0 && b >= m => Ok(Some((b - m).to_string())),
+        (m, b) => Err(Error::Invalid(format!("memory and swap limit {b} is below the memory limit {m}, or that is not set"))),
+    }
+}
+
+/// Shares of 2..=262144 to a weight of 1..=10000, as runc does it.
+fn cpu_weight(shares: u64) -> u64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
+}
+
+/// A weight of 10..=1000 to one of 1..=10000.
+fn io_weight(weight: u32) -> u64 {
+    1 + (u64::from(weight.clamp(10, 1000)) - 10) * 9999 / 990
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_protocol::agent::MessageField;
+
+    #[test]
+    fn weights_keep_their_ends() {
+        assert_eq!([cpu_weight(2), cpu_weight(1024), cpu_weight(262_144), cpu_weight(u64::MAX)], [1, 39, 10_000, 10_000]);
+        assert_eq!([io_weight(10), io_weight(1000)], [1, 10_000]);
+    }
+
+    #[test]
+    fn limits_become_v2_files() {
+        let mut r = oci::LinuxResources::new();
+        r.Memory = MessageField::some(oci::LinuxMemory { Limit: 64 << 20, Swap: 96 << 20, ..Default::default() });
+        r.CPU = MessageField::some(oci::LinuxCPU { Quota: 150_000, Period: 100_000, Cpus: "0-1".into(), ..Default::default() });
+        r.Pids = MessageField::some(oci::LinuxPids { Limit: -1, ..Default::default() });
+        let got = settings(&r).unwrap();
+        let got: Vec<(&str, &str)> = got.iter().map(|(f, v)| (f.as_str(), v.as_str())).collect();
+        assert_eq!(got, [
+            ("memory.max", "67108864"),
+            ("memory.swap.max", "33554432"),
+            ("cpu.max", "150000 100000"),
+            ("cpuset.cpus", "0-1"),
+            ("pids.max", "max"),
+        ]);
+    }
+
+    #[test]
+    fn a_swap_limit_below_the_memory_limit_is_refused() {
+        assert!(swap_max(10, 5).is_err());
+        assert!(swap_max(0, 5).is_err());
+        assert_eq!(swap_max(10, -1).unwrap().as_deref(), Some("max"));
+    }
+}

@@ -1,0 +1,82 @@
+//! fork(2) and what only a forked child may do: the one fence around them.
+
+use std::ffi::CString;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs `child` in a new process and returns its PID here. The child never returns: it exits with 125 if `child` does.
+///
+/// The agent may have other threads, which do not exist in the child. What they could have left locked and the child
+/// uses is the allocator, which glibc's fork takes care of; our own locks are never touched there.
+pub fn fork(child: impl FnOnce()) -> io::Result<i32> {
+    // SAFETY: see above; the closure captures no lock of another thread.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let _ = catch_unwind(AssertUnwindSafe(child));
+            exit(125)
+        }
+        pid => Ok(pid),
+    }
+}
+
+/// Ends this process without running anything of the agent's: neither destructors nor exit handlers.
+pub fn exit(code: i32) -> ! {
+    // SAFETY: _exit takes no resources with it but the process.
+    unsafe { libc::_exit(code) }
+}
+
+/// Default dispositions and nothing blocked: a program must not inherit the agent's signals (Rust ignores SIGPIPE).
+pub fn reset_signals() {
+    for signal in 1..=64 {
+        // SAFETY: SIG_DFL is no handler; numbers that cannot be set (SIGKILL, glibc's own) fail harmlessly.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    // SAFETY: the set is initialised by sigemptyset before it is read.
+    unsafe {
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
+}
+
+/// Closes every descriptor above stderr when the program is executed, whoever opened it.
+pub fn close_on_exec() {
+    // SAFETY: marks descriptors close-on-exec; closes none now.
+    unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+}
+
+/// execve(2): returns only to say why not.
+pub fn exec(path: &CString, args: &[CString], env: &[CString]) -> io::Error {
+    let array = |strings: &[CString]| -> Vec<*const libc::c_char> {
+        strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (args, env) = (array(args), array(env));
+    // SAFETY: both arrays end in null and their strings outlive the call.
+    unsafe { libc::execve(path.as_ptr(), args.as_ptr(), env.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Changes user and group of this process, which becomes the user's for good.
+pub fn change_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+    // SAFETY: plain system calls on this process; the child has one thread, so libc's fan-out to threads is trivial.
+    let failed = unsafe {
+        libc::setgroups(groups.len(), groups.as_ptr()) != 0
+            || libc::setresgid(gid, gid, gid) != 0
+            || libc::setresuid(uid, uid, uid) != 0
+    };
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// unshare(2) of namespaces.
+pub fn unshare(flags: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
+    // SAFETY: only namespace flags are passed: descriptors stay shared with nobody, this process has one thread.
+    unsafe { rustix::thread::unshare_unsafe(flags) }
+}
+
+/// Puts `fd` in the place of standard stream `number`.
+pub fn become_stdio(fd: std::os::fd::BorrowedFd<'_>, number: i32) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: 0, 1 and 2 are nobody's OwnedFd in the child.
+    if unsafe { libc::dup2(fd.as_raw_fd(), number) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,322 @@
+//! From a specification to a running program.
+//!
+//! Two forks: the first child enters the namespaces and forks the second, which is then *in* them (a PID namespace
+//! holds for children only); the first reports the second's PID and is gone, so that the second is the agent's own
+//! child, as every orphan is PID 1's. The second sets everything up, reports that it is ready, and executes the
+//! program: a container's first process when it is told to, another at once.
+//!
+//! Reports travel over a SEQPACKET socket that closes when the program is executed: silence is success.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::thread::{ThreadNameSpaceType, UnshareFlags};
+use serde::{Deserialize, Serialize};
+use thaw_protocol::packet::{self, PacketError};
+
+use super::fork::{self, fork};
+use super::spec::{ProcessSpec, Spec};
+use super::{capabilities, rlimits, rootfs, seccomp, user};
+use crate::error::{Error, For, Result};
+
+/// What the children say.
+#[derive(Debug, Serialize, Deserialize)]
+enum Report {
+    /// The second child, from the first.
+    Pid(i32),
+    /// Set up. The terminal's master comes beside it.
+    Ready,
+    Failed(Failure),
+}
+
+/// An error on its way to the agent.
+#[derive(Debug, Serialize, Deserialize)]
+enum Failure {
+    System(String, i32),
+    Invalid(String),
+    Unsupported(String),
+    CommandNotFound(String),
+    CommandNotExecutable(String),
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        match e {
+            Error::System { what, source } => Failure::System(what, source.raw_os_error().unwrap_or(libc::EIO)),
+            Error::Unsupported(t) => Failure::Unsupported(t),
+            Error::CommandNotFound(t) => Failure::CommandNotFound(t),
+            Error::CommandNotExecutable(t) => Failure::CommandNotExecutable(t),
+            other => Failure::Invalid(other.to_string()),
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(f: Failure) -> Self {
+        match f {
+            Failure::System(what, errno) => Error::System { what, source: std::io::Error::from_raw_os_error(errno) },
+            Failure::Invalid(t) => Error::Invalid(t),
+            Failure::Unsupported(t) => Error::Unsupported(t),
+            Failure::CommandNotFound(t) => Error::CommandNotFound(t),
+            Failure::CommandNotExecutable(t) => Error::CommandNotExecutable(t),
+        }
+    }
+}
+
+/// What to launch.
+pub struct Launch<'a> {
+    pub process: &'a ProcessSpec,
+    pub seccomp: Option<&'a seccomp::Filter>,
+    /// `cgroup.procs` of the container, open for writing.
+    pub cgroup: OwnedFd,
+    /// Standard streams of the process; none: it gets a terminal.
+    pub stdio: Option<[OwnedFd; 3]>,
+    pub place: Place<'a>,
+}
+
+/// Where a process starts.
+pub enum Place<'a> {
+    /// As the first of a container; it waits until a byte comes from `go`.
+    New { spec: &'a Spec, go: OwnedFd },
+    /// Beside the process of this pidfd.
+    Beside(OwnedFd),
+}
+
+/// A process that is set up.
+#[derive(Debug)]
+pub struct Launched {
+    /// The terminal's master, if it has one.
+    pub console: Option<OwnedFd>,
+    pub status: Status,
+}
+
+/// The process's side of the story, until it executes its program.
+#[derive(Debug)]
+pub struct Status(OwnedFd);
+
+impl Status {
+    /// Waits until the program is executed, or for the reason why not.
+    pub fn wait(self) -> Result<()> {
+        match packet::receive::<Report>(&self.0) {
+            Err(PacketError::Closed) => Ok(()),
+            Ok((Report::Failed(failure), _)) => Err(failure.into()),
+            other => Err(Error::State(format!("the starting process said {other:?}"))),
+        }
+    }
+}
+
+/// Launches. `born` gets the PID as soon as there is one, before the process can end by itself.
+pub fn launch(launch: Launch<'_>, born: impl FnOnce(i32)) -> Result<Launched> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .for_(|| "make a socket pair".into())?;
+    fork(|| first(&launch, &theirs)).for_(|| "fork".into())?;
+    drop((theirs, launch));
+    let mut born = Some(born);
+    loop {
+        match packet::receive::<Report>(&ours) {
+            Ok((Report::Pid(pid), _)) => {
+                if let Some(born) = born.take() {
+                    born(pid);
+                }
+            }
+            Ok((Report::Ready, fds)) => return Ok(Launched { console: fds.into_iter().next(), status: Status(ours) }),
+            Ok((Report::Failed(failure), _)) => return Err(failure.into()),
+            Err(PacketError::Closed) => return Err(Error::State("the process was killed while it was set up".into())),
+            Err(e) => return Err(Error::State(format!("the process's report is unreadable: {e}"))),
+        }
+    }
+}
+
+fn say(socket: &OwnedFd, report: &Report, fds: &[BorrowedFd<'_>]) {
+    // Nobody to tell: the agent is gone, and so is the guest.
+    let _ = packet::send(socket, report, fds);
+}
+
+fn first(launch: &Launch<'_>, socket: &OwnedFd) {
+    fork::reset_signals();
+    let born = enter_namespaces(launch)
+        .and_then(|()| fork(|| second(launch, socket)).for_(|| "fork into the namespaces".into()));
+    match born {
+        Ok(pid) => {
+            say(socket, &Report::Pid(pid), &[]);
+            fork::exit(0)
+        }
+        Err(e) => {
+            say(socket, &Report::Failed(e.into()), &[]);
+            fork::exit(1)
+        }
+    }
+}
+
+fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
+    if launch.process.oom_score_adj != 0 {
+        let value = launch.process.oom_score_adj.to_string();
+        fs::write("/proc/self/oom_score_adj", &value).for_(|| format!("set oom_score_adj to {value}"))?;
+    }
+    rustix::io::write(&launch.cgroup, b"0").for_(|| "join the container's cgroup".into())?;
+    match &launch.place {
+        Place::New { spec, .. } => {
+            for path in &spec.join {
+                let what = || format!("join namespace {}", path.display());
+                let ns = fs::File::open(path).for_(what)?;
+                rustix::thread::move_into_link_name_space(ns.as_fd(), None).for_(what)?;
+            }
+            fork::unshare(spec.unshare).for_(|| format!("make namespaces {:?}", spec.unshare))
+        }
+        Place::Beside(pidfd) => {
+            let all = ThreadNameSpaceType::CONTROL_GROUP
+                | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
+                | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+                | ThreadNameSpaceType::NETWORK
+                | ThreadNameSpaceType::PROCESS_ID
+                | ThreadNameSpaceType::MOUNT;
+            rustix::thread::move_into_thread_name_spaces(pidfd.as_fd(), all).for_(|| "join the container's namespaces".into())
+        }
+    }
+}
+
+fn second(launch: &Launch<'_>, socket: &OwnedFd) {
+    let Err(e) = become_program(launch, socket);
+    let code = match e {
+        Error::CommandNotFound(_) => 127,
+        Error::CommandNotExecutable(_) => 126,
+        _ => 125,
+    };
+    say(socket, &Report::Failed(e.into()), &[]);
+    fork::exit(code)
+}
+
+fn become_program(launch: &Launch<'_>, socket: &OwnedFd) -> Result<std::convert::Infallible> {
+    let process = launch.process;
+    rustix::process::setsid().for_(|| "begin a session".into())?;
+    if let Place::New { spec, .. } = &launch.place {
+        if spec.unshare.contains(UnshareFlags::NEWUTS) && !spec.hostname.is_empty() {
+            rustix::system::sethostname(spec.hostname.as_bytes()).for_(|| "set the container's hostname".into())?;
+        }
+        if spec.unshare.contains(UnshareFlags::NEWNET) {
+            crate::network::loopback_up()?;
+        }
+        rootfs::prepare(spec)?;
+        rootfs::enter(spec)?;
+    }
+    let console = if launch.stdio.is_none() { Some(open_console(process, &launch.place)?) } else { None };
+    if let Place::New { spec, .. } = &launch.place {
+        rootfs::make_cwd(&process.cwd)?;
+        rootfs::restrict(spec)?;
+    }
+    let user = user::look_up(&process.user)?;
+    connect_stdio(launch, console.as_ref().map(|(_, slave)| slave), user.uid)?;
+
+    let master = console.as_ref().map(|(master, _)| master.as_fd());
+    say(socket, &Report::Ready, master.as_slice());
+    drop(console);
+    if let Place::New { go, .. } = &launch.place {
+        let mut byte = [0u8];
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(go, &mut byte)).for_(|| "wait for the start".into())?;
+        if read == 0 {
+            // The container is removed before it was started.
+            fork::exit(0);
+        }
+    }
+
+    rlimits::apply(&process.limits)?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    // Without no_new_privs a filter needs a privilege that is about to go.
+    if let (Some(filter), false) = (launch.seccomp, process.no_new_privileges) {
+        seccomp::apply(filter)?;
+    }
+    capabilities::cut_bounding(&process.capabilities)?;
+    rustix::thread::set_keep_capabilities(true).for_(|| "keep capabilities".into())?;
+    fork::change_user(user.uid, user.gid, &user.groups).for_(|| format!("become user {}:{}", user.uid, user.gid))?;
+    rustix::thread::set_keep_capabilities(false).for_(|| "keep capabilities".into())?;
+    capabilities::apply(&process.capabilities)?;
+    rustix::process::chdir(&process.cwd).for_(|| format!("change to working directory {}", process.cwd.display()))?;
+    if process.no_new_privileges {
+        rustix::thread::set_no_new_privs(true).for_(|| "set no_new_privs".into())?;
+        if let Some(filter) = launch.seccomp {
+            seccomp::apply(filter)?;
+        }
+    }
+    fork::close_on_exec();
+    Err(execute(process, &user.home))
+}
+
+/// A terminal of the container's own devpts: master and slave.
+fn open_console(process: &ProcessSpec, place: &Place<'_>) -> Result<(OwnedFd, OwnedFd)> {
+    let what = || "open a terminal in the container (is a devpts mounted at /dev/pts?)".into();
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let master = rustix::fs::open("/dev/pts/ptmx", flags, Mode::empty()).for_(what)?;
+    unlockpt(&master).for_(what)?;
+    let slave = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).for_(what)?;
+    if let Some((rows, columns)) = process.console.filter(|(r, c)| *r != 0 || *c != 0) {
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&master, size).for_(|| "set the terminal's size".into())?;
+    }
+    if matches!(place, Place::New { .. }) {
+        rootfs::console(&slave)?;
+    }
+    Ok((master, slave))
+}
+
+fn connect_stdio(launch: &Launch<'_>, slave: Option<&OwnedFd>, uid: u32) -> Result<()> {
+    if let Some(slave) = slave {
+        rustix::process::ioctl_tiocsctty(slave).for_(|| "make the terminal the controlling one".into())?;
+    }
+    for number in 0..3 {
+        let fd = match (&launch.stdio, slave) {
+            (Some(fds), _) => &fds[number],
+            (None, Some(slave)) => slave,
+            (None, None) => return Err(Error::State("neither streams nor a terminal".into())),
+        };
+        // So that a user other than root can open /dev/stdout again.
+        let owner = Some(rustix::fs::Uid::from_raw(uid));
+        rustix::fs::fchown(fd, owner, None).for_(|| format!("give standard stream {number} to the user"))?;
+        fork::become_stdio(fd.as_fd(), number as i32).for_(|| format!("connect standard stream {number}"))?;
+    }
+    Ok(())
+}
+
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Executes the program; returns why it could not.
+fn execute(process: &ProcessSpec, home: &str) -> Error {
+    let get = |name: &str| process.env.iter().rev().find_map(|e| e.split_once('=').filter(|(n, _)| *n == name).map(|(_, v)| v));
+    let mut env = process.env.clone();
+    if get("HOME").is_none_or(str::is_empty) {
+        env.retain(|e| !e.starts_with("HOME="));
+        env.push(format!("HOME={home}"));
+    }
+    let command = &process.args[0];
+    let candidates: Vec<Vec<u8>> = if command.contains('/') {
+        vec![command.clone().into_bytes()]
+    } else {
+        let path = get("PATH").unwrap_or(DEFAULT_PATH);
+        path.split(':')
+            .map(|dir| if dir.is_empty() { "." } else { dir })
+            .map(|dir| std::path::Path::new(dir).join(command).as_os_str().as_bytes().to_vec())
+            .collect()
+    };
+    // NULs were refused with the specification.
+    let strings = |list: &[String]| -> Vec<CString> { list.iter().filter_map(|s| CString::new(s.as_bytes()).ok()).collect() };
+    let (args, env) = (strings(&process.args), strings(&env));
+    let mut seen: Option<std::io::Error> = None;
+    for candidate in candidates {
+        let Ok(path) = CString::new(candidate) else { continue };
+        let e = fork::exec(&path, &args, &env);
+        match e.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => {}
+            _ => seen = Some(seen.unwrap_or(e)),
+        }
+    }
+    match seen {
+        Some(e) => Error::CommandNotExecutable(format!("exec {command:?}: {e}")),
+        None if command.contains('/') => Error::CommandNotFound(format!("exec {command:?}: no such file or directory")),
+        None => Error::CommandNotFound(format!("exec {command:?}: executable file not found in $PATH")),
+    }
+}

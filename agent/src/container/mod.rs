@@ -1,0 +1,284 @@
+//! Containers: the OCI runtime of this guest.
+//!
+//! Life: [`Container::create`] mounts and sets up to the point of executing the program; [`Container::start`]
+//! executes it; [`Container::remove`] kills what is left and takes everything away. The cgroup is what says which
+//! processes belong to a container.
+
+pub mod capabilities;
+pub mod cgroup;
+pub mod fork;
+pub mod launch;
+pub mod mount_options;
+pub mod process;
+pub mod rlimits;
+pub mod rootfs;
+pub mod seccomp;
+pub mod spec;
+pub mod syscalls;
+pub mod user;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use thaw_protocol::agent::agent::{CreateContainerRequest, ExecProcessRequest};
+
+use crate::error::{Error, For, Result};
+use crate::oom::{ChangeWatch, OomEvents};
+use crate::reaper::{ExitCode, Reaper};
+use crate::storage::{Storage, Storages};
+use crate::warning;
+use cgroup::Cgroup;
+use launch::{Place, Status};
+use process::Process;
+use spec::{ProcessSpec, Spec};
+
+/// Ended execs whose code was told are kept for late readers of their output, this many per container.
+const MOST_ENDED: usize = 64;
+
+/// A container of this guest.
+#[derive(Debug)]
+pub struct Container {
+    pub id: String,
+    pub spec: Spec,
+    pub cgroup: Cgroup,
+    pub init: Arc<Process>,
+    init_id: String,
+    /// Until it is started.
+    pending: Mutex<Option<Pending>>,
+    execs: Mutex<Execs>,
+    mounts: Vec<PathBuf>,
+    oom_kills: AtomicU64,
+    /// Who looks at `memory.events`.
+    pub(crate) memory_watch: Mutex<Option<tokio::task::AbortHandle>>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    go: OwnedFd,
+    status: Status,
+}
+
+#[derive(Debug, Default)]
+struct Execs {
+    by_id: BTreeMap<String, Option<Arc<Process>>>,
+    /// Ended and told, oldest first.
+    told: Vec<String>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Container {
+    /// Makes a container, all but executing its program. Blocks; within the runtime.
+    pub fn create(
+        request: &CreateContainerRequest,
+        storages: &[Storage],
+        all: &Storages,
+        reaper: &Arc<Reaper>,
+    ) -> Result<Self> {
+        let oci = request.OCI.as_ref().ok_or_else(|| Error::Invalid("the request has no OCI specification".into()))?;
+        if request.sandbox_pidns {
+            return Err(Error::Unsupported("a PID namespace shared by the sandbox is not supported yet".into()));
+        }
+        if request.stdin_port != 0 || request.stdout_port != 0 || request.stderr_port != 0 {
+            return Err(Error::Unsupported("streams over vsock ports of their own are not supported: use ReadStdout".into()));
+        }
+        let spec = Spec::new(&request.container_id, oci, request.string_user.as_ref())?;
+        let mounts = all.acquire_all(storages)?;
+        let made = Self::set_up(&spec, reaper);
+        match made {
+            Ok((cgroup, init, pending)) => Ok(Container {
+                id: request.container_id.clone(),
+                init_id: request.exec_id.clone(),
+                spec,
+                cgroup,
+                init: Arc::new(init),
+                pending: Mutex::new(Some(pending)),
+                execs: Mutex::default(),
+                mounts,
+                oom_kills: AtomicU64::new(0),
+                memory_watch: Mutex::default(),
+            }),
+            Err(e) => {
+                all.release_all(&mounts);
+                Err(e)
+            }
+        }
+    }
+
+    fn set_up(spec: &Spec, reaper: &Arc<Reaper>) -> Result<(Cgroup, Process, Pending)> {
+        let cgroup = Cgroup::create(&spec.cgroup)?;
+        let launched = cgroup.apply(&spec.resources).and_then(|()| {
+            let (wait, go) = pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into())?;
+            let place = Place::New { spec, go: wait };
+            let (init, status) =
+                Process::launch(reaper, &spec.process, spec.seccomp.as_ref(), cgroup.open_procs()?, place)?;
+            Ok((init, Pending { go, status }))
+        });
+        match launched {
+            Ok((init, pending)) => Ok((cgroup, init, pending)),
+            Err(e) => {
+                let _ = cgroup.kill();
+                if let Err(left) = cgroup.remove() {
+                    warning!("after a container that could not be made: {left}");
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Executes its program. Blocks until that has happened or failed.
+    pub fn start(&self) -> Result<()> {
+        let Some(Pending { go, status }) = lock(&self.pending).take() else {
+            return Err(Error::State(format!("container {} was already started", self.id)));
+        };
+        rustix::io::write(&go, b"s").for_(|| "start the container's process".into())?;
+        status.wait()
+    }
+
+    /// Runs another process in it. Blocks until its program is executed or could not be; within the runtime.
+    pub fn exec(&self, request: &ExecProcessRequest, reaper: &Arc<Reaper>) -> Result<()> {
+        let id = &request.exec_id;
+        if id.is_empty() || *id == self.init_id || *id == self.id {
+            return Err(Error::Invalid(format!("exec id {id:?} is empty or that of the container's first process")));
+        }
+        if request.stdin_port != 0 || request.stdout_port != 0 || request.stderr_port != 0 {
+            return Err(Error::Unsupported("streams over vsock ports of their own are not supported: use ReadStdout".into()));
+        }
+        let process = request.process.as_ref().ok_or_else(|| Error::Invalid("the request has no process".into()))?;
+        let spec = ProcessSpec::new(process, request.string_user.as_ref())?;
+        if lock(&self.pending).is_some() || self.init.exit_code().is_some() {
+            return Err(Error::State(format!("container {} is not running", self.id)));
+        }
+        if lock(&self.execs).by_id.contains_key(id) {
+            return Err(Error::State(format!("container {} has an exec {id:?} already", self.id)));
+        }
+        // Taken while the process is made, so that another of the same name is refused.
+        lock(&self.execs).by_id.insert(id.clone(), None);
+        let launched = self.launch_beside(&spec, reaper);
+        let mut execs = lock(&self.execs);
+        match launched {
+            Ok(process) => {
+                execs.by_id.insert(id.clone(), Some(Arc::new(process)));
+                Ok(())
+            }
+            Err(e) => {
+                execs.by_id.remove(id);
+                Err(e)
+            }
+        }
+    }
+
+    fn launch_beside(&self, spec: &ProcessSpec, reaper: &Arc<Reaper>) -> Result<Process> {
+        let place = Place::Beside(self.init.pidfd()?);
+        let (process, status) =
+            Process::launch(reaper, spec, self.spec.seccomp.as_ref(), self.cgroup.open_procs()?, place)?;
+        status.wait()?;
+        Ok(process)
+    }
+
+    /// A process by its exec id; the container's own id, its first exec id, or none is the first process.
+    pub fn process(&self, exec_id: &str) -> Result<Arc<Process>> {
+        if exec_id.is_empty() || exec_id == self.id || exec_id == self.init_id {
+            return Ok(self.init.clone());
+        }
+        let execs = lock(&self.execs);
+        execs.by_id.get(exec_id).cloned().flatten().ok_or_else(|| {
+            Error::Invalid(format!("container {} has no exec {exec_id:?}", self.id))
+        })
+    }
+
+    /// An exec's exit code was told: of these only the last few are kept.
+    pub fn told(&self, exec_id: &str) {
+        let mut execs = lock(&self.execs);
+        if execs.by_id.contains_key(exec_id) && !execs.told.iter().any(|id| id == exec_id) {
+            execs.told.push(exec_id.to_owned());
+            if execs.told.len() > MOST_ENDED {
+                let oldest = execs.told.remove(0);
+                if let Some(Some(process)) = execs.by_id.remove(&oldest) {
+                    process.stdio.close();
+                }
+            }
+        }
+    }
+
+    /// Sends a signal to every process.
+    pub fn signal_all(&self, number: u32) -> Result<()> {
+        if number == libc::SIGKILL as u32 {
+            return self.cgroup.kill();
+        }
+        let pids = self.cgroup.processes();
+        if pids.is_empty() {
+            return Err(Error::State(format!("container {} has no process left", self.id)));
+        }
+        for pid in pids {
+            // Gone in between is as good as signalled.
+            if let (Some(pid), true) = (rustix::process::Pid::from_raw(pid), number != 0) {
+                let _ = rustix::process::kill_process(pid, process::signal(number)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether the kernel killed a process of it for memory since the last look, and says so.
+    pub fn look_for_oom(&self, events: &OomEvents) {
+        let now = self.cgroup.read_key("memory.events", "oom_kill").unwrap_or(0);
+        if self.oom_kills.fetch_max(now, Ordering::AcqRel) < now {
+            events.push(&self.id);
+        }
+    }
+
+    /// Freezes or thaws it, and waits until it is so.
+    pub async fn freeze(&self, frozen: bool) -> Result<()> {
+        let watch = ChangeWatch::new(self.cgroup.open_events("cgroup.events")?)?;
+        self.cgroup.freeze(frozen)?;
+        while self.cgroup.events().frozen != frozen {
+            if !self.cgroup.events().populated {
+                return Err(Error::State(format!("container {} has no process left", self.id)));
+            }
+            watch.changed().await?;
+        }
+        Ok(())
+    }
+
+    /// Kills everything in it and waits for the end, at most `timeout`.
+    pub async fn kill(&self, timeout: Option<Duration>) -> Result<ExitCode> {
+        // One that was never started ends by itself when its start cannot come any more.
+        lock(&self.pending).take();
+        let ended = async {
+            let watch = ChangeWatch::new(self.cgroup.open_events("cgroup.events")?)?;
+            self.cgroup.kill()?;
+            while self.cgroup.events().populated {
+                watch.changed().await?;
+            }
+            Ok(self.init.wait().await)
+        };
+        match timeout {
+            None => ended.await,
+            Some(timeout) => tokio::time::timeout(timeout, ended).await.unwrap_or_else(|_| {
+                Err(Error::State(format!("container {}: processes {:?} did not end", self.id, self.cgroup.processes())))
+            }),
+        }
+    }
+
+    /// Takes away what a container without processes leaves. Blocks.
+    pub fn remove(&self, all: &Storages) {
+        if let Some(watch) = lock(&self.memory_watch).take() {
+            watch.abort();
+        }
+        self.init.stdio.close();
+        for process in lock(&self.execs).by_id.values().flatten() {
+            process.stdio.close();
+        }
+        if let Err(e) = self.cgroup.remove() {
+            warning!("container {}: {e}", self.id);
+        }
+        all.release_all(&self.mounts);
+    }
+}

@@ -1,0 +1,154 @@
+//! Mount options as fstab and the OCI runtime specification write them, sorted into flags, propagation and data.
+
+use std::ffi::CString;
+use std::path::Path;
+
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, mount, mount_bind, mount_bind_recursive, mount_change, mount_remount,
+};
+
+use crate::error::{Error, For, Result};
+
+/// Parsed options of one mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    pub flags: MountFlags,
+    pub propagation: MountPropagationFlags,
+    /// Some: a bind mount; `true`: recursive.
+    pub bind: Option<bool>,
+    /// Handed to the file system.
+    pub data: Vec<String>,
+}
+
+const FLAGS: &[(&str, MountFlags, bool)] = &[
+    ("ro", MountFlags::RDONLY, true),
+    ("rw", MountFlags::RDONLY, false),
+    ("nosuid", MountFlags::NOSUID, true),
+    ("suid", MountFlags::NOSUID, false),
+    ("nodev", MountFlags::NODEV, true),
+    ("dev", MountFlags::NODEV, false),
+    ("noexec", MountFlags::NOEXEC, true),
+    ("exec", MountFlags::NOEXEC, false),
+    ("sync", MountFlags::SYNCHRONOUS, true),
+    ("async", MountFlags::SYNCHRONOUS, false),
+    ("dirsync", MountFlags::DIRSYNC, true),
+    ("noatime", MountFlags::NOATIME, true),
+    ("atime", MountFlags::NOATIME, false),
+    ("nodiratime", MountFlags::NODIRATIME, true),
+    ("diratime", MountFlags::NODIRATIME, false),
+    ("relatime", MountFlags::RELATIME, true),
+    ("norelatime", MountFlags::RELATIME, false),
+    ("strictatime", MountFlags::STRICTATIME, true),
+    ("nostrictatime", MountFlags::STRICTATIME, false),
+    ("lazytime", MountFlags::LAZYTIME, true),
+    ("silent", MountFlags::SILENT, true),
+    ("defaults", MountFlags::empty(), true),
+    // Runtimes' own words without meaning here.
+    ("nofail", MountFlags::empty(), true),
+];
+
+const PROPAGATION: &[(&str, MountPropagationFlags)] = &[
+    ("shared", MountPropagationFlags::SHARED),
+    ("slave", MountPropagationFlags::DOWNSTREAM),
+    ("private", MountPropagationFlags::PRIVATE),
+    ("unbindable", MountPropagationFlags::UNBINDABLE),
+];
+
+/// A propagation's flags by name; `r` in front of it is recursive.
+pub fn propagation(name: &str) -> Option<MountPropagationFlags> {
+    let find = |n: &str| PROPAGATION.iter().find(|(p, _)| *p == n).map(|(_, f)| *f);
+    find(name).or_else(|| name.strip_prefix('r').and_then(find).map(|f| f | MountPropagationFlags::REC))
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        MountOptions {
+            flags: MountFlags::empty(),
+            propagation: MountPropagationFlags::empty(),
+            bind: None,
+            data: Vec::new(),
+        }
+    }
+}
+
+impl MountOptions {
+    /// Sorts `options`. What is no flag is the file system's to judge.
+    pub fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        let mut parsed = MountOptions::default();
+        for option in options.into_iter().flat_map(split).filter(|o| !o.is_empty()) {
+            if let Some((_, flag, set)) = FLAGS.iter().find(|(name, ..)| *name == option) {
+                parsed.flags.set(*flag, *set);
+            } else if let Some(flags) = propagation(option) {
+                parsed.propagation |= flags;
+            } else if option == "bind" || option == "rbind" {
+                parsed.bind = Some(option == "rbind");
+            } else if option.contains('\0') {
+                return Err(Error::Invalid(format!("mount option {option:?} has a NUL in it")));
+            } else {
+                parsed.data.push(option.to_owned());
+            }
+        }
+        Ok(parsed)
+    }
+
+    /// Takes `name=value` out of the data.
+    pub fn take_data(&mut self, name: &str) -> Option<String> {
+        let at = self.data.iter().position(|d| d.split('=').next() == Some(name))?;
+        self.data.remove(at).split_once('=').map(|(_, v)| v.to_owned())
+    }
+
+    /// Mounts a file system of `kind`, then sets its propagation.
+    pub fn mount(&self, source: &str, target: &Path, kind: &str) -> Result<()> {
+        let what = || format!("mount {kind} ({source}) on {}", target.display());
+        let data = CString::new(self.data.join(",")).map_err(|_| Error::Invalid("mount data has a NUL in it".into()))?;
+        mount(source, target, kind, self.flags, data.as_c_str()).for_(what)?;
+        self.propagate(target)
+    }
+
+    /// Binds `source`; flags take a second call, as mount(2) has it.
+    pub fn bind(&self, source: impl AsRef<Path>, target: &Path) -> Result<()> {
+        let source = source.as_ref();
+        let what = || format!("bind {} on {}", source.display(), target.display());
+        match self.bind {
+            Some(false) => mount_bind(source, target).for_(what)?,
+            _ => mount_bind_recursive(source, target).for_(what)?,
+        }
+        if !self.flags.is_empty() {
+            mount_remount(target, self.flags | MountFlags::BIND, c"")
+                .for_(|| format!("set {:?} of {}", self.flags, target.display()))?;
+        }
+        self.propagate(target)
+    }
+
+    fn propagate(&self, target: &Path) -> Result<()> {
+        if self.propagation.is_empty() {
+            return Ok(());
+        }
+        mount_change(target, self.propagation).for_(|| format!("set the propagation of {}", target.display()))
+    }
+}
+
+/// Overlay separates its layers by colons, so a plain split at commas is right.
+fn split(options: &str) -> std::str::Split<'_, char> {
+    options.split(',')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_sorted_and_the_last_word_counts() {
+        let o = MountOptions::parse(["ro,nosuid", "rw", "rslave", "rbind", "size=64k", "lowerdir=/a:/b"]).unwrap();
+        assert_eq!(o.flags, MountFlags::NOSUID);
+        assert_eq!(o.propagation, MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC);
+        assert_eq!(o.bind, Some(true));
+        assert_eq!(o.data, ["size=64k", "lowerdir=/a:/b"]);
+    }
+
+    #[test]
+    fn relatime_is_a_flag_and_not_a_recursive_elatime() {
+        assert!(propagation("relatime").is_none());
+        assert_eq!(propagation("rprivate"), Some(MountPropagationFlags::PRIVATE | MountPropagationFlags::REC));
+    }
+}

@@ -1,0 +1,102 @@
+//! A process that was launched: its PID, streams and end.
+
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::sync::watch;
+
+use super::launch::{Launch, Launched, Place, Status, launch};
+use super::seccomp::Filter;
+use super::spec::ProcessSpec;
+use crate::error::{Error, For, Result};
+use crate::reaper::{ExitCode, Reaper};
+use crate::stdio::{Stdio, pipes};
+use std::sync::Arc;
+
+/// A launched process.
+#[derive(Debug)]
+pub struct Process {
+    pub pid: i32,
+    pub stdio: Stdio,
+    /// Signals go here: a PID may be another's by now, this cannot.
+    pidfd: OwnedFd,
+    exit: watch::Receiver<Option<ExitCode>>,
+}
+
+impl Process {
+    /// Launches; the status says when the program is executed. Blocks; within the runtime.
+    pub fn launch(
+        reaper: &Arc<Reaper>,
+        process: &ProcessSpec,
+        seccomp: Option<&Filter>,
+        cgroup: OwnedFd,
+        place: Place<'_>,
+    ) -> Result<(Self, Status)> {
+        let (theirs, ours) = if process.terminal { (None, None) } else { pipes().map(|(t, o)| (Some(t), Some(o)))? };
+        let mut hold = Some(reaper.hold());
+        let mut born = None;
+        let launched = launch(Launch { process, seccomp, cgroup, stdio: theirs, place }, |pid| {
+            // Its exit status waits for us at least until the hold is dropped, so the PID is its own.
+            born = hold.as_ref().map(|hold| (pid, reaper.expect(hold, pid), Pid::from_raw(pid).map(open)));
+            hold = None;
+        });
+        drop(hold);
+        let Launched { console, status } = launched?;
+        let stdio = match (ours, console) {
+            (Some(ours), _) => Stdio::of_pipes(ours)?,
+            (None, Some(master)) => Stdio::of_terminal(master)?,
+            (None, None) => return Err(Error::State("the process came without a terminal".into())),
+        };
+        match born {
+            Some((pid, exit, Some(pidfd))) => Ok((Process { pid, stdio, pidfd: pidfd?, exit }, status)),
+            _ => Err(Error::State("the process was set up without a PID".into())),
+        }
+    }
+
+    /// Its exit code, if it has ended.
+    pub fn exit_code(&self) -> Option<ExitCode> {
+        *self.exit.borrow()
+    }
+
+    /// Waits for its end.
+    pub async fn wait(&self) -> ExitCode {
+        let mut exit = self.exit.clone();
+        // The sender is gone only with the whole agent.
+        exit.wait_for(Option::is_some).await.ok().and_then(|code| *code).unwrap_or(255)
+    }
+
+    /// Its pidfd, for joining its namespaces.
+    pub fn pidfd(&self) -> Result<OwnedFd> {
+        self.pidfd.try_clone().for_(|| "copy a pidfd".into())
+    }
+
+    /// Sends a signal; 0 only asks whether it is there.
+    pub fn signal(&self, number: u32) -> Result<()> {
+        let gone = || Error::State("the process has ended".into());
+        if self.exit_code().is_some() {
+            return Err(gone());
+        }
+        if number == 0 {
+            return Ok(());
+        }
+        match pidfd_send_signal(&self.pidfd, signal(number)?) {
+            Err(rustix::io::Errno::SRCH) => Err(gone()),
+            other => other.for_(|| format!("send signal {number}")),
+        }
+    }
+}
+
+fn open(pid: Pid) -> Result<OwnedFd> {
+    pidfd_open(pid, PidfdFlags::empty()).for_(|| "open a pidfd".into())
+}
+
+/// A signal by number, real-time ones included.
+pub fn signal(number: u32) -> Result<Signal> {
+    let unknown = || Error::Invalid(format!("there is no signal {number}"));
+    let n = i32::try_from(number).ok().filter(|n| (1..=64).contains(n)).ok_or_else(unknown)?;
+    if let Some(named) = Signal::from_named_raw(n) {
+        return Ok(named);
+    }
+    // SAFETY: real-time signals are only sent here, to other processes; glibc's reserved ones mean nothing to a pidfd.
+    Ok(unsafe { Signal::from_raw_unchecked(n) })
+}

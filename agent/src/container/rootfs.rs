@@ -1,0 +1,317 @@
+//! A container's view of the file system: its mounts, devices, masked paths, and the root itself.
+//!
+//! The image is hostile: it may have symbolic links where directories are wanted. So every path inside it is resolved
+//! with openat2's `RESOLVE_IN_ROOT`, and mounts go onto the descriptor that resolved, never onto the path.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, StatVfsMountFlags, Uid};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_bind_recursive, mount_change, mount_remount, move_mount, open_tree, unmount};
+use rustix::process::{chdir, fchdir, pivot_root};
+
+use super::mount_options::MountOptions;
+use super::spec::{DeviceKind, DeviceNode, Mount, Spec};
+use crate::error::{Error, For, Result};
+
+/// Nodes every container has (runtime-spec, config-linux.md, "Default Devices").
+const DEVICES: &[(&str, u32, u32)] =
+    &[("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+const LINKS: &[(&str, &str)] = &[
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+
+/// Mounts everything below the root, which becomes a mount of its own. In the container's mount namespace.
+pub fn prepare(spec: &Spec) -> Result<()> {
+    // Nothing mounted here may reach the guest's own namespace; what the guest unmounts may go.
+    let down = spec.propagation.map_or(MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC, |p| {
+        // A shared root would carry the container's mounts out: the pivot needs it private.
+        if p.contains(MountPropagationFlags::SHARED) { MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC } else { p }
+    });
+    mount_change("/", down).for_(|| "set the root's propagation".into())?;
+    mount_bind_recursive(&spec.root, &spec.root).for_(|| format!("bind the root filesystem {} on itself", spec.root.display()))?;
+    let root = Root::open(&spec.root)?;
+    for m in &spec.mounts {
+        mount_one(&root, m, &spec.cgroup)?;
+    }
+    // A bound /dev is the guest's own: nothing is missing there.
+    if !spec.mounts.iter().any(|m| m.destination == Path::new("/dev") && m.options.bind.is_some()) {
+        devices(&root, spec)?;
+    }
+    for (key, value) in &spec.sysctl {
+        let path = format!("/proc/sys/{}", key.replace('.', "/"));
+        fs::write(&path, value).for_(|| format!("set sysctl {key} to {value:?}"))?;
+    }
+    Ok(())
+}
+
+/// Makes the prepared root the root of this process and everything else unreachable.
+pub fn enter(spec: &Spec) -> Result<()> {
+    let what = || format!("pivot to {}", spec.root.display());
+    let new = rustix::fs::open(&spec.root, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).for_(what)?;
+    fchdir(&new).for_(what)?;
+    // The old root ends up on top of the new one at ".", and is taken off (pivot_root(2), NOTES).
+    pivot_root(".", ".").for_(what)?;
+    mount_change(".", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC).for_(what)?;
+    unmount(".", UnmountFlags::DETACH).for_(|| "take the guest's root away".into())?;
+    chdir("/").for_(what)
+}
+
+/// After [`enter`]: what may be seen but not written, or not seen at all.
+pub fn restrict(spec: &Spec) -> Result<()> {
+    for path in &spec.read_only_paths {
+        read_only(Path::new(path))?;
+    }
+    for path in &spec.masked {
+        mask(Path::new(path))?;
+    }
+    if spec.read_only {
+        remount_read_only(Path::new("/"))?;
+    }
+    Ok(())
+}
+
+fn read_only(path: &Path) -> Result<()> {
+    match mount_bind_recursive(path, path) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other.for_(|| format!("make {} read-only", path.display()))?,
+    }
+    remount_read_only(path)
+}
+
+/// Keeps the mount's other flags: a remount sets them all anew.
+fn remount_read_only(path: &Path) -> Result<()> {
+    let what = || format!("make {} read-only", path.display());
+    let have = rustix::fs::statvfs(path).for_(what)?.f_flag;
+    let keep = [
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+        (StatVfsMountFlags::NODIRATIME, MountFlags::NODIRATIME),
+        (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
+    ]
+    .into_iter()
+    .filter(|(from, _)| have.contains(*from))
+    .fold(MountFlags::BIND | MountFlags::RDONLY, |set, (_, to)| set | to);
+    mount_remount(path, keep, c"").for_(what)
+}
+
+fn mask(path: &Path) -> Result<()> {
+    let what = || format!("mask {}", path.display());
+    match rustix::mount::mount_bind("/dev/null", path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(Errno::NOTDIR) => {
+            rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::RDONLY, c"size=0k").for_(what)
+        }
+        Err(e) => Err(e).for_(what),
+    }
+}
+
+fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
+    let what = |e: Error| match e {
+        Error::System { what, source } => {
+            Error::System { what: format!("mount at {} of the container: {what}", m.destination.display()), source }
+        }
+        other => other,
+    };
+    if m.options.bind.is_some() {
+        let is_dir = fs::metadata(&m.source)
+            .map(|found| found.is_dir())
+            .for_(|| format!("mount at {} of the container: source {}", m.destination.display(), m.source))?;
+        let target = if is_dir { root.make_dir(&m.destination) } else { root.make_file(&m.destination) }.map_err(what)?;
+        return m.options.bind(&m.source, &magic(&target)).map_err(what);
+    }
+    let target = root.make_dir(&m.destination).map_err(what)?;
+    match m.kind.as_str() {
+        // In a cgroup namespace of its own the container sees its cgroup as the root.
+        "cgroup" | "cgroup2" => {
+            let options = MountOptions { data: vec!["nsdelegate".into()], ..m.options.clone() };
+            match options.mount("cgroup2", &magic(&target), "cgroup2") {
+                Ok(()) => Ok(()),
+                Err(_) => {
+                    let bind = MountOptions { data: Vec::new(), bind: Some(true), ..m.options.clone() };
+                    bind.bind(Path::new(super::cgroup::ROOT).join(cgroup), &magic(&target)).map_err(what)
+                }
+            }
+        }
+        kind => {
+            let source = if m.source.is_empty() { kind } else { &m.source };
+            m.options.mount(source, &magic(&target), kind).map_err(what)
+        }
+    }
+}
+
+fn devices(root: &Root, spec: &Spec) -> Result<()> {
+    let dev = root.make_dir(Path::new("/dev"))?;
+    let defaults = DEVICES.iter().map(|(name, major, minor)| DeviceNode {
+        path: Path::new("/dev").join(name),
+        kind: DeviceKind::Character,
+        major: *major,
+        minor: *minor,
+        mode: 0o666,
+        uid: 0,
+        gid: 0,
+    });
+    for node in defaults.chain(spec.devices.iter().cloned()) {
+        make_node(root, &node)?;
+    }
+    for (name, target) in LINKS {
+        match rustix::fs::symlinkat(*target, &dev, *name) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(e).for_(|| format!("link /dev/{name} of the container")),
+        }
+    }
+    Ok(())
+}
+
+fn make_node(root: &Root, node: &DeviceNode) -> Result<()> {
+    let what = || format!("make device {} of the container", node.path.display());
+    let (Some(parent), Some(name)) = (node.path.parent(), node.path.file_name()) else {
+        return Err(Error::Invalid(format!("{} is no device path", node.path.display())));
+    };
+    let dir = root.make_dir(parent)?;
+    let kind = match node.kind {
+        DeviceKind::Block => FileType::BlockDevice,
+        DeviceKind::Character => FileType::CharacterDevice,
+        DeviceKind::Fifo => FileType::Fifo,
+    };
+    let mode = Mode::from_raw_mode(node.mode);
+    match rustix::fs::mknodat(&dir, name, kind, mode, rustix::fs::makedev(node.major, node.minor)) {
+        // An image or a mount may bring its own.
+        Err(Errno::EXIST) => return Ok(()),
+        other => other.for_(what)?,
+    }
+    // mknod's mode goes through the umask.
+    rustix::fs::chmodat(&dir, name, mode, AtFlags::empty()).for_(what)?;
+    rustix::fs::chownat(&dir, name, Some(Uid::from_raw(node.uid)), Some(Gid::from_raw(node.gid)), AtFlags::SYMLINK_NOFOLLOW)
+        .for_(what)
+}
+
+/// The container's terminal at /dev/console, after [`enter`]. By descriptors alone: the container may have no /proc.
+pub fn console(slave: impl AsFd) -> Result<()> {
+    let what = || "bind the terminal at /dev/console".into();
+    let target = Root::open(Path::new("/"))?.make_file(Path::new("/dev/console"))?;
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = open_tree(slave, "", clone).for_(what)?;
+    let here = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&tree, "", &target, "", here).for_(what)
+}
+
+fn magic(fd: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// A root that paths cannot leave.
+struct Root {
+    dir: OwnedFd,
+}
+
+impl Root {
+    fn open(path: &Path) -> Result<Self> {
+        let dir = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .for_(|| format!("open the root filesystem {}", path.display()))?;
+        Ok(Root { dir })
+    }
+
+    fn resolve(&self, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        loop {
+            let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+            match rustix::fs::openat2(&self.dir, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
+                // A rename raced with the resolution of "..".
+                Err(Errno::AGAIN) | Err(Errno::INTR) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// The directory at `path`, made with its parents where it is missing.
+    fn make_dir(&self, path: &Path) -> Result<OwnedFd> {
+        let what = || format!("make directory {} of the container", path.display());
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        match self.resolve(path, flags) {
+            Err(Errno::NOENT) => {}
+            other => return other.for_(what),
+        }
+        let mut done = PathBuf::from("/");
+        let mut at = self.resolve(&done, flags).for_(what)?;
+        for part in path.components() {
+            let Component::Normal(name) = part else {
+                if part == Component::ParentDir {
+                    return Err(Error::Invalid(format!("{} climbs with '..'", path.display())));
+                }
+                continue;
+            };
+            done.push(name);
+            at = match self.resolve(&done, flags) {
+                Err(Errno::NOENT) => {
+                    rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)).for_(what)?;
+                    self.resolve(&done, flags).for_(what)?
+                }
+                other => other.for_(what)?,
+            };
+        }
+        Ok(at)
+    }
+
+    /// The file at `path`, made empty where it is missing.
+    fn make_file(&self, path: &Path) -> Result<OwnedFd> {
+        let what = || format!("make file {} of the container", path.display());
+        match self.resolve(path, OFlags::PATH) {
+            Err(Errno::NOENT) => {}
+            other => return other.for_(what),
+        }
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Error::Invalid(format!("{} is no file", path.display())));
+        };
+        let dir = self.make_dir(parent)?;
+        let create = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        drop(rustix::fs::openat(&dir, name, create, Mode::from_raw_mode(0o644)).for_(what)?);
+        self.resolve(path, OFlags::PATH).for_(what)
+    }
+}
+
+/// The working directory, made where it is missing, as the process's own user will find it.
+pub fn make_cwd(path: &Path) -> Result<()> {
+    if fs::metadata(path).is_ok() {
+        return Ok(());
+    }
+    // Within the container's own root: links lead nowhere else.
+    fs::create_dir_all(path).for_(|| format!("make the working directory {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_link_that_points_out_of_the_root_leads_back_into_it() {
+        let outer = tempfile::tempdir().unwrap();
+        let root = outer.path().join("root");
+        fs::create_dir_all(root.join("etc")).unwrap();
+        symlink("/../../etc", root.join("proc")).unwrap();
+        symlink("../../..", root.join("up")).unwrap();
+        let r = Root::open(&root).unwrap();
+        r.make_dir(Path::new("/proc/deep/er")).unwrap();
+        assert!(root.join("etc/deep/er").is_dir());
+        r.make_file(Path::new("/up/file")).unwrap();
+        assert!(root.join("file").is_file() && !outer.path().join("file").exists());
+        assert!(r.make_dir(Path::new("/new/../x")).is_err());
+    }
+
+    #[test]
+    fn a_dangling_link_is_an_error_and_nothing_is_made_behind_it() {
+        let root = tempfile::tempdir().unwrap();
+        symlink("/nowhere", root.path().join("f")).unwrap();
+        let r = Root::open(root.path()).unwrap();
+        assert!(r.make_file(Path::new("/f")).is_err());
+        assert!(!root.path().join("nowhere").exists());
+    }
+}

@@ -1,0 +1,57 @@
+//! Fresh randomness: credited to the kernel's pool, and the generator reseeded from it at once, so that no clone goes
+//! on with the numbers of its template (random(4), `RNDADDENTROPY` and `RNDRESEEDCRNG`).
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use thaw_protocol::handshake::MIN_ENTROPY;
+
+use crate::error::{Error, For, Result};
+
+/// `_IOW('R', 0x03, int[2])`, include/uapi/linux/random.h.
+const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
+/// `_IO('R', 0x07)`.
+const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
+/// Most bytes credited at once: the pool is no larger.
+const MOST: usize = 512;
+
+/// `struct rand_pool_info` with its buffer.
+#[repr(C)]
+struct PoolInfo {
+    entropy_bits: libc::c_int,
+    bytes: libc::c_int,
+    buffer: [u8; MOST],
+}
+
+/// Credits `bytes`, [`MIN_ENTROPY`] or more, and reseeds the kernel's generator.
+pub fn reseed(bytes: &[u8]) -> Result<()> {
+    if bytes.len() < MIN_ENTROPY {
+        return Err(Error::Invalid(format!("entropy: {} bytes, at least {MIN_ENTROPY} are needed", bytes.len())));
+    }
+    let device = File::options().write(true).open("/dev/urandom").for_(|| "open /dev/urandom".into())?;
+    for chunk in bytes.chunks(MOST) {
+        let mut info =
+            PoolInfo { entropy_bits: chunk.len() as libc::c_int * 8, bytes: chunk.len() as libc::c_int, buffer: [0; MOST] };
+        info.buffer[..chunk.len()].copy_from_slice(chunk);
+        // SAFETY: the kernel reads the header and `bytes` bytes of the buffer, all within `info`, which outlives the call.
+        if unsafe { libc::ioctl(device.as_raw_fd(), RNDADDENTROPY, &raw const info) } != 0 {
+            return Err(Error::last("add entropy to the kernel's pool"));
+        }
+    }
+    // SAFETY: this request takes no argument.
+    if unsafe { libc::ioctl(device.as_raw_fd(), RNDRESEEDCRNG) } != 0 {
+        return Err(Error::last("reseed the kernel's random generator"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_entropy_is_refused() {
+        let e = reseed(&[1; MIN_ENTROPY - 1]).unwrap_err();
+        assert!(e.to_string().contains("31 bytes"), "{e}");
+    }
+}

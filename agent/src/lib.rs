@@ -1,0 +1,40 @@
+//! The guest's agent: PID 1 of every Thaw microVM.
+//!
+//! The order is the promise (DESIGN §4.5): [`init`] mounts what a Linux system needs, [`handshake`] makes this guest
+//! one sandbox and no other, and only then does [`rpc`] listen and may a process start. Until the handshake is
+//! acknowledged nothing here reads `boot_id`, opens a TCP or UDP socket, or draws a random number that would outlive
+//! it (so the async runtime, whose hash tables are seeded, is made afterwards, and our own tables are ordered maps).
+//!
+//! | module | knows |
+//! |---|---|
+//! | [`boot`] | the order above |
+//! | [`init`] | the mounts and settings of a fresh system |
+//! | [`listener`] | vsock in a guest, unix sockets in a test |
+//! | [`handshake`], [`entropy`], [`clock`], [`identity`] | who this guest is |
+//! | [`network`] | rtnetlink |
+//! | [`storage`] | what is mounted for containers, and drivers |
+//! | [`container`] | the OCI runtime: specification, namespaces, root, process |
+//! | [`stdio`] | pipes and terminals of a process |
+//! | [`reaper`] | every exit status, every orphan |
+//! | [`oom`], [`stats`] | what the kernel says about a container |
+//! | [`sandbox`] | everything that exists in this guest |
+//! | [`rpc`] | the agent API, wire-compatible with Kata's |
+
+pub mod boot;
+pub mod clock;
+pub mod container;
+pub mod entropy;
+pub mod error;
+pub mod handshake;
+pub mod identity;
+pub mod init;
+pub mod listener;
+pub mod log;
+pub mod network;
+pub mod oom;
+pub mod reaper;
+pub mod rpc;
+pub mod sandbox;
+pub mod stats;
+pub mod stdio;
+pub mod storage;

@@ -1,0 +1,113 @@
+//! Where the host reaches the agent: vsock ports in a guest, unix sockets in a test. Only the host is listened to: a
+//! process inside the guest that dials the agent's own ports is dropped.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use futures_util::stream;
+use thaw_protocol::handshake::HANDSHAKE_PORT;
+use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, VsockStream};
+
+use crate::boot::Transport;
+use crate::error::{Error, For, Result};
+use crate::info;
+
+/// A listening socket.
+#[derive(Debug)]
+pub enum Listener {
+    Vsock(VsockListener),
+    Unix(UnixListener),
+}
+
+/// A connection of the host.
+pub trait Stream: Read + Write {}
+impl Stream for VsockStream {}
+impl Stream for UnixStream {}
+
+/// How long a host that has connected may take to say who this guest is.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Listener {
+    /// Listens on `port`.
+    pub fn bind(transport: &Transport, port: u32) -> Result<Self> {
+        match transport {
+            Transport::Vsock => VsockListener::bind_with_cid_port(VMADDR_CID_ANY, port)
+                .map(Listener::Vsock)
+                .for_(|| format!("listen on vsock port {port} (is there a virtio-vsock device and driver?)")),
+            Transport::Unix(dir) => {
+                let path = dir.join(port.to_string());
+                UnixListener::bind(&path).map(Listener::Unix).for_(|| format!("listen on {}", path.display()))
+            }
+        }
+    }
+
+    /// Waits for the host to connect.
+    pub fn accept(&self) -> io::Result<Box<dyn Stream>> {
+        match self {
+            Listener::Vsock(listener) => loop {
+                let (stream, peer) = listener.accept()?;
+                if peer.cid() == VMADDR_CID_HOST {
+                    stream.set_read_timeout(Some(PATIENCE))?;
+                    stream.set_write_timeout(Some(PATIENCE))?;
+                    return Ok(Box::new(stream));
+                }
+            },
+            Listener::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                Ok(Box::new(stream))
+            }
+        }
+    }
+
+    /// As a listener of ttrpc. Must be called within the runtime.
+    pub fn into_ttrpc(self) -> Result<ttrpc::r#async::transport::Listener> {
+        match self {
+            Listener::Unix(listener) => {
+                ttrpc::r#async::transport::Listener::try_from(listener).for_(|| "serve the unix socket".into())
+            }
+            Listener::Vsock(listener) => {
+                listener.set_nonblocking(true).for_(|| "make the vsock listener non-blocking".into())?;
+                // SAFETY: the descriptor was just released by its owner, so it has exactly one again.
+                let listener = unsafe { tokio_vsock::VsockListener::from_raw_fd(listener.into_raw_fd()) };
+                Ok(ttrpc::r#async::transport::Listener::new(stream::unfold(listener, |listener| async {
+                    let connection = accept_host(&listener).await;
+                    Some((connection, listener))
+                })))
+            }
+        }
+    }
+}
+
+async fn accept_host(listener: &tokio_vsock::VsockListener) -> io::Result<tokio_vsock::VsockStream> {
+    loop {
+        let (stream, peer) = listener.accept().await?;
+        if peer.cid() == VMADDR_CID_HOST {
+            return Ok(stream);
+        }
+    }
+}
+
+/// Tells the host that the handshake's port listens: a dial that is always answered by a reset.
+pub fn ring_doorbell(transport: &Transport) {
+    if *transport == Transport::Vsock {
+        match VsockStream::connect(&VsockAddr::new(VMADDR_CID_HOST, HANDSHAKE_PORT)) {
+            Ok(_) => {}
+            Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused) => {}
+            // Whoever drives this machine may not have a doorbell at all; it can still connect.
+            Err(e) => info!("doorbell: {e}"),
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(e: Error) -> Self {
+        match e {
+            Error::System { source, .. } => source,
+            other => io::Error::other(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Log lines: to the kernel's log, so that they come in order with the kernel's own on the console; to stderr where
+//! there is no /dev/kmsg (tests).
+
+use std::fmt;
+use std::fs::File;
+use std::io::Write;
+use std::sync::OnceLock;
+
+static KMSG: OnceLock<File> = OnceLock::new();
+
+/// How loud a line is: the kernel's log levels (include/linux/kern_levels.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Error = 3,
+    Warning = 4,
+    Info = 6,
+}
+
+/// Sends lines to the kernel's log from now on. Without it they go to stderr.
+pub fn to_kernel() {
+    // Otherwise the kernel drops lines of a busy agent.
+    let _ = std::fs::write("/proc/sys/kernel/printk_devkmsg", "on");
+    if let Ok(file) = File::options().write(true).open("/dev/kmsg") {
+        let _ = KMSG.set(file);
+    }
+}
+
+/// Writes one line. Failure to log is not an error of what is logged.
+pub fn line(level: Level, text: fmt::Arguments<'_>) {
+    match KMSG.get() {
+        // One write is one record (Documentation/ABI/testing/dev-kmsg).
+        Some(mut kmsg) => drop(kmsg.write_all(format!("<{}>thaw-agent: {text}\n", level as u8).as_bytes())),
+        None => drop(writeln!(std::io::stderr(), "thaw-agent: {text}")),
+    }
+}
+
+/// Logs at info level.
+#[macro_export]
+macro_rules! info {
+    ($($t:tt)*) => { $crate::log::line($crate::log::Level::Info, format_args!($($t)*)) };
+}
+
+/// Logs at warning level.
+#[macro_export]
+macro_rules! warning {
+    ($($t:tt)*) => { $crate::log::line($crate::log::Level::Warning, format_args!($($t)*)) };
+}
+
+/// Logs at error level.
+#[macro_export]
+macro_rules! error {
+    ($($t:tt)*) => { $crate::log::line($crate::log::Level::Error, format_args!($($t)*)) };
+}

@@ -1,0 +1,338 @@
+//! The guest's network: links, addresses, routes and neighbours, by rtnetlink. No TCP or UDP socket is ever opened.
+
+mod netlink;
+
+use std::net::IpAddr;
+
+use thaw_protocol::handshake::Network;
+
+use crate::error::{Error, Result};
+use netlink::*;
+
+const IFF_UP: u32 = 1;
+const IFF_LOOPBACK: u32 = 8;
+/// Include/uapi/linux/if_arp.h.
+const ARPHRD_ETHER: u16 = 1;
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_F_NODAD: u8 = 2;
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_PREFSRC: u16 = 7;
+const RT_TABLE_MAIN: u8 = 254;
+const RTPROT_KERNEL: u8 = 2;
+const RTPROT_BOOT: u8 = 3;
+const RTN_UNICAST: u8 = 1;
+const RTNH_F_ONLINK: u32 = 4;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const NUD_PERMANENT: u16 = 0x80;
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub index: u32,
+    pub name: String,
+    pub mac: [u8; 6],
+    pub mtu: u32,
+    pub up: bool,
+    pub loopback: bool,
+    pub ethernet: bool,
+}
+
+/// An address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkAddress {
+    pub link: u32,
+    pub ip: IpAddr,
+    pub prefix: u8,
+}
+
+/// A route of the main table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// None is the default route.
+    pub destination: Option<(IpAddr, u8)>,
+    pub gateway: Option<IpAddr>,
+    pub source: Option<IpAddr>,
+    pub link: u32,
+    pub scope: u8,
+    /// Of a route with neither destination nor gateway.
+    pub v6: bool,
+    pub onlink: bool,
+    /// Made by the kernel for an address: not ours to delete.
+    pub kernel: bool,
+}
+
+/// `xx:xx:xx:xx:xx:xx`.
+pub fn parse_mac(text: &str) -> Result<[u8; 6]> {
+    let bytes: Option<Vec<u8>> =
+        text.split(':').map(|p| if p.len() == 2 { u8::from_str_radix(p, 16).ok() } else { None }).collect();
+    bytes.and_then(|b| b.try_into().ok()).ok_or_else(|| Error::Invalid(format!("{text:?} is not a MAC address")))
+}
+
+/// The reverse of [`parse_mac`].
+pub fn format_mac(mac: [u8; 6]) -> String {
+    mac.map(|b| format!("{b:02x}")).join(":")
+}
+
+/// Brings `lo` up.
+pub fn loopback_up() -> Result<()> {
+    let mut net = Netlink::open()?;
+    match links(&mut net)?.into_iter().find(|l| l.loopback) {
+        Some(lo) => set_link(&mut net, lo.index, &Change { up: Some(true), ..Default::default() }),
+        None => Err(Error::State("this kernel has no loopback interface".into())),
+    }
+}
+
+/// Makes the guest's one Ethernet interface what the host says it is.
+pub fn configure(network: &Network) -> Result<()> {
+    let mut net = Netlink::open()?;
+    let link = links(&mut net)?
+        .into_iter()
+        .find(|l| l.ethernet && !l.loopback)
+        .ok_or_else(|| Error::State("a network was given, but this guest has no Ethernet interface".into()))?;
+    dress(&mut net, &link, network.mac, u32::from(network.mtu), None)?;
+    for old in addresses(&mut net)?.into_iter().filter(|a| a.link == link.index && !is_link_local(a.ip)) {
+        delete_address(&mut net, old)?;
+    }
+    for a in &network.addresses {
+        add_address(&mut net, LinkAddress { link: link.index, ip: a.ip, prefix: a.prefix })?;
+    }
+    for gateway in &network.gateways {
+        let near = network.addresses.iter().any(|a| same_subnet(a.ip, *gateway, a.prefix));
+        add_route(&mut net, &Route {
+            destination: None,
+            gateway: Some(*gateway),
+            source: None,
+            link: link.index,
+            scope: 0,
+            v6: gateway.is_ipv6(),
+            onlink: !near,
+            kernel: false,
+        })?;
+    }
+    Ok(())
+}
+
+/// Gives a link its MAC, MTU and name, and brings it up.
+pub(crate) fn dress(net: &mut Netlink, link: &Link, mac: [u8; 6], mtu: u32, name: Option<&str>) -> Result<()> {
+    let rename = name.filter(|n| *n != link.name);
+    // Neither may be changed of a link that is up, with some drivers.
+    if link.up && (link.mac != mac || rename.is_some()) {
+        set_link(net, link.index, &Change { up: Some(false), ..Default::default() })?;
+    }
+    set_link(net, link.index, &Change {
+        mac: (link.mac != mac).then_some(mac),
+        mtu: (mtu != 0 && link.mtu != mtu).then_some(mtu),
+        name: rename,
+        up: None,
+    })?;
+    set_link(net, link.index, &Change { up: Some(true), ..Default::default() })
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+fn same_subnet(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => (u128::from(u32::from(ip)) << 96, 32),
+        IpAddr::V6(ip) => (u128::from(ip), 128),
+    };
+    let ((a, wa), (b, wb)) = (bits(a), bits(b));
+    wa == wb && prefix <= wa && (prefix == 0 || (a ^ b) >> (128 - u32::from(prefix)) == 0)
+}
+
+/// A netlink socket for several of the calls below.
+pub fn open() -> Result<Netlink> {
+    Netlink::open()
+}
+
+/// Every interface.
+pub fn links(net: &mut Netlink) -> Result<Vec<Link>> {
+    let answers = net.dump(Request::new(RTM_GETLINK, 0, &[0; 16]), RTM_NEWLINK, 16)?;
+    Ok(answers.iter().map(|a| {
+        let flags = u32_at(&a.body, 8);
+        Link {
+            index: u32_at(&a.body, 4),
+            name: text(a.get(IFLA_IFNAME).unwrap_or(&[])),
+            mac: a.get(IFLA_ADDRESS).and_then(|m| m.try_into().ok()).unwrap_or_default(),
+            mtu: a.get_u32(IFLA_MTU).unwrap_or(0),
+            up: flags & IFF_UP != 0,
+            loopback: flags & IFF_LOOPBACK != 0,
+            ethernet: u16::from_ne_bytes([a.body[2], a.body[3]]) == ARPHRD_ETHER,
+        }
+    }).collect())
+}
+
+/// What to change of a link.
+#[derive(Clone, Copy, Debug, Default)]
+struct Change<'a> {
+    mac: Option<[u8; 6]>,
+    mtu: Option<u32>,
+    name: Option<&'a str>,
+    up: Option<bool>,
+}
+
+fn set_link(net: &mut Netlink, index: u32, change: &Change<'_>) -> Result<()> {
+    let mut body = [0u8; 16];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    if let Some(up) = change.up {
+        body[8..12].copy_from_slice(&u32::from(up).to_ne_bytes());
+        body[12..16].copy_from_slice(&IFF_UP.to_ne_bytes());
+    }
+    let mut request = Request::new(RTM_NEWLINK, 0, &body);
+    if let Some(mac) = change.mac {
+        request = request.attribute(IFLA_ADDRESS, &mac);
+    }
+    if let Some(mtu) = change.mtu {
+        request = request.attribute(IFLA_MTU, &mtu.to_ne_bytes());
+    }
+    if let Some(name) = change.name {
+        if name.is_empty() || name.len() > 15 || name.contains(['/', ':', ' ', '\0']) {
+            return Err(Error::Invalid(format!("{name:?} is not an interface name")));
+        }
+        request = request.attribute(IFLA_IFNAME, format!("{name}\0").as_bytes());
+    }
+    net.request(request, || format!("change interface {index}: {change:?}"))
+}
+
+/// Every address.
+pub fn addresses(net: &mut Netlink) -> Result<Vec<LinkAddress>> {
+    let answers = net.dump(Request::new(RTM_GETADDR, 0, &[0; 8]), RTM_NEWADDR, 8)?;
+    Ok(answers
+        .iter()
+        .filter_map(|a| {
+            let ip = a.get_ip(IFA_LOCAL).or_else(|| a.get_ip(IFA_ADDRESS))?;
+            Some(LinkAddress { link: u32_at(&a.body, 4), ip, prefix: a.body[1] })
+        })
+        .collect())
+}
+
+fn address_request(kind: u16, flags: u16, a: LinkAddress) -> Result<Request> {
+    let width = if a.ip.is_ipv4() { 32 } else { 128 };
+    if a.prefix > width {
+        return Err(Error::Invalid(format!("{}/{}: the prefix is longer than the address", a.ip, a.prefix)));
+    }
+    // Duplicate address detection would hold an IPv6 address back for a second; the host made sure it is unique.
+    let mut body = vec![family(a.ip), a.prefix, if a.ip.is_ipv6() { IFA_F_NODAD } else { 0 }, 0];
+    body.extend_from_slice(&a.link.to_ne_bytes());
+    Ok(Request::new(kind, flags, &body).attribute(IFA_LOCAL, &ip_bytes(a.ip)).attribute(IFA_ADDRESS, &ip_bytes(a.ip)))
+}
+
+/// Gives an interface an address; having it already is no error.
+pub fn add_address(net: &mut Netlink, a: LinkAddress) -> Result<()> {
+    net.request(address_request(RTM_NEWADDR, NLM_F_REPLACE, a)?, || format!("add address {}/{}", a.ip, a.prefix))
+}
+
+/// Takes an address away.
+pub fn delete_address(net: &mut Netlink, a: LinkAddress) -> Result<()> {
+    net.request(address_request(RTM_DELADDR, 0, a)?, || format!("delete address {}/{}", a.ip, a.prefix))
+}
+
+/// Every unicast route of the main table.
+pub fn routes(net: &mut Netlink) -> Result<Vec<Route>> {
+    let answers = net.dump(Request::new(RTM_GETROUTE, 0, &[0; 12]), RTM_NEWROUTE, 12)?;
+    Ok(answers
+        .iter()
+        .filter(|a| a.body[4] == RT_TABLE_MAIN && a.body[7] == RTN_UNICAST)
+        .map(|a| Route {
+            destination: a.get_ip(RTA_DST).map(|ip| (ip, a.body[1])),
+            gateway: a.get_ip(RTA_GATEWAY),
+            source: a.get_ip(RTA_PREFSRC),
+            link: a.get_u32(RTA_OIF).unwrap_or(0),
+            scope: a.body[6],
+            v6: a.body[0] == libc::AF_INET6 as u8,
+            onlink: u32_at(&a.body, 8) & RTNH_F_ONLINK != 0,
+            kernel: a.body[5] == RTPROT_KERNEL,
+        })
+        .collect())
+}
+
+fn route_request(kind: u16, flags: u16, r: &Route) -> Request {
+    let af = if r.v6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
+    let prefix = r.destination.map_or(0, |(_, p)| p);
+    let mut body = vec![af, prefix, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, r.scope, RTN_UNICAST];
+    if kind == RTM_DELROUTE {
+        body[5] = 0;
+    }
+    body.extend_from_slice(&if r.onlink { RTNH_F_ONLINK } else { 0 }.to_ne_bytes());
+    let mut request = Request::new(kind, flags, &body).attribute(RTA_OIF, &r.link.to_ne_bytes());
+    if let Some((ip, _)) = r.destination {
+        request = request.attribute(RTA_DST, &ip_bytes(ip));
+    }
+    if let Some(ip) = r.gateway {
+        request = request.attribute(RTA_GATEWAY, &ip_bytes(ip));
+    }
+    if let Some(ip) = r.source {
+        request = request.attribute(RTA_PREFSRC, &ip_bytes(ip));
+    }
+    request
+}
+
+/// Adds a route, or replaces the one to the same destination.
+pub fn add_route(net: &mut Netlink, r: &Route) -> Result<()> {
+    net.request(route_request(RTM_NEWROUTE, NLM_F_REPLACE, r), || format!("add route {r:?}"))
+}
+
+/// Deletes a route.
+pub fn delete_route(net: &mut Netlink, r: &Route) -> Result<()> {
+    net.request(route_request(RTM_DELROUTE, 0, r), || format!("delete route {r:?}"))
+}
+
+/// Adds a permanent neighbour, or replaces it.
+pub fn add_neighbour(net: &mut Netlink, link: u32, ip: IpAddr, mac: [u8; 6], state: u16, flags: u8) -> Result<()> {
+    let mut body = vec![family(ip), 0, 0, 0];
+    body.extend_from_slice(&link.to_ne_bytes());
+    body.extend_from_slice(&if state == 0 { NUD_PERMANENT } else { state }.to_ne_bytes());
+    body.extend_from_slice(&[flags, 0]);
+    let request =
+        Request::new(RTM_NEWNEIGH, NLM_F_REPLACE, &body).attribute(NDA_DST, &ip_bytes(ip)).attribute(NDA_LLADDR, &mac);
+    net.request(request, || format!("add neighbour {ip}"))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_is_read_as_it_is_written_and_nothing_else() {
+        let mac = [2, 0, 0xab, 0xcd, 0, 1];
+        assert_eq!(parse_mac(&format_mac(mac)).unwrap(), mac);
+        for bad in ["", "02:00:ab:cd:00", "02:00:ab:cd:00:01:02", "2:0:ab:cd:0:1", "zz:00:ab:cd:00:01"] {
+            assert!(parse_mac(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_gateway_outside_every_subnet_is_told_from_one_inside() {
+        let ip = |s: &str| s.parse().unwrap();
+        assert!(same_subnet(ip("10.0.0.2"), ip("10.0.0.1"), 30));
+        assert!(!same_subnet(ip("10.0.0.2"), ip("10.0.1.1"), 24));
+        assert!(!same_subnet(ip("10.0.0.2"), ip("fe80::1"), 0));
+        assert!(same_subnet(ip("fd00::2"), ip("fd00::1"), 64));
+        assert!(!same_subnet(ip("fd00::2"), ip("fd00::1"), 128));
+    }
+
+    #[test]
+    fn the_loopback_link_is_seen() {
+        let mut net = Netlink::open().unwrap();
+        let links = links(&mut net).unwrap();
+        assert!(links.iter().any(|l| l.loopback && l.name == "lo"));
+        addresses(&mut net).unwrap();
+        routes(&mut net).unwrap();
+    }
+}

@@ -1,0 +1,88 @@
+//! Every exit status, for whoever waits for it; every orphan, for nobody.
+//!
+//! PID 1 inherits all processes that lose their parent, so it waits for any child. A child that is just being born,
+//! whose PID is not known here yet, must not be taken for an orphan: while anyone holds a [`Hold`], nothing is reaped.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rustix::process::{WaitOptions, WaitStatus, wait};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, watch};
+
+use crate::error::{For, Result};
+
+/// How a process ended: its exit code, or 128 and the number of the signal that killed it.
+pub type ExitCode = i32;
+
+/// Who waits for whom.
+#[derive(Debug, Default)]
+pub struct Reaper {
+    state: Mutex<State>,
+    released: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    holds: usize,
+    waiting: BTreeMap<i32, watch::Sender<Option<ExitCode>>>,
+}
+
+/// Keeps the reaper from taking anyone.
+#[derive(Debug)]
+pub struct Hold(Arc<Reaper>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.holds -= 1;
+        if state.holds == 0 {
+            self.0.released.notify_one();
+        }
+    }
+}
+
+impl Reaper {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Nothing is reaped until the hold is dropped.
+    pub fn hold(self: &Arc<Self>) -> Hold {
+        self.state().holds += 1;
+        Hold(self.clone())
+    }
+
+    /// The exit of `pid`, once it comes. Under the [`Hold`] it was born under.
+    pub fn expect(&self, _born_under: &Hold, pid: i32) -> watch::Receiver<Option<ExitCode>> {
+        let (tx, rx) = watch::channel(None);
+        self.state().waiting.insert(pid, tx);
+        rx
+    }
+
+    /// Reaps for ever.
+    pub async fn run(self: Arc<Self>) -> Result<()> {
+        let mut children = signal(SignalKind::child()).for_(|| "watch for SIGCHLD".into())?;
+        loop {
+            self.reap();
+            tokio::select! {
+                _ = children.recv() => {}
+                () = self.released.notified() => {}
+            }
+        }
+    }
+
+    fn reap(&self) {
+        let mut state = self.state();
+        while state.holds == 0 {
+            let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { return };
+            if let Some(waiting) = state.waiting.remove(&pid.as_raw_nonzero().get()) {
+                waiting.send_replace(Some(exit_code(status)));
+            }
+        }
+    }
+}
+
+fn exit_code(status: WaitStatus) -> ExitCode {
+    status.exit_status().or_else(|| status.terminating_signal().map(|s| 128 + s)).unwrap_or(255)
+}

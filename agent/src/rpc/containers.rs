@@ -1,0 +1,69 @@
+//! A container's life.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thaw_protocol::agent::agent::{CreateContainerRequest, UpdateContainerRequest};
+
+use super::{blocking, volumes};
+use crate::container::Container;
+use crate::error::Result;
+use crate::sandbox::Sandbox;
+
+pub async fn create(sandbox: &Arc<Sandbox>, request: CreateContainerRequest) -> Result<()> {
+    let sandbox = sandbox.clone();
+    blocking(move || {
+        let storages = request.storages.iter().map(volumes::storage).collect::<Result<Vec<_>>>()?;
+        sandbox.reserve(&request.container_id)?;
+        let made = Container::create(&request, &storages, &sandbox.storages, &sandbox.reaper);
+        match made {
+            Ok(container) => {
+                sandbox.settle(&request.container_id, Some(container));
+                Ok(())
+            }
+            Err(e) => {
+                sandbox.settle(&request.container_id, None);
+                Err(e)
+            }
+        }
+    })
+    .await
+}
+
+pub async fn start(sandbox: &Arc<Sandbox>, id: &str) -> Result<()> {
+    let container = sandbox.container(id)?;
+    blocking(move || container.start()).await
+}
+
+/// `timeout` in seconds; 0 waits for ever.
+pub async fn remove(sandbox: &Arc<Sandbox>, id: &str, timeout: u32) -> Result<()> {
+    let container = sandbox.take(id)?;
+    let sandbox = sandbox.clone();
+    // Finished even when the caller goes away: a name must not stay taken.
+    let removal = tokio::spawn(async move {
+        let timeout = (timeout != 0).then(|| Duration::from_secs(u64::from(timeout)));
+        if let Err(e) = container.kill(timeout).await {
+            sandbox.put_back(container);
+            return Err(e);
+        }
+        blocking(move || {
+            container.remove(&sandbox.storages);
+            sandbox.settle(&container.id, None);
+            Ok(())
+        })
+        .await
+    });
+    removal.await.unwrap_or_else(|e| Err(crate::error::Error::State(format!("the removal failed: {e}"))))
+}
+
+pub fn update(sandbox: &Sandbox, request: &UpdateContainerRequest) -> Result<()> {
+    let container = sandbox.container(&request.container_id)?;
+    match request.resources.as_ref() {
+        Some(resources) => container.cgroup.apply(resources),
+        None => Ok(()),
+    }
+}
+
+pub async fn freeze(sandbox: &Sandbox, id: &str, frozen: bool) -> Result<()> {
+    sandbox.container(id)?.freeze(frozen).await
+}

@@ -1,0 +1,265 @@
+//! What is mounted in the guest for its containers: image slots, disks, overlays, tmpfs. A storage is mounted once and
+//! counted; the last container that names it takes it away.
+//!
+//! Drivers, as Kata names them:
+//!
+//! | driver | source |
+//! |---|---|
+//! | `virtio-fs` | tag of a virtio-fs device |
+//! | `mmioblk`, `blk` | path of a block device in the guest, `/dev/vdX` |
+//! | `pmem`, `nvdimm` | `/dev/pmemX` |
+//! | `overlayfs` | nothing; directories named by the driver option `io.katacontainers.volume.overlayfs.create_directory=PATH` are made first |
+//! | `ephemeral` | a tmpfs shared by the sandbox's containers |
+//! | `local` | a directory, made here; option `mode=0755` |
+//! | `bind` | a path of the guest |
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Mutex;
+
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::container::mount_options::MountOptions;
+use crate::error::{Error, For, Result};
+use crate::warning;
+
+const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory=";
+
+/// The drivers of this agent.
+pub const DRIVERS: &[&str] = &["virtio-fs", "mmioblk", "blk", "pmem", "nvdimm", "overlayfs", "ephemeral", "local", "bind"];
+
+/// Something to mount: `grpc.Storage`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Storage {
+    pub driver: String,
+    pub driver_options: Vec<String>,
+    pub source: String,
+    pub kind: String,
+    pub options: Vec<String>,
+    pub mount_point: PathBuf,
+    /// Group the files shall have; `true`: only if the root has another.
+    pub group: Option<(u32, bool)>,
+}
+
+/// Everything mounted by request, with how many containers use it.
+#[derive(Debug, Default)]
+pub struct Storages {
+    mounted: Mutex<BTreeMap<PathBuf, Mounted>>,
+}
+
+#[derive(Debug)]
+struct Mounted {
+    storage: Storage,
+    users: usize,
+    /// Made by `local`: a directory, not a mount.
+    directory: bool,
+}
+
+impl Storages {
+    /// Mounts `storages` in order; on failure those of them already mounted are let go. Returns their mount points.
+    pub fn acquire_all(&self, storages: &[Storage]) -> Result<Vec<PathBuf>> {
+        let mut done = Vec::new();
+        for storage in storages {
+            match self.acquire(storage) {
+                Ok(()) => done.push(storage.mount_point.clone()),
+                Err(e) => {
+                    self.release_all(&done);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn acquire(&self, storage: &Storage) -> Result<()> {
+        check_guest_path(&storage.mount_point)?;
+        let mut mounted = self.mounted.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(there) = mounted.get_mut(&storage.mount_point) {
+            if there.storage != *storage {
+                return Err(Error::State(format!("something else is mounted at {}", storage.mount_point.display())));
+            }
+            there.users += 1;
+            return Ok(());
+        }
+        mount_storage(storage)?;
+        let directory = storage.driver == "local";
+        mounted.insert(storage.mount_point.clone(), Mounted { storage: storage.clone(), users: 1, directory });
+        Ok(())
+    }
+
+    /// Lets go of `mount_points`, last first; what nobody uses any more is unmounted.
+    pub fn release_all(&self, mount_points: &[PathBuf]) {
+        let mut mounted = self.mounted.lock().unwrap_or_else(|e| e.into_inner());
+        for path in mount_points.iter().rev() {
+            let Some(there) = mounted.get_mut(path) else { continue };
+            there.users -= 1;
+            if there.users > 0 {
+                continue;
+            }
+            let outcome = if there.directory {
+                fs::remove_dir_all(path).for_(|| format!("remove {}", path.display()))
+            } else {
+                take_away(path)
+            };
+            if let Err(e) = outcome {
+                warning!("{e}");
+            }
+            mounted.remove(path);
+        }
+    }
+}
+
+/// Unmounts, or, where something still holds the file system, takes it out of the tree.
+fn take_away(path: &Path) -> Result<()> {
+    if unmount(path, UnmountFlags::NOFOLLOW).is_err() {
+        unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH).for_(|| format!("unmount {}", path.display()))?;
+    }
+    let _ = fs::remove_dir(path);
+    Ok(())
+}
+
+/// Absolute, without `.` or `..`, and not the root.
+pub fn check_guest_path(path: &Path) -> Result<()> {
+    let mut parts = path.components();
+    let absolute = parts.next() == Some(Component::RootDir);
+    if !absolute || path == Path::new("/") || !parts.all(|c| matches!(c, Component::Normal(_))) {
+        return Err(Error::Invalid(format!("{:?} is not an absolute path without '..'", path.display().to_string())));
+    }
+    Ok(())
+}
+
+fn mount_storage(s: &Storage) -> Result<()> {
+    let at = s.mount_point.display().to_string();
+    let mut options = MountOptions::parse(s.options.iter().map(String::as_str))?;
+    match s.driver.as_str() {
+        "virtio-fs" => mount_new(s, &s.source, "virtiofs", &options),
+        "mmioblk" | "blk" | "pmem" | "nvdimm" => {
+            let is_block = fs::metadata(&s.source).map(|m| m.file_type().is_block_device()).unwrap_or(false);
+            if !s.source.starts_with("/dev/") || !is_block {
+                return Err(Error::Invalid(format!(
+                    "storage at {at}: {:?} is not a block device of this guest; a {} storage names one, as /dev/vda (there is no PCI)",
+                    s.source, s.driver
+                )));
+            }
+            if s.kind.is_empty() {
+                return Err(Error::Invalid(format!("storage at {at}: no file system type")));
+            }
+            mount_new(s, &s.source, &s.kind, &options)
+        }
+        "overlayfs" => {
+            for dir in s.driver_options.iter().filter_map(|o| o.strip_prefix(CREATE_DIRECTORY)) {
+                check_guest_path(Path::new(dir))?;
+                fs::create_dir_all(dir).for_(|| format!("create {dir}"))?;
+            }
+            mount_new(s, "overlay", "overlay", &options)
+        }
+        "ephemeral" => mount_new(s, "tmpfs", "tmpfs", &options),
+        "local" => {
+            fs::create_dir_all(&s.mount_point).for_(|| format!("create {at}"))?;
+            let mode = options.take_data("mode").and_then(|m| u32::from_str_radix(&m, 8).ok()).unwrap_or(0o755);
+            fs::set_permissions(&s.mount_point, fs::Permissions::from_mode(mode & 0o7777)).for_(|| format!("chmod {at}"))
+        }
+        "bind" => {
+            check_guest_path(Path::new(&s.source))?;
+            prepare_target(s)?;
+            options.bind(&s.source, &s.mount_point)
+        }
+        other => Err(Error::Unsupported(format!(
+            "storage at {at}: driver {other:?} is not supported; supported are {}",
+            DRIVERS.join(", ")
+        ))),
+    }?;
+    match s.group {
+        Some((group, only_if_root_differs)) => give_group(&s.mount_point, group, only_if_root_differs),
+        None => Ok(()),
+    }
+}
+
+fn prepare_target(s: &Storage) -> Result<()> {
+    let at = s.mount_point.display();
+    let is_file = s.driver == "bind" && fs::metadata(&s.source).map(|m| !m.is_dir()).unwrap_or(false);
+    if !is_file {
+        return fs::create_dir_all(&s.mount_point).for_(|| format!("create {at}"));
+    }
+    if let Some(parent) = s.mount_point.parent() {
+        fs::create_dir_all(parent).for_(|| format!("create {}", parent.display()))?;
+    }
+    fs::File::options().append(true).create(true).open(&s.mount_point).for_(|| format!("create {at}"))?;
+    Ok(())
+}
+
+fn mount_new(s: &Storage, source: &str, kind: &str, options: &MountOptions) -> Result<()> {
+    prepare_target(s)?;
+    options.mount(source, &s.mount_point, kind)
+}
+
+/// Changes the group of a volume's files and lets the group write, as Kubernetes' fsGroup asks.
+fn give_group(root: &Path, group: u32, only_if_root_differs: bool) -> Result<()> {
+    let top = fs::metadata(root).for_(|| format!("stat {}", root.display()))?;
+    if only_if_root_differs && top.gid() == group {
+        return Ok(());
+    }
+    let mut pending = vec![root.to_owned()];
+    while let Some(path) = pending.pop() {
+        let found = fs::symlink_metadata(&path).for_(|| format!("stat {}", path.display()))?;
+        if found.is_symlink() {
+            continue;
+        }
+        chown(&path, None, Some(group)).for_(|| format!("chgrp {}", path.display()))?;
+        let extra = if found.is_dir() { 0o2070 } else { 0o060 };
+        let mode = fs::Permissions::from_mode(found.mode() & 0o7777 | extra);
+        fs::set_permissions(&path, mode).for_(|| format!("chmod {}", path.display()))?;
+        if found.is_dir() {
+            for entry in fs::read_dir(&path).for_(|| format!("read {}", path.display()))? {
+                pending.push(entry.for_(|| format!("read {}", path.display()))?.path());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_climb_or_are_relative_are_refused() {
+        for bad in ["", "/", "a", "/a/../b", "../a"] {
+            assert!(check_guest_path(Path::new(bad)).is_err(), "{bad:?}");
+        }
+        assert!(check_guest_path(Path::new("/run/thaw/images")).is_ok());
+    }
+
+    #[test]
+    fn a_storage_is_made_once_and_taken_away_by_its_last_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("shared");
+        let local = Storage {
+            driver: "local".into(),
+            options: vec!["mode=0700".into()],
+            mount_point: at.clone(),
+            ..Default::default()
+        };
+        let storages = Storages::default();
+        let first = storages.acquire_all(std::slice::from_ref(&local)).unwrap();
+        assert_eq!(fs::metadata(&at).unwrap().mode() & 0o777, 0o700);
+        let second = storages.acquire_all(std::slice::from_ref(&local)).unwrap();
+        let other = Storage { driver: "ephemeral".into(), ..local };
+        assert!(matches!(storages.acquire_all(&[other]), Err(Error::State(_))));
+        storages.release_all(&first);
+        assert!(at.exists());
+        storages.release_all(&second);
+        assert!(!at.exists());
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_and_a_driver_that_is_not_known_are_named() {
+        let storages = Storages::default();
+        let mut s = Storage { driver: "mmioblk".into(), source: "/dev/null".into(), mount_point: "/run/x".into(), kind: "ext4".into(), ..Default::default() };
+        assert!(storages.acquire_all(&[s.clone()]).unwrap_err().to_string().contains("/dev/null"));
+        s.driver = "9p".into();
+        assert!(matches!(storages.acquire_all(&[s]), Err(Error::Unsupported(_))));
+    }
+}

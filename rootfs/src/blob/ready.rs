@@ -279,7 +279,7 @@ impl ReadyFile {
     ///
     /// Call it before anybody is handed the files, under the layer's lock.
     pub fn activate(&mut self, boot: BootId) -> Result<bool, BlobError> {
-        if boot != BootId::NONE && self.header.boot == boot {
+        if self.is_active(boot, &self.header.diff_id) {
             return Ok(false);
         }
         let bitmap = HEADER_SIZE as usize..self.header.digests_at() as usize;
@@ -289,6 +289,11 @@ impl ReadyFile {
         self.file.write_all_at(&boot.0, BOOT_ID.start as u64)?;
         self.header.boot = boot;
         Ok(true)
+    }
+
+    /// Whether the file is this layer's and its bits mean this boot.
+    pub fn is_active(&self, boot: BootId, diff_id: &[u8; 32]) -> bool {
+        boot != BootId::NONE && self.header.boot == boot && self.header.diff_id == *diff_id
     }
 
     /// The layer's DiffID.

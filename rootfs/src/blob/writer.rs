@@ -4,8 +4,10 @@
 //! chunk whose bit is unset is compared with the digest recorded the first time, written in place, and made ready.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
+
+use crate::layer::DataSink;
 
 use super::ready::{BootId, ReadyFile};
 use super::{BLOCK_SIZE, BlobError, CHUNK_SIZE};
@@ -141,6 +143,16 @@ impl BlobWriter {
             Target::Refill { .. } => Err(BlobError::Unrepeatable { offset: self.flushed }),
             Target::New { .. } => Err(BlobError::Damaged("a new blob has nothing to repair")),
         }
+    }
+}
+
+impl DataSink for BlobWriter {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
+    }
+
+    fn skip(&mut self, length: u64) -> io::Result<()> {
+        io::copy(&mut io::repeat(0).take(length), self).map(drop)
     }
 }
 

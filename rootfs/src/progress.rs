@@ -1,0 +1,47 @@
+//! What a pull tells while it runs, for the CLI to draw.
+
+use std::time::Duration;
+
+use crate::digest::Digest;
+
+/// Something happened. Byte counts are totals so far, so a missed event loses nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The reference names this image, of this many distinct layers.
+    Resolved { digest: Digest, layers: usize },
+    /// The store has the layer (or another process has just made it).
+    Cached { layer: Digest },
+    /// The layer's transfer begins; its size as stored in the source, where known.
+    Started { layer: Digest, total: Option<u64> },
+    /// Bytes received from the source and bytes of tar unpacked.
+    Advanced {
+        layer: Digest,
+        received: u64,
+        unpacked: u64,
+    },
+    /// The layer is verified and in the store.
+    Unpacked { layer: Digest, unpacked: u64 },
+    /// The registry wants or needs a pause.
+    Retrying {
+        registry: String,
+        wait: Duration,
+        reason: String,
+    },
+    /// All layers are there; the metadata is being written.
+    Assembling,
+    /// A damaged layer is being repaired from its source.
+    Repairing { layer: Digest },
+}
+
+/// Receives events, from any thread, and must not block.
+pub trait Progress: Send + Sync {
+    fn event(&self, event: Event);
+}
+
+/// Nobody looks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn event(&self, _event: Event) {}
+}

@@ -1,0 +1,156 @@
+//! An OCI image layout directory (image-spec, `image-layout.md`): `index.json` and `blobs/sha256/`.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+
+use crate::digest::Digest;
+use crate::error::Error;
+
+use super::manifest::{Document, MAX_CONFIG, MAX_MANIFEST};
+use super::{Descriptor, LayerBody, LayerSource, Root, Source, verify};
+
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+const IMAGE_NAME: &str = "io.containerd.image.name";
+
+pub struct Layout {
+    directory: PathBuf,
+    tag: Option<String>,
+}
+
+impl Layout {
+    pub fn open(directory: PathBuf, tag: Option<String>) -> Result<Self, Error> {
+        let missing = |what: &str, advice: &str| Error::NotFound {
+            what: what.into(),
+            place: directory.display().to_string(),
+            advice: advice.into(),
+        };
+        match std::fs::metadata(&directory) {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => {
+                return Err(missing(
+                    "a directory",
+                    "for a file that `docker save` wrote, say docker-archive:FILE",
+                ));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(missing("the directory", "check the path"));
+            }
+            Err(error) => return Err(Error::io(&directory, error)),
+        }
+        if !directory.join("index.json").is_file() {
+            return Err(missing(
+                "index.json",
+                "this is no OCI image layout; make one with skopeo, umoci or buildah",
+            ));
+        }
+        Ok(Self { directory, tag })
+    }
+
+    fn blob(&self, digest: &Digest) -> PathBuf {
+        self.directory.join("blobs/sha256").join(digest.hex())
+    }
+
+    fn open_blob(&self, what: &str, digest: &Digest) -> Result<File, Error> {
+        let path = self.blob(digest);
+        File::open(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::NotFound {
+                what: format!("{what} {digest}"),
+                place: self.directory.display().to_string(),
+                advice: "the layout is incomplete: copy the image again".into(),
+            },
+            _ => Error::io(&path, error),
+        })
+    }
+
+    fn document(&self, what: &str, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, Error> {
+        let file = self.open_blob(what, &descriptor.digest)?;
+        let bytes = read_limited(what, &self.blob(&descriptor.digest), file, limit)?;
+        verify(what, bytes, descriptor)
+    }
+
+    /// The manifests the tag names, or all there are.
+    fn select(&self, descriptors: Vec<Descriptor>) -> Result<Vec<Descriptor>, Error> {
+        let names: std::collections::BTreeSet<_> = descriptors
+            .iter()
+            .filter_map(|it| it.annotation(REF_NAME))
+            .map(str::to_owned)
+            .collect();
+        let wanted = match &self.tag {
+            Some(tag) => tag.as_str(),
+            None if names.len() <= 1 => return Ok(descriptors),
+            None => "latest",
+        };
+        let chosen: Vec<_> = descriptors
+            .into_iter()
+            .filter(|it| names_it(it, wanted))
+            .collect();
+        if chosen.is_empty() {
+            let names: Vec<_> = names.into_iter().collect();
+            return Err(Error::NotFound {
+                what: format!("tag {wanted:?}"),
+                place: self.directory.display().to_string(),
+                advice: match names.as_slice() {
+                    [] => "the layout has no tags: leave it out".into(),
+                    names => format!("it has: {}", names.join(", ")),
+                },
+            });
+        }
+        Ok(chosen)
+    }
+}
+
+/// Tools write the bare tag, `name:tag`, or both.
+fn names_it(descriptor: &Descriptor, tag: &str) -> bool {
+    [REF_NAME, IMAGE_NAME]
+        .iter()
+        .filter_map(|name| descriptor.annotation(name))
+        .any(|name| {
+            name == tag
+                || name
+                    .strip_suffix(tag)
+                    .is_some_and(|rest| rest.ends_with(':') || rest.ends_with('/'))
+        })
+}
+
+/// Reads a whole file of bounded size.
+pub fn read_limited(what: &str, path: &Path, from: impl Read, limit: u64) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    from.take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Error::io(path, error))?;
+    if bytes.len() as u64 > limit {
+        return Err(Error::malformed(what, format!("it is larger than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+#[async_trait]
+impl Source for Layout {
+    async fn root(&self) -> Result<Root, Error> {
+        let path = self.directory.join("index.json");
+        let file = File::open(&path).map_err(|error| Error::io(&path, error))?;
+        let what = path.display().to_string();
+        let bytes = read_limited(&what, &path, file, MAX_MANIFEST)?;
+        match Document::parse(&what, &bytes, None)? {
+            Document::Index(descriptors) => Ok(Root::Choice(self.select(descriptors)?)),
+            Document::Manifest(_) => Err(Error::malformed(what, "it is a manifest, not an index")),
+        }
+    }
+
+    async fn manifest(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+        self.document("manifest", descriptor, MAX_MANIFEST)
+    }
+
+    async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+        self.document("config", descriptor, MAX_CONFIG)
+    }
+
+    async fn open(&self, layer: &LayerSource) -> Result<LayerBody, Error> {
+        Ok(LayerBody::local(
+            self.open_blob("layer", &layer.digest.unwrap_or(layer.diff_id))?,
+        ))
+    }
+}

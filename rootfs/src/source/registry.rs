@@ -1,0 +1,400 @@
+//! A registry of the OCI distribution specification.
+//!
+//! A layer's body is received by a task and read on another thread, through a bounded channel; when it breaks off it is
+//! resumed where it stopped, since the digest over the whole will tell whether the pieces fit.
+
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE};
+use reqwest::{Response, StatusCode, Url};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::progress::Progress;
+use crate::reference::{DEFAULT_REGISTRY, RegistryRef};
+
+use super::http::{Connection, Request, cause};
+use super::manifest::{DOCKER_LIST, DOCKER_MANIFEST, MAX_CONFIG, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST};
+use super::{Descriptor, LayerBody, LayerSource, Root, Source, SourceOptions, verify};
+
+/// Where Docker Hub answers.
+const HUB_HOST: &str = "registry-1.docker.io";
+/// How often a body that breaks off is resumed without a byte of progress.
+const MAX_RESUMES: u32 = 3;
+/// Pieces between the network and the reader: some hundred KiB.
+const CHANNEL: usize = 16;
+
+pub struct Registry {
+    connection: Arc<Connection>,
+    reference: RegistryRef,
+    /// `https://host/v2/name`.
+    base: String,
+}
+
+impl Registry {
+    pub async fn open(
+        reference: RegistryRef,
+        options: &SourceOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Self, Error> {
+        let host = if reference.registry == DEFAULT_REGISTRY {
+            HUB_HOST
+        } else {
+            &reference.registry
+        };
+        let plain = options.plain_http || is_loopback(host) || listed(host);
+        let login = options.credentials.login(&reference.registry).await?;
+        let scope = format!("repository:{}:pull", reference.repository);
+        let connection = Connection::new(
+            reference.registry.clone(),
+            plain,
+            login,
+            scope,
+            options.retry,
+            progress,
+        )?;
+        let base = format!(
+            "{}://{host}/v2/{}",
+            if plain { "http" } else { "https" },
+            reference.repository
+        );
+        Ok(Self {
+            connection: Arc::new(connection),
+            reference,
+            base,
+        })
+    }
+
+    async fn manifest_at(&self, version: &str, what: &str) -> Result<(Option<String>, Vec<u8>), Error> {
+        let url = format!("{}/manifests/{version}", self.base);
+        let accept = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(", ");
+        let request = Request {
+            url: &url,
+            accept: Some(&accept),
+            from: 0,
+            what,
+            foreign: false,
+        };
+        let response = self.connection.get(&request).await?;
+        let media_type = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .and_then(|it| it.to_str().ok());
+        // Parameters, as in "application/json; charset=utf-8", are none of the type.
+        let media_type = media_type
+            .and_then(|it| it.split(';').next())
+            .map(|it| it.trim().to_owned());
+        Ok((media_type, self.body(response, what, MAX_MANIFEST).await?))
+    }
+
+    async fn body(&self, mut response: Response, what: &str, limit: u64) -> Result<Vec<u8>, Error> {
+        let expected = response.content_length();
+        let mut body = Vec::new();
+        loop {
+            match response.chunk().await {
+                Ok(Some(bytes)) => body.extend_from_slice(&bytes),
+                Ok(None) => return Ok(body),
+                Err(error) => {
+                    return Err(match expected {
+                        Some(expected) if !error.is_timeout() => Error::TruncatedLayer {
+                            what: what.into(),
+                            expected,
+                            got: body.len() as u64,
+                        },
+                        _ => self.connection.unreachable(&error),
+                    });
+                }
+            }
+            if body.len() as u64 > limit {
+                return Err(Error::malformed(what, format!("it is larger than {limit} bytes")));
+            }
+        }
+    }
+}
+
+/// Loopback is the one place where plain HTTP is safe without asking.
+fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(rest),
+        None => host.split(':').next().unwrap_or(host),
+    };
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn listed(host: &str) -> bool {
+    std::env::var("THAW_PLAIN_HTTP").is_ok_and(|list| list.split(',').any(|it| it.trim() == host))
+}
+
+#[async_trait]
+impl Source for Registry {
+    async fn root(&self) -> Result<Root, Error> {
+        let what = format!(
+            "manifest {}:{}",
+            self.reference.repository,
+            self.reference.version()
+        );
+        let (media_type, bytes) = self.manifest_at(&self.reference.version(), &what).await?;
+        if let Some(expected) = self.reference.digest {
+            let got = Digest::of(&bytes);
+            if got != expected {
+                return Err(Error::DigestMismatch { what, expected, got });
+            }
+        }
+        Ok(Root::Document { media_type, bytes })
+    }
+
+    async fn manifest(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+        let what = format!("manifest {}", descriptor.digest);
+        let (_, bytes) = self.manifest_at(&descriptor.digest.to_string(), &what).await?;
+        verify("manifest", bytes, descriptor)
+    }
+
+    async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+        let what = format!("config {}", descriptor.digest);
+        let url = format!("{}/blobs/{}", self.base, descriptor.digest);
+        let request = Request {
+            url: &url,
+            accept: None,
+            from: 0,
+            what: &what,
+            foreign: false,
+        };
+        let response = self.connection.get(&request).await?;
+        verify(
+            "config",
+            self.body(response, &what, MAX_CONFIG).await?,
+            descriptor,
+        )
+    }
+
+    async fn open(&self, layer: &LayerSource) -> Result<LayerBody, Error> {
+        let what = layer.name();
+        let own = format!("{}/blobs/{}", self.base, layer.digest.unwrap_or(layer.diff_id));
+        let mut download = Download {
+            connection: self.connection.clone(),
+            url: own,
+            what,
+            foreign: false,
+            size: layer.size,
+            received: 0,
+        };
+        let response = match download.request().await {
+            Err(Error::RegistryNotFound { .. }) if !layer.urls.is_empty() => {
+                download.elsewhere(&layer.urls).await?
+            }
+            answer => answer?,
+        };
+        let (sender, receiver) = mpsc::channel(CHANNEL);
+        let task = tokio::spawn(async move {
+            let end = match download.run(response, &sender).await {
+                Ok(()) => Piece::End,
+                Err(error) => Piece::Failed(error),
+            };
+            // The reader may be gone: then nobody wants to know.
+            let _ = sender.send(end).await;
+        });
+        let transfer = task.abort_handle();
+        let body = Body {
+            receiver,
+            current: bytes::Bytes::new(),
+            ended: false,
+            task: transfer.clone(),
+        };
+        Ok(LayerBody {
+            reader: Box::new(body),
+            transfer: Some(transfer),
+        })
+    }
+}
+
+enum Piece {
+    Bytes(bytes::Bytes),
+    End,
+    Failed(Error),
+}
+
+struct Download {
+    connection: Arc<Connection>,
+    url: String,
+    what: String,
+    foreign: bool,
+    size: Option<u64>,
+    received: u64,
+}
+
+impl Download {
+    async fn request(&self) -> Result<Response, Error> {
+        let request = Request {
+            url: &self.url,
+            accept: None,
+            from: self.received,
+            what: &self.what,
+            foreign: self.foreign,
+        };
+        self.connection.get(&request).await
+    }
+
+    /// A foreign layer is fetched from the addresses its descriptor gives.
+    async fn elsewhere(&mut self, urls: &[String]) -> Result<Response, Error> {
+        self.foreign = true;
+        let mut last = None;
+        for url in urls
+            .iter()
+            .filter(|it| Url::parse(it).is_ok_and(|it| matches!(it.scheme(), "http" | "https")))
+        {
+            self.url.clone_from(url);
+            match self.request().await {
+                Ok(response) => return Ok(response),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::malformed(&self.what, "none of its addresses is HTTP")))
+    }
+
+    /// Sends the body, whole, however often it breaks off.
+    async fn run(&mut self, mut response: Response, sender: &mpsc::Sender<Piece>) -> Result<(), Error> {
+        let mut fruitless = 0;
+        let mut skip = 0;
+        loop {
+            let before = self.received;
+            let broken = self.receive(response, skip, sender).await?;
+            if broken.is_none() && self.size.is_none_or(|size| self.received >= size) {
+                return Ok(());
+            }
+            fruitless = if self.received > before { 0 } else { fruitless + 1 };
+            // Resuming needs to know where the end is.
+            let Some(expected) = self.size else {
+                return broken.map_or(Ok(()), |error| Err(self.connection.unreachable(&error)));
+            };
+            if fruitless >= MAX_RESUMES {
+                return Err(match broken {
+                    Some(error) if error.is_timeout() => self.connection.unreachable(&error),
+                    _ => Error::TruncatedLayer {
+                        what: self.what.clone(),
+                        expected,
+                        got: self.received,
+                    },
+                });
+            }
+            let reason = broken
+                .as_ref()
+                .map_or_else(|| "the body ended early".into(), cause);
+            tracing::debug!(what = self.what, self.received, expected, reason, "resuming");
+            response = self.request().await?;
+            skip = self.overlap(&response)?;
+        }
+    }
+
+    /// How many bytes of a resumed body are not wanted: all received, where the server ignores ranges.
+    fn overlap(&self, response: &Response) -> Result<u64, Error> {
+        if self.received == 0 || response.status() == StatusCode::OK {
+            return Ok(self.received);
+        }
+        let range = response
+            .headers()
+            .get(CONTENT_RANGE)
+            .and_then(|it| it.to_str().ok())
+            .unwrap_or_default();
+        let start = range
+            .strip_prefix("bytes ")
+            .and_then(|it| it.split('-').next())
+            .and_then(|it| it.parse::<u64>().ok());
+        match start {
+            Some(start) if start == self.received => Ok(0),
+            _ => Err(Error::malformed(
+                &self.what,
+                format!("the registry sent range {range:?}, not what was asked"),
+            )),
+        }
+    }
+
+    /// Passes a body on until it ends or breaks.
+    async fn receive(
+        &mut self,
+        mut response: Response,
+        mut skip: u64,
+        sender: &mpsc::Sender<Piece>,
+    ) -> Result<Option<reqwest::Error>, Error> {
+        loop {
+            match response.chunk().await {
+                Ok(Some(mut bytes)) => {
+                    let unwanted = (skip.min(bytes.len() as u64)) as usize;
+                    skip -= unwanted as u64;
+                    let bytes = bytes.split_off(unwanted);
+                    self.received += bytes.len() as u64;
+                    sender
+                        .send(Piece::Bytes(bytes))
+                        .await
+                        .map_err(|_| Error::Cancelled)?;
+                    if self.size.is_some_and(|size| self.received > size) {
+                        // Too long already: the reader will say so.
+                        return Ok(None);
+                    }
+                }
+                Ok(None) => return Ok(None),
+                Err(error) => return Ok(Some(error)),
+            }
+        }
+    }
+}
+
+/// The reading end, for a thread that may wait.
+struct Body {
+    receiver: mpsc::Receiver<Piece>,
+    current: bytes::Bytes,
+    ended: bool,
+    task: AbortHandle,
+}
+
+impl Read for Body {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.current.is_empty() && !self.ended {
+            match self.receiver.blocking_recv() {
+                Some(Piece::Bytes(bytes)) => self.current = bytes,
+                Some(Piece::End) => self.ended = true,
+                Some(Piece::Failed(error)) => return Err(io::Error::other(error)),
+                None => return Err(io::Error::other(Error::Cancelled)),
+            }
+        }
+        let length = buffer.len().min(self.current.len());
+        buffer[..length].copy_from_slice(&self.current.split_to(length));
+        Ok(length)
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_loopback;
+
+    #[test]
+    fn loopback() {
+        for host in [
+            "localhost",
+            "localhost:5000",
+            "127.0.0.1",
+            "127.1.2.3:80",
+            "[::1]:5000",
+        ] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in [
+            "localhost.example",
+            "10.0.0.1",
+            "[2001:db8::1]:5000",
+            "registry-1.docker.io",
+        ] {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+}

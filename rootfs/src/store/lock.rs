@@ -1,0 +1,126 @@
+//! Locks between processes: flock on a file that whoever deletes it holds exclusively.
+//!
+//! After the lock is had, the path must still lead to the locked file; else it was deleted meanwhile and the next one
+//! is tried.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+
+/// A held lock; let go when dropped.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+}
+
+impl Lock {
+    /// Waits for the lock, alone.
+    pub fn exclusive(path: &Path) -> io::Result<Self> {
+        loop {
+            if let Some(lock) = Self::take(open(path)?, path, FlockOperation::LockExclusive)? {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// Waits for the lock, with others.
+    pub fn shared(path: &Path) -> io::Result<Self> {
+        loop {
+            if let Some(lock) = Self::take(open(path)?, path, FlockOperation::LockShared)? {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// Takes a lock with others on a file that must be there and stay.
+    pub fn shared_existing(path: &Path) -> io::Result<Option<Self>> {
+        match File::open(path) {
+            Ok(file) => Self::take(file, path, FlockOperation::NonBlockingLockShared),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the lock alone if nobody has it.
+    pub fn try_exclusive(path: &Path) -> io::Result<Option<Self>> {
+        Self::take(open(path)?, path, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    fn take(file: File, path: &Path, operation: FlockOperation) -> io::Result<Option<Self>> {
+        loop {
+            match flock(&file, operation) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let locked = file.metadata()?;
+        match std::fs::metadata(path) {
+            Ok(named) if (named.dev(), named.ino()) == (locked.dev(), locked.ino()) => {
+                Ok(Some(Self { file }))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_and_exclusive_exclude_each_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let first = Lock::shared(&path).unwrap();
+        let second = Lock::shared(&path).unwrap();
+        assert!(Lock::try_exclusive(&path).unwrap().is_none());
+        drop((first, second));
+        let alone = Lock::try_exclusive(&path).unwrap().unwrap();
+        assert!(Lock::shared_existing(&path).unwrap().is_none());
+        drop(alone);
+    }
+
+    #[test]
+    fn a_lock_on_a_deleted_file_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let held = Lock::exclusive(&path).unwrap();
+        let waiting = std::thread::spawn({
+            let path = path.clone();
+            move || Lock::exclusive(&path).unwrap()
+        });
+        std::fs::remove_file(&path).unwrap();
+        drop(held);
+        let got = waiting.join().unwrap();
+        assert_eq!(
+            got.file.metadata().unwrap().ino(),
+            std::fs::metadata(&path).unwrap().ino()
+        );
+        assert!(
+            Lock::shared_existing(&directory.path().join("none"))
+                .unwrap()
+                .is_none()
+        );
+    }
+}

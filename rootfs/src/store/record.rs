@@ -1,0 +1,148 @@
+//! What the store remembers of an image, and of a reference.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::path::Path;
+
+use oci_spec::image::ImageConfiguration;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::source::LayerSource;
+
+use super::Store;
+
+pub const RECORD: &str = "record.json";
+pub const CONFIG: &str = "config.json";
+pub const METADATA: &str = "metadata.erofs";
+pub const LEASE: &str = "lease";
+
+const VERSION: u32 = 1;
+
+/// `record.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub version: u32,
+    pub digest: Digest,
+    /// Where it came from, paths absolute: layers are repaired from there.
+    pub reference: String,
+    pub plain_http: bool,
+    /// Bottom first.
+    pub layers: Vec<LayerSource>,
+    pub metadata_length: u64,
+    pub blobs: Vec<BlobRecord>,
+}
+
+/// Where a layer's file data is in the address space.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobRecord {
+    pub address: u64,
+    pub length: u64,
+    pub diff_id: Digest,
+}
+
+/// A file under `refs/`.
+#[derive(Serialize, Deserialize)]
+struct Referred {
+    reference: String,
+    digest: Digest,
+}
+
+impl Record {
+    pub fn new(digest: Digest, reference: String, plain_http: bool, layers: Vec<LayerSource>) -> Self {
+        Self {
+            version: VERSION,
+            digest,
+            reference,
+            plain_http,
+            layers,
+            metadata_length: 0,
+            blobs: Vec::new(),
+        }
+    }
+
+    /// The record in an image's directory; none where there is none or it is of another version or damaged.
+    pub fn read(directory: &Path) -> Result<Option<Self>, Error> {
+        let path = directory.join(RECORD);
+        let Some(bytes) = read(&path)? else {
+            return Ok(None);
+        };
+        let record: Option<Self> = serde_json::from_slice(&bytes).ok();
+        Ok(record.filter(|record| record.version == VERSION))
+    }
+
+    /// Layers, each once however often the image repeats it.
+    pub fn distinct_layers(&self) -> impl Iterator<Item = &LayerSource> {
+        let mut seen = HashSet::new();
+        self.layers.iter().filter(move |layer| seen.insert(layer.diff_id))
+    }
+}
+
+/// The image's config.
+pub fn read_config(directory: &Path) -> Result<Option<ImageConfiguration>, Error> {
+    let bytes = read(&directory.join(CONFIG))?;
+    Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(Error::io(path, error)),
+    }
+}
+
+/// Writes a new file and flushes it to the disk.
+pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+impl Store {
+    /// What a reference named last.
+    pub(super) fn referred(&self, reference: &str) -> Result<Option<Digest>, Error> {
+        let path = self.reference_path(reference);
+        let referred: Option<Referred> = read(&path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Ok(referred
+            .filter(|it| it.reference == reference)
+            .map(|it| it.digest))
+    }
+
+    pub(super) fn refer(&self, reference: &str, digest: Digest) -> Result<(), Error> {
+        if self.referred(reference)? == Some(digest) {
+            return Ok(());
+        }
+        let path = self.reference_path(reference);
+        let bytes = serde_json::to_vec(&Referred {
+            reference: reference.into(),
+            digest,
+        });
+        self.write_atomically(
+            &path,
+            &bytes.map_err(|error| Error::malformed("the reference", error))?,
+        )
+    }
+
+    fn reference_path(&self, reference: &str) -> std::path::PathBuf {
+        self.root
+            .join("refs")
+            .join(Digest::of(reference.as_bytes()).hex())
+    }
+
+    /// The image a file under `refs/` names; none for a damaged one.
+    pub(super) fn reference_target(&self, name: &str) -> Result<Option<Digest>, Error> {
+        let bytes = read(&self.root.join("refs").join(name))?;
+        Ok(bytes
+            .and_then(|bytes| serde_json::from_slice::<Referred>(&bytes).ok())
+            .map(|it| it.digest))
+    }
+}

@@ -43,7 +43,10 @@ impl Balloon {
     #[expect(clippy::new_without_default, reason = "a device is made, not defaulted")]
     pub fn new() -> Balloon {
         // struct virtio_balloon_config: num_pages, actual (the driver's), free_page_hint_cmd_id, poison_val.
-        Balloon { config: Arc::new(ConfigSpace::with_writable(vec![0; 16], 4..8)), active: None }
+        Balloon {
+            config: Arc::new(ConfigSpace::with_writable(vec![0; 16], 4..8)),
+            active: None,
+        }
     }
 }
 
@@ -78,9 +81,13 @@ impl VirtioDevice for Balloon {
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        let Some(active) = self.active.as_mut() else {
+            return Ok(());
+        };
         let reporting = active.negotiated(F_REPORTING);
-        let Some(ready) = active.queues.get_mut(queue) else { return Ok(()) };
+        let Some(ready) = active.queues.get_mut(queue) else {
+            return Ok(());
+        };
         ready.serve(|memory, chain| {
             match queue {
                 INFLATE => inflate(memory, chain),

@@ -43,7 +43,12 @@ pub struct Blk {
 impl Blk {
     pub fn new(id: DeviceId) -> Blk {
         let config = Arc::new(ConfigSpace::new(config(0)));
-        Blk { config, active: None, backend: None, serial: format!("{id:?}").to_lowercase() }
+        Blk {
+            config,
+            active: None,
+            backend: None,
+            serial: format!("{id:?}").to_lowercase(),
+        }
     }
 }
 
@@ -109,7 +114,11 @@ impl VirtioDevice for Blk {
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        let Some(queue) = self.active.as_mut().and_then(|active| active.queues.get_mut(queue)) else {
+        let Some(queue) = self
+            .active
+            .as_mut()
+            .and_then(|active| active.queues.get_mut(queue))
+        else {
             return Ok(());
         };
         let (disk, serial) = (self.backend.as_ref(), &self.serial);
@@ -118,9 +127,16 @@ impl VirtioDevice for Blk {
 }
 
 /// Answers one request; the bytes written include the status.
-fn answer(memory: &GuestMemory, chain: &Chain, disk: Option<&Disk>, serial: &str) -> Result<u32, DeviceError> {
-    let request = Request::parse(memory, chain)
-        .map_err(|what| DeviceError::Unanswerable { head: chain.head(), what })?;
+fn answer(
+    memory: &GuestMemory,
+    chain: &Chain,
+    disk: Option<&Disk>,
+    serial: &str,
+) -> Result<u32, DeviceError> {
+    let request = Request::parse(memory, chain).map_err(|what| DeviceError::Unanswerable {
+        head: chain.head(),
+        what,
+    })?;
     let (status, data) = match (&request.kind, disk) {
         (Err(status), _) => (*status, 0),
         (Ok(_), None) => (Status::IoErr, 0),
@@ -151,7 +167,10 @@ fn execute(kind: &Kind<'_>, disk: &Disk, serial: &str) -> (Status, u32) {
 
 fn read(disk: &Disk, sector: u64, data: &[vm_memory::VolatileSlice<'_>]) -> (Status, u32) {
     match disk.read(sector, data) {
-        Ok(()) => (Status::Ok, u32::try_from(super::guest_io::total(data)).unwrap_or(u32::MAX)),
+        Ok(()) => (
+            Status::Ok,
+            u32::try_from(super::guest_io::total(data)).unwrap_or(u32::MAX),
+        ),
         Err(error) => {
             tracing::debug!(%error, sector, "disk read failed");
             (Status::IoErr, 0)

@@ -29,7 +29,10 @@ impl ConfigSpace {
 
     /// A configuration of which the driver may write the bytes `writable`.
     pub fn with_writable(bytes: Vec<u8>, writable: Range<usize>) -> ConfigSpace {
-        ConfigSpace { inner: Mutex::new(Inner { bytes, generation: 0 }), writable }
+        ConfigSpace {
+            inner: Mutex::new(Inner { bytes, generation: 0 }),
+            writable,
+        }
     }
 
     /// The driver reads at `offset`; bytes past the end are zero.
@@ -44,7 +47,9 @@ impl ConfigSpace {
 
     /// The driver writes at `offset`; ignored unless all of it is writable.
     pub fn write(&self, offset: usize, data: &[u8]) {
-        let Some(end) = offset.checked_add(data.len()) else { return };
+        let Some(end) = offset.checked_add(data.len()) else {
+            return;
+        };
         if offset >= self.writable.start && end <= self.writable.end {
             self.lock().bytes[offset..end].copy_from_slice(data);
         }

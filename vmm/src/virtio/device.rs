@@ -103,7 +103,10 @@ pub enum DeviceError {
     Unanswerable { head: u16, what: &'static str },
     /// A system call the device cannot do without failed.
     #[error("{what}: {error}")]
-    System { what: &'static str, error: std::io::Error },
+    System {
+        what: &'static str,
+        error: std::io::Error,
+    },
 }
 
 /// Why a backend was refused. The device keeps the one it had.
@@ -120,13 +123,19 @@ pub enum AttachError {
     Invalid(String),
     /// A system call on the backend failed.
     #[error("{what}: {error}")]
-    System { what: &'static str, error: std::io::Error },
+    System {
+        what: &'static str,
+        error: std::io::Error,
+    },
 }
 
 impl AttachError {
     /// For `map_err`: names the call that failed.
     pub fn system<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> AttachError {
-        move |error| AttachError::System { what, error: error.into() }
+        move |error| AttachError::System {
+            what,
+            error: error.into(),
+        }
     }
 }
 

@@ -72,8 +72,18 @@ impl Registrar {
         self.control(ControlOperation::Delete, fd, 0, EventSet::empty())
     }
 
-    fn control(&self, operation: ControlOperation, fd: RawFd, token: u32, events: EventSet) -> io::Result<()> {
-        let data = Source::Backend { device: self.device as u8, token }.pack();
+    fn control(
+        &self,
+        operation: ControlOperation,
+        fd: RawFd,
+        token: u32,
+        events: EventSet,
+    ) -> io::Result<()> {
+        let data = Source::Backend {
+            device: self.device as u8,
+            token,
+        }
+        .pack();
         self.epoll.ctl(operation, fd, EpollEvent::new(events, data))
     }
 }
@@ -119,13 +129,24 @@ impl EventLoop {
     pub fn new() -> io::Result<EventLoop> {
         let epoll = Arc::new(Epoll::new()?);
         let exit = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        epoll.ctl(ControlOperation::Add, exit.as_raw_fd(), EpollEvent::new(EventSet::IN, Source::Exit.pack()))?;
-        Ok(EventLoop { epoll, exit, served: Vec::new() })
+        epoll.ctl(
+            ControlOperation::Add,
+            exit.as_raw_fd(),
+            EpollEvent::new(EventSet::IN, Source::Exit.pack()),
+        )?;
+        Ok(EventLoop {
+            epoll,
+            exit,
+            served: Vec::new(),
+        })
     }
 
     /// For a device about to be made: how it will register descriptors.
     pub fn registrar(&self, device: DeviceId) -> Registrar {
-        Registrar { epoll: self.epoll.clone(), device }
+        Registrar {
+            epoll: self.epoll.clone(),
+            device,
+        }
     }
 
     /// Serves `device`: its kicks from now on.
@@ -137,18 +158,35 @@ impl EventLoop {
         kicks: Vec<Arc<EventFd>>,
     ) -> io::Result<()> {
         for (queue, kick) in kicks.iter().enumerate() {
-            let source = Source::Kick { device: id as u8, queue: queue as u32 };
-            self.epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), EpollEvent::new(EventSet::IN, source.pack()))?;
+            let source = Source::Kick {
+                device: id as u8,
+                queue: queue as u32,
+            };
+            self.epoll.ctl(
+                ControlOperation::Add,
+                kick.as_raw_fd(),
+                EpollEvent::new(EventSet::IN, source.pack()),
+            )?;
         }
-        self.served.push(Served { id, device, interrupt, kicks });
+        self.served.push(Served {
+            id,
+            device,
+            interrupt,
+            kicks,
+        });
         Ok(())
     }
 
     /// Starts the thread.
     pub fn start(self) -> io::Result<Running> {
         let exit = self.exit.clone();
-        let thread = thread::Builder::new().name("devices".into()).spawn(move || self.run())?;
-        Ok(Running { exit, thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name("devices".into())
+            .spawn(move || self.run())?;
+        Ok(Running {
+            exit,
+            thread: Some(thread),
+        })
     }
 
     fn run(self) {

@@ -1,0 +1,143 @@
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use thaw_protocol::control::Backend;
+
+use super::*;
+use crate::virtio::config::ConfigSpace;
+use crate::virtio::device::{Activation, AttachError};
+use crate::virtio::testing::eventfd;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a device was called for.
+#[derive(Debug, PartialEq, Eq)]
+enum Call {
+    Queue(usize),
+    Backend(u32),
+    Reset,
+}
+
+struct Probe {
+    calls: Sender<Call>,
+    fail: bool,
+    backend: Arc<EventFd>,
+}
+
+impl VirtioDevice for Probe {
+    fn device_type(&self) -> u32 {
+        0
+    }
+    fn features(&self) -> u64 {
+        0
+    }
+    fn queue_sizes(&self) -> &[u16] {
+        &[16, 16]
+    }
+    fn config(&self) -> Arc<ConfigSpace> {
+        Arc::new(ConfigSpace::new(Vec::new()))
+    }
+    fn activate(&mut self, _: Activation) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn reset(&mut self) {
+        self.calls.send(Call::Reset).unwrap();
+    }
+    fn attach(&mut self, _: Backend, _: Vec<OwnedFd>) -> Result<(), AttachError> {
+        Ok(())
+    }
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        self.calls.send(Call::Queue(queue)).unwrap();
+        match self.fail {
+            true => Err(DeviceError::Unanswerable {
+                head: 0,
+                what: "told to",
+            }),
+            false => Ok(()),
+        }
+    }
+    fn backend_ready(&mut self, token: u32, _: EventSet) -> Result<(), DeviceError> {
+        let _ = self.backend.read();
+        self.calls.send(Call::Backend(token)).unwrap();
+        Ok(())
+    }
+}
+
+struct Fixture {
+    calls: Receiver<Call>,
+    kicks: Vec<Arc<EventFd>>,
+    backend: Arc<EventFd>,
+    interrupt: Arc<Interrupt>,
+}
+
+fn serve(event_loop: &mut EventLoop, id: DeviceId, fail: bool) -> Fixture {
+    let (sender, calls) = mpsc::channel();
+    let backend = Arc::new(eventfd());
+    let device = Arc::new(Mutex::new(Probe {
+        calls: sender,
+        fail,
+        backend: backend.clone(),
+    }));
+    let kicks = vec![Arc::new(eventfd()), Arc::new(eventfd())];
+    let interrupt = Arc::new(Interrupt::new(eventfd()));
+    event_loop
+        .serve(id, device, interrupt.clone(), kicks.clone())
+        .unwrap();
+    event_loop
+        .registrar(id)
+        .add(backend.as_raw_fd(), 7, EventSet::IN)
+        .unwrap();
+    Fixture {
+        calls,
+        kicks,
+        backend,
+        interrupt,
+    }
+}
+
+#[test]
+fn kicks_and_backends_reach_their_device() {
+    let mut event_loop = EventLoop::new().unwrap();
+    let a = serve(&mut event_loop, DeviceId::Blk0, false);
+    let b = serve(&mut event_loop, DeviceId::Rng, false);
+    let running = event_loop.start().unwrap();
+    a.kicks[1].write(1).unwrap();
+    assert_eq!(a.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(1));
+    b.backend.write(1).unwrap();
+    assert_eq!(b.calls.recv_timeout(PATIENCE).unwrap(), Call::Backend(7));
+    drop(running);
+    assert!(a.calls.try_recv().is_err() && b.calls.try_recv().is_err());
+}
+
+#[test]
+fn a_device_that_fails_is_idled_and_the_others_go_on() {
+    let mut event_loop = EventLoop::new().unwrap();
+    let bad = serve(&mut event_loop, DeviceId::Blk0, true);
+    let good = serve(&mut event_loop, DeviceId::Rng, false);
+    let running = event_loop.start().unwrap();
+    bad.kicks[0].write(1).unwrap();
+    assert_eq!(bad.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(0));
+    assert_eq!(bad.calls.recv_timeout(PATIENCE).unwrap(), Call::Reset);
+    bad.kicks[0].write(1).unwrap();
+    good.kicks[0].write(1).unwrap();
+    assert_eq!(good.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(0));
+    drop(running);
+    assert!(bad.interrupt.failed());
+    assert!(bad.calls.try_recv().is_err(), "not called again before a reset");
+}
+
+#[test]
+fn sources_survive_packing() {
+    for source in [
+        Source::Exit,
+        Source::Kick { device: 12, queue: 3 },
+        Source::Backend { device: 0, token: 0 },
+        Source::Backend {
+            device: 7,
+            token: u32::MAX,
+        },
+    ] {
+        assert_eq!(Source::unpack(source.pack()), source);
+    }
+}

@@ -97,7 +97,10 @@ fn transfer(
 pub fn read_some(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>], spill: &mut [u8]) -> io::Result<usize> {
     let mut iov = iovecs(slices);
     if !spill.is_empty() {
-        iov.push(libc::iovec { iov_base: spill.as_mut_ptr().cast(), iov_len: spill.len() });
+        iov.push(libc::iovec {
+            iov_base: spill.as_mut_ptr().cast(),
+            iov_len: spill.len(),
+        });
     }
     retry(|| {
         // SAFETY: as for preadv; the last entry, if any, is `spill`, exclusively borrowed for the call.
@@ -123,7 +126,13 @@ pub fn send_some(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Re
     message.msg_iovlen = iov.len() as _;
     retry(|| {
         // SAFETY: as for pwritev; `message` and `iov` outlive the call.
-        unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) }
+        unsafe {
+            libc::sendmsg(
+                socket.as_raw_fd(),
+                &message,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        }
     })
 }
 
@@ -146,13 +155,20 @@ pub fn discard(slice: &VolatileSlice<'_>) -> io::Result<()> {
     // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping). Dropping its content changes
     // bytes only the guest and volatile accesses see; no Rust reference points into guest memory.
     let done = unsafe { libc::madvise(address.cast(), slice.len(), libc::MADV_DONTNEED) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn iovecs(slices: &[VolatileSlice<'_>]) -> Vec<libc::iovec> {
     slices
         .iter()
-        .map(|s| libc::iovec { iov_base: s.ptr_guard_mut().as_ptr().cast(), iov_len: s.len() })
+        .map(|s| libc::iovec {
+            iov_base: s.ptr_guard_mut().as_ptr().cast(),
+            iov_len: s.len(),
+        })
         .collect()
 }
 
@@ -171,7 +187,10 @@ mod tests {
     }
 
     fn slices<'m>(memory: &'m GuestMemory, ranges: &[(u64, usize)]) -> Vec<VolatileSlice<'m>> {
-        ranges.iter().map(|(at, n)| memory.get_slice(GuestAddress(*at), *n).unwrap()).collect()
+        ranges
+            .iter()
+            .map(|(at, n)| memory.get_slice(GuestAddress(*at), *n).unwrap())
+            .collect()
     }
 
     #[test]

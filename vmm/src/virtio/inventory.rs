@@ -34,7 +34,10 @@ use crate::memory::GuestMemory;
 pub enum InventoryError {
     /// KVM refused a memslot, irqfd or ioeventfd.
     #[error("{device:?}: {error}")]
-    Kvm { device: DeviceId, error: thaw_hypervisor::Error },
+    Kvm {
+        device: DeviceId,
+        error: thaw_hypervisor::Error,
+    },
     /// Address space for a window could not be reserved.
     #[error("{device:?}: {error}")]
     Window { device: DeviceId, error: WindowError },
@@ -46,7 +49,10 @@ pub enum InventoryError {
     System { what: &'static str, error: io::Error },
     /// A device asks for a queue size that is not a power of two.
     #[error("{device:?}: {error}")]
-    Queue { device: DeviceId, error: virtio_queue::Error },
+    Queue {
+        device: DeviceId,
+        error: virtio_queue::Error,
+    },
     /// [`Inventory::start`] was called before.
     #[error("the devices were started already")]
     Started,
@@ -75,9 +81,16 @@ impl Inventory {
     /// by then: an irqfd needs the irqchip.
     pub fn new(memory: &GuestMemory, vm: &Arc<Vm>, events: EventSink) -> Result<Inventory, InventoryError> {
         let event_loop = EventLoop::new().map_err(|error| InventoryError::System { what: "epoll", error })?;
-        let root = Arc::new(Mutex::new(Fs::root(dax_window(vm, DeviceId::Root, layout::ROOT_DAX, memslot::ROOT_DAX)?)));
+        let root = Arc::new(Mutex::new(Fs::root(dax_window(
+            vm,
+            DeviceId::Root,
+            layout::ROOT_DAX,
+            memslot::ROOT_DAX,
+        )?)));
         let hotplug = Arc::new(hotplug_region(layout::VIRTIO_MEM)?);
-        let memory = memory.insert_region(hotplug.clone()).map_err(|e| InventoryError::Region(e.to_string()))?;
+        let memory = memory
+            .insert_region(hotplug.clone())
+            .map_err(|e| InventoryError::Region(e.to_string()))?;
         let pmem = |device, window, slot| Ok(Pmem::new(dax_window(vm, device, window, slot)?));
 
         let devices: Vec<Arc<Mutex<dyn VirtioDevice>>> = vec![
@@ -88,7 +101,10 @@ impl Inventory {
             Arc::new(Mutex::new(Blk::new(DeviceId::Blk2))),
             Arc::new(Mutex::new(Blk::new(DeviceId::Blk3))),
             Arc::new(Mutex::new(Net::new(event_loop.registrar(DeviceId::Net)))),
-            Arc::new(Mutex::new(Vsock::new(event_loop.registrar(DeviceId::Vsock), events))),
+            Arc::new(Mutex::new(Vsock::new(
+                event_loop.registrar(DeviceId::Vsock),
+                events,
+            ))),
             Arc::new(Mutex::new(pmem(DeviceId::Pmem0, layout::PMEM0, memslot::PMEM0)?)),
             Arc::new(Mutex::new(pmem(DeviceId::Pmem1, layout::PMEM1, memslot::PMEM1)?)),
             Arc::new(Mutex::new(Mem::new(MemorySlots::new(hotplug, vm.clone())))),
@@ -119,13 +135,21 @@ impl Inventory {
             if !own_threads {
                 event_loop
                     .serve(id, device.clone(), interrupt.clone(), kicks.clone())
-                    .map_err(|error| InventoryError::System { what: "epoll_ctl", error })?;
+                    .map_err(|error| InventoryError::System {
+                        what: "epoll_ctl",
+                        error,
+                    })?;
             }
             let transport = MmioDevice::new(id, device.clone(), interrupt, kicks, memory.clone())
                 .map_err(|error| InventoryError::Queue { device: id, error })?;
             transports.push(transport);
         }
-        Ok(Inventory { transports, devices, root, event_loop: Mutex::new(Loop::Waiting(event_loop)) })
+        Ok(Inventory {
+            transports,
+            devices,
+            root,
+            event_loop: Mutex::new(Loop::Waiting(event_loop)),
+        })
     }
 
     /// Gives `device` its backend. Not for the console. The device may be running: it takes effect at once.
@@ -138,12 +162,18 @@ impl Inventory {
 
     /// Shows an image in a slot of the root device; `fds` as [`ImageSpec::blobs`] says.
     pub fn add_image(&self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        self.root.lock().unwrap_or_else(PoisonError::into_inner).add_image(slot, image, fds)
+        self.root
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .add_image(slot, image, fds)
     }
 
     /// Takes an image away.
     pub fn remove_image(&self, slot: u16) -> Result<(), AttachError> {
-        self.root.lock().unwrap_or_else(PoisonError::into_inner).remove_image(slot)
+        self.root
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove_image(slot)
     }
 
     /// A vCPU read `data.len()` bytes at guest address `address`. Addresses of no device read as zero.
@@ -166,9 +196,10 @@ impl Inventory {
         let mut event_loop = self.event_loop.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *event_loop, Loop::Failed) {
             Loop::Waiting(waiting) => {
-                let thread = waiting
-                    .start()
-                    .map_err(|error| InventoryError::System { what: "device thread", error })?;
+                let thread = waiting.start().map_err(|error| InventoryError::System {
+                    what: "device thread",
+                    error,
+                })?;
                 *event_loop = Loop::Running { _thread: thread };
                 Ok(())
             }
@@ -221,8 +252,10 @@ fn kicks(vm: &Vm, device: DeviceId, queues: usize) -> Result<Vec<Arc<EventFd>>, 
 }
 
 fn eventfd() -> Result<EventFd, InventoryError> {
-    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
-        .map_err(|error| InventoryError::System { what: "eventfd", error })
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|error| InventoryError::System {
+        what: "eventfd",
+        error,
+    })
 }
 
 fn lock(device: &Mutex<dyn VirtioDevice>) -> MutexGuard<'_, dyn VirtioDevice + 'static> {

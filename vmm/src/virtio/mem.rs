@@ -108,19 +108,32 @@ pub struct SizeError {
 impl Mem {
     pub fn new(slots: MemorySlots) -> Mem {
         let (start, size) = (slots.start(), slots.size());
-        let plan = Plan { start, blocks: Blocks::new((size / BLOCK) as usize), requested: 0, usable: 0 };
+        let plan = Plan {
+            start,
+            blocks: Blocks::new((size / BLOCK) as usize),
+            requested: 0,
+            usable: 0,
+        };
         let mut config = vec![0; 56];
         config[0..8].copy_from_slice(&BLOCK.to_le_bytes());
         config[16..24].copy_from_slice(&start.to_le_bytes());
         config[24..32].copy_from_slice(&size.to_le_bytes());
-        Mem { config: Arc::new(ConfigSpace::new(config)), active: None, plan, slots }
+        Mem {
+            config: Arc::new(ConfigSpace::new(config)),
+            active: None,
+            plan,
+            slots,
+        }
     }
 
     /// Asks the guest to have `bytes` plugged; it plugs or unplugs towards that in its own time.
     pub fn set_requested_size(&mut self, bytes: u64) -> Result<(), SizeError> {
         let region = self.slots.size();
         if bytes > region || !bytes.is_multiple_of(BLOCK) {
-            return Err(SizeError { requested: bytes, region });
+            return Err(SizeError {
+                requested: bytes,
+                region,
+            });
         }
         self.plan.request(bytes, region);
         if self.publish()
@@ -138,7 +151,9 @@ impl Mem {
             (offset::PLUGGED_SIZE, self.plan.plugged()),
             (offset::REQUESTED_SIZE, self.plan.requested),
         ];
-        sizes.iter().fold(false, |changed, (at, size)| self.config.set(*at, &size.to_le_bytes()) || changed)
+        sizes.iter().fold(false, |changed, (at, size)| {
+            self.config.set(*at, &size.to_le_bytes()) || changed
+        })
     }
 }
 
@@ -149,17 +164,31 @@ impl Plan {
 
     fn request(&mut self, bytes: u64, region: u64) {
         self.requested = bytes;
-        let wanted = if bytes == 0 { 0 } else { (bytes + USABLE_EXTENT).min(region) };
+        let wanted = if bytes == 0 {
+            0
+        } else {
+            (bytes + USABLE_EXTENT).min(region)
+        };
         // It shrinks only when nothing is plugged (§5.15.5.2).
-        self.usable = if self.blocks.plugged() == 0 { wanted } else { wanted.max(self.usable) };
+        self.usable = if self.blocks.plugged() == 0 {
+            wanted
+        } else {
+            wanted.max(self.usable)
+        };
     }
 
     /// The blocks asked for, if they are whole, some, and inside the usable region.
     fn span(&self, asked: Asked) -> Option<Span> {
-        let offset = asked.address.checked_sub(self.start).filter(|offset| offset.is_multiple_of(BLOCK))?;
+        let offset = asked
+            .address
+            .checked_sub(self.start)
+            .filter(|offset| offset.is_multiple_of(BLOCK))?;
         let end = offset.checked_add(u64::from(asked.blocks) * BLOCK)?;
         let inside = asked.blocks > 0 && end <= self.usable;
-        inside.then_some(Span { first: (offset / BLOCK) as usize, count: usize::from(asked.blocks) })
+        inside.then_some(Span {
+            first: (offset / BLOCK) as usize,
+            count: usize::from(asked.blocks),
+        })
     }
 
     fn plug(&mut self, asked: Asked, slots: &mut MemorySlots) -> Answer {
@@ -190,7 +219,10 @@ impl Plan {
     }
 
     fn unplug_all(&mut self, slots: &MemorySlots) -> Answer {
-        let everything = Span { first: 0, count: self.blocks.len() };
+        let everything = Span {
+            first: 0,
+            count: self.blocks.len(),
+        };
         if self.blocks.plugged() > 0
             && let Err(error) = slots.discard(everything)
         {
@@ -244,7 +276,13 @@ impl VirtioDevice for Mem {
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        let Mem { active, plan, slots, config, .. } = self;
+        let Mem {
+            active,
+            plan,
+            slots,
+            config,
+            ..
+        } = self;
         let Some(queue) = active.as_mut().and_then(|active| active.queues.get_mut(queue)) else {
             return Ok(());
         };
@@ -259,13 +297,20 @@ fn answer(
     slots: &mut MemorySlots,
     config: &ConfigSpace,
 ) -> Result<u32, DeviceError> {
-    let unanswerable = |what| DeviceError::Unanswerable { head: chain.head(), what };
-    let response = chain.writable(memory).map_err(|_| unanswerable("response outside guest memory"))?;
+    let unanswerable = |what| DeviceError::Unanswerable {
+        head: chain.head(),
+        what,
+    };
+    let response = chain
+        .writable(memory)
+        .map_err(|_| unanswerable("response outside guest memory"))?;
     if guest_io::total(&response) < RESPONSE {
         return Err(unanswerable("response shorter than 10 bytes"));
     }
     let mut raw = [0; REQUEST];
-    let read = chain.readable(memory).map_or(0, |request| guest_io::copy_out(&request, 0, &mut raw));
+    let read = chain
+        .readable(memory)
+        .map_or(0, |request| guest_io::copy_out(&request, 0, &mut raw));
     let (answer, state) = match parse(&raw).filter(|_| read == REQUEST) {
         Some(request) => execute(request, plan, slots),
         None => (Answer::Error, State::Plugged),
@@ -296,8 +341,10 @@ fn execute(request: Request, plan: &mut Plan, slots: &mut MemorySlots) -> (Answe
 fn parse(raw: &[u8; REQUEST]) -> Option<Request> {
     let mut address = [0; 8];
     address.copy_from_slice(&raw[8..16]);
-    let asked =
-        Asked { address: u64::from_le_bytes(address), blocks: u16::from_le_bytes([raw[16], raw[17]]) };
+    let asked = Asked {
+        address: u64::from_le_bytes(address),
+        blocks: u16::from_le_bytes([raw[16], raw[17]]),
+    };
     match u16::from_le_bytes([raw[0], raw[1]]) {
         0 => Some(Request::Plug(asked)),
         1 => Some(Request::Unplug(asked)),

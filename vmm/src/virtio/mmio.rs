@@ -113,7 +113,9 @@ impl Registers {
     /// The selected queue, if the driver may set it up now.
     fn queue_to_set_up(&mut self) -> Option<&mut Queue> {
         let setting_up = self.status & FEATURES_OK != 0 && self.status & DRIVER_OK == 0;
-        self.queues.get_mut(self.queue_select as usize).filter(|_| setting_up)
+        self.queues
+            .get_mut(self.queue_select as usize)
+            .filter(|_| setting_up)
     }
 }
 
@@ -127,7 +129,11 @@ impl MmioDevice {
         memory: GuestMemory,
     ) -> Result<MmioDevice, virtio_queue::Error> {
         let locked = lock(&device);
-        let queues = locked.queue_sizes().iter().map(|size| Queue::new(*size)).collect::<Result<Vec<_>, _>>()?;
+        let queues = locked
+            .queue_sizes()
+            .iter()
+            .map(|size| Queue::new(*size))
+            .collect::<Result<Vec<_>, _>>()?;
         let (device_type, features) = (locked.device_type(), locked.features() | TRANSPORT_FEATURES);
         let (shared_memory, config) = (locked.shared_memory().to_vec(), locked.config());
         drop(locked);
@@ -207,7 +213,9 @@ impl MmioDevice {
         self.shared_memory
             .iter()
             .find(|region| u32::from(region.id) == registers.shared_memory_select)
-            .map_or((u64::MAX, u64::MAX), |region| (region.window.start, region.window.size))
+            .map_or((u64::MAX, u64::MAX), |region| {
+                (region.window.start, region.window.size)
+            })
     }
 
     fn write_register(&self, offset: u64, value: u32) {
@@ -278,8 +286,11 @@ impl MmioDevice {
             self.interrupt.set_driver_ok(true);
             return self.interrupt.fail();
         };
-        let activation =
-            Activation { memory: self.memory.clone(), features: registers.driver_features, queues };
+        let activation = Activation {
+            memory: self.memory.clone(),
+            features: registers.driver_features,
+            queues,
+        };
         self.interrupt.set_driver_ok(true);
         // Kicks from before now found no queue. After `activate`, so that none is taken for a device not yet active.
         let mut device = lock(&self.device);
@@ -302,7 +313,13 @@ impl MmioDevice {
                 }
                 let mut queue = Queue::try_from(queue.state()).ok()?;
                 queue.set_event_idx(event_idx);
-                Some(DeviceQueue::new(index, queue, self.memory.clone(), self.interrupt.clone(), kick.clone()))
+                Some(DeviceQueue::new(
+                    index,
+                    queue,
+                    self.memory.clone(),
+                    self.interrupt.clone(),
+                    kick.clone(),
+                ))
             })
             .collect()
     }

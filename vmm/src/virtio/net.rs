@@ -79,7 +79,9 @@ impl Net {
 
     /// Gives the tap what the guest has queued, while it takes it.
     fn transmit(&mut self) -> Result<(), DeviceError> {
-        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        let Some(active) = self.active.as_mut() else {
+            return Ok(());
+        };
         self.transmit_blocked = transmit::transmit(&mut active.queues[TX], self.backend.as_ref())?;
         self.watch();
         Ok(())

@@ -39,7 +39,12 @@ impl Pmem {
         let at = window.window();
         // struct virtio_pmem_config: start, size.
         let config = [at.start.to_le_bytes(), at.size.to_le_bytes()].concat();
-        Pmem { config: Arc::new(ConfigSpace::new(config)), active: None, window, mapped: 0 }
+        Pmem {
+            config: Arc::new(ConfigSpace::new(config)),
+            active: None,
+            window,
+            mapped: 0,
+        }
     }
 
     fn map(&mut self, file: &File) -> Result<(), AttachError> {
@@ -50,7 +55,9 @@ impl Pmem {
             return Err(AttachError::Invalid("pmem is backed by a regular file".into()));
         }
         if size == 0 || size > window {
-            return Err(AttachError::Invalid(format!("a file of {size} bytes does not fit a window of {window}")));
+            return Err(AttachError::Invalid(format!(
+                "a file of {size} bytes does not fit a window of {window}"
+            )));
         }
         let invalid = |error: super::window::WindowError| AttachError::Invalid(error.to_string());
         self.window.map(0, size, file.as_fd(), 0).map_err(invalid)?;
@@ -96,7 +103,11 @@ impl VirtioDevice for Pmem {
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        match self.active.as_mut().and_then(|active| active.queues.get_mut(queue)) {
+        match self
+            .active
+            .as_mut()
+            .and_then(|active| active.queues.get_mut(queue))
+        {
             Some(queue) => queue.serve(answer),
             None => Ok(()),
         }
@@ -105,11 +116,22 @@ impl VirtioDevice for Pmem {
 
 /// A flush has nothing to do: the mapping is private, nothing the guest did could reach the file.
 fn answer(memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
-    let unanswerable = |what| DeviceError::Unanswerable { head: chain.head(), what };
-    let response = chain.writable(memory).map_err(|_| unanswerable("response outside guest memory"))?;
+    let unanswerable = |what| DeviceError::Unanswerable {
+        head: chain.head(),
+        what,
+    };
+    let response = chain
+        .writable(memory)
+        .map_err(|_| unanswerable("response outside guest memory"))?;
     let mut kind = [0; 4];
-    let read = chain.readable(memory).map_or(0, |request| guest_io::copy_out(&request, 0, &mut kind));
-    let ret = if read == kind.len() && u32::from_le_bytes(kind) == FLUSH { 0 } else { FAILED };
+    let read = chain
+        .readable(memory)
+        .map_or(0, |request| guest_io::copy_out(&request, 0, &mut kind));
+    let ret = if read == kind.len() && u32::from_le_bytes(kind) == FLUSH {
+        0
+    } else {
+        FAILED
+    };
     match guest_io::copy_in(&response, 0, &ret.to_le_bytes()) {
         4 => Ok(4),
         _ => Err(unanswerable("response shorter than 4 bytes")),

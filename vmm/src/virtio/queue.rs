@@ -20,7 +20,10 @@ use crate::memory::GuestMemory;
 pub enum QueueError {
     /// The rings are outside memory, or the available index ran past the queue's size.
     #[error("queue {queue}: {error}")]
-    Ring { queue: usize, error: virtio_queue::Error },
+    Ring {
+        queue: usize,
+        error: virtio_queue::Error,
+    },
     /// The chain loops, is cut short, or mixes readable and writable buffers.
     #[error("queue {queue}: descriptor chain {head} is malformed")]
     Chain { queue: usize, head: u16 },
@@ -89,7 +92,9 @@ impl Chain {
     /// The last byte the device may write, where some device types want a status; none if that is nowhere.
     pub fn last_writable_byte<'m>(&self, memory: &'m GuestMemory) -> Option<VolatileSlice<'m>> {
         let last = self.writable_buffers().iter().rev().find(|b| b.length > 0)?;
-        memory.get_slice(last.address.checked_add(u64::from(last.length) - 1)?, 1).ok()
+        memory
+            .get_slice(last.address.checked_add(u64::from(last.length) - 1)?, 1)
+            .ok()
     }
 }
 
@@ -100,7 +105,10 @@ fn slices<'m>(memory: &'m GuestMemory, buffers: &[Buffer]) -> Result<Vec<Volatil
         .map(|b| {
             memory
                 .get_slice(b.address, b.length as usize)
-                .map_err(|_| OutsideMemory { address: b.address.raw_value(), length: b.length })
+                .map_err(|_| OutsideMemory {
+                    address: b.address.raw_value(),
+                    length: b.length,
+                })
         })
         .collect()
 }
@@ -123,7 +131,13 @@ impl DeviceQueue {
         interrupt: Arc<Interrupt>,
         kick: Arc<EventFd>,
     ) -> DeviceQueue {
-        DeviceQueue { index, queue, memory, interrupt, kick }
+        DeviceQueue {
+            index,
+            queue,
+            memory,
+            interrupt,
+            kick,
+        }
     }
 
     /// Its number in the device.
@@ -164,14 +178,19 @@ impl DeviceQueue {
         let queue = self.index;
         let ring = |error| QueueError::Ring { queue, error };
         // The iterator's silence means "empty" or "unreadable"; the index tells which.
-        let available = self.queue.avail_idx(&self.memory, Ordering::Acquire).map_err(ring)?;
+        let available = self
+            .queue
+            .avail_idx(&self.memory, Ordering::Acquire)
+            .map_err(ring)?;
         if available.0 == self.queue.next_avail() {
             return Ok(None);
         }
         let chain = self.queue.iter(&self.memory).map_err(ring)?.next();
         let chain = chain.ok_or(ring(virtio_queue::Error::InvalidAvailRingIndex))?;
         let head = chain.head_index();
-        collect(head, chain).map(Some).ok_or(QueueError::Chain { queue, head })
+        collect(head, chain)
+            .map(Some)
+            .ok_or(QueueError::Chain { queue, head })
     }
 
     /// Takes the last popped chain back: it is available again.
@@ -182,7 +201,9 @@ impl DeviceQueue {
     /// Gives a chain back, `written` bytes of its writable part filled.
     pub fn add_used(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
         let queue = self.index;
-        self.queue.add_used(&self.memory, head, written).map_err(|error| QueueError::Ring { queue, error })
+        self.queue
+            .add_used(&self.memory, head, written)
+            .map_err(|error| QueueError::Ring { queue, error })
     }
 
     /// Interrupts the driver if it wants to know of what was used since the last call.
@@ -191,7 +212,11 @@ impl DeviceQueue {
             return Ok(());
         }
         let queue = self.index;
-        if self.queue.needs_notification(&self.memory).map_err(|error| QueueError::Ring { queue, error })? {
+        if self
+            .queue
+            .needs_notification(&self.memory)
+            .map_err(|error| QueueError::Ring { queue, error })?
+        {
             self.interrupt.used_buffer();
         }
         Ok(())
@@ -230,7 +255,9 @@ impl DeviceQueue {
             return Ok(false);
         }
         let queue = self.index;
-        self.queue.enable_notification(&self.memory).map_err(|error| QueueError::Ring { queue, error })
+        self.queue
+            .enable_notification(&self.memory)
+            .map_err(|error| QueueError::Ring { queue, error })
     }
 
     /// Asks for no kicks while the device is looking anyway.
@@ -239,7 +266,9 @@ impl DeviceQueue {
             return Ok(());
         }
         let queue = self.index;
-        self.queue.disable_notification(&self.memory).map_err(|error| QueueError::Ring { queue, error })
+        self.queue
+            .disable_notification(&self.memory)
+            .map_err(|error| QueueError::Ring { queue, error })
     }
 }
 
@@ -254,10 +283,17 @@ fn collect(head: u16, chain: impl Iterator<Item = Descriptor>) -> Option<Chain> 
             (false, Some(_)) => return None,
             _ => {}
         }
-        buffers.push(Buffer { address: descriptor.addr(), length: descriptor.len() });
+        buffers.push(Buffer {
+            address: descriptor.addr(),
+            length: descriptor.len(),
+        });
         // The iterator stops silently at a loop, a bad index or an unreadable table: then the last one has a next.
         ended = !descriptor.has_next();
     }
     let split = split.unwrap_or(buffers.len());
     ended.then_some(Chain { head, buffers, split })
 }
+
+#[cfg(test)]
+#[path = "queue_test.rs"]
+mod tests;

@@ -26,7 +26,10 @@ pub struct Rng {
 impl Rng {
     #[expect(clippy::new_without_default, reason = "a device is made, not defaulted")]
     pub fn new() -> Rng {
-        Rng { config: Arc::new(ConfigSpace::new(Vec::new())), active: None }
+        Rng {
+            config: Arc::new(ConfigSpace::new(Vec::new())),
+            active: None,
+        }
     }
 }
 
@@ -61,7 +64,11 @@ impl VirtioDevice for Rng {
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        match self.active.as_mut().and_then(|active| active.queues.get_mut(queue)) {
+        match self
+            .active
+            .as_mut()
+            .and_then(|active| active.queues.get_mut(queue))
+        {
             Some(queue) => queue.serve(answer),
             None => Ok(()),
         }
@@ -79,7 +86,12 @@ fn answer(memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
         match getrandom(&mut random[filled..wanted], GetRandomFlags::empty()) {
             Ok(n) => filled += n,
             Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(DeviceError::System { what: "getrandom", error: e.into() }),
+            Err(e) => {
+                return Err(DeviceError::System {
+                    what: "getrandom",
+                    error: e.into(),
+                });
+            }
         }
     }
     Ok(guest_io::copy_in(&buffers, 0, &random[..filled]) as u32)

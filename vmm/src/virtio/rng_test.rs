@@ -1,0 +1,72 @@
+use super::*;
+use crate::virtio::testing::{Buf, NOWHERE, Rig};
+
+#[test]
+fn buffers_are_filled_and_differ() {
+    let mut rig = Rig::new(Rng::new(), 0);
+    let (a, b) = (rig.writable(64), rig.writable(64));
+    assert_eq!(rig.request(0, &[a, b]), 128);
+    assert_ne!(rig.bytes(a), rig.bytes(b));
+    assert_ne!(rig.bytes(a), [0xEE; 64]);
+}
+
+#[test]
+fn a_large_request_is_answered_in_part() {
+    let mut rig = Rig::new(Rng::new(), 0);
+    let buffer = rig.writable(10_000);
+    assert_eq!(rig.request(0, &[buffer]), MAX_REQUEST as u32);
+    assert!(rig.bytes(buffer)[MAX_REQUEST..].iter().all(|byte| *byte == 0xEE));
+}
+
+#[test]
+fn useless_buffers_come_back_empty() {
+    let mut rig = Rig::new(Rng::new(), 0);
+    let readable = rig.readable(&[1; 8]);
+    assert_eq!(rig.request(0, &[readable]), 0);
+    assert_eq!(
+        rig.request(
+            0,
+            &[Buf {
+                address: NOWHERE,
+                length: 8,
+                write: true
+            }]
+        ),
+        0
+    );
+    let empty = rig.writable(0);
+    assert_eq!(rig.request(0, &[empty]), 0);
+}
+
+#[test]
+fn a_full_queue_is_served_and_more_than_one_turn_kicks_itself() {
+    let mut rig = Rig::new(Rng::new(), 0);
+    for _ in 0..64 {
+        let buffer = rig.writable(8);
+        rig.submit(0, &[buffer]);
+    }
+    rig.device.queue_ready(0).unwrap();
+    assert_eq!(rig.used(0).len(), 64);
+    assert!(
+        rig.kicked(0),
+        "a whole queue's worth is a turn; it asks for another"
+    );
+}
+
+#[test]
+fn after_a_reset_kicks_do_nothing() {
+    let mut rig = Rig::new(Rng::new(), 0);
+    let buffer = rig.writable(8);
+    rig.submit(0, &[buffer]);
+    rig.device.reset();
+    rig.kick(0).unwrap();
+    assert!(rig.used(0).is_empty());
+}
+
+#[test]
+fn no_backend_is_taken() {
+    assert!(matches!(
+        Rng::new().attach(Backend::Vsock, Vec::new()),
+        Err(AttachError::WrongKind(_))
+    ));
+}

@@ -1,0 +1,332 @@
+//! A driver for tests: real rings in guest memory, in front of one active device.
+//!
+//! The rings are laid out here: those of virtio-queue's mock overlap when a queue is used beyond a few entries.
+
+use std::sync::Arc;
+
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::desc::{RawDescriptor, split::VirtqUsedElem};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::device::{Activation, DeviceError, VirtioDevice};
+use super::interrupt::Interrupt;
+use super::queue::DeviceQueue;
+use crate::memory::GuestMemory;
+
+/// Bytes of guest memory, all of it at address 0.
+pub const MEMORY: u64 = 32 << 20;
+/// An address where there is no memory.
+pub const NOWHERE: u64 = 1 << 40;
+const BUFFERS: u64 = 1 << 20;
+
+/// A buffer of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Buf {
+    pub address: u64,
+    pub length: u32,
+    pub write: bool,
+}
+
+impl Buf {
+    fn flags(self) -> u16 {
+        if self.write { VRING_DESC_F_WRITE as u16 } else { 0 }
+    }
+}
+
+/// A driver and its device.
+pub struct Rig<D> {
+    pub memory: &'static GuestMemory,
+    pub device: D,
+    pub interrupt: Arc<Interrupt>,
+    rings: Vec<Ring>,
+    next_buffer: u64,
+}
+
+struct Ring {
+    layout: Layout,
+    kick: Arc<EventFd>,
+    next_descriptor: u16,
+    seen: u16,
+}
+
+/// The three parts of a split queue in guest memory (virtio 1.2 §2.7).
+#[derive(Clone, Copy)]
+pub struct Layout {
+    memory: &'static GuestMemory,
+    pub size: u16,
+    pub descriptors: u64,
+    pub available: u64,
+    pub used: u64,
+}
+
+impl Layout {
+    /// An empty queue of `size` at `start`.
+    pub fn new(memory: &'static GuestMemory, start: u64, size: u16) -> Layout {
+        let available = start + 16 * u64::from(size);
+        let used = (available + 6 + 2 * u64::from(size)).next_multiple_of(4);
+        let end = used + 6 + 8 * u64::from(size);
+        memory
+            .write_slice(&vec![0; (end - start) as usize], GuestAddress(start))
+            .unwrap();
+        Layout {
+            memory,
+            size,
+            descriptors: start,
+            available,
+            used,
+        }
+    }
+
+    pub fn queue(&self) -> Queue {
+        let mut queue = Queue::new(self.size).unwrap();
+        let halves = |address: u64| (Some(address as u32), Some((address >> 32) as u32));
+        let (low, high) = halves(self.descriptors);
+        queue.set_desc_table_address(low, high);
+        let (low, high) = halves(self.available);
+        queue.set_avail_ring_address(low, high);
+        let (low, high) = halves(self.used);
+        queue.set_used_ring_address(low, high);
+        queue.set_ready(true);
+        queue
+    }
+
+    pub fn describe(&self, index: u16, descriptor: Descriptor) {
+        let at = self.descriptors + 16 * u64::from(index);
+        self.memory
+            .write_obj(RawDescriptor::from(descriptor), GuestAddress(at))
+            .unwrap();
+    }
+
+    /// Puts `head` at place `place` of the available ring.
+    pub fn offer_at(&self, place: u16, head: u16) {
+        self.write(self.available + 4 + 2 * u64::from(place % self.size), head);
+    }
+
+    pub fn available_index(&self) -> u16 {
+        self.read(self.available + 2)
+    }
+
+    pub fn set_available_index(&self, index: u16) {
+        self.write(self.available + 2, index);
+    }
+
+    /// The used index at which the driver wants an interrupt.
+    pub fn set_used_event(&self, index: u16) {
+        self.write(self.available + 4 + 2 * u64::from(self.size), index);
+    }
+
+    pub fn used_index(&self) -> u16 {
+        self.read(self.used + 2)
+    }
+
+    fn used_at(&self, place: u16) -> VirtqUsedElem {
+        self.memory
+            .read_obj(GuestAddress(self.used + 4 + 8 * u64::from(place % self.size)))
+            .unwrap()
+    }
+
+    fn read(&self, at: u64) -> u16 {
+        self.memory.read_obj(GuestAddress(at)).unwrap()
+    }
+
+    fn write(&self, at: u64, value: u16) {
+        self.memory.write_obj(value, GuestAddress(at)).unwrap();
+    }
+}
+
+pub fn eventfd() -> EventFd {
+    EventFd::new(libc::EFD_NONBLOCK).unwrap()
+}
+
+pub fn memory() -> &'static GuestMemory {
+    Box::leak(Box::new(
+        GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap(),
+    ))
+}
+
+impl<D: VirtioDevice> Rig<D> {
+    /// The device, activated with `features`.
+    pub fn new(device: D, features: u64) -> Rig<D> {
+        let mut rig = Rig::idle(device);
+        rig.activate(features);
+        rig
+    }
+
+    /// The device, its driver not up.
+    pub fn idle(device: D) -> Rig<D> {
+        let memory = memory();
+        let rings = device.queue_sizes().iter().enumerate().map(|(i, size)| Ring {
+            layout: Layout::new(memory, 0x4000 * (i as u64 + 1), *size),
+            kick: Arc::new(eventfd()),
+            next_descriptor: 0,
+            seen: 0,
+        });
+        Rig {
+            memory,
+            rings: rings.collect(),
+            device,
+            interrupt: Arc::new(Interrupt::new(eventfd())),
+            next_buffer: BUFFERS,
+        }
+    }
+
+    pub fn activate(&mut self, features: u64) {
+        let queues = self.rings.iter().enumerate().map(|(index, ring)| {
+            let queue = ring.layout.queue();
+            DeviceQueue::new(
+                index,
+                queue,
+                self.memory.clone(),
+                self.interrupt.clone(),
+                ring.kick.clone(),
+            )
+        });
+        let activation = Activation {
+            memory: self.memory.clone(),
+            features,
+            queues: queues.collect(),
+        };
+        self.interrupt.set_driver_ok(true);
+        self.device.activate(activation).unwrap();
+    }
+
+    /// A buffer the device reads.
+    pub fn readable(&mut self, bytes: &[u8]) -> Buf {
+        let address = self.allocate(bytes.len() as u64);
+        self.memory.write_slice(bytes, GuestAddress(address)).unwrap();
+        Buf {
+            address,
+            length: bytes.len() as u32,
+            write: false,
+        }
+    }
+
+    /// A buffer the device writes, filled with 0xEE.
+    pub fn writable(&mut self, length: u32) -> Buf {
+        let address = self.allocate(u64::from(length));
+        self.memory
+            .write_slice(&vec![0xEE; length as usize], GuestAddress(address))
+            .unwrap();
+        Buf {
+            address,
+            length,
+            write: true,
+        }
+    }
+
+    fn allocate(&mut self, length: u64) -> u64 {
+        let address = self.next_buffer;
+        self.next_buffer = (address + length).next_multiple_of(64);
+        assert!(self.next_buffer <= MEMORY, "the test uses too much memory");
+        address
+    }
+
+    pub fn bytes(&self, buffer: Buf) -> Vec<u8> {
+        let mut bytes = vec![0; buffer.length as usize];
+        self.memory
+            .read_slice(&mut bytes, GuestAddress(buffer.address))
+            .unwrap();
+        bytes
+    }
+
+    /// Makes a chain available, without a kick, and names its head.
+    pub fn submit(&mut self, queue: usize, buffers: &[Buf]) -> u16 {
+        let ring = &mut self.rings[queue];
+        let head = ring.next_descriptor;
+        for (i, buffer) in buffers.iter().enumerate() {
+            let last = i + 1 == buffers.len();
+            let next = (ring.next_descriptor + 1) % ring.layout.size;
+            let flags = buffer.flags() | if last { 0 } else { VRING_DESC_F_NEXT as u16 };
+            let descriptor = Descriptor::new(buffer.address, buffer.length, flags, next);
+            ring.layout.describe(ring.next_descriptor, descriptor);
+            ring.next_descriptor = next;
+        }
+        self.offer(queue, head);
+        head
+    }
+
+    /// Like `submit`, through an indirect table.
+    pub fn submit_indirect(&mut self, queue: usize, buffers: &[Buf]) -> u16 {
+        let table = self.allocate(16 * buffers.len() as u64);
+        for (i, buffer) in buffers.iter().enumerate() {
+            let last = i + 1 == buffers.len();
+            let flags = buffer.flags() | if last { 0 } else { VRING_DESC_F_NEXT as u16 };
+            let descriptor = Descriptor::new(buffer.address, buffer.length, flags, i as u16 + 1);
+            self.memory
+                .write_obj(
+                    RawDescriptor::from(descriptor),
+                    GuestAddress(table + 16 * i as u64),
+                )
+                .unwrap();
+        }
+        let flags = VRING_DESC_F_INDIRECT as u16;
+        let descriptor = Descriptor::new(table, 16 * buffers.len() as u32, flags, 0);
+        let ring = &mut self.rings[queue];
+        let head = ring.next_descriptor;
+        ring.layout.describe(head, descriptor);
+        ring.next_descriptor = (head + 1) % ring.layout.size;
+        self.offer(queue, head);
+        head
+    }
+
+    /// Makes available a chain of two descriptors that point at each other.
+    pub fn submit_loop(&mut self, queue: usize) {
+        let next = VRING_DESC_F_NEXT as u16;
+        let layout = self.rings[queue].layout;
+        layout.describe(0, Descriptor::new(BUFFERS, 16, next, 1));
+        layout.describe(1, Descriptor::new(BUFFERS, 16, next, 0));
+        self.offer(queue, 0);
+    }
+
+    /// Puts `head` in the available ring, whatever it is.
+    pub fn offer(&mut self, queue: usize, head: u16) {
+        let layout = self.rings[queue].layout;
+        let index = layout.available_index();
+        layout.offer_at(index, head);
+        self.set_available(queue, index.wrapping_add(1));
+    }
+
+    /// Sets the available index, whatever the ring holds.
+    pub fn set_available(&mut self, queue: usize, index: u16) {
+        self.rings[queue].layout.set_available_index(index);
+    }
+
+    /// Has the device look at a queue, as often as it asks to.
+    pub fn kick(&mut self, queue: usize) -> Result<(), DeviceError> {
+        self.device.queue_ready(queue)?;
+        while self.kicked(queue) {
+            self.device.queue_ready(queue)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the device asked to be called again for this queue.
+    pub fn kicked(&self, queue: usize) -> bool {
+        self.rings[queue].kick.read().is_ok()
+    }
+
+    /// Chains used since the last call: head and bytes written.
+    pub fn used(&mut self, queue: usize) -> Vec<(u16, u32)> {
+        let ring = &mut self.rings[queue];
+        let mut used = Vec::new();
+        while ring.seen != ring.layout.used_index() {
+            let element = ring.layout.used_at(ring.seen);
+            used.push((element.id() as u16, element.len()));
+            ring.seen = ring.seen.wrapping_add(1);
+        }
+        used
+    }
+
+    /// One request from submission to its used length.
+    pub fn request(&mut self, queue: usize, buffers: &[Buf]) -> u32 {
+        let head = self.submit(queue, buffers);
+        self.kick(queue).unwrap();
+        let used = self.used(queue);
+        assert_eq!(used.len(), 1, "one chain in, one out");
+        assert_eq!(used[0].0, head);
+        used[0].1
+    }
+}

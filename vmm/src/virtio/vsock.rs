@@ -65,7 +65,9 @@ impl Vsock {
 
     /// Gives the guest what is waiting for it, while it has buffers.
     fn receive(&mut self) -> Result<(), DeviceError> {
-        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        let Some(active) = self.active.as_mut() else {
+            return Ok(());
+        };
         let queue = &mut active.queues[RX];
         queue.disable_kicks()?;
         let mut turns = queue.size();
@@ -100,7 +102,9 @@ impl Vsock {
 
     /// Takes what the guest sends.
     fn transmit(&mut self) -> Result<(), DeviceError> {
-        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        let Some(active) = self.active.as_mut() else {
+            return Ok(());
+        };
         let (queue, muxer) = (&mut active.queues[TX], &mut self.muxer);
         queue.disable_kicks()?;
         for _ in 0..queue.size() {
@@ -133,7 +137,9 @@ enum Filled {
 }
 
 fn fill(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) -> Filled {
-    let Ok(slices) = chain.writable(memory) else { return Filled::Unfit };
+    let Ok(slices) = chain.writable(memory) else {
+        return Filled::Unfit;
+    };
     let room = guest_io::part(&slices, Header::SIZE, muxer::MAX_PAYLOAD);
     if room.is_empty() {
         return Filled::Unfit;
@@ -149,7 +155,9 @@ fn fill(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) -> Filled {
 
 /// A packet shorter than its header is nobody's and lost.
 fn take(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) {
-    let Ok(slices) = chain.readable(memory) else { return };
+    let Ok(slices) = chain.readable(memory) else {
+        return;
+    };
     let mut raw = [0; Header::SIZE];
     if guest_io::copy_out(&slices, 0, &mut raw) == Header::SIZE {
         let payload = guest_io::part(&slices, Header::SIZE, usize::MAX);
@@ -218,10 +226,14 @@ fn listener(fd: OwnedFd) -> Result<UnixListener, AttachError> {
     let kind = socket_type(&fd).map_err(AttachError::system("getsockopt"))?;
     let listening = socket_acceptconn(&fd).map_err(AttachError::system("getsockopt"))?;
     if domain != AddressFamily::UNIX || kind != SocketType::STREAM || !listening {
-        return Err(AttachError::Invalid("vsock takes a listening unix stream socket".into()));
+        return Err(AttachError::Invalid(
+            "vsock takes a listening unix stream socket".into(),
+        ));
     }
     let listener = UnixListener::from(fd);
-    listener.set_nonblocking(true).map_err(AttachError::system("fcntl of the listening socket"))?;
+    listener
+        .set_nonblocking(true)
+        .map_err(AttachError::system("fcntl of the listening socket"))?;
     Ok(listener)
 }
 

@@ -29,7 +29,10 @@ pub enum WindowError {
     Range { offset: u64, length: u64, size: u64 },
     /// The address space could not be reserved.
     #[error("cannot reserve {size:#x} bytes of address space: {error}")]
-    Reserve { size: u64, error: vm_memory::mmap::MmapRegionError },
+    Reserve {
+        size: u64,
+        error: vm_memory::mmap::MmapRegionError,
+    },
     /// mmap failed.
     #[error("mmap: {0}")]
     Map(#[from] io::Error),
@@ -40,14 +43,22 @@ impl HostWindow {
     pub fn reserve(window: Window) -> Result<HostWindow, WindowError> {
         check(window.size, 0, window.size)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let mapping = MmapRegion::build(None, window.size as usize, libc::PROT_READ, flags)
-            .map_err(|error| WindowError::Reserve { size: window.size, error })?;
+        let mapping =
+            MmapRegion::build(None, window.size as usize, libc::PROT_READ, flags).map_err(|error| {
+                WindowError::Reserve {
+                    size: window.size,
+                    error,
+                }
+            })?;
         let region = GuestRegionMmap::new(mapping, GuestAddress(window.start)).ok_or(WindowError::Range {
             offset: window.start,
             length: window.size,
             size: u64::MAX,
         })?;
-        Ok(HostWindow { window, region: Arc::new(region) })
+        Ok(HostWindow {
+            window,
+            region: Arc::new(region),
+        })
     }
 
     /// The guest addresses of the window.
@@ -62,16 +73,35 @@ impl HostWindow {
 
     /// Maps `length` bytes of `file` from `file_offset` at `offset` of the window, private and read-only, over what was
     /// there. All three are multiples of 4096. A page wholly past the file's end is a bus error to whoever reads it.
-    pub fn map(&self, offset: u64, length: u64, file: BorrowedFd<'_>, file_offset: u64) -> Result<(), WindowError> {
+    pub fn map(
+        &self,
+        offset: u64,
+        length: u64,
+        file: BorrowedFd<'_>,
+        file_offset: u64,
+    ) -> Result<(), WindowError> {
         check(self.window.size, offset, length)?;
         if !file_offset.is_multiple_of(PAGE) {
-            return Err(WindowError::Range { offset: file_offset, length, size: self.window.size });
+            return Err(WindowError::Range {
+                offset: file_offset,
+                length,
+                size: self.window.size,
+            });
         }
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: the range lies inside the mapping `region` owns (checked). No Rust reference points into it: the
         // guest reads it, and this process only through volatile accesses.
-        unsafe { mmap(self.at(offset), length as usize, ProtFlags::READ, flags, file, file_offset) }
-            .map_err(io::Error::from)?;
+        unsafe {
+            mmap(
+                self.at(offset),
+                length as usize,
+                ProtFlags::READ,
+                flags,
+                file,
+                file_offset,
+            )
+        }
+        .map_err(io::Error::from)?;
         Ok(())
     }
 
@@ -108,7 +138,10 @@ mod tests {
 
     use super::*;
 
-    const WINDOW: Window = Window { start: 1 << 30, size: 4 * PAGE };
+    const WINDOW: Window = Window {
+        start: 1 << 30,
+        size: 4 * PAGE,
+    };
 
     fn byte(window: &HostWindow, offset: u64) -> u8 {
         window.region().read_obj(MemoryRegionAddress(offset)).unwrap()
@@ -121,7 +154,10 @@ mod tests {
         file.write_all(&[7; 2 * PAGE as usize]).unwrap();
         assert_eq!(byte(&window, PAGE), 0);
         window.map(PAGE, PAGE, file.as_fd(), PAGE).unwrap();
-        assert_eq!((byte(&window, 0), byte(&window, PAGE), byte(&window, 2 * PAGE)), (0, 7, 0));
+        assert_eq!(
+            (byte(&window, 0), byte(&window, PAGE), byte(&window, 2 * PAGE)),
+            (0, 7, 0)
+        );
         window.clear(PAGE, PAGE).unwrap();
         assert_eq!(byte(&window, PAGE), 0);
     }
@@ -130,11 +166,27 @@ mod tests {
     fn ranges_outside_or_across_page_bounds_are_refused() {
         let window = HostWindow::reserve(WINDOW).unwrap();
         let file = tempfile::tempfile().unwrap();
-        let bad = [(0, 0), (0, 5 * PAGE), (4 * PAGE, PAGE), (1, PAGE), (0, 1), (u64::MAX - PAGE + 1, PAGE)];
+        let bad = [
+            (0, 0),
+            (0, 5 * PAGE),
+            (4 * PAGE, PAGE),
+            (1, PAGE),
+            (0, 1),
+            (u64::MAX - PAGE + 1, PAGE),
+        ];
         for (offset, length) in bad {
-            assert!(matches!(window.map(offset, length, file.as_fd(), 0), Err(WindowError::Range { .. })));
-            assert!(matches!(window.clear(offset, length), Err(WindowError::Range { .. })));
+            assert!(matches!(
+                window.map(offset, length, file.as_fd(), 0),
+                Err(WindowError::Range { .. })
+            ));
+            assert!(matches!(
+                window.clear(offset, length),
+                Err(WindowError::Range { .. })
+            ));
         }
-        assert!(matches!(window.map(0, PAGE, file.as_fd(), 1), Err(WindowError::Range { .. })));
+        assert!(matches!(
+            window.map(0, PAGE, file.as_fd(), 1),
+            Err(WindowError::Range { .. })
+        ));
     }
 }

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, FileType, OFlags, SeekFrom, fallocate, fcntl_getfl, fdatasync, fstat, seek};
+use rustix::fs::{
+    FallocateFlags, FileType, OFlags, SeekFrom, fallocate, fcntl_getfl, fdatasync, fstat, seek,
+};
 use rustix::io::{Errno, pwrite};
 use vm_memory::VolatileSlice;
 
@@ -28,17 +30,28 @@ impl Disk {
     /// Takes a regular file or block device, open for writing unless `read_only`. Its size now is the capacity.
     pub fn open(fd: OwnedFd, read_only: bool) -> Result<Disk, AttachError> {
         let stat = fstat(&fd).map_err(AttachError::system("fstat of the disk"))?;
-        if !matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::BlockDevice) {
-            return Err(AttachError::Invalid("a disk is a regular file or a block device".into()));
+        if !matches!(
+            FileType::from_raw_mode(stat.st_mode),
+            FileType::RegularFile | FileType::BlockDevice
+        ) {
+            return Err(AttachError::Invalid(
+                "a disk is a regular file or a block device".into(),
+            ));
         }
         let flags = fcntl_getfl(&fd).map_err(AttachError::system("fcntl of the disk"))?;
         let access = flags & OFlags::ACCMODE;
         if access != OFlags::RDWR && !(read_only && access == OFlags::RDONLY) {
-            return Err(AttachError::Invalid("the disk must be open for reading and, unless read-only, writing".into()));
+            return Err(AttachError::Invalid(
+                "the disk must be open for reading and, unless read-only, writing".into(),
+            ));
         }
         // The end of a block device is its size too, unlike its st_size.
         let bytes = seek(&fd, SeekFrom::End(0)).map_err(AttachError::system("size of the disk"))?;
-        Ok(Disk { file: File::from(fd), read_only, sectors: bytes / SECTOR })
+        Ok(Disk {
+            file: File::from(fd),
+            read_only,
+            sectors: bytes / SECTOR,
+        })
     }
 
     /// Capacity in sectors.
@@ -59,7 +72,11 @@ impl Disk {
 
     /// All earlier writes are on the medium when this returns.
     pub fn flush(&self) -> io::Result<()> {
-        if self.read_only { Ok(()) } else { Ok(fdatasync(&self.file)?) }
+        if self.read_only {
+            Ok(())
+        } else {
+            Ok(fdatasync(&self.file)?)
+        }
     }
 
     /// Gives the range back to the host. A hint: a file that cannot keeps its content (§5.2.6.2).
@@ -70,7 +87,12 @@ impl Disk {
         if length == 0 {
             return Ok(());
         }
-        match fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, length) {
+        match fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            at,
+            length,
+        ) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             done => Ok(done?),
         }
@@ -84,7 +106,11 @@ impl Disk {
         if length == 0 {
             return Ok(());
         }
-        let how = if range.unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+        let how = if range.unmap {
+            FallocateFlags::PUNCH_HOLE
+        } else {
+            FallocateFlags::ZERO_RANGE
+        };
         match fallocate(&self.file, how | FallocateFlags::KEEP_SIZE, at, length) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill_with_zeroes(at, length),
             done => Ok(done?),
@@ -105,12 +131,18 @@ impl Disk {
     }
 
     fn check_writable(&self) -> io::Result<()> {
-        if self.read_only { Err(io::ErrorKind::ReadOnlyFilesystem.into()) } else { Ok(()) }
+        if self.read_only {
+            Err(io::ErrorKind::ReadOnlyFilesystem.into())
+        } else {
+            Ok(())
+        }
     }
 
     /// The byte offset of `sector`, if `length` bytes from there are whole sectors inside the disk.
     fn check(&self, sector: u64, length: u64) -> io::Result<u64> {
-        let inside = sector.checked_add(length / SECTOR).is_some_and(|end| end <= self.sectors);
+        let inside = sector
+            .checked_add(length / SECTOR)
+            .is_some_and(|end| end <= self.sectors);
         if !length.is_multiple_of(SECTOR) || !inside {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,

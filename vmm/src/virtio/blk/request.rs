@@ -39,10 +39,18 @@ pub struct Range {
 /// What is asked.
 #[derive(Debug)]
 pub enum Kind<'m> {
-    In { sector: u64, data: Vec<VolatileSlice<'m>> },
-    Out { sector: u64, data: Vec<VolatileSlice<'m>> },
+    In {
+        sector: u64,
+        data: Vec<VolatileSlice<'m>>,
+    },
+    Out {
+        sector: u64,
+        data: Vec<VolatileSlice<'m>>,
+    },
     Flush,
-    GetId { data: Vec<VolatileSlice<'m>> },
+    GetId {
+        data: Vec<VolatileSlice<'m>>,
+    },
     Discard(Vec<Range>),
     WriteZeroes(Vec<Range>),
 }
@@ -58,8 +66,13 @@ impl<'m> Request<'m> {
     /// # Errors
     /// What is missing, when there is nowhere to put a status.
     pub fn parse(memory: &'m GuestMemory, chain: &Chain) -> Result<Request<'m>, &'static str> {
-        let status = chain.last_writable_byte(memory).ok_or("no writable status byte in guest memory")?;
-        Ok(Request { kind: kind(memory, chain), status })
+        let status = chain
+            .last_writable_byte(memory)
+            .ok_or("no writable status byte in guest memory")?;
+        Ok(Request {
+            kind: kind(memory, chain),
+            status,
+        })
     }
 }
 
@@ -94,7 +107,11 @@ fn ranges(data: &[VolatileSlice<'_>], max_sectors: u32, flags_allowed: u32) -> R
         .map(|i| {
             let mut raw = [0; RANGE];
             guest_io::copy_out(data, i * RANGE, &mut raw);
-            let range = Range { sector: long(&raw, 0), sectors: word(&raw, 8), unmap: word(&raw, 12) & UNMAP != 0 };
+            let range = Range {
+                sector: long(&raw, 0),
+                sectors: word(&raw, 8),
+                unmap: word(&raw, 12) & UNMAP != 0,
+            };
             if word(&raw, 12) & !flags_allowed != 0 {
                 Err(Status::Unsupported)
             } else if range.sectors > max_sectors {

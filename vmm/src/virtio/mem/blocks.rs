@@ -24,7 +24,11 @@ pub struct Blocks {
 impl Blocks {
     /// `len` blocks, none plugged.
     pub fn new(len: usize) -> Blocks {
-        Blocks { bits: vec![0; len.div_ceil(64)], len, plugged: 0 }
+        Blocks {
+            bits: vec![0; len.div_ceil(64)],
+            len,
+            plugged: 0,
+        }
     }
 
     /// Blocks in the region.

@@ -1,0 +1,295 @@
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, MmapRegion};
+
+use super::slots::Slots;
+use super::*;
+use crate::layout::memslot;
+use crate::virtio::interrupt::CONFIG_CHANGE;
+use crate::virtio::testing::{Buf, NOWHERE, Rig};
+
+const START: u64 = 256 << 30;
+const GIB: u64 = 1 << 30;
+const REGION: u64 = 3 * GIB;
+
+/// Memory slots shown, by number.
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Vec<(u32, u64, u64)>>>);
+
+impl Slots for Recorder {
+    fn show(&self, slot: u32, piece: Arc<GuestRegionMmap<()>>) -> Result<(), thaw_hypervisor::Error> {
+        self.0
+            .lock()
+            .unwrap()
+            .push((slot, piece.start_addr().0, piece.len()));
+        Ok(())
+    }
+    fn hide(&self, slot: u32) -> Result<(), thaw_hypervisor::Error> {
+        self.0.lock().unwrap().retain(|(shown, _, _)| *shown != slot);
+        Ok(())
+    }
+}
+
+struct Fixture {
+    rig: Rig<Mem>,
+    region: Arc<GuestRegionMmap<()>>,
+    shown: Recorder,
+}
+
+fn fixture() -> Fixture {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let mapping =
+        MmapRegion::build(None, REGION as usize, libc::PROT_READ | libc::PROT_WRITE, flags).unwrap();
+    let region = Arc::new(GuestRegionMmap::new(mapping, GuestAddress(START)).unwrap());
+    let shown = Recorder::default();
+    let mem = Mem::new(MemorySlots::new(region.clone(), shown.clone()));
+    Fixture {
+        rig: Rig::new(mem, 1 << F_UNPLUGGED_INACCESSIBLE),
+        region,
+        shown,
+    }
+}
+
+const PLUG: u16 = 0;
+const UNPLUG: u16 = 1;
+const UNPLUG_ALL: u16 = 2;
+const STATE: u16 = 3;
+
+fn request(kind: u16, address: u64, blocks: u16) -> Vec<u8> {
+    [
+        &kind.to_le_bytes()[..],
+        &[0; 6],
+        &address.to_le_bytes(),
+        &blocks.to_le_bytes(),
+        &[0; 6],
+    ]
+    .concat()
+}
+
+/// The answer and state words of a response.
+fn ask(rig: &mut Rig<Mem>, kind: u16, address: u64, blocks: u16) -> (u16, u16) {
+    let (request, response) = (rig.readable(&request(kind, address, blocks)), rig.writable(10));
+    assert_eq!(rig.request(0, &[request, response]), 10);
+    let bytes = rig.bytes(response);
+    (
+        u16::from_le_bytes([bytes[0], bytes[1]]),
+        u16::from_le_bytes([bytes[8], bytes[9]]),
+    )
+}
+
+fn size(rig: &Rig<Mem>, offset: usize) -> u64 {
+    u64::from_le_bytes(rig.device.config.bytes()[offset..offset + 8].try_into().unwrap())
+}
+
+const ACK: u16 = Answer::Ack as u16;
+const NACK: u16 = Answer::Nack as u16;
+const ERROR: u16 = Answer::Error as u16;
+
+#[test]
+fn a_fresh_machine_requests_nothing_and_allows_nothing() {
+    let mut f = fixture();
+    assert_eq!(size(&f.rig, 0), BLOCK);
+    assert_eq!((size(&f.rig, 16), size(&f.rig, 24)), (START, REGION));
+    assert_eq!((size(&f.rig, 32), size(&f.rig, 40), size(&f.rig, 48)), (0, 0, 0));
+    assert_eq!(ask(&mut f.rig, PLUG, START, 1).0, ERROR);
+    assert_eq!(ask(&mut f.rig, UNPLUG_ALL, 0, 0).0, ACK);
+    assert!(
+        f.shown.0.lock().unwrap().is_empty(),
+        "no memslot before a block is plugged"
+    );
+}
+
+#[test]
+fn what_is_requested_is_told_and_can_be_plugged_in_any_place() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(4 * BLOCK).unwrap();
+    assert_eq!(f.rig.interrupt.reasons(), CONFIG_CHANGE);
+    assert_eq!(
+        (size(&f.rig, 48), size(&f.rig, 32)),
+        (4 * BLOCK, 4 * BLOCK + USABLE_EXTENT)
+    );
+    assert_eq!(ask(&mut f.rig, PLUG, START + 8 * BLOCK, 3).0, ACK);
+    assert_eq!(size(&f.rig, 40), 3 * BLOCK);
+    assert_eq!(ask(&mut f.rig, PLUG, START, 2).0, NACK, "more than requested");
+    assert_eq!(ask(&mut f.rig, PLUG, START, 1).0, ACK);
+    assert_eq!(*f.shown.0.lock().unwrap(), [(memslot::VIRTIO_MEM, START, GIB)]);
+}
+
+#[test]
+fn requests_for_bad_blocks_are_errors() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(4 * BLOCK).unwrap();
+    assert_eq!(ask(&mut f.rig, PLUG, START, 1).0, ACK);
+    let end = START + 4 * BLOCK + USABLE_EXTENT;
+    for (address, blocks) in [
+        (START, 1),
+        (START, 2),
+        (START + 1, 1),
+        (START + BLOCK, 0),
+        (START - BLOCK, 1),
+        (0, 1),
+        (end, 1),
+        (end - BLOCK, 2),
+        (u64::MAX - BLOCK + 1, 1),
+        (START, u16::MAX),
+    ] {
+        assert_eq!(
+            ask(&mut f.rig, PLUG, address, blocks).0,
+            ERROR,
+            "plug {address:#x} {blocks}"
+        );
+    }
+    assert_eq!(
+        ask(&mut f.rig, UNPLUG, START, 2).0,
+        ERROR,
+        "one of them is not plugged"
+    );
+    assert_eq!(ask(&mut f.rig, 9, START, 1).0, ERROR);
+    assert_eq!(size(&f.rig, 40), BLOCK);
+}
+
+#[test]
+fn unplugged_blocks_lose_their_content() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(2 * BLOCK).unwrap();
+    assert_eq!(ask(&mut f.rig, PLUG, START, 2).0, ACK);
+    for block in 0..2 {
+        f.region
+            .write_obj(7u8, MemoryRegionAddress(block * BLOCK))
+            .unwrap();
+    }
+    assert_eq!(ask(&mut f.rig, UNPLUG, START + BLOCK, 1).0, ACK);
+    let byte = |at| f.region.read_obj::<u8>(MemoryRegionAddress(at)).unwrap();
+    assert_eq!((byte(0), byte(BLOCK)), (7, 0));
+    assert_eq!(ask(&mut f.rig, UNPLUG_ALL, 0, 0).0, ACK);
+    assert_eq!((byte(0), size(&f.rig, 40)), (0, 0));
+}
+
+#[test]
+fn states_are_told() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(2 * BLOCK).unwrap();
+    ask(&mut f.rig, PLUG, START, 1);
+    assert_eq!(ask(&mut f.rig, STATE, START, 1), (ACK, State::Plugged as u16));
+    assert_eq!(
+        ask(&mut f.rig, STATE, START + BLOCK, 1),
+        (ACK, State::Unplugged as u16)
+    );
+    assert_eq!(ask(&mut f.rig, STATE, START, 2), (ACK, State::Mixed as u16));
+    assert_eq!(ask(&mut f.rig, STATE, NOWHERE, 2).0, ERROR);
+}
+
+#[test]
+fn the_usable_region_shrinks_only_when_nothing_is_plugged() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(GIB).unwrap();
+    ask(&mut f.rig, PLUG, START, 1);
+    f.rig.device.set_requested_size(0).unwrap();
+    assert_eq!((size(&f.rig, 48), size(&f.rig, 32)), (0, GIB + USABLE_EXTENT));
+    assert_eq!(ask(&mut f.rig, PLUG, START + BLOCK, 1).0, NACK);
+    ask(&mut f.rig, UNPLUG_ALL, 0, 0);
+    assert_eq!(size(&f.rig, 32), 0);
+}
+
+#[test]
+fn each_piece_gets_one_memslot_and_gives_it_back() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(REGION).unwrap();
+    let across = START + GIB - BLOCK;
+    assert_eq!(ask(&mut f.rig, PLUG, across, 2).0, ACK);
+    assert_eq!(ask(&mut f.rig, PLUG, START + 2 * GIB, 1).0, ACK);
+    assert_eq!(ask(&mut f.rig, PLUG, START, 1).0, ACK);
+    let slot = memslot::VIRTIO_MEM;
+    let pieces = [
+        (slot, START, GIB),
+        (slot + 1, START + GIB, GIB),
+        (slot + 2, START + 2 * GIB, GIB),
+    ];
+    assert_eq!(*f.shown.0.lock().unwrap(), pieces);
+    drop(f.rig);
+    assert!(f.shown.0.lock().unwrap().is_empty());
+}
+
+#[test]
+fn impossible_sizes_are_refused() {
+    let mut f = fixture();
+    for bytes in [1, BLOCK + 1, REGION + BLOCK] {
+        assert!(f.rig.device.set_requested_size(bytes).is_err());
+    }
+    assert_eq!(f.rig.interrupt.reasons(), 0);
+    f.rig.device.set_requested_size(REGION).unwrap();
+    assert_eq!(size(&f.rig, 32), REGION);
+}
+
+#[test]
+fn plugged_memory_survives_a_reset_of_the_device() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(BLOCK).unwrap();
+    ask(&mut f.rig, PLUG, START, 1);
+    f.rig.device.reset();
+    assert_eq!(size(&f.rig, 40), BLOCK);
+}
+
+#[test]
+fn short_requests_are_answered_and_short_responses_stop_the_device() {
+    let mut f = fixture();
+    let (short, response) = (f.rig.readable(&[2, 0, 0]), f.rig.writable(10));
+    f.rig.request(0, &[short, response]);
+    assert_eq!(f.rig.bytes(response)[..2], ERROR.to_le_bytes());
+    let (request, response) = (f.rig.readable(&request(UNPLUG_ALL, 0, 0)), f.rig.writable(9));
+    f.rig.submit(0, &[request, response]);
+    assert!(matches!(f.rig.kick(0), Err(DeviceError::Unanswerable { .. })));
+    let mut f = fixture();
+    let request = f.rig.readable(&self::request(UNPLUG_ALL, 0, 0));
+    f.rig.submit(
+        0,
+        &[
+            request,
+            Buf {
+                address: NOWHERE,
+                length: 10,
+                write: true,
+            },
+        ],
+    );
+    assert!(matches!(f.rig.kick(0), Err(DeviceError::Unanswerable { .. })));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Against a plain model: an acknowledged request is done whole, any other changes nothing, and what is plugged
+    /// never exceeds the largest size that was requested.
+    #[test]
+    fn requests_are_done_whole_or_not_at_all(
+        steps in prop::collection::vec((0u16..3, 0u64..12, 0u16..6, 0u64..8), 1..40),
+    ) {
+        let mut f = fixture();
+        let mut model = std::collections::BTreeSet::new();
+        for (kind, first, count, requested) in steps {
+            f.rig.device.set_requested_size(requested * BLOCK).unwrap();
+            let before = model.len() as u64;
+            let (answer, _) = ask(&mut f.rig, kind, START + first * BLOCK, count);
+            let span: Vec<u64> = (first..first + u64::from(count)).collect();
+            if answer == ACK {
+                match kind {
+                    PLUG => {
+                        prop_assert!(!span.is_empty() && span.iter().all(|b| model.insert(*b)));
+                        prop_assert!(model.len() as u64 <= requested);
+                    }
+                    UNPLUG => prop_assert!(!span.is_empty() && span.iter().all(|b| model.remove(b))),
+                    _ => model.clear(),
+                }
+            } else {
+                prop_assert!(kind != UNPLUG_ALL);
+                let possible = match kind {
+                    PLUG => requested > 0 && count > 0 && before + u64::from(count) <= requested
+                        && span.iter().all(|b| !model.contains(b)),
+                    _ => count > 0 && span.iter().all(|b| model.contains(b)),
+                };
+                prop_assert!(!possible, "a good request was refused");
+            }
+            prop_assert_eq!(size(&f.rig, 40), model.len() as u64 * BLOCK);
+        }
+    }
+}

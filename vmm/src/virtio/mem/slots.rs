@@ -48,9 +48,15 @@ pub struct MemorySlots {
 #[derive(Debug, thiserror::Error)]
 pub enum ShowError {
     #[error("memory slot {slot}: {error}")]
-    Slot { slot: u32, error: thaw_hypervisor::Error },
+    Slot {
+        slot: u32,
+        error: thaw_hypervisor::Error,
+    },
     #[error("piece {piece}: {error}")]
-    Piece { piece: usize, error: vm_memory::mmap::MmapRegionError },
+    Piece {
+        piece: usize,
+        error: vm_memory::mmap::MmapRegionError,
+    },
     #[error("piece {0} ends past the last address")]
     Address(usize),
 }
@@ -59,7 +65,11 @@ impl MemorySlots {
     /// `region` is mapped readable and writable.
     pub fn new(region: Arc<GuestRegionMmap<()>>, slots: impl Slots + 'static) -> MemorySlots {
         let pieces = region.len().div_ceil(PIECE) as usize;
-        MemorySlots { region, slots: Box::new(slots), shown: vec![false; pieces] }
+        MemorySlots {
+            region,
+            slots: Box::new(slots),
+            shown: vec![false; pieces],
+        }
     }
 
     /// First guest address.
@@ -86,7 +96,9 @@ impl MemorySlots {
             return Ok(());
         }
         let slot = memslot::VIRTIO_MEM + piece as u32;
-        self.slots.show(slot, Arc::new(self.piece(piece)?)).map_err(|error| ShowError::Slot { slot, error })?;
+        self.slots
+            .show(slot, Arc::new(self.piece(piece)?))
+            .map_err(|error| ShowError::Slot { slot, error })?;
         self.shown[piece] = true;
         Ok(())
     }

@@ -41,7 +41,12 @@ enum Outcome {
 
 impl Receiver {
     /// Delivers what the tap has, up to a burst. True if it stopped for want of buffers: a kick will come.
-    pub fn receive(&mut self, queue: &mut DeviceQueue, tap: &Tap, mergeable: bool) -> Result<bool, DeviceError> {
+    pub fn receive(
+        &mut self,
+        queue: &mut DeviceQueue,
+        tap: &Tap,
+        mergeable: bool,
+    ) -> Result<bool, DeviceError> {
         let mut starved = false;
         queue.disable_kicks()?;
         for _ in 0..BURST {
@@ -121,7 +126,11 @@ impl Receiver {
     /// Pops buffers until the largest frame fits, or there are no more. False if there is none at all.
     fn refill(&mut self, queue: &mut DeviceQueue, mergeable: bool) -> Result<bool, DeviceError> {
         let mut room: usize = self.spare.iter().map(|chain| chain.writable_len() as usize).sum();
-        let mut slices: usize = self.spare.iter().map(|chain| chain.writable_buffers().len()).sum();
+        let mut slices: usize = self
+            .spare
+            .iter()
+            .map(|chain| chain.writable_buffers().len())
+            .sum();
         while self.spare.is_empty() || mergeable && room < LARGEST && slices < SLICES {
             let Some(chain) = queue.pop()? else {
                 if !self.spare.is_empty() {

@@ -51,20 +51,39 @@ impl Tap {
     pub(super) fn with_frames(fd: OwnedFd) -> Result<Tap, AttachError> {
         let flags = fcntl_getfl(&fd).map_err(AttachError::system("fcntl of the tap"))?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(AttachError::system("fcntl of the tap"))?;
-        Ok(Tap { fd, watched: EventSet::empty() })
+        Ok(Tap {
+            fd,
+            watched: EventSet::empty(),
+        })
     }
 
     /// Lets the host send what the driver negotiated: unfinished checksums, segments of more than one frame.
     pub fn set_offloads(&self, features: u64) -> io::Result<()> {
         // The ioctl takes its argument by value.
         // SAFETY: no pointer is passed.
-        let done = unsafe { libc::ioctl(self.fd.as_raw_fd(), TUNSETOFFLOAD, libc::c_ulong::from(offloads(features))) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let done = unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                TUNSETOFFLOAD,
+                libc::c_ulong::from(offloads(features)),
+            )
+        };
+        if done == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// Whether the interface was deleted under the descriptor: reading says so for ever.
     pub fn is_gone(&self) -> bool {
         rustix::io::read(&self.fd, &mut [0u8; 0]).is_err_and(|e| e == rustix::io::Errno::BADFD)
+    }
+
+    /// Whether the event loop waits for all of `events`.
+    #[cfg(test)]
+    pub fn watches(&self, events: EventSet) -> bool {
+        self.watched.contains(events)
     }
 
     /// Has the event loop, through `modify`, wait for `events`.
@@ -98,7 +117,11 @@ fn offloads(features: u64) -> libc::c_uint {
 fn ioctl<T>(fd: &OwnedFd, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: both requests made here read or write exactly the type they are called with, exclusively borrowed.
     let done = unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(argument)) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 impl AsFd for Tap {
@@ -124,7 +147,11 @@ mod tests {
         assert_eq!(offloads(bits(&[b::VIRTIO_NET_F_GUEST_TSO4])), 0);
         assert_eq!(offloads(bits(&[b::VIRTIO_NET_F_GUEST_CSUM])), TUN_F_CSUM);
         assert_eq!(
-            offloads(bits(&[b::VIRTIO_NET_F_GUEST_CSUM, b::VIRTIO_NET_F_GUEST_TSO6, b::VIRTIO_NET_F_CSUM])),
+            offloads(bits(&[
+                b::VIRTIO_NET_F_GUEST_CSUM,
+                b::VIRTIO_NET_F_GUEST_TSO6,
+                b::VIRTIO_NET_F_CSUM
+            ])),
             TUN_F_CSUM | TUN_F_TSO6
         );
     }

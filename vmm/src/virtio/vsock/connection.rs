@@ -80,7 +80,11 @@ pub enum Fate {
 impl Connection {
     /// `stream` is nonblocking.
     pub fn new(stream: UnixStream, host_port: u32) -> Connection {
-        Connection { stream, host_port, state: State::Greeting }
+        Connection {
+            stream,
+            host_port,
+            state: State::Greeting,
+        }
     }
 
     /// The guest's port, once the client has named it.
@@ -135,7 +139,10 @@ impl Connection {
         };
         match recv(&self.stream, &mut line[..=end], RecvFlags::empty()) {
             Ok((_, n)) if n == end + 1 => {
-                self.state = State::Requested { guest_port, asked: false };
+                self.state = State::Requested {
+                    guest_port,
+                    asked: false,
+                };
                 Fate::Keep
             }
             _ => Fate::Close,
@@ -192,7 +199,10 @@ impl Connection {
             && !flow.buffer.is_empty()
         {
             let buffer = std::mem::take(&mut flow.buffer);
-            self.state = State::Draining { guest_port: flow.guest_port, buffer };
+            self.state = State::Draining {
+                guest_port: flow.guest_port,
+                buffer,
+            };
             return if reset { Fate::KeepAndReset } else { Fate::Keep };
         }
         if reset { Fate::CloseAndReset } else { Fate::Close }
@@ -361,7 +371,12 @@ impl Flow {
             || self.reads_client() && (self.credit.available() > 0 || !self.asked_for_credit)
     }
 
-    fn next_packet(&mut self, stream: &UnixStream, host_port: u32, room: &[VolatileSlice<'_>]) -> Option<Header> {
+    fn next_packet(
+        &mut self,
+        stream: &UnixStream,
+        host_port: u32,
+        room: &[VolatileSlice<'_>],
+    ) -> Option<Header> {
         let mut packet = header(host_port, self.guest_port, Op::CreditUpdate);
         if let Some(length) = self.read_client(stream, room) {
             self.credit.spend(length);
@@ -450,7 +465,10 @@ pub fn header(host_port: u32, guest_port: u32, op: Op) -> Header {
 fn parse(line: &[u8]) -> Option<u32> {
     let line = std::str::from_utf8(line).ok()?;
     let mut words = line.split_ascii_whitespace();
-    let port = words.next().filter(|word| word.eq_ignore_ascii_case("connect")).and(words.next())?;
+    let port = words
+        .next()
+        .filter(|word| word.eq_ignore_ascii_case("connect"))
+        .and(words.next())?;
     if words.next().is_some() || !port.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }

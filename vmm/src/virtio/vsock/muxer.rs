@@ -131,13 +131,20 @@ impl Muxer {
         }
         let port = self.free_port();
         let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
-        let watched =
-            stream.set_nonblocking(true).and_then(|()| self.registrar.add(stream.as_raw_fd(), port, events));
+        let watched = stream
+            .set_nonblocking(true)
+            .and_then(|()| self.registrar.add(stream.as_raw_fd(), port, events));
         match watched {
             // The event loop reports what is ready already, a greeting perhaps.
             Ok(()) => {
                 let connection = Connection::new(stream, port);
-                self.connections.insert(port, Entry { connection, in_line: false });
+                self.connections.insert(
+                    port,
+                    Entry {
+                        connection,
+                        in_line: false,
+                    },
+                );
             }
             Err(error) => tracing::warn!(%error, "a vsock client was refused"),
         }
@@ -145,7 +152,10 @@ impl Muxer {
 
     /// Gives up a connection whose client left and whose guest has not said its last word. False if there is none.
     fn evict(&mut self) -> bool {
-        let lingering = self.connections.iter().find(|(_, entry)| entry.connection.is_lingering());
+        let lingering = self
+            .connections
+            .iter()
+            .find(|(_, entry)| entry.connection.is_lingering());
         match lingering.map(|(port, _)| *port) {
             Some(port) => {
                 self.settle(port, Fate::CloseAndReset);
@@ -193,7 +203,9 @@ impl Muxer {
     fn dialled(&mut self, packet: &Header) {
         if packet.destination_port == HANDSHAKE_PORT {
             let now = clock_gettime(ClockId::Monotonic);
-            self.events.send(Event::Doorbell { at: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64 });
+            self.events.send(Event::Doorbell {
+                at: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
+            });
         }
         self.refuse(packet);
     }
@@ -210,7 +222,9 @@ impl Muxer {
 
     /// Does to a connection what must be done after something happened to it.
     fn settle(&mut self, port: u32, fate: Fate) {
-        let Some(entry) = self.connections.get_mut(&port) else { return };
+        let Some(entry) = self.connections.get_mut(&port) else {
+            return;
+        };
         match fate {
             Fate::Keep | Fate::KeepAndReset => {
                 if entry.connection.has_packet() && !entry.in_line {
@@ -246,7 +260,9 @@ impl Muxer {
             return Some(reset);
         }
         while let Some(port) = self.line.pop_front() {
-            let Some(entry) = self.connections.get_mut(&port) else { continue };
+            let Some(entry) = self.connections.get_mut(&port) else {
+                continue;
+            };
             entry.in_line = false;
             let packet = entry.connection.next_packet(room);
             self.settle(port, Fate::Keep);

@@ -25,9 +25,17 @@ pub enum Op {
 
 impl Op {
     fn from_raw(raw: u16) -> Option<Op> {
-        [Op::Request, Op::Response, Op::Reset, Op::Shutdown, Op::Data, Op::CreditUpdate, Op::CreditRequest]
-            .into_iter()
-            .find(|op| *op as u16 == raw)
+        [
+            Op::Request,
+            Op::Response,
+            Op::Reset,
+            Op::Shutdown,
+            Op::Data,
+            Op::CreditUpdate,
+            Op::CreditRequest,
+        ]
+        .into_iter()
+        .find(|op| *op as u16 == raw)
     }
 }
 

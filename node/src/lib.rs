@@ -1,1 +1,50 @@
-//! thawd and the thaw command line.
+//! thawd and the thaw command line: everything on a node that outlives one microVM.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`cli`] | the commands of `thaw` |
+//! | [`sandbox`] | one microVM with an image in it: how it is made, in named and timed stages, and how it ends |
+//! | [`control_client`] | our end of a VMM's control socket |
+//! | [`handshake`] | making a guest this sandbox, and nothing before that |
+//! | [`agent_client`] | our end of the guest agent's API |
+//! | [`container`] | image configuration and flags into an OCI runtime specification |
+//! | [`stdio`] | a process's standard streams, terminal, signals |
+//! | [`misses`] | answering a VMM's chunk misses from the image store |
+//! | [`state`] | what is running, on disk |
+//! | [`doctor`] | what this host has, lacks, and what that costs |
+//! | [`api`] | thawd's HTTP API, both ends |
+//! | [`exit`] | exit codes |
+//!
+//! Invariant: whatever ends this process, what it made for a sandbox ends with it or is found by the next start.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod agent_client;
+pub mod api;
+pub mod cli;
+pub mod console;
+pub mod container;
+pub mod control_client;
+pub mod doctor;
+pub mod exit;
+pub mod handshake;
+pub mod images;
+pub mod misses;
+pub mod paths;
+pub mod readiness;
+pub mod sandbox;
+pub mod state;
+pub mod stdio;
+pub mod trace;
+pub mod ui;
+
+/// `N` bytes from the kernel's generator.
+pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut bytes = [0u8; N];
+    let mut filled = 0;
+    while filled < N {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes[filled..], flags))?;
+    }
+    Ok(bytes)
+}

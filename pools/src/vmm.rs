@@ -88,7 +88,8 @@ fn address(path: &Path) -> Result<(SocketAddrUnix, Option<OwnedFd>), rustix::io:
 /// A running VMM, ours.
 #[derive(Debug)]
 pub struct VmmProcess {
-    child: Child,
+    /// None for one whose parent was another.
+    child: Option<Child>,
     pidfd: OwnedFd,
     record: ProcessRecord,
     kill_on_drop: bool,
@@ -129,7 +130,7 @@ pub fn spawn(program: &Path, listener: &OwnedFd, log: &OwnedFd) -> Result<VmmPro
     let record = ProcessRecord::of(pid).unwrap_or(ProcessRecord { pid, start_time: 0 });
     match child.0.take() {
         Some(child) => Ok(VmmProcess {
-            child,
+            child: Some(child),
             pidfd,
             record,
             kill_on_drop: true,
@@ -192,14 +193,25 @@ impl VmmProcess {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Waits for its end and reaps it.
-    pub fn wait(&mut self) -> io::Result<ExitStatus> {
-        self.child.wait()
+    /// One that another process started and left behind, if it still lives.
+    pub fn adopt(record: ProcessRecord) -> Option<VmmProcess> {
+        Some(VmmProcess {
+            child: None,
+            pidfd: record.open()?,
+            record,
+            kill_on_drop: true,
+        })
     }
 
-    /// Its status if it has ended.
-    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
-        self.child.try_wait()
+    /// Waits for its end and reaps it. The status is none where another reaps it.
+    pub fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        match &mut self.child {
+            Some(child) => child.wait().map(Some),
+            None => {
+                crate::process::await_end(&self.pidfd);
+                Ok(None)
+            }
+        }
     }
 
     /// From now on it outlives us.
@@ -212,7 +224,7 @@ impl Drop for VmmProcess {
     fn drop(&mut self) {
         if self.kill_on_drop {
             self.kill();
-            let _ = self.child.wait();
+            let _ = self.wait();
         }
     }
 }
@@ -243,7 +255,7 @@ mod tests {
         let stray = rustix::fs::memfd_create("stray", rustix::fs::MemfdFlags::empty()).unwrap();
         let log = log();
         let mut vmm = spawn(&program, &listener, &log).unwrap();
-        assert!(vmm.wait().unwrap().success());
+        assert!(vmm.wait().unwrap().unwrap().success());
         drop(stray);
         let mut text = String::new();
         let mut file = fs::File::from(log);
@@ -271,7 +283,11 @@ mod tests {
         let record = vmm.record();
         drop(vmm);
         assert!(record.lives());
-        assert!(record.kill());
+
+        let adopted = VmmProcess::adopt(record).unwrap();
+        drop(adopted);
+        assert!(!record.lives());
+        assert!(VmmProcess::adopt(record).is_none());
     }
 
     #[test]

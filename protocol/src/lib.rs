@@ -6,12 +6,14 @@
 //! | [`miss`] | thaw-vmm and thawd | SEQPACKET unix socket handed over [`control`] |
 //! | [`handshake`] | host and guest agent | vsock port [`handshake::HANDSHAKE_PORT`] |
 //! | `agent` (feature `agent`) | host and guest agent | ttrpc on vsock port [`handshake::AGENT_PORT`] |
+//! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
 //!
-//! Messages are [postcard](https://docs.rs/postcard) encodings of the types here. All decoding is of untrusted bytes:
-//! it returns an error and never panics, and every frame has a size limit.
+//! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the types here.
+//! All decoding is of untrusted bytes: it returns an error and never panics, and every frame has a size limit.
 
 #[cfg(feature = "agent")]
 pub mod agent;
+pub mod api;
 pub mod control;
 pub mod handshake;
 pub mod miss;

@@ -1,1 +1,77 @@
-fn main() {}
+//! The node's daemon: sandboxes that outlive whoever asked for them, and outlive this process too.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use thaw_node::api::server::{Daemon, serve};
+use thaw_node::cli::logging;
+use thaw_node::exit::Failure;
+use thaw_node::paths::{Paths, VARIABLES};
+use thaw_node::sandbox::Node;
+use thaw_node::ui::Ui;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Serves sandboxes over HTTP on a unix socket.
+///
+/// Stopping it leaves its sandboxes running; starting it again takes them over. Where it runs, `thaw run` uses it.
+#[derive(Debug, Parser)]
+#[command(version, after_help = help())]
+struct Arguments {
+    /// Where to listen [default: thawd.sock in the run directory]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<std::path::PathBuf>,
+    /// What to log to stderr: error, warn, info, debug, trace, or target=level,...
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        default_value = "info",
+        env = "THAW_LOG",
+        hide_env_values = true
+    )]
+    log_level: String,
+    /// Log JSON lines
+    #[arg(long)]
+    json: bool,
+}
+
+fn help() -> String {
+    let variables: Vec<String> = VARIABLES
+        .iter()
+        .map(|(name, what)| format!("  {name:<17} {what}"))
+        .collect();
+    format!("Environment:\n{}", variables.join("\n"))
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    logging::start(&arguments.log_level, arguments.json);
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            Ui::new(arguments.json, false).failure(&failure);
+            ExitCode::from(failure.code.number())
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::system("cannot start the runtime", &e))?;
+    runtime.block_on(async {
+        let paths = Paths::from_env();
+        let socket = arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket());
+        let mut ends = Vec::new();
+        for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+            ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
+        }
+        let daemon = Daemon::start(Node::open(paths)?).await;
+        tracing::info!(socket = %socket.display(), "serving");
+        let end = async move {
+            let [first, second] = &mut ends[..] else { return };
+            tokio::select! { _ = first.recv() => {}, _ = second.recv() => {} }
+        };
+        serve(daemon, &socket, end).await
+    })
+}

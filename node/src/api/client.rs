@@ -1,0 +1,156 @@
+//! The caller's end: one connection per request over thawd's unix socket.
+
+use std::path::{Path, PathBuf};
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ErrorBody, Health, MAX_BODY, Sandbox};
+
+use crate::exit::{ExitCode, Failure};
+
+/// A thawd that answers.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// The thawd behind a socket, if one listens there.
+    pub fn connect(socket: &Path) -> Option<Client> {
+        std::os::unix::net::UnixStream::connect(socket).ok()?;
+        Some(Client {
+            socket: socket.to_owned(),
+        })
+    }
+
+    /// That it lives.
+    pub async fn health(&self) -> Result<Health, Failure> {
+        self.ask(Method::GET, "/healthz", None).await
+    }
+
+    /// Makes a sandbox.
+    pub async fn create(&self, request: &CreateSandbox) -> Result<CreatedSandbox, Failure> {
+        let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
+        self.ask(Method::POST, "/v1/sandboxes", Some(body)).await
+    }
+
+    /// All sandboxes.
+    pub async fn list(&self) -> Result<Vec<Sandbox>, Failure> {
+        self.ask(Method::GET, "/v1/sandboxes", None).await
+    }
+
+    /// One sandbox, by id or name.
+    pub async fn get(&self, id: &str) -> Result<Sandbox, Failure> {
+        self.ask(Method::GET, &format!("/v1/sandboxes/{}", escape(id)), None)
+            .await
+    }
+
+    /// Deletes one.
+    pub async fn delete(&self, id: &str) -> Result<(), Failure> {
+        self.exchange(Method::DELETE, &format!("/v1/sandboxes/{}", escape(id)), None)
+            .await
+            .map(drop)
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<T, Failure> {
+        let answer = self.exchange(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|e| self.broken(&e))
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, Failure> {
+        let stream = tokio::net::UnixStream::connect(&self.socket)
+            .await
+            .map_err(|e| self.broken(&e))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| self.broken(&e))?;
+        let connection = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "thawd")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|e| self.broken(&e))?;
+        let response = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+        connection.abort();
+        let body = body.map_err(|e| self.broken(&e))?.to_bytes();
+        if status.is_success() {
+            Ok(body)
+        } else {
+            Err(self.failure(status, &body))
+        }
+    }
+
+    fn failure(&self, status: StatusCode, body: &[u8]) -> Failure {
+        let Ok(ErrorBody { error }) = serde_json::from_slice::<ErrorBody>(body) else {
+            return self.broken(&format!("it answers {status}"));
+        };
+        let code = ExitCode::ALL
+            .iter()
+            .copied()
+            .find(|c| c.slug() == error.code)
+            .unwrap_or(ExitCode::Runtime);
+        let failure = match error.message.rsplit_once("; ") {
+            Some((what, remedy)) => Failure::new(code, what).remedy(remedy),
+            None => Failure::new(code, error.message),
+        };
+        Failure {
+            context: error.context,
+            ..failure
+        }
+    }
+
+    fn broken(&self, error: &dyn std::fmt::Display) -> Failure {
+        Failure::new(
+            ExitCode::DaemonUnreachable,
+            format!("thawd at {}: {error}", self.socket.display()),
+        )
+    }
+}
+
+/// A path segment: whatever is not plainly one is percent-encoded.
+fn escape(segment: &str) -> String {
+    segment
+        .bytes()
+        .map(|b| match b {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(b).to_string(),
+            other => format!("%{other:02X}"),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_stays_one_segment() {
+        assert_eq!(escape("a-b_c.1"), "a-b_c.1");
+        assert_eq!(escape("../x y"), "..%2Fx%20y");
+    }
+
+    #[test]
+    fn an_error_keeps_its_code_and_its_remedy() {
+        let client = Client { socket: "/s".into() };
+        let body = br#"{"error":{"code":"disk-full","message":"no room: /x; free space","context":["a"]}}"#;
+        let failure = client.failure(StatusCode::INSUFFICIENT_STORAGE, body);
+        assert_eq!(failure.code, ExitCode::DiskFull);
+        assert_eq!(failure.to_string(), "no room: /x; free space");
+        assert_eq!(failure.context, ["a"]);
+        assert_eq!(
+            client.failure(StatusCode::BAD_GATEWAY, b"x").code,
+            ExitCode::DaemonUnreachable
+        );
+    }
+}

@@ -1,0 +1,423 @@
+//! The commands of `thaw`.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::exit::{ExitCode, Failure};
+use crate::images::Pull;
+use crate::paths::VARIABLES;
+use crate::sandbox::NetworkMode;
+use crate::ui::Ui;
+
+mod doctor;
+mod exec;
+mod image;
+pub mod logging;
+mod ps;
+mod run;
+mod size;
+
+pub use size::MemorySize;
+
+/// Runs each container in a microVM of its own.
+#[derive(Debug, Parser)]
+#[command(name = "thaw", version, after_help = environment_help(), max_term_width = 110)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Progress, results and errors as JSON, one object per line
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Say nothing but errors
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// What to log to stderr: error, warn, info, debug, trace, or target=level,...
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        default_value = "warn",
+        env = "THAW_LOG",
+        hide_env_values = true
+    )]
+    pub log_level: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command in a new container, in a new microVM
+    Run(Box<RunArguments>),
+    /// Run another command in a running sandbox
+    Exec(Box<ExecArguments>),
+    /// List running sandboxes
+    Ps,
+    /// Pull, list and remove images
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Say what this host has, what it lacks, what that costs, and the fix
+    #[command(after_help = "Exits with 1 when something essential is missing.")]
+    Doctor,
+    /// Print the version
+    Version,
+}
+
+const RUN_EXAMPLES: &str = "\
+IMAGE is one of
+  oci:DIR[:TAG]                an OCI image layout
+  docker-archive:FILE          what `docker save` wrote
+  [REGISTRY/]NAME[:TAG|@DIGEST]  from a registry; credentials are read from ~/.docker/config.json
+
+Examples:
+  thaw run oci:./busybox echo hello
+  thaw run -it registry.example/python:3 python3
+  echo data | thaw run -i -e MODE=fast --memory 1g --cpus 2 oci:./app
+  thaw run --timings --network none docker-archive:app.tar /bin/true
+
+Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 99 for what is wrong
+with the host, the image or the registry: see docs/exit-codes.md.";
+
+#[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES, disable_help_flag = true, override_usage = "thaw run [OPTIONS] IMAGE [COMMAND [ARGUMENT]...]")]
+pub struct RunArguments {
+    /// Accepted for docker's sake: nothing remains of a container after it ends, with or without it
+    #[arg(long)]
+    pub rm: bool,
+    #[command(flatten)]
+    pub process: ProcessArguments,
+    /// vCPUs, 1 to 16
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub cpus: u8,
+    /// Memory of the microVM, kernel included: bytes, or with k, m, g; at least 64m
+    #[arg(short, long, value_name = "SIZE", default_value = "512m")]
+    pub memory: MemorySize,
+    /// Mount the container's root filesystem read-only
+    #[arg(long)]
+    pub read_only: bool,
+    /// Replace the image's entry point; its command is then not used. Empty for none
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<String>,
+    /// The container's host name [default: the sandbox's id]
+    #[arg(short = 'h', long, value_name = "NAME")]
+    pub hostname: Option<String>,
+    /// A name for the sandbox, to be used with `thaw exec`
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    /// `private`: a network of its own with its host end; `none`: loopback only
+    #[arg(long, value_name = "KIND", value_enum, default_value_t)]
+    pub network: NetworkMode,
+    #[command(flatten)]
+    pub source: SourceArguments,
+    /// At the end, say where the time of the start went
+    #[arg(long)]
+    pub timings: bool,
+    /// The image, and what to run instead of its command; flags after the image are the command's
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "IMAGE [COMMAND]"
+    )]
+    pub image_and_command: Vec<String>,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
+}
+
+/// How a process is run.
+#[derive(Debug, Args)]
+pub struct ProcessArguments {
+    /// Pass stdin on
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the process a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Set an environment variable; NAME alone takes our own value
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// Read environment variables from a file, one a line
+    #[arg(long, value_name = "FILE")]
+    pub env_file: Vec<std::path::PathBuf>,
+    /// Working directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// Run as USER[:GROUP], names or numbers
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+}
+
+/// How an image is had.
+#[derive(Debug, Args)]
+pub struct SourceArguments {
+    /// When to ask the registry
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    pub pull: Pull,
+    /// Speak HTTP to the registry
+    #[arg(long)]
+    pub plain_http: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw exec cache redis-cli ping")]
+pub struct ExecArguments {
+    #[command(flatten)]
+    pub process: ProcessArguments,
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// What to run
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Fetch an image into the store
+    Pull {
+        /// The image, as for `thaw run`
+        image: String,
+        /// Speak HTTP to the registry
+        #[arg(long)]
+        plain_http: bool,
+    },
+    /// List the images in the store
+    Ls,
+    /// Remove images no sandbox uses
+    Rm {
+        /// References or digests
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+    },
+}
+
+fn environment_help() -> String {
+    let variables: Vec<String> = VARIABLES
+        .iter()
+        .map(|(name, what)| format!("  {name:<17} {what}"))
+        .collect();
+    format!(
+        "Environment:\n{}\n  NO_COLOR          no colour, even on a terminal",
+        variables.join("\n")
+    )
+}
+
+fn parse_name(name: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    match name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) && name.len() <= 63
+    {
+        true => Ok(name.to_owned()),
+        false => Err("letters, digits, and inside also _ . -; at most 63".into()),
+    }
+}
+
+/// Runs the command line of this process. Returns its exit status.
+pub fn main() -> u8 {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Help and version are no errors; wrong usage is docker's 125.
+            let _ = e.print();
+            return if e.use_stderr() {
+                ExitCode::Runtime.number()
+            } else {
+                0
+            };
+        }
+    };
+    logging::start(&cli.global.log_level, cli.global.json);
+    let ui = Ui::new(cli.global.json, cli.global.quiet);
+    match dispatch(&cli, &ui) {
+        Ok(status) => status,
+        Err(failure) => {
+            ui.failure(&failure);
+            failure.code.number()
+        }
+    }
+}
+
+fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
+    match &cli.command {
+        Command::Run(arguments) => in_runtime(run::run(arguments, ui)),
+        Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
+        Command::Ps => ps::ps(cli.global.json),
+        Command::Image(command) => in_runtime(image::image(command, ui, cli.global.json)),
+        Command::Doctor => Ok(doctor::doctor(ui, cli.global.json)),
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            print(&match cli.global.json {
+                true => serde_json::json!({"version": version}).to_string(),
+                false => format!("thaw {version}"),
+            });
+            Ok(0)
+        }
+    }
+}
+
+fn in_runtime(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::system("cannot start the runtime", &e))?;
+    let result = runtime.block_on(work);
+    runtime.shutdown_background();
+    result
+}
+
+/// A line of a command's own output. A reader that went away is no failure.
+fn print(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse_run(line: &[&str]) -> RunArguments {
+        let all = ["thaw", "run"].iter().chain(line);
+        match Cli::try_parse_from(all).unwrap().command {
+            Command::Run(arguments) => *arguments,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_after_the_image_are_the_commands() {
+        let run = parse_run(&[
+            "--rm", "-it", "-e", "A=1", "busybox", "ls", "-l", "-e", "--rm", "--help",
+        ]);
+        assert!(run.rm && run.process.interactive && run.process.tty);
+        assert_eq!(run.process.env, ["A=1"]);
+        assert_eq!(
+            run.image_and_command,
+            ["busybox", "ls", "-l", "-e", "--rm", "--help"]
+        );
+        let first = parse_run(&["busybox", "-e", "x"]);
+        assert_eq!(first.image_and_command, ["busybox", "-e", "x"]);
+        assert!(first.process.env.is_empty());
+    }
+
+    #[test]
+    fn defaults_are_as_documented() {
+        let run = parse_run(&["x"]);
+        assert_eq!((run.cpus, run.memory.mebibytes()), (1, 512));
+        assert_eq!(
+            (run.network, run.source.pull),
+            (NetworkMode::Private, Pull::Missing)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_is_wrong_usage() {
+        for line in [
+            &["thaw", "run"][..],
+            &["thaw", "run", "--cpus", "17", "x"],
+            &["thaw", "run", "--cpus", "0", "x"],
+            &["thaw", "run", "--memory", "much", "x"],
+            &["thaw", "run", "--network", "host", "x"],
+            &["thaw", "run", "--name", "a/b", "x"],
+            &["thaw", "exec", "x"],
+            &["thaw", "image", "rm"],
+            &["thaw", "nonsense"],
+        ] {
+            let error = Cli::try_parse_from(line).unwrap_err();
+            assert!(error.use_stderr(), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn docker_users_guesses_work() {
+        let run = parse_run(&[
+            "-m",
+            "1g",
+            "-w",
+            "/srv",
+            "-u",
+            "1:2",
+            "-h",
+            "box",
+            "--entrypoint",
+            "",
+            "x",
+        ]);
+        assert_eq!(run.memory.mebibytes(), 1024);
+        assert_eq!(
+            (run.process.workdir.as_deref(), run.process.user.as_deref()),
+            (Some("/srv"), Some("1:2"))
+        );
+        assert_eq!(
+            (run.hostname.as_deref(), run.entrypoint.as_deref()),
+            (Some("box"), Some(""))
+        );
+    }
+
+    #[test]
+    fn every_flag_has_help() {
+        for command in Cli::command().get_subcommands() {
+            for argument in command.get_arguments() {
+                assert!(
+                    argument.get_help().is_some(),
+                    "{} {}",
+                    command.get_name(),
+                    argument.get_id()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_document_is_the_help() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
+        let document = document();
+        if std::env::var_os("THAW_WRITE_DOCS").is_some() {
+            std::fs::write(path, &document).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            written == document,
+            "docs/cli.md is stale: run the tests with THAW_WRITE_DOCS=1"
+        );
+    }
+
+    /// docs/cli.md: every command's help.
+    fn document() -> String {
+        let mut text =
+            String::from("# The command line\n\nMade from the help texts; a test keeps them the same.\n");
+        let mut cli = Cli::command().term_width(100);
+        cli.build();
+        let mut add = |command: &mut clap::Command| {
+            let help = command.clone().term_width(100).render_long_help().to_string();
+            let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
+            text.push_str(&format!(
+                "\n## {}\n\n```text\n{}\n```\n",
+                command.get_bin_name().unwrap_or("thaw"),
+                lines.join("\n")
+            ));
+        };
+        add(&mut cli);
+        for command in cli.get_subcommands_mut().filter(|c| c.get_name() != "help") {
+            add(command);
+            for inner in command.get_subcommands_mut().filter(|c| c.get_name() != "help") {
+                add(inner);
+            }
+        }
+        text
+    }
+}

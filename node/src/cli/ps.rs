@@ -1,0 +1,82 @@
+//! `thaw ps`: from the run directory, so it needs no daemon and shows what the daemon and other callers run.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use thaw_pools::cgroup::Hierarchy;
+
+use crate::exit::Failure;
+use crate::paths::Paths;
+use crate::state::{Record, RunDirectory, vsock_socket};
+
+pub(super) fn ps(json: bool) -> Result<u8, Failure> {
+    let run = RunDirectory::open(&Paths::from_env().run)?;
+    run.clean(&Hierarchy::detect());
+    let running = run.running();
+    if json {
+        for record in &running {
+            super::print(&describe(&run, record).to_string());
+        }
+        return Ok(0);
+    }
+    super::print(&format!(
+        "{:<12}  {:<16}  {:<8}  {:>4}  {:>8}  {:<32}  COMMAND",
+        "ID", "NAME", "AGE", "CPUS", "MEMORY", "IMAGE"
+    ));
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs());
+    for r in &running {
+        super::print(&format!(
+            "{:<12}  {:<16}  {:<8}  {:>4}  {:>5} MiB  {:<32}  {}",
+            r.id,
+            r.name.as_deref().unwrap_or("-"),
+            age(now.saturating_sub(r.created)),
+            r.vcpus,
+            r.memory_mib,
+            printable(&r.image),
+            printable(&r.command.join(" ")),
+        ));
+    }
+    Ok(0)
+}
+
+fn describe(run: &RunDirectory, record: &Record) -> serde_json::Value {
+    serde_json::json!({
+        "id": record.id,
+        "name": record.name,
+        "image": record.image,
+        "command": record.command,
+        "created": record.created,
+        "cpus": record.vcpus,
+        "memory_mib": record.memory_mib,
+        "vmm_pid": record.vmm.map(|v| v.pid),
+        "tethered": record.tethered,
+        "vsock": vsock_socket(&run.directory(&record.id)).display().to_string(),
+    })
+}
+
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn ages_are_short() {
+        assert_eq!(
+            [5, 90, 7200, 700_000].map(super::age),
+            ["5 s", "1 min", "2 h", "8 d"]
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! The guest's console: its last lines, kept for when something goes wrong.
+//!
+//! The guest may write without end; what is kept is bounded, and what is shown has no control characters.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::pipe::PipeFlags;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::readiness::register;
+
+/// Bytes kept.
+const KEPT: usize = 64 * 1024;
+
+/// Reads a console's pipe until it is dropped.
+#[derive(Debug)]
+pub struct Console {
+    kept: Arc<Mutex<VecDeque<u8>>>,
+    reader: tokio::task::JoinHandle<()>,
+}
+
+impl Console {
+    /// A console, and the descriptor to write it to. Within a tokio runtime.
+    pub fn new() -> io::Result<(Console, OwnedFd)> {
+        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let kept = Arc::new(Mutex::new(VecDeque::new()));
+        let reader = tokio::spawn(read_all(register(read, Interest::READABLE)?, kept.clone()));
+        Ok((Console { kept, reader }, write))
+    }
+
+    /// The last `count` lines that are not blank.
+    pub fn tail(&self, count: usize) -> Vec<String> {
+        let bytes: Vec<u8> = self
+            .kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .copied()
+            .collect();
+        let text = String::from_utf8_lossy(&bytes);
+        let mut lines: Vec<String> = text
+            .lines()
+            .rev()
+            .map(printable)
+            .filter(|l| !l.is_empty())
+            .take(count)
+            .collect();
+        lines.reverse();
+        lines
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+fn printable(line: &str) -> String {
+    line.chars()
+        .filter(|c| !c.is_control())
+        .collect::<String>()
+        .trim_end()
+        .to_owned()
+}
+
+async fn read_all(pipe: AsyncFd<OwnedFd>, kept: Arc<Mutex<VecDeque<u8>>>) {
+    let mut buffer = vec![0u8; 16 * 1024];
+    let mut line = Vec::new();
+    while let Ok(mut ready) = pipe.readable().await {
+        match rustix::io::read(pipe.get_ref(), &mut buffer) {
+            Ok(0) => return,
+            Ok(n) => {
+                log(&mut line, &buffer[..n]);
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend(&buffer[..n]);
+                let excess = kept.len().saturating_sub(KEPT);
+                kept.drain(..excess);
+            }
+            Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// With the log at debug level, whole lines as they come.
+fn log(line: &mut Vec<u8>, bytes: &[u8]) {
+    if !tracing::enabled!(target: "console", tracing::Level::DEBUG) {
+        return;
+    }
+    for byte in bytes {
+        if *byte == b'\n' || line.len() >= 1024 {
+            tracing::debug!(target: "console", "{}", printable(&String::from_utf8_lossy(line)));
+            line.clear();
+        }
+        if *byte != b'\n' {
+            line.push(*byte);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_last_lines_are_kept_bounded_and_printable() {
+        let (mut console, write) = Console::new().unwrap();
+        let text = "x".repeat(99) + "\n";
+        for _ in 0..2000 {
+            while rustix::io::write(&write, text.as_bytes()).is_err() {
+                tokio::task::yield_now().await;
+            }
+        }
+        while rustix::io::write(&write, b"\x1b[31mlast words\r\n\r\n").is_err() {
+            tokio::task::yield_now().await;
+        }
+        drop(write);
+        (&mut console.reader).await.unwrap();
+        assert!(console.kept.lock().unwrap().len() <= KEPT);
+        let tail = console.tail(2);
+        assert_eq!(tail[1], "[31mlast words");
+        assert_eq!(tail[0].len(), 99);
+    }
+}

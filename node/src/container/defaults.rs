@@ -1,0 +1,131 @@
+//! What `docker run` gives a container that asks for nothing.
+//!
+//! No seccomp profile: the boundary here is the machine's, and the guest kernel has nothing of the host's to protect.
+
+use thaw_protocol::agent::{MessageField, oci};
+
+const CAPABILITIES: [&str; 14] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+const MASKED: [&str; 11] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/firmware",
+];
+
+const READ_ONLY: [&str; 5] = [
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+
+/// The network is the guest's own: one sandbox, one network.
+const NAMESPACES: [&str; 5] = ["pid", "ipc", "uts", "mount", "cgroup"];
+
+/// The bounding set, and for root the permitted and effective sets too.
+pub(super) fn capabilities(privileged: bool) -> oci::LinuxCapabilities {
+    let all: Vec<String> = CAPABILITIES.iter().map(|c| (*c).to_owned()).collect();
+    let held = if privileged { all.clone() } else { Vec::new() };
+    oci::LinuxCapabilities {
+        Bounding: all,
+        Permitted: held.clone(),
+        Effective: held,
+        ..Default::default()
+    }
+}
+
+pub(super) fn rlimits() -> Vec<oci::POSIXRlimit> {
+    vec![oci::POSIXRlimit {
+        Type: "RLIMIT_NOFILE".into(),
+        Soft: 1024,
+        Hard: 524_288,
+        ..Default::default()
+    }]
+}
+
+pub(super) fn linux(id: &str) -> oci::Linux {
+    oci::Linux {
+        CgroupsPath: format!("/{id}"),
+        Namespaces: NAMESPACES
+            .iter()
+            .map(|kind| oci::LinuxNamespace {
+                Type: (*kind).into(),
+                ..Default::default()
+            })
+            .collect(),
+        MaskedPaths: MASKED.iter().map(|p| (*p).to_owned()).collect(),
+        ReadonlyPaths: READ_ONLY.iter().map(|p| (*p).to_owned()).collect(),
+        Resources: MessageField::some(oci::LinuxResources::default()),
+        ..Default::default()
+    }
+}
+
+pub(super) fn mounts() -> Vec<oci::Mount> {
+    let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| oci::Mount {
+        destination: destination.into(),
+        type_: kind.into(),
+        source: source.into(),
+        options: options.iter().map(|o| (*o).to_owned()).collect(),
+        ..Default::default()
+    };
+    vec![
+        mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount(
+            "/dev",
+            "tmpfs",
+            "tmpfs",
+            &["nosuid", "strictatime", "mode=755", "size=65536k"],
+        ),
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            &[
+                "nosuid",
+                "noexec",
+                "newinstance",
+                "ptmxmode=0666",
+                "mode=0620",
+                "gid=5",
+            ],
+        ),
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        mount(
+            "/sys/fs/cgroup",
+            "cgroup2",
+            "cgroup",
+            &["nosuid", "noexec", "nodev", "ro"],
+        ),
+        mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        mount(
+            "/dev/shm",
+            "tmpfs",
+            "shm",
+            &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"],
+        ),
+    ]
+}

@@ -1,0 +1,60 @@
+//! How the agent makes the root filesystem: the image below, read-only over virtio-fs; the sandbox's disk above; an
+//! overlay of both. One disk per sandbox, one directory per container.
+
+use thaw_protocol::agent::agent::Storage;
+
+/// The slot of the root device the sandbox's image is shown in.
+pub const IMAGE_SLOT: u16 = 1;
+
+/// Where the guest has the root device and the disk, whatever the container.
+const IMAGES: &str = "/run/thaw/images";
+const DISK: &str = "/run/thaw/disk";
+/// Driver option that names a directory the agent makes before it mounts the overlay.
+const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory";
+
+/// The image's directory in the root device.
+pub fn image_name(slot: u16) -> String {
+    slot.to_string()
+}
+
+/// Where container `id`'s root filesystem is, in the guest.
+pub(super) fn root_path(id: &str) -> String {
+    format!("/run/thaw/containers/{id}/rootfs")
+}
+
+/// What to mount before the container is made, in this order.
+pub fn storages(id: &str) -> Vec<Storage> {
+    let images = Storage {
+        driver: "virtio-fs".into(),
+        source: "thaw".into(),
+        fstype: "virtiofs".into(),
+        options: vec!["ro".into()],
+        mount_point: IMAGES.into(),
+        ..Default::default()
+    };
+    let disk = Storage {
+        driver: "mmioblk".into(),
+        source: "/dev/vda".into(),
+        fstype: "ext4".into(),
+        options: vec!["noatime".into()],
+        mount_point: DISK.into(),
+        ..Default::default()
+    };
+    let (upper, work) = (format!("{DISK}/{id}/upper"), format!("{DISK}/{id}/work"));
+    let root = Storage {
+        driver: "overlayfs".into(),
+        driver_options: [&upper, &work]
+            .map(|path| format!("{CREATE_DIRECTORY}={path}"))
+            .into(),
+        source: "overlay".into(),
+        fstype: "overlay".into(),
+        options: vec![
+            format!("lowerdir={IMAGES}/{}", image_name(IMAGE_SLOT)),
+            format!("upperdir={upper}"),
+            format!("workdir={work}"),
+        ],
+        mount_point: root_path(id),
+        ..Default::default()
+    };
+    vec![images, disk, root]
+}

@@ -1,0 +1,181 @@
+//! Checks of what else the host lends a sandbox: cgroups, namespaces, taps, memory.
+
+use std::fs::OpenOptions;
+
+use thaw_pools::cgroup::Hierarchy;
+
+use super::{Check, Host};
+
+pub(super) fn checks(host: &Host) -> Vec<Check> {
+    vec![
+        cgroups(&Hierarchy::detect()),
+        user_namespaces(host),
+        tap(host),
+        userfaultfd(host),
+        memory(host),
+    ]
+}
+
+fn cgroups(hierarchy: &Hierarchy) -> Check {
+    const NAME: &str = "cgroups";
+    match hierarchy {
+        Hierarchy::V2 {
+            favordynmods: true, ..
+        } => Check::ok(NAME, "v2 with favordynmods"),
+        Hierarchy::V2 { root, .. } => Check::warn(
+            NAME,
+            "v2 without favordynmods",
+            "moving a process between busy cgroups, and making a VM in one, takes up to 27 ms",
+            format!("mount -o remount,favordynmods {}", root.display()),
+        ),
+        Hierarchy::V1 { .. } => Check::warn(
+            NAME,
+            "v1",
+            "one directory per controller and sandbox; making a VM in a busy cgroup takes up to 27 ms",
+            "boot with systemd.unified_cgroup_hierarchy=1 for v2",
+        ),
+        Hierarchy::None => Check::warn(
+            NAME,
+            "not mounted",
+            "sandboxes run in the caller's cgroup, without limits of their own",
+            "mount -t cgroup2 none /sys/fs/cgroup",
+        ),
+    }
+}
+
+fn user_namespaces(host: &Host) -> Check {
+    const NAME: &str = "user namespaces";
+    const COST: &str = "without root there is no private network";
+    if host.read("/proc/sys/user/max_user_namespaces").as_deref() == Some("0")
+        || !host.exists("/proc/self/ns/user")
+    {
+        return Check::warn(
+            NAME,
+            "none allowed",
+            COST,
+            "sysctl user.max_user_namespaces=15000",
+        );
+    }
+    for (file, forbidding) in [
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0"),
+        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1"),
+    ] {
+        if host.read(file).as_deref() == Some(forbidding) {
+            let setting = file.trim_start_matches("/proc/sys/").replace('/', ".");
+            let fix = format!("sysctl {setting}={}", if forbidding == "0" { "1" } else { "0" });
+            return Check::warn(NAME, format!("only for root: {setting}={forbidding}"), COST, fix);
+        }
+    }
+    Check::ok(NAME, "allowed")
+}
+
+fn tap(host: &Host) -> Check {
+    const NAME: &str = "/dev/net/tun";
+    match OpenOptions::new().read(true).write(true).open(host.path(NAME)) {
+        Ok(_) => Check::ok(NAME, "opens; vhost is not needed"),
+        Err(e) => Check::missing(
+            NAME,
+            e.to_string(),
+            "no --network private",
+            "modprobe tun; chmod 666 /dev/net/tun",
+        ),
+    }
+}
+
+fn userfaultfd(host: &Host) -> Check {
+    const NAME: &str = "userfaultfd";
+    if OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(host.path("/dev/userfaultfd"))
+        .is_ok()
+    {
+        return Check::ok(NAME, "/dev/userfaultfd opens");
+    }
+    if host.read("/proc/sys/vm/unprivileged_userfaultfd").as_deref() == Some("1") {
+        return Check::ok(NAME, "allowed for everyone");
+    }
+    Check::warn(
+        NAME,
+        "not to be had",
+        "image data on pmem cannot be fetched lazily",
+        "chmod 666 /dev/userfaultfd (Linux 6.1 and later), or sysctl vm.unprivileged_userfaultfd=1",
+    )
+}
+
+fn memory(host: &Host) -> Check {
+    const NAME: &str = "memory";
+    let available = host.read("/proc/meminfo").and_then(|text| {
+        text.lines().find_map(|l| {
+            l.strip_prefix("MemAvailable:")?
+                .trim()
+                .strip_suffix(" kB")?
+                .parse::<u64>()
+                .ok()
+        })
+    });
+    let fix = "stop something, or add memory";
+    match available.map(|kib| kib / 1024) {
+        None => Check::warn(
+            NAME,
+            "unknown",
+            "cannot tell how many sandboxes fit",
+            "mount /proc",
+        ),
+        Some(mib) if mib < 256 => {
+            Check::missing(NAME, format!("{mib} MiB available"), "a sandbox hardly fits", fix).essential()
+        }
+        Some(mib) if mib < 1024 => Check::warn(
+            NAME,
+            format!("{mib} MiB available"),
+            "only a few sandboxes fit",
+            fix,
+        ),
+        Some(mib) => Check::ok(NAME, format!("{mib} MiB available")).essential(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{State, tests::host_with};
+    use super::*;
+
+    #[test]
+    fn a_forbidden_namespace_is_named_with_its_setting() {
+        let (_r, host) = host_with(&[
+            ("/proc/self/ns/user", ""),
+            ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1\n"),
+        ]);
+        assert_eq!(
+            user_namespaces(&host).fix,
+            "sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+        );
+    }
+
+    #[test]
+    fn little_memory_is_told_from_enough() {
+        let with = |kib: u64| {
+            let (_r, host) = host_with(&[(
+                "/proc/meminfo",
+                &format!("MemTotal: 1 kB\nMemAvailable: {kib} kB\n"),
+            )]);
+            memory(&host).state
+        };
+        assert_eq!(
+            (with(100_000), with(500_000), with(9_000_000)),
+            (State::Missing, State::Warn, State::Ok)
+        );
+    }
+
+    #[test]
+    fn favordynmods_is_what_makes_v2_good() {
+        let v2 = |favordynmods| {
+            cgroups(&Hierarchy::V2 {
+                root: "/sys/fs/cgroup".into(),
+                favordynmods,
+            })
+            .state
+        };
+        assert_eq!((v2(true), v2(false)), (State::Ok, State::Warn));
+    }
+}

@@ -1,0 +1,127 @@
+//! Checks of the host's kernel: its version, and how it was built.
+
+use std::process::{Command, Stdio};
+
+use super::{Check, Host};
+
+/// Kernels below a version, and what that costs.
+const COSTS: [((u32, u32), &str); 4] = [
+    (
+        (5, 11),
+        "close_range with close-on-exec and EROFS chunk features are missing: sandboxes do not start",
+    ),
+    ((6, 9), "no pidfd for threads, slower teardown"),
+    (
+        (6, 14),
+        "the nx-lpage-recovery thread delays VM starts by up to 100 ms unless kvm.nx_huge_pages is never",
+    ),
+    (
+        (6, 17),
+        "each irqfd registration is O(n) in VMs: 4 ms each at 800 VMs",
+    ),
+];
+
+pub(super) fn checks(host: &Host) -> Vec<Check> {
+    vec![version(host), tick(host)]
+}
+
+fn version(host: &Host) -> Check {
+    const NAME: &str = "kernel";
+    let Some((major, minor, name)) = host.kernel() else {
+        return Check::warn(
+            NAME,
+            "unknown version",
+            "cannot tell what it lacks",
+            "mount /proc",
+        );
+    };
+    let costs: Vec<String> = COSTS
+        .iter()
+        .filter(|((a, b), _)| (major, minor) < (*a, *b))
+        .map(|((a, b), cost)| format!("before {a}.{b}: {cost}"))
+        .collect();
+    if (major, minor) < COSTS[0].0 {
+        return Check::missing(NAME, name, costs.join("; "), "use Linux 6.1 or later").essential();
+    }
+    if costs.is_empty() {
+        return Check::ok(NAME, name);
+    }
+    Check::warn(
+        NAME,
+        name,
+        costs.join("; "),
+        "use Linux 6.17 or later where many sandboxes start at once",
+    )
+}
+
+fn tick(host: &Host) -> Check {
+    const NAME: &str = "timer tick";
+    match configuration(host).and_then(|text| configured_hz(&text)) {
+        None => Check::ok(NAME, "unknown: the kernel's configuration is not to be had"),
+        Some(hz) if hz >= 1000 => Check::ok(NAME, format!("HZ={hz}")),
+        Some(hz) => Check::warn(
+            NAME,
+            format!("HZ={hz}"),
+            format!(
+                "waits for an RCU grace period, as memory slots and irqfds do, last up to {} ms",
+                1000 / hz.max(1)
+            ),
+            "a kernel built with CONFIG_HZ=1000; pools keep this off the path",
+        ),
+    }
+}
+
+/// The kernel's configuration: /boot's, or its own copy, which only zcat need understand.
+fn configuration(host: &Host) -> Option<String> {
+    let (_, _, name) = host.kernel()?;
+    host.read(&format!("/boot/config-{name}")).or_else(|| {
+        let own = host.path("/proc/config.gz");
+        if !own.exists() {
+            return None;
+        }
+        let output = Command::new("zcat")
+            .arg(own)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    })
+}
+
+fn configured_hz(configuration: &str) -> Option<u32> {
+    configuration
+        .lines()
+        .find_map(|line| line.strip_prefix("CONFIG_HZ=")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{State, tests::host_with};
+    use super::*;
+
+    #[test]
+    fn each_version_has_its_costs() {
+        let at = |name: &str| {
+            let (_r, host) = host_with(&[("/proc/sys/kernel/osrelease", name)]);
+            version(&host)
+        };
+        assert_eq!(at("6.18.1").state, State::Ok);
+        let cost = at("6.16.3-generic").cost;
+        assert!(cost.contains("irqfd") && !cost.contains("nx-lpage"), "{cost}");
+        assert!(at("6.1.0").cost.contains("nx-lpage"));
+        assert_eq!(at("5.10.0").state, State::Missing);
+    }
+
+    #[test]
+    fn the_tick_is_read_from_the_configuration() {
+        let (_r, host) = host_with(&[
+            ("/proc/sys/kernel/osrelease", "6.1.0"),
+            ("/boot/config-6.1.0", "CONFIG_HZ_250=y\nCONFIG_HZ=250\n"),
+        ]);
+        assert!(tick(&host).cost.contains("4 ms"));
+    }
+}

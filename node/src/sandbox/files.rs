@@ -1,0 +1,92 @@
+//! The files and devices a machine is made from, opened before anything else so that a lack is told first.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use crate::exit::{ExitCode, Failure};
+use crate::paths::Paths;
+
+/// Open and ready to be handed over.
+#[derive(Debug)]
+pub(super) struct MachineFiles {
+    pub kvm: OwnedFd,
+    pub kernel: OwnedFd,
+    pub guest_image: OwnedFd,
+}
+
+impl MachineFiles {
+    pub(super) fn open(paths: &Paths) -> Result<MachineFiles, Failure> {
+        let kvm = open_kvm(Path::new("/dev/kvm"))?;
+        let open = |path: &Path, code: ExitCode, what: &str| -> Result<OwnedFd, Failure> {
+            let missing =
+                |e: io::Error| Failure::new(code, format!("cannot open the {what}: {}: {e}", path.display()));
+            let file = File::open(path).map_err(missing)?;
+            if !file.metadata().map_err(missing)?.is_file() {
+                return Err(Failure::new(
+                    code,
+                    format!("the {what} is not a file: {}", path.display()),
+                ));
+            }
+            Ok(file.into())
+        };
+        let kernel = open(&paths.kernel, ExitCode::KernelMissing, "guest kernel")?;
+        let guest_image = open(&paths.guest_image, ExitCode::GuestImageMissing, "guest image")?;
+        Ok(MachineFiles {
+            kvm,
+            kernel,
+            guest_image,
+        })
+    }
+}
+
+fn open_kvm(path: &Path) -> Result<OwnedFd, Failure> {
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(kvm) => Ok(kvm.into()),
+        Err(e) => {
+            let code = match e.kind() {
+                io::ErrorKind::NotFound => ExitCode::KvmMissing,
+                io::ErrorKind::PermissionDenied => ExitCode::KvmDenied,
+                _ if e.raw_os_error() == Some(libc::ENODEV) || e.raw_os_error() == Some(libc::ENXIO) => {
+                    ExitCode::KvmMissing
+                }
+                _ => ExitCode::KvmInadequate,
+            };
+            Err(Failure::new(
+                code,
+                format!("cannot open KVM: {}: {e}", path.display()),
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_told_by_its_code() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(
+            open_kvm(&directory.path().join("kvm")).unwrap_err().code,
+            ExitCode::KvmMissing
+        );
+        if !Path::new("/dev/kvm").exists() {
+            return eprintln!("skipped the rest: no /dev/kvm");
+        }
+        let file = directory.path().join("k");
+        std::fs::write(&file, b"x").unwrap();
+        let paths = |kernel: &Path, guest: &Path| Paths {
+            data: directory.path().into(),
+            run: directory.path().into(),
+            kernel: kernel.into(),
+            guest_image: guest.into(),
+        };
+        let none = directory.path().join("none");
+        let code = |paths: Paths| MachineFiles::open(&paths).unwrap_err().code;
+        assert_eq!(code(paths(&none, &file)), ExitCode::KernelMissing);
+        assert_eq!(code(paths(directory.path(), &file)), ExitCode::KernelMissing);
+        assert_eq!(code(paths(&file, &none)), ExitCode::GuestImageMissing);
+    }
+}

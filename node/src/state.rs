@@ -1,0 +1,393 @@
+//! What is running, on disk: one directory per sandbox under the run directory.
+//!
+//! The owner of a sandbox holds a lock on its directory for as long as it lives; the kernel lets go of it whatever ends
+//! the owner. Invariant: a directory whose lock can be taken has no living owner, and everything its sandbox has that
+//! outlives a process (a cgroup, sockets, an untethered VMM) is found from that directory: it is made before them and
+//! removed after them.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use thaw_pools::cgroup::Hierarchy;
+use thaw_pools::process::ProcessRecord;
+
+use crate::exit::{ExitCode, Failure};
+
+const RECORD: &str = "record.json";
+
+/// What is known of a sandbox without asking it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub id: String,
+    /// Given by `--name`.
+    pub name: Option<String>,
+    /// The image as the user named it.
+    pub image: String,
+    /// The image's manifest digest.
+    pub image_digest: Option<String>,
+    /// The container's command.
+    pub command: Vec<String>,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    /// Who made it: the CLI, or thawd.
+    pub owner: Option<ProcessRecord>,
+    /// Where thawd made it: the process it was made for, and ends with.
+    pub client: Option<ProcessRecord>,
+    /// Its VMM, once there is one.
+    pub vmm: Option<ProcessRecord>,
+    /// Whether it ends with its owner.
+    pub tethered: bool,
+    pub vcpus: u8,
+    pub memory_mib: u32,
+}
+
+/// The run directory.
+#[derive(Clone, Debug)]
+pub struct RunDirectory {
+    sandboxes: PathBuf,
+}
+
+/// A sandbox's directory, ours: removed when dropped, unless [`SandboxDirectory::keep`]t.
+#[derive(Debug)]
+pub struct SandboxDirectory {
+    path: PathBuf,
+    /// Holds the lock.
+    _lock: File,
+    remove_on_drop: bool,
+}
+
+impl RunDirectory {
+    /// Opens the run directory, making it where it is missing, for its owner alone.
+    pub fn open(run: &Path) -> Result<RunDirectory, Failure> {
+        let sandboxes = run.join("sandboxes");
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&sandboxes)
+            .map_err(|e| Failure::system(format!("cannot create {}", sandboxes.display()), &e))?;
+        Ok(RunDirectory { sandboxes })
+    }
+
+    /// Makes the directory of a new sandbox and writes its record.
+    ///
+    /// # Errors
+    /// [`ExitCode::NameInUse`] when a running sandbox has the record's name.
+    pub fn create(&self, record: &Record) -> Result<SandboxDirectory, Failure> {
+        let path = self.sandboxes.join(&record.id);
+        let fail = |e: io::Error| Failure::system(format!("cannot create {}", path.display()), &e);
+        // Held so that no cleaner meets a directory whose owner has not locked it yet, and no two take one name.
+        let _all = self.lock_all().map_err(fail)?;
+        if let Some(name) = &record.name
+            && self
+                .list()
+                .iter()
+                .any(|r| r.name.as_ref() == Some(name) || r.id == *name)
+        {
+            return Err(Failure::new(
+                ExitCode::NameInUse,
+                format!("a sandbox is running under the name {name}"),
+            ));
+        }
+        fs::DirBuilder::new().mode(0o700).create(&path).map_err(fail)?;
+        let lock = File::open(&path).map_err(fail)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| fail(e.into()))?;
+        let directory = SandboxDirectory {
+            path: path.clone(),
+            _lock: lock,
+            remove_on_drop: true,
+        };
+        directory.write(record)?;
+        Ok(directory)
+    }
+
+    /// Every sandbox that has a record, oldest first.
+    pub fn list(&self) -> Vec<Record> {
+        let mut records: Vec<Record> = self
+            .directories()
+            .iter()
+            .filter_map(|d| read_record(d).ok())
+            .collect();
+        records.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
+        records
+    }
+
+    /// Every sandbox whose VMM lives.
+    pub fn running(&self) -> Vec<Record> {
+        self.list()
+            .into_iter()
+            .filter(|r| r.vmm.is_some_and(|v| v.lives()))
+            .collect()
+    }
+
+    /// The running sandbox with this id, name, or unambiguous beginning of an id.
+    pub fn find(&self, wanted: &str) -> Result<Record, Failure> {
+        let running = self.running();
+        if let Some(exact) = running
+            .iter()
+            .find(|r| r.id == wanted || r.name.as_deref() == Some(wanted))
+        {
+            return Ok(exact.clone());
+        }
+        let mut begin = running
+            .into_iter()
+            .filter(|r| !wanted.is_empty() && r.id.starts_with(wanted));
+        match (begin.next(), begin.next()) {
+            (Some(one), None) => Ok(one),
+            (Some(_), Some(_)) => Err(Failure::new(
+                ExitCode::SandboxNotFound,
+                format!("more than one sandbox begins with {wanted}"),
+            )),
+            (None, _) => Err(Failure::new(
+                ExitCode::SandboxNotFound,
+                format!("no running sandbox is {wanted}"),
+            )),
+        }
+    }
+
+    /// The directory of a sandbox.
+    pub fn directory(&self, id: &str) -> PathBuf {
+        self.sandboxes.join(id)
+    }
+
+    /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns how many
+    /// sandboxes that was. An untethered VMM that lives is left for thawd to [`adopt`](RunDirectory::adopt).
+    pub fn clean(&self, cgroups: &Hierarchy) -> usize {
+        let Ok(_all) = self.lock_all() else { return 0 };
+        let mut cleaned = 0;
+        for path in self.directories() {
+            let Some(_lock) = try_lock(&path) else { continue };
+            let record = read_record(&path).ok();
+            let vmm = record.as_ref().and_then(|r| r.vmm);
+            if let Some(vmm) = vmm
+                && vmm.lives()
+            {
+                if record.as_ref().is_some_and(|r| !r.tethered) {
+                    continue;
+                }
+                vmm.kill();
+            }
+            if let Some(id) = path.file_name().and_then(|n| n.to_str()) {
+                cgroups.adopt(id).destroy();
+                tracing::info!(sandbox = id, "removed what a dead owner left");
+            }
+            match fs::remove_dir_all(&path) {
+                Ok(()) => cleaned += 1,
+                Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
+            }
+        }
+        cleaned
+    }
+
+    /// The living untethered sandboxes no process owns: now ours.
+    pub fn adopt(&self) -> Vec<(Record, SandboxDirectory)> {
+        let Ok(_all) = self.lock_all() else {
+            return Vec::new();
+        };
+        let mut adopted = Vec::new();
+        for path in self.directories() {
+            let Some(lock) = try_lock(&path) else { continue };
+            let Ok(record) = read_record(&path) else { continue };
+            if !record.tethered && record.vmm.is_some_and(|v| v.lives()) {
+                adopted.push((
+                    record,
+                    SandboxDirectory {
+                        path,
+                        _lock: lock,
+                        remove_on_drop: true,
+                    },
+                ));
+            }
+        }
+        adopted
+    }
+
+    fn directories(&self) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(&self.sandboxes) else {
+            return Vec::new();
+        };
+        entries
+            .filter_map(|e| e.ok())
+            .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+            .map(|e| e.path())
+            .collect()
+    }
+
+    fn lock_all(&self) -> io::Result<File> {
+        let file = File::open(&self.sandboxes)?;
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
+        Ok(file)
+    }
+}
+
+fn try_lock(path: &Path) -> Option<File> {
+    let file = File::open(path).ok()?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(file)
+}
+
+fn read_record(directory: &Path) -> io::Result<Record> {
+    serde_json::from_slice(&fs::read(directory.join(RECORD))?).map_err(io::Error::other)
+}
+
+impl SandboxDirectory {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the sandbox's vsock is reached, also by other processes.
+    pub fn vsock_socket(&self) -> PathBuf {
+        vsock_socket(&self.path)
+    }
+
+    /// Where its VMM is controlled.
+    pub fn control_socket(&self) -> PathBuf {
+        self.path.join("control.sock")
+    }
+
+    /// Writes the record, whole or not at all.
+    pub fn write(&self, record: &Record) -> Result<(), Failure> {
+        let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
+        let write = || -> io::Result<()> {
+            let mut file = File::create(&new)?;
+            file.write_all(&serde_json::to_vec_pretty(record)?)?;
+            fs::rename(&new, &path)
+        };
+        write().map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+    }
+
+    /// From now on it stays when we end.
+    pub fn keep(&mut self) {
+        self.remove_on_drop = false;
+    }
+}
+
+/// Where the vsock of the sandbox in `directory` is reached.
+pub fn vsock_socket(directory: &Path) -> PathBuf {
+    directory.join("vsock.sock")
+}
+
+impl Drop for SandboxDirectory {
+    fn drop(&mut self) {
+        if self.remove_on_drop
+            && let Err(e) = fs::remove_dir_all(&self.path)
+        {
+            tracing::warn!("cannot remove {}: {e}", self.path.display());
+        }
+    }
+}
+
+/// A new sandbox's id: 12 hexadecimal digits.
+pub fn new_id() -> io::Result<String> {
+    Ok(crate::random::<6>()?.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
+        Record {
+            id: id.into(),
+            name: Some(format!("name-{id}")),
+            image: "busybox".into(),
+            image_digest: None,
+            command: vec![],
+            created: 1,
+            owner: ProcessRecord::myself(),
+            client: None,
+            vmm: vmm.map(|c| ProcessRecord::of(c.id() as i32).unwrap()),
+            tethered,
+            vcpus: 1,
+            memory_mib: 128,
+        }
+    }
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("60").spawn().unwrap()
+    }
+
+    /// A directory as a killed owner leaves it: there, and not locked.
+    fn abandoned(run: &RunDirectory, record: &Record) {
+        let mut directory = run.create(record).unwrap();
+        directory.keep();
+    }
+
+    #[test]
+    fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let run = RunDirectory::open(root.path()).unwrap();
+        let cgroups = Hierarchy::V2 {
+            root: root.path().join("cg"),
+            favordynmods: false,
+        };
+        fs::create_dir(root.path().join("cg")).unwrap();
+
+        let (mut doomed, mut spared) = (sleeper(), sleeper());
+        let owned = run.create(&record("owned", None, true)).unwrap();
+        abandoned(&run, &record("dead", Some(&doomed), true));
+        cgroups.make("dead").unwrap();
+        abandoned(&run, &record("untethered", Some(&spared), false));
+        abandoned(&run, &record("never-started", None, true));
+        fs::create_dir(run.directory("no-record")).unwrap();
+
+        assert_eq!(run.clean(&cgroups), 3);
+        let mut left: Vec<_> = run.list().into_iter().map(|r| r.id).collect();
+        left.sort();
+        assert_eq!(left, ["owned", "untethered"]);
+        assert!(
+            doomed.try_wait().unwrap().is_some(),
+            "the tethered VMM was killed"
+        );
+        assert!(spared.try_wait().unwrap().is_none(), "the untethered one was not");
+        assert!(cgroups.sandboxes().is_empty());
+
+        let adopted = run.adopt();
+        assert_eq!(adopted.len(), 1);
+        assert_eq!(adopted[0].0.id, "untethered");
+        assert!(run.adopt().is_empty(), "it has an owner now");
+        spared.kill().unwrap();
+        spared.wait().unwrap();
+        drop((owned, adopted));
+        assert_eq!(fs::read_dir(root.path().join("sandboxes")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn sandboxes_are_found_by_id_name_and_unambiguous_beginning() {
+        let root = tempfile::tempdir().unwrap();
+        let run = RunDirectory::open(root.path()).unwrap();
+        let mut vmm = sleeper();
+        let _a = run.create(&record("aa11", Some(&vmm), true)).unwrap();
+        let _b = run.create(&record("aa22", Some(&vmm), true)).unwrap();
+        let _c = run.create(&record("cc33", None, true)).unwrap();
+        assert_eq!(run.find("aa11").unwrap().id, "aa11");
+        assert_eq!(run.find("name-aa22").unwrap().id, "aa22");
+        assert_eq!(run.find("aa2").unwrap().id, "aa22");
+        for unfit in ["aa", "cc33", "", "zz"] {
+            assert_eq!(
+                run.find(unfit).unwrap_err().code,
+                ExitCode::SandboxNotFound,
+                "{unfit}"
+            );
+        }
+        let again = Record {
+            name: Some("name-aa11".into()),
+            ..record("dd44", None, true)
+        };
+        assert_eq!(run.create(&again).unwrap_err().code, ExitCode::NameInUse);
+        vmm.kill().unwrap();
+        vmm.wait().unwrap();
+    }
+
+    #[test]
+    fn ids_differ() {
+        let (a, b) = (new_id().unwrap(), new_id().unwrap());
+        assert_eq!(a.len(), 12);
+        assert_ne!(a, b);
+    }
+}

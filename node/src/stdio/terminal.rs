@@ -1,0 +1,71 @@
+//! The caller's terminal in raw mode, and always back.
+//!
+//! Invariant: once [`RawTerminal::enter`] has changed the terminal, dropping it, a panic, or [`restore`] before an exit
+//! puts it back; only an uncatchable signal can leave it raw.
+
+use std::io;
+use std::sync::{Mutex, Once, PoisonError};
+
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+/// How stdin was before; while this is set the terminal is raw.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+static PANIC_HOOK: Once = Once::new();
+
+/// The terminal on stdin, raw.
+#[derive(Debug)]
+pub struct RawTerminal(());
+
+impl RawTerminal {
+    /// Makes the terminal on stdin raw.
+    pub fn enter() -> io::Result<RawTerminal> {
+        PANIC_HOOK.call_once(|| {
+            let previous = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |info| {
+                restore();
+                previous(info);
+            }));
+        });
+        let before = tcgetattr(rustix::stdio::stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        if let Err(e) = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw) {
+            restore();
+            return Err(e.into());
+        }
+        Ok(RawTerminal(()))
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Puts the terminal back, if it is raw.
+pub fn restore() {
+    // Not waited for: a panic while the lock is held must not hang.
+    let before = match BEFORE.try_lock() {
+        Ok(mut before) => before.take(),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    };
+    if let Some(before) = before {
+        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Drain, &before);
+    }
+}
+
+/// Rows and columns of the terminal on stdin or stdout, if either is one.
+pub fn size() -> Option<(u16, u16)> {
+    let size = tcgetwinsize(rustix::stdio::stdin())
+        .or_else(|_| tcgetwinsize(rustix::stdio::stdout()))
+        .ok()?;
+    (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
+}
+
+/// Whether stdin is a terminal.
+pub fn stdin_is_terminal() -> bool {
+    rustix::termios::isatty(rustix::stdio::stdin())
+}

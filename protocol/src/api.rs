@@ -1,0 +1,124 @@
+//! thawd's HTTP API, over a unix socket: JSON bodies of these types.
+//!
+//! | method and path | body | answer |
+//! |---|---|---|
+//! | `GET /healthz` | — | [`Health`] |
+//! | `POST /v1/sandboxes` | [`CreateSandbox`] | 201, [`CreatedSandbox`] |
+//! | `GET /v1/sandboxes` | — | a list of [`Sandbox`] |
+//! | `GET /v1/sandboxes/{id}` | — | [`Sandbox`] |
+//! | `DELETE /v1/sandboxes/{id}` | — | 204 |
+//!
+//! Every other answer is an [`ErrorBody`]. A container is driven by the caller, over the sandbox's vsock socket.
+
+use serde::{Deserialize, Serialize};
+
+/// Largest body either side reads, in bytes.
+pub const MAX_BODY: usize = 1 << 20;
+
+/// That thawd lives, and which it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    pub version: String,
+    pub pid: u32,
+}
+
+/// One process: its number and when it started, clock ticks since boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessIdentity {
+    pub pid: i32,
+    pub start_time: u64,
+}
+
+/// A sandbox to make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSandbox {
+    /// As `thaw run` takes it, paths absolute.
+    pub image: String,
+    /// `missing`, `always` or `never`.
+    #[serde(default = "missing")]
+    pub pull: String,
+    #[serde(default)]
+    pub plain_http: bool,
+    /// [`crate::control::VCPUS`].
+    pub cpus: u8,
+    /// [`crate::control::MEMORY_MIB`].
+    pub memory_mib: u32,
+    #[serde(default)]
+    pub hostname: Option<String>,
+    #[serde(default)]
+    pub name: Option<String>,
+    /// `none` or `private`.
+    #[serde(default = "private")]
+    pub network: String,
+    /// What will run in it, to be shown to people.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Delete the sandbox when this process ends.
+    #[serde(default)]
+    pub client: Option<ProcessIdentity>,
+}
+
+fn missing() -> String {
+    "missing".into()
+}
+
+fn private() -> String {
+    "private".into()
+}
+
+/// A sandbox that was made: its agent takes containers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreatedSandbox {
+    pub sandbox: Sandbox,
+    /// The image's configuration, JSON as the OCI image specification has it.
+    pub image_config: String,
+    /// Where the time went.
+    pub stages: Vec<Stage>,
+}
+
+/// One stage of a start, nanoseconds since its beginning.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    pub name: String,
+    pub start_ns: u64,
+    pub duration_ns: u64,
+}
+
+/// A sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sandbox {
+    pub id: String,
+    pub name: Option<String>,
+    pub image: String,
+    pub command: Vec<String>,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    pub cpus: u8,
+    pub memory_mib: u32,
+    /// `running`, `paused` or `ended`.
+    pub state: String,
+    /// Why it ended.
+    pub reason: Option<String>,
+    /// Its vsock socket: a peer says `CONNECT <port>\n`.
+    pub vsock: String,
+    /// The VMM's process.
+    pub vmm_pid: Option<i32>,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    pub error: ErrorDetail,
+}
+
+/// A stable code for programs, a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorDetail {
+    /// As `docs/exit-codes.md` has it.
+    pub code: String,
+    pub message: String,
+    /// Lines that explain it.
+    #[serde(default)]
+    pub context: Vec<String>,
+}

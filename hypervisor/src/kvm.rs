@@ -41,8 +41,6 @@ pub struct Capabilities {
     pub max_vcpus: usize,
     /// `KVM_CAP_NR_MEMSLOTS`: memory slots one machine can have.
     pub memory_slots: usize,
-    /// `KVM_CAP_KVMCLOCK_CTRL`: the guest can be told that it was paused.
-    pub kvmclock_ctrl: bool,
     /// `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`: a machine can go without the iTLB-multihit mitigation and its kthread.
     pub disable_nx_huge_pages: bool,
 }
@@ -81,7 +79,6 @@ impl Kvm {
         let capabilities = Capabilities {
             max_vcpus: fd.get_max_vcpus(),
             memory_slots: fd.get_nr_memslots(),
-            kvmclock_ctrl: fd.check_extension(Cap::KvmclockCtrl),
             disable_nx_huge_pages: fd
                 .check_extension_raw(kvm_bindings::KVM_CAP_VM_DISABLE_NX_HUGE_PAGES.into())
                 > 0,

@@ -4,7 +4,6 @@
 //! guest can never reach host memory that was unmapped and given to something else.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::{
@@ -165,14 +164,5 @@ impl Vm {
     /// `KVM_GET_VCPU_MMAP_SIZE`, as KVM told at creation.
     pub(crate) fn run_size(&self) -> usize {
         self.fd.run_size()
-    }
-}
-
-impl From<Error> for io::Error {
-    fn from(e: Error) -> io::Error {
-        match e {
-            Error::Ioctl { source, .. } => source,
-            other => io::Error::other(other),
-        }
     }
 }

@@ -29,10 +29,16 @@ pub struct Console {
 impl Console {
     /// Makes the console and registers its interrupt.
     pub fn new(vm: &Vm) -> thaw_hypervisor::Result<Console> {
-        let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
-            .map_err(|source| thaw_hypervisor::Error::Ioctl { call: "eventfd of the console", source })?;
+        let event = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| {
+            thaw_hypervisor::Error::Ioctl {
+                call: "eventfd of the console",
+                source,
+            }
+        })?;
         vm.register_irqfd(&event, CONSOLE_GSI)?;
-        Ok(Console { uart: Mutex::new(Serial::new(Line(event), Output::default())) })
+        Ok(Console {
+            uart: Mutex::new(Serial::new(Line(event), Output::default())),
+        })
     }
 
     /// Where output goes from now on.
@@ -44,7 +50,9 @@ impl Console {
 
     /// The register `port` is of this console, if it is one.
     pub fn register(port: u16) -> Option<u8> {
-        port.checked_sub(CONSOLE_PORT).filter(|offset| *offset < PORTS).map(|offset| offset as u8)
+        port.checked_sub(CONSOLE_PORT)
+            .filter(|offset| *offset < PORTS)
+            .map(|offset| offset as u8)
     }
 
     pub fn read(&self, register: u8) -> u8 {
@@ -135,7 +143,10 @@ fn write_now(to: &OwnedFd, bytes: &[u8]) -> bool {
         sent => return sent == Ok(bytes.len()),
     }
     let mut writable = [PollFd::new(to, PollFlags::OUT)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     matches!(poll(&mut writable, Some(&now)), Ok(1))
         && writable[0].revents().contains(PollFlags::OUT)
         && rustix::io::write(to.as_fd(), bytes) == Ok(bytes.len())
@@ -148,7 +159,10 @@ mod tests {
     use std::io::Read;
 
     fn output(to: OwnedFd) -> Output {
-        Output { to: Some(to), ..Default::default() }
+        Output {
+            to: Some(to),
+            ..Default::default()
+        }
     }
 
     #[test]
@@ -183,7 +197,10 @@ mod tests {
         drop(output);
         let mut rest = String::new();
         read.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, format!("[{lost} bytes of console output were dropped]\nagain\n"));
+        assert_eq!(
+            rest,
+            format!("[{lost} bytes of console output were dropped]\nagain\n")
+        );
     }
 
     #[test]

@@ -17,7 +17,10 @@ use crate::events::EventSink;
 use crate::machine::Machine;
 
 /// A process without a machine that nobody connects to ends after this long: whoever started it is gone.
-const SHELL_PATIENCE: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
+const SHELL_PATIENCE: Timespec = Timespec {
+    tv_sec: 30,
+    tv_nsec: 0,
+};
 
 /// Why serving ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +38,11 @@ pub enum End {
 /// # Errors
 /// When the listening socket or poll fails.
 pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> std::io::Result<End> {
-    let mut server = Server { machine, events, tethered: false };
+    let mut server = Server {
+        machine,
+        events,
+        tethered: false,
+    };
     let mut patience = Some(SHELL_PATIENCE);
     loop {
         let mut ready = [PollFd::new(&listener, PollFlags::IN)];
@@ -100,13 +107,19 @@ impl Server<'_> {
     /// Waits until there is something to do: (a packet can be read, the peer has closed).
     fn wait(&self, socket: &OwnedFd, all_sent: bool) -> std::io::Result<(bool, bool)> {
         let wanted = if all_sent { PollFlags::IN } else { PollFlags::OUT };
-        let mut ready = [PollFd::new(socket, wanted), PollFd::new(self.events, PollFlags::IN)];
+        let mut ready = [
+            PollFd::new(socket, wanted),
+            PollFd::new(self.events, PollFlags::IN),
+        ];
         // While the peer does not read, events wait where they are held.
         let watched = if all_sent { &mut ready[..] } else { &mut ready[..1] };
         match poll(watched, None) {
             Ok(_) => {
                 let seen = ready[0].revents();
-                Ok((seen.contains(PollFlags::IN), seen.intersects(PollFlags::HUP | PollFlags::ERR)))
+                Ok((
+                    seen.contains(PollFlags::IN),
+                    seen.intersects(PollFlags::HUP | PollFlags::ERR),
+                ))
             }
             Err(Errno::INTR) => Ok((false, false)),
             Err(e) => Err(e.into()),
@@ -143,7 +156,10 @@ impl Server<'_> {
     fn execute(&mut self, command: Command, fds: Vec<OwnedFd>) -> Result<Response, ControlError> {
         let machine = &mut *self.machine;
         match command {
-            Command::Create { version, machine: spec } => {
+            Command::Create {
+                version,
+                machine: spec,
+            } => {
                 machine.create(version, &spec, fds)?;
                 self.tethered = spec.tethered;
             }
@@ -154,7 +170,10 @@ impl Server<'_> {
             Command::Pause => machine.pause()?,
             Command::Resume => machine.resume()?,
             Command::Status => {
-                return Ok(Response::Status { state: machine.state(), times: machine.times() });
+                return Ok(Response::Status {
+                    state: machine.state(),
+                    times: machine.times(),
+                });
             }
             Command::Shutdown => {}
         }

@@ -34,7 +34,12 @@ impl EventSink {
     /// When no eventfd can be had.
     pub fn new() -> io::Result<EventSink> {
         let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        Ok(EventSink { shared: Arc::new(Shared { held: Mutex::default(), wake }) })
+        Ok(EventSink {
+            shared: Arc::new(Shared {
+                held: Mutex::default(),
+                wake,
+            }),
+        })
     }
 
     /// Reports an event, from any thread. A second exit is dropped: the first is why the machine ended.
@@ -109,7 +114,15 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     fn woken(sink: &EventSink) -> bool {
-        poll(&mut [PollFd::new(sink, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        poll(
+            &mut [PollFd::new(sink, PollFlags::IN)],
+            Some(&Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            }),
+        )
+        .unwrap()
+            == 1
     }
 
     #[test]

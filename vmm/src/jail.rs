@@ -38,13 +38,17 @@ pub enum JailError {
 }
 
 fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, JailError> {
-    result.map_err(|e| JailError::Step { step, source: e.into() })
+    result.map_err(|e| JailError::Step {
+        step,
+        source: e.into(),
+    })
 }
 
 /// Closes the jail. While the process has one thread.
 pub fn enter() -> Result<(), JailError> {
     // Signals of the terminal go to whoever started us. Fails only when this is a session of our own already.
     let _ = process::setsid();
+    keep_allocator_from_paths();
     close_other_descriptors()?;
     limit_resources()?;
     let capabilities = step("reading our capabilities", thread::capabilities(None))?;
@@ -55,7 +59,10 @@ pub fn enter() -> Result<(), JailError> {
     unshare_others()?;
     empty_root()?;
     give_up_privileges(privileged)?;
-    step("forbidding core dumps", process::set_dumpable_behavior(DumpableBehavior::NotDumpable))?;
+    step(
+        "forbidding core dumps",
+        process::set_dumpable_behavior(DumpableBehavior::NotDumpable),
+    )?;
     step("no_new_privs", thread::set_no_new_privs(true))?;
     seccomp::install()?;
     Ok(())
@@ -64,6 +71,13 @@ pub fn enter() -> Result<(), JailError> {
 /// Gives up CAP_SYS_BOOT, if it is still there.
 pub fn give_up_last_capability() -> io::Result<()> {
     Ok(thread::set_capabilities(None, no_capabilities())?)
+}
+
+/// glibc's allocator counts the processors in /sys when a thread first allocates, to know how many arenas to make; told
+/// how many, it opens nothing. Two suffice: no hot path allocates.
+fn keep_allocator_from_paths() {
+    // SAFETY: mallopt has no preconditions, and nobody allocates beside us yet.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
 }
 
 fn no_capabilities() -> CapabilitySets {
@@ -77,14 +91,26 @@ fn no_capabilities() -> CapabilitySets {
 fn close_other_descriptors() -> Result<(), JailError> {
     // SAFETY: nothing of this process is open yet but what it inherited, which nobody in it refers to by number.
     let result = unsafe { libc::close_range(CONTROL_FD as u32 + 1, u32::MAX, 0) };
-    step("closing inherited descriptors", (result == 0).then_some(()).ok_or_else(io::Error::last_os_error))
+    step(
+        "closing inherited descriptors",
+        (result == 0).then_some(()).ok_or_else(io::Error::last_os_error),
+    )
 }
 
 fn limit_resources() -> Result<(), JailError> {
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
     step("RLIMIT_CORE", process::setrlimit(Resource::Core, none))?;
-    let most = process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX).min(MAX_DESCRIPTORS);
-    let descriptors = Rlimit { current: Some(most), maximum: Some(most) };
+    let most = process::getrlimit(Resource::Nofile)
+        .maximum
+        .unwrap_or(u64::MAX)
+        .min(MAX_DESCRIPTORS);
+    let descriptors = Rlimit {
+        current: Some(most),
+        maximum: Some(most),
+    };
     step("RLIMIT_NOFILE", process::setrlimit(Resource::Nofile, descriptors))
 }
 
@@ -92,9 +118,18 @@ fn limit_resources() -> Result<(), JailError> {
 fn enter_user_namespace() -> Result<(), JailError> {
     let (user, group) = (process::geteuid().as_raw(), process::getegid().as_raw());
     unshare(UnshareFlags::NEWUSER).map_err(|e| JailError::UserNamespace(e.into()))?;
-    step("writing uid_map", std::fs::write("/proc/self/uid_map", format!("{user} {user} 1")))?;
-    step("writing setgroups", std::fs::write("/proc/self/setgroups", "deny"))?;
-    step("writing gid_map", std::fs::write("/proc/self/gid_map", format!("{group} {group} 1")))
+    step(
+        "writing uid_map",
+        std::fs::write("/proc/self/uid_map", format!("{user} {user} 1")),
+    )?;
+    step(
+        "writing setgroups",
+        std::fs::write("/proc/self/setgroups", "deny"),
+    )?;
+    step(
+        "writing gid_map",
+        std::fs::write("/proc/self/gid_map", format!("{group} {group} 1")),
+    )
 }
 
 fn unshare_others() -> Result<(), JailError> {
@@ -103,7 +138,10 @@ fn unshare_others() -> Result<(), JailError> {
         | UnshareFlags::NEWIPC
         | UnshareFlags::NEWUTS
         | UnshareFlags::NEWCGROUP;
-    step("making mount, network, IPC, UTS and cgroup namespaces", unshare(namespaces))
+    step(
+        "making mount, network, IPC, UTS and cgroup namespaces",
+        unshare(namespaces),
+    )
 }
 
 fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
@@ -118,10 +156,16 @@ fn empty_root() -> Result<(), JailError> {
     step("making mounts private", mount::mount_change("/", private))?;
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     // Any directory will do, and none but the root itself is sure to exist; the mount over it is what "/.." leads to.
-    step("mounting the empty root", mount::mount("none", "/", "tmpfs", flags, c"size=4k,nr_inodes=1,mode=555"))?;
+    step(
+        "mounting the empty root",
+        mount::mount("none", "/", "tmpfs", flags, c"size=4k,nr_inodes=1,mode=555"),
+    )?;
     step("entering the empty root", process::chdir("/.."))?;
     step("pivot_root", process::pivot_root(".", "."))?;
-    step("detaching the old root", mount::unmount(".", UnmountFlags::DETACH))?;
+    step(
+        "detaching the old root",
+        mount::unmount(".", UnmountFlags::DETACH),
+    )?;
     step("entering the new root", process::chdir("/"))
 }
 
@@ -133,14 +177,23 @@ fn give_up_privileges(privileged: bool) -> Result<(), JailError> {
             result => step("emptying the capability bounding set", result)?,
         }
     }
-    step("clearing ambient capabilities", thread::clear_ambient_capability_set())?;
+    step(
+        "clearing ambient capabilities",
+        thread::clear_ambient_capability_set(),
+    )?;
     let mut kept = no_capabilities();
     if privileged {
         step("PR_SET_KEEPCAPS", thread::set_keep_capabilities(true))?;
         let (user, group) = (process::Uid::from_raw(NOBODY), process::Gid::from_raw(NOBODY));
         step("leaving all groups", thread::set_thread_groups(&[]))?;
-        step("becoming group nobody", thread::set_thread_res_gid(group, group, group))?;
-        step("becoming user nobody", thread::set_thread_res_uid(user, user, user))?;
+        step(
+            "becoming group nobody",
+            thread::set_thread_res_gid(group, group, group),
+        )?;
+        step(
+            "becoming user nobody",
+            thread::set_thread_res_uid(user, user, user),
+        )?;
         let permitted = step("reading our capabilities", thread::capabilities(None))?.permitted;
         kept.permitted = permitted & CapabilitySet::SYS_BOOT;
         kept.effective = kept.permitted;

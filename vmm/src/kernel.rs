@@ -28,7 +28,9 @@ const EM_X86_64: u16 = 62;
 /// Why a kernel cannot be booted.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    #[error("the kernel is not an ELF file for x86-64 ({0}): an uncompressed vmlinux is needed, not a bzImage")]
+    #[error(
+        "the kernel is not an ELF file for x86-64 ({0}): an uncompressed vmlinux is needed, not a bzImage"
+    )]
     NotElf(&'static str),
     #[error("the kernel has no PVH entry note: it must be built with CONFIG_PVH=y")]
     NoPvhNote,
@@ -75,8 +77,13 @@ fn check(file: &File) -> Result<u64, KernelError> {
         let mut segment = [0u8; PROGRAM_HEADER_SIZE];
         let at = offset
             .checked_add(index * PROGRAM_HEADER_SIZE as u64)
-            .filter(|at| at.checked_add(PROGRAM_HEADER_SIZE as u64).is_some_and(|end| end <= file_size))
-            .ok_or(KernelError::Damaged("its program headers lie beyond the end of the file"))?;
+            .filter(|at| {
+                at.checked_add(PROGRAM_HEADER_SIZE as u64)
+                    .is_some_and(|end| end <= file_size)
+            })
+            .ok_or(KernelError::Damaged(
+                "its program headers lie beyond the end of the file",
+            ))?;
         file.read_exact_at(&mut segment, at)?;
         end = end.max(check_segment(&segment, file_size)?);
     }
@@ -91,18 +98,26 @@ fn check_segment(segment: &[u8; PROGRAM_HEADER_SIZE], file_size: u64) -> Result<
     let (offset, address) = (u64_at(segment, 8), u64_at(segment, 24));
     let (in_file, in_memory) = (u64_at(segment, 32), u64_at(segment, 40));
     if offset.checked_add(in_file).is_none_or(|end| end > file_size) {
-        return Err(KernelError::Damaged("it is cut short: a segment lies beyond the end of the file"));
+        return Err(KernelError::Damaged(
+            "it is cut short: a segment lies beyond the end of the file",
+        ));
     }
     if u32_at(segment, 0) != PT_LOAD || in_memory == 0 {
         return Ok(0);
     }
     if in_file > in_memory {
-        return Err(KernelError::Damaged("a segment is larger in the file than in memory"));
+        return Err(KernelError::Damaged(
+            "a segment is larger in the file than in memory",
+        ));
     }
     if address < MIB {
-        return Err(KernelError::Damaged("a segment lies below 1 MiB, where the boot information is"));
+        return Err(KernelError::Damaged(
+            "a segment lies below 1 MiB, where the boot information is",
+        ));
     }
-    address.checked_add(in_memory).ok_or(KernelError::Damaged("a segment reaches past the end of the address space"))
+    address.checked_add(in_memory).ok_or(KernelError::Damaged(
+        "a segment reaches past the end of the address space",
+    ))
 }
 
 /// The kernel lies in the low part of memory, with room to work.
@@ -113,7 +128,10 @@ fn require_memory(memory: &GuestMemory, kernel_end: u64) -> Result<(), KernelErr
     let need = kernel_end.saturating_add(MARGIN).saturating_add(total / 64);
     match need <= low {
         true => Ok(()),
-        false => Err(KernelError::MemoryTooSmall { have: total / MIB, need: need.div_ceil(MIB) }),
+        false => Err(KernelError::MemoryTooSmall {
+            have: total / MIB,
+            need: need.div_ceil(MIB),
+        }),
     }
 }
 

@@ -35,9 +35,15 @@ pub const COMMAND_LINE_SIZE: u64 = 2048;
 /// End of the usable memory below 1 MiB: a PC's extended BIOS data area and video memory begin.
 pub const LOW_MEMORY_USABLE_END: u64 = 0x9_FC00;
 /// The ACPI tables, RSDP first, where a PC's BIOS has them.
-pub const ACPI_TABLES: Window = Window { start: 0xE_0000, size: 0x1_F000 };
+pub const ACPI_TABLES: Window = Window {
+    start: 0xE_0000,
+    size: 0x1_F000,
+};
 /// The page whose first 16 bytes are the VM generation ID.
-pub const VMGENID_PAGE: Window = Window { start: 0xF_F000, size: 0x1000 };
+pub const VMGENID_PAGE: Window = Window {
+    start: 0xF_F000,
+    size: 0x1000,
+};
 
 /// First virtio-mmio window.
 pub const MMIO_BASE: u64 = 0xD000_0000;
@@ -54,13 +60,25 @@ pub const TSS_ADDRESS: u64 = 0xFFFB_D000;
 pub const IDENTITY_MAP_ADDRESS: u64 = 0xFFFB_C000;
 
 /// Window of the guest image. Struct pages for a window cost the guest 1/64 of its size, so windows are small.
-pub const PMEM0: Window = Window { start: 128 * GIB, size: 16 * MIB };
+pub const PMEM0: Window = Window {
+    start: 128 * GIB,
+    size: 16 * MIB,
+};
 /// Window of image data.
-pub const PMEM1: Window = Window { start: 129 * GIB, size: 128 * MIB };
+pub const PMEM1: Window = Window {
+    start: 129 * GIB,
+    size: 128 * MIB,
+};
 /// DAX window of the root virtio-fs device.
-pub const ROOT_DAX: Window = Window { start: 130 * GIB, size: 256 * MIB };
+pub const ROOT_DAX: Window = Window {
+    start: 130 * GIB,
+    size: 256 * MIB,
+};
 /// Region virtio-mem may plug.
-pub const VIRTIO_MEM: Window = Window { start: 256 * GIB, size: 64 * GIB };
+pub const VIRTIO_MEM: Window = Window {
+    start: 256 * GIB,
+    size: 64 * GIB,
+};
 
 /// A range of guest-physical addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +96,10 @@ pub mod memslot {
     pub const PMEM0: u32 = 2;
     pub const PMEM1: u32 = 3;
     pub const ROOT_DAX: u32 = 4;
+    /// The first of those of plugged memory: one a GiB of its region.
     pub const VIRTIO_MEM: u32 = 5;
+    /// Slots a machine may come to use.
+    pub const COUNT: usize = VIRTIO_MEM as usize + (super::VIRTIO_MEM.size / super::GIB) as usize;
 }
 
 /// First 16550 register port of the console.
@@ -94,7 +115,10 @@ pub const GED_GSI: u32 = 19;
 pub fn mmio_window(device: DeviceId) -> Option<Window> {
     match device {
         DeviceId::Console => None,
-        virtio => Some(Window { start: MMIO_BASE + virtio as u64 * MMIO_WINDOW, size: MMIO_WINDOW }),
+        virtio => Some(Window {
+            start: MMIO_BASE + virtio as u64 * MMIO_WINDOW,
+            size: MMIO_WINDOW,
+        }),
     }
 }
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use thaw_hypervisor::{Kvm, Vcpu, Vm, cpuid};
 use thaw_protocol::control::{
-    Backend, CONTROL_VERSION, ControlError, DeviceId, ErrorCode, Event, ExitReason, ImageSpec, MEMORY_MIB, MachineSpec,
-    MachineState, StartTimes, VCPUS,
+    Backend, CONTROL_VERSION, ControlError, DeviceId, ErrorCode, Event, ExitReason, ImageSpec, MEMORY_MIB,
+    MachineSpec, MachineState, StartTimes, VCPUS,
 };
 
 use crate::arch::x86_64::{acpi, pvh, registers};
@@ -24,7 +24,7 @@ use crate::clock::monotonic_ns;
 use crate::console::Console;
 use crate::events::EventSink;
 use crate::kernel::{self, KernelError};
-use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, PVH_START_INFO, TSS_ADDRESS};
+use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, PVH_START_INFO, TSS_ADDRESS, memslot};
 use crate::memory::{self, GuestMemory, MemoryError};
 use crate::vcpu::VcpuThreads;
 use crate::virtio::{AttachError, Inventory, InventoryError};
@@ -62,7 +62,11 @@ type Outcome<T> = Result<T, ControlError>;
 impl Machine {
     /// A process without a machine. `times` has what was measured before.
     pub fn new(events: EventSink, times: StartTimes) -> Machine {
-        Machine { state: State::Shell, events, times }
+        Machine {
+            state: State::Shell,
+            events,
+            times,
+        }
     }
 
     /// Makes the machine, every device with an empty backend. `fds`: /dev/kvm.
@@ -79,7 +83,10 @@ impl Machine {
             return Err(invalid(format!("{} vCPUs are not within {VCPUS:?}", spec.vcpus)));
         }
         if !MEMORY_MIB.contains(&spec.memory_mib) {
-            return Err(invalid(format!("{} MiB of memory are not within {MEMORY_MIB:?}", spec.memory_mib)));
+            return Err(invalid(format!(
+                "{} MiB of memory are not within {MEMORY_MIB:?}",
+                spec.memory_mib
+            )));
         }
         let kvm = Kvm::from_fd(one_descriptor(fds, "/dev/kvm")?).map_err(kvm_error)?;
         self.state = State::Created(build(&kvm, spec, &self.events)?);
@@ -92,7 +99,8 @@ impl Machine {
         let bus = self.bus("attach a backend")?;
         match (device, backend) {
             (DeviceId::Console, Backend::Console) => {
-                bus.console.attach(one_descriptor(fds, "where console output goes")?);
+                bus.console
+                    .attach(one_descriptor(fds, "where console output goes")?);
                 Ok(())
             }
             (DeviceId::Console, other) => Err(invalid(format!("the console takes no {other:?}"))),
@@ -102,17 +110,25 @@ impl Machine {
 
     /// Shows an image in a slot of the root device.
     pub fn add_image(&mut self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Outcome<()> {
-        self.bus("add an image")?.inventory.add_image(slot, image, fds).map_err(attach_error)
+        self.bus("add an image")?
+            .inventory
+            .add_image(slot, image, fds)
+            .map_err(attach_error)
     }
 
     /// Takes an image away.
     pub fn remove_image(&mut self, slot: u16) -> Outcome<()> {
-        self.bus("remove an image")?.inventory.remove_image(slot).map_err(attach_error)
+        self.bus("remove an image")?
+            .inventory
+            .remove_image(slot)
+            .map_err(attach_error)
     }
 
     /// Cold boot. `fds`: the kernel.
     pub fn boot(&mut self, cmdline: &str, fds: Vec<OwnedFd>) -> Outcome<()> {
-        let State::Created(created) = &self.state else { return Err(self.wrong_state("boot")) };
+        let State::Created(created) = &self.state else {
+            return Err(self.wrong_state("boot"));
+        };
         let mut file = File::from(one_descriptor(fds, "the kernel")?);
         prepare_boot(created, cmdline, &mut file)?;
         let State::Created(Created { bus, vcpus, .. }) = std::mem::replace(&mut self.state, State::Shell)
@@ -121,7 +137,8 @@ impl Machine {
         };
         let started = start(&bus, vcpus, &self.events).inspect_err(|e| {
             // Its vCPUs are gone with the threads that could not be had.
-            self.events.send(Event::Exited(ExitReason::Fault(e.message.clone())));
+            self.events
+                .send(Event::Exited(ExitReason::Fault(e.message.clone())));
         })?;
         self.state = State::Running(started);
         Ok(())
@@ -177,7 +194,10 @@ impl Machine {
             State::Running(started) | State::Paused(started) => started.vcpus.entered(),
             State::Shell | State::Created(_) => 0,
         };
-        StartTimes { entered, ..self.times }
+        StartTimes {
+            entered,
+            ..self.times
+        }
     }
 
     /// Writes out what the console still holds: the process ends.
@@ -217,7 +237,10 @@ impl Machine {
             MachineState::Paused => format!("cannot {what}: the machine is paused"),
             MachineState::Exited(_) => format!("cannot {what}: the machine has ended"),
         };
-        ControlError { code: ErrorCode::WrongState, message }
+        ControlError {
+            code: ErrorCode::WrongState,
+            message,
+        }
     }
 }
 
@@ -232,28 +255,44 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
     jail::give_up_last_capability().map_err(system("giving up CAP_SYS_BOOT"))?;
     let memory = memory::create(&vm, spec.memory_mib).map_err(memory_error)?;
     vm.set_tss_address(TSS_ADDRESS).map_err(kvm_error)?;
-    vm.set_identity_map_address(IDENTITY_MAP_ADDRESS).map_err(kvm_error)?;
+    vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
+        .map_err(kvm_error)?;
     vm.create_irqchip().map_err(kvm_error)?;
-    let vcpus: Vec<Vcpu> =
-        (0..spec.vcpus).map(|index| create_vcpu(kvm, &vm, index, spec.vcpus)).collect::<Outcome<_>>()?;
+    let vcpus: Vec<Vcpu> = (0..spec.vcpus)
+        .map(|index| create_vcpu(kvm, &vm, index, spec.vcpus))
+        .collect::<Outcome<_>>()?;
     let inventory = Inventory::new(&memory, &vm, events.clone()).map_err(inventory_error)?;
     let console = Console::new(&vm).map_err(kvm_error)?;
-    Ok(Created { memory, bus: Arc::new(Bus { console, inventory }), vcpus })
+    Ok(Created {
+        memory,
+        bus: Arc::new(Bus { console, inventory }),
+        vcpus,
+    })
 }
 
 fn check_host(kvm: &Kvm, spec: &MachineSpec) -> Outcome<()> {
-    let bits = cpuid::physical_address_bits(kvm.supported_cpuid());
-    if bits < ADDRESS_BITS {
-        return Err(ControlError {
-            code: ErrorCode::Kvm,
-            message: format!("this host's KVM has {bits} guest-physical address bits; {ADDRESS_BITS} are needed"),
-        });
-    }
-    if usize::from(spec.vcpus) > kvm.capabilities().max_vcpus {
-        return Err(ControlError {
-            code: ErrorCode::Kvm,
-            message: format!("this host's KVM has {} vCPUs at most", kvm.capabilities().max_vcpus),
-        });
+    let capabilities = kvm.capabilities();
+    let has_needs = [
+        (
+            "guest-physical address bits",
+            cpuid::physical_address_bits(kvm.supported_cpuid()).into(),
+            ADDRESS_BITS.into(),
+        ),
+        ("vCPUs for one machine", capabilities.max_vcpus, spec.vcpus.into()),
+        (
+            "memory slots for one machine",
+            capabilities.memory_slots,
+            memslot::COUNT,
+        ),
+    ];
+    for (what, has, needs) in has_needs {
+        if has < needs {
+            let message = format!("this host's KVM has {has} {what}; {needs} are needed");
+            return Err(ControlError {
+                code: ErrorCode::Kvm,
+                message,
+            });
+        }
     }
     Ok(())
 }
@@ -269,11 +308,16 @@ fn create_vcpu(kvm: &Kvm, vm: &Arc<Vm>, index: u8, vcpus: u8) -> Outcome<Vcpu> {
 /// Puts kernel, start info and ACPI tables into memory and points the boot vCPU at them.
 fn prepare_boot(created: &Created, cmdline: &str, file: &mut File) -> Outcome<()> {
     let Created { memory, vcpus, .. } = created;
-    let [boot_vcpu, ..] = vcpus.as_slice() else { return Err(invalid("the machine has no vCPU".into())) };
+    let [boot_vcpu, ..] = vcpus.as_slice() else {
+        return Err(invalid("the machine has no vCPU".into()));
+    };
     let entry = kernel::load(memory, file).map_err(kernel_error)?;
     let rsdp = acpi::write_tables(memory, vcpus.len() as u8).map_err(|e| invalid(e.to_string()))?;
     pvh::write_start_info(memory, cmdline, rsdp).map_err(|e| invalid(e.to_string()))?;
-    vmgenid::write(memory).map_err(|e| ControlError { code: ErrorCode::System, message: e.to_string() })?;
+    vmgenid::write(memory).map_err(|e| ControlError {
+        code: ErrorCode::System,
+        message: e.to_string(),
+    })?;
     registers::set_entry(boot_vcpu, entry, PVH_START_INFO).map_err(kvm_error)
 }
 
@@ -282,23 +326,34 @@ fn start(bus: &Arc<Bus>, vcpus: Vec<Vcpu>, events: &EventSink) -> Outcome<Starte
     bus.inventory.start().map_err(inventory_error)?;
     let vcpus = VcpuThreads::spawn(vcpus, bus, events).map_err(system("starting vCPU threads"))?;
     vcpus.resume();
-    Ok(Started { bus: bus.clone(), vcpus })
+    Ok(Started {
+        bus: bus.clone(),
+        vcpus,
+    })
 }
 
 fn one_descriptor(fds: Vec<OwnedFd>, what: &str) -> Outcome<OwnedFd> {
     let count = fds.len();
     match <[OwnedFd; 1]>::try_from(fds) {
         Ok([fd]) => Ok(fd),
-        Err(_) => Err(invalid(format!("one descriptor ({what}) belongs beside the request, {count} came"))),
+        Err(_) => Err(invalid(format!(
+            "one descriptor ({what}) belongs beside the request, {count} came"
+        ))),
     }
 }
 
 fn invalid(message: String) -> ControlError {
-    ControlError { code: ErrorCode::Invalid, message }
+    ControlError {
+        code: ErrorCode::Invalid,
+        message,
+    }
 }
 
 fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ControlError {
-    move |e| ControlError { code: ErrorCode::System, message: format!("{what}: {e}") }
+    move |e| ControlError {
+        code: ErrorCode::System,
+        message: format!("{what}: {e}"),
+    }
 }
 
 fn kvm_error(e: thaw_hypervisor::Error) -> ControlError {
@@ -306,7 +361,10 @@ fn kvm_error(e: thaw_hypervisor::Error) -> ControlError {
         thaw_hypervisor::Error::NotKvm(_) => ErrorCode::Invalid,
         _ => ErrorCode::Kvm,
     };
-    ControlError { code, message: e.to_string() }
+    ControlError {
+        code,
+        message: e.to_string(),
+    }
 }
 
 fn memory_error(e: MemoryError) -> ControlError {
@@ -314,7 +372,10 @@ fn memory_error(e: MemoryError) -> ControlError {
         MemoryError::Slot { .. } => ErrorCode::Kvm,
         MemoryError::Map { .. } | MemoryError::Regions(_) => ErrorCode::System,
     };
-    ControlError { code, message: e.to_string() }
+    ControlError {
+        code,
+        message: e.to_string(),
+    }
 }
 
 fn kernel_error(e: KernelError) -> ControlError {
@@ -325,7 +386,10 @@ fn kernel_error(e: KernelError) -> ControlError {
         KernelError::MemoryTooSmall { .. } => ErrorCode::MemoryTooSmall,
         KernelError::Io(_) => ErrorCode::System,
     };
-    ControlError { code, message: e.to_string() }
+    ControlError {
+        code,
+        message: e.to_string(),
+    }
 }
 
 fn attach_error(e: AttachError) -> ControlError {
@@ -333,9 +397,19 @@ fn attach_error(e: AttachError) -> ControlError {
         AttachError::System { .. } => ErrorCode::System,
         _ => ErrorCode::Invalid,
     };
-    ControlError { code, message: e.to_string() }
+    ControlError {
+        code,
+        message: e.to_string(),
+    }
 }
 
 fn inventory_error(e: InventoryError) -> ControlError {
-    ControlError { code: ErrorCode::System, message: e.to_string() }
+    let code = match e {
+        InventoryError::Kvm { .. } => ErrorCode::Kvm,
+        _ => ErrorCode::System,
+    };
+    ControlError {
+        code,
+        message: e.to_string(),
+    }
 }

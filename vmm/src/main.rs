@@ -45,7 +45,9 @@ fn main() -> ExitCode {
         }
     }
     let Some(listener) = inherited_socket() else {
-        eprintln!("thaw-vmm: descriptor {CONTROL_FD} is not a listening SEQPACKET unix socket (see thaw-vmm --help)");
+        eprintln!(
+            "thaw-vmm: descriptor {CONTROL_FD} is not a listening SEQPACKET unix socket (see thaw-vmm --help)"
+        );
         return ExitCode::from(2);
     };
     log_to_stderr();
@@ -61,7 +63,11 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let times = StartTimes { process, jailed, ..StartTimes::default() };
+    let times = StartTimes {
+        process,
+        jailed,
+        ..StartTimes::default()
+    };
     let mut machine = Machine::new(events.clone(), times);
     let code = match control::serve(listener, &mut machine, &events) {
         Ok(End::Shutdown | End::Disconnected) => 0,
@@ -93,8 +99,14 @@ fn inherited_socket() -> Option<OwnedFd> {
 }
 
 fn log_to_stderr() {
-    let level = std::env::var("THAW_LOG").ok().and_then(|level| level.parse().ok()).unwrap_or(LevelFilter::INFO);
-    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+    let level = std::env::var("THAW_LOG")
+        .ok()
+        .and_then(|level| level.parse().ok())
+        .unwrap_or(LevelFilter::INFO);
+    let log = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(false);
     match std::io::stderr().is_terminal() {
         true => log.init(),
         false => log.json().init(),

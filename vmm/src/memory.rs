@@ -18,26 +18,43 @@ const MIB: u64 = 1 << 20;
 /// Why memory could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    #[error("cannot reserve {size:#x} bytes of guest memory: {source}; raise the address-space limit (ulimit -v)")]
-    Map { size: u64, source: vm_memory::mmap::MmapRegionError },
+    #[error(
+        "cannot reserve {size:#x} bytes of guest memory: {source}; raise the address-space limit (ulimit -v)"
+    )]
+    Map {
+        size: u64,
+        source: vm_memory::mmap::MmapRegionError,
+    },
     #[error("guest memory regions overlap: {0}")]
     Regions(#[from] vm_memory::GuestRegionCollectionError),
     #[error("memory slot {slot}: {source}")]
-    Slot { slot: u32, source: thaw_hypervisor::Error },
+    Slot {
+        slot: u32,
+        source: thaw_hypervisor::Error,
+    },
 }
 
 /// Where boot memory of `memory_mib` lies: below the hole, and above it what does not fit.
 pub fn boot_windows(memory_mib: u32) -> Vec<Window> {
     let bytes = u64::from(memory_mib) * MIB;
-    let low = Window { start: 0, size: bytes.min(LOW_MEMORY_END) };
-    let high = Window { start: HIGH_MEMORY_START, size: bytes - low.size };
+    let low = Window {
+        start: 0,
+        size: bytes.min(LOW_MEMORY_END),
+    };
+    let high = Window {
+        start: HIGH_MEMORY_START,
+        size: bytes - low.size,
+    };
     [low, high].into_iter().filter(|window| window.size > 0).collect()
 }
 
 /// Maps boot memory of `memory_mib` and shows it to the guest.
 pub fn create(vm: &Vm, memory_mib: u32) -> Result<GuestMemory, MemoryError> {
     let mut regions = Vec::new();
-    for (slot, window) in [memslot::LOW, memslot::HIGH].into_iter().zip(boot_windows(memory_mib)) {
+    for (slot, window) in [memslot::LOW, memslot::HIGH]
+        .into_iter()
+        .zip(boot_windows(memory_mib))
+    {
         let region = Arc::new(map(window)?);
         vm.set_memory(slot, region.clone(), Access::ReadWrite)
             .map_err(|source| MemoryError::Slot { slot, source })?;
@@ -53,8 +70,12 @@ fn map(window: Window) -> Result<GuestRegionMmap<()>, MemoryError> {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
     )
-    .map_err(|source| MemoryError::Map { size: window.size, source })?;
-    Ok(GuestRegionMmap::new(mapping, GuestAddress(window.start)).expect("no window reaches the end of 64 bits"))
+    .map_err(|source| MemoryError::Map {
+        size: window.size,
+        source,
+    })?;
+    Ok(GuestRegionMmap::new(mapping, GuestAddress(window.start))
+        .expect("no window reaches the end of 64 bits"))
 }
 
 #[cfg(test)]
@@ -64,11 +85,32 @@ mod tests {
 
     #[test]
     fn boot_memory_goes_around_the_hole() {
-        assert_eq!(boot_windows(64), [Window { start: 0, size: 64 * MIB }]);
-        assert_eq!(boot_windows(3072), [Window { start: 0, size: LOW_MEMORY_END }]);
+        assert_eq!(
+            boot_windows(64),
+            [Window {
+                start: 0,
+                size: 64 * MIB
+            }]
+        );
+        assert_eq!(
+            boot_windows(3072),
+            [Window {
+                start: 0,
+                size: LOW_MEMORY_END
+            }]
+        );
         assert_eq!(
             boot_windows(3073),
-            [Window { start: 0, size: LOW_MEMORY_END }, Window { start: HIGH_MEMORY_START, size: MIB }]
+            [
+                Window {
+                    start: 0,
+                    size: LOW_MEMORY_END
+                },
+                Window {
+                    start: HIGH_MEMORY_START,
+                    size: MIB
+                }
+            ]
         );
     }
 

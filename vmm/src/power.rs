@@ -18,7 +18,9 @@ const SLEEP_ENABLE: u8 = 1 << 5;
 /// What writing `value` to one of the ports does to the machine, if it ends it.
 pub fn write(port: u16, value: u8) -> Option<ExitReason> {
     match (port, value) {
-        (SLEEP_CONTROL_PORT, value) if value == SLEEP_TYPE_S5 << 2 | SLEEP_ENABLE => Some(ExitReason::PowerOff),
+        (SLEEP_CONTROL_PORT, value) if value == SLEEP_TYPE_S5 << 2 | SLEEP_ENABLE => {
+            Some(ExitReason::PowerOff)
+        }
         (RESET_PORT, RESET_VALUE) => Some(ExitReason::Reset),
         _ => None,
     }

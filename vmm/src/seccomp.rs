@@ -86,7 +86,12 @@ const ALLOWED: &[&[i64]] = &[
         libc::SYS_exit_group,
     ],
     // Signals: the vCPU kick, and Rust's stack-overflow handlers.
-    &[libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_sigaltstack],
+    &[
+        libc::SYS_rt_sigaction,
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_rt_sigreturn,
+        libc::SYS_sigaltstack,
+    ],
     // CAP_SYS_BOOT is given up once the machine is made.
     &[libc::SYS_capset],
     &[libc::SYS_getrandom],
@@ -94,8 +99,18 @@ const ALLOWED: &[&[i64]] = &[
 
 /// Puts the filter on every thread of this process, those to come included.
 pub fn install() -> Result<(), seccompiler::Error> {
-    let rules: BTreeMap<i64, Vec<_>> = ALLOWED.iter().copied().flatten().map(|call| (*call, vec![])).collect();
-    let filter = SeccompFilter::new(rules, SeccompAction::Log, SeccompAction::Allow, TargetArch::x86_64)?;
+    let rules: BTreeMap<i64, Vec<_>> = ALLOWED
+        .iter()
+        .copied()
+        .flatten()
+        .map(|call| (*call, vec![]))
+        .collect();
+    let filter = SeccompFilter::new(
+        rules,
+        SeccompAction::Log,
+        SeccompAction::Allow,
+        TargetArch::x86_64,
+    )?;
     let program: BpfProgram = filter.try_into()?;
     seccompiler::apply_filter_all_threads(&program)
 }

@@ -94,16 +94,29 @@ impl VcpuThreads {
     /// Starts a thread for each vCPU, before a closed gate.
     pub fn spawn(vcpus: Vec<Vcpu>, bus: &Arc<Bus>, events: &EventSink) -> io::Result<VcpuThreads> {
         let gate = Arc::new(Gate {
-            state: Mutex::new(GateState { wanted: Wanted::Hold, inside: 0 }),
+            state: Mutex::new(GateState {
+                wanted: Wanted::Hold,
+                inside: 0,
+            }),
             changed: Condvar::new(),
             kickers: vcpus.iter().map(Vcpu::kicker).collect(),
             entered: AtomicU64::new(0),
         });
-        let mut threads = VcpuThreads { gate, threads: Vec::with_capacity(vcpus.len()) };
+        let mut threads = VcpuThreads {
+            gate,
+            threads: Vec::with_capacity(vcpus.len()),
+        };
         for vcpu in vcpus {
             let name = format!("vcpu{}", vcpu.index());
-            let worker = Worker { gate: threads.gate.clone(), bus: bus.clone(), events: events.clone(), vcpu };
-            threads.threads.push(std::thread::Builder::new().name(name).spawn(|| worker.work())?);
+            let worker = Worker {
+                gate: threads.gate.clone(),
+                bus: bus.clone(),
+                events: events.clone(),
+                vcpu,
+            };
+            threads
+                .threads
+                .push(std::thread::Builder::new().name(name).spawn(|| worker.work())?);
         }
         Ok(threads)
     }
@@ -173,7 +186,9 @@ impl Worker {
     fn run_until_wanted(&mut self) -> Option<ExitReason> {
         if self.gate.entered.load(Ordering::Relaxed) == 0 {
             let _ =
-                self.gate.entered.compare_exchange(0, monotonic_ns(), Ordering::Relaxed, Ordering::Relaxed);
+                self.gate
+                    .entered
+                    .compare_exchange(0, monotonic_ns(), Ordering::Relaxed, Ordering::Relaxed);
         }
         loop {
             let fault = match self.vcpu.run() {

@@ -49,7 +49,11 @@ fn the_reset_register_resets() {
 fn a_triple_fault_resets() {
     // ud2 without an interrupt descriptor table: lidt of six zero bytes first.
     let guest = Guest {
-        code: Code::default().raw(&[0x0f, 0x01, 0x1d]).raw(&DATA.to_le_bytes()).raw(&[0x0f, 0x0b]).0,
+        code: Code::default()
+            .raw(&[0x0f, 0x01, 0x1d])
+            .raw(&DATA.to_le_bytes())
+            .raw(&[0x0f, 0x0b])
+            .0,
         data: vec![0; 6],
     };
     let (_vmm, mut control, _console) = started(spec(1, 64), &guest.kernel());
@@ -75,7 +79,10 @@ fn every_virtio_window_answers_and_nothing_else_does() {
         // MagicValue "virt", Version 2 (virtio 1.2 §4.2.2).
         code = code.expect(window, 0x7472_6976).expect(window + 4, 2);
     }
-    code = code.expect(0xd000_d000, u32::MAX).store(0xd000_d000, 1).expect(0xc000_0000, u32::MAX);
+    code = code
+        .expect(0xd000_d000, u32::MAX)
+        .store(0xd000_d000, 1)
+        .expect(0xc000_0000, u32::MAX);
     let (_vmm, mut control, _console) = started(spec(1, 64), &code.power_off().kernel());
     assert_eq!(control.exit(), ExitReason::PowerOff);
 }
@@ -88,13 +95,20 @@ fn the_start_info_has_the_magic_and_the_command_line() {
         code.raw(bytes).raw(&[0x74, failure.len() as u8]).raw(&failure)
     };
     let code = check(Code::default(), &[0x81, 0x3b, 0x78, 0xc5, 0x6e, 0x33]);
-    let code = check(code.raw(&[0x8b, 0x73, 0x18]), &[&[0x81, 0x3e][..], b"quie"].concat());
+    let code = check(
+        code.raw(&[0x8b, 0x73, 0x18]),
+        &[&[0x81, 0x3e][..], b"quie"].concat(),
+    );
     let vmm = support::Vmm::spawn();
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();
     let kernel = code.power_off().kernel();
-    let boot = Command::Boot { cmdline: "quiet".into() };
-    control.request(boot, &[std::os::fd::AsFd::as_fd(&kernel)]).unwrap();
+    let boot = Command::Boot {
+        cmdline: "quiet".into(),
+    };
+    control
+        .request(boot, &[std::os::fd::AsFd::as_fd(&kernel)])
+        .unwrap();
     assert_eq!(control.exit(), ExitReason::PowerOff);
 }
 
@@ -130,7 +144,10 @@ fn touching(addresses: &[u64], hole: u64) -> Guest {
         code = code.expect(linear(index, *address), 0x5a00_0000 + index as u32);
     }
     code = code.expect(linear(addresses.len(), hole), u32::MAX);
-    Guest { code: code.power_off().0, data }
+    Guest {
+        code: code.power_off().0,
+        data,
+    }
 }
 
 #[test]
@@ -155,13 +172,28 @@ fn waking(vcpus: u8) -> Guest {
     let trampoline = [0xf0, 0xfe, 0x06, 0x00, 0x90, 0xfa, 0xf4, 0xeb, 0xfd];
     let mut code = Code::default();
     // mov esi, DATA; mov edi, TRAMPOLINE; mov ecx, length; cld; rep movsb
-    code = code.raw(&[0xbe]).raw(&DATA.to_le_bytes()).raw(&[0xbf]).raw(&TRAMPOLINE.to_le_bytes());
-    code = code.raw(&[0xb9]).raw(&(trampoline.len() as u32).to_le_bytes()).raw(&[0xfc, 0xf3, 0xa4]);
+    code = code
+        .raw(&[0xbe])
+        .raw(&DATA.to_le_bytes())
+        .raw(&[0xbf])
+        .raw(&TRAMPOLINE.to_le_bytes());
+    code = code
+        .raw(&[0xb9])
+        .raw(&(trampoline.len() as u32).to_le_bytes())
+        .raw(&[0xfc, 0xf3, 0xa4]);
     // The local APIC's interrupt command: INIT, then SIPI, to all but self.
-    code = code.store(0xfee0_0300, 0x000c_4500).store(0xfee0_0300, 0x000c_4600 | TRAMPOLINE >> 12);
+    code = code
+        .store(0xfee0_0300, 0x000c_4500)
+        .store(0xfee0_0300, 0x000c_4600 | TRAMPOLINE >> 12);
     // cmp byte [COUNT], vcpus - 1; jne back
-    code = code.raw(&[0x80, 0x3d]).raw(&COUNT.to_le_bytes()).raw(&[vcpus - 1, 0x75, 0xf7]);
-    Guest { code: code.power_off().0, data: trampoline.to_vec() }
+    code = code
+        .raw(&[0x80, 0x3d])
+        .raw(&COUNT.to_le_bytes())
+        .raw(&[vcpus - 1, 0x75, 0xf7]);
+    Guest {
+        code: code.power_off().0,
+        data: trampoline.to_vec(),
+    }
 }
 
 #[test]
@@ -205,7 +237,10 @@ fn a_paused_guest_does_nothing_and_goes_on_where_it_was() {
 
 #[test]
 fn guests_that_spin_or_sleep_can_be_paused() {
-    for code in [Code::default().repeat_from(0), Code::default().raw(&[0xfa, 0xf4]).repeat_from(0)] {
+    for code in [
+        Code::default().repeat_from(0),
+        Code::default().raw(&[0xfa, 0xf4]).repeat_from(0),
+    ] {
         let (_vmm, mut control, _console) = started(spec(16, 64), &code.kernel());
         for _ in 0..50 {
             pause(&mut control);

@@ -14,9 +14,11 @@ use support::{Vmm, spec};
 use thaw_protocol::control::{Command, ExitReason, MachineSpec, MachineState, Response};
 
 fn kernel() -> File {
-    let path = std::env::var_os("THAW_KERNEL").map(PathBuf::from).unwrap_or_else(|| {
-        PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/thaw/kernel/vmlinux-6.1")
-    });
+    let path = std::env::var_os("THAW_KERNEL")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| {
+            PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/thaw/kernel/vmlinux-6.1")
+        });
     File::open(&path).unwrap_or_else(|e| panic!("{}: {e}; run guest-kernel-config/build", path.display()))
 }
 
@@ -32,16 +34,23 @@ fn boot(machine: MachineSpec) -> String {
         log
     });
     let cmdline = "console=ttyS0 ignore_loglevel reboot=t panic=-1".to_string();
-    control.request(Command::Boot { cmdline }, &[kernel().as_fd()]).unwrap();
+    control
+        .request(Command::Boot { cmdline }, &[kernel().as_fd()])
+        .unwrap();
     let ended = control.exit();
-    let Response::Status { times, state } = control.request(Command::Status, &[]).unwrap() else { panic!() };
+    let Response::Status { times, state } = control.request(Command::Status, &[]).unwrap() else {
+        panic!()
+    };
     // Closes the console.
     drop(vmm);
     let log = reader.join().unwrap();
     println!("{log}\n{ended:?} {times:?}");
     assert_eq!(ended, ExitReason::Reset);
     assert_eq!(state, MachineState::Exited(ExitReason::Reset));
-    assert!(log.contains("VFS: Unable to mount root fs"), "it did not get to its root");
+    assert!(
+        log.contains("VFS: Unable to mount root fs"),
+        "it did not get to its root"
+    );
     assert!(!log.contains("dropped]"), "console output was lost");
     log
 }
@@ -49,7 +58,14 @@ fn boot(machine: MachineSpec) -> String {
 /// Memory Linux says it has, in KiB: `Memory: 123K/456K available`.
 fn memory_kib(log: &str) -> u64 {
     let line = log.split("Memory: ").nth(1).expect("a line about memory");
-    line.split('/').nth(1).unwrap().split('K').next().unwrap().parse().unwrap()
+    line.split('/')
+        .nth(1)
+        .unwrap()
+        .split('K')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap()
 }
 
 #[test]

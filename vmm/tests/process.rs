@@ -32,9 +32,15 @@ fn the_jail_is_closed_before_the_first_request_is_answered() {
     let mut control = vmm.connect();
     assert_eq!(control.state(), MachineState::Shell);
     let pid = vmm.pid();
-    assert_eq!(std::fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(), 0, "the root is not empty");
     assert_eq!(
-        File::create(format!("/proc/{pid}/root/x")).unwrap_err().raw_os_error(),
+        std::fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(),
+        0,
+        "the root is not empty"
+    );
+    assert_eq!(
+        File::create(format!("/proc/{pid}/root/x"))
+            .unwrap_err()
+            .raw_os_error(),
         Some(libc::EROFS)
     );
     assert_eq!(vmm.status("Seccomp"), "2");
@@ -50,14 +56,20 @@ fn the_jail_is_closed_before_the_first_request_is_answered() {
         assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
     }
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
-    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    let core = limits
+        .lines()
+        .find(|line| line.starts_with("Max core file size"))
+        .unwrap();
     assert_eq!(core.split_whitespace().nth(4), Some("0"));
 
     control.create(spec(1, 64)).unwrap();
     for set in ["CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"] {
         assert_eq!(vmm.status(set), "0000000000000000", "{set} of a machine");
     }
-    assert!(!vmm.status("Uid").split_whitespace().any(|id| id == "0"), "it is still root");
+    assert!(
+        !vmm.status("Uid").split_whitespace().any(|id| id == "0"),
+        "it is still root"
+    );
 }
 
 #[test]
@@ -72,7 +84,10 @@ fn nothing_inherited_but_the_control_socket_stays_open() {
     assert_eq!(control.state(), MachineState::Shell);
     for entry in std::fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap() {
         let target = std::fs::read_link(entry.unwrap().path()).unwrap();
-        assert!(!target.to_string_lossy().contains("memfd:kernel"), "{target:?} leaked");
+        assert!(
+            !target.to_string_lossy().contains("memfd:kernel"),
+            "{target:?} leaked"
+        );
     }
 }
 
@@ -83,7 +98,11 @@ fn it_jails_itself_without_privileges_too() {
     }
     // The test binary's directory may be closed to others: give the user a copy it can run.
     let directory = tempfile::tempdir_in("/tmp").unwrap();
-    std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        directory.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
     let copy = directory.path().join("thaw-vmm");
     std::fs::copy(env!("CARGO_BIN_EXE_thaw-vmm"), &copy).unwrap();
     let mut vmm = Vmm::spawn_binary(&copy, Some(12345));
@@ -91,7 +110,12 @@ fn it_jails_itself_without_privileges_too() {
     control.create(spec(1, 64)).unwrap();
     assert_eq!(vmm.status("CapEff"), "0000000000000000");
     assert_eq!(vmm.status("Uid").split_whitespace().next(), Some("12345"));
-    assert_eq!(std::fs::read_dir(format!("/proc/{}/root/", vmm.pid())).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(format!("/proc/{}/root/", vmm.pid()))
+            .unwrap()
+            .count(),
+        0
+    );
     control.request(Command::Shutdown, &[]).unwrap();
     assert_eq!(vmm.wait(), 0);
 }
@@ -101,9 +125,19 @@ fn requests_that_do_not_fit_the_state_are_refused_and_change_nothing() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     let kernel = spinning();
-    let boot = |cmdline: &str| Command::Boot { cmdline: cmdline.into() };
-    for command in [Command::Pause, Command::Resume, boot(""), Command::RemoveImage { slot: 1 }] {
-        assert_eq!(code(control.request(command, &[kernel.as_fd()])), ErrorCode::WrongState);
+    let boot = |cmdline: &str| Command::Boot {
+        cmdline: cmdline.into(),
+    };
+    for command in [
+        Command::Pause,
+        Command::Resume,
+        boot(""),
+        Command::RemoveImage { slot: 1 },
+    ] {
+        assert_eq!(
+            code(control.request(command, &[kernel.as_fd()])),
+            ErrorCode::WrongState
+        );
         assert_eq!(control.state(), MachineState::Shell);
     }
     control.create(spec(1, 64)).unwrap();
@@ -126,16 +160,29 @@ fn a_machine_out_of_range_or_without_kvm_is_refused() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     for (vcpus, mib) in [(0, 64), (17, 64), (1, 63), (1, 65537), (255, u32::MAX)] {
-        assert_eq!(code(control.create(spec(vcpus, mib))), ErrorCode::Invalid, "{vcpus} {mib}");
+        assert_eq!(
+            code(control.create(spec(vcpus, mib))),
+            ErrorCode::Invalid,
+            "{vcpus} {mib}"
+        );
     }
-    let create = |version| Command::Create { version, machine: spec(1, 64) };
+    let create = |version| Command::Create {
+        version,
+        machine: spec(1, 64),
+    };
     let null = File::open("/dev/null").unwrap();
     let plain = memfd(b"");
     let kvm = File::open("/dev/kvm").unwrap();
     let fds = [null.as_fd(), plain.as_fd(), kvm.as_fd()];
-    assert_eq!(code(control.request(create(CONTROL_VERSION + 1), &[kvm.as_fd()])), ErrorCode::Invalid);
+    assert_eq!(
+        code(control.request(create(CONTROL_VERSION + 1), &[kvm.as_fd()])),
+        ErrorCode::Invalid
+    );
     for wrong in [&fds[..0], &fds[..1], &fds[1..2], &fds[1..]] {
-        assert_eq!(code(control.request(create(CONTROL_VERSION), wrong)), ErrorCode::Invalid);
+        assert_eq!(
+            code(control.request(create(CONTROL_VERSION), wrong)),
+            ErrorCode::Invalid
+        );
     }
     assert_eq!(control.state(), MachineState::Shell);
     control.create(spec(1, 64)).unwrap();
@@ -146,7 +193,10 @@ fn what_is_no_kernel_for_this_machine_is_refused_and_a_right_one_still_boots() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();
-    let guest = Guest { code: Code::default().power_off().0, data: vec![] };
+    let guest = Guest {
+        code: Code::default().power_off().0,
+        data: vec![],
+    };
     let whole = guest.elf(0x1000, true);
     let damaged = |at: usize, bytes: &[u8]| {
         let mut elf = whole.clone();
@@ -178,9 +228,22 @@ fn what_is_no_kernel_for_this_machine_is_refused_and_a_right_one_still_boots() {
         assert_eq!(refused.code, ErrorCode::MemoryTooSmall);
         assert!(refused.message.contains("64 MiB"), "{refused}");
     }
-    let long = Command::Boot { cmdline: "x".repeat(2048) };
-    assert_eq!(code(control.request(long, &[memfd(&whole).as_fd()])), ErrorCode::Invalid);
-    assert_eq!(code(control.request(Command::Boot { cmdline: String::new() }, &[])), ErrorCode::Invalid);
+    let long = Command::Boot {
+        cmdline: "x".repeat(2048),
+    };
+    assert_eq!(
+        code(control.request(long, &[memfd(&whole).as_fd()])),
+        ErrorCode::Invalid
+    );
+    assert_eq!(
+        code(control.request(
+            Command::Boot {
+                cmdline: String::new()
+            },
+            &[]
+        )),
+        ErrorCode::Invalid
+    );
     control.boot(&memfd(&whole)).unwrap();
     assert_eq!(control.exit(), ExitReason::PowerOff);
     assert_eq!(code(control.boot(&memfd(&whole))), ErrorCode::WrongState);
@@ -214,7 +277,10 @@ fn garbage_ends_the_connection_and_not_the_machine() {
     let packets: [&[u8]; 4] = [&[0xff; 100], &[1], &[0; 60_000], b"GET / HTTP/1.1\r\n"];
     for bytes in packets {
         rustix::net::send(&control.socket, bytes, rustix::net::SendFlags::empty()).unwrap();
-        assert!(matches!(control.receive(), Err(packet::PacketError::Closed | packet::PacketError::Io(_))));
+        assert!(matches!(
+            control.receive(),
+            Err(packet::PacketError::Closed | packet::PacketError::Io(_))
+        ));
         control = vmm.connect();
         assert_eq!(control.state(), MachineState::Running);
     }
@@ -235,18 +301,37 @@ fn an_untethered_machine_outlives_its_connections_and_tells_each_how_it_ended() 
 fn a_second_connection_waits_for_the_first_to_end() {
     let (vmm, mut first, _console) = started(spec(1, 64), &spinning());
     let mut second = vmm.connect();
-    packet::send(&second.socket, &Request { id: 1, command: Command::Status }, &[]).unwrap();
+    packet::send(
+        &second.socket,
+        &Request {
+            id: 1,
+            command: Command::Status,
+        },
+        &[],
+    )
+    .unwrap();
     assert_eq!(first.state(), MachineState::Running);
-    assert!(!support::readable(&second.socket, std::time::Duration::from_millis(50)));
+    assert!(!support::readable(
+        &second.socket,
+        std::time::Duration::from_millis(50)
+    ));
     drop(first);
-    assert!(matches!(second.receive(), Ok(FromVmm::Reply { id: 1, result: Ok(_) })));
+    assert!(matches!(
+        second.receive(),
+        Ok(FromVmm::Reply { id: 1, result: Ok(_) })
+    ));
     assert_eq!(second.state(), MachineState::Running);
 }
 
 #[test]
 fn a_tethered_machine_ends_with_its_connection() {
-    let (mut vmm, control, _console) =
-        started(MachineSpec { tethered: true, ..spec(2, 64) }, &spinning());
+    let (mut vmm, control, _console) = started(
+        MachineSpec {
+            tethered: true,
+            ..spec(2, 64)
+        },
+        &spinning(),
+    );
     drop(control);
     assert_eq!(vmm.wait(), 0);
 }
@@ -265,23 +350,36 @@ fn shutdown_is_answered_and_then_done() {
     let (mut vmm, mut control, _console) = started(spec(4, 1024), &spinning());
     assert_eq!(control.request(Command::Shutdown, &[]), Ok(Response::Done));
     assert_eq!(vmm.wait(), 0);
-    assert!(matches!(control.receive(), Err(packet::PacketError::Closed | packet::PacketError::Io(_))));
+    assert!(matches!(
+        control.receive(),
+        Err(packet::PacketError::Closed | packet::PacketError::Io(_))
+    ));
 }
 
 #[test]
 fn the_moments_of_a_start_are_in_order() {
-    let (_vmm, mut control, mut console) =
-        started(spec(1, 64), &Code::default().print("up\n").repeat_from(0).kernel());
+    let (_vmm, mut control, mut console) = started(
+        spec(1, 64),
+        &Code::default().print("up\n").repeat_from(0).kernel(),
+    );
     std::io::Read::read_exact(&mut console, &mut [0; 3]).unwrap();
-    let Response::Status { times, .. } = control.request(Command::Status, &[]).unwrap() else { panic!() };
+    let Response::Status { times, .. } = control.request(Command::Status, &[]).unwrap() else {
+        panic!()
+    };
     assert!(0 < times.process && times.process < times.jailed, "{times:?}");
-    assert!(times.jailed < times.created && times.created < times.entered, "{times:?}");
+    assert!(
+        times.jailed < times.created && times.created < times.entered,
+        "{times:?}"
+    );
 }
 
 #[test]
 fn started_by_hand_it_explains_itself() {
     let run = |argument: &[&str]| {
-        std::process::Command::new(env!("CARGO_BIN_EXE_thaw-vmm")).args(argument).output().unwrap()
+        std::process::Command::new(env!("CARGO_BIN_EXE_thaw-vmm"))
+            .args(argument)
+            .output()
+            .unwrap()
     };
     let help = run(&["--help"]);
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("thaw run"));

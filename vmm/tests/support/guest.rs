@@ -35,7 +35,9 @@ impl Code {
 
     /// `mov dword [address], value`
     pub fn store(self, address: u32, value: u32) -> Code {
-        self.raw(&[0xc7, 0x05]).raw(&address.to_le_bytes()).raw(&value.to_le_bytes())
+        self.raw(&[0xc7, 0x05])
+            .raw(&address.to_le_bytes())
+            .raw(&value.to_le_bytes())
     }
 
     /// Resets the machine unless the word at `address` is `value`.
@@ -57,7 +59,11 @@ impl Code {
     }
 
     pub fn kernel(self) -> File {
-        Guest { code: self.0, data: Vec::new() }.kernel()
+        Guest {
+            code: self.0,
+            data: Vec::new(),
+        }
+        .kernel()
     }
 }
 
@@ -98,9 +104,23 @@ impl Guest {
         for half in [64u16, 56, headers, 0, 0, 0] {
             elf.extend(half.to_le_bytes());
         }
-        program_header(&mut elf, 1, segment_at, ENTRY.into(), segment.len() as u64, memory_size);
+        program_header(
+            &mut elf,
+            1,
+            segment_at,
+            ENTRY.into(),
+            segment.len() as u64,
+            memory_size,
+        );
         if note {
-            program_header(&mut elf, 4, note_at, 0, pvh_note.len() as u64, pvh_note.len() as u64);
+            program_header(
+                &mut elf,
+                4,
+                note_at,
+                0,
+                pvh_note.len() as u64,
+                pvh_note.len() as u64,
+            );
         }
         elf.extend(pvh_note);
         elf.extend(segment);

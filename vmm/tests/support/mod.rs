@@ -36,7 +36,11 @@ impl Vmm {
 
     /// As [`Self::spawn`], from another file, as user and group `id`.
     pub fn spawn_binary(binary: &std::path::Path, id: Option<u32>) -> Vmm {
-        let name = format!("thaw-vmm-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "thaw-vmm-test-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         let listener = socket();
         rustix::net::bind(&listener, &address).unwrap();
@@ -58,13 +62,20 @@ impl Vmm {
                 _ => Ok(()),
             });
         }
-        Vmm { child: command.spawn().unwrap(), address }
+        Vmm {
+            child: command.spawn().unwrap(),
+            address,
+        }
     }
 
     pub fn connect(&self) -> Connection {
         let socket = socket();
         rustix::net::connect(&socket, &self.address).unwrap();
-        Connection { socket, next: 1, events: VecDeque::new() }
+        Connection {
+            socket,
+            next: 1,
+            events: VecDeque::new(),
+        }
     }
 
     pub fn pid(&self) -> u32 {
@@ -74,8 +85,12 @@ impl Vmm {
     /// What `/proc/PID/status` says in `field`.
     pub fn status(&self, field: &str) -> String {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        line.unwrap_or_else(|| panic!("no {field} in {status}")).trim().to_string()
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        line.unwrap_or_else(|| panic!("no {field} in {status}"))
+            .trim()
+            .to_string()
     }
 
     /// Waits for the process to end by itself.
@@ -99,7 +114,13 @@ impl Drop for Vmm {
 }
 
 fn socket() -> OwnedFd {
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap()
 }
 
 /// A control connection.
@@ -150,20 +171,38 @@ impl Connection {
     }
 
     pub fn create(&mut self, machine: MachineSpec) -> Result<Response, ControlError> {
-        let kvm = File::options().read(true).write(true).open("/dev/kvm").expect("this test needs /dev/kvm");
-        self.request(Command::Create { version: CONTROL_VERSION, machine }, &[kvm.as_fd()])
+        let kvm = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .expect("this test needs /dev/kvm");
+        self.request(
+            Command::Create {
+                version: CONTROL_VERSION,
+                machine,
+            },
+            &[kvm.as_fd()],
+        )
     }
 
     /// Gives the console a pipe; its other end.
     pub fn console(&mut self) -> File {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let command = Command::Attach { device: DeviceId::Console, backend: Backend::Console };
+        let command = Command::Attach {
+            device: DeviceId::Console,
+            backend: Backend::Console,
+        };
         self.request(command, &[write.as_fd()]).unwrap();
         File::from(read)
     }
 
     pub fn boot(&mut self, kernel: &File) -> Result<Response, ControlError> {
-        self.request(Command::Boot { cmdline: String::new() }, &[kernel.as_fd()])
+        self.request(
+            Command::Boot {
+                cmdline: String::new(),
+            },
+            &[kernel.as_fd()],
+        )
     }
 
     pub fn state(&mut self) -> MachineState {
@@ -175,11 +214,18 @@ impl Connection {
 }
 
 pub fn spec(vcpus: u8, memory_mib: u32) -> MachineSpec {
-    MachineSpec { vcpus, memory_mib, tethered: false }
+    MachineSpec {
+        vcpus,
+        memory_mib,
+        tethered: false,
+    }
 }
 
 pub fn readable(fd: impl AsFd, within: Duration) -> bool {
-    let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
+    let timeout = Timespec {
+        tv_sec: within.as_secs() as i64,
+        tv_nsec: within.subsec_nanos().into(),
+    };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }
 

@@ -3,6 +3,7 @@
 //! RSDP → XSDT → FADT (sleep and reset registers) → DSDT, and MADT. The DSDT names the virtio-mmio devices, the console,
 //! the VMGenID device and the generic event device that announces its changes. All of it is frozen with every template.
 
+use acpi_tables::Aml;
 use acpi_tables::aml::{
     Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method, Name, Notify, Package, Path,
     ResourceTemplate, Scope,
@@ -13,7 +14,6 @@ use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, P
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
-use acpi_tables::Aml;
 use thaw_protocol::control::DeviceId;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -46,7 +46,10 @@ pub enum AcpiError {
 
 /// Writes the tables for a machine of `vcpus` and returns the address of the RSDP.
 pub fn write_tables(memory: &GuestMemory, vcpus: u8) -> Result<u64, AcpiError> {
-    let mut writer = Writer { memory, next: ACPI_TABLES.start };
+    let mut writer = Writer {
+        memory,
+        next: ACPI_TABLES.start,
+    };
     let rsdp = writer.reserve(Rsdp::len() as u64)?;
     let dsdt = writer.place(dsdt().as_slice())?;
     let fadt = writer.place(&bytes(&fadt(dsdt)))?;
@@ -90,7 +93,13 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
 
 /// A byte-wide I/O port register.
 fn port(address: u16) -> GAS {
-    GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, address.into())
+    GAS::new(
+        AddressSpace::SystemIo,
+        8,
+        0,
+        AccessSize::ByteAccess,
+        address.into(),
+    )
 }
 
 fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
@@ -111,8 +120,12 @@ fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
 }
 
 fn madt(vcpus: u8) -> MADT {
-    let mut madt =
-        MADT::new(OEM, OEM_TABLE, OEM_REVISION, LocalInterruptController::Address(LAPIC_BASE));
+    let mut madt = MADT::new(
+        OEM,
+        OEM_TABLE,
+        OEM_REVISION,
+        LocalInterruptController::Address(LAPIC_BASE),
+    );
     for index in 0..vcpus {
         madt.add_structure(ProcessorLocalApic::new(index, index, EnabledStatus::Enabled));
     }
@@ -139,7 +152,9 @@ fn dsdt() -> Sdt {
 
 /// One virtio-mmio device, as Linux's virtio_mmio driver matches it: `LNRO0005` with a window and an interrupt.
 fn virtio_mmio(device: DeviceId, aml: &mut Vec<u8>) {
-    let Some(window) = layout::mmio_window(device) else { return };
+    let Some(window) = layout::mmio_window(device) else {
+        return;
+    };
     let slot = device as u8;
     Device::new(
         Path::new(&format!("VR{slot:02}")),
@@ -168,7 +183,10 @@ fn console(aml: &mut Vec<u8>) {
             &Name::new(Path::new("_UID"), &0u8),
             &Name::new(
                 Path::new("_CRS"),
-                &ResourceTemplate::new(vec![&IO::new(CONSOLE_PORT, CONSOLE_PORT, 1, 8), &edge(CONSOLE_GSI)]),
+                &ResourceTemplate::new(vec![
+                    &IO::new(CONSOLE_PORT, CONSOLE_PORT, 1, 8),
+                    &edge(CONSOLE_GSI),
+                ]),
             ),
         ],
     )
@@ -230,7 +248,11 @@ mod tests {
     fn table(memory: &GuestMemory, at: u64) -> Vec<u8> {
         let size = u32::from_le_bytes(read(memory, at + 4, 4).try_into().unwrap());
         let table = read(memory, at, size as usize);
-        assert_eq!(table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0, "checksum");
+        assert_eq!(
+            table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)),
+            0,
+            "checksum"
+        );
         table
     }
 
@@ -246,7 +268,10 @@ mod tests {
         assert_eq!(&pointer[..8], b"RSD PTR ");
         assert_eq!(pointer.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
         let xsdt = table(&memory, word64(&pointer, 24));
-        let tables: Vec<_> = xsdt[36..].chunks(8).map(|entry| table(&memory, word64(entry, 0))).collect();
+        let tables: Vec<_> = xsdt[36..]
+            .chunks(8)
+            .map(|entry| table(&memory, word64(entry, 0)))
+            .collect();
         let signatures: Vec<_> = tables.iter().map(|t| t[..4].to_vec()).collect();
         assert_eq!(signatures, [b"FACP", b"APIC"]);
         let dsdt = table(&memory, word64(&tables[0], 140));

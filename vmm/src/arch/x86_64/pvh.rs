@@ -65,14 +65,22 @@ pub fn write_start_info(memory: &GuestMemory, cmdline: &str, rsdp: u64) -> Resul
 
 /// RAM as mapped, but for the ACPI tables and the VMGenID page in the first MiB.
 fn memory_map(memory: &GuestMemory) -> Vec<hvm_memmap_table_entry> {
-    let entry = |addr, size, type_| hvm_memmap_table_entry { addr, size, type_, reserved: 0 };
+    let entry = |addr, size, type_| hvm_memmap_table_entry {
+        addr,
+        size,
+        type_,
+        reserved: 0,
+    };
     let mut map = vec![
         entry(0, LOW_MEMORY_USABLE_END, RAM),
         entry(ACPI_TABLES.start, ACPI_TABLES.size, ACPI),
         entry(VMGENID_PAGE.start, VMGENID_PAGE.size, RESERVED),
     ];
     for region in memory.iter() {
-        let (start, end) = (region.start_addr().raw_value(), region.start_addr().raw_value() + region.len());
+        let (start, end) = (
+            region.start_addr().raw_value(),
+            region.start_addr().raw_value() + region.len(),
+        );
         let start = start.max(MIB);
         map.push(entry(start, end - start, RAM));
     }
@@ -85,7 +93,10 @@ mod tests {
 
     fn memory(ranges: &[(u64, usize)]) -> GuestMemory {
         GuestMemory::from_ranges(
-            &ranges.iter().map(|&(start, size)| (GuestAddress(start), size)).collect::<Vec<_>>(),
+            &ranges
+                .iter()
+                .map(|&(start, size)| (GuestAddress(start), size))
+                .collect::<Vec<_>>(),
         )
         .unwrap()
     }
@@ -112,7 +123,10 @@ mod tests {
             write_start_info(&memory, &long, 0),
             Err(StartInfoError::CommandLineTooLong(_))
         ));
-        assert!(matches!(write_start_info(&memory, "a\0b", 0), Err(StartInfoError::CommandLineNul)));
+        assert!(matches!(
+            write_start_info(&memory, "a\0b", 0),
+            Err(StartInfoError::CommandLineNul)
+        ));
     }
 
     #[test]
@@ -122,7 +136,9 @@ mod tests {
         let info: hvm_start_info = memory.read_obj(GuestAddress(PVH_START_INFO)).unwrap();
         assert_eq!((info.magic, info.rsdp_paddr), (MAGIC, 0xe0000));
         let mut line = [0u8; 6];
-        memory.read_slice(&mut line, GuestAddress(info.cmdline_paddr)).unwrap();
+        memory
+            .read_slice(&mut line, GuestAddress(info.cmdline_paddr))
+            .unwrap();
         assert_eq!(&line, b"quiet\0");
         let first: hvm_memmap_table_entry = memory.read_obj(GuestAddress(info.memmap_paddr)).unwrap();
         assert_eq!((first.addr, first.type_), (0, RAM));

@@ -22,12 +22,24 @@ pub fn set_entry(vcpu: &Vcpu, entry: u64, start_info: u64) -> Result<()> {
     let data = flat_segment(0x10, 0x3);
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
     // A busy 32-bit TSS, byte-granular, of the least size.
-    sregs.tr = kvm_segment { base: 0, limit: 0x67, selector: 0x18, type_: 0xb, present: 1, ..Default::default() };
+    sregs.tr = kvm_segment {
+        base: 0,
+        limit: 0x67,
+        selector: 0x18,
+        type_: 0xb,
+        present: 1,
+        ..Default::default()
+    };
     sregs.cr0 = CR0_PE | CR0_ET;
     sregs.cr4 = 0;
     sregs.efer = 0;
     vcpu.set_sregs(&sregs)?;
-    vcpu.set_regs(&kvm_regs { rip: entry, rbx: start_info, rflags: RFLAGS_RESERVED, ..Default::default() })
+    vcpu.set_regs(&kvm_regs {
+        rip: entry,
+        rbx: start_info,
+        rflags: RFLAGS_RESERVED,
+        ..Default::default()
+    })
 }
 
 /// Sets the model-specific registers firmware would have; on every vCPU.

@@ -21,6 +21,7 @@ const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
 const LEAF_AMD_CACHE: u32 = 0x8000_001d;
 const LEAF_AMD_TOPOLOGY: u32 = 0x8000_001e;
 const LEAF_AMD_PERFORMANCE: u32 = 0x8000_0022;
+const LEAF_AMD_TOPOLOGY_V2: u32 = 0x8000_0026;
 
 const ECX1_VMX: u32 = 1 << 5;
 const ECX1_PDCM: u32 = 1 << 15;
@@ -53,7 +54,8 @@ pub fn for_vcpu(supported: &CpuId, index: u8, vcpus: u8) -> Result<CpuId> {
         let mut entry = entry;
         match entry.function {
             LEAF_TOPOLOGY | LEAF_TOPOLOGY_V2 => continue,
-            LEAF_PERFORMANCE | LEAF_AMD_PERFORMANCE => clear(&mut entry),
+            // Zero says that the leaf is not there; the older topology leaves are.
+            LEAF_PERFORMANCE | LEAF_AMD_PERFORMANCE | LEAF_AMD_TOPOLOGY_V2 => clear(&mut entry),
             LEAF_FEATURES => topology.features(&mut entry),
             LEAF_CACHE => {
                 topology.cache(&mut entry);
@@ -201,6 +203,7 @@ mod tests {
             entry(0x8000_0001, 0, [0, 0, ECX8_1_SVM | ECX8_1_PERFCTR_CORE | 1, 0]),
             entry(0x8000_0008, 0, [0x3028, 0, 0x700f, 0]),
             entry(0x8000_001e, 0, [7, 7, 7, 7]),
+            entry(0x8000_0026, 0, [7, 7, 7, 7]),
         ])
         .unwrap()
     }
@@ -247,6 +250,11 @@ mod tests {
         let topology = leaf(&cpuid, 0x8000_001e, 0);
         assert_eq!((topology.eax, topology.ebx, topology.ecx), (3, 3, 0));
         assert_ne!(leaf(&cpuid, 0x8000_0001, 0).ecx & ECX8_1_CMP_LEGACY, 0);
+        assert_eq!(
+            leaf(&cpuid, 0x8000_0026, 0).ebx,
+            0,
+            "the host's own topology shows"
+        );
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn mount_one(m: &Mount) -> Result<()> {
         fs::create_dir(m.target).for_(|| format!("create {}", m.target))?;
     }
     let data = std::ffi::CString::new(m.data).map_err(|_| Error::Invalid("mount data".into()))?;
-    match mount(m.kind, m.target, m.target, m.flags, data.as_c_str()) {
+    match mount(m.kind, m.target, m.kind, m.flags, data.as_c_str()) {
         // The kernel may have mounted it (CONFIG_DEVTMPFS_MOUNT).
         Err(rustix::io::Errno::BUSY) => Ok(()),
         other => other.for_(|| format!("mount {} on {}", m.kind, m.target)),

@@ -164,7 +164,9 @@ fn mount_storage(s: &Storage) -> Result<()> {
         "bind" => {
             check_guest_path(Path::new(&s.source))?;
             prepare_target(s)?;
-            options.bind(&s.source, &s.mount_point)
+            options.bind = options.bind.or(Some(true));
+            options.bind(&s.source, &s.mount_point)?;
+            options.finish(&s.mount_point)
         }
         other => Err(Error::Unsupported(format!(
             "storage at {at}: driver {other:?} is not supported; supported are {}",
@@ -192,7 +194,8 @@ fn prepare_target(s: &Storage) -> Result<()> {
 
 fn mount_new(s: &Storage, source: &str, kind: &str, options: &MountOptions) -> Result<()> {
     prepare_target(s)?;
-    options.mount(source, &s.mount_point, kind)
+    options.mount(source, &s.mount_point, kind)?;
+    options.finish(&s.mount_point)
 }
 
 /// Changes the group of a volume's files and lets the group write, as Kubernetes' fsGroup asks.

@@ -4,10 +4,11 @@
 //! applied: the devices of this guest are all the sandbox's own (docs/agent-api.md).
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use thaw_protocol::agent::oci;
 
@@ -86,7 +87,9 @@ impl Cgroup {
 
     fn write(&self, file: &str, value: &str) -> Result<()> {
         let path = self.path.join(file);
-        match fs::write(&path, value) {
+        // Without O_CREAT: a missing file shall be missing.
+        let written = fs::File::options().write(true).open(&path).and_then(|mut file| file.write_all(value.as_bytes()));
+        match written {
             Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::Unsupported(format!(
                 "{file} = {value}: this guest kernel has no such limit (its controller is not built in)"
             ))),
@@ -137,6 +140,26 @@ impl Cgroup {
     pub fn open_events(&self, file: &str) -> Result<OwnedFd> {
         let path = self.path.join(file);
         rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).for_(|| format!("open {}", path.display()))
+    }
+
+    /// Kills everything in it and waits, at most five seconds, until it is empty. Blocks.
+    pub fn kill_and_wait(&self) -> Result<()> {
+        let events = self.open_events("cgroup.events")?;
+        self.kill()?;
+        let most = rustix::time::Timespec { tv_sec: 5, tv_nsec: 0 };
+        while self.events().populated {
+            let mut buffer = [0u8; 128];
+            // Reading is what re-arms the kernel's notification.
+            let _ = rustix::io::pread(&events, &mut buffer, 0);
+            if !self.events().populated {
+                break;
+            }
+            let mut polled = [PollFd::new(&events, PollFlags::PRI)];
+            if poll(&mut polled, Some(&most)).for_(|| "wait for a cgroup to empty".into())? == 0 {
+                return Err(Error::State(format!("processes {:?} did not end", self.processes())));
+            }
+        }
+        Ok(())
     }
 
     /// Removes it and what its processes made below it. It must be empty.

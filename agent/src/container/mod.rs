@@ -124,8 +124,7 @@ impl Container {
         match launched {
             Ok((init, pending)) => Ok((cgroup, init, pending)),
             Err(e) => {
-                let _ = cgroup.kill();
-                if let Err(left) = cgroup.remove() {
+                if let Err(left) = cgroup.kill_and_wait().and_then(|()| cgroup.remove()) {
                     warning!("after a container that could not be made: {left}");
                 }
                 Err(e)

@@ -97,30 +97,30 @@ impl MountOptions {
         self.data.remove(at).split_once('=').map(|(_, v)| v.to_owned())
     }
 
-    /// Mounts a file system of `kind`, then sets its propagation.
+    /// Mounts a file system of `kind`. [`MountOptions::finish`] comes after.
     pub fn mount(&self, source: &str, target: &Path, kind: &str) -> Result<()> {
         let what = || format!("mount {kind} ({source}) on {}", target.display());
         let data = CString::new(self.data.join(",")).map_err(|_| Error::Invalid("mount data has a NUL in it".into()))?;
-        mount(source, target, kind, self.flags, data.as_c_str()).for_(what)?;
-        self.propagate(target)
+        mount(source, target, kind, self.flags, data.as_c_str()).for_(what)
     }
 
-    /// Binds `source`; flags take a second call, as mount(2) has it.
+    /// Binds `source`. [`MountOptions::finish`] comes after.
     pub fn bind(&self, source: impl AsRef<Path>, target: &Path) -> Result<()> {
         let source = source.as_ref();
         let what = || format!("bind {} on {}", source.display(), target.display());
         match self.bind {
-            Some(false) => mount_bind(source, target).for_(what)?,
-            _ => mount_bind_recursive(source, target).for_(what)?,
+            Some(false) => mount_bind(source, target).for_(what),
+            _ => mount_bind_recursive(source, target).for_(what),
         }
-        if !self.flags.is_empty() {
+    }
+
+    /// What takes a further call, as mount(2) has it: a bind's flags, and the propagation. `target` is looked up anew:
+    /// a descriptor of before the mount is of what it covers.
+    pub fn finish(&self, target: &Path) -> Result<()> {
+        if self.bind.is_some() && !self.flags.is_empty() {
             mount_remount(target, self.flags | MountFlags::BIND, c"")
                 .for_(|| format!("set {:?} of {}", self.flags, target.display()))?;
         }
-        self.propagate(target)
-    }
-
-    fn propagate(&self, target: &Path) -> Result<()> {
         if self.propagation.is_empty() {
             return Ok(());
         }

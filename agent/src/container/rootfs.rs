@@ -126,7 +126,7 @@ fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
             .map(|found| found.is_dir())
             .for_(|| format!("mount at {} of the container: source {}", m.destination.display(), m.source))?;
         let target = if is_dir { root.make_dir(&m.destination) } else { root.make_file(&m.destination) }.map_err(what)?;
-        return m.options.bind(&m.source, &magic(&target)).map_err(what);
+        return m.options.bind(&m.source, &magic(&target)).and_then(|()| finish(root, m, &m.options)).map_err(what);
     }
     let target = root.make_dir(&m.destination).map_err(what)?;
     match m.kind.as_str() {
@@ -134,18 +134,26 @@ fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
         "cgroup" | "cgroup2" => {
             let options = MountOptions { data: vec!["nsdelegate".into()], ..m.options.clone() };
             match options.mount("cgroup2", &magic(&target), "cgroup2") {
-                Ok(()) => Ok(()),
+                Ok(()) => finish(root, m, &options).map_err(what),
                 Err(_) => {
                     let bind = MountOptions { data: Vec::new(), bind: Some(true), ..m.options.clone() };
-                    bind.bind(Path::new(super::cgroup::ROOT).join(cgroup), &magic(&target)).map_err(what)
+                    bind.bind(Path::new(super::cgroup::ROOT).join(cgroup), &magic(&target))
+                        .and_then(|()| finish(root, m, &bind))
+                        .map_err(what)
                 }
             }
         }
         kind => {
             let source = if m.source.is_empty() { kind } else { &m.source };
-            m.options.mount(source, &magic(&target), kind).map_err(what)
+            m.options.mount(source, &magic(&target), kind).and_then(|()| finish(root, m, &m.options)).map_err(what)
         }
     }
+}
+
+/// On what is mounted now, found again by its path.
+fn finish(root: &Root, m: &Mount, options: &MountOptions) -> Result<()> {
+    let mounted = root.resolve(&m.destination, OFlags::PATH).for_(|| format!("find {} again", m.destination.display()))?;
+    options.finish(&magic(&mounted))
 }
 
 fn devices(root: &Root, spec: &Spec) -> Result<()> {

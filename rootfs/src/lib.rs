@@ -6,6 +6,7 @@ pub mod digest;
 pub mod erofs;
 pub mod error;
 pub mod fs;
+pub mod guest_image;
 pub mod layer;
 pub mod merge;
 pub mod progress;

@@ -22,6 +22,8 @@ use super::{BLOB_ALIGNMENT, BlobPlacement, Summary, WriteError, directory};
 const MAX_METADATA: u64 = 2 << 30;
 /// Block numbers have 32 bits, of which one value means a hole.
 const MAX_ADDRESS: u64 = (u32::MAX as u64) << BLOCK_BITS;
+/// Largest file, holes included.
+const MAX_FILE: u64 = 1 << 44;
 
 /// How an inode's data is found.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,6 +16,8 @@ mod sparse;
 mod stream;
 
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::io::Read;

@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn records() {
         let pax =
-            Pax::parse(b"12 path=a/b\n14 path=a/b/c\n9 size=7\n8 uid=\n21 SCHILY.xattr.u.a=\n").unwrap();
+            Pax::parse(b"12 path=a/b\n14 path=a/b/c\n9 size=7\n7 uid=\n21 SCHILY.xattr.u.a=\n").unwrap();
         assert_eq!(pax.path(), Some(&b"a/b/c"[..]));
         assert_eq!(pax.size(), Ok(Some(7)));
         assert_eq!(pax.uid(), Ok(None));

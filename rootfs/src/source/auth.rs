@@ -181,12 +181,6 @@ impl AuthEntry {
 
 /// The protocol of docker-credential-helpers: `get`, the server on stdin, JSON on stdout.
 async fn ask_helper(helper: &str, server: &str) -> Result<Login, String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Answer {
-        username: String,
-        secret: String,
-    }
     if helper.is_empty()
         || !helper
             .bytes()
@@ -194,9 +188,18 @@ async fn ask_helper(helper: &str, server: &str) -> Result<Login, String> {
     {
         return Err(format!("{helper:?} is no credential helper's name"));
     }
-    let program = format!("docker-credential-{helper}");
+    ask(&format!("docker-credential-{helper}"), server).await
+}
+
+async fn ask(program: &str, server: &str) -> Result<Login, String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Answer {
+        username: String,
+        secret: String,
+    }
     let failed = |error: std::io::Error| format!("{program}: {error}");
-    let mut child = Command::new(&program)
+    let mut child = Command::new(program)
         .arg("get")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -336,6 +339,49 @@ mod tests {
                 .await
                 .unwrap_err()
                 .contains("docker-credential-thaw-test-none")
+        );
+    }
+
+    /// A helper as the shell's child writes it: no other test's child can hold it open for writing.
+    async fn helper(directory: &tempfile::TempDir, name: &str, script: &str) -> Result<Login, String> {
+        let path = directory.path().join(name);
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$2\" > \"$1\" && chmod 755 \"$1\"";
+        let status = Command::new("/bin/sh")
+            .args(["-c", write, "sh"])
+            .arg(&path)
+            .arg(script)
+            .status();
+        assert!(status.await.unwrap().success());
+        ask(path.to_str().unwrap(), "host:5000").await
+    }
+
+    #[tokio::test]
+    async fn credential_helpers_are_asked() {
+        let directory = tempfile::tempdir().unwrap();
+        let echo = r#"read -r server; printf '{"Username":"%s","Secret":"%s"}' "$1" "$server""#;
+        let basic = Login::Basic {
+            user: "get".into(),
+            password: "host:5000".into(),
+        };
+        assert_eq!(helper(&directory, "echo", echo).await, Ok(basic));
+        let token = r#"cat > /dev/null; printf '{"Username":"<token>","Secret":"refresh"}'"#;
+        assert_eq!(
+            helper(&directory, "token", token).await,
+            Ok(Login::Identity("refresh".into()))
+        );
+        let none = "echo credentials not found in native keychain; exit 1";
+        assert_eq!(helper(&directory, "none", none).await, Ok(Login::Anonymous));
+        assert!(
+            helper(&directory, "broken", "echo locked >&2; exit 1")
+                .await
+                .unwrap_err()
+                .contains("locked")
+        );
+        assert!(
+            helper(&directory, "odd", "echo hello")
+                .await
+                .unwrap_err()
+                .contains("no JSON")
         );
     }
 

@@ -247,7 +247,8 @@ impl Connection {
                 format!("its token service {realm:?} is no address: {error}"),
             )
         })?;
-        if !matches!(url.scheme(), "https") && !(self.plain && url.scheme() == "http") {
+        let safe = url.scheme() == "https" || (self.plain && url.scheme() == "http");
+        if !safe {
             let reason = format!("its token service {realm:?} would see the password in the clear");
             return Err(denied(StatusCode::UNAUTHORIZED, reason));
         }

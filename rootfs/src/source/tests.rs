@@ -118,7 +118,7 @@ async fn damaged_documents_are_refused() {
         let mut damaged = blobs.clone();
         *damaged.0.get_mut(&digest).unwrap().last_mut().unwrap() = b' ';
         assert_eq!(
-            resolve_layout(&damaged, &[image.clone()], "")
+            resolve_layout(&damaged, std::slice::from_ref(&image), "")
                 .await
                 .unwrap_err()
                 .code(),
@@ -126,7 +126,7 @@ async fn damaged_documents_are_refused() {
         );
         damaged.0.get_mut(&digest).unwrap().pop();
         assert_eq!(
-            resolve_layout(&damaged, &[image.clone()], "")
+            resolve_layout(&damaged, std::slice::from_ref(&image), "")
                 .await
                 .unwrap_err()
                 .code(),
@@ -134,7 +134,7 @@ async fn damaged_documents_are_refused() {
         );
         damaged.0.remove(&digest);
         assert_eq!(
-            resolve_layout(&damaged, &[image.clone()], "")
+            resolve_layout(&damaged, std::slice::from_ref(&image), "")
                 .await
                 .unwrap_err()
                 .code(),

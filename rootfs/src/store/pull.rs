@@ -280,7 +280,6 @@ impl Store {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         let summary = erofs::write(&tree, &lengths, &mut out).map_err(|error| match error {
             erofs::WriteError::Io(error) => io(error),
-            #[allow(unreachable_patterns)]
             other => Error::Metadata(other),
         })?;
         let file = out.into_inner().map_err(|error| io(error.into_error()))?;

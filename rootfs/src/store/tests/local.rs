@@ -16,7 +16,7 @@ fn three_layers() -> (Blobs, Value, [Layer; 3]) {
 async fn a_layout_is_pulled_once() {
     let bench = Bench::new();
     let (blobs, image, layers) = three_layers();
-    let reference = bench.layout(&blobs, &[image.clone()]);
+    let reference = bench.layout(&blobs, std::slice::from_ref(&image));
     let log = Arc::new(Log::default());
     let pulled = bench.pull_logged(&reference, &log).await.unwrap();
     assert_eq!(pulled.digest, digest_of(&image));
@@ -52,13 +52,13 @@ async fn a_layout_is_pulled_once() {
 async fn a_changed_layout_is_seen_and_shared_layers_are_unpacked_once() {
     let bench = Bench::new();
     let (mut blobs, first, layers) = three_layers();
-    let reference = bench.layout(&blobs, &[first.clone()]);
+    let reference = bench.layout(&blobs, std::slice::from_ref(&first));
     bench.pull(&reference).await.unwrap();
     let second = blobs.image(
         "amd64",
         &[layers[0].clone(), big_layer(4, TAR_GZIP), layers[0].clone()],
     );
-    bench.layout(&blobs, &[second.clone()]);
+    bench.layout(&blobs, std::slice::from_ref(&second));
     let log = Arc::new(Log::default());
     let pulled = bench.pull_logged(&reference, &log).await.unwrap();
     assert_eq!(pulled.digest, digest_of(&second));

@@ -41,8 +41,17 @@ pub struct Record {
     pub vmm: Option<ProcessRecord>,
     /// Whether it ends with its owner.
     pub tethered: bool,
+    /// Whether its agent has taken its identity. One that was not ready when its owner died never will be.
+    pub ready: bool,
     pub vcpus: u8,
     pub memory_mib: u32,
+}
+
+impl Record {
+    /// Whether it goes on when its owner is gone, to be adopted.
+    fn outlives_owner(&self) -> bool {
+        !self.tethered && self.ready
+    }
 }
 
 /// The run directory.
@@ -165,7 +174,7 @@ impl RunDirectory {
             if let Some(vmm) = vmm
                 && vmm.lives()
             {
-                if record.as_ref().is_some_and(|r| !r.tethered) {
+                if record.as_ref().is_some_and(|r| r.outlives_owner()) {
                     continue;
                 }
                 vmm.kill();
@@ -191,7 +200,7 @@ impl RunDirectory {
         for path in self.directories() {
             let Some(lock) = try_lock(&path) else { continue };
             let Ok(record) = read_record(&path) else { continue };
-            if !record.tethered && record.vmm.is_some_and(|v| v.lives()) {
+            if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) {
                 adopted.push((
                     record,
                     SandboxDirectory {
@@ -303,6 +312,7 @@ mod tests {
             client: None,
             vmm: vmm.map(|c| ProcessRecord::of(c.id() as i32).unwrap()),
             tethered,
+            ready: true,
             vcpus: 1,
             memory_mib: 128,
         }
@@ -328,21 +338,32 @@ mod tests {
         };
         fs::create_dir(root.path().join("cg")).unwrap();
 
-        let (mut doomed, mut spared) = (sleeper(), sleeper());
+        let (mut doomed, mut unready, mut spared) = (sleeper(), sleeper(), sleeper());
         let owned = run.create(&record("owned", None, true)).unwrap();
         abandoned(&run, &record("dead", Some(&doomed), true));
         cgroups.make("dead").unwrap();
+        abandoned(
+            &run,
+            &Record {
+                ready: false,
+                ..record("half-made", Some(&unready), false)
+            },
+        );
         abandoned(&run, &record("untethered", Some(&spared), false));
         abandoned(&run, &record("never-started", None, true));
         fs::create_dir(run.directory("no-record")).unwrap();
 
-        assert_eq!(run.clean(&cgroups), 3);
+        assert_eq!(run.clean(&cgroups), 4);
         let mut left: Vec<_> = run.list().into_iter().map(|r| r.id).collect();
         left.sort();
         assert_eq!(left, ["owned", "untethered"]);
         assert!(
             doomed.try_wait().unwrap().is_some(),
             "the tethered VMM was killed"
+        );
+        assert!(
+            unready.try_wait().unwrap().is_some(),
+            "so was one its owner had not made ready"
         );
         assert!(spared.try_wait().unwrap().is_none(), "the untethered one was not");
         assert!(cgroups.sandboxes().is_empty());

@@ -152,6 +152,8 @@ pub(super) async fn create(
             .map_err(|e| Failure::new(ExitCode::HandshakeFailed, e.to_string()))?
             .map_err(|e| explain(e, &resources))?
     };
+    record.ready = true;
+    resources.directory.write(&record)?;
     // The guest's clock and ours tick alike but began apart: only the agent's own span is taken from the guest.
     let agent = acknowledgement
         .agent_ready
@@ -212,6 +214,7 @@ fn record(id: &str, spec: &SandboxSpec, image: &Image) -> Record {
         client: spec.client,
         vmm: None,
         tethered: spec.tethered,
+        ready: false,
         vcpus: spec.vcpus,
         memory_mib: spec.memory_mib,
     }

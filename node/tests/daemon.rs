@@ -1,0 +1,74 @@
+//! thawd as a process: `thaw` goes through it, its failures keep their codes, and what a killed one left half made does
+//! not survive.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::process::{Child, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use support::{HALT, Leftovers, Place, eventually, lives, one_line, records, text};
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A thawd that serves; ended when dropped.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(place: &Place) -> Daemon {
+        let child = place.command("thawd").stderr(Stdio::null()).spawn().unwrap();
+        let socket = place.path("run/thawd.sock");
+        eventually("thawd serves", || {
+            std::os::unix::net::UnixStream::connect(&socket).is_ok()
+        });
+        Daemon(child)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn failures_keep_their_codes_through_the_daemon() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(place) = Place::new(HALT) else { return };
+    std::fs::write(place.path("kernel"), b"\x7fELF but not much of one").unwrap();
+    let _daemon = Daemon::start(&place);
+    let output = place.run().output().unwrap();
+    assert_eq!(output.status.code(), Some(68), "{}", text(&output.stderr));
+    one_line(&output);
+    assert_eq!(place.leftovers(), Leftovers::none());
+    let again = place.command("thawd").output().unwrap();
+    assert_eq!(again.status.code(), Some(125), "one thawd per socket");
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_half_made() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(place) = Place::new(HALT) else { return };
+    let mut daemon = Daemon::start(&place);
+    let mut thaw = place.run().stderr(Stdio::null()).spawn().unwrap();
+    eventually("the guest runs", || {
+        records(&place).values().any(|r| r["vmm"].is_object())
+    });
+    let record = records(&place).into_values().next().unwrap();
+    assert_eq!(
+        (&record["tethered"], &record["ready"]),
+        (&false.into(), &false.into())
+    );
+    let vmm = record["vmm"]["pid"].as_i64().unwrap() as i32;
+    daemon.0.kill().unwrap();
+    daemon.0.wait().unwrap();
+    assert_eq!(thaw.wait().unwrap().code(), Some(93), "thawd went away");
+    assert!(lives(vmm), "an untethered VMM outlives its thawd");
+
+    // The next one removes it: its agent never took an identity.
+    let _next = Daemon::start(&place);
+    assert!(!lives(vmm));
+    assert_eq!(place.leftovers(), Leftovers::none());
+}

@@ -102,8 +102,7 @@ def forget_old(kind: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a tree, also one whose directories a build made unwritable."""
-    subprocess.run(["chmod", "-R", "u+rwX", path], stderr=subprocess.DEVNULL, check=False)
+    """Removes a directory; what cannot be removed is left for the next sweep."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -155,11 +154,11 @@ class Monitor:
 
 
 def qemu_part() -> Path:
-    return part(f"qemu-{digest(HERE / 'make-qemu')}", "QEMU 10 from backports, about 10 s", script("make-qemu"))
+    return part(f"qemu-{digest(HERE / 'make-qemu')}", "QEMU 10 from backports, a few seconds", script("make-qemu"))
 
 
 def root_part() -> Path:
-    return part(f"root-{digest(HERE / 'make-root', HERE / 'packages')}", "its Debian root, about 60 s", script("make-root"))
+    return part(f"root-{digest(HERE / 'make-root', HERE / 'packages')}", "its Debian root, 1 to 4 minutes", script("make-root"))
 
 
 def qemu_command() -> tuple[list[str], str]:
@@ -223,4 +222,4 @@ def state_part(memory: str = MEMORY) -> Path:
         if done.returncode != 0:
             raise LabError(f"the lab did not boot; its console is {directory}/console.log, QEMU's words {directory}/qemu.log")
 
-    return part(name, "its booted and saved state, about 20 s", make)
+    return part(name, "its booted and saved state, about 15 s", make)

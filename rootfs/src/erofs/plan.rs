@@ -319,10 +319,10 @@ fn check_blobs(tree: &Tree, blob_lengths: &[u64]) -> Result<(), WriteError> {
             }
             _ => continue,
         };
-        if size > MAX_ADDRESS {
+        if size > MAX_FILE {
             return Err(WriteError::TooLarge {
                 what: "file",
-                limit: MAX_ADDRESS,
+                limit: MAX_FILE,
             });
         }
         let available = match blob_lengths.get(blob as usize) {

@@ -12,7 +12,8 @@ fn main() -> std::io::Result<()> {
 fn generate() -> std::io::Result<()> {
     use ttrpc_codegen::{Codegen, Customize, ProtobufCustomize};
 
-    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or(std::io::ErrorKind::NotFound)?).join("agent");
+    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or(std::io::ErrorKind::NotFound)?)
+        .join("agent");
     std::fs::create_dir_all(&out)?;
     Codegen::new()
         .out_dir(&out)
@@ -20,9 +21,23 @@ fn generate() -> std::io::Result<()> {
         .include("proto")
         .rust_protobuf()
         .rust_protobuf_customize(ProtobufCustomize::default().lite_runtime(true))
-        .customize(Customize { async_all: true, ..Default::default() })
+        .customize(Customize {
+            async_all: true,
+            ..Default::default()
+        })
         .run()
         .map_err(std::io::Error::other)?;
-    let modules = ["agent", "agent_ttrpc", "csi", "health", "health_ttrpc", "oci", "types"];
-    std::fs::write(out.join("mod.rs"), modules.map(|name| format!("pub mod {name};\n")).concat())
+    let modules = [
+        "agent",
+        "agent_ttrpc",
+        "csi",
+        "health",
+        "health_ttrpc",
+        "oci",
+        "types",
+    ];
+    std::fs::write(
+        out.join("mod.rs"),
+        modules.map(|name| format!("pub mod {name};\n")).concat(),
+    )
 }

@@ -30,10 +30,16 @@ pub fn run(started: u64, transport: Transport) -> ! {
             init::settings();
         }
     }
-    info!("{} started, PID 1, {} ms after the kernel's clock", env!("CARGO_PKG_VERSION"), started / 1_000_000);
+    info!(
+        "{} started, PID 1, {} ms after the kernel's clock",
+        env!("CARGO_PKG_VERSION"),
+        started / 1_000_000
+    );
     let listener = match Listener::bind(&transport, HANDSHAKE_PORT) {
         Ok(listener) => listener,
-        Err(e) => stay(&format!("no handshake is possible, waiting for the host to end this machine: {e}")),
+        Err(e) => stay(&format!(
+            "no handshake is possible, waiting for the host to end this machine: {e}"
+        )),
     };
     let ready = clock::boottime_ns();
     ring_doorbell(&transport);
@@ -53,7 +59,9 @@ fn wait_for_identity(listener: &Listener, transport: &Transport, times: Handshak
                 continue;
             }
         };
-        match handshake::answer(stream, &times, &mut handshake::Guest, || Listener::bind(transport, AGENT_PORT)) {
+        match handshake::answer(stream, &times, &mut handshake::Guest, || {
+            Listener::bind(transport, AGENT_PORT)
+        }) {
             Ok(api) => return api,
             Err(e) => warning!("handshake: {e}; waiting for another"),
         }
@@ -61,7 +69,11 @@ fn wait_for_identity(listener: &Listener, transport: &Transport, times: Handshak
 }
 
 fn serve(api: Listener) -> ! {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(16).build() {
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(16)
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(e) => stay(&format!("no async runtime: {e}")),
     };

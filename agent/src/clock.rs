@@ -15,6 +15,9 @@ pub fn set_wall_clock(ns: u64) -> Result<()> {
     if ns == 0 {
         return Err(Error::Invalid("wall clock: 0 is no time".into()));
     }
-    let time = Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+    let time = Timespec {
+        tv_sec: (ns / 1_000_000_000) as i64,
+        tv_nsec: (ns % 1_000_000_000) as i64,
+    };
     clock_settime(ClockId::Realtime, time).for_(|| "set the wall clock".into())
 }

@@ -26,12 +26,21 @@ struct PoolInfo {
 /// Credits `bytes`, [`MIN_ENTROPY`] or more, and reseeds the kernel's generator.
 pub fn reseed(bytes: &[u8]) -> Result<()> {
     if bytes.len() < MIN_ENTROPY {
-        return Err(Error::Invalid(format!("entropy: {} bytes, at least {MIN_ENTROPY} are needed", bytes.len())));
+        return Err(Error::Invalid(format!(
+            "entropy: {} bytes, at least {MIN_ENTROPY} are needed",
+            bytes.len()
+        )));
     }
-    let device = File::options().write(true).open("/dev/urandom").for_(|| "open /dev/urandom".into())?;
+    let device = File::options()
+        .write(true)
+        .open("/dev/urandom")
+        .for_(|| "open /dev/urandom".into())?;
     for chunk in bytes.chunks(MOST) {
-        let mut info =
-            PoolInfo { entropy_bits: chunk.len() as libc::c_int * 8, bytes: chunk.len() as libc::c_int, buffer: [0; MOST] };
+        let mut info = PoolInfo {
+            entropy_bits: chunk.len() as libc::c_int * 8,
+            bytes: chunk.len() as libc::c_int,
+            buffer: [0; MOST],
+        };
         info.buffer[..chunk.len()].copy_from_slice(chunk);
         // SAFETY: the kernel reads the header and `bytes` bytes of the buffer, all within `info`, which outlives the call.
         if unsafe { libc::ioctl(device.as_raw_fd(), RNDADDENTROPY, &raw const info) } != 0 {

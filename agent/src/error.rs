@@ -34,7 +34,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// The last system call's error, with what it was for.
     pub fn last(what: impl Into<String>) -> Self {
-        Error::System { what: what.into(), source: io::Error::last_os_error() }
+        Error::System {
+            what: what.into(),
+            source: io::Error::last_os_error(),
+        }
     }
 
     /// The errno beneath, if a system call failed.
@@ -54,6 +57,9 @@ pub trait For<T> {
 
 impl<T, E: Into<io::Error>> For<T> for std::result::Result<T, E> {
     fn for_(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|e| Error::System { what: what(), source: e.into() })
+        self.map_err(|e| Error::System {
+            what: what(),
+            source: e.into(),
+        })
     }
 }

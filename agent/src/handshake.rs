@@ -65,8 +65,8 @@ pub fn answer<T>(
     guest: &mut impl Apply,
     open: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let identity: Identity =
-        read_frame(&mut Reader(&mut stream)).map_err(|e| Error::Invalid(format!("no identity was read: {e}")))?;
+    let identity: Identity = read_frame(&mut Reader(&mut stream))
+        .map_err(|e| Error::Invalid(format!("no identity was read: {e}")))?;
     let outcome = apply(&identity, guest).and_then(|()| open());
     let acknowledgement = Acknowledgement {
         version: HANDSHAKE_VERSION,

@@ -11,7 +11,11 @@ struct Record {
 impl Record {
     fn call(&mut self, name: &'static str) -> Result<()> {
         self.calls.push(name);
-        if self.fail_at == Some(name) { Err(Error::State(format!("{name} broke"))) } else { Ok(()) }
+        if self.fail_at == Some(name) {
+            Err(Error::State(format!("{name} broke")))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -42,11 +46,20 @@ fn identity() -> Identity {
         wall_clock_ns: 1_700_000_000_000_000_000,
         hostname: "h".into(),
         machine_id: [1; 16],
-        network: Some(Network { mac: [2; 6], mtu: 1500, addresses: vec![], gateways: vec![], nameservers: vec![] }),
+        network: Some(Network {
+            mac: [2; 6],
+            mtu: 1500,
+            addresses: vec![],
+            gateways: vec![],
+            nameservers: vec![],
+        }),
     }
 }
 
-const TIMES: Handshake = Handshake { started: 11, ready: 22 };
+const TIMES: Handshake = Handshake {
+    started: 11,
+    ready: 22,
+};
 
 fn exchange(identity: &Identity, guest: &mut Record) -> (Result<bool>, Acknowledgement) {
     let (mut host, agent) = UnixStream::pair().unwrap();
@@ -60,16 +73,27 @@ fn an_identity_is_applied_entropy_first_and_acknowledged_with_its_nonce() {
     let mut guest = Record::default();
     let (outcome, ack) = exchange(&identity(), &mut guest);
     assert!(outcome.unwrap());
-    assert_eq!(guest.calls, ["entropy", "clock", "hostname", "machine-id", "network"]);
-    assert_eq!((ack.nonce, ack.failure, ack.agent_started, ack.agent_ready), ([7; 16], None, 11, 22));
+    assert_eq!(
+        guest.calls,
+        ["entropy", "clock", "hostname", "machine-id", "network"]
+    );
+    assert_eq!(
+        (ack.nonce, ack.failure, ack.agent_started, ack.agent_ready),
+        ([7; 16], None, 11, 22)
+    );
 }
 
 #[test]
 fn what_cannot_be_applied_is_named_and_the_port_stays_closed() {
-    let mut guest = Record { fail_at: Some("hostname"), ..Default::default() };
+    let mut guest = Record {
+        fail_at: Some("hostname"),
+        ..Default::default()
+    };
     let (mut host, agent) = UnixStream::pair().unwrap();
     write_frame(&mut host, &identity()).unwrap();
-    let outcome = answer(agent, &TIMES, &mut guest, || -> Result<()> { panic!("the API must not be opened") });
+    let outcome = answer(agent, &TIMES, &mut guest, || -> Result<()> {
+        panic!("the API must not be opened")
+    });
     assert!(outcome.is_err());
     let ack: Acknowledgement = read_frame(&mut host).unwrap();
     assert_eq!(ack.failure.as_deref(), Some("hostname broke"));
@@ -78,7 +102,16 @@ fn what_cannot_be_applied_is_named_and_the_port_stays_closed() {
 
 #[test]
 fn a_wrong_version_or_too_little_entropy_touches_nothing() {
-    for bad in [Identity { version: 99, ..identity() }, Identity { entropy: vec![9; 31], ..identity() }] {
+    for bad in [
+        Identity {
+            version: 99,
+            ..identity()
+        },
+        Identity {
+            entropy: vec![9; 31],
+            ..identity()
+        },
+    ] {
         let mut guest = Record::default();
         let (outcome, ack) = exchange(&bad, &mut guest);
         assert!(outcome.is_err() && ack.failure.is_some());

@@ -11,8 +11,15 @@ pub const ETC: &str = "/run/thaw/etc";
 
 /// Sets the kernel's hostname.
 pub fn set_hostname(name: &str) -> Result<()> {
-    if name.is_empty() || name.len() > 64 || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
-        return Err(Error::Invalid(format!("hostname {name:?}: 1 to 64 letters, digits, '-', '.' or '_' are allowed")));
+    if name.is_empty()
+        || name.len() > 64
+        || !name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
+    {
+        return Err(Error::Invalid(format!(
+            "hostname {name:?}: 1 to 64 letters, digits, '-', '.' or '_' are allowed"
+        )));
     }
     rustix::system::sethostname(name.as_bytes()).for_(|| "set the hostname".into())
 }
@@ -22,7 +29,11 @@ pub fn set_machine_id(id: [u8; 16]) -> Result<()> {
     if id == [0; 16] {
         return Err(Error::Invalid("machine-id: all zero".into()));
     }
-    let text: String = id.iter().map(|b| format!("{b:02x}")).chain(["\n".into()]).collect();
+    let text: String = id
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .chain(["\n".into()])
+        .collect();
     let path = "/run/machine-id";
     fs::write(path, text).for_(|| format!("write {path}"))?;
     let etc = "/etc/machine-id";
@@ -41,7 +52,13 @@ pub fn write_etc(hostname: &str, addresses: &[IpAddr], nameservers: &[IpAddr]) -
     };
     write("hostname", format!("{hostname}\n"))?;
     write("hosts", hosts(hostname, addresses))?;
-    write("resolv.conf", nameservers.iter().map(|ip| format!("nameserver {ip}\n")).collect())
+    write(
+        "resolv.conf",
+        nameservers
+            .iter()
+            .map(|ip| format!("nameserver {ip}\n"))
+            .collect(),
+    )
 }
 
 fn hosts(hostname: &str, addresses: &[IpAddr]) -> String {

@@ -16,36 +16,84 @@ struct Mount {
     data: &'static str,
 }
 
-const NOSUID_NOEXEC_NODEV: MountFlags = MountFlags::NOSUID.union(MountFlags::NOEXEC).union(MountFlags::NODEV);
+const NOSUID_NOEXEC_NODEV: MountFlags = MountFlags::NOSUID
+    .union(MountFlags::NOEXEC)
+    .union(MountFlags::NODEV);
 const NOSUID_NODEV: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 const MOUNTS: &[Mount] = &[
-    Mount { kind: "proc", target: "/proc", flags: NOSUID_NOEXEC_NODEV, data: "" },
-    Mount { kind: "sysfs", target: "/sys", flags: NOSUID_NOEXEC_NODEV, data: "" },
-    Mount { kind: "devtmpfs", target: "/dev", flags: MountFlags::NOSUID, data: "mode=0755" },
+    Mount {
+        kind: "proc",
+        target: "/proc",
+        flags: NOSUID_NOEXEC_NODEV,
+        data: "",
+    },
+    Mount {
+        kind: "sysfs",
+        target: "/sys",
+        flags: NOSUID_NOEXEC_NODEV,
+        data: "",
+    },
+    Mount {
+        kind: "devtmpfs",
+        target: "/dev",
+        flags: MountFlags::NOSUID,
+        data: "mode=0755",
+    },
     Mount {
         kind: "devpts",
         target: "/dev/pts",
         flags: MountFlags::NOSUID.union(MountFlags::NOEXEC),
         data: "gid=5,mode=0620,ptmxmode=0666",
     },
-    Mount { kind: "tmpfs", target: "/dev/shm", flags: NOSUID_NODEV, data: "mode=1777" },
-    Mount { kind: "mqueue", target: "/dev/mqueue", flags: NOSUID_NOEXEC_NODEV, data: "" },
-    Mount { kind: "tmpfs", target: "/run", flags: NOSUID_NODEV, data: "mode=0755" },
-    Mount { kind: "tmpfs", target: "/tmp", flags: NOSUID_NODEV, data: "mode=1777" },
-    Mount { kind: "cgroup2", target: "/sys/fs/cgroup", flags: NOSUID_NOEXEC_NODEV, data: "nsdelegate,memory_recursiveprot" },
+    Mount {
+        kind: "tmpfs",
+        target: "/dev/shm",
+        flags: NOSUID_NODEV,
+        data: "mode=1777",
+    },
+    Mount {
+        kind: "mqueue",
+        target: "/dev/mqueue",
+        flags: NOSUID_NOEXEC_NODEV,
+        data: "",
+    },
+    Mount {
+        kind: "tmpfs",
+        target: "/run",
+        flags: NOSUID_NODEV,
+        data: "mode=0755",
+    },
+    Mount {
+        kind: "tmpfs",
+        target: "/tmp",
+        flags: NOSUID_NODEV,
+        data: "mode=1777",
+    },
+    Mount {
+        kind: "cgroup2",
+        target: "/sys/fs/cgroup",
+        flags: NOSUID_NOEXEC_NODEV,
+        data: "nsdelegate,memory_recursiveprot",
+    },
 ];
 
 /// Mounts everything; returns what failed.
 pub fn mount_all() -> Vec<Error> {
     let mut failures: Vec<Error> = MOUNTS.iter().filter_map(|m| mount_one(m).err()).collect();
-    for (link, target) in
-        [("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "/proc/self/fd/0"), ("/dev/stdout", "/proc/self/fd/1"), ("/dev/stderr", "/proc/self/fd/2")]
-    {
+    for (link, target) in [
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
         if fs::symlink_metadata(link).is_err()
             && let Err(e) = std::os::unix::fs::symlink(target, link)
         {
-            failures.push(Error::System { what: format!("link {link}"), source: e });
+            failures.push(Error::System {
+                what: format!("link {link}"),
+                source: e,
+            });
         }
     }
     failures.extend(crate::container::cgroup::enable_controllers(Path::new("")).err());
@@ -86,7 +134,10 @@ pub fn settings() {
 pub fn namespaced() {
     use rustix::mount::{MountPropagationFlags, mount_change};
     let _ = mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE);
-    for m in MOUNTS.iter().filter(|m| ["/proc", "/sys", "/run", "/sys/fs/cgroup"].contains(&m.target)) {
+    for m in MOUNTS
+        .iter()
+        .filter(|m| ["/proc", "/sys", "/run", "/sys/fs/cgroup"].contains(&m.target))
+    {
         if let Err(e) = mount_one(m) {
             crate::warning!("{e}");
         }

@@ -38,7 +38,9 @@ impl Listener {
                 .for_(|| format!("listen on vsock port {port} (is there a virtio-vsock device and driver?)")),
             Transport::Unix(dir) => {
                 let path = dir.join(port.to_string());
-                UnixListener::bind(&path).map(Listener::Unix).for_(|| format!("listen on {}", path.display()))
+                UnixListener::bind(&path)
+                    .map(Listener::Unix)
+                    .for_(|| format!("listen on {}", path.display()))
             }
         }
     }
@@ -66,17 +68,21 @@ impl Listener {
     /// As a listener of ttrpc. Must be called within the runtime.
     pub fn into_ttrpc(self) -> Result<ttrpc::r#async::transport::Listener> {
         match self {
-            Listener::Unix(listener) => {
-                ttrpc::r#async::transport::Listener::try_from(listener).for_(|| "serve the unix socket".into())
-            }
+            Listener::Unix(listener) => ttrpc::r#async::transport::Listener::try_from(listener)
+                .for_(|| "serve the unix socket".into()),
             Listener::Vsock(listener) => {
-                listener.set_nonblocking(true).for_(|| "make the vsock listener non-blocking".into())?;
+                listener
+                    .set_nonblocking(true)
+                    .for_(|| "make the vsock listener non-blocking".into())?;
                 // SAFETY: the descriptor was just released by its owner, so it has exactly one again.
                 let listener = unsafe { tokio_vsock::VsockListener::from_raw_fd(listener.into_raw_fd()) };
-                Ok(ttrpc::r#async::transport::Listener::new(stream::unfold(listener, |listener| async {
-                    let connection = accept_host(&listener).await;
-                    Some((connection, listener))
-                })))
+                Ok(ttrpc::r#async::transport::Listener::new(stream::unfold(
+                    listener,
+                    |listener| async {
+                        let connection = accept_host(&listener).await;
+                        Some((connection, listener))
+                    },
+                )))
             }
         }
     }
@@ -96,7 +102,11 @@ pub fn ring_doorbell(transport: &Transport) {
     if *transport == Transport::Vsock {
         match VsockStream::connect(&VsockAddr::new(VMADDR_CID_HOST, HANDSHAKE_PORT)) {
             Ok(_) => {}
-            Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused) => {}
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+                ) => {}
             // Whoever drives this machine may not have a doorbell at all; it can still connect.
             Err(e) => info!("doorbell: {e}"),
         }

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
 
 static KMSG: OnceLock<File> = OnceLock::new();
@@ -23,6 +24,11 @@ pub fn to_kernel() {
     if let Ok(file) = File::options().write(true).open("/dev/kmsg") {
         let _ = KMSG.set(file);
     }
+}
+
+/// The kernel log's descriptor: a forked child that closes others keeps this one.
+pub fn descriptor() -> Option<RawFd> {
+    KMSG.get().map(AsRawFd::as_raw_fd)
 }
 
 /// Writes one line. Failure to log is not an error of what is logged.

@@ -65,7 +65,11 @@ impl ChangeWatch {
 
     /// Returns when the file may have changed since the last call.
     pub async fn changed(&self) -> Result<()> {
-        let mut ready = self.0.ready(Interest::PRIORITY).await.for_(|| "wait for a cgroup".into())?;
+        let mut ready = self
+            .0
+            .ready(Interest::PRIORITY)
+            .await
+            .for_(|| "wait for a cgroup".into())?;
         ready.clear_ready();
         self.read();
         Ok(())

@@ -75,7 +75,9 @@ impl Reaper {
     fn reap(&self) {
         let mut state = self.state();
         while state.holds == 0 {
-            let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { return };
+            let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else {
+                return;
+            };
             if let Some(waiting) = state.waiting.remove(&pid.as_raw_nonzero().get()) {
                 waiting.send_replace(Some(exit_code(status)));
             }
@@ -84,5 +86,8 @@ impl Reaper {
 }
 
 fn exit_code(status: WaitStatus) -> ExitCode {
-    status.exit_status().or_else(|| status.terminating_signal().map(|s| 128 + s)).unwrap_or(255)
+    status
+        .exit_status()
+        .or_else(|| status.terminating_signal().map(|s| 128 + s))
+        .unwrap_or(255)
 }

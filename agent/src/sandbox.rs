@@ -38,7 +38,9 @@ impl Sandbox {
     pub fn container(&self, id: &str) -> Result<Arc<Container>> {
         match self.slots().get(id) {
             Some(Slot::There(container)) => Ok(container.clone()),
-            Some(Slot::Busy) => Err(Error::State(format!("container {id:?} is being created or removed"))),
+            Some(Slot::Busy) => Err(Error::State(format!(
+                "container {id:?} is being created or removed"
+            ))),
             None => Err(Error::Invalid(format!("there is no container {id:?}"))),
         }
     }
@@ -46,14 +48,27 @@ impl Sandbox {
     /// Every container.
     pub fn all(&self) -> Vec<Arc<Container>> {
         let slots = self.slots();
-        slots.values().filter_map(|s| if let Slot::There(c) = s { Some(c.clone()) } else { None }).collect()
+        slots
+            .values()
+            .filter_map(|s| {
+                if let Slot::There(c) = s {
+                    Some(c.clone())
+                } else {
+                    None
+                }
+            })
+            .collect()
     }
 
     /// Takes a name for a container that is about to be made.
     pub fn reserve(&self, id: &str) -> Result<()> {
-        let plain = id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+        let plain = id
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
         if id.is_empty() || id.len() > 128 || !plain || id.starts_with('.') {
-            return Err(Error::Invalid(format!("{id:?} is not a container id: letters, digits, '-', '_' and '.' are")));
+            return Err(Error::Invalid(format!(
+                "{id:?} is not a container id: letters, digits, '-', '_' and '.' are"
+            )));
         }
         let mut slots = self.slots();
         if slots.contains_key(id) {
@@ -89,7 +104,9 @@ impl Sandbox {
     }
 
     fn watch_memory(self: &Arc<Self>, container: &Arc<Container>) {
-        let Ok(file) = container.cgroup.open_events("memory.events") else { return };
+        let Ok(file) = container.cgroup.open_events("memory.events") else {
+            return;
+        };
         let (sandbox, watched) = (Arc::downgrade(self), Arc::downgrade(container));
         let task = tokio::spawn(async move {
             let watch = match ChangeWatch::new(file) {
@@ -97,7 +114,9 @@ impl Sandbox {
                 Err(e) => return warning!("{e}"),
             };
             while watch.changed().await.is_ok() {
-                let (Some(sandbox), Some(container)) = (sandbox.upgrade(), watched.upgrade()) else { return };
+                let (Some(sandbox), Some(container)) = (sandbox.upgrade(), watched.upgrade()) else {
+                    return;
+                };
                 container.look_for_oom(&sandbox.ooms);
             }
         });

@@ -4,8 +4,8 @@ use std::fs;
 
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::{
-    BlkioStats, BlkioStatsEntry, CgroupStats, CpuStats, CpuUsage, HugetlbStats, MemoryData, MemoryStats, NetworkStats,
-    PidsStats, StatsContainerResponse, ThrottlingData,
+    BlkioStats, BlkioStatsEntry, CgroupStats, CpuStats, CpuUsage, HugetlbStats, MemoryData, MemoryStats,
+    NetworkStats, PidsStats, StatsContainerResponse, ThrottlingData,
 };
 
 use crate::container::Container;
@@ -85,7 +85,9 @@ fn memory(cgroup: &Cgroup) -> MemoryStats {
 }
 
 fn flat(text: &str) -> impl Iterator<Item = (String, u64)> {
-    text.lines().filter_map(|l| l.split_once(' ')).filter_map(|(k, v)| Some((k.to_owned(), v.trim().parse().ok()?)))
+    text.lines()
+        .filter_map(|l| l.split_once(' '))
+        .filter_map(|(k, v)| Some((k.to_owned(), v.trim().parse().ok()?)))
 }
 
 /// `MAJ:MIN rbytes=… wbytes=… rios=… wios=… dbytes=… dios=…`
@@ -93,7 +95,11 @@ fn blkio(io_stat: &str) -> BlkioStats {
     let mut stats = BlkioStats::new();
     for line in io_stat.lines() {
         let mut words = line.split_whitespace();
-        let Some((Ok(major), Ok(minor))) = words.next().and_then(|d| d.split_once(':')).map(|(a, b)| (a.parse(), b.parse())) else {
+        let Some((Ok(major), Ok(minor))) = words
+            .next()
+            .and_then(|d| d.split_once(':'))
+            .map(|(a, b)| (a.parse(), b.parse()))
+        else {
             continue;
         };
         for (key, value) in words.filter_map(|w| w.split_once('=')) {
@@ -107,7 +113,13 @@ fn blkio(io_stat: &str) -> BlkioStats {
                 _ => continue,
             };
             let value = value.parse().unwrap_or(0);
-            list.push(BlkioStatsEntry { major, minor, op: op.into(), value, ..Default::default() });
+            list.push(BlkioStatsEntry {
+                major,
+                minor,
+                op: op.into(),
+                value,
+                ..Default::default()
+            });
         }
     }
     stats
@@ -121,7 +133,9 @@ fn hugetlb(cgroup: &Cgroup) -> std::collections::HashMap<String, HugetlbStats> {
         .map(|size| {
             let stats = HugetlbStats {
                 usage: number(cgroup, &format!("hugetlb.{size}.current")),
-                failcnt: cgroup.read_key(&format!("hugetlb.{size}.events"), "max").unwrap_or(0),
+                failcnt: cgroup
+                    .read_key(&format!("hugetlb.{size}.events"), "max")
+                    .unwrap_or(0),
                 ..Default::default()
             };
             (size, stats)
@@ -162,7 +176,16 @@ mod tests {
         let stats = network_devices(text);
         assert_eq!(stats.len(), 1);
         let s = &stats[0];
-        assert_eq!((s.name.as_str(), s.rx_bytes, s.rx_dropped, s.tx_bytes, s.tx_dropped), ("lo", 10, 4, 50, 8));
+        assert_eq!(
+            (
+                s.name.as_str(),
+                s.rx_bytes,
+                s.rx_dropped,
+                s.tx_bytes,
+                s.tx_dropped
+            ),
+            ("lo", 10, 4, 50, 8)
+        );
     }
 
     #[test]
@@ -170,7 +193,10 @@ mod tests {
         let s = blkio("254:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\nnonsense\n");
         assert_eq!(s.io_service_bytes_recursive.len(), 3);
         let write = &s.io_service_bytes_recursive[1];
-        assert_eq!((write.major, write.minor, write.op.as_str(), write.value), (254, 0, "Write", 8192));
+        assert_eq!(
+            (write.major, write.minor, write.op.as_str(), write.value),
+            (254, 0, "Write", 8192)
+        );
         assert_eq!(s.io_serviced_recursive[0].value, 1);
     }
 }

@@ -68,7 +68,11 @@ impl Stream {
     fn new(fd: OwnedFd, interest: Interest) -> Result<Arc<Self>> {
         rustix::io::ioctl_fionbio(&fd, true).for_(|| "make a stream non-blocking".into())?;
         let fd = watch(fd, interest)?;
-        Ok(Arc::new(Stream { fd, closed: AtomicBool::new(false), closing: Notify::new() }))
+        Ok(Arc::new(Stream {
+            fd,
+            closed: AtomicBool::new(false),
+            closing: Notify::new(),
+        }))
     }
 
     fn close(&self) {
@@ -163,7 +167,9 @@ impl Stdio {
 
     /// End of input. A terminal has none: its user types ^D.
     pub fn close_stdin(&self) {
-        if !self.terminal && let Some(stream) = lock(&self.stdin).take() {
+        if !self.terminal
+            && let Some(stream) = lock(&self.stdin).take()
+        {
             stream.close();
         }
     }
@@ -174,8 +180,15 @@ impl Stdio {
             return Err(Error::State("the process has no terminal".into()));
         }
         // Output may be at its end and closed; the input side is the same terminal.
-        let stream = lock(&self.stdin).clone().ok_or_else(|| Error::State("the terminal is closed".into()))?;
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let stream = lock(&self.stdin)
+            .clone()
+            .ok_or_else(|| Error::State("the terminal is closed".into()))?;
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         match tcsetwinsize(stream.fd.get_ref(), size) {
             // The process just ended.
             Err(Errno::IO) => Ok(()),
@@ -198,7 +211,11 @@ mod tests {
     use super::*;
 
     fn on_runtime(test: impl Future<Output = ()>) {
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(test);
     }
 
     #[test]
@@ -211,9 +228,15 @@ mod tests {
             assert_eq!(stdio.read(Output::Stdout, 3).await.unwrap(), b"hel");
             assert_eq!(stdio.read(Output::Stdout, 100).await.unwrap(), b"lo");
             for _ in 0..2 {
-                assert!(matches!(stdio.read(Output::Stdout, 1).await, Err(Error::EndOfFile)));
+                assert!(matches!(
+                    stdio.read(Output::Stdout, 1).await,
+                    Err(Error::EndOfFile)
+                ));
             }
-            assert!(matches!(stdio.read(Output::Stderr, 1).await, Err(Error::EndOfFile)));
+            assert!(matches!(
+                stdio.read(Output::Stderr, 1).await,
+                Err(Error::EndOfFile)
+            ));
         });
     }
 

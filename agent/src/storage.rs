@@ -28,7 +28,17 @@ use crate::warning;
 const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory=";
 
 /// The drivers of this agent.
-pub const DRIVERS: &[&str] = &["virtio-fs", "mmioblk", "blk", "pmem", "nvdimm", "overlayfs", "ephemeral", "local", "bind"];
+pub const DRIVERS: &[&str] = &[
+    "virtio-fs",
+    "mmioblk",
+    "blk",
+    "pmem",
+    "nvdimm",
+    "overlayfs",
+    "ephemeral",
+    "local",
+    "bind",
+];
 
 /// Something to mount: `grpc.Storage`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,14 +88,24 @@ impl Storages {
         let mut mounted = self.mounted.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(there) = mounted.get_mut(&storage.mount_point) {
             if there.storage != *storage {
-                return Err(Error::State(format!("something else is mounted at {}", storage.mount_point.display())));
+                return Err(Error::State(format!(
+                    "something else is mounted at {}",
+                    storage.mount_point.display()
+                )));
             }
             there.users += 1;
             return Ok(());
         }
         mount_storage(storage)?;
         let directory = storage.driver == "local";
-        mounted.insert(storage.mount_point.clone(), Mounted { storage: storage.clone(), users: 1, directory });
+        mounted.insert(
+            storage.mount_point.clone(),
+            Mounted {
+                storage: storage.clone(),
+                users: 1,
+                directory,
+            },
+        );
         Ok(())
     }
 
@@ -93,7 +113,9 @@ impl Storages {
     pub fn release_all(&self, mount_points: &[PathBuf]) {
         let mut mounted = self.mounted.lock().unwrap_or_else(|e| e.into_inner());
         for path in mount_points.iter().rev() {
-            let Some(there) = mounted.get_mut(path) else { continue };
+            let Some(there) = mounted.get_mut(path) else {
+                continue;
+            };
             there.users -= 1;
             if there.users > 0 {
                 continue;
@@ -114,7 +136,8 @@ impl Storages {
 /// Unmounts, or, where something still holds the file system, takes it out of the tree.
 fn take_away(path: &Path) -> Result<()> {
     if unmount(path, UnmountFlags::NOFOLLOW).is_err() {
-        unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH).for_(|| format!("unmount {}", path.display()))?;
+        unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
+            .for_(|| format!("unmount {}", path.display()))?;
     }
     let _ = fs::remove_dir(path);
     Ok(())
@@ -125,7 +148,10 @@ pub fn check_guest_path(path: &Path) -> Result<()> {
     let mut parts = path.components();
     let absolute = parts.next() == Some(Component::RootDir);
     if !absolute || path == Path::new("/") || !parts.all(|c| matches!(c, Component::Normal(_))) {
-        return Err(Error::Invalid(format!("{:?} is not an absolute path without '..'", path.display().to_string())));
+        return Err(Error::Invalid(format!(
+            "{:?} is not an absolute path without '..'",
+            path.display().to_string()
+        )));
     }
     Ok(())
 }
@@ -136,7 +162,9 @@ fn mount_storage(s: &Storage) -> Result<()> {
     match s.driver.as_str() {
         "virtio-fs" => mount_new(s, &s.source, "virtiofs", &options),
         "mmioblk" | "blk" | "pmem" | "nvdimm" => {
-            let is_block = fs::metadata(&s.source).map(|m| m.file_type().is_block_device()).unwrap_or(false);
+            let is_block = fs::metadata(&s.source)
+                .map(|m| m.file_type().is_block_device())
+                .unwrap_or(false);
             if !s.source.starts_with("/dev/") || !is_block {
                 return Err(Error::Invalid(format!(
                     "storage at {at}: {:?} is not a block device of this guest; a {} storage names one, as /dev/vda (there is no PCI)",
@@ -149,7 +177,11 @@ fn mount_storage(s: &Storage) -> Result<()> {
             mount_new(s, &s.source, &s.kind, &options)
         }
         "overlayfs" => {
-            for dir in s.driver_options.iter().filter_map(|o| o.strip_prefix(CREATE_DIRECTORY)) {
+            for dir in s
+                .driver_options
+                .iter()
+                .filter_map(|o| o.strip_prefix(CREATE_DIRECTORY))
+            {
                 check_guest_path(Path::new(dir))?;
                 fs::create_dir_all(dir).for_(|| format!("create {dir}"))?;
             }
@@ -158,8 +190,12 @@ fn mount_storage(s: &Storage) -> Result<()> {
         "ephemeral" => mount_new(s, "tmpfs", "tmpfs", &options),
         "local" => {
             fs::create_dir_all(&s.mount_point).for_(|| format!("create {at}"))?;
-            let mode = options.take_data("mode").and_then(|m| u32::from_str_radix(&m, 8).ok()).unwrap_or(0o755);
-            fs::set_permissions(&s.mount_point, fs::Permissions::from_mode(mode & 0o7777)).for_(|| format!("chmod {at}"))
+            let mode = options
+                .take_data("mode")
+                .and_then(|m| u32::from_str_radix(&m, 8).ok())
+                .unwrap_or(0o755);
+            fs::set_permissions(&s.mount_point, fs::Permissions::from_mode(mode & 0o7777))
+                .for_(|| format!("chmod {at}"))
         }
         "bind" => {
             check_guest_path(Path::new(&s.source))?;
@@ -188,7 +224,11 @@ fn prepare_target(s: &Storage) -> Result<()> {
     if let Some(parent) = s.mount_point.parent() {
         fs::create_dir_all(parent).for_(|| format!("create {}", parent.display()))?;
     }
-    fs::File::options().append(true).create(true).open(&s.mount_point).for_(|| format!("create {at}"))?;
+    fs::File::options()
+        .append(true)
+        .create(true)
+        .open(&s.mount_point)
+        .for_(|| format!("create {at}"))?;
     Ok(())
 }
 
@@ -249,7 +289,10 @@ mod tests {
         let first = storages.acquire_all(std::slice::from_ref(&local)).unwrap();
         assert_eq!(fs::metadata(&at).unwrap().mode() & 0o777, 0o700);
         let second = storages.acquire_all(std::slice::from_ref(&local)).unwrap();
-        let other = Storage { driver: "ephemeral".into(), ..local };
+        let other = Storage {
+            driver: "ephemeral".into(),
+            ..local
+        };
         assert!(matches!(storages.acquire_all(&[other]), Err(Error::State(_))));
         storages.release_all(&first);
         assert!(at.exists());
@@ -260,8 +303,20 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_and_a_driver_that_is_not_known_are_named() {
         let storages = Storages::default();
-        let mut s = Storage { driver: "mmioblk".into(), source: "/dev/null".into(), mount_point: "/run/x".into(), kind: "ext4".into(), ..Default::default() };
-        assert!(storages.acquire_all(&[s.clone()]).unwrap_err().to_string().contains("/dev/null"));
+        let mut s = Storage {
+            driver: "mmioblk".into(),
+            source: "/dev/null".into(),
+            mount_point: "/run/x".into(),
+            kind: "ext4".into(),
+            ..Default::default()
+        };
+        assert!(
+            storages
+                .acquire_all(&[s.clone()])
+                .unwrap_err()
+                .to_string()
+                .contains("/dev/null")
+        );
         s.driver = "9p".into();
         assert!(matches!(storages.acquire_all(&[s]), Err(Error::Unsupported(_))));
     }

@@ -1,6 +1,8 @@
 //! The agent as PID 1 of fresh namespaces on this machine, spoken to as a host speaks to it: handshake, then the API,
 //! over unix sockets in vsock's place. Needs root, `unshare` (util-linux), `ip` (iproute2) and `busybox` (busybox-static).
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 mod support;
 
 use std::time::Duration;
@@ -13,22 +15,33 @@ use ttrpc::Code;
 
 /// Runs a test with a guest, or says why not.
 fn with_guest<F: Future<Output = ()>>(test: impl FnOnce(Guest) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let Some(guest) = Guest::boot().await else { return };
-        tokio::time::timeout(Duration::from_secs(120), test(guest)).await.expect("the test hangs");
+        tokio::time::timeout(Duration::from_secs(120), test(guest))
+            .await
+            .expect("the test hangs");
     });
 }
 
 #[test]
 fn a_container_runs_and_its_output_and_exit_code_arrive() {
     with_guest(|g| async move {
-        g.create("c", spec(&g, &["sh", "-c", "echo out; echo err >&2; exit 7"])).await.unwrap();
+        g.create("c", spec(&g, &["sh", "-c", "echo out; echo err >&2; exit 7"]))
+            .await
+            .unwrap();
         g.start("c").await.unwrap();
         assert_eq!(g.read_all("c", "c", false).await, b"out\n");
         assert_eq!(g.read_all("c", "c", true).await, b"err\n");
         assert_eq!(g.wait("c", "c").await, 7);
-        assert_eq!(g.wait("c", "").await, 7, "the code is told as often as it is asked for");
+        assert_eq!(
+            g.wait("c", "").await,
+            7,
+            "the code is told as often as it is asked for"
+        );
         g.remove("c").await.unwrap();
         let e = g.start("c").await.unwrap_err();
         assert_eq!(code_of(&e), Code::INVALID_ARGUMENT);
@@ -54,9 +67,31 @@ fn stdin_reaches_the_process_and_its_end_too_however_much_it_is() {
 }
 
 #[test]
+fn a_container_that_waits_for_its_start_holds_nobody_elses_pipes() {
+    with_guest(|g| async move {
+        g.create("reader", spec(&g, &["cat"])).await.unwrap();
+        g.start("reader").await.unwrap();
+        g.create("waiting", spec(&g, &["true"])).await.unwrap();
+        g.write("reader", "reader", b"x").await.unwrap();
+        g.close_stdin("reader", "reader").await.unwrap();
+        let end = tokio::time::timeout(Duration::from_secs(10), g.wait("reader", "reader")).await;
+        assert_eq!(end.expect("stdin never ended"), 0);
+        for id in ["reader", "waiting"] {
+            g.remove(id).await.unwrap();
+        }
+        g.assert_clean().await;
+    });
+}
+
+#[test]
 fn output_nobody_reads_holds_the_process_and_is_all_there_later() {
     with_guest(|g| async move {
-        g.create("c", spec(&g, &["sh", "-c", "head -c 2000000 /dev/zero; echo -n done >&2"])).await.unwrap();
+        g.create(
+            "c",
+            spec(&g, &["sh", "-c", "head -c 2000000 /dev/zero; echo -n done >&2"]),
+        )
+        .await
+        .unwrap();
         g.start("c").await.unwrap();
         // It cannot be done: the pipe is full.
         let early = tokio::time::timeout(Duration::from_millis(300), g.wait("c", "c")).await;
@@ -82,7 +117,10 @@ fn what_cannot_be_executed_is_told_apart() {
             let e = g.start("c").await.unwrap_err();
             assert_eq!(code_of(&e), code, "{command}: {e}");
             assert!(e.to_string().contains(command), "{e}");
-            assert_eq!(g.wait("c", "c").await, if code == Code::NOT_FOUND { 127 } else { 126 });
+            assert_eq!(
+                g.wait("c", "c").await,
+                if code == Code::NOT_FOUND { 127 } else { 126 }
+            );
             g.remove("c").await.unwrap();
         }
         let e = g.call_unknown("nope").await.unwrap_err();
@@ -98,10 +136,20 @@ fn an_exec_runs_beside_the_first_process_and_in_its_namespaces() {
         s.Hostname = "inside".into();
         g.create("c", s).await.unwrap();
         g.start("c").await.unwrap();
-        g.exec("c", "e1", &["sh", "-c", "hostname; cat /proc/1/comm; cat; exit 3"], false).await.unwrap();
+        g.exec(
+            "c",
+            "e1",
+            &["sh", "-c", "hostname; cat /proc/1/comm; cat; exit 3"],
+            false,
+        )
+        .await
+        .unwrap();
         g.write("c", "e1", b"typed").await.unwrap();
         g.close_stdin("c", "e1").await.unwrap();
-        assert_eq!(String::from_utf8(g.read_all("c", "e1", false).await).unwrap(), "inside\nsleep\ntyped");
+        assert_eq!(
+            String::from_utf8(g.read_all("c", "e1", false).await).unwrap(),
+            "inside\nsleep\ntyped"
+        );
         assert_eq!(g.wait("c", "e1").await, 3);
         let e = g.exec("c", "e2", &["no-such-command"], false).await.unwrap_err();
         assert_eq!(code_of(&e), Code::NOT_FOUND);
@@ -126,10 +174,21 @@ fn an_exec_runs_beside_the_first_process_and_in_its_namespaces() {
 #[test]
 fn a_terminal_is_controlling_has_a_size_and_takes_control_c() {
     with_guest(|g| async move {
-        let mut s = spec(&g, &["sh", "-c", "stty size; trap 'stty size; exit 5' WINCH; echo ready; read line; echo got $line; sleep 1000"]);
+        let mut s = spec(
+            &g,
+            &[
+                "sh",
+                "-c",
+                "stty size; trap 'stty size; exit 5' WINCH; echo ready; read line; echo got $line; sleep 1000",
+            ],
+        );
         let p = s.Process.as_mut().unwrap();
         p.Terminal = true;
-        p.ConsoleSize = MessageField::some(oci::Box { Height: 40, Width: 100, ..Default::default() });
+        p.ConsoleSize = MessageField::some(oci::Box {
+            Height: 40,
+            Width: 100,
+            ..Default::default()
+        });
         g.create("c", s).await.unwrap();
         g.start("c").await.unwrap();
         g.read_until("c", "c", "40 100\r\nready\r\n").await;
@@ -141,7 +200,14 @@ fn a_terminal_is_controlling_has_a_size_and_takes_control_c() {
         g.read_all("c", "c", false).await;
         g.remove("c").await.unwrap();
 
-        let mut s = spec(&g, &["sh", "-c", "trap 'stty size; exit 5' WINCH; echo ready; while :; do sleep 0.05; done"]);
+        let mut s = spec(
+            &g,
+            &[
+                "sh",
+                "-c",
+                "trap 'stty size; exit 5' WINCH; echo ready; while :; do sleep 0.05; done",
+            ],
+        );
         s.Process.as_mut().unwrap().Terminal = true;
         g.create("d", s).await.unwrap();
         g.start("d").await.unwrap();
@@ -159,7 +225,14 @@ fn a_terminal_is_controlling_has_a_size_and_takes_control_c() {
 fn no_zombie_stays_and_orphans_die_with_their_container() {
     with_guest(|g| async move {
         // Without a PID namespace orphans come to the agent itself.
-        let mut s = spec(&g, &["sh", "-c", "(sleep 0.1 & sleep 0.2 & exit 0); (sleep 1000 &); sleep 0.5; exit 0"]);
+        let mut s = spec(
+            &g,
+            &[
+                "sh",
+                "-c",
+                "(sleep 0.1 & sleep 0.2 & exit 0); (sleep 1000 &); sleep 0.5; exit 0",
+            ],
+        );
         s.Linux.as_mut().unwrap().Namespaces.retain(|n| n.Type != "pid");
         g.create("c", s).await.unwrap();
         g.start("c").await.unwrap();
@@ -187,12 +260,20 @@ fn the_process_is_who_and_what_the_specification_says() {
         let mut s = spec(&g, &["sh", "-c", script]);
         s.Hostname = "who".into();
         let p = s.Process.as_mut().unwrap();
-        p.User = MessageField::some(oci::User { Username: "www".into(), ..Default::default() });
+        p.User = MessageField::some(oci::User {
+            Username: "www".into(),
+            ..Default::default()
+        });
         p.Cwd = "/made/for/me".into();
         p.Env.push("A=b c".into());
         p.NoNewPrivileges = true;
         p.Capabilities = MessageField::some(capabilities(&["CAP_CHOWN", "CAP_NET_BIND_SERVICE"]));
-        p.Rlimits.push(oci::POSIXRlimit { Type: "RLIMIT_NOFILE".into(), Soft: 100, Hard: 200, ..Default::default() });
+        p.Rlimits.push(oci::POSIXRlimit {
+            Type: "RLIMIT_NOFILE".into(),
+            Soft: 100,
+            Hard: 200,
+            ..Default::default()
+        });
         let mut seccomp = oci::LinuxSeccomp::new();
         seccomp.DefaultAction = "SCMP_ACT_ALLOW".into();
         s.Linux.as_mut().unwrap().Seccomp = MessageField::some(seccomp);
@@ -200,10 +281,17 @@ fn the_process_is_who_and_what_the_specification_says() {
         g.start("c").await.unwrap();
         let out = String::from_utf8(g.read_all("c", "c", false).await).unwrap();
         let lines: Vec<&str> = out.lines().collect();
-        assert_eq!(lines[..7], ["33", "34", "34 50", "0022", "/made/for/me", "/var/www b c", "100"], "{out}");
+        assert_eq!(
+            lines[..7],
+            ["33", "34", "34 50", "0022", "/made/for/me", "/var/www b c", "100"],
+            "{out}"
+        );
         assert!(out.contains("CapBnd:\t0000000000000401"), "{out}");
         assert!(out.contains("CapEff:\t0000000000000000"), "not root: {out}");
-        assert!(out.contains("NoNewPrivs:\t1") && out.contains("Seccomp:\t2"), "{out}");
+        assert!(
+            out.contains("NoNewPrivs:\t1") && out.contains("Seccomp:\t2"),
+            "{out}"
+        );
         assert!(out.ends_with("who\nx\n"), "{out}");
         g.remove("c").await.unwrap();
     });
@@ -244,8 +332,17 @@ fn the_root_is_the_images_and_what_is_masked_or_read_only_is_so() {
         std::fs::write(g.rootfs().join("masked"), "secret").unwrap();
         std::fs::create_dir_all(g.rootfs().join("masked-dir/x")).unwrap();
         s.Root.as_mut().unwrap().Readonly = true;
-        s.Mounts.push(bind(g.dir().join("injected").to_str().unwrap(), "/etc/injected", &["rbind", "ro"]));
-        s.Mounts.push(support::mount("/sys/fs/cgroup", "cgroup", "cgroup", &["ro", "nosuid", "noexec", "nodev"]));
+        s.Mounts.push(bind(
+            g.dir().join("injected").to_str().unwrap(),
+            "/etc/injected",
+            &["rbind", "ro"],
+        ));
+        s.Mounts.push(support::mount(
+            "/sys/fs/cgroup",
+            "cgroup",
+            "cgroup",
+            &["ro", "nosuid", "noexec", "nodev"],
+        ));
         let linux = s.Linux.as_mut().unwrap();
         linux.MaskedPaths = vec!["/masked".into(), "/masked-dir".into(), "/not/there".into()];
         linux.ReadonlyPaths = vec!["/proc/sys".into(), "/not/there".into()];
@@ -255,7 +352,10 @@ fn the_root_is_the_images_and_what_is_masked_or_read_only_is_so() {
         let err = String::from_utf8(g.read_all("c", "c", true).await).unwrap();
         assert!(out.starts_with("injected\n0\n0\nshm\nnull\n"), "{out}{err}");
         assert_eq!(err.matches("Read-only file system").count(), 2, "{err}");
-        assert!(out.contains("No such file or directory"), "the host's directories are gone: {out}");
+        assert!(
+            out.contains("No such file or directory"),
+            "the host's directories are gone: {out}"
+        );
         g.remove("c").await.unwrap();
         g.assert_clean().await;
     });
@@ -266,9 +366,17 @@ fn storages_come_before_the_root_and_go_with_it() {
     with_guest(|g| async move {
         let base = format!("{}/overlay", g.dir().display());
         let root = format!("{base}/rootfs");
-        let mut s = spec(&g, &["sh", "-c", "echo new > /etc/made; cat /etc/made; cat /volume/hello"]);
+        let mut s = spec(
+            &g,
+            &[
+                "sh",
+                "-c",
+                "echo new > /etc/made; cat /etc/made; cat /volume/hello",
+            ],
+        );
         s.Root.as_mut().unwrap().Path = root.clone();
-        s.Mounts.push(bind(&format!("{base}/volume"), "/volume", &["rbind"]));
+        s.Mounts
+            .push(bind(&format!("{base}/volume"), "/volume", &["rbind"]));
         std::fs::create_dir_all(g.dir().join("source")).unwrap();
         std::fs::write(g.dir().join("source/hello"), "hello\n").unwrap();
         let storages = vec![
@@ -301,7 +409,10 @@ fn storages_come_before_the_root_and_go_with_it() {
         g.create_with("c", s.clone(), storages.clone()).await.unwrap();
         g.start("c").await.unwrap();
         assert_eq!(g.read_all("c", "c", false).await, b"new\nhello\n");
-        assert!(!g.rootfs().join("etc/made").exists(), "the lower layer is untouched");
+        assert!(
+            !g.rootfs().join("etc/made").exists(),
+            "the lower layer is untouched"
+        );
         g.remove("c").await.unwrap();
         g.assert_clean().await;
         // One that fails leaves none mounted.
@@ -315,12 +426,20 @@ fn storages_come_before_the_root_and_go_with_it() {
 #[test]
 fn a_container_is_paused_and_goes_on() {
     with_guest(|g| async move {
-        g.create("c", spec(&g, &["sh", "-c", "while :; do echo tick; sleep 0.02; done"])).await.unwrap();
+        g.create(
+            "c",
+            spec(&g, &["sh", "-c", "while :; do echo tick; sleep 0.02; done"]),
+        )
+        .await
+        .unwrap();
         g.start("c").await.unwrap();
         g.read_until("c", "c", "tick\n").await;
         g.pause("c").await.unwrap();
         // What was in the pipe, then silence.
-        while tokio::time::timeout(Duration::from_millis(300), g.read("c", "c", 65536)).await.is_ok() {}
+        while tokio::time::timeout(Duration::from_millis(300), g.read("c", "c", 65536))
+            .await
+            .is_ok()
+        {}
         g.resume("c").await.unwrap();
         g.read_until("c", "c", "tick\n").await;
         let stats = g.stats("c").await;
@@ -335,7 +454,10 @@ fn limits_hold_or_are_refused_by_name() {
     with_guest(|g| async move {
         let mut s = spec(&g, &["true"]);
         let mut resources = oci::LinuxResources::new();
-        resources.Memory = MessageField::some(oci::LinuxMemory { Limit: 32 << 20, ..Default::default() });
+        resources.Memory = MessageField::some(oci::LinuxMemory {
+            Limit: 32 << 20,
+            ..Default::default()
+        });
         s.Linux.as_mut().unwrap().Resources = MessageField::some(resources);
         let made = g.create("c", s).await;
         if g.has_controller("memory") {
@@ -356,18 +478,39 @@ fn limits_hold_or_are_refused_by_name() {
 fn the_handshake_made_this_guest_itself() {
     with_guest(|g| async move {
         let interfaces = g.interfaces().await;
-        let eth = interfaces.iter().find(|i| i.hwAddr == "02:00:00:00:00:07").expect("the MAC of the handshake");
+        let eth = interfaces
+            .iter()
+            .find(|i| i.hwAddr == "02:00:00:00:00:07")
+            .expect("the MAC of the handshake");
         assert_eq!(eth.mtu, 1400);
-        let addresses: Vec<String> =
-            eth.IPAddresses.iter().map(|a| format!("{}/{}", a.address, a.mask)).filter(|a| !a.starts_with("fe80")).collect();
+        let addresses: Vec<String> = eth
+            .IPAddresses
+            .iter()
+            .map(|a| format!("{}/{}", a.address, a.mask))
+            .filter(|a| !a.starts_with("fe80"))
+            .collect();
         assert_eq!(addresses, ["10.7.0.2/24", "fd07::2/64"]);
         let routes = g.routes().await;
-        let defaults: Vec<&str> = routes.iter().filter(|r| r.dest.is_empty()).map(|r| r.gateway.as_str()).collect();
+        let defaults: Vec<&str> = routes
+            .iter()
+            .filter(|r| r.dest.is_empty())
+            .map(|r| r.gateway.as_str())
+            .collect();
         assert_eq!(defaults, ["10.7.0.1", "fd07::1"]);
-        let mut s = spec(&g, &["sh", "-c", "hostname; cat /etc/resolv.conf; grep guest-7 /etc/hosts; cat /run/id"]);
-        s.Mounts.push(bind("/run/thaw/etc/resolv.conf", "/etc/resolv.conf", &["rbind"]));
-        s.Mounts.push(bind("/run/thaw/etc/hosts", "/etc/hosts", &["rbind"]));
-        s.Mounts.push(bind("/run/machine-id", "/run/id", &["rbind", "ro"]));
+        let mut s = spec(
+            &g,
+            &[
+                "sh",
+                "-c",
+                "hostname; cat /etc/resolv.conf; grep guest-7 /etc/hosts; cat /run/id",
+            ],
+        );
+        s.Mounts
+            .push(bind("/run/thaw/etc/resolv.conf", "/etc/resolv.conf", &["rbind"]));
+        s.Mounts
+            .push(bind("/run/thaw/etc/hosts", "/etc/hosts", &["rbind"]));
+        s.Mounts
+            .push(bind("/run/machine-id", "/run/id", &["rbind", "ro"]));
         s.Linux.as_mut().unwrap().Namespaces.retain(|n| n.Type != "uts");
         g.create("c", s).await.unwrap();
         g.start("c").await.unwrap();
@@ -383,11 +526,21 @@ fn hooks_and_unsupported_calls_are_refused_as_such() {
     with_guest(|g| async move {
         let mut s = spec(&g, &["true"]);
         let mut hooks = oci::Hooks::new();
-        hooks.Prestart.push(oci::Hook { Path: "/bin/hook".into(), ..Default::default() });
+        hooks.Prestart.push(oci::Hook {
+            Path: "/bin/hook".into(),
+            ..Default::default()
+        });
         s.Hooks = MessageField::some(hooks);
         let e = g.create("c", s).await.unwrap_err();
-        assert!(code_of(&e) == Code::UNIMPLEMENTED && e.to_string().contains("hook"), "{e}");
-        let e = g.client.set_policy(support::context(), &SetPolicyRequest::new()).await.unwrap_err();
+        assert!(
+            code_of(&e) == Code::UNIMPLEMENTED && e.to_string().contains("hook"),
+            "{e}"
+        );
+        let e = g
+            .client
+            .set_policy(support::context(), &SetPolicyRequest::new())
+            .await
+            .unwrap_err();
         assert_eq!(code_of(&e), Code::UNIMPLEMENTED);
         g.assert_clean().await;
     });
@@ -397,11 +550,16 @@ fn hooks_and_unsupported_calls_are_refused_as_such() {
 fn destroying_the_sandbox_leaves_nothing() {
     with_guest(|g| async move {
         for id in ["a", "b"] {
-            g.create(id, spec(&g, &["sh", "-c", "sleep 1000 & sleep 1000"])).await.unwrap();
+            g.create(id, spec(&g, &["sh", "-c", "sleep 1000 & sleep 1000"]))
+                .await
+                .unwrap();
             g.start(id).await.unwrap();
         }
         g.create("never-started", spec(&g, &["true"])).await.unwrap();
-        g.client.destroy_sandbox(support::context(), &DestroySandboxRequest::new()).await.unwrap();
+        g.client
+            .destroy_sandbox(support::context(), &DestroySandboxRequest::new())
+            .await
+            .unwrap();
         g.assert_clean().await;
         wait_gone(&g).await;
     });

@@ -12,7 +12,13 @@
 //! | [`types`] | interfaces, routes, neighbours |
 //! | [`csi`] | volume statistics |
 
-#![allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks, clippy::unwrap_used, rustdoc::all)]
+#![allow(
+    missing_docs,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    clippy::unwrap_used,
+    rustdoc::all
+)]
 
 include!(concat!(env!("OUT_DIR"), "/agent/mod.rs"));
 
@@ -20,3 +26,7 @@ include!(concat!(env!("OUT_DIR"), "/agent/mod.rs"));
 pub use protobuf::well_known_types::empty::Empty;
 /// What messages are made with: sub-messages are `MessageField`s.
 pub use protobuf::{EnumOrUnknown, Message, MessageField};
+
+#[cfg(test)]
+#[path = "agent_test.rs"]
+mod tests;

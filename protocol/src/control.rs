@@ -227,6 +227,9 @@ pub enum Event {
 /// Everything the VMM sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromVmm {
-    Reply { id: u32, result: Result<Response, ControlError> },
+    Reply {
+        id: u32,
+        result: Result<Response, ControlError>,
+    },
     Event(Event),
 }

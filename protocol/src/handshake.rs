@@ -78,7 +78,10 @@ pub struct Acknowledgement {
 pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> Result<(), PacketError> {
     let body = postcard::to_stdvec(message).map_err(PacketError::Malformed)?;
     if body.len() > MAX_FRAME {
-        return Err(PacketError::TooLarge { bytes: body.len(), fds: 0 });
+        return Err(PacketError::TooLarge {
+            bytes: body.len(),
+            fds: 0,
+        });
     }
     let mut frame = Vec::with_capacity(4 + body.len());
     frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
@@ -94,7 +97,10 @@ pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Packet
     from.read_exact(&mut length).map_err(closed)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > MAX_FRAME {
-        return Err(PacketError::TooLarge { bytes: length, fds: 0 });
+        return Err(PacketError::TooLarge {
+            bytes: length,
+            fds: 0,
+        });
     }
     let mut body = vec![0u8; length];
     from.read_exact(&mut body).map_err(closed)?;
@@ -123,7 +129,10 @@ mod tests {
             network: Some(Network {
                 mac: [2; 6],
                 mtu: 1500,
-                addresses: vec![Address { ip: "10.0.0.2".parse().unwrap(), prefix: 30 }],
+                addresses: vec![Address {
+                    ip: "10.0.0.2".parse().unwrap(),
+                    prefix: 30,
+                }],
                 gateways: vec!["10.0.0.1".parse().unwrap()],
                 nameservers: vec![],
             }),
@@ -142,9 +151,15 @@ mod tests {
         let mut wire = Vec::new();
         write_frame(&mut wire, &identity()).unwrap();
         wire.pop();
-        assert!(matches!(read_frame::<Identity>(&mut wire.as_slice()), Err(PacketError::Closed)));
+        assert!(matches!(
+            read_frame::<Identity>(&mut wire.as_slice()),
+            Err(PacketError::Closed)
+        ));
         let huge = u32::MAX.to_le_bytes();
-        assert!(matches!(read_frame::<Identity>(&mut huge.as_slice()), Err(PacketError::TooLarge { .. })));
+        assert!(matches!(
+            read_frame::<Identity>(&mut huge.as_slice()),
+            Err(PacketError::TooLarge { .. })
+        ));
     }
 
     proptest::proptest! {

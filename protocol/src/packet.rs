@@ -8,8 +8,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -29,7 +29,9 @@ pub enum PacketError {
     Malformed(postcard::Error),
     #[error("packet too large: {bytes} bytes and {fds} descriptors (limits: {MAX_PACKET} and {MAX_FDS})")]
     TooLarge { bytes: usize, fds: usize },
-    #[error("packet was cut short by the kernel: it exceeds {MAX_PACKET} bytes or the descriptor limit of this process")]
+    #[error(
+        "packet was cut short by the kernel: it exceeds {MAX_PACKET} bytes or the descriptor limit of this process"
+    )]
     Truncated,
 }
 
@@ -51,17 +53,21 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, PacketError> {
 pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
     let bytes = postcard::to_stdvec(message).map_err(PacketError::Malformed)?;
     if bytes.len() > MAX_PACKET || fds.len() > MAX_FDS {
-        return Err(PacketError::TooLarge { bytes: bytes.len(), fds: fds.len() });
+        return Err(PacketError::TooLarge {
+            bytes: bytes.len(),
+            fds: fds.len(),
+        });
     }
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(PacketError::TooLarge { bytes: bytes.len(), fds: fds.len() });
+        return Err(PacketError::TooLarge {
+            bytes: bytes.len(),
+            fds: fds.len(),
+        });
     }
     let iov = [IoSlice::new(&bytes)];
-    rustix::io::retry_on_intr(|| {
-        rustix::net::sendmsg(&socket, &iov, &mut ancillary, SendFlags::NOSIGNAL)
-    })?;
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(&socket, &iov, &mut ancillary, SendFlags::NOSIGNAL))?;
     Ok(())
 }
 
@@ -80,7 +86,10 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> Result<(T, Vec<OwnedFd
             fds.extend(received);
         }
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
         return Err(PacketError::Truncated);
     }
     if received.bytes == 0 {
@@ -96,14 +105,23 @@ mod tests {
     use std::io::{Read, Seek, Write};
 
     fn pair() -> (OwnedFd, OwnedFd) {
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+        socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap()
     }
 
     #[test]
     fn a_message_arrives_with_its_descriptors_in_order() {
         let (a, b) = pair();
-        let mut files: Vec<std::fs::File> =
-            (0..3).map(|_| std::fs::File::from(rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap())).collect();
+        let mut files: Vec<std::fs::File> = (0..3)
+            .map(|_| {
+                std::fs::File::from(rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+            })
+            .collect();
         for (i, f) in files.iter_mut().enumerate() {
             write!(f, "{i}").unwrap();
         }
@@ -123,7 +141,10 @@ mod tests {
     #[test]
     fn a_closed_peer_and_an_oversize_message_are_told_apart() {
         let (a, b) = pair();
-        assert!(matches!(send(&a, &vec![0u8; MAX_PACKET + 1], &[]), Err(PacketError::TooLarge { .. })));
+        assert!(matches!(
+            send(&a, &vec![0u8; MAX_PACKET + 1], &[]),
+            Err(PacketError::TooLarge { .. })
+        ));
         drop(a);
         assert!(matches!(receive::<u32>(&b), Err(PacketError::Closed)));
     }

@@ -1,6 +1,9 @@
 //! Capabilities of a process (capabilities(7)).
 
-use rustix::thread::{CapabilitySet, CapabilitySets, clear_ambient_capability_set, configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set, configure_capability_in_ambient_set,
+    remove_capability_from_bounding_set, set_capabilities,
+};
 use thaw_protocol::agent::oci;
 
 use crate::error::{For, Result};
@@ -8,11 +11,46 @@ use crate::warning;
 
 /// Names in the order of their numbers, include/uapi/linux/capability.h.
 const NAMES: [&str; 41] = [
-    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
-    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
-    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
-    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+    "PERFMON",
+    "BPF",
     "CHECKPOINT_RESTORE",
 ];
 
@@ -40,18 +78,23 @@ impl Capabilities {
 }
 
 fn mask(names: &[String]) -> u64 {
-    names.iter().fold(0, |set, name| match NAMES.iter().position(|n| name.strip_prefix("CAP_") == Some(n)) {
-        Some(bit) => set | 1 << bit,
-        None => {
-            warning!("capability {name:?} is unknown and left out");
-            set
+    names.iter().fold(0, |set, name| {
+        match NAMES.iter().position(|n| name.strip_prefix("CAP_") == Some(n)) {
+            Some(bit) => set | 1 << bit,
+            None => {
+                warning!("capability {name:?} is unknown and left out");
+                set
+            }
         }
     })
 }
 
 fn each() -> impl Iterator<Item = CapabilitySet> {
     // The kernel's own last capability may be below or above what we know by name.
-    let last: u32 = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").ok().and_then(|s| s.trim().parse().ok()).unwrap_or(40);
+    let last: u32 = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap")
+        .ok()
+        .and_then(|s| s.trim().parse().ok())
+        .unwrap_or(40);
     (0..=last.min(63)).map(|bit| CapabilitySet::from_bits_retain(1 << bit))
 }
 
@@ -66,15 +109,19 @@ pub fn cut_bounding(c: &Capabilities) -> Result<()> {
 /// Sets the rest; after the user has changed with capabilities kept.
 pub fn apply(c: &Capabilities) -> Result<()> {
     let set = CapabilitySet::from_bits_retain;
-    set_capabilities(None, CapabilitySets {
-        effective: set(c.effective & c.permitted),
-        permitted: set(c.permitted),
-        inheritable: set(c.inheritable),
-    })
+    set_capabilities(
+        None,
+        CapabilitySets {
+            effective: set(c.effective & c.permitted),
+            permitted: set(c.permitted),
+            inheritable: set(c.inheritable),
+        },
+    )
     .for_(|| "set capabilities".into())?;
     clear_ambient_capability_set().for_(|| "clear the ambient set".into())?;
     for cap in each().filter(|cap| c.ambient & c.permitted & c.inheritable & cap.bits() != 0) {
-        configure_capability_in_ambient_set(cap, true).for_(|| format!("raise {cap:?} in the ambient set"))?;
+        configure_capability_in_ambient_set(cap, true)
+            .for_(|| format!("raise {cap:?} in the ambient set"))?;
     }
     Ok(())
 }
@@ -85,9 +132,15 @@ mod tests {
 
     #[test]
     fn names_have_their_numbers() {
-        assert_eq!(mask(&["CAP_CHOWN".into(), "CAP_NET_BIND_SERVICE".into()]), 1 | 1 << 10);
+        assert_eq!(
+            mask(&["CAP_CHOWN".into(), "CAP_NET_BIND_SERVICE".into()]),
+            1 | 1 << 10
+        );
         assert_eq!(mask(&["CAP_SYS_ADMIN".into()]), CapabilitySet::SYS_ADMIN.bits());
-        assert_eq!(mask(&["CAP_CHECKPOINT_RESTORE".into()]), CapabilitySet::CHECKPOINT_RESTORE.bits());
+        assert_eq!(
+            mask(&["CAP_CHECKPOINT_RESTORE".into()]),
+            CapabilitySet::CHECKPOINT_RESTORE.bits()
+        );
         assert_eq!(mask(&["CAP_NONE_SUCH".into(), "CHOWN".into()]), 0);
     }
 }

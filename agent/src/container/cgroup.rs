@@ -55,7 +55,9 @@ impl Cgroup {
                 enable_controllers(&at)?;
             }
         }
-        Ok(Cgroup { path: Path::new(ROOT).join(relative) })
+        Ok(Cgroup {
+            path: Path::new(ROOT).join(relative),
+        })
     }
 
     /// Its directory.
@@ -66,7 +68,8 @@ impl Cgroup {
     /// `cgroup.procs`, open for writing: a process that writes 0 to it joins.
     pub fn open_procs(&self) -> Result<OwnedFd> {
         let path = self.path.join("cgroup.procs");
-        rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).for_(|| format!("open {}", path.display()))
+        rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+            .for_(|| format!("open {}", path.display()))
     }
 
     /// Puts limits in force.
@@ -88,7 +91,10 @@ impl Cgroup {
     fn write(&self, file: &str, value: &str) -> Result<()> {
         let path = self.path.join(file);
         // Without O_CREAT: a missing file shall be missing.
-        let written = fs::File::options().write(true).open(&path).and_then(|mut file| file.write_all(value.as_bytes()));
+        let written = fs::File::options()
+            .write(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(value.as_bytes()));
         match written {
             Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::Unsupported(format!(
                 "{file} = {value}: this guest kernel has no such limit (its controller is not built in)"
@@ -113,7 +119,11 @@ impl Cgroup {
         let mut pending = vec![self.path.clone()];
         while let Some(dir) = pending.pop() {
             if let Ok(text) = fs::read_to_string(dir.join("cgroup.procs")) {
-                found.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|pid| *pid > 0));
+                found.extend(
+                    text.lines()
+                        .filter_map(|l| l.parse::<i32>().ok())
+                        .filter(|pid| *pid > 0),
+                );
             }
             pending.extend(subdirectories(&dir));
         }
@@ -133,20 +143,27 @@ impl Cgroup {
     /// `cgroup.events` as it is now.
     pub fn events(&self) -> Events {
         let text = self.read("cgroup.events").unwrap_or_default();
-        Events { populated: keyed(&text, "populated") == Some(1), frozen: keyed(&text, "frozen") == Some(1) }
+        Events {
+            populated: keyed(&text, "populated") == Some(1),
+            frozen: keyed(&text, "frozen") == Some(1),
+        }
     }
 
     /// A file of it, open for waiting: POLLPRI when it changes.
     pub fn open_events(&self, file: &str) -> Result<OwnedFd> {
         let path = self.path.join(file);
-        rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).for_(|| format!("open {}", path.display()))
+        rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .for_(|| format!("open {}", path.display()))
     }
 
     /// Kills everything in it and waits, at most five seconds, until it is empty. Blocks.
     pub fn kill_and_wait(&self) -> Result<()> {
         let events = self.open_events("cgroup.events")?;
         self.kill()?;
-        let most = rustix::time::Timespec { tv_sec: 5, tv_nsec: 0 };
+        let most = rustix::time::Timespec {
+            tv_sec: 5,
+            tv_nsec: 0,
+        };
         while self.events().populated {
             let mut buffer = [0u8; 128];
             // Reading is what re-arms the kernel's notification.
@@ -156,7 +173,10 @@ impl Cgroup {
             }
             let mut polled = [PollFd::new(&events, PollFlags::PRI)];
             if poll(&mut polled, Some(&most)).for_(|| "wait for a cgroup to empty".into())? == 0 {
-                return Err(Error::State(format!("processes {:?} did not end", self.processes())));
+                return Err(Error::State(format!(
+                    "processes {:?} did not end",
+                    self.processes()
+                )));
             }
         }
         Ok(())
@@ -176,12 +196,22 @@ pub struct Events {
 }
 
 fn keyed(text: &str, key: &str) -> Option<u64> {
-    text.lines().find_map(|l| l.split_once(' ').filter(|(k, _)| *k == key)?.1.trim().parse().ok())
+    text.lines().find_map(|l| {
+        l.split_once(' ')
+            .filter(|(k, _)| *k == key)?
+            .1
+            .trim()
+            .parse()
+            .ok()
+    })
 }
 
 fn subdirectories(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
+    entries
+        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        .map(|e| e.path())
+        .collect()
 }
 
 fn remove_tree(dir: &Path) -> Result<()> {
@@ -214,7 +244,11 @@ fn settings(r: &oci::LinuxResources) -> Result<Vec<(String, String)>> {
             push("cpu.weight", cpu_weight(c.Shares).to_string());
         }
         if c.Quota != 0 || c.Period != 0 {
-            let quota = if c.Quota > 0 { c.Quota.to_string() } else { "max".into() };
+            let quota = if c.Quota > 0 {
+                c.Quota.to_string()
+            } else {
+                "max".into()
+            };
             let period = if c.Period == 0 { 100_000 } else { c.Period };
             push("cpu.max", format!("{quota} {period}"));
         }
@@ -236,7 +270,11 @@ fn settings(r: &oci::LinuxResources) -> Result<Vec<(String, String)>> {
             ("wiops", &b.ThrottleWriteIOPSDevice),
         ] {
             for d in devices {
-                let rate = if d.Rate == 0 { "max".into() } else { d.Rate.to_string() };
+                let rate = if d.Rate == 0 {
+                    "max".into()
+                } else {
+                    d.Rate.to_string()
+                };
                 push("io.max", format!("{}:{} {key}={rate}", d.Major, d.Minor));
             }
         }
@@ -260,7 +298,9 @@ fn swap_max(memory: i64, both: i64) -> Result<Option<String>> {
         (_, 0) => Ok(None),
         (_, b) if b < 0 => Ok(Some("max".into())),
         (m, b) if m > 0 && b >= m => Ok(Some((b - m).to_string())),
-        (m, b) => Err(Error::Invalid(format!("memory and swap limit {b} is below the memory limit {m}, or that is not set"))),
+        (m, b) => Err(Error::Invalid(format!(
+            "memory and swap limit {b} is below the memory limit {m}, or that is not set"
+        ))),
     }
 }
 
@@ -281,25 +321,48 @@ mod tests {
 
     #[test]
     fn weights_keep_their_ends() {
-        assert_eq!([cpu_weight(2), cpu_weight(1024), cpu_weight(262_144), cpu_weight(u64::MAX)], [1, 39, 10_000, 10_000]);
+        assert_eq!(
+            [
+                cpu_weight(2),
+                cpu_weight(1024),
+                cpu_weight(262_144),
+                cpu_weight(u64::MAX)
+            ],
+            [1, 39, 10_000, 10_000]
+        );
         assert_eq!([io_weight(10), io_weight(1000)], [1, 10_000]);
     }
 
     #[test]
     fn limits_become_v2_files() {
         let mut r = oci::LinuxResources::new();
-        r.Memory = MessageField::some(oci::LinuxMemory { Limit: 64 << 20, Swap: 96 << 20, ..Default::default() });
-        r.CPU = MessageField::some(oci::LinuxCPU { Quota: 150_000, Period: 100_000, Cpus: "0-1".into(), ..Default::default() });
-        r.Pids = MessageField::some(oci::LinuxPids { Limit: -1, ..Default::default() });
+        r.Memory = MessageField::some(oci::LinuxMemory {
+            Limit: 64 << 20,
+            Swap: 96 << 20,
+            ..Default::default()
+        });
+        r.CPU = MessageField::some(oci::LinuxCPU {
+            Quota: 150_000,
+            Period: 100_000,
+            Cpus: "0-1".into(),
+            ..Default::default()
+        });
+        r.Pids = MessageField::some(oci::LinuxPids {
+            Limit: -1,
+            ..Default::default()
+        });
         let got = settings(&r).unwrap();
         let got: Vec<(&str, &str)> = got.iter().map(|(f, v)| (f.as_str(), v.as_str())).collect();
-        assert_eq!(got, [
-            ("memory.max", "67108864"),
-            ("memory.swap.max", "33554432"),
-            ("cpu.max", "150000 100000"),
-            ("cpuset.cpus", "0-1"),
-            ("pids.max", "max"),
-        ]);
+        assert_eq!(
+            got,
+            [
+                ("memory.max", "67108864"),
+                ("memory.swap.max", "33554432"),
+                ("cpu.max", "150000 100000"),
+                ("cpuset.cpus", "0-1"),
+                ("pids.max", "max"),
+            ]
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `child` in a new process and returns its PID here. The child never returns: it exits with 125 if `child` does.
@@ -40,6 +41,19 @@ pub fn reset_signals() {
     }
 }
 
+/// Closes every descriptor above stderr but `keep`. A child that waits must not hold other processes' pipes open.
+pub fn close_all_but(mut keep: Vec<RawFd>) {
+    keep.sort_unstable();
+    let mut from = 3;
+    for fd in keep.into_iter().filter(|fd| *fd >= 3).chain([i32::MAX]) {
+        if fd > from {
+            // SAFETY: whoever owned these descriptors is the agent's other half; in the child nobody uses or drops them.
+            unsafe { libc::syscall(libc::SYS_close_range, from as u32, (fd - 1) as u32, 0u32) };
+        }
+        from = fd.saturating_add(1);
+    }
+}
+
 /// Closes every descriptor above stderr when the program is executed, whoever opened it.
 pub fn close_on_exec() {
     // SAFETY: marks descriptors close-on-exec; closes none now.
@@ -49,7 +63,11 @@ pub fn close_on_exec() {
 /// execve(2): returns only to say why not.
 pub fn exec(path: &CString, args: &[CString], env: &[CString]) -> io::Error {
     let array = |strings: &[CString]| -> Vec<*const libc::c_char> {
-        strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
+        strings
+            .iter()
+            .map(|s| s.as_ptr())
+            .chain([std::ptr::null()])
+            .collect()
     };
     let (args, env) = (array(args), array(env));
     // SAFETY: both arrays end in null and their strings outlive the call.
@@ -65,7 +83,11 @@ pub fn change_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
             || libc::setresgid(gid, gid, gid) != 0
             || libc::setresuid(uid, uid, uid) != 0
     };
-    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if failed {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// unshare(2) of namespaces.
@@ -78,5 +100,9 @@ pub fn unshare(flags: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
 pub fn become_stdio(fd: std::os::fd::BorrowedFd<'_>, number: i32) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     // SAFETY: 0, 1 and 2 are nobody's OwnedFd in the child.
-    if unsafe { libc::dup2(fd.as_raw_fd(), number) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if unsafe { libc::dup2(fd.as_raw_fd(), number) } < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }

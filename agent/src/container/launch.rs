@@ -9,7 +9,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{Mode, OFlags};
@@ -48,7 +48,9 @@ enum Failure {
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
         match e {
-            Error::System { what, source } => Failure::System(what, source.raw_os_error().unwrap_or(libc::EIO)),
+            Error::System { what, source } => {
+                Failure::System(what, source.raw_os_error().unwrap_or(libc::EIO))
+            }
             Error::Unsupported(t) => Failure::Unsupported(t),
             Error::CommandNotFound(t) => Failure::CommandNotFound(t),
             Error::CommandNotExecutable(t) => Failure::CommandNotExecutable(t),
@@ -60,7 +62,10 @@ impl From<Error> for Failure {
 impl From<Failure> for Error {
     fn from(f: Failure) -> Self {
         match f {
-            Failure::System(what, errno) => Error::System { what, source: std::io::Error::from_raw_os_error(errno) },
+            Failure::System(what, errno) => Error::System {
+                what,
+                source: std::io::Error::from_raw_os_error(errno),
+            },
             Failure::Invalid(t) => Error::Invalid(t),
             Failure::Unsupported(t) => Error::Unsupported(t),
             Failure::CommandNotFound(t) => Error::CommandNotFound(t),
@@ -113,8 +118,13 @@ impl Status {
 
 /// Launches. `born` gets the PID as soon as there is one, before the process can end by itself.
 pub fn launch(launch: Launch<'_>, born: impl FnOnce(i32)) -> Result<Launched> {
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .for_(|| "make a socket pair".into())?;
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .for_(|| "make a socket pair".into())?;
     fork(|| first(&launch, &theirs)).for_(|| "fork".into())?;
     drop((theirs, launch));
     let mut born = Some(born);
@@ -125,9 +135,16 @@ pub fn launch(launch: Launch<'_>, born: impl FnOnce(i32)) -> Result<Launched> {
                     born(pid);
                 }
             }
-            Ok((Report::Ready, fds)) => return Ok(Launched { console: fds.into_iter().next(), status: Status(ours) }),
+            Ok((Report::Ready, fds)) => {
+                return Ok(Launched {
+                    console: fds.into_iter().next(),
+                    status: Status(ours),
+                });
+            }
             Ok((Report::Failed(failure), _)) => return Err(failure.into()),
-            Err(PacketError::Closed) => return Err(Error::State("the process was killed while it was set up".into())),
+            Err(PacketError::Closed) => {
+                return Err(Error::State("the process was killed while it was set up".into()));
+            }
             Err(e) => return Err(Error::State(format!("the process's report is unreadable: {e}"))),
         }
     }
@@ -140,6 +157,14 @@ fn say(socket: &OwnedFd, report: &Report, fds: &[BorrowedFd<'_>]) {
 
 fn first(launch: &Launch<'_>, socket: &OwnedFd) {
     fork::reset_signals();
+    let mut keep = vec![socket.as_raw_fd(), launch.cgroup.as_raw_fd()];
+    keep.extend(launch.stdio.iter().flatten().map(AsRawFd::as_raw_fd));
+    keep.push(match &launch.place {
+        Place::New { go, .. } => go.as_raw_fd(),
+        Place::Beside(pidfd) => pidfd.as_raw_fd(),
+    });
+    keep.extend(crate::log::descriptor());
+    fork::close_all_but(keep);
     let born = enter_namespaces(launch)
         .and_then(|()| fork(|| second(launch, socket)).for_(|| "fork into the namespaces".into()));
     match born {
@@ -176,7 +201,8 @@ fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
                 | ThreadNameSpaceType::NETWORK
                 | ThreadNameSpaceType::PROCESS_ID
                 | ThreadNameSpaceType::MOUNT;
-            rustix::thread::move_into_thread_name_spaces(pidfd.as_fd(), all).for_(|| "join the container's namespaces".into())
+            rustix::thread::move_into_thread_name_spaces(pidfd.as_fd(), all)
+                .for_(|| "join the container's namespaces".into())
         }
     }
 }
@@ -197,7 +223,8 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd) -> Result<std::convert:
     rustix::process::setsid().for_(|| "begin a session".into())?;
     if let Place::New { spec, .. } = &launch.place {
         if spec.unshare.contains(UnshareFlags::NEWUTS) && !spec.hostname.is_empty() {
-            rustix::system::sethostname(spec.hostname.as_bytes()).for_(|| "set the container's hostname".into())?;
+            rustix::system::sethostname(spec.hostname.as_bytes())
+                .for_(|| "set the container's hostname".into())?;
         }
         if spec.unshare.contains(UnshareFlags::NEWNET) {
             crate::network::loopback_up()?;
@@ -205,7 +232,11 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd) -> Result<std::convert:
         rootfs::prepare(spec)?;
         rootfs::enter(spec)?;
     }
-    let console = if launch.stdio.is_none() { Some(open_console(process, &launch.place)?) } else { None };
+    let console = if launch.stdio.is_none() {
+        Some(open_console(process, &launch.place)?)
+    } else {
+        None
+    };
     if let Place::New { spec, .. } = &launch.place {
         rootfs::make_cwd(&process.cwd)?;
         rootfs::restrict(spec)?;
@@ -218,7 +249,8 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd) -> Result<std::convert:
     drop(console);
     if let Place::New { go, .. } = &launch.place {
         let mut byte = [0u8];
-        let read = rustix::io::retry_on_intr(|| rustix::io::read(go, &mut byte)).for_(|| "wait for the start".into())?;
+        let read = rustix::io::retry_on_intr(|| rustix::io::read(go, &mut byte))
+            .for_(|| "wait for the start".into())?;
         if read == 0 {
             // The container is removed before it was started.
             fork::exit(0);
@@ -233,10 +265,12 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd) -> Result<std::convert:
     }
     capabilities::cut_bounding(&process.capabilities)?;
     rustix::thread::set_keep_capabilities(true).for_(|| "keep capabilities".into())?;
-    fork::change_user(user.uid, user.gid, &user.groups).for_(|| format!("become user {}:{}", user.uid, user.gid))?;
+    fork::change_user(user.uid, user.gid, &user.groups)
+        .for_(|| format!("become user {}:{}", user.uid, user.gid))?;
     rustix::thread::set_keep_capabilities(false).for_(|| "keep capabilities".into())?;
     capabilities::apply(&process.capabilities)?;
-    rustix::process::chdir(&process.cwd).for_(|| format!("change to working directory {}", process.cwd.display()))?;
+    rustix::process::chdir(&process.cwd)
+        .for_(|| format!("change to working directory {}", process.cwd.display()))?;
     if process.no_new_privileges {
         rustix::thread::set_no_new_privs(true).for_(|| "set no_new_privs".into())?;
         if let Some(filter) = launch.seccomp {
@@ -253,9 +287,18 @@ fn open_console(process: &ProcessSpec, place: &Place<'_>) -> Result<(OwnedFd, Ow
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let master = rustix::fs::open("/dev/pts/ptmx", flags, Mode::empty()).for_(what)?;
     unlockpt(&master).for_(what)?;
-    let slave = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).for_(what)?;
+    let slave = ioctl_tiocgptpeer(
+        &master,
+        OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC,
+    )
+    .for_(what)?;
     if let Some((rows, columns)) = process.console.filter(|(r, c)| *r != 0 || *c != 0) {
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         tcsetwinsize(&master, size).for_(|| "set the terminal's size".into())?;
     }
     if matches!(place, Place::New { .. }) {
@@ -286,7 +329,13 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Executes the program; returns why it could not.
 fn execute(process: &ProcessSpec, home: &str) -> Error {
-    let get = |name: &str| process.env.iter().rev().find_map(|e| e.split_once('=').filter(|(n, _)| *n == name).map(|(_, v)| v));
+    let get = |name: &str| {
+        process
+            .env
+            .iter()
+            .rev()
+            .find_map(|e| e.split_once('=').filter(|(n, _)| *n == name).map(|(_, v)| v))
+    };
     let mut env = process.env.clone();
     if get("HOME").is_none_or(str::is_empty) {
         env.retain(|e| !e.starts_with("HOME="));
@@ -299,15 +348,27 @@ fn execute(process: &ProcessSpec, home: &str) -> Error {
         let path = get("PATH").unwrap_or(DEFAULT_PATH);
         path.split(':')
             .map(|dir| if dir.is_empty() { "." } else { dir })
-            .map(|dir| std::path::Path::new(dir).join(command).as_os_str().as_bytes().to_vec())
+            .map(|dir| {
+                std::path::Path::new(dir)
+                    .join(command)
+                    .as_os_str()
+                    .as_bytes()
+                    .to_vec()
+            })
             .collect()
     };
     // NULs were refused with the specification.
-    let strings = |list: &[String]| -> Vec<CString> { list.iter().filter_map(|s| CString::new(s.as_bytes()).ok()).collect() };
+    let strings = |list: &[String]| -> Vec<CString> {
+        list.iter()
+            .filter_map(|s| CString::new(s.as_bytes()).ok())
+            .collect()
+    };
     let (args, env) = (strings(&process.args), strings(&env));
     let mut seen: Option<std::io::Error> = None;
     for candidate in candidates {
-        let Ok(path) = CString::new(candidate) else { continue };
+        let Ok(path) = CString::new(candidate) else {
+            continue;
+        };
         let e = fork::exec(&path, &args, &env);
         match e.raw_os_error() {
             Some(libc::ENOENT | libc::ENOTDIR) => {}
@@ -316,7 +377,9 @@ fn execute(process: &ProcessSpec, home: &str) -> Error {
     }
     match seen {
         Some(e) => Error::CommandNotExecutable(format!("exec {command:?}: {e}")),
-        None if command.contains('/') => Error::CommandNotFound(format!("exec {command:?}: no such file or directory")),
+        None if command.contains('/') => {
+            Error::CommandNotFound(format!("exec {command:?}: no such file or directory"))
+        }
         None => Error::CommandNotFound(format!("exec {command:?}: executable file not found in $PATH")),
     }
 }

@@ -82,12 +82,19 @@ impl Container {
         all: &Storages,
         reaper: &Arc<Reaper>,
     ) -> Result<Self> {
-        let oci = request.OCI.as_ref().ok_or_else(|| Error::Invalid("the request has no OCI specification".into()))?;
+        let oci = request
+            .OCI
+            .as_ref()
+            .ok_or_else(|| Error::Invalid("the request has no OCI specification".into()))?;
         if request.sandbox_pidns {
-            return Err(Error::Unsupported("a PID namespace shared by the sandbox is not supported yet".into()));
+            return Err(Error::Unsupported(
+                "a PID namespace shared by the sandbox is not supported yet".into(),
+            ));
         }
         if request.stdin_port != 0 || request.stdout_port != 0 || request.stderr_port != 0 {
-            return Err(Error::Unsupported("streams over vsock ports of their own are not supported: use ReadStdout".into()));
+            return Err(Error::Unsupported(
+                "streams over vsock ports of their own are not supported: use ReadStdout".into(),
+            ));
         }
         let spec = Spec::new(&request.container_id, oci, request.string_user.as_ref())?;
         let mounts = all.acquire_all(storages)?;
@@ -117,8 +124,13 @@ impl Container {
         let launched = cgroup.apply(&spec.resources).and_then(|()| {
             let (wait, go) = pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into())?;
             let place = Place::New { spec, go: wait };
-            let (init, status) =
-                Process::launch(reaper, &spec.process, spec.seccomp.as_ref(), cgroup.open_procs()?, place)?;
+            let (init, status) = Process::launch(
+                reaper,
+                &spec.process,
+                spec.seccomp.as_ref(),
+                cgroup.open_procs()?,
+                place,
+            )?;
             Ok((init, Pending { go, status }))
         });
         match launched {
@@ -145,18 +157,28 @@ impl Container {
     pub fn exec(&self, request: &ExecProcessRequest, reaper: &Arc<Reaper>) -> Result<()> {
         let id = &request.exec_id;
         if id.is_empty() || *id == self.init_id || *id == self.id {
-            return Err(Error::Invalid(format!("exec id {id:?} is empty or that of the container's first process")));
+            return Err(Error::Invalid(format!(
+                "exec id {id:?} is empty or that of the container's first process"
+            )));
         }
         if request.stdin_port != 0 || request.stdout_port != 0 || request.stderr_port != 0 {
-            return Err(Error::Unsupported("streams over vsock ports of their own are not supported: use ReadStdout".into()));
+            return Err(Error::Unsupported(
+                "streams over vsock ports of their own are not supported: use ReadStdout".into(),
+            ));
         }
-        let process = request.process.as_ref().ok_or_else(|| Error::Invalid("the request has no process".into()))?;
+        let process = request
+            .process
+            .as_ref()
+            .ok_or_else(|| Error::Invalid("the request has no process".into()))?;
         let spec = ProcessSpec::new(process, request.string_user.as_ref())?;
         if lock(&self.pending).is_some() || self.init.exit_code().is_some() {
             return Err(Error::State(format!("container {} is not running", self.id)));
         }
         if lock(&self.execs).by_id.contains_key(id) {
-            return Err(Error::State(format!("container {} has an exec {id:?} already", self.id)));
+            return Err(Error::State(format!(
+                "container {} has an exec {id:?} already",
+                self.id
+            )));
         }
         // Taken while the process is made, so that another of the same name is refused.
         lock(&self.execs).by_id.insert(id.clone(), None);
@@ -176,8 +198,13 @@ impl Container {
 
     fn launch_beside(&self, spec: &ProcessSpec, reaper: &Arc<Reaper>) -> Result<Process> {
         let place = Place::Beside(self.init.pidfd()?);
-        let (process, status) =
-            Process::launch(reaper, spec, self.spec.seccomp.as_ref(), self.cgroup.open_procs()?, place)?;
+        let (process, status) = Process::launch(
+            reaper,
+            spec,
+            self.spec.seccomp.as_ref(),
+            self.cgroup.open_procs()?,
+            place,
+        )?;
         status.wait()?;
         Ok(process)
     }
@@ -188,9 +215,12 @@ impl Container {
             return Ok(self.init.clone());
         }
         let execs = lock(&self.execs);
-        execs.by_id.get(exec_id).cloned().flatten().ok_or_else(|| {
-            Error::Invalid(format!("container {} has no exec {exec_id:?}", self.id))
-        })
+        execs
+            .by_id
+            .get(exec_id)
+            .cloned()
+            .flatten()
+            .ok_or_else(|| Error::Invalid(format!("container {} has no exec {exec_id:?}", self.id)))
     }
 
     /// An exec's exit code was told: of these only the last few are kept.
@@ -248,7 +278,7 @@ impl Container {
 
     /// Kills everything in it and waits for the end, at most `timeout`.
     pub async fn kill(&self, timeout: Option<Duration>) -> Result<ExitCode> {
-        // One that was never started ends by itself when its start cannot come any more.
+        // Its start cannot come any more.
         lock(&self.pending).take();
         let ended = async {
             let watch = ChangeWatch::new(self.cgroup.open_events("cgroup.events")?)?;
@@ -261,7 +291,11 @@ impl Container {
         match timeout {
             None => ended.await,
             Some(timeout) => tokio::time::timeout(timeout, ended).await.unwrap_or_else(|_| {
-                Err(Error::State(format!("container {}: processes {:?} did not end", self.id, self.cgroup.processes())))
+                Err(Error::State(format!(
+                    "container {}: processes {:?} did not end",
+                    self.id,
+                    self.cgroup.processes()
+                )))
             }),
         }
     }

@@ -57,7 +57,11 @@ const PROPAGATION: &[(&str, MountPropagationFlags)] = &[
 /// A propagation's flags by name; `r` in front of it is recursive.
 pub fn propagation(name: &str) -> Option<MountPropagationFlags> {
     let find = |n: &str| PROPAGATION.iter().find(|(p, _)| *p == n).map(|(_, f)| *f);
-    find(name).or_else(|| name.strip_prefix('r').and_then(find).map(|f| f | MountPropagationFlags::REC))
+    find(name).or_else(|| {
+        name.strip_prefix('r')
+            .and_then(find)
+            .map(|f| f | MountPropagationFlags::REC)
+    })
 }
 
 impl Default for MountOptions {
@@ -100,7 +104,8 @@ impl MountOptions {
     /// Mounts a file system of `kind`. [`MountOptions::finish`] comes after.
     pub fn mount(&self, source: &str, target: &Path, kind: &str) -> Result<()> {
         let what = || format!("mount {kind} ({source}) on {}", target.display());
-        let data = CString::new(self.data.join(",")).map_err(|_| Error::Invalid("mount data has a NUL in it".into()))?;
+        let data = CString::new(self.data.join(","))
+            .map_err(|_| Error::Invalid("mount data has a NUL in it".into()))?;
         mount(source, target, kind, self.flags, data.as_c_str()).for_(what)
     }
 
@@ -139,9 +144,13 @@ mod tests {
 
     #[test]
     fn options_are_sorted_and_the_last_word_counts() {
-        let o = MountOptions::parse(["ro,nosuid", "rw", "rslave", "rbind", "size=64k", "lowerdir=/a:/b"]).unwrap();
+        let o = MountOptions::parse(["ro,nosuid", "rw", "rslave", "rbind", "size=64k", "lowerdir=/a:/b"])
+            .unwrap();
         assert_eq!(o.flags, MountFlags::NOSUID);
-        assert_eq!(o.propagation, MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC);
+        assert_eq!(
+            o.propagation,
+            MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC
+        );
         assert_eq!(o.bind, Some(true));
         assert_eq!(o.data, ["size=64k", "lowerdir=/a:/b"]);
     }
@@ -149,6 +158,9 @@ mod tests {
     #[test]
     fn relatime_is_a_flag_and_not_a_recursive_elatime() {
         assert!(propagation("relatime").is_none());
-        assert_eq!(propagation("rprivate"), Some(MountPropagationFlags::PRIVATE | MountPropagationFlags::REC));
+        assert_eq!(
+            propagation("rprivate"),
+            Some(MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        );
     }
 }

@@ -32,14 +32,29 @@ impl Process {
         cgroup: OwnedFd,
         place: Place<'_>,
     ) -> Result<(Self, Status)> {
-        let (theirs, ours) = if process.terminal { (None, None) } else { pipes().map(|(t, o)| (Some(t), Some(o)))? };
+        let (theirs, ours) = if process.terminal {
+            (None, None)
+        } else {
+            pipes().map(|(t, o)| (Some(t), Some(o)))?
+        };
         let mut hold = Some(reaper.hold());
         let mut born = None;
-        let launched = launch(Launch { process, seccomp, cgroup, stdio: theirs, place }, |pid| {
-            // Its exit status waits for us at least until the hold is dropped, so the PID is its own.
-            born = hold.as_ref().map(|hold| (pid, reaper.expect(hold, pid), Pid::from_raw(pid).map(open)));
-            hold = None;
-        });
+        let launched = launch(
+            Launch {
+                process,
+                seccomp,
+                cgroup,
+                stdio: theirs,
+                place,
+            },
+            |pid| {
+                // Its exit status waits for us at least until the hold is dropped, so the PID is its own.
+                born = hold
+                    .as_ref()
+                    .map(|hold| (pid, reaper.expect(hold, pid), Pid::from_raw(pid).map(open)));
+                hold = None;
+            },
+        );
         drop(hold);
         let Launched { console, status } = launched?;
         let stdio = match (ours, console) {
@@ -48,7 +63,15 @@ impl Process {
             (None, None) => return Err(Error::State("the process came without a terminal".into())),
         };
         match born {
-            Some((pid, exit, Some(pidfd))) => Ok((Process { pid, stdio, pidfd: pidfd?, exit }, status)),
+            Some((pid, exit, Some(pidfd))) => Ok((
+                Process {
+                    pid,
+                    stdio,
+                    pidfd: pidfd?,
+                    exit,
+                },
+                status,
+            )),
             _ => Err(Error::State("the process was set up without a PID".into())),
         }
     }
@@ -62,7 +85,11 @@ impl Process {
     pub async fn wait(&self) -> ExitCode {
         let mut exit = self.exit.clone();
         // The sender is gone only with the whole agent.
-        exit.wait_for(Option::is_some).await.ok().and_then(|code| *code).unwrap_or(255)
+        exit.wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|code| *code)
+            .unwrap_or(255)
     }
 
     /// Its pidfd, for joining its namespaces.
@@ -93,7 +120,10 @@ fn open(pid: Pid) -> Result<OwnedFd> {
 /// A signal by number, real-time ones included.
 pub fn signal(number: u32) -> Result<Signal> {
     let unknown = || Error::Invalid(format!("there is no signal {number}"));
-    let n = i32::try_from(number).ok().filter(|n| (1..=64).contains(n)).ok_or_else(unknown)?;
+    let n = i32::try_from(number)
+        .ok()
+        .filter(|n| (1..=64).contains(n))
+        .ok_or_else(unknown)?;
     if let Some(named) = Signal::from_named_raw(n) {
         return Ok(named);
     }

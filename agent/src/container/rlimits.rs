@@ -39,8 +39,14 @@ pub fn resource(name: &str) -> Result<Resource> {
 pub fn apply(limits: &[Limit]) -> Result<()> {
     for l in limits {
         let bound = |n: u64| if n == u64::MAX { None } else { Some(n) };
-        setrlimit(l.resource, Rlimit { current: bound(l.soft), maximum: bound(l.hard) })
-            .for_(|| format!("set the limit {:?} to {}", l.resource, l.soft))?;
+        setrlimit(
+            l.resource,
+            Rlimit {
+                current: bound(l.soft),
+                maximum: bound(l.hard),
+            },
+        )
+        .for_(|| format!("set the limit {:?} to {}", l.resource, l.soft))?;
     }
     Ok(())
 }

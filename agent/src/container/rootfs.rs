@@ -9,7 +9,10 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, StatVfsMountFlags, Uid};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_bind_recursive, mount_change, mount_remount, move_mount, open_tree, unmount};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_bind_recursive,
+    mount_change, mount_remount, move_mount, open_tree, unmount,
+};
 use rustix::process::{chdir, fchdir, pivot_root};
 
 use super::mount_options::MountOptions;
@@ -17,8 +20,14 @@ use super::spec::{DeviceKind, DeviceNode, Mount, Spec};
 use crate::error::{Error, For, Result};
 
 /// Nodes every container has (runtime-spec, config-linux.md, "Default Devices").
-const DEVICES: &[(&str, u32, u32)] =
-    &[("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+const DEVICES: &[(&str, u32, u32)] = &[
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
 const LINKS: &[(&str, &str)] = &[
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -30,18 +39,30 @@ const LINKS: &[(&str, &str)] = &[
 /// Mounts everything below the root, which becomes a mount of its own. In the container's mount namespace.
 pub fn prepare(spec: &Spec) -> Result<()> {
     // Nothing mounted here may reach the guest's own namespace; what the guest unmounts may go.
-    let down = spec.propagation.map_or(MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC, |p| {
-        // A shared root would carry the container's mounts out: the pivot needs it private.
-        if p.contains(MountPropagationFlags::SHARED) { MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC } else { p }
-    });
+    let down = spec.propagation.map_or(
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+        |p| {
+            // A shared root would carry the container's mounts out: the pivot needs it private.
+            if p.contains(MountPropagationFlags::SHARED) {
+                MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC
+            } else {
+                p
+            }
+        },
+    );
     mount_change("/", down).for_(|| "set the root's propagation".into())?;
-    mount_bind_recursive(&spec.root, &spec.root).for_(|| format!("bind the root filesystem {} on itself", spec.root.display()))?;
+    mount_bind_recursive(&spec.root, &spec.root)
+        .for_(|| format!("bind the root filesystem {} on itself", spec.root.display()))?;
     let root = Root::open(&spec.root)?;
     for m in &spec.mounts {
         mount_one(&root, m, &spec.cgroup)?;
     }
     // A bound /dev is the guest's own: nothing is missing there.
-    if !spec.mounts.iter().any(|m| m.destination == Path::new("/dev") && m.options.bind.is_some()) {
+    if !spec
+        .mounts
+        .iter()
+        .any(|m| m.destination == Path::new("/dev") && m.options.bind.is_some())
+    {
         devices(&root, spec)?;
     }
     for (key, value) in &spec.sysctl {
@@ -54,11 +75,20 @@ pub fn prepare(spec: &Spec) -> Result<()> {
 /// Makes the prepared root the root of this process and everything else unreachable.
 pub fn enter(spec: &Spec) -> Result<()> {
     let what = || format!("pivot to {}", spec.root.display());
-    let new = rustix::fs::open(&spec.root, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).for_(what)?;
+    let new = rustix::fs::open(
+        &spec.root,
+        OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .for_(what)?;
     fchdir(&new).for_(what)?;
     // The old root ends up on top of the new one at ".", and is taken off (pivot_root(2), NOTES).
     pivot_root(".", ".").for_(what)?;
-    mount_change(".", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC).for_(what)?;
+    mount_change(
+        ".",
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+    )
+    .for_(what)?;
     unmount(".", UnmountFlags::DETACH).for_(|| "take the guest's root away".into())?;
     chdir("/").for_(what)
 }
@@ -116,27 +146,48 @@ fn mask(path: &Path) -> Result<()> {
 
 fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
     let what = |e: Error| match e {
-        Error::System { what, source } => {
-            Error::System { what: format!("mount at {} of the container: {what}", m.destination.display()), source }
-        }
+        Error::System { what, source } => Error::System {
+            what: format!("mount at {} of the container: {what}", m.destination.display()),
+            source,
+        },
         other => other,
     };
     if m.options.bind.is_some() {
-        let is_dir = fs::metadata(&m.source)
-            .map(|found| found.is_dir())
-            .for_(|| format!("mount at {} of the container: source {}", m.destination.display(), m.source))?;
-        let target = if is_dir { root.make_dir(&m.destination) } else { root.make_file(&m.destination) }.map_err(what)?;
-        return m.options.bind(&m.source, &magic(&target)).and_then(|()| finish(root, m, &m.options)).map_err(what);
+        let is_dir = fs::metadata(&m.source).map(|found| found.is_dir()).for_(|| {
+            format!(
+                "mount at {} of the container: source {}",
+                m.destination.display(),
+                m.source
+            )
+        })?;
+        let target = if is_dir {
+            root.make_dir(&m.destination)
+        } else {
+            root.make_file(&m.destination)
+        }
+        .map_err(what)?;
+        return m
+            .options
+            .bind(&m.source, &magic(&target))
+            .and_then(|()| finish(root, m, &m.options))
+            .map_err(what);
     }
     let target = root.make_dir(&m.destination).map_err(what)?;
     match m.kind.as_str() {
         // In a cgroup namespace of its own the container sees its cgroup as the root.
         "cgroup" | "cgroup2" => {
-            let options = MountOptions { data: vec!["nsdelegate".into()], ..m.options.clone() };
+            let options = MountOptions {
+                data: vec!["nsdelegate".into()],
+                ..m.options.clone()
+            };
             match options.mount("cgroup2", &magic(&target), "cgroup2") {
                 Ok(()) => finish(root, m, &options).map_err(what),
                 Err(_) => {
-                    let bind = MountOptions { data: Vec::new(), bind: Some(true), ..m.options.clone() };
+                    let bind = MountOptions {
+                        data: Vec::new(),
+                        bind: Some(true),
+                        ..m.options.clone()
+                    };
                     bind.bind(Path::new(super::cgroup::ROOT).join(cgroup), &magic(&target))
                         .and_then(|()| finish(root, m, &bind))
                         .map_err(what)
@@ -145,14 +196,19 @@ fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
         }
         kind => {
             let source = if m.source.is_empty() { kind } else { &m.source };
-            m.options.mount(source, &magic(&target), kind).and_then(|()| finish(root, m, &m.options)).map_err(what)
+            m.options
+                .mount(source, &magic(&target), kind)
+                .and_then(|()| finish(root, m, &m.options))
+                .map_err(what)
         }
     }
 }
 
 /// On what is mounted now, found again by its path.
 fn finish(root: &Root, m: &Mount, options: &MountOptions) -> Result<()> {
-    let mounted = root.resolve(&m.destination, OFlags::PATH).for_(|| format!("find {} again", m.destination.display()))?;
+    let mounted = root
+        .resolve(&m.destination, OFlags::PATH)
+        .for_(|| format!("find {} again", m.destination.display()))?;
     options.finish(&magic(&mounted))
 }
 
@@ -182,7 +238,10 @@ fn devices(root: &Root, spec: &Spec) -> Result<()> {
 fn make_node(root: &Root, node: &DeviceNode) -> Result<()> {
     let what = || format!("make device {} of the container", node.path.display());
     let (Some(parent), Some(name)) = (node.path.parent(), node.path.file_name()) else {
-        return Err(Error::Invalid(format!("{} is no device path", node.path.display())));
+        return Err(Error::Invalid(format!(
+            "{} is no device path",
+            node.path.display()
+        )));
     };
     let dir = root.make_dir(parent)?;
     let kind = match node.kind {
@@ -191,22 +250,35 @@ fn make_node(root: &Root, node: &DeviceNode) -> Result<()> {
         DeviceKind::Fifo => FileType::Fifo,
     };
     let mode = Mode::from_raw_mode(node.mode);
-    match rustix::fs::mknodat(&dir, name, kind, mode, rustix::fs::makedev(node.major, node.minor)) {
+    match rustix::fs::mknodat(
+        &dir,
+        name,
+        kind,
+        mode,
+        rustix::fs::makedev(node.major, node.minor),
+    ) {
         // An image or a mount may bring its own.
         Err(Errno::EXIST) => return Ok(()),
         other => other.for_(what)?,
     }
     // mknod's mode goes through the umask.
     rustix::fs::chmodat(&dir, name, mode, AtFlags::empty()).for_(what)?;
-    rustix::fs::chownat(&dir, name, Some(Uid::from_raw(node.uid)), Some(Gid::from_raw(node.gid)), AtFlags::SYMLINK_NOFOLLOW)
-        .for_(what)
+    rustix::fs::chownat(
+        &dir,
+        name,
+        Some(Uid::from_raw(node.uid)),
+        Some(Gid::from_raw(node.gid)),
+        AtFlags::SYMLINK_NOFOLLOW,
+    )
+    .for_(what)
 }
 
 /// The container's terminal at /dev/console, after [`enter`]. By descriptors alone: the container may have no /proc.
 pub fn console(slave: impl AsFd) -> Result<()> {
     let what = || "bind the terminal at /dev/console".into();
     let target = Root::open(Path::new("/"))?.make_file(Path::new("/dev/console"))?;
-    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let clone =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let tree = open_tree(slave, "", clone).for_(what)?;
     let here = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(&tree, "", &target, "", here).for_(what)
@@ -223,8 +295,13 @@ struct Root {
 
 impl Root {
     fn open(path: &Path) -> Result<Self> {
-        let dir = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .for_(|| format!("open the root filesystem {}", path.display()))?;
+        let dir = rustix::fs::openat(
+            CWD,
+            path,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .for_(|| format!("open the root filesystem {}", path.display()))?;
         Ok(Root { dir })
     }
 

@@ -75,8 +75,10 @@ pub fn compile(section: &oci::LinuxSeccomp) -> Result<Filter> {
             _ => None,
         };
         let action = action(&entry.Action, errno)?;
-        let rules: Vec<Rule> =
-            alternatives(&entry.Args)?.into_iter().map(|conditions| Rule { action, conditions }).collect();
+        let rules: Vec<Rule> = alternatives(&entry.Args)?
+            .into_iter()
+            .map(|conditions| Rule { action, conditions })
+            .collect();
         for nr in entry.Names.iter().filter_map(|name| syscalls::number(name)) {
             match calls.iter_mut().find(|(n, _)| *n == nr) {
                 Some((_, there)) => there.extend(rules.iter().cloned()),
@@ -85,7 +87,10 @@ pub fn compile(section: &oci::LinuxSeccomp) -> Result<Filter> {
         }
     }
     let program = assemble(default, &calls)?;
-    Ok(Filter { program, flags: flags(&section.Flags)? })
+    Ok(Filter {
+        program,
+        flags: flags(&section.Flags)?,
+    })
 }
 
 fn action(name: &str, errno: Option<u32>) -> Result<u32> {
@@ -99,7 +104,9 @@ fn action(name: &str, errno: Option<u32>) -> Result<u32> {
         "SCMP_ACT_LOG" => libc::SECCOMP_RET_LOG,
         "SCMP_ACT_ALLOW" => libc::SECCOMP_RET_ALLOW,
         "SCMP_ACT_NOTIFY" => {
-            return Err(Error::Unsupported("seccomp: SCMP_ACT_NOTIFY needs a listener on the host and is not supported".into()));
+            return Err(Error::Unsupported(
+                "seccomp: SCMP_ACT_NOTIFY needs a listener on the host and is not supported".into(),
+            ));
         }
         other => return Err(Error::Invalid(format!("seccomp: action {other:?} is unknown"))),
     })
@@ -112,7 +119,11 @@ fn flags(names: &[String]) -> Result<libc::c_ulong> {
                 "SECCOMP_FILTER_FLAG_TSYNC" => libc::SECCOMP_FILTER_FLAG_TSYNC,
                 "SECCOMP_FILTER_FLAG_LOG" => libc::SECCOMP_FILTER_FLAG_LOG,
                 "SECCOMP_FILTER_FLAG_SPEC_ALLOW" => libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW,
-                other => return Err(Error::Unsupported(format!("seccomp: flag {other:?} is not supported"))),
+                other => {
+                    return Err(Error::Unsupported(format!(
+                        "seccomp: flag {other:?} is not supported"
+                    )));
+                }
             })
     })
 }
@@ -120,13 +131,23 @@ fn flags(names: &[String]) -> Result<libc::c_ulong> {
 /// The sets of conditions under which a rule applies.
 fn alternatives(args: &[oci::LinuxSeccompArg]) -> Result<Vec<Vec<Condition>>> {
     let conditions: Vec<Condition> = args.iter().map(condition).collect::<Result<_>>()?;
-    let repeated = conditions.iter().enumerate().any(|(i, c)| conditions[..i].iter().any(|d| d.index == c.index));
-    Ok(if repeated { conditions.into_iter().map(|c| vec![c]).collect() } else { vec![conditions] })
+    let repeated = conditions
+        .iter()
+        .enumerate()
+        .any(|(i, c)| conditions[..i].iter().any(|d| d.index == c.index));
+    Ok(if repeated {
+        conditions.into_iter().map(|c| vec![c]).collect()
+    } else {
+        vec![conditions]
+    })
 }
 
 fn condition(arg: &oci::LinuxSeccompArg) -> Result<Condition> {
     if arg.Index > 5 {
-        return Err(Error::Invalid(format!("seccomp: there is no argument {}", arg.Index)));
+        return Err(Error::Invalid(format!(
+            "seccomp: there is no argument {}",
+            arg.Index
+        )));
     }
     let op = match arg.Op.as_str() {
         "SCMP_CMP_EQ" => Op::Equal,
@@ -136,13 +157,27 @@ fn condition(arg: &oci::LinuxSeccompArg) -> Result<Condition> {
         "SCMP_CMP_GT" => Op::Greater,
         "SCMP_CMP_GE" => Op::GreaterOrEqual,
         "SCMP_CMP_MASKED_EQ" => Op::Masked,
-        other => return Err(Error::Invalid(format!("seccomp: comparison {other:?} is unknown"))),
+        other => {
+            return Err(Error::Invalid(format!(
+                "seccomp: comparison {other:?} is unknown"
+            )));
+        }
     };
-    Ok(Condition { index: arg.Index as u32, op, value: arg.Value, datum: arg.ValueTwo })
+    Ok(Condition {
+        index: arg.Index as u32,
+        op,
+        value: arg.Value,
+        datum: arg.ValueTwo,
+    })
 }
 
 fn statement(code: u16, k: u32) -> Instruction {
-    Instruction { code, jt: 0, jf: 0, k }
+    Instruction {
+        code,
+        jt: 0,
+        jf: 0,
+        k,
+    }
 }
 
 fn jump(code: u16, k: u32, jt: u8, jf: u8) -> Instruction {
@@ -182,7 +217,10 @@ fn assemble(default: u32, calls: &[(u32, Vec<Rule>)]) -> Result<Vec<Instruction>
     }
     p.push(statement(RET, default));
     if p.len() > LONGEST {
-        return Err(Error::Unsupported(format!("seccomp: the profile needs {} instructions, the kernel takes {LONGEST}", p.len())));
+        return Err(Error::Unsupported(format!(
+            "seccomp: the profile needs {} instructions, the kernel takes {LONGEST}",
+            p.len()
+        )));
     }
     Ok(p)
 }
@@ -195,7 +233,10 @@ fn rule_code(rule: &Rule) -> Result<Vec<Instruction>> {
     for (at, instruction) in code.iter_mut().enumerate() {
         for target in [&mut instruction.jt, &mut instruction.jf] {
             if *target == FAIL {
-                *target = u8::try_from(end - at - 1).ok().filter(|t| *t != FAIL).ok_or_else(|| Error::Unsupported("seccomp: a rule is too long".into()))?;
+                *target = u8::try_from(end - at - 1)
+                    .ok()
+                    .filter(|t| *t != FAIL)
+                    .ok_or_else(|| Error::Unsupported("seccomp: a rule is too long".into()))?;
             }
         }
     }
@@ -208,8 +249,18 @@ fn condition_code(c: &Condition) -> Vec<Instruction> {
     let (value_low, value_high) = (c.value as u32, (c.value >> 32) as u32);
     let load = |at| statement(LD_W_ABS, at);
     match c.op {
-        Op::Equal => vec![load(high), jump(JEQ, value_high, 0, FAIL), load(low), jump(JEQ, value_low, 0, FAIL)],
-        Op::NotEqual => vec![load(high), jump(JEQ, value_high, 0, 2), load(low), jump(JEQ, value_low, FAIL, 0)],
+        Op::Equal => vec![
+            load(high),
+            jump(JEQ, value_high, 0, FAIL),
+            load(low),
+            jump(JEQ, value_low, 0, FAIL),
+        ],
+        Op::NotEqual => vec![
+            load(high),
+            jump(JEQ, value_high, 0, 2),
+            load(low),
+            jump(JEQ, value_low, FAIL, 0),
+        ],
         Op::Masked => vec![
             load(high),
             statement(AND, value_high),
@@ -226,7 +277,14 @@ fn condition_code(c: &Condition) -> Vec<Instruction> {
 }
 
 /// `arg > value` (JGT) or `arg >= value` (JGE); `not` turns it round. High halves decide unless they are equal.
-fn ordered(load_high: Instruction, load_low: Instruction, high: u32, low: u32, code: u16, not: bool) -> Vec<Instruction> {
+fn ordered(
+    load_high: Instruction,
+    load_low: Instruction,
+    high: u32,
+    low: u32,
+    code: u16,
+    not: bool,
+) -> Vec<Instruction> {
     let (holds, fails) = if not { (FAIL, 0) } else { (0, FAIL) };
     // Past the low comparison when the high halves decide in favour: distances from each jump.
     let (above, below) = if not { (FAIL, 2) } else { (3, FAIL) };
@@ -241,10 +299,18 @@ fn ordered(load_high: Instruction, load_low: Instruction, high: u32, low: u32, c
 
 /// Puts the filter in force for this process. Needs no_new_privs or CAP_SYS_ADMIN.
 pub fn apply(filter: &Filter) -> Result<()> {
-    let program = libc::sock_fprog { len: filter.program.len() as u16, filter: filter.program.as_ptr().cast_mut() };
+    let program = libc::sock_fprog {
+        len: filter.program.len() as u16,
+        filter: filter.program.as_ptr().cast_mut(),
+    };
     // SAFETY: the kernel copies `len` instructions from `filter`, which outlives the call, and writes nothing.
     let set = |flags: libc::c_ulong| unsafe {
-        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            &raw const program,
+        )
     };
     if set(filter.flags) == 0 {
         return Ok(());

@@ -24,7 +24,12 @@ fn run(filter: &Filter, arch: u32, nr: u32, args: [u64; 6]) -> u32 {
     }
 }
 
-fn profile(default: &str, calls: &[(&str, &str, Option<u32>, &[(u64, &str, u64, u64)])]) -> Filter {
+/// Index, comparison, value, second value.
+type Arg<'a> = (u64, &'a str, u64, u64);
+/// Name, action, errno, conditions.
+type Call<'a> = (&'a str, &'a str, Option<u32>, &'a [Arg<'a>]);
+
+fn profile(default: &str, calls: &[Call<'_>]) -> Filter {
     let mut section = oci::LinuxSeccomp::new();
     section.DefaultAction = default.into();
     for (name, action, errno, args) in calls {
@@ -54,16 +59,22 @@ const NONE: [u64; 6] = [0; 6];
 
 #[test]
 fn listed_calls_get_their_action_and_the_rest_the_default() {
-    let f = profile("SCMP_ACT_ERRNO", &[
-        ("read", "SCMP_ACT_ALLOW", None, &[]),
-        ("clone3", "SCMP_ACT_ERRNO", Some(38), &[]),
-        ("mseal", "SCMP_ACT_ALLOW", None, &[]),
-    ]);
+    let f = profile(
+        "SCMP_ACT_ERRNO",
+        &[
+            ("read", "SCMP_ACT_ALLOW", None, &[]),
+            ("clone3", "SCMP_ACT_ERRNO", Some(38), &[]),
+            ("mseal", "SCMP_ACT_ALLOW", None, &[]),
+        ],
+    );
     assert_eq!(run(&f, X64, 0, NONE), ALLOW);
     assert_eq!(run(&f, X64, 435, NONE), libc::SECCOMP_RET_ERRNO | 38);
     assert_eq!(run(&f, X64, 1, NONE), EPERM);
     // Newer than anything the profile knows: programs shall fall back.
-    assert_eq!(run(&f, X64, 463, NONE), libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32);
+    assert_eq!(
+        run(&f, X64, 463, NONE),
+        libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32
+    );
     // 32-bit and x32 calls do not slip through under the same numbers.
     assert_eq!(run(&f, 0x4000_0003, 0, NONE), EPERM);
     assert_eq!(run(&f, X64, X32_BIT, NONE), EPERM);
@@ -71,25 +82,57 @@ fn listed_calls_get_their_action_and_the_rest_the_default() {
 
 #[test]
 fn several_rules_for_one_call_are_tried_in_turn() {
-    let f = profile("SCMP_ACT_ERRNO", &[
-        ("personality", "SCMP_ACT_ALLOW", None, &[(0, "SCMP_CMP_EQ", 0, 0)]),
-        ("personality", "SCMP_ACT_ALLOW", None, &[(0, "SCMP_CMP_EQ", 0xffff_ffff, 0)]),
-        ("clone", "SCMP_ACT_ALLOW", None, &[(0, "SCMP_CMP_MASKED_EQ", 0x7e02_0000, 0)]),
-    ]);
+    let f = profile(
+        "SCMP_ACT_ERRNO",
+        &[
+            ("personality", "SCMP_ACT_ALLOW", None, &[(0, "SCMP_CMP_EQ", 0, 0)]),
+            (
+                "personality",
+                "SCMP_ACT_ALLOW",
+                None,
+                &[(0, "SCMP_CMP_EQ", 0xffff_ffff, 0)],
+            ),
+            (
+                "clone",
+                "SCMP_ACT_ALLOW",
+                None,
+                &[(0, "SCMP_CMP_MASKED_EQ", 0x7e02_0000, 0)],
+            ),
+        ],
+    );
     let personality = |a| run(&f, X64, 135, [a, 0, 0, 0, 0, 0]);
-    assert_eq!([personality(0), personality(0xffff_ffff), personality(8)], [ALLOW, ALLOW, EPERM]);
+    assert_eq!(
+        [personality(0), personality(0xffff_ffff), personality(8)],
+        [ALLOW, ALLOW, EPERM]
+    );
     let clone = |a| run(&f, X64, 56, [a, 0, 0, 0, 0, 0]);
     assert_eq!([clone(0x11), clone(0x1000_0000)], [ALLOW, EPERM]);
 }
 
 #[test]
 fn conditions_on_different_arguments_must_all_hold_and_on_one_any() {
-    let f = profile("SCMP_ACT_ALLOW", &[
-        ("socket", "SCMP_ACT_ERRNO", Some(97), &[(0, "SCMP_CMP_EQ", 16, 0), (2, "SCMP_CMP_EQ", 9, 0)]),
-        ("ioctl", "SCMP_ACT_ERRNO", None, &[(1, "SCMP_CMP_EQ", 1, 0), (1, "SCMP_CMP_EQ", 2, 0)]),
-    ]);
+    let f = profile(
+        "SCMP_ACT_ALLOW",
+        &[
+            (
+                "socket",
+                "SCMP_ACT_ERRNO",
+                Some(97),
+                &[(0, "SCMP_CMP_EQ", 16, 0), (2, "SCMP_CMP_EQ", 9, 0)],
+            ),
+            (
+                "ioctl",
+                "SCMP_ACT_ERRNO",
+                None,
+                &[(1, "SCMP_CMP_EQ", 1, 0), (1, "SCMP_CMP_EQ", 2, 0)],
+            ),
+        ],
+    );
     let socket = |a, c| run(&f, X64, 41, [a, 0, c, 0, 0, 0]);
-    assert_eq!([socket(16, 9), socket(16, 8), socket(2, 9)], [libc::SECCOMP_RET_ERRNO | 97, ALLOW, ALLOW]);
+    assert_eq!(
+        [socket(16, 9), socket(16, 8), socket(2, 9)],
+        [libc::SECCOMP_RET_ERRNO | 97, ALLOW, ALLOW]
+    );
     let ioctl = |b| run(&f, X64, 16, [0, b, 0, 0, 0, 0]);
     assert_eq!([ioctl(1), ioctl(2), ioctl(3)], [EPERM, EPERM, ALLOW]);
 }

@@ -57,7 +57,11 @@ pub struct ProcessSpec {
 /// Whom a process runs as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserSpec {
-    Ids { uid: u32, gid: u32, groups: Vec<u32> },
+    Ids {
+        uid: u32,
+        gid: u32,
+        groups: Vec<u32>,
+    },
     /// `USER[:GROUP]`, names or numbers, looked up in the root filesystem.
     Name(String),
 }
@@ -107,12 +111,20 @@ impl Spec {
         if let Some(hooks) = spec.Hooks.as_ref() {
             reject_hooks(hooks)?;
         }
-        let root = spec.Root.as_ref().ok_or_else(|| invalid("the specification has no root"))?;
-        let process = spec.Process.as_ref().ok_or_else(|| invalid("the specification has no process"))?;
+        let root = spec
+            .Root
+            .as_ref()
+            .ok_or_else(|| invalid("the specification has no root"))?;
+        let process = spec
+            .Process
+            .as_ref()
+            .ok_or_else(|| invalid("the specification has no process"))?;
         let default = oci::Linux::new();
         let linux = spec.Linux.as_ref().unwrap_or(&default);
         if !linux.UIDMappings.is_empty() || !linux.GIDMappings.is_empty() {
-            return Err(Error::Unsupported("user namespaces are not supported: the microVM is the container's".into()));
+            return Err(Error::Unsupported(
+                "user namespaces are not supported: the microVM is the container's".into(),
+            ));
         }
         let (unshare, join) = namespaces(&linux.Namespaces)?;
         let root_path = PathBuf::from(&root.Path);
@@ -130,7 +142,10 @@ impl Spec {
             read_only_paths: linux.ReadonlyPaths.clone(),
             propagation: match linux.RootfsPropagation.as_str() {
                 "" => None,
-                name => Some(propagation(name).ok_or_else(|| invalid(format!("root propagation {name:?} is unknown")))?),
+                name => Some(
+                    propagation(name)
+                        .ok_or_else(|| invalid(format!("root propagation {name:?} is unknown")))?,
+                ),
             },
             cgroup: cgroup_path(id, &linux.CgroupsPath)?,
             resources: linux.Resources.clone().unwrap_or_default(),
@@ -163,7 +178,13 @@ impl ProcessSpec {
             limits: p
                 .Rlimits
                 .iter()
-                .map(|l| Ok(Limit { resource: resource(&l.Type)?, soft: l.Soft, hard: l.Hard }))
+                .map(|l| {
+                    Ok(Limit {
+                        resource: resource(&l.Type)?,
+                        soft: l.Soft,
+                        hard: l.Hard,
+                    })
+                })
                 .collect::<Result<_>>()?,
             no_new_privileges: p.NoNewPrivileges,
             oom_score_adj: p.OOMScoreAdj.clamp(-1000, 1000) as i32,
@@ -177,13 +198,25 @@ fn clamp(n: u32) -> u16 {
 
 fn user_spec(user: Option<&oci::User>, strings: Option<&StringUser>) -> UserSpec {
     if let Some(s) = strings.filter(|s| !s.uid.is_empty()) {
-        let gid = if s.gid.is_empty() { String::new() } else { format!(":{}", s.gid) };
+        let gid = if s.gid.is_empty() {
+            String::new()
+        } else {
+            format!(":{}", s.gid)
+        };
         return UserSpec::Name(format!("{}{gid}", s.uid));
     }
     match user {
         Some(u) if !u.Username.is_empty() => UserSpec::Name(u.Username.clone()),
-        Some(u) => UserSpec::Ids { uid: u.UID, gid: u.GID, groups: u.AdditionalGids.clone() },
-        None => UserSpec::Ids { uid: 0, gid: 0, groups: Vec::new() },
+        Some(u) => UserSpec::Ids {
+            uid: u.UID,
+            gid: u.GID,
+            groups: u.AdditionalGids.clone(),
+        },
+        None => UserSpec::Ids {
+            uid: 0,
+            gid: 0,
+            groups: Vec::new(),
+        },
     }
 }
 
@@ -218,13 +251,17 @@ fn namespaces(list: &[oci::LinuxNamespace]) -> Result<(UnshareFlags, Vec<PathBuf
             "uts" => UnshareFlags::NEWUTS,
             "cgroup" => UnshareFlags::NEWCGROUP,
             other => {
-                return Err(Error::Unsupported(format!("{other} namespaces are not supported: the microVM is the container's")));
+                return Err(Error::Unsupported(format!(
+                    "{other} namespaces are not supported: the microVM is the container's"
+                )));
             }
         };
         if n.Path.is_empty() {
             unshare |= flag;
         } else if flag == UnshareFlags::NEWNS {
-            return Err(Error::Unsupported("joining a mount namespace by path is not supported".into()));
+            return Err(Error::Unsupported(
+                "joining a mount namespace by path is not supported".into(),
+            ));
         } else {
             check_guest_path(Path::new(&n.Path))?;
             join.push(PathBuf::from(&n.Path));
@@ -235,7 +272,10 @@ fn namespaces(list: &[oci::LinuxNamespace]) -> Result<(UnshareFlags, Vec<PathBuf
 
 fn sysctls(linux: &oci::Linux) -> Result<BTreeMap<String, String>> {
     for key in linux.Sysctl.keys() {
-        let plain = key.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-/".contains(&b)) && !key.contains("..");
+        let plain = key
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-/".contains(&b))
+            && !key.contains("..");
         if key.is_empty() || !plain {
             return Err(invalid(format!("{key:?} is not a sysctl")));
         }
@@ -249,25 +289,41 @@ fn cgroup_path(id: &str, given: &str) -> Result<PathBuf> {
         [""] => format!("thaw/{id}"),
         [plain] => plain.trim_matches('/').to_owned(),
         [slice, prefix, name] => format!("{}/{prefix}-{name}", slice.trim_matches('/')),
-        _ => return Err(invalid(format!("cgroup path {given:?} is neither a path nor slice:prefix:name"))),
+        _ => {
+            return Err(invalid(format!(
+                "cgroup path {given:?} is neither a path nor slice:prefix:name"
+            )));
+        }
     };
-    check_guest_path(&Path::new("/").join(&path)).map_err(|_| invalid(format!("cgroup path {given:?} is no path")))?;
+    check_guest_path(&Path::new("/").join(&path))
+        .map_err(|_| invalid(format!("cgroup path {given:?} is no path")))?;
     Ok(PathBuf::from(path))
 }
 
 impl Mount {
     fn new(m: &oci::Mount) -> Result<Self> {
         if m.destination.is_empty() || m.destination.contains('\0') || m.source.contains('\0') {
-            return Err(invalid(format!("mount destination {:?} is no path", m.destination)));
+            return Err(invalid(format!(
+                "mount destination {:?} is no path",
+                m.destination
+            )));
         }
         let mut options = MountOptions::parse(m.options.iter().map(String::as_str))?;
         if m.type_ == "bind" && options.bind.is_none() {
             options.bind = Some(true);
         }
         if options.bind.is_some() && !m.source.starts_with('/') {
-            return Err(invalid(format!("mount at {}: bind source {:?} is not absolute", m.destination, m.source)));
+            return Err(invalid(format!(
+                "mount at {}: bind source {:?} is not absolute",
+                m.destination, m.source
+            )));
         }
-        Ok(Mount { destination: m.destination.as_str().into(), source: m.source.clone(), kind: m.type_.clone(), options })
+        Ok(Mount {
+            destination: m.destination.as_str().into(),
+            source: m.source.clone(),
+            kind: m.type_.clone(),
+            options,
+        })
     }
 }
 
@@ -280,13 +336,19 @@ impl DeviceNode {
             "p" => DeviceKind::Fifo,
             other => return Err(invalid(format!("device {}: type {other:?} is unknown", d.Path))),
         };
-        let number = |n: i64| u32::try_from(n).map_err(|_| invalid(format!("device {}: number {n} is impossible", d.Path)));
+        let number = |n: i64| {
+            u32::try_from(n).map_err(|_| invalid(format!("device {}: number {n} is impossible", d.Path)))
+        };
         Ok(DeviceNode {
             path: d.Path.as_str().into(),
             kind,
             major: number(d.Major)?,
             minor: number(d.Minor)?,
-            mode: if d.FileMode == 0 { 0o666 } else { d.FileMode & 0o7777 },
+            mode: if d.FileMode == 0 {
+                0o666
+            } else {
+                d.FileMode & 0o7777
+            },
             uid: d.UID,
             gid: d.GID,
         })

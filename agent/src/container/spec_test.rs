@@ -23,7 +23,8 @@ fn a_minimal_specification_gets_a_mount_namespace_and_a_cgroup_of_its_own() {
 
 #[test]
 fn hooks_of_every_kind_are_refused_by_name() {
-    let kinds: [(&str, fn(&mut oci::Hooks) -> &mut Vec<oci::Hook>); 6] = [
+    type Field = fn(&mut oci::Hooks) -> &mut Vec<oci::Hook>;
+    let kinds: [(&str, Field); 6] = [
         ("prestart", |h| &mut h.Prestart),
         ("poststart", |h| &mut h.Poststart),
         ("poststop", |h| &mut h.Poststop),
@@ -34,10 +35,16 @@ fn hooks_of_every_kind_are_refused_by_name() {
     for (name, field) in kinds {
         let mut spec = minimal();
         let mut hooks = oci::Hooks::new();
-        field(&mut hooks).push(oci::Hook { Path: "/bin/hook".into(), ..Default::default() });
+        field(&mut hooks).push(oci::Hook {
+            Path: "/bin/hook".into(),
+            ..Default::default()
+        });
         spec.Hooks = MessageField::some(hooks);
         let e = Spec::new("c", &spec, None).unwrap_err();
-        assert!(matches!(e, Error::Unsupported(_)) && e.to_string().contains(name), "{e}");
+        assert!(
+            matches!(e, Error::Unsupported(_)) && e.to_string().contains(name),
+            "{e}"
+        );
     }
 }
 
@@ -50,7 +57,11 @@ fn what_would_escape_is_refused() {
     spec.Root.as_mut().unwrap().Path = "/".into();
     assert!(Spec::new("c", &spec, None).is_err());
     let mut spec = minimal();
-    spec.Linux.as_mut().unwrap().Sysctl.insert("net/../../x".into(), "1".into());
+    spec.Linux
+        .as_mut()
+        .unwrap()
+        .Sysctl
+        .insert("net/../../x".into(), "1".into());
     assert!(Spec::new("c", &spec, None).is_err());
     let mut spec = minimal();
     spec.Process.as_mut().unwrap().Args = vec![];
@@ -59,15 +70,29 @@ fn what_would_escape_is_refused() {
 
 #[test]
 fn systemd_cgroup_paths_become_plain_ones() {
-    assert_eq!(cgroup_path("c", "pods.slice:cri:abc").unwrap(), Path::new("pods.slice/cri-abc"));
+    assert_eq!(
+        cgroup_path("c", "pods.slice:cri:abc").unwrap(),
+        Path::new("pods.slice/cri-abc")
+    );
     assert_eq!(cgroup_path("c", "/docker/abc").unwrap(), Path::new("docker/abc"));
     assert!(cgroup_path("c", "a:b").is_err());
 }
 
 #[test]
 fn a_name_wins_over_numbers() {
-    let user = oci::User { UID: 5, Username: "www:web".into(), ..Default::default() };
+    let user = oci::User {
+        UID: 5,
+        Username: "www:web".into(),
+        ..Default::default()
+    };
     assert_eq!(user_spec(Some(&user), None), UserSpec::Name("www:web".into()));
-    let strings = StringUser { uid: "7".into(), gid: "8".into(), ..Default::default() };
-    assert_eq!(user_spec(Some(&user), Some(&strings)), UserSpec::Name("7:8".into()));
+    let strings = StringUser {
+        uid: "7".into(),
+        gid: "8".into(),
+        ..Default::default()
+    };
+    assert_eq!(
+        user_spec(Some(&user), Some(&strings)),
+        UserSpec::Name("7:8".into())
+    );
 }

@@ -79,7 +79,10 @@ pub const SYSCALLS: &[(&str, u32)] = &[
 
 /// The number of a name.
 pub fn number(name: &str) -> Option<u32> {
-    SYSCALLS.binary_search_by(|(n, _)| (*n).cmp(name)).ok().map(|at| SYSCALLS[at].1)
+    SYSCALLS
+        .binary_search_by(|(n, _)| (*n).cmp(name))
+        .ok()
+        .map(|at| SYSCALLS[at].1)
 }
 
 #[cfg(test)]

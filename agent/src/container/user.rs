@@ -35,8 +35,15 @@ fn read(path: &str) -> String {
 fn resolve(spec: &UserSpec, passwd: &str, group: &str) -> Result<User> {
     match spec {
         UserSpec::Ids { uid, gid, groups } => {
-            let home = entries(passwd).find(|e| field(e, 2) == Some(*uid)).and_then(|e| e.get(5).copied());
-            Ok(User { uid: *uid, gid: *gid, groups: groups.clone(), home: home_or_root(home) })
+            let home = entries(passwd)
+                .find(|e| field(e, 2) == Some(*uid))
+                .and_then(|e| e.get(5).copied());
+            Ok(User {
+                uid: *uid,
+                gid: *gid,
+                groups: groups.clone(),
+                home: home_or_root(home),
+            })
         }
         UserSpec::Name(text) => by_name(text, passwd, group),
     }
@@ -55,12 +62,25 @@ fn by_name(text: &str, passwd: &str, group: &str) -> Result<User> {
         .or_else(|| number.and_then(|uid| entries(passwd).find(|e| field(e, 2) == Some(uid))));
     let (uid, own_gid, home, login) = match (&entry, number) {
         (Some(e), _) => {
-            let broken = || Error::Invalid(format!("/etc/passwd of the image: the entry of {name:?} is broken"));
+            let broken = || {
+                Error::Invalid(format!(
+                    "/etc/passwd of the image: the entry of {name:?} is broken"
+                ))
+            };
             let uid = field(e, 2).ok_or_else(broken)?;
-            (uid, field(e, 3).ok_or_else(broken)?, e.get(5).copied(), Some(e[0]))
+            (
+                uid,
+                field(e, 3).ok_or_else(broken)?,
+                e.get(5).copied(),
+                Some(e[0]),
+            )
         }
         (None, Some(uid)) => (uid, 0, None, None),
-        (None, None) => return Err(Error::Invalid(format!("user {name:?}: no matching entry in /etc/passwd of the image"))),
+        (None, None) => {
+            return Err(Error::Invalid(format!(
+                "user {name:?}: no matching entry in /etc/passwd of the image"
+            )));
+        }
     };
     let gid = match wanted {
         None => own_gid,
@@ -68,17 +88,29 @@ fn by_name(text: &str, passwd: &str, group: &str) -> Result<User> {
             .find(|e| e[0] == g)
             .and_then(|e| field(&e, 2))
             .or_else(|| g.parse().ok())
-            .ok_or_else(|| Error::Invalid(format!("group {g:?}: no matching entry in /etc/group of the image")))?,
+            .ok_or_else(|| {
+                Error::Invalid(format!(
+                    "group {g:?}: no matching entry in /etc/group of the image"
+                ))
+            })?,
     };
     // With a group named, only that one counts.
     let groups = match (wanted, login) {
         (None, Some(login)) => entries(group)
-            .filter(|e| e.get(3).is_some_and(|members| members.split(',').any(|m| m == login)))
+            .filter(|e| {
+                e.get(3)
+                    .is_some_and(|members| members.split(',').any(|m| m == login))
+            })
             .filter_map(|e| field(&e, 2))
             .collect(),
         _ => Vec::new(),
     };
-    Ok(User { uid, gid, groups, home: home_or_root(home) })
+    Ok(User {
+        uid,
+        gid,
+        groups,
+        home: home_or_root(home),
+    })
 }
 
 fn home_or_root(home: Option<&str>) -> String {
@@ -86,7 +118,9 @@ fn home_or_root(home: Option<&str>) -> String {
 }
 
 fn entries(file: &str) -> impl Iterator<Item = Vec<&str>> {
-    file.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).map(|l| l.split(':').collect::<Vec<_>>())
+    file.lines()
+        .filter(|l| !l.is_empty() && !l.starts_with('#'))
+        .map(|l| l.split(':').collect::<Vec<_>>())
 }
 
 fn field(entry: &[&str], at: usize) -> Option<u32> {
@@ -106,15 +140,36 @@ mod tests {
 
     #[test]
     fn a_name_brings_its_group_groups_and_home() {
-        let user = User { uid: 33, gid: 33, groups: vec![101, 29], home: "/var/www".into() };
+        let user = User {
+            uid: 33,
+            gid: 33,
+            groups: vec![101, 29],
+            home: "/var/www".into(),
+        };
         assert_eq!(named("www").unwrap(), user);
         assert_eq!(named("33").unwrap(), user);
     }
 
     #[test]
     fn a_named_group_stands_alone() {
-        assert_eq!(named("www:ssl").unwrap(), User { uid: 33, gid: 101, groups: vec![], home: "/var/www".into() });
-        assert_eq!(named("1000:1001").unwrap(), User { uid: 1000, gid: 1001, groups: vec![], home: "/".into() });
+        assert_eq!(
+            named("www:ssl").unwrap(),
+            User {
+                uid: 33,
+                gid: 101,
+                groups: vec![],
+                home: "/var/www".into()
+            }
+        );
+        assert_eq!(
+            named("1000:1001").unwrap(),
+            User {
+                uid: 1000,
+                gid: 1001,
+                groups: vec![],
+                home: "/".into()
+            }
+        );
     }
 
     #[test]
@@ -131,8 +186,33 @@ mod tests {
 
     #[test]
     fn numbers_need_no_entry() {
-        let user = resolve(&UserSpec::Ids { uid: 33, gid: 5, groups: vec![9] }, PASSWD, GROUP).unwrap();
-        assert_eq!(user, User { uid: 33, gid: 5, groups: vec![9], home: "/var/www".into() });
-        assert_eq!(named("4000").unwrap(), User { uid: 4000, gid: 0, groups: vec![], home: "/".into() });
+        let user = resolve(
+            &UserSpec::Ids {
+                uid: 33,
+                gid: 5,
+                groups: vec![9],
+            },
+            PASSWD,
+            GROUP,
+        )
+        .unwrap();
+        assert_eq!(
+            user,
+            User {
+                uid: 33,
+                gid: 5,
+                groups: vec![9],
+                home: "/var/www".into()
+            }
+        );
+        assert_eq!(
+            named("4000").unwrap(),
+            User {
+                uid: 4000,
+                gid: 0,
+                groups: vec![],
+                home: "/".into()
+            }
+        );
     }
 }

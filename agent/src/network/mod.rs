@@ -70,9 +70,19 @@ pub struct Route {
 
 /// `xx:xx:xx:xx:xx:xx`.
 pub fn parse_mac(text: &str) -> Result<[u8; 6]> {
-    let bytes: Option<Vec<u8>> =
-        text.split(':').map(|p| if p.len() == 2 { u8::from_str_radix(p, 16).ok() } else { None }).collect();
-    bytes.and_then(|b| b.try_into().ok()).ok_or_else(|| Error::Invalid(format!("{text:?} is not a MAC address")))
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|p| {
+            if p.len() == 2 {
+                u8::from_str_radix(p, 16).ok()
+            } else {
+                None
+            }
+        })
+        .collect();
+    bytes
+        .and_then(|b| b.try_into().ok())
+        .ok_or_else(|| Error::Invalid(format!("{text:?} is not a MAC address")))
 }
 
 /// The reverse of [`parse_mac`].
@@ -84,7 +94,14 @@ pub fn format_mac(mac: [u8; 6]) -> String {
 pub fn loopback_up() -> Result<()> {
     let mut net = Netlink::open()?;
     match links(&mut net)?.into_iter().find(|l| l.loopback) {
-        Some(lo) => set_link(&mut net, lo.index, &Change { up: Some(true), ..Default::default() }),
+        Some(lo) => set_link(
+            &mut net,
+            lo.index,
+            &Change {
+                up: Some(true),
+                ..Default::default()
+            },
+        ),
         None => Err(Error::State("this kernel has no loopback interface".into())),
     }
 }
@@ -95,44 +112,86 @@ pub fn configure(network: &Network) -> Result<()> {
     let link = links(&mut net)?
         .into_iter()
         .find(|l| l.ethernet && !l.loopback)
-        .ok_or_else(|| Error::State("a network was given, but this guest has no Ethernet interface".into()))?;
+        .ok_or_else(|| {
+            Error::State("a network was given, but this guest has no Ethernet interface".into())
+        })?;
     dress(&mut net, &link, network.mac, u32::from(network.mtu), None)?;
-    for old in addresses(&mut net)?.into_iter().filter(|a| a.link == link.index && !is_link_local(a.ip)) {
+    for old in addresses(&mut net)?
+        .into_iter()
+        .filter(|a| a.link == link.index && !is_link_local(a.ip))
+    {
         delete_address(&mut net, old)?;
     }
     for a in &network.addresses {
-        add_address(&mut net, LinkAddress { link: link.index, ip: a.ip, prefix: a.prefix })?;
+        add_address(
+            &mut net,
+            LinkAddress {
+                link: link.index,
+                ip: a.ip,
+                prefix: a.prefix,
+            },
+        )?;
     }
     for gateway in &network.gateways {
-        let near = network.addresses.iter().any(|a| same_subnet(a.ip, *gateway, a.prefix));
-        add_route(&mut net, &Route {
-            destination: None,
-            gateway: Some(*gateway),
-            source: None,
-            link: link.index,
-            scope: 0,
-            v6: gateway.is_ipv6(),
-            onlink: !near,
-            kernel: false,
-        })?;
+        let near = network
+            .addresses
+            .iter()
+            .any(|a| same_subnet(a.ip, *gateway, a.prefix));
+        add_route(
+            &mut net,
+            &Route {
+                destination: None,
+                gateway: Some(*gateway),
+                source: None,
+                link: link.index,
+                scope: 0,
+                v6: gateway.is_ipv6(),
+                onlink: !near,
+                kernel: false,
+            },
+        )?;
     }
     Ok(())
 }
 
 /// Gives a link its MAC, MTU and name, and brings it up.
-pub(crate) fn dress(net: &mut Netlink, link: &Link, mac: [u8; 6], mtu: u32, name: Option<&str>) -> Result<()> {
+pub(crate) fn dress(
+    net: &mut Netlink,
+    link: &Link,
+    mac: [u8; 6],
+    mtu: u32,
+    name: Option<&str>,
+) -> Result<()> {
     let rename = name.filter(|n| *n != link.name);
     // Neither may be changed of a link that is up, with some drivers.
     if link.up && (link.mac != mac || rename.is_some()) {
-        set_link(net, link.index, &Change { up: Some(false), ..Default::default() })?;
+        set_link(
+            net,
+            link.index,
+            &Change {
+                up: Some(false),
+                ..Default::default()
+            },
+        )?;
     }
-    set_link(net, link.index, &Change {
-        mac: (link.mac != mac).then_some(mac),
-        mtu: (mtu != 0 && link.mtu != mtu).then_some(mtu),
-        name: rename,
-        up: None,
-    })?;
-    set_link(net, link.index, &Change { up: Some(true), ..Default::default() })
+    set_link(
+        net,
+        link.index,
+        &Change {
+            mac: (link.mac != mac).then_some(mac),
+            mtu: (mtu != 0 && link.mtu != mtu).then_some(mtu),
+            name: rename,
+            up: None,
+        },
+    )?;
+    set_link(
+        net,
+        link.index,
+        &Change {
+            up: Some(true),
+            ..Default::default()
+        },
+    )
 }
 
 fn is_link_local(ip: IpAddr) -> bool {
@@ -156,18 +215,24 @@ pub fn open() -> Result<Netlink> {
 /// Every interface.
 pub fn links(net: &mut Netlink) -> Result<Vec<Link>> {
     let answers = net.dump(Request::new(RTM_GETLINK, 0, &[0; 16]), RTM_NEWLINK, 16)?;
-    Ok(answers.iter().map(|a| {
-        let flags = u32_at(&a.body, 8);
-        Link {
-            index: u32_at(&a.body, 4),
-            name: text(a.get(IFLA_IFNAME).unwrap_or(&[])),
-            mac: a.get(IFLA_ADDRESS).and_then(|m| m.try_into().ok()).unwrap_or_default(),
-            mtu: a.get_u32(IFLA_MTU).unwrap_or(0),
-            up: flags & IFF_UP != 0,
-            loopback: flags & IFF_LOOPBACK != 0,
-            ethernet: u16::from_ne_bytes([a.body[2], a.body[3]]) == ARPHRD_ETHER,
-        }
-    }).collect())
+    Ok(answers
+        .iter()
+        .map(|a| {
+            let flags = u32_at(&a.body, 8);
+            Link {
+                index: u32_at(&a.body, 4),
+                name: text(a.get(IFLA_IFNAME).unwrap_or(&[])),
+                mac: a
+                    .get(IFLA_ADDRESS)
+                    .and_then(|m| m.try_into().ok())
+                    .unwrap_or_default(),
+                mtu: a.get_u32(IFLA_MTU).unwrap_or(0),
+                up: flags & IFF_UP != 0,
+                loopback: flags & IFF_LOOPBACK != 0,
+                ethernet: u16::from_ne_bytes([a.body[2], a.body[3]]) == ARPHRD_ETHER,
+            }
+        })
+        .collect())
 }
 
 /// What to change of a link.
@@ -209,7 +274,11 @@ pub fn addresses(net: &mut Netlink) -> Result<Vec<LinkAddress>> {
         .iter()
         .filter_map(|a| {
             let ip = a.get_ip(IFA_LOCAL).or_else(|| a.get_ip(IFA_ADDRESS))?;
-            Some(LinkAddress { link: u32_at(&a.body, 4), ip, prefix: a.body[1] })
+            Some(LinkAddress {
+                link: u32_at(&a.body, 4),
+                ip,
+                prefix: a.body[1],
+            })
         })
         .collect())
 }
@@ -217,22 +286,36 @@ pub fn addresses(net: &mut Netlink) -> Result<Vec<LinkAddress>> {
 fn address_request(kind: u16, flags: u16, a: LinkAddress) -> Result<Request> {
     let width = if a.ip.is_ipv4() { 32 } else { 128 };
     if a.prefix > width {
-        return Err(Error::Invalid(format!("{}/{}: the prefix is longer than the address", a.ip, a.prefix)));
+        return Err(Error::Invalid(format!(
+            "{}/{}: the prefix is longer than the address",
+            a.ip, a.prefix
+        )));
     }
     // Duplicate address detection would hold an IPv6 address back for a second; the host made sure it is unique.
-    let mut body = vec![family(a.ip), a.prefix, if a.ip.is_ipv6() { IFA_F_NODAD } else { 0 }, 0];
+    let mut body = vec![
+        family(a.ip),
+        a.prefix,
+        if a.ip.is_ipv6() { IFA_F_NODAD } else { 0 },
+        0,
+    ];
     body.extend_from_slice(&a.link.to_ne_bytes());
-    Ok(Request::new(kind, flags, &body).attribute(IFA_LOCAL, &ip_bytes(a.ip)).attribute(IFA_ADDRESS, &ip_bytes(a.ip)))
+    Ok(Request::new(kind, flags, &body)
+        .attribute(IFA_LOCAL, &ip_bytes(a.ip))
+        .attribute(IFA_ADDRESS, &ip_bytes(a.ip)))
 }
 
 /// Gives an interface an address; having it already is no error.
 pub fn add_address(net: &mut Netlink, a: LinkAddress) -> Result<()> {
-    net.request(address_request(RTM_NEWADDR, NLM_F_REPLACE, a)?, || format!("add address {}/{}", a.ip, a.prefix))
+    net.request(address_request(RTM_NEWADDR, NLM_F_REPLACE, a)?, || {
+        format!("add address {}/{}", a.ip, a.prefix)
+    })
 }
 
 /// Takes an address away.
 pub fn delete_address(net: &mut Netlink, a: LinkAddress) -> Result<()> {
-    net.request(address_request(RTM_DELADDR, 0, a)?, || format!("delete address {}/{}", a.ip, a.prefix))
+    net.request(address_request(RTM_DELADDR, 0, a)?, || {
+        format!("delete address {}/{}", a.ip, a.prefix)
+    })
 }
 
 /// Every unicast route of the main table.
@@ -277,27 +360,42 @@ fn route_request(kind: u16, flags: u16, r: &Route) -> Request {
 
 /// Adds a route, or replaces the one to the same destination.
 pub fn add_route(net: &mut Netlink, r: &Route) -> Result<()> {
-    net.request(route_request(RTM_NEWROUTE, NLM_F_REPLACE, r), || format!("add route {r:?}"))
+    net.request(route_request(RTM_NEWROUTE, NLM_F_REPLACE, r), || {
+        format!("add route {r:?}")
+    })
 }
 
 /// Deletes a route.
 pub fn delete_route(net: &mut Netlink, r: &Route) -> Result<()> {
-    net.request(route_request(RTM_DELROUTE, 0, r), || format!("delete route {r:?}"))
+    net.request(route_request(RTM_DELROUTE, 0, r), || {
+        format!("delete route {r:?}")
+    })
 }
 
 /// Adds a permanent neighbour, or replaces it.
-pub fn add_neighbour(net: &mut Netlink, link: u32, ip: IpAddr, mac: [u8; 6], state: u16, flags: u8) -> Result<()> {
+pub fn add_neighbour(
+    net: &mut Netlink,
+    link: u32,
+    ip: IpAddr,
+    mac: [u8; 6],
+    state: u16,
+    flags: u8,
+) -> Result<()> {
     let mut body = vec![family(ip), 0, 0, 0];
     body.extend_from_slice(&link.to_ne_bytes());
     body.extend_from_slice(&if state == 0 { NUD_PERMANENT } else { state }.to_ne_bytes());
     body.extend_from_slice(&[flags, 0]);
-    let request =
-        Request::new(RTM_NEWNEIGH, NLM_F_REPLACE, &body).attribute(NDA_DST, &ip_bytes(ip)).attribute(NDA_LLADDR, &mac);
+    let request = Request::new(RTM_NEWNEIGH, NLM_F_REPLACE, &body)
+        .attribute(NDA_DST, &ip_bytes(ip))
+        .attribute(NDA_LLADDR, &mac);
     net.request(request, || format!("add neighbour {ip}"))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes)
+    bytes
+        .get(at..at + 4)
+        .and_then(|b| b.try_into().ok())
+        .map_or(0, u32::from_ne_bytes)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -312,7 +410,13 @@ mod tests {
     fn a_mac_is_read_as_it_is_written_and_nothing_else() {
         let mac = [2, 0, 0xab, 0xcd, 0, 1];
         assert_eq!(parse_mac(&format_mac(mac)).unwrap(), mac);
-        for bad in ["", "02:00:ab:cd:00", "02:00:ab:cd:00:01:02", "2:0:ab:cd:0:1", "zz:00:ab:cd:00:01"] {
+        for bad in [
+            "",
+            "02:00:ab:cd:00",
+            "02:00:ab:cd:00:01:02",
+            "2:0:ab:cd:0:1",
+            "zz:00:ab:cd:00:01",
+        ] {
             assert!(parse_mac(bad).is_err(), "{bad:?}");
         }
     }

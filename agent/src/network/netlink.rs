@@ -45,7 +45,8 @@ impl Request {
 
     /// Appends an attribute, padded to four bytes.
     pub fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
-        self.bytes.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
+        self.bytes
+            .extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
         self.bytes.extend_from_slice(value);
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
@@ -72,7 +73,10 @@ pub struct Answer {
 impl Answer {
     /// The first attribute of this kind.
     pub fn get(&self, kind: u16) -> Option<&[u8]> {
-        self.attributes.iter().find(|(k, _)| *k == kind).map(|(_, v)| v.as_slice())
+        self.attributes
+            .iter()
+            .find(|(k, _)| *k == kind)
+            .map(|(_, v)| v.as_slice())
     }
 
     pub fn get_u32(&self, kind: u16) -> Option<u32> {
@@ -89,7 +93,9 @@ pub fn ip_from(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Some(Ipv4Addr::from(v4).into());
     }
-    <[u8; 16]>::try_from(bytes).ok().map(|v6| Ipv6Addr::from(v6).into())
+    <[u8; 16]>::try_from(bytes)
+        .ok()
+        .map(|v6| Ipv6Addr::from(v6).into())
 }
 
 /// An address as an attribute has it.
@@ -117,16 +123,26 @@ pub struct Netlink {
 
 impl Netlink {
     pub fn open() -> Result<Self> {
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, NETLINK_ROUTE)
-            .for_(|| "open a netlink socket".into())?;
+        let socket = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            NETLINK_ROUTE,
+        )
+        .for_(|| "open a netlink socket".into())?;
         Ok(Netlink { socket, sequence: 0 })
     }
 
     fn send(&mut self, request: Request, flags: u16) -> Result<()> {
         self.sequence += 1;
         let bytes = request.finish(self.sequence, flags);
-        sendto(&self.socket, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))
-            .for_(|| "send a netlink request".into())?;
+        sendto(
+            &self.socket,
+            &bytes,
+            SendFlags::empty(),
+            &SocketAddrNetlink::new(0, 0),
+        )
+        .for_(|| "send a netlink request".into())?;
         Ok(())
     }
 
@@ -146,7 +162,10 @@ impl Netlink {
         self.answers(&mut |k, payload| {
             if k == kind && payload.len() >= body {
                 let attributes = attributes(&payload[body..]);
-                found.push(Answer { body: payload[..body].to_vec(), attributes });
+                found.push(Answer {
+                    body: payload[..body].to_vec(),
+                    attributes,
+                });
             }
         })?;
         Ok(found)
@@ -166,12 +185,18 @@ impl Netlink {
                 match kind {
                     NLMSG_DONE => return Ok(()),
                     NLMSG_ERROR => {
-                        let code = payload.get(..4).and_then(|b| b.try_into().ok()).map_or(0, i32::from_ne_bytes);
+                        let code = payload
+                            .get(..4)
+                            .and_then(|b| b.try_into().ok())
+                            .map_or(0, i32::from_ne_bytes);
                         if code == 0 {
                             return Ok(());
                         }
                         let source = std::io::Error::from_raw_os_error(-code);
-                        return Err(Error::System { what: "netlink".into(), source });
+                        return Err(Error::System {
+                            what: "netlink".into(),
+                            source,
+                        });
                     }
                     _ => each(kind, payload),
                 }
@@ -185,7 +210,12 @@ fn message(bytes: &[u8]) -> Option<(u16, u32, &[u8], &[u8])> {
     let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
     let sequence = u32::from_ne_bytes(bytes.get(8..12)?.try_into().ok()?);
     let payload = bytes.get(16..length)?;
-    Some((kind, sequence, payload, bytes.get(length.next_multiple_of(4)..).unwrap_or(&[])))
+    Some((
+        kind,
+        sequence,
+        payload,
+        bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]),
+    ))
 }
 
 fn attributes(mut bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
@@ -207,11 +237,16 @@ mod tests {
 
     #[test]
     fn attributes_are_padded_and_read_back() {
-        let request = Request::new(RTM_NEWLINK, 0, &[0; 16]).attribute(3, b"eth0\0").attribute(4, &1500u32.to_ne_bytes());
+        let request = Request::new(RTM_NEWLINK, 0, &[0; 16])
+            .attribute(3, b"eth0\0")
+            .attribute(4, &1500u32.to_ne_bytes());
         let bytes = request.finish(7, NLM_F_ACK);
         let (kind, sequence, payload, rest) = message(&bytes).unwrap();
         assert_eq!((kind, sequence, rest.len()), (RTM_NEWLINK, 7, 0));
-        assert_eq!(attributes(&payload[16..]), [(3, b"eth0\0".to_vec()), (4, 1500u32.to_ne_bytes().to_vec())]);
+        assert_eq!(
+            attributes(&payload[16..]),
+            [(3, b"eth0\0".to_vec()), (4, 1500u32.to_ne_bytes().to_vec())]
+        );
     }
 
     proptest::proptest! {

@@ -13,7 +13,11 @@ use crate::sandbox::Sandbox;
 pub async fn create(sandbox: &Arc<Sandbox>, request: CreateContainerRequest) -> Result<()> {
     let sandbox = sandbox.clone();
     blocking(move || {
-        let storages = request.storages.iter().map(volumes::storage).collect::<Result<Vec<_>>>()?;
+        let storages = request
+            .storages
+            .iter()
+            .map(volumes::storage)
+            .collect::<Result<Vec<_>>>()?;
         sandbox.reserve(&request.container_id)?;
         let made = Container::create(&request, &storages, &sandbox.storages, &sandbox.reaper);
         match made {
@@ -53,7 +57,9 @@ pub async fn remove(sandbox: &Arc<Sandbox>, id: &str, timeout: u32) -> Result<()
         })
         .await
     });
-    removal.await.unwrap_or_else(|e| Err(crate::error::Error::State(format!("the removal failed: {e}"))))
+    removal
+        .await
+        .unwrap_or_else(|e| Err(crate::error::Error::State(format!("the removal failed: {e}"))))
 }
 
 pub fn update(sandbox: &Sandbox, request: &UpdateContainerRequest) -> Result<()> {

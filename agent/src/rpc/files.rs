@@ -19,7 +19,10 @@ pub fn copy(r: &CopyFileRequest) -> Result<()> {
     let path = Path::new(&r.path);
     check_guest_path(path)?;
     if !r.path.starts_with(ROOT) {
-        return Err(Error::Invalid(format!("{}: files can be copied below {ROOT} only", r.path)));
+        return Err(Error::Invalid(format!(
+            "{}: files can be copied below {ROOT} only",
+            r.path
+        )));
     }
     let parent = path.parent().unwrap_or(Path::new(ROOT));
     make_parents(parent, r.dir_mode)?;
@@ -31,11 +34,16 @@ pub fn copy(r: &CopyFileRequest) -> Result<()> {
 }
 
 fn make_parents(dir: &Path, mode: u32) -> Result<()> {
-    let missing: Vec<PathBuf> = dir.ancestors().take_while(|d| !d.exists()).map(Path::to_owned).collect();
+    let missing: Vec<PathBuf> = dir
+        .ancestors()
+        .take_while(|d| !d.exists())
+        .map(Path::to_owned)
+        .collect();
     for d in missing.iter().rev() {
         fs::create_dir(d).for_(|| format!("create {}", d.display()))?;
         if mode != 0 {
-            fs::set_permissions(d, Permissions::from_mode(mode & 0o7777)).for_(|| format!("chmod {}", d.display()))?;
+            fs::set_permissions(d, Permissions::from_mode(mode & 0o7777))
+                .for_(|| format!("chmod {}", d.display()))?;
         }
     }
     Ok(())
@@ -47,12 +55,14 @@ fn own(path: &Path, r: &CopyFileRequest) -> Result<()> {
 
 fn copy_directory(path: &Path, r: &CopyFileRequest) -> Result<()> {
     fs::create_dir_all(path).for_(|| format!("create {}", path.display()))?;
-    fs::set_permissions(path, Permissions::from_mode(r.file_mode & 0o7777)).for_(|| format!("chmod {}", path.display()))?;
+    fs::set_permissions(path, Permissions::from_mode(r.file_mode & 0o7777))
+        .for_(|| format!("chmod {}", path.display()))?;
     own(path, r)
 }
 
 fn copy_link(path: &Path, r: &CopyFileRequest) -> Result<()> {
-    let target = std::str::from_utf8(&r.data).map_err(|_| Error::Invalid(format!("{}: the link's target is not UTF-8", r.path)))?;
+    let target = std::str::from_utf8(&r.data)
+        .map_err(|_| Error::Invalid(format!("{}: the link's target is not UTF-8", r.path)))?;
     let new = beside(path);
     let _ = fs::remove_file(&new);
     symlink(target, &new).for_(|| format!("link {}", new.display()))?;
@@ -62,7 +72,8 @@ fn copy_link(path: &Path, r: &CopyFileRequest) -> Result<()> {
 
 fn copy_piece(path: &Path, r: &CopyFileRequest) -> Result<()> {
     let end = r.offset.checked_add(r.data.len() as i64);
-    let fits = r.offset >= 0 && (0..=MOST).contains(&r.file_size) && end.is_some_and(|end| end <= r.file_size);
+    let fits =
+        r.offset >= 0 && (0..=MOST).contains(&r.file_size) && end.is_some_and(|end| end <= r.file_size);
     if !fits {
         return Err(Error::Invalid(format!(
             "{}: {} bytes at {} do not fit a file of {} (limit {MOST})",
@@ -74,7 +85,12 @@ fn copy_piece(path: &Path, r: &CopyFileRequest) -> Result<()> {
     }
     let new = beside(path);
     let what = || format!("write {}", new.display());
-    let file = File::options().write(true).create(true).truncate(r.offset == 0).open(&new).for_(what)?;
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(r.offset == 0)
+        .open(&new)
+        .for_(what)?;
     file.write_all_at(&r.data, r.offset as u64).for_(what)?;
     if file.metadata().for_(what)?.len() < r.file_size as u64 {
         return Ok(());
@@ -122,7 +138,10 @@ mod tests {
         copy(&request(name.clone(), 10, 5, b"world")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"helloworld");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
-        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o750);
+        assert_eq!(
+            fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777,
+            0o750
+        );
         // Again, shorter: no tail of the old one.
         copy(&request(name.clone(), 2, 0, b"hi")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"hi");

@@ -18,17 +18,25 @@ use crate::{clock, warning};
 /// Hostname, name servers and storages of the sandbox. The hostname is the handshake's unless one is given here.
 pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> Result<()> {
     if !r.kernel_modules.is_empty() {
-        return Err(Error::Unsupported("the guest kernel has everything built in: it loads no modules".into()));
+        return Err(Error::Unsupported(
+            "the guest kernel has everything built in: it loads no modules".into(),
+        ));
     }
     if !r.guest_hook_path.is_empty() {
         return Err(Error::Unsupported("hooks in the guest are not supported".into()));
     }
     if r.sandbox_pidns {
-        return Err(Error::Unsupported("a PID namespace shared by the sandbox is not supported yet".into()));
+        return Err(Error::Unsupported(
+            "a PID namespace shared by the sandbox is not supported yet".into(),
+        ));
     }
     let sandbox = sandbox.clone();
     blocking(move || {
-        let storages = r.storages.iter().map(volumes::storage).collect::<Result<Vec<_>>>()?;
+        let storages = r
+            .storages
+            .iter()
+            .map(volumes::storage)
+            .collect::<Result<Vec<_>>>()?;
         if !r.hostname.is_empty() {
             identity::set_hostname(&r.hostname)?;
         }
@@ -36,7 +44,11 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
             rewrite_etc(&r)?;
         }
         let mounted = sandbox.storages.acquire_all(&storages)?;
-        sandbox.own_mounts.lock().unwrap_or_else(|e| e.into_inner()).extend(mounted);
+        sandbox
+            .own_mounts
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .extend(mounted);
         Ok(())
     })
     .await
@@ -45,20 +57,33 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
 fn rewrite_etc(r: &CreateSandboxRequest) -> Result<()> {
     let mut nameservers = Vec::new();
     for server in &r.dns {
-        nameservers.push(server.parse().map_err(|_| Error::Invalid(format!("name server {server:?} is no address")))?);
+        nameservers.push(
+            server
+                .parse()
+                .map_err(|_| Error::Invalid(format!("name server {server:?} is no address")))?,
+        );
     }
     if nameservers.is_empty() {
         // Those of the handshake stay.
         let old = fs::read_to_string(Path::new(identity::ETC).join("resolv.conf")).unwrap_or_default();
-        nameservers = old.lines().filter_map(|l| l.strip_prefix("nameserver ")?.trim().parse().ok()).collect();
+        nameservers = old
+            .lines()
+            .filter_map(|l| l.strip_prefix("nameserver ")?.trim().parse().ok())
+            .collect();
     }
     let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut net = crate::network::open()?;
-    let ethernet: Vec<u32> =
-        crate::network::links(&mut net)?.iter().filter(|l| l.ethernet && !l.loopback).map(|l| l.index).collect();
+    let ethernet: Vec<u32> = crate::network::links(&mut net)?
+        .iter()
+        .filter(|l| l.ethernet && !l.loopback)
+        .map(|l| l.index)
+        .collect();
     let addresses: Vec<_> = crate::network::addresses(&mut net)?
         .into_iter()
-        .filter(|a| ethernet.contains(&a.link) && !matches!(a.ip, std::net::IpAddr::V6(v6) if v6.is_unicast_link_local()))
+        .filter(|a| {
+            ethernet.contains(&a.link)
+                && !matches!(a.ip, std::net::IpAddr::V6(v6) if v6.is_unicast_link_local())
+        })
         .map(|a| a.ip)
         .collect();
     identity::write_etc(&hostname, &addresses, &nameservers)
@@ -124,7 +149,11 @@ pub fn details(r: &GuestDetailsRequest) -> GuestDetailsResponse {
     let block = fs::read_to_string("/sys/devices/system/memory/block_size_bytes").unwrap_or_default();
     let drivers = || DRIVERS.iter().map(ToString::to_string).collect();
     GuestDetailsResponse {
-        mem_block_size_bytes: if r.mem_block_size { u64::from_str_radix(block.trim(), 16).unwrap_or(0) } else { 0 },
+        mem_block_size_bytes: if r.mem_block_size {
+            u64::from_str_radix(block.trim(), 16).unwrap_or(0)
+        } else {
+            0
+        },
         support_mem_hotplug_probe: false,
         agent_details: MessageField::some(AgentDetails {
             version: super::API_VERSION.into(),
@@ -148,15 +177,32 @@ pub fn metrics() -> String {
     let _ = writeln!(text, "# TYPE thaw_guest_memory_bytes gauge");
     for line in read("/proc/meminfo").lines() {
         let mut words = line.split_whitespace();
-        if let (Some(key), Some(Ok(n)), unit) = (words.next(), words.next().map(str::parse::<u64>), words.next()) {
+        if let (Some(key), Some(Ok(n)), unit) =
+            (words.next(), words.next().map(str::parse::<u64>), words.next())
+        {
             let bytes = if unit == Some("kB") { n * 1024 } else { n };
-            let _ = writeln!(text, "thaw_guest_memory_bytes{{item=\"{}\"}} {bytes}", key.trim_end_matches(':'));
+            let _ = writeln!(
+                text,
+                "thaw_guest_memory_bytes{{item=\"{}\"}} {bytes}",
+                key.trim_end_matches(':')
+            );
         }
     }
     let _ = writeln!(text, "# TYPE thaw_guest_cpu_ticks_total counter");
     let stat = read("/proc/stat");
-    let total: Vec<&str> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).collect();
-    for (mode, ticks) in ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"].iter().zip(total) {
+    let total: Vec<&str> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .collect();
+    for (mode, ticks) in [
+        "user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal",
+    ]
+    .iter()
+    .zip(total)
+    {
         let _ = writeln!(text, "thaw_guest_cpu_ticks_total{{mode=\"{mode}\"}} {ticks}");
     }
     text

@@ -17,7 +17,9 @@ use async_trait::async_trait;
 use thaw_protocol::agent::agent::*;
 use thaw_protocol::agent::agent_ttrpc::{AgentService, create_agent_service};
 use thaw_protocol::agent::csi::VolumeStatsResponse;
-use thaw_protocol::agent::health::{CheckRequest, HealthCheckResponse, VersionCheckResponse, health_check_response};
+use thaw_protocol::agent::health::{
+    CheckRequest, HealthCheckResponse, VersionCheckResponse, health_check_response,
+};
 use thaw_protocol::agent::health_ttrpc::{Health, create_health};
 use thaw_protocol::agent::{Empty, types};
 use ttrpc::Code;
@@ -34,7 +36,9 @@ pub const API_VERSION: &str = "3.15.0";
 /// Serves for ever; returns why it could not go on.
 pub async fn serve(listener: Listener) -> Error {
     let sandbox = Arc::new(Sandbox::default());
-    let api = Arc::new(Api { sandbox: sandbox.clone() });
+    let api = Arc::new(Api {
+        sandbox: sandbox.clone(),
+    });
     let listener = match listener.into_ttrpc() {
         Ok(listener) => listener,
         Err(e) => return e,
@@ -69,7 +73,9 @@ fn status(e: Error) -> ttrpc::Error {
         Error::CommandNotFound(_) => Code::NOT_FOUND,
         Error::CommandNotExecutable(_) => Code::PERMISSION_DENIED,
         Error::EndOfFile => Code::OUT_OF_RANGE,
-        Error::System { source, .. } if source.raw_os_error() == Some(libc::ENOSPC) => Code::RESOURCE_EXHAUSTED,
+        Error::System { source, .. } if source.raw_os_error() == Some(libc::ENOSPC) => {
+            Code::RESOURCE_EXHAUSTED
+        }
         Error::System { .. } => Code::INTERNAL,
     };
     ttrpc::Error::RpcStatus(ttrpc::get_status(code, e.to_string()))
@@ -94,7 +100,10 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 #[async_trait]
 impl Health for Api {
     async fn check(&self, _: &TtrpcContext, _: CheckRequest) -> Answer<HealthCheckResponse> {
-        Ok(HealthCheckResponse { status: health_check_response::ServingStatus::SERVING.into(), ..Default::default() })
+        Ok(HealthCheckResponse {
+            status: health_check_response::ServingStatus::SERVING.into(),
+            ..Default::default()
+        })
     }
 
     async fn version(&self, _: &TtrpcContext, _: CheckRequest) -> Answer<VersionCheckResponse> {
@@ -120,8 +129,15 @@ impl AgentService for Api {
     async fn update_container(&self, _: &TtrpcContext, r: UpdateContainerRequest) -> Answer<Empty> {
         empty(containers::update(&self.sandbox, &r))
     }
-    async fn stats_container(&self, _: &TtrpcContext, r: StatsContainerRequest) -> Answer<StatsContainerResponse> {
-        self.sandbox.container(&r.container_id).map(|c| crate::stats::read(&c)).map_err(status)
+    async fn stats_container(
+        &self,
+        _: &TtrpcContext,
+        r: StatsContainerRequest,
+    ) -> Answer<StatsContainerResponse> {
+        self.sandbox
+            .container(&r.container_id)
+            .map(|c| crate::stats::read(&c))
+            .map_err(status)
     }
     async fn pause_container(&self, _: &TtrpcContext, r: PauseContainerRequest) -> Answer<Empty> {
         empty(containers::freeze(&self.sandbox, &r.container_id, true).await)
@@ -138,19 +154,35 @@ impl AgentService for Api {
     }
     async fn wait_process(&self, _: &TtrpcContext, r: WaitProcessRequest) -> Answer<WaitProcessResponse> {
         let status_code = processes::wait(&self.sandbox, &r).await.map_err(status)?;
-        Ok(WaitProcessResponse { status: status_code, ..Default::default() })
+        Ok(WaitProcessResponse {
+            status: status_code,
+            ..Default::default()
+        })
     }
     async fn write_stdin(&self, _: &TtrpcContext, r: WriteStreamRequest) -> Answer<WriteStreamResponse> {
         let len = processes::write_stdin(&self.sandbox, &r).await.map_err(status)?;
-        Ok(WriteStreamResponse { len, ..Default::default() })
+        Ok(WriteStreamResponse {
+            len,
+            ..Default::default()
+        })
     }
     async fn read_stdout(&self, _: &TtrpcContext, r: ReadStreamRequest) -> Answer<ReadStreamResponse> {
-        let data = processes::read(&self.sandbox, &r, crate::stdio::Output::Stdout).await.map_err(status)?;
-        Ok(ReadStreamResponse { data, ..Default::default() })
+        let data = processes::read(&self.sandbox, &r, crate::stdio::Output::Stdout)
+            .await
+            .map_err(status)?;
+        Ok(ReadStreamResponse {
+            data,
+            ..Default::default()
+        })
     }
     async fn read_stderr(&self, _: &TtrpcContext, r: ReadStreamRequest) -> Answer<ReadStreamResponse> {
-        let data = processes::read(&self.sandbox, &r, crate::stdio::Output::Stderr).await.map_err(status)?;
-        Ok(ReadStreamResponse { data, ..Default::default() })
+        let data = processes::read(&self.sandbox, &r, crate::stdio::Output::Stderr)
+            .await
+            .map_err(status)?;
+        Ok(ReadStreamResponse {
+            data,
+            ..Default::default()
+        })
     }
     async fn close_stdin(&self, _: &TtrpcContext, r: CloseStdinRequest) -> Answer<Empty> {
         empty(processes::close_stdin(&self.sandbox, &r))
@@ -159,7 +191,11 @@ impl AgentService for Api {
         empty(processes::resize(&self.sandbox, &r))
     }
 
-    async fn update_interface(&self, _: &TtrpcContext, r: UpdateInterfaceRequest) -> Answer<types::Interface> {
+    async fn update_interface(
+        &self,
+        _: &TtrpcContext,
+        r: UpdateInterfaceRequest,
+    ) -> Answer<types::Interface> {
         network::update_interface(r.interface.into_option()).map_err(status)
     }
     async fn update_routes(&self, _: &TtrpcContext, r: UpdateRoutesRequest) -> Answer<Routes> {
@@ -172,7 +208,9 @@ impl AgentService for Api {
         network::list_routes().map_err(status)
     }
     async fn add_arp_neighbors(&self, _: &TtrpcContext, r: AddARPNeighborsRequest) -> Answer<Empty> {
-        empty(network::add_neighbours(&r.neighbors.unwrap_or_default().ARPNeighbors))
+        empty(network::add_neighbours(
+            &r.neighbors.unwrap_or_default().ARPNeighbors,
+        ))
     }
 
     async fn create_sandbox(&self, _: &TtrpcContext, r: CreateSandboxRequest) -> Answer<Empty> {
@@ -187,25 +225,39 @@ impl AgentService for Api {
     async fn reseed_random_dev(&self, _: &TtrpcContext, r: ReseedRandomDevRequest) -> Answer<Empty> {
         empty(crate::entropy::reseed(&r.data))
     }
-    async fn get_guest_details(&self, _: &TtrpcContext, r: GuestDetailsRequest) -> Answer<GuestDetailsResponse> {
+    async fn get_guest_details(
+        &self,
+        _: &TtrpcContext,
+        r: GuestDetailsRequest,
+    ) -> Answer<GuestDetailsResponse> {
         Ok(guest::details(&r))
     }
     async fn set_guest_date_time(&self, _: &TtrpcContext, r: SetGuestDateTimeRequest) -> Answer<Empty> {
         empty(guest::set_date_time(&r))
     }
     async fn get_metrics(&self, _: &TtrpcContext, _: GetMetricsRequest) -> Answer<Metrics> {
-        Ok(Metrics { metrics: guest::metrics(), ..Default::default() })
+        Ok(Metrics {
+            metrics: guest::metrics(),
+            ..Default::default()
+        })
     }
     async fn copy_file(&self, _: &TtrpcContext, r: CopyFileRequest) -> Answer<Empty> {
         empty(blocking(move || files::copy(&r)).await)
     }
     async fn get_oom_event(&self, _: &TtrpcContext, _: GetOOMEventRequest) -> Answer<OOMEvent> {
-        Ok(OOMEvent { container_id: self.sandbox.ooms.next().await, ..Default::default() })
+        Ok(OOMEvent {
+            container_id: self.sandbox.ooms.next().await,
+            ..Default::default()
+        })
     }
     async fn get_volume_stats(&self, _: &TtrpcContext, r: VolumeStatsRequest) -> Answer<VolumeStatsResponse> {
         volumes::stats(&r.volume_guest_path).map_err(status)
     }
-    async fn update_ephemeral_mounts(&self, _: &TtrpcContext, r: UpdateEphemeralMountsRequest) -> Answer<Empty> {
+    async fn update_ephemeral_mounts(
+        &self,
+        _: &TtrpcContext,
+        r: UpdateEphemeralMountsRequest,
+    ) -> Answer<Empty> {
         empty(volumes::update_ephemeral(&r.storages))
     }
 

@@ -9,42 +9,66 @@ use crate::error::{Error, Result};
 use crate::network::{self, Link, LinkAddress, Route};
 
 fn ip(text: &str) -> Result<IpAddr> {
-    text.parse().map_err(|_| Error::Invalid(format!("{text:?} is not an IP address")))
+    text.parse()
+        .map_err(|_| Error::Invalid(format!("{text:?} is not an IP address")))
 }
 
 fn prefixed(text: &str, prefix: &str) -> Result<(IpAddr, u8)> {
     let address = ip(text)?;
-    let prefix = prefix.parse().map_err(|_| Error::Invalid(format!("{prefix:?} is not a prefix length")))?;
+    let prefix = prefix
+        .parse()
+        .map_err(|_| Error::Invalid(format!("{prefix:?} is not a prefix length")))?;
     Ok((address, prefix))
 }
 
 fn family(address: &IpAddr) -> IPFamily {
-    if address.is_ipv4() { IPFamily::v4 } else { IPFamily::v6 }
+    if address.is_ipv4() {
+        IPFamily::v4
+    } else {
+        IPFamily::v6
+    }
 }
 
 fn by_name<'a>(links: &'a [Link], name: &str) -> Result<&'a Link> {
-    links.iter().find(|l| l.name == name).ok_or_else(|| Error::Invalid(format!("there is no interface {name:?}")))
+    links
+        .iter()
+        .find(|l| l.name == name)
+        .ok_or_else(|| Error::Invalid(format!("there is no interface {name:?}")))
 }
 
 /// Finds the link by its MAC and gives it name, MTU and exactly these addresses.
 pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
     let wanted = interface.ok_or_else(|| Error::Invalid("the request has no interface".into()))?;
     let mac = network::parse_mac(&wanted.hwAddr)?;
-    let addresses =
-        wanted.IPAddresses.iter().map(|a| prefixed(&a.address, &a.mask)).collect::<Result<Vec<_>>>()?;
-    let mtu = u32::try_from(wanted.mtu).map_err(|_| Error::Invalid(format!("MTU {} is impossible", wanted.mtu)))?;
+    let addresses = wanted
+        .IPAddresses
+        .iter()
+        .map(|a| prefixed(&a.address, &a.mask))
+        .collect::<Result<Vec<_>>>()?;
+    let mtu =
+        u32::try_from(wanted.mtu).map_err(|_| Error::Invalid(format!("MTU {} is impossible", wanted.mtu)))?;
     let mut net = network::open()?;
     let link = network::links(&mut net)?
         .into_iter()
         .find(|l| l.mac == mac && !l.loopback)
         .ok_or_else(|| Error::Invalid(format!("there is no interface with MAC {}", wanted.hwAddr)))?;
-    for old in network::addresses(&mut net)?.into_iter().filter(|a| a.link == link.index) {
+    for old in network::addresses(&mut net)?
+        .into_iter()
+        .filter(|a| a.link == link.index)
+    {
         network::delete_address(&mut net, old)?;
     }
     let name = Some(wanted.name.as_str()).filter(|n| !n.is_empty());
     network::dress(&mut net, &link, mac, mtu, name)?;
     for (ip, prefix) in addresses {
-        network::add_address(&mut net, LinkAddress { link: link.index, ip, prefix })?;
+        network::add_address(
+            &mut net,
+            LinkAddress {
+                link: link.index,
+                ip,
+                prefix,
+            },
+        )?;
     }
     Ok(wanted)
 }
@@ -53,7 +77,10 @@ pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
 pub fn update_routes(routes: &[RouteMessage]) -> Result<Routes> {
     let mut net = network::open()?;
     let links = network::links(&mut net)?;
-    let mut wanted = routes.iter().map(|r| route(r, &links)).collect::<Result<Vec<_>>>()?;
+    let mut wanted = routes
+        .iter()
+        .map(|r| route(r, &links))
+        .collect::<Result<Vec<_>>>()?;
     for old in network::routes(&mut net)?.into_iter().filter(|r| !r.kernel) {
         network::delete_route(&mut net, &old)?;
     }
@@ -66,11 +93,19 @@ pub fn update_routes(routes: &[RouteMessage]) -> Result<Routes> {
 }
 
 fn route(r: &RouteMessage, links: &[Link]) -> Result<Route> {
-    let optional = |text: &str| if text.is_empty() { Ok(None) } else { ip(text).map(Some) };
+    let optional = |text: &str| {
+        if text.is_empty() {
+            Ok(None)
+        } else {
+            ip(text).map(Some)
+        }
+    };
     let destination = match r.dest.as_str() {
         "" | "default" => None,
         dest => {
-            let (address, prefix) = dest.split_once('/').unwrap_or((dest, if dest.contains(':') { "128" } else { "32" }));
+            let (address, prefix) = dest
+                .split_once('/')
+                .unwrap_or((dest, if dest.contains(':') { "128" } else { "32" }));
             Some(prefixed(address, prefix)?).filter(|(_, prefix)| *prefix != 0)
         }
     };
@@ -82,7 +117,9 @@ fn route(r: &RouteMessage, links: &[Link]) -> Result<Route> {
         source,
         link: by_name(links, &r.device)?.index,
         scope: r.scope.min(255) as u8,
-        v6: some.map_or(r.family.enum_value_or_default() == IPFamily::v6, |ip| ip.is_ipv6()),
+        v6: some.map_or(r.family.enum_value_or_default() == IPFamily::v6, |ip| {
+            ip.is_ipv6()
+        }),
         onlink: r.flags & 4 != 0,
         kernel: false,
     })
@@ -109,7 +146,10 @@ pub fn list_interfaces() -> Result<Interfaces> {
             .collect(),
         ..Default::default()
     };
-    Ok(Interfaces { Interfaces: links.iter().map(message).collect(), ..Default::default() })
+    Ok(Interfaces {
+        Interfaces: links.iter().map(message).collect(),
+        ..Default::default()
+    })
 }
 
 pub fn list_routes() -> Result<Routes> {
@@ -117,26 +157,46 @@ pub fn list_routes() -> Result<Routes> {
     let links = network::links(&mut net)?;
     let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
     let message = |r: Route| RouteMessage {
-        dest: r.destination.map(|(ip, p)| format!("{ip}/{p}")).unwrap_or_default(),
+        dest: r
+            .destination
+            .map(|(ip, p)| format!("{ip}/{p}"))
+            .unwrap_or_default(),
         gateway: text(r.gateway),
-        device: links.iter().find(|l| l.index == r.link).map(|l| l.name.clone()).unwrap_or_default(),
+        device: links
+            .iter()
+            .find(|l| l.index == r.link)
+            .map(|l| l.name.clone())
+            .unwrap_or_default(),
         source: text(r.source),
         scope: u32::from(r.scope),
         family: if r.v6 { IPFamily::v6 } else { IPFamily::v4 }.into(),
         flags: if r.onlink { 4 } else { 0 },
         ..Default::default()
     };
-    Ok(Routes { Routes: network::routes(&mut net)?.into_iter().map(message).collect(), ..Default::default() })
+    Ok(Routes {
+        Routes: network::routes(&mut net)?.into_iter().map(message).collect(),
+        ..Default::default()
+    })
 }
 
 pub fn add_neighbours(neighbours: &[ARPNeighbor]) -> Result<()> {
     let mut net = network::open()?;
     let links = network::links(&mut net)?;
     for n in neighbours {
-        let to = n.toIPAddress.as_ref().ok_or_else(|| Error::Invalid("a neighbour without an address".into()))?;
+        let to = n
+            .toIPAddress
+            .as_ref()
+            .ok_or_else(|| Error::Invalid("a neighbour without an address".into()))?;
         let link = by_name(&links, &n.device)?;
         let mac = network::parse_mac(&n.lladdr)?;
-        network::add_neighbour(&mut net, link.index, ip(&to.address)?, mac, n.state as u16, n.flags as u8)?;
+        network::add_neighbour(
+            &mut net,
+            link.index,
+            ip(&to.address)?,
+            mac,
+            n.state as u16,
+            n.flags as u8,
+        )?;
     }
     Ok(())
 }

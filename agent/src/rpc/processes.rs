@@ -37,7 +37,12 @@ pub async fn wait(sandbox: &Sandbox, r: &WaitProcessRequest) -> Result<ExitCode>
 }
 
 pub async fn write_stdin(sandbox: &Sandbox, r: &WriteStreamRequest) -> Result<u32> {
-    sandbox.container(&r.container_id)?.process(&r.exec_id)?.stdio.write(&r.data).await?;
+    sandbox
+        .container(&r.container_id)?
+        .process(&r.exec_id)?
+        .stdio
+        .write(&r.data)
+        .await?;
     Ok(r.data.len() as u32)
 }
 
@@ -47,11 +52,19 @@ pub async fn read(sandbox: &Sandbox, r: &ReadStreamRequest, output: Output) -> R
 }
 
 pub fn close_stdin(sandbox: &Sandbox, r: &CloseStdinRequest) -> Result<()> {
-    sandbox.container(&r.container_id)?.process(&r.exec_id)?.stdio.close_stdin();
+    sandbox
+        .container(&r.container_id)?
+        .process(&r.exec_id)?
+        .stdio
+        .close_stdin();
     Ok(())
 }
 
 pub fn resize(sandbox: &Sandbox, r: &TtyWinResizeRequest) -> Result<()> {
     let clamp = |n: u32| n.min(u32::from(u16::MAX)) as u16;
-    sandbox.container(&r.container_id)?.process(&r.exec_id)?.stdio.resize(clamp(r.row), clamp(r.column))
+    sandbox
+        .container(&r.container_id)?
+        .process(&r.exec_id)?
+        .stdio
+        .resize(clamp(r.row), clamp(r.column))
 }

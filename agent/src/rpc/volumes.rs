@@ -14,7 +14,10 @@ use crate::storage::{Storage, check_guest_path};
 /// A storage from its message.
 pub fn storage(m: &Message) -> Result<Storage> {
     let group = m.fs_group.as_ref().map(|g| {
-        (g.group_id, g.group_change_policy.enum_value_or_default() == FSGroupChangePolicy::OnRootMismatch)
+        (
+            g.group_id,
+            g.group_change_policy.enum_value_or_default() == FSGroupChangePolicy::OnRootMismatch,
+        )
     });
     Ok(Storage {
         driver: m.driver.clone(),
@@ -51,14 +54,21 @@ pub fn stats(path: &str) -> Result<VolumeStatsResponse> {
 pub fn update_ephemeral(storages: &[Message]) -> Result<()> {
     for s in storages {
         if s.driver != "ephemeral" {
-            return Err(Error::Invalid(format!("storage at {}: {:?} is not ephemeral", s.mount_point, s.driver)));
+            return Err(Error::Invalid(format!(
+                "storage at {}: {:?} is not ephemeral",
+                s.mount_point, s.driver
+            )));
         }
         check_guest_path(Path::new(&s.mount_point))?;
         let options = MountOptions::parse(s.options.iter().map(String::as_str))?;
         let data = std::ffi::CString::new(options.data.join(","))
             .map_err(|_| Error::Invalid("mount data has a NUL in it".into()))?;
-        mount_remount(s.mount_point.as_str(), options.flags | MountFlags::empty(), data.as_c_str())
-            .for_(|| format!("remount {}", s.mount_point))?;
+        mount_remount(
+            s.mount_point.as_str(),
+            options.flags | MountFlags::empty(),
+            data.as_c_str(),
+        )
+        .for_(|| format!("remount {}", s.mount_point))?;
     }
     Ok(())
 }

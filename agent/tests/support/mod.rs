@@ -37,7 +37,10 @@ fn missing() -> Option<&'static str> {
         return Some("root is needed");
     }
     for tool in ["unshare", "ip", "busybox"] {
-        if !["/usr/bin", "/bin", "/usr/sbin", "/sbin"].iter().any(|d| Path::new(d).join(tool).exists()) {
+        if !["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+            .iter()
+            .any(|d| Path::new(d).join(tool).exists())
+        {
             return Some("unshare, ip and busybox are needed (util-linux, iproute2, busybox-static)");
         }
     }
@@ -52,12 +55,28 @@ impl Guest {
             return None;
         }
         let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let dir = tempfile::Builder::new().prefix("guest-").tempdir_in(parent).unwrap().keep();
+        let dir = tempfile::Builder::new()
+            .prefix("guest-")
+            .tempdir_in(parent)
+            .unwrap()
+            .keep();
         make_rootfs(&dir.join("rootfs"));
         // exec keeps the PID: the agent is the first process of the PID namespace.
         let script = "ip link add eth0 type veth peer name outside && ip link set outside up && exec \"$@\"";
         let agent = Command::new("unshare")
-            .args(["--mount", "--pid", "--fork", "--kill-child", "--net", "--uts", "--ipc", "sh", "-c", script, "sh"])
+            .args([
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--net",
+                "--uts",
+                "--ipc",
+                "sh",
+                "-c",
+                script,
+                "sh",
+            ])
             .arg(env!("CARGO_BIN_EXE_thaw-agent"))
             .arg("--unix")
             .arg(&dir)
@@ -67,14 +86,27 @@ impl Guest {
         let cgroup = format!("thaw-test-{}", dir.file_name().unwrap().to_str().unwrap());
         let handshake = |dir: &Path| shake_hands(&dir.join("1023"));
         // A host that talks nonsense first must not spoil it.
-        drop(std::io::Write::write_all(&mut connect(&dir.join("1023")), &[1, 0, 0, 0, 255]));
+        drop(std::io::Write::write_all(
+            &mut connect(&dir.join("1023")),
+            &[1, 0, 0, 0, 255],
+        ));
         let ack = handshake(&dir);
-        assert_eq!(ack.failure, None, "{}", fs::read_to_string(dir.join("log")).unwrap_or_default());
+        assert_eq!(
+            ack.failure,
+            None,
+            "{}",
+            fs::read_to_string(dir.join("log")).unwrap_or_default()
+        );
         assert_eq!(ack.nonce, [5; 16]);
         assert!(ack.agent_ready >= ack.agent_started && ack.agent_started > 0);
         let address = format!("unix://{}", dir.join("1024").display());
         let client = AgentServiceClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
-        Some(Guest { client, agent, dir, cgroup })
+        Some(Guest {
+            client,
+            agent,
+            dir,
+            cgroup,
+        })
     }
 
     pub fn dir(&self) -> &Path {
@@ -89,7 +121,12 @@ impl Guest {
         self.create_with(id, spec, Vec::new()).await
     }
 
-    pub async fn create_with(&self, id: &str, mut spec: oci::Spec, storages: Vec<Storage>) -> ttrpc::Result<()> {
+    pub async fn create_with(
+        &self,
+        id: &str,
+        mut spec: oci::Spec,
+        storages: Vec<Storage>,
+    ) -> ttrpc::Result<()> {
         spec.Linux.as_mut().unwrap().CgroupsPath = format!("/{}/{id}", self.cgroup);
         let request = CreateContainerRequest {
             container_id: id.into(),
@@ -102,7 +139,10 @@ impl Guest {
     }
 
     pub async fn start(&self, id: &str) -> ttrpc::Result<()> {
-        let request = StartContainerRequest { container_id: id.into(), ..Default::default() };
+        let request = StartContainerRequest {
+            container_id: id.into(),
+            ..Default::default()
+        };
         self.client.start_container(context(), &request).await.map(drop)
     }
 
@@ -119,7 +159,10 @@ impl Guest {
     }
 
     pub async fn exec_refused_without_terminal(&self, id: &str) {
-        assert!(self.exec(id, "late", &["true"], true).await.is_err(), "the container has ended");
+        assert!(
+            self.exec(id, "late", &["true"], true).await.is_err(),
+            "the container has ended"
+        );
     }
 
     pub async fn call_unknown(&self, id: &str) -> ttrpc::Result<()> {
@@ -127,45 +170,85 @@ impl Guest {
     }
 
     pub async fn wait(&self, id: &str, exec: &str) -> i32 {
-        let request = WaitProcessRequest { container_id: id.into(), exec_id: exec.into(), ..Default::default() };
-        self.client.wait_process(context(), &request).await.unwrap().status
+        let request = WaitProcessRequest {
+            container_id: id.into(),
+            exec_id: exec.into(),
+            ..Default::default()
+        };
+        self.client
+            .wait_process(context(), &request)
+            .await
+            .unwrap()
+            .status
     }
 
     pub async fn signal(&self, id: &str, exec: &str, signal: u32) -> ttrpc::Result<()> {
-        let request = SignalProcessRequest { container_id: id.into(), exec_id: exec.into(), signal, ..Default::default() };
+        let request = SignalProcessRequest {
+            container_id: id.into(),
+            exec_id: exec.into(),
+            signal,
+            ..Default::default()
+        };
         self.client.signal_process(context(), &request).await.map(drop)
     }
 
     pub async fn remove(&self, id: &str) -> ttrpc::Result<()> {
-        let request = RemoveContainerRequest { container_id: id.into(), timeout: 10, ..Default::default() };
+        let request = RemoveContainerRequest {
+            container_id: id.into(),
+            timeout: 10,
+            ..Default::default()
+        };
         self.client.remove_container(context(), &request).await.map(drop)
     }
 
     pub async fn write(&self, id: &str, exec: &str, data: &[u8]) -> ttrpc::Result<u32> {
-        let request =
-            WriteStreamRequest { container_id: id.into(), exec_id: exec.into(), data: data.to_vec(), ..Default::default() };
+        let request = WriteStreamRequest {
+            container_id: id.into(),
+            exec_id: exec.into(),
+            data: data.to_vec(),
+            ..Default::default()
+        };
         self.client.write_stdin(context(), &request).await.map(|r| r.len)
     }
 
     pub async fn close_stdin(&self, id: &str, exec: &str) -> ttrpc::Result<()> {
-        let request = CloseStdinRequest { container_id: id.into(), exec_id: exec.into(), ..Default::default() };
+        let request = CloseStdinRequest {
+            container_id: id.into(),
+            exec_id: exec.into(),
+            ..Default::default()
+        };
         self.client.close_stdin(context(), &request).await.map(drop)
     }
 
     pub async fn resize(&self, id: &str, exec: &str, row: u32, column: u32) -> ttrpc::Result<()> {
-        let request =
-            TtyWinResizeRequest { container_id: id.into(), exec_id: exec.into(), row, column, ..Default::default() };
+        let request = TtyWinResizeRequest {
+            container_id: id.into(),
+            exec_id: exec.into(),
+            row,
+            column,
+            ..Default::default()
+        };
         self.client.tty_win_resize(context(), &request).await.map(drop)
     }
 
     pub async fn read(&self, id: &str, exec: &str, len: u32) -> ttrpc::Result<Vec<u8>> {
-        let request = ReadStreamRequest { container_id: id.into(), exec_id: exec.into(), len, ..Default::default() };
+        let request = ReadStreamRequest {
+            container_id: id.into(),
+            exec_id: exec.into(),
+            len,
+            ..Default::default()
+        };
         self.client.read_stdout(context(), &request).await.map(|r| r.data)
     }
 
     /// Everything to the end of stdout or stderr.
     pub async fn read_all(&self, id: &str, exec: &str, stderr: bool) -> Vec<u8> {
-        let request = ReadStreamRequest { container_id: id.into(), exec_id: exec.into(), len: 32768, ..Default::default() };
+        let request = ReadStreamRequest {
+            container_id: id.into(),
+            exec_id: exec.into(),
+            len: 32768,
+            ..Default::default()
+        };
         let mut all = Vec::new();
         loop {
             let read = if stderr {
@@ -190,31 +273,50 @@ impl Guest {
         while !said.contains(text) {
             let more = tokio::time::timeout(Duration::from_secs(10), self.read(id, exec, 4096)).await;
             let more = more.unwrap_or_else(|_| panic!("waited for {text:?}, read {said:?}"));
-            said.push_str(&String::from_utf8_lossy(&more.unwrap_or_else(|e| panic!("{e} after {said:?}"))));
+            said.push_str(&String::from_utf8_lossy(
+                &more.unwrap_or_else(|e| panic!("{e} after {said:?}")),
+            ));
         }
     }
 
     pub async fn pause(&self, id: &str) -> ttrpc::Result<()> {
-        let request = PauseContainerRequest { container_id: id.into(), ..Default::default() };
+        let request = PauseContainerRequest {
+            container_id: id.into(),
+            ..Default::default()
+        };
         self.client.pause_container(context(), &request).await.map(drop)
     }
 
     pub async fn resume(&self, id: &str) -> ttrpc::Result<()> {
-        let request = ResumeContainerRequest { container_id: id.into(), ..Default::default() };
+        let request = ResumeContainerRequest {
+            container_id: id.into(),
+            ..Default::default()
+        };
         self.client.resume_container(context(), &request).await.map(drop)
     }
 
     pub async fn stats(&self, id: &str) -> StatsContainerResponse {
-        let request = StatsContainerRequest { container_id: id.into(), ..Default::default() };
+        let request = StatsContainerRequest {
+            container_id: id.into(),
+            ..Default::default()
+        };
         self.client.stats_container(context(), &request).await.unwrap()
     }
 
     pub async fn interfaces(&self) -> Vec<types::Interface> {
-        self.client.list_interfaces(context(), &ListInterfacesRequest::new()).await.unwrap().Interfaces
+        self.client
+            .list_interfaces(context(), &ListInterfacesRequest::new())
+            .await
+            .unwrap()
+            .Interfaces
     }
 
     pub async fn routes(&self) -> Vec<types::Route> {
-        self.client.list_routes(context(), &ListRoutesRequest::new()).await.unwrap().Routes
+        self.client
+            .list_routes(context(), &ListRoutesRequest::new())
+            .await
+            .unwrap()
+            .Routes
     }
 
     /// The agent's PID as this namespace knows it.
@@ -235,7 +337,8 @@ impl Guest {
 
     pub fn zombies(&self) -> usize {
         let is_zombie = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| s.rsplit(") ").next().is_some_and(|r| r.starts_with('Z')))
+            fs::read_to_string(format!("/proc/{pid}/stat"))
+                .is_ok_and(|s| s.rsplit(") ").next().is_some_and(|r| r.starts_with('Z')))
         };
         self.children().iter().filter(|p| is_zombie(p)).count()
     }
@@ -243,13 +346,19 @@ impl Guest {
     fn mounts(&self) -> Vec<String> {
         let text = fs::read_to_string(format!("/proc/{}/mountinfo", self.agent_pid())).unwrap();
         let dir = self.dir.to_str().unwrap();
-        text.lines().filter(|l| l.contains(dir)).map(str::to_owned).collect()
+        text.lines()
+            .filter(|l| l.contains(dir))
+            .map(str::to_owned)
+            .collect()
     }
 
     fn cgroups(&self) -> Vec<PathBuf> {
         let root = format!("/proc/{}/root/sys/fs/cgroup/{}", self.agent_pid(), self.cgroup);
         let entries = fs::read_dir(root).into_iter().flatten().flatten();
-        entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
+        entries
+            .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+            .map(|e| e.path())
+            .collect()
     }
 
     pub fn has_controller(&self, name: &str) -> bool {
@@ -279,7 +388,10 @@ pub async fn wait_gone(g: &Guest) {
 impl Drop for Guest {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the agent's log:\n{}", fs::read_to_string(self.dir.join("log")).unwrap_or_default());
+            eprintln!(
+                "the agent's log:\n{}",
+                fs::read_to_string(self.dir.join("log")).unwrap_or_default()
+            );
         }
         let root = format!("/proc/{}/root/sys/fs/cgroup/{}", self.agent_pid(), self.cgroup);
         let _ = fs::write(format!("{root}/cgroup.kill"), "1");
@@ -306,7 +418,10 @@ fn connect(path: &Path) -> UnixStream {
 
 fn shake_hands(path: &Path) -> Acknowledgement {
     let mut stream = connect(path);
-    let address = |ip: &str, prefix| Address { ip: ip.parse().unwrap(), prefix };
+    let address = |ip: &str, prefix| Address {
+        ip: ip.parse().unwrap(),
+        prefix,
+    };
     let identity = Identity {
         version: HANDSHAKE_VERSION,
         nonce: [5; 16],
@@ -331,20 +446,32 @@ fn make_rootfs(root: &Path) {
     for dir in ["bin", "etc", "proc", "sys", "dev", "tmp", "run"] {
         fs::create_dir_all(root.join(dir)).unwrap();
     }
-    let busybox = ["/usr/bin/busybox", "/bin/busybox"].iter().find(|p| Path::new(p).exists()).unwrap();
+    let busybox = ["/usr/bin/busybox", "/bin/busybox"]
+        .iter()
+        .find(|p| Path::new(p).exists())
+        .unwrap();
     fs::copy(busybox, root.join("bin/busybox")).unwrap();
-    for applet in
-        "sh cat echo id sleep true false wc head hostname stty pwd ls mount grep mkdir touch test".split_whitespace()
+    for applet in "sh cat echo id sleep true false wc head hostname stty pwd ls mount grep mkdir touch test"
+        .split_whitespace()
     {
         std::os::unix::fs::symlink("busybox", root.join("bin").join(applet)).unwrap();
     }
-    fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\nwww:x:33:34::/var/www:/bin/sh\n").unwrap();
+    fs::write(
+        root.join("etc/passwd"),
+        "root:x:0:0::/root:/bin/sh\nwww:x:33:34::/var/www:/bin/sh\n",
+    )
+    .unwrap();
     fs::write(root.join("etc/group"), "root:x:0:\nwww:x:34:\nmore:x:50:www\n").unwrap();
 }
 
 pub fn capabilities(names: &[&str]) -> oci::LinuxCapabilities {
     let set: Vec<String> = names.iter().map(ToString::to_string).collect();
-    oci::LinuxCapabilities { Bounding: set.clone(), Effective: set.clone(), Permitted: set, ..Default::default() }
+    oci::LinuxCapabilities {
+        Bounding: set.clone(),
+        Effective: set.clone(),
+        Permitted: set,
+        ..Default::default()
+    }
 }
 
 fn process(args: &[&str]) -> oci::Process {
@@ -353,7 +480,13 @@ fn process(args: &[&str]) -> oci::Process {
         Env: vec!["PATH=/bin".into()],
         Cwd: "/".into(),
         User: MessageField::some(oci::User::new()),
-        Capabilities: MessageField::some(capabilities(&["CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_OVERRIDE"])),
+        Capabilities: MessageField::some(capabilities(&[
+            "CAP_CHOWN",
+            "CAP_SETUID",
+            "CAP_SETGID",
+            "CAP_KILL",
+            "CAP_DAC_OVERRIDE",
+        ])),
         ..Default::default()
     }
 }
@@ -374,15 +507,43 @@ pub fn bind(source: &str, destination: &str, options: &[&str]) -> oci::Mount {
 
 /// What a container engine gives a container.
 pub fn spec(g: &Guest, args: &[&str]) -> oci::Spec {
-    let namespace = |kind: &str| oci::LinuxNamespace { Type: kind.into(), ..Default::default() };
+    let namespace = |kind: &str| oci::LinuxNamespace {
+        Type: kind.into(),
+        ..Default::default()
+    };
     oci::Spec {
         Process: MessageField::some(process(args)),
-        Root: MessageField::some(oci::Root { Path: g.rootfs().to_str().unwrap().into(), ..Default::default() }),
+        Root: MessageField::some(oci::Root {
+            Path: g.rootfs().to_str().unwrap().into(),
+            ..Default::default()
+        }),
         Mounts: vec![
             mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
-            mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
-            mount("/dev/pts", "devpts", "devpts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
-            mount("/dev/shm", "tmpfs", "shm", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
+            mount(
+                "/dev",
+                "tmpfs",
+                "tmpfs",
+                &["nosuid", "strictatime", "mode=755", "size=65536k"],
+            ),
+            mount(
+                "/dev/pts",
+                "devpts",
+                "devpts",
+                &[
+                    "nosuid",
+                    "noexec",
+                    "newinstance",
+                    "ptmxmode=0666",
+                    "mode=0620",
+                    "gid=5",
+                ],
+            ),
+            mount(
+                "/dev/shm",
+                "tmpfs",
+                "shm",
+                &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"],
+            ),
             mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
             mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
         ],

@@ -2,8 +2,11 @@
 //!
 //! The rings are laid out here: those of virtio-queue's mock overlap when a queue is used beyond a few entries.
 
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::desc::{RawDescriptor, split::VirtqUsedElem};
@@ -11,7 +14,8 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::device::{Activation, DeviceError, VirtioDevice};
+use super::config::ConfigSpace;
+use super::device::{Activation, AttachError, DeviceError, VirtioDevice};
 use super::interrupt::Interrupt;
 use super::queue::DeviceQueue;
 use crate::memory::GuestMemory;
@@ -137,6 +141,49 @@ impl Layout {
     }
 }
 
+/// A device an event loop serves while a [`Rig`] drives it: queues are kicked through their eventfds.
+pub struct Shared<D> {
+    pub device: Arc<Mutex<D>>,
+    sizes: Vec<u16>,
+}
+
+impl<D: VirtioDevice> Shared<D> {
+    pub fn new(device: D) -> Shared<D> {
+        let sizes = device.queue_sizes().to_vec();
+        Shared {
+            device: Arc::new(Mutex::new(device)),
+            sizes,
+        }
+    }
+}
+
+impl<D: VirtioDevice> VirtioDevice for Shared<D> {
+    fn device_type(&self) -> u32 {
+        self.device.lock().unwrap().device_type()
+    }
+    fn features(&self) -> u64 {
+        self.device.lock().unwrap().features()
+    }
+    fn queue_sizes(&self) -> &[u16] {
+        &self.sizes
+    }
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.device.lock().unwrap().config()
+    }
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().activate(activation)
+    }
+    fn reset(&mut self) {
+        self.device.lock().unwrap().reset();
+    }
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        self.device.lock().unwrap().attach(backend, fds)
+    }
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().queue_ready(queue)
+    }
+}
+
 pub fn eventfd() -> EventFd {
     EventFd::new(libc::EFD_NONBLOCK).unwrap()
 }
@@ -215,6 +262,14 @@ impl<D: VirtioDevice> Rig<D> {
             length,
             write: true,
         }
+    }
+
+    /// Overwrites the beginning of a buffer.
+    pub fn rewrite(&self, buffer: Buf, bytes: &[u8]) {
+        assert!(bytes.len() <= buffer.length as usize);
+        self.memory
+            .write_slice(bytes, GuestAddress(buffer.address))
+            .unwrap();
     }
 
     fn allocate(&mut self, length: u64) -> u64 {
@@ -301,6 +356,30 @@ impl<D: VirtioDevice> Rig<D> {
             self.device.queue_ready(queue)?;
         }
         Ok(())
+    }
+
+    /// Notifies the device as a driver does, for an event loop to see.
+    pub fn notify(&self, queue: usize) {
+        self.rings[queue].kick.write(1).unwrap();
+    }
+
+    /// The eventfds of the queues.
+    pub fn kicks(&self) -> Vec<Arc<EventFd>> {
+        self.rings.iter().map(|ring| ring.kick.clone()).collect()
+    }
+
+    /// Waits for the device's interrupt.
+    pub fn wait(&self) {
+        let line = self.interrupt.line();
+        // SAFETY: the eventfd lives as long as `self`.
+        let fd = unsafe { BorrowedFd::borrow_raw(line.as_raw_fd()) };
+        let patience = Timespec {
+            tv_sec: 20,
+            tv_nsec: 0,
+        };
+        let ready = poll(&mut [PollFd::new(&fd.as_fd(), PollFlags::IN)], Some(&patience)).unwrap();
+        assert_eq!(ready, 1, "the device said nothing for 20 s");
+        line.read().unwrap();
     }
 
     /// Whether the device asked to be called again for this queue.

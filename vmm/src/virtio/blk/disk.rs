@@ -16,7 +16,7 @@ use crate::virtio::device::AttachError;
 use crate::virtio::guest_io;
 
 /// Zeros written at once where the file cannot zero by itself.
-const ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
+static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
 
 /// An open disk.
 #[derive(Debug)]

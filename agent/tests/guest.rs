@@ -475,6 +475,58 @@ fn limits_hold_or_are_refused_by_name() {
 }
 
 #[test]
+fn a_process_killed_for_memory_is_told_by_its_code_and_an_event() {
+    with_guest(|g| async move {
+        if !g.has_controller("memory") || !g.has_controller("pids") {
+            eprintln!("skipped: the memory and pids controllers are not on cgroup v2 here");
+            return;
+        }
+        // A shell variable of a hundred million letters.
+        let hog = "x=$(head -c 100000000 /dev/zero | tr '\\0' x); echo survived";
+        let mut s = spec(&g, &["sh", "-c", hog]);
+        let mut resources = oci::LinuxResources::new();
+        let limit = oci::LinuxMemory {
+            Limit: 24 << 20,
+            Swap: 24 << 20,
+            ..Default::default()
+        };
+        resources.Memory = MessageField::some(limit);
+        s.Linux.as_mut().unwrap().Resources = MessageField::some(resources);
+        g.create("hog", s).await.unwrap();
+        g.start("hog").await.unwrap();
+        assert_eq!(g.wait("hog", "hog").await, 137);
+        let request = GetOOMEventRequest::new();
+        let event = g.client.get_oom_event(support::context(), &request);
+        let event = tokio::time::timeout(Duration::from_secs(1), event)
+            .await
+            .expect("the event came before the code");
+        assert_eq!(event.unwrap().container_id, "hog");
+        assert_eq!(
+            g.stats("hog").await.cgroup_stats.memory_stats.stats["oom_kill"],
+            1
+        );
+        g.remove("hog").await.unwrap();
+
+        let mut s = spec(
+            &g,
+            &["sh", "-c", "for i in 1 2 3 4 5 6; do sleep 1000 & done; echo all"],
+        );
+        let mut resources = oci::LinuxResources::new();
+        resources.Pids = MessageField::some(oci::LinuxPids {
+            Limit: 4,
+            ..Default::default()
+        });
+        s.Linux.as_mut().unwrap().Resources = MessageField::some(resources);
+        g.create("many", s).await.unwrap();
+        g.start("many").await.unwrap();
+        let err = String::from_utf8(g.read_all("many", "many", true).await).unwrap();
+        assert!(err.contains("fork"), "{err}");
+        g.remove("many").await.unwrap();
+        g.assert_clean().await;
+    });
+}
+
+#[test]
 fn the_handshake_made_this_guest_itself() {
     with_guest(|g| async move {
         let interfaces = g.interfaces().await;

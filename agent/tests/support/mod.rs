@@ -451,8 +451,9 @@ fn make_rootfs(root: &Path) {
         .find(|p| Path::new(p).exists())
         .unwrap();
     fs::copy(busybox, root.join("bin/busybox")).unwrap();
-    for applet in "sh cat echo id sleep true false wc head hostname stty pwd ls mount grep mkdir touch test"
-        .split_whitespace()
+    for applet in
+        "sh cat echo id sleep true false wc head hostname stty pwd ls mount grep mkdir touch test tr"
+            .split_whitespace()
     {
         std::os::unix::fs::symlink("busybox", root.join("bin").join(applet)).unwrap();
     }

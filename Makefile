@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Where rustup puts cargo, for the run in which `setup` has just installed it.
+export PATH := $(PATH):$(HOME)/.cargo/bin
 
 TARGET  := target/x86_64-unknown-linux-gnu
 BIN     := $(TARGET)/release
@@ -58,10 +60,16 @@ bench-boot: ## boot to agent ready, by stage, beside QEMU's microvm
 	@$(MAKE) kernel build
 	@tests/bench/run boot
 
+test-lab: ## the lab's and the test images' tests of themselves
+	@./setup test
+	@tests/lab/test
+	@tests/images/build
+	@tests/images/test
+
 bench-report: ## render the README's tables from target/bench
 	@cargo run --release --quiet -p thaw-bench --bin bench-report
 
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e lint deny build kernel bench-boot bench-report clean
+.PHONY: help demo test unit e2e test-lab lint deny build kernel bench-boot bench-report clean

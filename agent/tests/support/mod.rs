@@ -55,6 +55,8 @@ impl Guest {
             return None;
         }
         let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        // Cargo makes it where it builds; the lab has only what was built.
+        fs::create_dir_all(parent).unwrap();
         let dir = tempfile::Builder::new()
             .prefix("guest-")
             .tempdir_in(parent)

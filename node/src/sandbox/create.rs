@@ -40,6 +40,11 @@ const CMDLINE: &str = "console=ttyS0 loglevel=3 reboot=t panic=-1 root=/dev/pmem
                        rcupdate.rcu_expedited=1 memhp_default_state=online \
                        sysctl.net.ipv4.ip_unprivileged_port_start=0";
 
+/// Words to add to it, for whoever looks into a guest that does not start.
+const KERNEL_ARGUMENTS: &str = "THAW_KERNEL_ARGS";
+/// What the VMM writes, in the sandbox's directory.
+const LOG: &str = "vmm.log";
+
 pub(super) async fn create(
     node: &Node,
     spec: SandboxSpec,
@@ -257,7 +262,8 @@ async fn spawn(
         std::fs::remove_file(&path)
             .map_err(|e| Failure::system(format!("cannot unlink {}", path.display()), &e))?;
     }
-    let log = open_log(&resources.directory.path().join("vmm.log"))?;
+    let log_path = resources.directory.path().join(LOG);
+    let log = open_log(&log_path)?;
     let machine = MachineSpec {
         vcpus: spec.vcpus,
         memory_mib: spec.memory_mib,
@@ -286,7 +292,7 @@ async fn spawn(
     let (created, process) = tokio::join!(created, started);
     drop(listener);
     let process = resources.vmm.insert(process?);
-    created.map_err(|e| vmm_failure(e, process, &log))?;
+    created.map_err(|e| vmm_failure(e, process, &log_path))?;
     Ok(control)
 }
 
@@ -302,23 +308,26 @@ fn open_log(path: &std::path::Path) -> Result<OwnedFd, Failure> {
 }
 
 /// Why the VMM did not make its machine: its refusal, or what it wrote before it ended.
-fn vmm_failure(error: CallError, process: &vmm::VmmProcess, log: &OwnedFd) -> Failure {
+fn vmm_failure(error: CallError, process: &vmm::VmmProcess, log: &std::path::Path) -> Failure {
     let refused = matches!(error, CallError::Refused(_));
     let mut failure = Failure::from(error);
     if !refused {
         process.kill();
-        let text = std::fs::read(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(log)))
-            .unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        failure.context = text
-            .lines()
-            .rev()
-            .take(super::CONSOLE_LINES)
-            .map(str::to_owned)
-            .collect();
-        failure.context.reverse();
+        failure.context = log_tail(log);
     }
     failure
+}
+
+/// The last lines of a VMM's log.
+fn log_tail(path: &std::path::Path) -> Vec<String> {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(super::CONSOLE_LINES);
+    lines[from..]
+        .iter()
+        .map(|line| format!("thaw-vmm: {line}"))
+        .collect()
 }
 
 async fn attach(
@@ -363,7 +372,7 @@ async fn boot(resources: &Resources, files: &MachineFiles) -> Result<u64, Failur
     control
         .call(
             Command::Boot {
-                cmdline: CMDLINE.into(),
+                cmdline: cmdline(std::env::var(KERNEL_ARGUMENTS).ok().as_deref()),
             },
             &[files.kernel.as_fd()],
         )
@@ -405,21 +414,24 @@ fn connection(resources: &Resources) -> Result<&ControlClient, Failure> {
         .ok_or_else(|| Failure::new(ExitCode::VmmFailed, "no connection to thaw-vmm"))
 }
 
-/// A guest that ran out of memory before it was ready says so only on its console.
+/// What the console and the VMM's log say of a failure. A guest that ran out of memory before it was ready says so only
+/// there.
 fn explain(failure: Failure, resources: &Resources) -> Failure {
-    let failure = with_console(failure, resources.console.as_ref());
-    let starved = failure.code == ExitCode::GuestNotReady
-        && failure
-            .context
-            .iter()
-            .any(|l| l.contains("Out of memory") || l.contains("System is deadlocked on memory"));
-    if starved {
-        let what = format!("{}: it ran out of memory", failure.what);
-        return Failure {
-            code: ExitCode::MemoryTooSmall,
-            what,
-            ..failure
-        };
+    let mut failure = with_console(failure, resources.console.as_ref());
+    let starved = |l: &String| l.contains("Out of memory") || l.contains("System is deadlocked on memory");
+    if failure.code == ExitCode::GuestNotReady && failure.context.iter().any(starved) {
+        failure.code = ExitCode::MemoryTooSmall;
+        failure.what.push_str(": it ran out of memory");
     }
     failure
+        .context
+        .extend(log_tail(&resources.directory.path().join(LOG)));
+    failure
+}
+
+fn cmdline(more: Option<&str>) -> String {
+    match more {
+        Some(more) if !more.trim().is_empty() => format!("{CMDLINE} {}", more.trim()),
+        _ => CMDLINE.into(),
+    }
 }

@@ -6,7 +6,7 @@
 //! The thread is made with the device and sleeps until the driver is ready: starting one later would be slow, and would
 //! give it the rights of a vCPU thread.
 
-mod message;
+pub mod message;
 mod parked;
 mod worker;
 

@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -72,13 +72,14 @@ pub struct SandboxDirectory {
 impl RunDirectory {
     /// Opens the run directory, making it where it is missing, for its owner alone.
     pub fn open(run: &Path) -> Result<RunDirectory, Failure> {
-        let sandboxes = run.join("sandboxes");
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(&sandboxes)
-            .map_err(|e| Failure::system(format!("cannot create {}", sandboxes.display()), &e))?;
-        Ok(RunDirectory { sandboxes })
+            .create(run)
+            .map_err(|e| Failure::system(format!("cannot create {}", run.display()), &e))?;
+        Ok(RunDirectory {
+            sandboxes: run.join("sandboxes"),
+        })
     }
 
     /// Makes the directory of a new sandbox and writes its record.
@@ -89,17 +90,15 @@ impl RunDirectory {
         let path = self.sandboxes.join(&record.id);
         let fail = |e: io::Error| Failure::system(format!("cannot create {}", path.display()), &e);
         // Held so that no cleaner meets a directory whose owner has not locked it yet, and no two take one name.
-        let _all = self.lock_all().map_err(fail)?;
+        let _all = self.make_and_lock_all().map_err(fail)?;
         if let Some(name) = &record.name
             && self
                 .list()
                 .iter()
                 .any(|r| r.name.as_ref() == Some(name) || r.id == *name)
         {
-            return Err(Failure::new(
-                ExitCode::NameInUse,
-                format!("a sandbox is running under the name {name}"),
-            ));
+            let what = format!("a sandbox is running under the name {name}");
+            return Err(Failure::new(ExitCode::NameInUse, what));
         }
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(fail)?;
         let lock = File::open(&path).map_err(fail)?;
@@ -111,6 +110,21 @@ impl RunDirectory {
         };
         directory.write(record)?;
         Ok(directory)
+    }
+
+    /// The directory of all sandboxes goes with its last, so it may have to be made, more than once.
+    fn make_and_lock_all(&self) -> io::Result<File> {
+        loop {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&self.sandboxes)?;
+            match self.lock_all() {
+                Ok(all) => return Ok(all),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
     }
 
     /// Every sandbox that has a record, oldest first.
@@ -170,25 +184,32 @@ impl RunDirectory {
         for path in self.directories() {
             let Some(_lock) = try_lock(&path) else { continue };
             let record = read_record(&path).ok();
-            let vmm = record.as_ref().and_then(|r| r.vmm);
-            if let Some(vmm) = vmm
-                && vmm.lives()
-            {
-                if record.as_ref().is_some_and(|r| r.outlives_owner()) {
-                    continue;
-                }
-                vmm.kill();
+            let vmm_lives = record.as_ref().and_then(|r| r.vmm).is_some_and(|v| v.lives());
+            if vmm_lives && record.as_ref().is_some_and(Record::outlives_owner) {
+                continue;
             }
-            if let Some(id) = path.file_name().and_then(|n| n.to_str()) {
-                cgroups.adopt(id).destroy();
-                tracing::info!(sandbox = id, "removed what a dead owner left");
-            }
-            match fs::remove_dir_all(&path) {
-                Ok(()) => cleaned += 1,
-                Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
+            if remove(&path, record.as_ref(), cgroups) {
+                cleaned += 1;
             }
         }
+        self.remove_if_empty();
         cleaned
+    }
+
+    /// Ends a sandbox nobody owns, and removes all it has. Says whether it was there to be ended.
+    pub fn end(&self, id: &str, cgroups: &Hierarchy) -> bool {
+        let path = self.sandboxes.join(id);
+        let Some(_lock) = try_lock(&path) else {
+            return false;
+        };
+        let removed = remove(&path, read_record(&path).ok().as_ref(), cgroups);
+        self.remove_if_empty();
+        removed
+    }
+
+    /// Fails, as it should, while there are sandboxes.
+    fn remove_if_empty(&self) {
+        let _ = fs::remove_dir(&self.sandboxes);
     }
 
     /// The living untethered sandboxes no process owns: now ours.
@@ -225,11 +246,33 @@ impl RunDirectory {
             .collect()
     }
 
+    /// Locks the directory of all sandboxes: the one that is there once the lock is had.
     fn lock_all(&self) -> io::Result<File> {
-        let file = File::open(&self.sandboxes)?;
-        rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
-        Ok(file)
+        loop {
+            let file = File::open(&self.sandboxes)?;
+            rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
+            let (locked, named) = (file.metadata()?, fs::metadata(&self.sandboxes)?);
+            if (locked.dev(), locked.ino()) == (named.dev(), named.ino()) {
+                return Ok(file);
+            }
+        }
     }
+}
+
+/// Removes what a sandbox without an owner has: its VMM, its cgroup, its directory. Its lock is held.
+fn remove(path: &Path, record: Option<&Record>, cgroups: &Hierarchy) -> bool {
+    if let Some(vmm) = record.and_then(|r| r.vmm) {
+        vmm.kill();
+    }
+    if let Some(id) = path.file_name().and_then(|n| n.to_str()) {
+        cgroups.adopt(id).destroy();
+        tracing::info!(sandbox = id, "removed what a dead owner left");
+    }
+    let removed = fs::remove_dir_all(path);
+    if let Err(e) = &removed {
+        tracing::warn!("cannot remove {}: {e}", path.display());
+    }
+    removed.is_ok()
 }
 
 fn try_lock(path: &Path) -> Option<File> {
@@ -282,10 +325,15 @@ pub fn vsock_socket(directory: &Path) -> PathBuf {
 
 impl Drop for SandboxDirectory {
     fn drop(&mut self) {
-        if self.remove_on_drop
-            && let Err(e) = fs::remove_dir_all(&self.path)
-        {
+        if !self.remove_on_drop {
+            return;
+        }
+        if let Err(e) = fs::remove_dir_all(&self.path) {
             tracing::warn!("cannot remove {}: {e}", self.path.display());
+        }
+        if let Some(all) = self.path.parent() {
+            // Fails, as it should, while there are others.
+            let _ = fs::remove_dir(all);
         }
     }
 }
@@ -352,6 +400,9 @@ mod tests {
         abandoned(&run, &record("untethered", Some(&spared), false));
         abandoned(&run, &record("never-started", None, true));
         fs::create_dir(run.directory("no-record")).unwrap();
+        abandoned(&run, &record("unwanted", None, false));
+        assert!(run.end("unwanted", &cgroups));
+        assert!(!run.end("unwanted", &cgroups) && !run.end("owned", &cgroups));
 
         assert_eq!(run.clean(&cgroups), 4);
         let mut left: Vec<_> = run.list().into_iter().map(|r| r.id).collect();
@@ -375,7 +426,10 @@ mod tests {
         spared.kill().unwrap();
         spared.wait().unwrap();
         drop((owned, adopted));
-        assert_eq!(fs::read_dir(root.path().join("sandboxes")).unwrap().count(), 0);
+        assert!(
+            !root.path().join("sandboxes").exists(),
+            "it goes with its last sandbox"
+        );
     }
 
     #[test]

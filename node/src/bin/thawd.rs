@@ -67,7 +67,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
         }
         let daemon = Daemon::start(Node::open(paths)?).await;
-        tracing::info!(socket = %socket.display(), "serving");
+        tracing::info!(socket = %socket.display(), "listening");
         let end = async move {
             let [first, second] = &mut ends[..] else { return };
             tokio::select! { _ = first.recv() => {}, _ = second.recv() => {} }

@@ -11,7 +11,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::sandbox::READY_LIMIT;
 use crate::state::{RunDirectory, new_id, vsock_socket};
-use crate::stdio::{Attendance, attend, terminal};
+use crate::stdio::{Attendance, Signals, attend, terminal};
 
 pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
     check_tty(&arguments.process)?;
@@ -47,6 +47,7 @@ pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
         process: MessageField::some(exec_process(&running, &options)),
         ..Default::default()
     };
+    let signals = Signals::new()?;
     agent.exec(&request).await?;
     let process = ProcessId {
         container: running.container_id,
@@ -56,6 +57,6 @@ pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
         interactive: arguments.process.interactive,
         tty: arguments.process.tty,
     };
-    let status = attend(&agent, &process, how).await?;
+    let status = attend(&agent, &process, how, signals).await?;
     Ok(status as u8)
 }

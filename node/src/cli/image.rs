@@ -39,27 +39,29 @@ pub(super) async fn image(command: &ImageCommand, ui: &Ui, json: bool) -> Result
 
 fn list(images: &Images, json: bool) -> Result<(), Failure> {
     let stored = images.list()?;
-    if !json {
-        super::print(&format!("{:<12}  {:>11}  IMAGE", "DIGEST", "SIZE"));
-    }
-    for image in &stored {
-        super::print(&match json {
-            true => json!({
-                "digest": image.digest.to_string(),
-                "reference": image.reference,
-                "bytes": size(image),
-                "layers": image.blobs.len(),
+    if json {
+        let all: Vec<_> = stored
+            .iter()
+            .map(|image| {
+                json!({
+                    "digest": image.digest.to_string(),
+                    "reference": image.reference,
+                    "bytes": size(image),
+                    "layers": image.blobs.len(),
+                })
             })
-            .to_string(),
-            false => {
-                let short: String = image.digest.hex().chars().take(12).collect();
-                format!(
-                    "{short}  {:>11}  {}",
-                    HumanBytes(size(image)).to_string(),
-                    image.reference
-                )
-            }
-        });
+            .collect();
+        super::print(&json!(all).to_string());
+        return Ok(());
+    }
+    super::print(&format!("{:<12}  {:>11}  IMAGE", "DIGEST", "SIZE"));
+    for image in &stored {
+        let short: String = image.digest.hex().chars().take(12).collect();
+        super::print(&format!(
+            "{short}  {:>11}  {}",
+            HumanBytes(size(image)).to_string(),
+            image.reference
+        ));
     }
     Ok(())
 }

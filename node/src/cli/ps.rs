@@ -13,9 +13,8 @@ pub(super) fn ps(json: bool) -> Result<u8, Failure> {
     run.clean(&Hierarchy::detect());
     let running = run.running();
     if json {
-        for record in &running {
-            super::print(&describe(&run, record).to_string());
-        }
+        let all: Vec<_> = running.iter().map(|r| describe(&run, r)).collect();
+        super::print(&serde_json::json!(all).to_string());
         return Ok(0);
     }
     super::print(&format!(
@@ -44,6 +43,7 @@ fn describe(run: &RunDirectory, record: &Record) -> serde_json::Value {
     serde_json::json!({
         "id": record.id,
         "name": record.name,
+        "state": if record.ready { "running" } else { "starting" },
         "image": record.image,
         "command": record.command,
         "created": record.created,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
+use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::CreateContainerRequest;
@@ -17,8 +18,8 @@ use crate::container::{self, Options};
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::sandbox::{Node, READY_LIMIT, Sandbox, SandboxSpec};
-use crate::state::vsock_socket;
-use crate::stdio::{Attendance, attend, terminal};
+use crate::state::{RunDirectory, vsock_socket};
+use crate::stdio::{Attendance, Signals, attend, terminal};
 use crate::trace::{Stage, Trace};
 use crate::ui::Ui;
 
@@ -57,9 +58,19 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
         interactive: arguments.process.interactive,
         tty: arguments.process.tty,
     };
-    let result = attended(&home, &options, how, &trace).await;
+    let result = match Signals::new() {
+        Ok(signals) => tokio::select! {
+            // Once it is started, signals are the container's.
+            started = start(&home, &options, &trace) => match started {
+                Ok(started) => started.attended(&home, how, signals).await,
+                Err(failure) => Err(failure),
+            },
+            status = interrupted() => Ok(End { status: status.into(), out_of_memory: false }),
+        },
+        Err(failure) => Err(failure),
+    };
     let result = result.map_err(|failure| home.explain(failure));
-    let stages = trace.stages();
+    let (id, stages) = (home.id.clone(), trace.stages());
     home.close().await;
     let end = result?;
     terminal::restore();
@@ -69,7 +80,7 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     if end.out_of_memory {
         ui.failure(&Failure::new(
             ExitCode::OutOfMemory,
-            format!("container {}: killed: out of memory", end.container),
+            format!("container {id}: killed: out of memory"),
         ));
     }
     ui.fact(serde_json::json!({"event": "exit", "status": end.status, "out_of_memory": end.out_of_memory}));
@@ -79,12 +90,18 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
 
 /// How a container ended.
 struct End {
-    container: String,
     status: i32,
     out_of_memory: bool,
 }
 
-async fn attended(home: &Home, options: &Options, how: Attendance, trace: &Trace) -> Result<End, Failure> {
+/// A container whose process runs.
+struct Started {
+    agent: AgentClient,
+    process: ProcessId,
+    out_of_memory: tokio::task::JoinHandle<ttrpc::Result<String>>,
+}
+
+async fn start(home: &Home, options: &Options, trace: &Trace) -> Result<Started, Failure> {
     let id = home.id.clone();
     let spec = container::spec(&id, &home.config, options)?;
     let running = serde_json::to_vec(&container::running(&id, &spec))
@@ -105,7 +122,7 @@ async fn attended(home: &Home, options: &Options, how: Attendance, trace: &Trace
         agent.create(&request).await?;
     }
     let watcher = agent.clone();
-    let oom = tokio::spawn(async move { watcher.out_of_memory().await });
+    let out_of_memory = tokio::spawn(async move { watcher.out_of_memory().await });
     {
         let _stage = trace.stage("start");
         agent.start(&id).await?;
@@ -113,21 +130,31 @@ async fn attended(home: &Home, options: &Options, how: Attendance, trace: &Trace
     let path = home.directory.join(CONTAINER);
     std::fs::write(&path, running)
         .map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))?;
-    let process = ProcessId {
-        container: id.clone(),
-        exec: id.clone(),
-    };
-    let status = tokio::select! {
-        status = attend(&agent, &process, how) => status?,
-        reason = home.machine_end() => return Err(Failure::new(ExitCode::GuestEnded, reason)),
-    };
-    let out_of_memory = status == KILLED
-        && matches!(tokio::time::timeout(OOM_LINGERS, oom).await, Ok(Ok(Ok(whose))) if whose == id);
-    Ok(End {
-        container: id,
-        status,
+    Ok(Started {
+        agent,
+        process: ProcessId {
+            container: id.clone(),
+            exec: id,
+        },
         out_of_memory,
     })
+}
+
+impl Started {
+    async fn attended(self, home: &Home, how: Attendance, signals: Signals) -> Result<End, Failure> {
+        let status = tokio::select! {
+            status = attend(&self.agent, &self.process, how, signals) => status?,
+            reason = home.machine_end() => return Err(Failure::new(ExitCode::GuestEnded, reason)),
+        };
+        // The agent queues the event before it tells the exit, so it is on its way if there is one.
+        let event = async { tokio::time::timeout(OOM_LINGERS, self.out_of_memory).await };
+        let out_of_memory =
+            status == KILLED && matches!(event.await, Ok(Ok(Ok(whose))) if whose == self.process.container);
+        Ok(End {
+            status,
+            out_of_memory,
+        })
+    }
 }
 
 /// Who keeps the sandbox.
@@ -141,6 +168,7 @@ struct Home {
     id: String,
     vsock: PathBuf,
     directory: PathBuf,
+    run: PathBuf,
     config: ImageConfiguration,
     keeper: Keeper,
 }
@@ -172,7 +200,13 @@ impl Home {
         match self.keeper {
             Keeper::Ourselves(sandbox) => sandbox.destroy().await,
             Keeper::Daemon(client) => {
-                if let Err(e) = client.delete(&self.id).await {
+                let Err(e) = client.delete(&self.id).await else {
+                    return;
+                };
+                // No thawd any more: then nobody owns the sandbox, and we may end it.
+                let ended =
+                    RunDirectory::open(&self.run).is_ok_and(|run| run.end(&self.id, &Hierarchy::detect()));
+                if !ended && e.code != ExitCode::SandboxNotFound {
                     tracing::warn!("{e}");
                 }
             }
@@ -213,10 +247,12 @@ async fn open(
             id: created.sandbox.id,
             vsock,
             directory,
+            run: paths.run,
             config,
             keeper: Keeper::Daemon(client),
         });
     }
+    let run = paths.run.clone();
     let node = Node::open(paths)?;
     let spec = SandboxSpec {
         image: image.to_owned(),
@@ -237,6 +273,7 @@ async fn open(
         id: sandbox.record().id.clone(),
         vsock: vsock_socket(&directory),
         directory,
+        run,
         config: sandbox.config.clone().ok_or_else(lost)?,
         keeper: Keeper::Ourselves(Box::new(sandbox)),
     })

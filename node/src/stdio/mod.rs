@@ -40,12 +40,17 @@ pub struct Attendance {
     pub tty: bool,
 }
 
-/// Attends a process that was just started, to its end: its status.
+/// Attends a process that was just started, to its end: its status. `signals` are passed on from the moment they were
+/// caught, which may be before the process was started.
 ///
 /// # Errors
 /// [`ExitCode::GuestEnded`] when the guest ends first.
-pub async fn attend(agent: &AgentClient, process: &ProcessId, how: Attendance) -> Result<i32, Failure> {
-    let signals = Signals::new()?;
+pub async fn attend(
+    agent: &AgentClient,
+    process: &ProcessId,
+    how: Attendance,
+    signals: Signals,
+) -> Result<i32, Failure> {
     let _raw = match how.interactive && how.tty && terminal::stdin_is_terminal() {
         true => {
             Some(terminal::RawTerminal::enter().map_err(|e| Failure::system("cannot set the terminal", &e))?)
@@ -174,13 +179,14 @@ async fn follow_size(agent: AgentClient, process: ProcessId, tty: bool) {
 }
 
 /// The signals to pass on, caught from the moment this is made.
-struct Signals {
+pub struct Signals {
     received: mpsc::Receiver<i32>,
     catchers: Vec<AbortOnDrop>,
 }
 
 impl Signals {
-    fn new() -> Result<Signals, Failure> {
+    /// Within a tokio runtime.
+    pub fn new() -> Result<Signals, Failure> {
         let (sender, received) = mpsc::channel(16);
         let mut catchers = Vec::new();
         for number in FORWARDED {

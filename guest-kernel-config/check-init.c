@@ -104,6 +104,17 @@ static void paths(const char *kind, const char *folder, const char *const *list)
     }
 }
 
+// Whether the kernel has a function of this name: for code that only a device would reach.
+static int has_function(const char *name) {
+    char line[512], wanted[64];
+    int found = 0;
+    snprintf(wanted, sizeof wanted, " %s\n", name);
+    FILE *symbols = fopen("/proc/kallsyms", "r");
+    while (symbols && !found && fgets(line, sizeof line, symbols)) found = strstr(line, wanted) != NULL;
+    if (symbols) fclose(symbols);
+    return found;
+}
+
 static int write_text(const char *path, const char *text) {
     int fd = open(path, O_WRONLY);
     if (fd < 0) return -1;
@@ -350,6 +361,8 @@ int main(void) {
     report(access("/sys/bus/acpi/drivers/vmgenid", F_OK) == 0 || access("/sys/bus/platform/drivers/vmgenid", F_OK) == 0,
            "driver vmgenid", "no such driver");
     report(access("/sys/bus/nd/drivers/nd_pmem", F_OK) == 0, "driver nd_pmem", "no such driver");
+    report(has_function("devm_namespace_enable"), "pmem namespaces attach", "libnvdimm without ND_CLAIM");
+    report(has_function("fuse_dax_dontcache"), "virtio-fs with DAX", "FUSE without FUSE_DAX");
     free_page_reporting();
     report(strncmp(file_text("/sys/class/misc/hw_random/rng_current") + 0, "virtio_rng", 10) == 0 ||
                strncmp(file_text("/sys/devices/virtual/misc/hw_random/rng_current"), "virtio_rng", 10) == 0,

@@ -33,12 +33,13 @@ use crate::trace::Trace;
 /// Bytes of a sandbox's writable layer, as its guest sees it; on the host it costs what is written.
 const DISK_SIZE: u64 = 8 << 30;
 
-/// The guest kernel's command line; `guest-kernel-config/README.md` says why for each word. All CPUs come up at boot, and
-/// ports below 1024 are anybody's, as under docker.
+/// The guest kernel's command line; `guest-kernel-config/README.md` says why for each word. All CPUs come up at boot. As
+/// under docker ports below 1024 are anybody's, and a process may reserve more memory than there is: what it touches
+/// counts, and who touches too much is killed.
 const CMDLINE: &str = "console=ttyS0 loglevel=3 reboot=t panic=-1 root=/dev/pmem0 rootfstype=erofs rootflags=dax \
                        rootwait ro init=/sbin/init pci=off tsc=reliable swiotlb=noforce noreplace-smp \
                        rcupdate.rcu_expedited=1 memhp_default_state=online \
-                       sysctl.net.ipv4.ip_unprivileged_port_start=0";
+                       sysctl.net.ipv4.ip_unprivileged_port_start=0 sysctl.vm.overcommit_memory=1";
 
 /// Words to add to it, for whoever looks into a guest that does not start.
 const KERNEL_ARGUMENTS: &str = "THAW_KERNEL_ARGS";

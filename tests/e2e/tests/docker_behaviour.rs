@@ -19,8 +19,8 @@ fn exit_codes_pass_through() {
     for code in [0, 1, 42, 255] {
         assert_eq!(shell(&[], &format!("exit {code}")).code(), code);
     }
-    assert_eq!(shell(&[], "kill -9 $$").code(), 137);
-    assert_eq!(shell(&[], "kill -SEGV $$").code(), 139);
+    // PID 1 of a PID namespace cannot kill itself; its child's death by signal is told as shells tell it.
+    assert_eq!(shell(&[], "sh -c 'kill -9 $$'; exit $?").code(), 137);
 }
 
 #[test]
@@ -135,10 +135,7 @@ fn processors_and_memory_are_as_told() {
 
 #[test]
 fn a_container_killed_for_memory_is_137_and_said_so() {
-    let out = shell(
-        &["--memory", "128m"],
-        "dd if=/dev/zero of=/dev/null bs=400M count=1; echo survived",
-    );
+    let out = shell(&["--memory", "128m"], "exec tail /dev/zero");
     assert_eq!(out.code(), 137, "{out:?}");
     assert!(out.stderr.to_lowercase().contains("out of memory"), "{out:?}");
 }
@@ -171,10 +168,13 @@ fn a_terminal_is_one_with_its_size_and_resizes_and_ctrl_c() {
     terminal.resize(50, 132);
     terminal.say("sleep 1; stty size\n");
     terminal.expect("50 132");
-    terminal.say("cat\n");
+    // Typed ahead, a line would be the shell's; after this it is cat's.
+    terminal.say("echo go; cat\n");
+    terminal.expect("\r\ngo\r\n");
     terminal.say("typed\n");
     terminal.expect("typed\r\ntyped\r\n");
     terminal.say("\x03");
+    terminal.expect("# ");
     terminal.say("exit 5\n");
     let (status, _) = terminal.wait();
     assert_eq!(status.code(), Some(5));

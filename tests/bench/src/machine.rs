@@ -20,7 +20,9 @@ pub fn describe() -> String {
     let kvm = match virtualisation {
         _ if !fs::exists("/dev/kvm").unwrap_or(false) => "no KVM",
         None => "software KVM",
-        Some(_) if model.contains("TCG") => "nested KVM under QEMU TCG emulation",
+        Some(_) if std::env::var_os("THAW_LAB").is_some() => {
+            "the nested lab: KVM inside QEMU TCG emulation, so only ratios mean anything"
+        }
         Some(_) => "hardware KVM",
     };
     let memory_kib: u64 = fs::read_to_string("/proc/meminfo")

@@ -2,35 +2,118 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-use thaw_e2e::{run, thaw};
+use thaw_e2e::{Outcome, binary, run, thaw};
+
+/// A docker-registry with the test images, stopped when dropped.
+struct Registry<'a> {
+    state: &'a Path,
+    /// `host:port`.
+    host: String,
+}
+
+impl Registry<'_> {
+    fn start<'a>(state: &'a Path, tls: Option<&Path>) -> Registry<'a> {
+        let mut command = tool(state, "start");
+        if let Some(folder) = tls {
+            command.env("THAW_REGISTRY_TLS", folder);
+        }
+        // Its own output would be kept open by the registry it leaves behind.
+        let log = std::fs::File::create(state.with_extension("url")).unwrap();
+        assert!(command.stdout(log).status().unwrap().success());
+        let url = std::fs::read_to_string(state.with_extension("url")).unwrap();
+        Registry {
+            state,
+            host: url.trim().split_once("://").unwrap().1.to_string(),
+        }
+    }
+}
+
+impl Drop for Registry<'_> {
+    fn drop(&mut self) {
+        let _ = tool(self.state, "stop").status();
+    }
+}
+
+fn tool(state: &Path, verb: &str) -> Command {
+    let mut command = Command::new(std::env::current_dir().unwrap().join("tests/images/registry"));
+    command
+        .arg(verb)
+        .env("THAW_REGISTRY_STATE", state)
+        .stdin(Stdio::null());
+    command
+}
 
 #[test]
-fn an_image_is_pulled_from_a_registry_and_runs() {
-    let tool = std::env::current_dir().unwrap().join("tests/images/registry");
-    let started = Command::new(&tool).arg("start").output().unwrap();
-    assert!(started.status.success(), "{started:?}");
-    let url = Command::new(&tool).arg("url").output().unwrap();
-    let host = String::from_utf8(url.stdout)
-        .unwrap()
-        .trim()
-        .trim_start_matches("http://")
-        .to_string();
+fn an_image_is_pulled_over_http_and_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("registry");
+    let registry = Registry::start(&state, None);
+    let from = |name: &str| format!("{}/{name}:latest", registry.host);
     let out = run(&mut thaw(&[
         "run",
         "--rm",
-        &format!("{host}/busybox:latest"),
+        &from("busybox"),
         "echo",
         "from a registry",
-    ]));
-    let missing = run(&mut thaw(&[
-        "run",
-        "--rm",
-        &format!("{host}/no-such-image:latest"),
-    ]));
-    let stopped = Command::new(&tool).arg("stop").status().unwrap();
-    assert!(stopped.success());
-    assert_eq!(out.ok(), "from a registry\n");
+    ]))
+    .ok();
+    assert_eq!(out, "from a registry\n");
+    let missing = run(&mut thaw(&["run", "--rm", &from("no-such-image")]));
     assert_eq!(missing.code(), 80, "{missing:?}");
+}
+
+/// A certificate for `registry.test`, signed by an authority of the test's own.
+fn certificates(folder: &Path) {
+    let script = "set -e; cd \"$0\"
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca-key.pem -out ca.pem \
+            -days 2 -subj '/CN=Thaw test authority'
+        openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out request.pem \
+            -subj /CN=registry.test
+        printf 'subjectAltName=DNS:registry.test\\nbasicConstraints=critical,CA:FALSE\\n' >extensions
+        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile extensions \
+            -out cert.pem";
+    let made = Command::new("sh")
+        .arg("-c")
+        .arg(script)
+        .arg(folder)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+}
+
+/// Runs thaw where `registry.test` is this host: a mount namespace with its own /etc/hosts.
+fn thaw_at_registry(folder: &Path, authority: Option<&Path>, args: &[&str]) -> Outcome {
+    let hosts = folder.join("hosts");
+    std::fs::write(&hosts, "127.0.0.1 localhost registry.test\n").unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]);
+    command.arg(&hosts).arg(binary("thaw")).args(args);
+    if let Some(file) = authority {
+        command.env("SSL_CERT_FILE", file);
+    }
+    run(command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped()))
+}
+
+#[test]
+fn an_image_is_pulled_over_https_from_a_registry_whose_authority_is_trusted() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let state = folder.path().join("registry");
+    let registry = Registry::start(&state, Some(folder.path()));
+    let reference = format!("{}/busybox:latest", registry.host);
+    let pull = ["-q", "image", "pull", &reference];
+    let distrusted = thaw_at_registry(folder.path(), None, &pull);
+    assert_eq!(
+        distrusted.code(),
+        81,
+        "a certificate nobody vouches for: {distrusted:?}"
+    );
+    let trusted = thaw_at_registry(folder.path(), Some(&folder.path().join("ca.pem")), &pull);
+    assert!(trusted.status.success(), "{trusted:?}");
 }

@@ -44,9 +44,9 @@ build: $(BIN)/guest.erofs ## thaw, thawd, thaw-vmm and the guest image
 # cargo decides what is out of date; these run every time and do nothing when nothing changed.
 .PHONY: binaries agent
 binaries:
-	@cargo build --release --bins --quiet
+	@cargo build --release --bins
 agent:
-	@cargo build --profile guest -p thaw-agent --quiet
+	@cargo build --profile guest -p thaw-agent
 
 $(BIN)/guest.erofs: binaries agent
 	@$(BIN)/thaw-guest-image $(TARGET)/guest/thaw-agent $@

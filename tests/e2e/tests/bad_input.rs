@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use thaw_e2e::layout::{Layout, tar_of, tar_with_link};
 use thaw_e2e::{Outcome, image, registry, run, thaw};
@@ -110,7 +111,7 @@ fn with_kernel(kernel: &Path, words: &[&str]) -> i32 {
 #[test]
 fn a_full_disk_is_said_and_leaves_no_half_image() {
     let folder = tempfile::tempdir().unwrap();
-    let status = std::process::Command::new("mount")
+    let status = Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
         .arg(folder.path())
         .status()
@@ -119,21 +120,50 @@ fn a_full_disk_is_said_and_leaves_no_half_image() {
     let image_folder = tempfile::tempdir().unwrap();
     let reference = Layout::new(tar_of(&[("big", &vec![7u8; 4 << 20])])).write(image_folder.path());
     let out = run(thaw(&["run", "--rm", &reference]).env("THAW_DATA", folder.path()));
-    let left = std::process::Command::new("find")
+    let left = Command::new("find")
         .arg(folder.path())
         .args(["-type", "f", "-size", "+4k"])
         .output()
         .unwrap();
-    let unmounted = std::process::Command::new("umount")
-        .arg(folder.path())
-        .status()
-        .unwrap();
+    let unmounted = Command::new("umount").arg(folder.path()).status().unwrap();
     assert!(unmounted.success(), "the store holds nothing open");
     assert!(
         out.stderr.contains("space") && out.stderr.contains(folder.path().to_str().unwrap()),
         "{out:?}"
     );
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+}
+
+#[test]
+fn a_kvm_that_is_missing_or_denied_is_named_each_with_its_own_code() {
+    let folder = tempfile::tempdir().unwrap();
+    // /dev is empty in a mount namespace of the command's own; then it is there, but root's.
+    let missing = "mount -t tmpfs none /dev && exec \"$@\"";
+    let denied = "mknod \"$THAW_DATA/kvm\" c 10 232 && chmod 600 \"$THAW_DATA/kvm\" && \
+                  mount --bind \"$THAW_DATA/kvm\" /dev/kvm && chown -R 65534 \"$THAW_DATA\" && \
+                  exec setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\"";
+    let mut codes = Vec::new();
+    for script in [missing, denied] {
+        let mut command = Command::new("unshare");
+        command
+            .args(["-m", "sh", "-c", script, "sh"])
+            .arg(thaw_e2e::binary("thaw"));
+        command.args(["run", "--rm", &image("busybox"), "true"]);
+        command
+            .env("THAW_DATA", folder.path())
+            .env("THAW_RUN", folder.path().join("run"));
+        let out = run(command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped()));
+        assert!(
+            out.stderr.starts_with("thaw:") && out.stderr.contains("/dev/kvm"),
+            "{out:?}"
+        );
+        assert_eq!(out.stderr.lines().count(), 1, "{out:?}");
+        codes.push(out.code());
+    }
+    assert_eq!(codes, [64, 65]);
 }
 
 #[test]

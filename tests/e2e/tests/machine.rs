@@ -87,3 +87,23 @@ fn the_vmm_has_an_empty_root_no_capabilities_and_a_filter() {
     child.wait().unwrap();
     drop(rest);
 }
+
+#[test]
+fn the_guest_and_its_host_end_reach_each_other() {
+    let script = "ip -o -4 addr show dev eth0 | grep -c inet; gateway=$(ip route | awk '/^default/{print $3}'); \
+                  ping -c 2 -W 5 -s 1400 $gateway | grep -o '2 packets received'";
+    let out = run(&mut thaw(&["run", "--rm", &image("busybox"), "sh", "-c", script])).ok();
+    assert_eq!(out, "1\n2 packets received\n");
+    let none = run(&mut thaw(&[
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        &image("busybox"),
+        "ip",
+        "-o",
+        "route",
+    ]))
+    .ok();
+    assert_eq!(none, "");
+}

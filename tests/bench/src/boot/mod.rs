@@ -27,6 +27,15 @@ pub struct Boot {
 /// The machine both have: one vCPU, and boot memory in MiB.
 pub const MEMORY_MIB: u32 = 128;
 
+/// The guest's command line, as `thaw run` gives it (`guest-kernel-config/README.md` says why for each word), but for
+/// where its root is.
+fn cmdline(root: &str) -> String {
+    format!(
+        "console=ttyS0 loglevel=3 reboot=t panic=-1 {root} rootfstype=erofs rootwait ro init=/sbin/init pci=off \
+         tsc=reliable swiotlb=noforce noreplace-smp rcupdate.rcu_expedited=1 memhp_default_state=online"
+    )
+}
+
 /// The host's side of the handshake over an open connection; gives how long the agent took, in milliseconds.
 fn agent_span(mut connection: impl Read + Write) -> io::Result<f64> {
     let mut random = [0u8; 64];

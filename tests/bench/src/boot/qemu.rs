@@ -7,10 +7,7 @@ use std::process::{Command, Stdio};
 use thaw_protocol::handshake::{GUEST_CID, HANDSHAKE_PORT};
 use vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener, VsockStream};
 
-use super::{Boot, MEMORY_MIB, agent_span, monotonic_ns};
-
-const CMDLINE: &str =
-    "console=ttyS0 quiet reboot=t panic=-1 root=/dev/vda rootfstype=erofs ro init=/sbin/init";
+use super::{Boot, MEMORY_MIB, agent_span, cmdline, monotonic_ns};
 
 /// Whether QEMU and its vsock device can be used here; if not, why.
 pub fn usable() -> Result<(), String> {
@@ -49,7 +46,7 @@ pub fn boot(kernel: &Path, guest_image: &Path, directory: &Path) -> io::Result<B
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .arg("-kernel")
         .arg(kernel)
-        .args(["-append", CMDLINE, "-serial"])
+        .args(["-append", &cmdline("root=/dev/vda"), "-serial"])
         .arg(format!("file:{}", directory.join("qemu-console.log").display()))
         .arg("-drive")
         .arg(format!(

@@ -14,10 +14,7 @@ use thaw_protocol::control::{
 use thaw_protocol::handshake::HANDSHAKE_PORT;
 use thaw_protocol::packet::{receive, send};
 
-use super::{Boot, MEMORY_MIB, agent_span, monotonic_ns};
-
-const CMDLINE: &str =
-    "console=ttyS0 quiet reboot=t panic=-1 root=/dev/pmem0 rootfstype=erofs rootflags=dax ro init=/sbin/init";
+use super::{Boot, MEMORY_MIB, agent_span, cmdline, monotonic_ns};
 
 /// A connection to one VMM.
 struct Control {
@@ -97,7 +94,7 @@ pub fn boot(kernel: &Path, guest_image: &Path, directory: &Path) -> io::Result<B
     )?;
     control.call(
         Command::Boot {
-            cmdline: CMDLINE.into(),
+            cmdline: cmdline("root=/dev/pmem0 rootflags=dax"),
         },
         &[kernel.as_fd()],
     )?;

@@ -16,6 +16,7 @@ const ARPHRD_ETHER: u16 = 1;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_LINKINFO: u16 = 18;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_F_NODAD: u8 = 2;
@@ -42,6 +43,8 @@ pub struct Link {
     pub up: bool,
     pub loopback: bool,
     pub ethernet: bool,
+    /// Of a kind that is made by request (dummy, veth, bridge …), not a device's own.
+    pub software: bool,
 }
 
 /// An address of an interface.
@@ -106,12 +109,14 @@ pub fn loopback_up() -> Result<()> {
     }
 }
 
-/// Makes the guest's one Ethernet interface what the host says it is.
+/// Makes the guest's one Ethernet interface what the host says it is: a device's before one made by request, which the
+/// kernel may have added of its own accord (`dummy0`).
 pub fn configure(network: &Network) -> Result<()> {
     let mut net = Netlink::open()?;
     let link = links(&mut net)?
         .into_iter()
-        .find(|l| l.ethernet && !l.loopback)
+        .filter(|l| l.ethernet && !l.loopback)
+        .min_by_key(|l| l.software)
         .ok_or_else(|| {
             Error::State("a network was given, but this guest has no Ethernet interface".into())
         })?;
@@ -230,6 +235,7 @@ pub fn links(net: &mut Netlink) -> Result<Vec<Link>> {
                 up: flags & IFF_UP != 0,
                 loopback: flags & IFF_LOOPBACK != 0,
                 ethernet: u16::from_ne_bytes([a.body[2], a.body[3]]) == ARPHRD_ETHER,
+                software: a.get(IFLA_LINKINFO).is_some(),
             }
         })
         .collect())

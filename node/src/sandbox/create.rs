@@ -38,7 +38,7 @@ const DISK_SIZE: u64 = 8 << 30;
 /// counts, and who touches too much is killed.
 const CMDLINE: &str = "console=ttyS0 loglevel=3 reboot=t panic=-1 root=/dev/pmem0 rootfstype=erofs rootflags=dax \
                        rootwait ro init=/sbin/init pci=off tsc=reliable swiotlb=noforce noreplace-smp \
-                       rcupdate.rcu_expedited=1 memhp_default_state=online \
+                       rcupdate.rcu_expedited=1 memhp_default_state=online dummy.numdummies=0 \
                        sysctl.net.ipv4.ip_unprivileged_port_start=0 sysctl.vm.overcommit_memory=1";
 
 /// Words to add to it, for whoever looks into a guest that does not start.

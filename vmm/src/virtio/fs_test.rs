@@ -204,13 +204,7 @@ impl Guest {
 
     /// Heads used, waiting until there are some.
     fn wait_used(&mut self) -> Vec<(u16, u32)> {
-        loop {
-            let used = self.rig.used(REQUESTS);
-            if !used.is_empty() {
-                return used;
-            }
-            self.rig.wait();
-        }
+        self.rig.wait_used(REQUESTS)
     }
 
     /// Returns when the device has asked for a reset: interrupts for answers may come before.
@@ -496,8 +490,7 @@ fn a_reset_forgets_what_waits() {
     let buffers = [request, rig.writable(16), rig.writable(4096)];
     rig.submit(REQUESTS, &buffers);
     rig.notify(REQUESTS);
-    rig.wait();
-    assert_eq!(rig.used(REQUESTS)[0].1, 26);
+    assert_eq!(rig.wait_used(REQUESTS)[0].1, 26);
     assert_eq!(rig.bytes(buffers[2])[..10], content(0, 10));
 }
 
@@ -586,7 +579,7 @@ fn the_shared_device_is_an_empty_file_system() {
     let buffers = [request, rig.writable(16), rig.writable(128)];
     rig.submit(REQUESTS, &buffers);
     rig.notify(REQUESTS);
-    rig.wait();
+    assert_eq!(rig.wait_used(REQUESTS).len(), 1);
     let header = *OutHeader::from_slice(&rig.bytes(buffers[1])).unwrap();
     assert_eq!((header.error, header.unique), (-libc::ENOENT, 3));
     let image = Image::new("one");

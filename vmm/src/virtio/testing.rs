@@ -382,6 +382,17 @@ impl<D: VirtioDevice> Rig<D> {
         line.read().unwrap();
     }
 
+    /// Waits for answers on `queue`: an interrupt may also come for nothing, as it may to a driver.
+    pub fn wait_used(&mut self, queue: usize) -> Vec<(u16, u32)> {
+        loop {
+            let used = self.used(queue);
+            if !used.is_empty() {
+                return used;
+            }
+            self.wait();
+        }
+    }
+
     /// Whether the device asked to be called again for this queue.
     pub fn kicked(&self, queue: usize) -> bool {
         self.rings[queue].kick.read().is_ok()

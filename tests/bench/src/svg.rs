@@ -2,7 +2,7 @@
 
 use crate::report::Report;
 
-const LABEL: f64 = 230.0;
+const LABEL: f64 = 290.0;
 const PLOT: f64 = 520.0;
 const LINE: f64 = 26.0;
 
@@ -15,8 +15,8 @@ pub fn draw(report: &Report) -> String {
          <text x=\"10\" y=\"20\" font-weight=\"bold\">{}</text>\n\
          <text x=\"10\" y=\"38\" fill=\"#666\" font-size=\"11\">{}</text>\n",
         LABEL + PLOT + 130.0,
-        escape(&report.name),
-        escape(&format!("{} · {}", report.machine, report.commit)),
+        escape(&format!("{} · {}", report.name, report.commit)),
+        escape(&report.machine),
     );
     let mut y = 52.0;
     for row in &report.rows {

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, svg, table};
 
 fn main() -> ExitCode {
     match render() {
@@ -42,11 +42,12 @@ fn render() -> Result<usize, String> {
         for file in [
             format!("{}.json", report.name),
             format!("{}.samples.json", report.name),
-            format!("{}.svg", report.name),
         ] {
             std::fs::copy(Path::new("target/bench").join(&file), kept.join(&file))
                 .map_err(|e| format!("{file}: {e}"))?;
         }
+        let picture = kept.join(format!("{}.svg", report.name));
+        std::fs::write(&picture, svg::draw(&report)).map_err(|e| format!("{}: {e}", picture.display()))?;
         println!("{}: rendered", report.name);
         rendered += 1;
     }

@@ -136,7 +136,6 @@ fn a_full_disk_is_said_and_leaves_no_half_image() {
 
 #[test]
 fn a_kvm_that_is_missing_or_denied_is_named_each_with_its_own_code() {
-    let folder = tempfile::tempdir().unwrap();
     // /dev is empty in a mount namespace of the command's own; then it is there, but root's.
     let missing = "mount -t tmpfs none /dev && exec \"$@\"";
     let denied = "chown 65534 \"$THAW_DATA\" && mknod \"$THAW_DATA/kvm\" c 10 232 && chmod 600 \"$THAW_DATA/kvm\" && \
@@ -144,6 +143,7 @@ fn a_kvm_that_is_missing_or_denied_is_named_each_with_its_own_code() {
                   exec setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\"";
     let mut codes = Vec::new();
     for script in [missing, denied] {
+        let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new("unshare");
         command
             .args(["-m", "sh", "-c", script, "sh"])

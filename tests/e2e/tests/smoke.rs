@@ -54,8 +54,8 @@ fn redis_answers_ping_over_exec() {
     let _rest = wait_for_line(&mut server, "Ready to accept connections");
     let answer = run(&mut thaw(&["exec", &name, "redis-cli", "PING"])).ok();
     assert_eq!(answer, "PONG\n");
-    let stop = run(&mut thaw(&["exec", &name, "redis-cli", "SHUTDOWN", "NOSAVE"]));
-    assert!(stop.status.success(), "{stop:?}");
+    // The client is killed with its PID namespace if the server, PID 1 of it, is gone before it.
+    run(&mut thaw(&["exec", &name, "redis-cli", "SHUTDOWN", "NOSAVE"]));
     assert!(server.wait().unwrap().success());
 }
 

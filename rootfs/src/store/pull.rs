@@ -180,24 +180,24 @@ impl Store {
         cancelled: &CancellationToken,
     ) -> Result<(), Error> {
         let (store, diff_id) = (self.clone(), layer.diff_id);
-        let prepared = async {
-            let begun = blocking(move || Making::begin(&store, &diff_id, making)).await?;
-            let Some(begun) = begun else { return Ok(None) };
-            progress.event(Event::Started {
-                layer: diff_id,
-                total: layer.size,
-            });
-            Ok(Some((begun, source.open(&layer).await?)))
-        };
-        let prepared = tokio::select! {
-            biased;
-            () = cancelled.cancelled() => Err(Error::Cancelled),
-            prepared = prepared => prepared,
-        };
-        let Some((making, source)) = prepared? else {
+        if cancelled.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        // Not raced with cancellation: what it makes must be gone before the pull's failure is told.
+        let begun = blocking(move || Making::begin(&store, &diff_id, making)).await?;
+        let Some(making) = begun else {
             progress.event(Event::Cached { layer: diff_id });
             return Ok(());
         };
+        progress.event(Event::Started {
+            layer: diff_id,
+            total: layer.size,
+        });
+        let source = tokio::select! {
+            biased;
+            () = cancelled.cancelled() => Err(Error::Cancelled),
+            source = source.open(&layer) => source,
+        }?;
         let (body, transfer) = (source.reader, AbortOnDrop(source.transfer));
         let (boot, stop) = (self.boot, cancelled.clone());
         let unpacking = blocking(move || {

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use thaw_protocol::control::{Command, ControlError, FromVmm, MachineState, Request, Response};
+use thaw_protocol::control::{Command, ControlError, ErrorCode, FromVmm, MachineState, Request, Response};
 use thaw_protocol::packet::{self, PacketError};
 
 use crate::events::EventSink;
@@ -173,9 +173,20 @@ impl Server<'_> {
                 return Ok(Response::Status {
                     state: machine.state(),
                     times: machine.times(),
+                    faults: 0,
                 });
             }
             Command::Shutdown => {}
+            Command::Restore { .. }
+            | Command::Thaw { .. }
+            | Command::Freeze { .. }
+            | Command::WorkingSet
+            | Command::Resize { .. } => {
+                return Err(ControlError {
+                    code: ErrorCode::WrongState,
+                    message: "this build of thaw-vmm can neither freeze nor thaw".into(),
+                });
+            }
         }
         Ok(Response::Done)
     }

@@ -233,6 +233,7 @@ impl Machine {
         let message = match self.state() {
             MachineState::Shell => format!("cannot {what}: there is no machine yet"),
             MachineState::Created => format!("cannot {what}: the machine has not been started"),
+            MachineState::Parked => format!("cannot {what}: a snapshot is loaded and has not been thawed"),
             MachineState::Running => format!("cannot {what}: the machine is running"),
             MachineState::Paused => format!("cannot {what}: the machine is paused"),
             MachineState::Exited(_) => format!("cannot {what}: the machine has ended"),

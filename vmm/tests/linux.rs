@@ -38,7 +38,7 @@ fn boot(machine: MachineSpec) -> String {
         .request(Command::Boot { cmdline }, &[kernel().as_fd()])
         .unwrap();
     let ended = control.exit();
-    let Response::Status { times, state } = control.request(Command::Status, &[]).unwrap() else {
+    let Response::Status { times, state, .. } = control.request(Command::Status, &[]).unwrap() else {
         panic!()
     };
     // Closes the console.

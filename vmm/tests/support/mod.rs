@@ -217,6 +217,7 @@ pub fn spec(vcpus: u8, memory_mib: u32) -> MachineSpec {
     MachineSpec {
         vcpus,
         memory_mib,
+        cpu: CpuBaseline::Host,
         tethered: false,
     }
 }

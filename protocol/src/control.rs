@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// The descriptor number at which thaw-vmm finds its listening control socket.
 pub const CONTROL_FD: i32 = 3;
 /// Version of this protocol; [`Command::Create`] carries it and the VMM refuses another.
-pub const CONTROL_VERSION: u32 = 1;
+pub const CONTROL_VERSION: u32 = 2;
 
 /// Least and most guest memory, in MiB.
 pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 64..=65536;
@@ -64,13 +64,31 @@ impl DeviceId {
     ];
 }
 
+/// What a vCPU says it is: the host's own processor, or less, so that a snapshot thaws on several kinds of host.
+/// The x86-64 levels are those of the System V psABI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CpuBaseline {
+    /// All that this host's KVM offers.
+    #[default]
+    Host,
+    #[serde(rename = "x86-64-v2")]
+    V2,
+    #[serde(rename = "x86-64-v3")]
+    V3,
+    #[serde(rename = "x86-64-v4")]
+    V4,
+}
+
 /// The shape of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
     /// vCPUs, [`VCPUS`].
     pub vcpus: u8,
-    /// Boot memory in MiB, [`MEMORY_MIB`].
+    /// Boot memory in MiB, [`MEMORY_MIB`]; virtio-mem may add to it.
     pub memory_mib: u32,
+    /// For a cold boot. A restored machine's vCPUs are what its snapshot says.
+    pub cpu: CpuBaseline,
     /// Exit when the control connection closes: for a sandbox that must not outlive the process that made it.
     pub tethered: bool,
 }
@@ -92,6 +110,41 @@ pub enum Backend {
     /// One descriptor: a SEQPACKET socket to ask for missing chunks over ([`crate::miss`]). Replaces an earlier one;
     /// pending misses are issued again.
     Misses,
+    /// No descriptor: this device is to have none. For a thaw, which refuses devices nobody spoke of.
+    Empty,
+}
+
+/// How a restored machine's memory gets its contents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryMode {
+    /// The files' data is mapped privately; pages come as they are touched, those of the working set in advance.
+    #[default]
+    Cow,
+    /// As `Cow`, and every page of data is mapped in advance.
+    Populate,
+    /// Nothing is mapped: the process that holds the userfaultfd fills each page as it is touched.
+    Uffd,
+}
+
+/// What a freeze writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FreezeKind {
+    /// All memory that is not zero.
+    Full,
+    /// The pages written since the machine was restored; thawed on top of the memory it was restored from.
+    Delta,
+}
+
+/// Guest memory as one process has it mapped: what a userfault server must know to find a page's contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedRegion {
+    /// First address in the VMM's address space.
+    pub host_address: u64,
+    /// Bytes.
+    pub size: u64,
+    /// First guest-physical address; a memory file has each region at the sum of the sizes of those before it.
+    pub guest_address: u64,
 }
 
 /// One cache file of an image: a range of the metadata's synthesized address space (DESIGN §7).
@@ -120,6 +173,23 @@ pub struct ImageSpec {
 pub enum Command {
     /// Makes the machine, every device with an empty backend. One descriptor: /dev/kvm. Once per process, first.
     Create { version: u32, machine: MachineSpec },
+    /// Loads a snapshot into a created machine, which is then parked: all is set, no vCPU has run. Descriptors: the state
+    /// file, then `layers` memory files, the one at the bottom first (none with [`MemoryMode::Uffd`], but
+    /// /dev/userfaultfd), then, if `working_set`, that file. All are only read. What a device had as backend is gone: each
+    /// needs an [`Command::Attach`] (the root device an image or a miss socket) before [`Command::Thaw`].
+    /// Answered by [`Response::Restored`].
+    Restore { layers: u8, working_set: bool, mode: MemoryMode },
+    /// Lets a parked machine run, with a new VM generation ID. Refused, naming them, while devices are neither attached
+    /// nor declared [`Backend::Empty`]. With `memory_mib` above boot memory, virtio-mem offers the guest the difference.
+    Thaw { memory_mib: u32 },
+    /// Writes a paused machine's state and memory. Three descriptors: the state file and the memory file, both empty and
+    /// writable, and this process's `/proc/<pid>/pagemap`. The machine stays paused. Answered by [`Response::Frozen`].
+    Freeze { kind: FreezeKind },
+    /// Writes the pages the guest and its devices have touched since the restore. Two descriptors: the file, empty and
+    /// writable, and this process's pagemap.
+    WorkingSet,
+    /// Asks the guest, by virtio-mem, to have this much memory in all.
+    Resize { memory_mib: u32 },
     /// Gives a device its backend.
     Attach { device: DeviceId, backend: Backend },
     /// Shows an image in slot `slot` (1..=65535) of the root device.
@@ -152,6 +222,8 @@ pub enum MachineState {
     Shell,
     /// Made, not started.
     Created,
+    /// A snapshot is loaded; nothing has run.
+    Parked,
     Running,
     Paused,
     /// Ended, and why.
@@ -178,6 +250,10 @@ pub struct StartTimes {
     pub jailed: u64,
     /// [`Command::Create`] was done.
     pub created: u64,
+    /// [`Command::Restore`] was done; 0 after a cold boot.
+    pub restored: u64,
+    /// [`Command::Thaw`] let the vCPUs go; 0 after a cold boot.
+    pub thawed: u64,
     /// The first vCPU entered the guest.
     pub entered: u64,
 }
@@ -186,7 +262,24 @@ pub struct StartTimes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Response {
     Done,
-    Status { state: MachineState, times: StartTimes },
+    Status {
+        state: MachineState,
+        times: StartTimes,
+        /// Page faults of the vCPU threads since the guest was first entered (getrusage(2): minor and major).
+        faults: u64,
+    },
+    /// A snapshot is loaded. With [`MemoryMode::Uffd`] the userfaultfd comes beside it, and `regions` says where it watches.
+    Restored {
+        regions: Vec<MappedRegion>,
+        /// Pages mapped in advance, and how long that took, in nanoseconds.
+        populated_pages: u64,
+        populate_ns: u64,
+    },
+    /// A snapshot is written.
+    Frozen {
+        /// Bytes of memory data written: the rest of the file is holes.
+        memory_bytes: u64,
+    },
 }
 
 /// A refused request: a stable code for programs, a sentence for people.
@@ -210,6 +303,12 @@ pub enum ErrorCode {
     NotPvh,
     /// The guest has too little memory for its kernel.
     MemoryTooSmall,
+    /// A snapshot file is damaged, cut short or of an unknown version.
+    Snapshot,
+    /// The snapshot is whole, but not for this host or this machine.
+    Incompatible,
+    /// Devices have no backend, or one that does not match what was frozen.
+    Unswapped,
     /// A system call failed.
     System,
 }

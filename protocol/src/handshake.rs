@@ -1,9 +1,14 @@
 //! The handshake: what makes this guest this sandbox, before anything else may run in it (DESIGN §4.5).
 //!
 //! The agent listens on [`HANDSHAKE_PORT`], then dials the same port of the host once: the VMM reports that as a
-//! doorbell and resets the connection. The host connects, sends one [`Identity`]; the agent applies it, opens
-//! [`AGENT_PORT`], answers one [`Acknowledgement`] and closes. Until then the agent starts no process, and a host that
-//! gets no valid acknowledgement destroys the machine.
+//! doorbell and resets the connection. The host connects, sends one [`Greeting`], gets its answer, and the connection
+//! closes. [`Greeting::Become`]: the agent applies the identity, opens [`AGENT_PORT`] and answers one
+//! [`Acknowledgement`]. Until then the agent starts no process, and a host that gets no valid acknowledgement destroys
+//! the machine.
+//!
+//! A guest with workloads is frozen and thawed by the same port, which stays open: [`Greeting::Quiesce`] stops every
+//! workload (cgroup freezer) before the snapshot; in the original [`Greeting::Continue`] lets them go on, in a clone
+//! [`Greeting::Become`] does, after its entropy, clock and identity are in force.
 //!
 //! A frame is a little-endian u32 length, then that many bytes of postcard; at most [`MAX_FRAME`].
 
@@ -22,7 +27,7 @@ pub const GUEST_CID: u32 = 3;
 /// Largest frame, in bytes.
 pub const MAX_FRAME: usize = 64 * 1024;
 /// Version of this protocol.
-pub const HANDSHAKE_VERSION: u32 = 1;
+pub const HANDSHAKE_VERSION: u32 = 2;
 /// Least fresh entropy, in bytes.
 pub const MIN_ENTROPY: usize = 32;
 
@@ -45,6 +50,25 @@ pub struct Network {
     pub nameservers: Vec<std::net::IpAddr>,
 }
 
+/// What the host says on a connection to [`HANDSHAKE_PORT`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Greeting {
+    /// Answered by an [`Acknowledgement`].
+    Become(Box<Identity>),
+    /// Stops every workload. Answered by [`Quiesced`].
+    Quiesce,
+    /// Lets the workloads that [`Greeting::Quiesce`] stopped go on. Answered by [`Quiesced`].
+    Continue,
+}
+
+/// From the agent: workloads are stopped, or run again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quiesced {
+    pub version: u32,
+    /// Absent on success.
+    pub failure: Option<String>,
+}
+
 /// From the host: who this guest is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
@@ -59,6 +83,11 @@ pub struct Identity {
     pub machine_id: [u8; 16],
     /// Absent: the interface stays down.
     pub network: Option<Network>,
+    /// CPUs to be online; the machine has at least as many.
+    pub cpus: u8,
+    /// Memory to have in all, MiB. What is above boot memory comes by virtio-mem, and is online before the
+    /// acknowledgement.
+    pub memory_mib: u32,
 }
 
 /// From the agent: the identity is in force.
@@ -72,6 +101,11 @@ pub struct Acknowledgement {
     pub agent_started: u64,
     /// Guest CLOCK_BOOTTIME nanoseconds when the agent rang the doorbell.
     pub agent_ready: u64,
+    /// Guest CLOCK_BOOTTIME nanoseconds: the identity was read, and was in force.
+    pub received: u64,
+    pub applied: u64,
+    /// Guest CLOCK_REALTIME nanoseconds just before this was sent.
+    pub wall_clock_ns: u64,
 }
 
 /// Writes one frame.
@@ -136,6 +170,8 @@ mod tests {
                 gateways: vec!["10.0.0.1".parse().unwrap()],
                 nameservers: vec![],
             }),
+            cpus: 2,
+            memory_mib: 512,
         }
     }
 
@@ -165,7 +201,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn decoding_any_bytes_never_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..256)) {
-            let _ = decode::<Identity>(&bytes);
+            let _ = decode::<Greeting>(&bytes);
+            let _ = decode::<Quiesced>(&bytes);
             let _ = decode::<Acknowledgement>(&bytes);
         }
     }

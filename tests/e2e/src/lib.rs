@@ -9,6 +9,7 @@
 
 pub mod layout;
 pub mod leftovers;
+pub mod probe;
 pub mod registry;
 pub mod terminal;
 

@@ -1,0 +1,24 @@
+//! What runs inside a guest under test: it says who it is, or keeps doing things a freeze could break.
+//!
+//! `identity` prints one line of JSON: all that no two clones may share. `survive FILE` checks itself ten times a second
+//! and prints a line each time, for ever, or `FAIL` and what broke.
+
+#![allow(clippy::unwrap_used)]
+
+mod identity;
+mod initial_sequence;
+mod survive;
+
+fn main() {
+    // First of all: what a program gets whose first act is to ask for randomness.
+    let first = identity::random();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["identity"] => println!("{}", identity::all(&first)),
+        ["survive", file] => survive::forever(file),
+        _ => {
+            eprintln!("usage: thaw-probe identity | survive FILE");
+            std::process::exit(2);
+        }
+    }
+}

@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::Read;
 use std::time::Duration;
 
-use support::guest::{Code, DATA, Guest};
 use support::{Connection, PATIENCE, readable, spec, started};
 use thaw_protocol::control::{Command, ExitReason, MachineState, Response};
+use thaw_tiny_guest::{Code, DATA, Guest};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

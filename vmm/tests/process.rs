@@ -7,10 +7,10 @@ mod support;
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use support::guest::{Code, ENTRY, Guest, memfd};
 use support::{Vmm, spec, started};
 use thaw_protocol::control::*;
 use thaw_protocol::packet;
+use thaw_tiny_guest::{Code, ENTRY, Guest, memfd};
 
 fn code(result: Result<Response, ControlError>) -> ErrorCode {
     match result {

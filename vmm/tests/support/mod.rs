@@ -1,8 +1,6 @@
-//! A real, jailed thaw-vmm driven over its control socket, and tiny guests for it.
+//! A real, jailed thaw-vmm driven over its control socket.
 
 #![allow(dead_code, clippy::unwrap_used)]
-
-pub mod guest;
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,4 +1,8 @@
 //! Tiny guests: a PVH ELF around a few instructions, which are entered in 32-bit protected mode at 1 MiB.
+//!
+//! For tests and benchmarks: what cannot be put together panics.
+
+pub mod bare;
 
 use std::fs::File;
 use std::io::Write;
@@ -13,6 +17,7 @@ pub const DATA: u32 = 0x10_1000;
 pub struct Code(pub Vec<u8>);
 
 impl Code {
+    /// Machine code as it is.
     pub fn raw(mut self, bytes: &[u8]) -> Code {
         self.0.extend_from_slice(bytes);
         self
@@ -24,6 +29,7 @@ impl Code {
         self.raw(&[0x66, 0xba, low, high, 0xb0, value, 0xee])
     }
 
+    /// Each byte of `text` to the console's data register.
     pub fn print(self, text: &str) -> Code {
         text.bytes().fold(self, |code, byte| code.out(0x3f8, byte))
     }
@@ -58,6 +64,7 @@ impl Code {
         self.raw(&[0xe9]).raw(&distance.to_le_bytes())
     }
 
+    /// A kernel file of this code alone.
     pub fn kernel(self) -> File {
         Guest {
             code: self.0,
@@ -74,6 +81,7 @@ pub struct Guest {
 }
 
 impl Guest {
+    /// A kernel file of it.
     pub fn kernel(&self) -> File {
         let size = DATA as usize - ENTRY as usize + self.data.len();
         memfd(&self.elf(size as u64, true))
@@ -147,9 +155,10 @@ fn pvh_note() -> Vec<u8> {
     note
 }
 
+/// A file of `bytes` in memory.
 pub fn memfd(bytes: &[u8]) -> File {
-    let fd = rustix::fs::memfd_create("kernel", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let fd = rustix::fs::memfd_create("kernel", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd_create");
     let mut file = File::from(fd);
-    file.write_all(bytes).unwrap();
+    file.write_all(bytes).expect("room for a memfd");
     file
 }

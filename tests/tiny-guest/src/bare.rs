@@ -1,0 +1,104 @@
+//! The bare guest: what is frozen where a template needs no Linux, and proves that a clone runs.
+//!
+//! At boot it prints [`READY`]. Then it reads the VM generation ID until that is another than at boot, as it is after
+//! every thaw; at once it prints a newline (the console writes whole lines, so this is the first byte seen), then the
+//! new ID in hexadecimal ([`acknowledged`]), and halts for good. No device takes part but the console.
+
+use crate::{Code, Guest};
+
+/// Where the generation ID is: `layout::VMGENID_PAGE` of thaw-vmm.
+pub const GENERATION_ID: u32 = 0xF_F000;
+/// What it prints at boot.
+pub const READY: &str = "bare\n";
+/// All that it prints after a thaw, in bytes: newline, 32 digits, newline.
+pub const ACKNOWLEDGEMENT: usize = 34;
+
+const MIB: u32 = 1 << 20;
+
+/// A bare guest that first writes a word to every page from 2 MiB up to `filled_mib`, so that its snapshot has that much
+/// data; 0 for one of a few pages.
+pub fn bare(filled_mib: u32) -> Guest {
+    let code = fill(Code::default(), filled_mib)
+        // mov esi, GENERATION_ID
+        .raw(&[0xbe])
+        .raw(&GENERATION_ID.to_le_bytes())
+        // mov ebx, [esi]; mov ecx, [esi+4]: before anything is printed, since a freeze may follow at once.
+        .raw(&[0x8b, 0x1e, 0x8b, 0x4e, 0x04])
+        .print(READY);
+    // cmp ebx, [esi]; jne 2f; cmp ecx, [esi+4]; je 1b; 2: eight bytes of sixteen differ in any two IDs that exist.
+    let code = code
+        .raw(&[0x3b, 0x1e, 0x75, 0x05])
+        .raw(&[0x3b, 0x4e, 0x04, 0x74, (-9i8).to_le_bytes()[0]])
+        .print("\n");
+    Guest {
+        code: hexadecimal(code).print("\n").raw(&[0xfa, 0xf4, 0xeb, 0xfd]).0, // cli; 1: hlt; jmp 1b
+        data: Vec::new(),
+    }
+}
+
+/// Writes each page's address to it.
+fn fill(code: Code, filled_mib: u32) -> Code {
+    if filled_mib <= 2 {
+        return code;
+    }
+    // mov edi, 2 MiB; 1: mov [edi], edi; add edi, 4096; cmp edi, end; jb 1b
+    code.raw(&[0xbf])
+        .raw(&(2 * MIB).to_le_bytes())
+        .raw(&[0x89, 0x3f, 0x81, 0xc7])
+        .raw(&4096u32.to_le_bytes())
+        .raw(&[0x81, 0xff])
+        .raw(&(filled_mib * MIB).to_le_bytes())
+        .raw(&[0x72, (-16i8).to_le_bytes()[0]])
+}
+
+/// Prints the 16 bytes at ESI in hexadecimal, to the port in DX.
+fn hexadecimal(code: Code) -> Code {
+    // add al, '0'; cmp al, '9' + 1; jb +2; add al, 'a' - '9' - 1; out dx, al
+    let digit = [0x04, 0x30, 0x3c, 0x3a, 0x72, 0x02, 0x04, 0x27, 0xee];
+    // mov ecx, 16
+    let code = code.raw(&[0xb9, 16, 0, 0, 0]);
+    let start = code.0.len();
+    // mov al, [esi]; shr al, 4; DIGIT; mov al, [esi]; and al, 15; DIGIT; inc esi; dec ecx; jnz
+    let code = code
+        .raw(&[0x8a, 0x06, 0xc0, 0xe8, 0x04])
+        .raw(&digit)
+        .raw(&[0x8a, 0x06, 0x24, 0x0f])
+        .raw(&digit)
+        .raw(&[0x46, 0x49]);
+    let back = start as i64 - (code.0.len() as i64 + 2);
+    code.raw(&[0x75, (back as i8).to_le_bytes()[0]])
+}
+
+/// The generation ID a clone printed; none when `printed` is not all of it.
+pub fn acknowledged(printed: &[u8]) -> Option<[u8; 16]> {
+    let digits = printed.strip_prefix(b"\n")?.strip_suffix(b"\n")?;
+    let mut id = [0; 16];
+    if digits.len() != 2 * id.len() {
+        return None;
+    }
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_acknowledgement_is_sixteen_bytes_between_newlines() {
+        let line = b"\n000102030405060708090a0b0c0d0eff\n";
+        assert_eq!(line.len(), ACKNOWLEDGEMENT);
+        let id = acknowledged(line).expect("it is whole");
+        assert_eq!((id[1], id[15]), (1, 255));
+        for cut in [
+            &line[1..],
+            &line[..33],
+            b"\n00\n",
+            b"\nzz0102030405060708090a0b0c0d0eff\n",
+        ] {
+            assert_eq!(acknowledged(cut), None);
+        }
+    }
+}

@@ -2,12 +2,14 @@
 //!
 //! What answers nowhere reads as all ones and ignores writes, as an ISA or PCI bus without a device does.
 
-use thaw_protocol::control::ExitReason;
+use std::os::fd::OwnedFd;
+
+use thaw_protocol::control::{Backend, DeviceId, ExitReason};
 
 use crate::console::Console;
 use crate::layout::{MMIO_BASE, MMIO_WINDOW};
 use crate::power;
-use crate::virtio::Inventory;
+use crate::virtio::{AttachError, BusRecords, Inventory, RestoreError};
 
 /// Virtio-mmio windows: the devices of the machine but the console.
 const VIRTIO_DEVICES: u64 = thaw_protocol::control::DeviceId::ALL.len() as u64 - 1;
@@ -18,7 +20,71 @@ pub struct Bus {
     pub inventory: Inventory,
 }
 
+/// Proof that no device thread touches guest memory, or will before this is dropped. vCPUs are the caller's to stop.
+pub struct Quiesced<'b> {
+    bus: &'b Bus,
+}
+
+impl Quiesced<'_> {
+    /// What a freeze keeps of every device. Guest memory may change by this (what the guest has sent is taken, what
+    /// waits for frames is given back), so it comes before memory and interrupt controllers are saved. The devices go
+    /// on as they are once the guard is dropped, their backends and connections untouched.
+    pub fn save(&self) -> BusRecords {
+        unimplemented!()
+    }
+}
+
 impl Bus {
+    /// Gives a device, the console included, its backend. [`Backend::Empty`] says that it shall have none: refused for
+    /// a device that has one, or had one when it was frozen.
+    pub fn attach(&self, _device: DeviceId, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        unimplemented!()
+    }
+
+    /// Waits until no device thread touches guest memory, and keeps them from it.
+    pub fn quiesce(&self) -> Quiesced<'_> {
+        Quiesced { bus: self }
+    }
+
+    /// Whether [`Self::restore`] would accept these records; changes nothing.
+    pub fn check(&self, _records: &BusRecords) -> Result<(), RestoreError> {
+        unimplemented!()
+    }
+
+    /// Puts a machine that never ran into a frozen one's state. All records are checked before anything is changed.
+    /// Devices do nothing by it (guest memory is not touched, no interrupt is raised) until [`Self::start_work`]; every
+    /// one then needs [`Self::attach`]. Guest memory need not have its contents yet, but must be where it will be.
+    pub fn restore(&self, _records: &BusRecords) -> Result<(), RestoreError> {
+        unimplemented!()
+    }
+
+    /// The devices nobody spoke of since the restore: neither given a backend nor declared [`Backend::Empty`]. None
+    /// may be left at a thaw. Memory, balloon and random numbers need none. Nothing after a cold boot.
+    pub fn unswapped(&self) -> Vec<DeviceId> {
+        unimplemented!()
+    }
+
+    /// Asks the guest, by virtio-mem, to have `total_mib` MiB in all; what boot memory does not cover is offered, in
+    /// blocks of 2 MiB. Before [`Self::start_work`] the guest hears of it then.
+    ///
+    /// # Errors
+    /// More than boot memory and the region of virtio-mem.
+    pub fn request_memory(&self, _total_mib: u32) -> Result<(), String> {
+        unimplemented!()
+    }
+
+    /// Tells the guest, by the ACPI generic event device, that the generation ID in its memory is new. After it was
+    /// written and the interrupt controllers are restored.
+    pub fn notify_generation(&self) {
+        unimplemented!()
+    }
+
+    /// Lets the devices work, at the end of a cold boot or a thaw: interrupts the driver has not acknowledged are raised
+    /// again, queues with work left are served. Spawns nothing, waits for nothing; may be called again.
+    pub fn start_work(&self) {
+        unimplemented!()
+    }
+
     pub fn port_read(&self, port: u16, data: &mut [u8]) {
         match (Console::register(port), port) {
             (Some(register), _) => data.fill_with(|| self.console.read(register)),

@@ -66,6 +66,7 @@ pub struct Inventory {
     devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
     /// Slot [`DeviceId::Root`] again: the one device that takes images.
     root: Arc<Mutex<Fs>>,
+    memory: GuestMemory,
     event_loop: Mutex<Loop>,
 }
 
@@ -148,8 +149,21 @@ impl Inventory {
             transports,
             devices,
             root,
+            memory: memory.clone(),
             event_loop: Mutex::new(Loop::Waiting(event_loop)),
         })
+    }
+
+    /// All guest memory: boot memory, then the region of virtio-mem as the last, 64 GiB of address space of which only
+    /// [`Self::plugged`] has contents.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    /// What of the virtio-mem region is plugged, in order, neighbours merged: guest addresses. For a freeze, and, after
+    /// [`crate::bus::Bus::restore`], what was plugged in the snapshot.
+    pub fn plugged(&self) -> Vec<Window> {
+        unimplemented!()
     }
 
     /// Gives `device` its backend. Not for the console. The device may be running: it takes effect at once.

@@ -28,6 +28,7 @@ pub mod net;
 pub mod pmem;
 pub mod queue;
 pub mod rng;
+pub mod state;
 pub mod vsock;
 pub mod window;
 
@@ -39,4 +40,5 @@ pub use device::{Activation, AttachError, DeviceError, SharedMemory, VirtioDevic
 pub use interrupt::Interrupt;
 pub use inventory::{Inventory, InventoryError};
 pub use queue::{Chain, DeviceQueue, QueueError};
+pub use state::{BusRecords, ConsoleRecord, DeviceRecord, DeviceState, RestoreError};
 pub use window::HostWindow;

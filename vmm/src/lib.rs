@@ -13,6 +13,7 @@
 //! | [`vcpu`] | the vCPU threads: run, pause, resume, end |
 //! | [`machine`] | the machine's life, as states that own what each needs |
 //! | [`vmgenid`] | the VM generation ID |
+//! | [`snapshot`] | a frozen machine as files |
 //! | [`events`] | what the VMM says unasked |
 //! | [`control`] | the server of [`thaw_protocol::control`] |
 //! | [`jail`] | what this process gives up before it serves anybody |
@@ -33,6 +34,7 @@ pub mod machine;
 pub mod memory;
 pub mod power;
 pub mod seccomp;
+pub mod snapshot;
 pub mod vcpu;
 pub mod virtio;
 pub mod vmgenid;

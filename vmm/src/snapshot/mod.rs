@@ -1,0 +1,33 @@
+//! A frozen machine as files: what the VMM writes at a freeze and reads at a restore (DESIGN §6).
+//!
+//! | module | what |
+//! |---|---|
+//! | [`state_file`] | the `state` file: a [`Snapshot`] as hashed, versioned records |
+//! | [`records`] | the framing of `state` and `working-set`: header, hash, records, and reading them from hostile bytes |
+//! | [`memory_map`] | which bytes of the memory files are the guest's memory |
+//! | [`pagemap`] | which pages of this process are there, and which were written |
+//! | [`freeze`] | guest memory to a sparse file, all of it or what was written since the restore |
+//! | [`restore`] | memory files over the reserved guest memory |
+//! | [`working_set`] | the pages a clone touches first: recorded once, mapped in advance ever after |
+//! | [`uffd`] | memory that is not here yet: a userfaultfd over what the memory files hold |
+//!
+//! Invariants: nothing here opens a path, all files come as descriptors; a file is checked whole before anything is
+//! changed by what it says; the files are never written by a restore. `docs/snapshot-format.md` has them byte by byte.
+
+pub mod freeze;
+pub mod memory_map;
+pub mod pagemap;
+pub mod records;
+pub mod restore;
+pub mod state_file;
+pub mod uffd;
+pub mod working_set;
+
+pub use freeze::{FreezeError, Frozen, freeze_memory};
+pub use memory_map::{Extent, MapError, MemoryMap, Region};
+pub use records::FileError;
+pub use restore::{RestoreError, check_memory, map_memory};
+pub use state_file::{Shape, Snapshot};
+
+/// Bytes of a page: the unit of everything here.
+pub const PAGE: u64 = 4096;

@@ -13,6 +13,9 @@
 
 use thaw_protocol::control::DeviceId;
 
+/// Version of this map, memory slots and interrupt lines included. A snapshot of another is refused: change it with them.
+pub const VERSION: u32 = 1;
+
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 

@@ -1,0 +1,72 @@
+//! Why a snapshot is refused.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::hash::Hash;
+use crate::exit::{ExitCode, Failure, is_full};
+
+/// Why a snapshot cannot be used or made.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    #[error("cannot {what} {}: {source}", place.display())]
+    Io {
+        what: &'static str,
+        place: PathBuf,
+        source: io::Error,
+    },
+    /// There is nothing, or no manifest.
+    #[error("there is no snapshot at {}", directory.display())]
+    NotFound { directory: PathBuf },
+    /// A file is there, and its contents are not.
+    #[error("the snapshot at {} is damaged: {region} is not what the manifest says", directory.display())]
+    Damaged { directory: PathBuf, region: String },
+    /// The manifest itself cannot be read.
+    #[error("the snapshot at {} is damaged: manifest.json: {reason}", directory.display())]
+    Manifest { directory: PathBuf, reason: String },
+    /// Written by another version, or meant for another machine or node.
+    #[error("the snapshot at {} does not fit: {reason}", directory.display())]
+    Incompatible { directory: PathBuf, reason: String },
+    /// Keys are trusted here, and none of them signed it.
+    #[error("the snapshot at {} is refused: {reason}", directory.display())]
+    Signature { directory: PathBuf, reason: String },
+    /// A delta's base is another than it was made over.
+    #[error("the snapshot at {} lies on {wanted}, and {} is {found}", directory.display(), base.display())]
+    OtherBase {
+        directory: PathBuf,
+        base: PathBuf,
+        wanted: Hash,
+        found: Hash,
+    },
+    /// A key file that is none.
+    #[error("{} is no Ed25519 key: {reason}", place.display())]
+    Key { place: PathBuf, reason: &'static str },
+    /// One of that name is there.
+    #[error("there is something at {} already", directory.display())]
+    Exists { directory: PathBuf },
+}
+
+impl SnapshotError {
+    pub(super) fn io(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> SnapshotError {
+        let place = place.to_owned();
+        move |source| SnapshotError::Io { what, place, source }
+    }
+}
+
+impl From<SnapshotError> for Failure {
+    fn from(error: SnapshotError) -> Failure {
+        let code = match &error {
+            SnapshotError::Io { source, .. } if is_full(source) => ExitCode::DiskFull,
+            SnapshotError::Io { .. } | SnapshotError::Key { .. } | SnapshotError::Exists { .. } => {
+                ExitCode::Runtime
+            }
+            SnapshotError::NotFound { .. } => ExitCode::SnapshotNotFound,
+            SnapshotError::Damaged { .. } | SnapshotError::Manifest { .. } => ExitCode::SnapshotDamaged,
+            SnapshotError::Incompatible { .. } | SnapshotError::OtherBase { .. } => {
+                ExitCode::SnapshotIncompatible
+            }
+            SnapshotError::Signature { .. } => ExitCode::SnapshotSignature,
+        };
+        Failure::new(code, error.to_string())
+    }
+}

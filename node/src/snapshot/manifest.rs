@@ -1,0 +1,272 @@
+//! `manifest.json`: what a snapshot is, for people and programs, and the hash of everything in it.
+//!
+//! Invariants: a manifest of another format version is refused, fields it has beyond ours are not; what
+//! [`Manifest::decode`] returns is consistent in itself (sizes, chunk numbers, names), whatever bytes it was given. Its
+//! hash is that of its bytes as they lie in the file, so it covers all other files too.
+
+use serde::{Deserialize, Serialize};
+use thaw_protocol::control::{CpuBaseline, DeviceId};
+
+use super::hash::Hash;
+
+/// Version of the manifest and of the directory's layout. `state` and `working-set` have versions of their own.
+pub const FORMAT: u32 = 1;
+/// Bytes that are hashed as one, of memory and disks. The last chunk of a file may be shorter.
+pub const CHUNK: u64 = 2 << 20;
+/// Largest manifest read, in bytes: 64 GiB of memory and as many of disks need 5 MiB.
+pub const MAX_MANIFEST: u64 = 32 << 20;
+/// Largest memory or disk described, in bytes.
+const MAX_FILE: u64 = 1 << 44;
+/// Most layers of deltas under one another.
+pub const MAX_LAYERS: usize = 16;
+
+/// What was frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A guest whose agent listens and which has never been anybody: becomes any sandbox.
+    Template,
+    /// A running sandbox with its containers.
+    Sandbox,
+    /// A tiny test guest without agent, which acknowledges nothing.
+    Bare,
+}
+
+/// What the machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// vCPUs it was made with: the most that can be online.
+    pub vcpus: u8,
+    /// Boot memory in MiB; virtio-mem may add to it.
+    pub memory_mib: u32,
+}
+
+/// What its vCPUs are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cpu {
+    pub baseline: CpuBaseline,
+    /// The processor of the host it was frozen on, for people: whether a host fits is decided by `state`.
+    pub host: String,
+}
+
+/// The snapshot a delta lies on top of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// Its manifest's hash: no other will do.
+    pub manifest: Hash,
+    /// Its directory; where not absolute, from this snapshot's own.
+    pub place: std::path::PathBuf,
+}
+
+/// An image that was in a slot of the root device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    pub slot: u16,
+    /// Directory name under the root device's root.
+    pub name: String,
+    /// Digest of the image's manifest.
+    pub digest: String,
+    /// Of its EROFS metadata: the guest's inode numbers are only right for this one.
+    pub metadata: Hash,
+}
+
+/// All that a manifest says but for its files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    pub kind: Kind,
+    pub machine: Machine,
+    pub cpu: Cpu,
+    /// Of the vmlinux it booted; none for a bare guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<Hash>,
+    /// Of the guest image, which must be attached again as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_image: Option<Hash>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command_line: Option<String>,
+    /// Names of the devices the machine has, in slot order.
+    pub devices: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ImageRecord>,
+    /// What a node must know of the containers to serve them again; its shape is the node's own affair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<serde_json::Value>,
+}
+
+/// A file hashed as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WholeFile {
+    pub bytes: u64,
+    pub blake3: Hash,
+}
+
+/// A sparse file hashed by chunks of [`CHUNK`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkedFile {
+    pub bytes: u64,
+    /// Bytes that were not holes when it was written: what a copy costs.
+    pub data_bytes: u64,
+    /// The chunks that have a byte that is not zero. All others are zero, holes or not.
+    pub chunks: Vec<ChunkRun>,
+}
+
+/// Hashes of chunks that follow one another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkRun {
+    /// Number of the first chunk.
+    pub first: u64,
+    /// One hash a chunk.
+    pub blake3: Vec<Hash>,
+}
+
+/// A disk, in `disks/<id>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskFile {
+    /// Name of its file: letters, digits and dashes.
+    pub id: String,
+    #[serde(flatten)]
+    pub contents: ChunkedFile,
+}
+
+/// The files beside the manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Files {
+    pub state: WholeFile,
+    pub memory: ChunkedFile,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_set: Option<WholeFile>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskFile>,
+}
+
+/// A manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Version of Thaw that wrote it.
+    pub thaw: String,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    #[serde(flatten)]
+    pub subject: Subject,
+    pub files: Files,
+}
+
+/// Why bytes are no manifest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ManifestError {
+    #[error("it is of format version {found}; this thaw reads version {FORMAT}")]
+    Version { found: u64 },
+    #[error("it cannot be read: {0}")]
+    Malformed(String),
+}
+
+impl Manifest {
+    /// The file's bytes: JSON, made to be looked at.
+    pub fn encode(&self) -> Vec<u8> {
+        // No map in it has keys that are not strings, and no type of ours fails to serialise.
+        let mut bytes = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Reads and checks a manifest.
+    pub fn decode(bytes: &[u8]) -> Result<Manifest, ManifestError> {
+        /// The version is asked first: nothing else is promised to mean the same in another.
+        #[derive(Deserialize)]
+        struct Version {
+            format: u64,
+        }
+        let malformed = |e: serde_json::Error| ManifestError::Malformed(e.to_string());
+        let Version { format } = serde_json::from_slice(bytes).map_err(malformed)?;
+        if format != u64::from(FORMAT) {
+            return Err(ManifestError::Version { found: format });
+        }
+        let manifest: Manifest = serde_json::from_slice(bytes).map_err(malformed)?;
+        manifest.check().map_err(ManifestError::Malformed)?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.files.memory.check("memory")?;
+        let mut ids: Vec<&str> = Vec::new();
+        for disk in &self.files.disks {
+            check_disk_id(&disk.id)?;
+            if ids.contains(&disk.id.as_str()) {
+                return Err(format!("disk {} is there twice", disk.id));
+            }
+            ids.push(&disk.id);
+            disk.contents.check(&disk.id)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a disk may be called this: it becomes a file name.
+pub fn check_disk_id(id: &str) -> Result<(), String> {
+    let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'-';
+    match (1..=32).contains(&id.len()) && id.bytes().all(plain) {
+        true => Ok(()),
+        false => Err(format!("{id:?} is no disk's name: at most 32 letters, digits and dashes")),
+    }
+}
+
+impl ChunkedFile {
+    /// Chunks it has, data or not.
+    pub fn chunk_count(&self) -> u64 {
+        self.bytes.div_ceil(CHUNK)
+    }
+
+    /// Hash by chunk number, for all chunks: none for one that is zero.
+    pub fn by_chunk(&self) -> Vec<Option<Hash>> {
+        let mut all = vec![None; self.chunk_count() as usize];
+        for run in &self.chunks {
+            for (slot, hash) in all.iter_mut().skip(run.first as usize).zip(&run.blake3) {
+                *slot = Some(*hash);
+            }
+        }
+        all
+    }
+
+    /// From the hashes of chunks that are not zero, by number.
+    pub(super) fn from_hashes(bytes: u64, data_bytes: u64, hashes: Vec<(u64, Hash)>) -> ChunkedFile {
+        let mut chunks: Vec<ChunkRun> = Vec::new();
+        for (number, hash) in hashes {
+            match chunks.last_mut() {
+                Some(run) if run.first + run.blake3.len() as u64 == number => run.blake3.push(hash),
+                _ => chunks.push(ChunkRun {
+                    first: number,
+                    blake3: vec![hash],
+                }),
+            }
+        }
+        ChunkedFile {
+            bytes,
+            data_bytes,
+            chunks,
+        }
+    }
+
+    fn check(&self, name: &str) -> Result<(), String> {
+        if self.bytes > MAX_FILE {
+            return Err(format!("{name} has {} bytes, which is more than any can", self.bytes));
+        }
+        let mut next = 0;
+        for run in &self.chunks {
+            let end = run.first.saturating_add(run.blake3.len() as u64);
+            if run.first < next || end > self.chunk_count() {
+                return Err(format!("{name}'s chunks from {} on are out of order or too many", run.first));
+            }
+            next = end;
+        }
+        Ok(())
+    }
+}
+
+/// The names a manifest lists for the devices every machine has.
+pub fn inventory() -> Vec<String> {
+    DeviceId::ALL.iter().map(|d| format!("{d:?}").to_lowercase()).collect()
+}

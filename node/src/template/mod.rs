@@ -1,0 +1,54 @@
+//! Templates: guests booted once and frozen with nothing but the agent in them; every sandbox is thawed from one.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`key`] | what a template was made of: another kernel, guest image, VMM or processor is another template |
+//! | [`store`] | the templates of this node, `THAW_DATA/templates/<key>` |
+//! | [`build`] | making one: once, however many ask at once |
+//!
+//! Invariant: a key names one template for ever, made of exactly what the key is the hash of; never of a container image.
+
+use thaw_protocol::control::{CpuBaseline, VCPUS};
+
+pub mod build;
+pub mod key;
+pub mod store;
+
+pub use build::{FrozenInto, Progress, Recipe, Step, Template};
+pub use key::Key;
+pub use store::{Entry, Templates};
+
+/// vCPUs of the template that serves sandboxes of up to as many.
+const COMMON_VCPUS: u8 = 4;
+/// Boot memory of a template, MiB: what a sandbox is to have beyond it comes by virtio-mem.
+const COMMON_MEMORY_MIB: u32 = 128;
+
+/// The shape of a template's machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// vCPUs made: the most a sandbox thawed from it can have online.
+    pub vcpus: u8,
+    /// Boot memory in MiB: the least such a sandbox can have.
+    pub memory_mib: u32,
+    pub cpu: CpuBaseline,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape::serving(1, COMMON_MEMORY_MIB)
+    }
+}
+
+impl Shape {
+    /// The template for a sandbox of this size: the same for all sizes from 128 MiB up and up to 4 vCPUs.
+    pub fn serving(vcpus: u8, memory_mib: u32) -> Shape {
+        Shape {
+            vcpus: match vcpus {
+                0..=COMMON_VCPUS => COMMON_VCPUS,
+                _ => *VCPUS.end(),
+            },
+            memory_mib: memory_mib.min(COMMON_MEMORY_MIB),
+            cpu: CpuBaseline::Host,
+        }
+    }
+}

@@ -1,11 +1,15 @@
 //! From the first instruction to a listening API: mounts, handshake, then and only then the runtime that serves.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use thaw_protocol::handshake::{AGENT_PORT, HANDSHAKE_PORT};
 
+use crate::error::Result;
+use crate::guest::Guest;
 use crate::handshake::Handshake;
 use crate::listener::{Listener, ring_doorbell};
+use crate::sandbox::Sandbox;
 use crate::{clock, error, handshake, info, init, log, rpc, warning};
 
 /// What carries the handshake and the API.
@@ -41,34 +45,6 @@ pub fn run(started: u64, transport: Transport) -> ! {
             "no handshake is possible, waiting for the host to end this machine: {e}"
         )),
     };
-    let ready = clock::boottime_ns();
-    ring_doorbell(&transport);
-    info!("listening for the handshake on port {HANDSHAKE_PORT}");
-    let api = wait_for_identity(&listener, &transport, Handshake { started, ready });
-    drop(listener);
-    serve(api)
-}
-
-/// Answers handshakes until one is in force; returns the API's listener, which listens before the acknowledgement.
-fn wait_for_identity(listener: &Listener, transport: &Transport, times: Handshake) -> Listener {
-    loop {
-        let stream = match listener.accept() {
-            Ok(stream) => stream,
-            Err(e) => {
-                warning!("handshake: accept: {e}");
-                continue;
-            }
-        };
-        match handshake::answer(stream, &times, &mut handshake::Guest, || {
-            Listener::bind(transport, AGENT_PORT)
-        }) {
-            Ok(api) => return api,
-            Err(e) => warning!("handshake: {e}; waiting for another"),
-        }
-    }
-}
-
-fn serve(api: Listener) -> ! {
     let runtime = match tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(16)
@@ -77,8 +53,65 @@ fn serve(api: Listener) -> ! {
         Ok(runtime) => runtime,
         Err(e) => stay(&format!("no async runtime: {e}")),
     };
-    let failure = runtime.block_on(rpc::serve(api));
+    let sandbox = Arc::new(Sandbox::default());
+    let mut guest = Guest::new(sandbox.clone(), runtime.handle().clone());
+    let ready = clock::boottime_ns();
+    ring_doorbell(&transport);
+    info!("listening for the handshake on port {HANDSHAKE_PORT}");
+    let times = Handshake { started, ready };
+    let api = wait_for_identity(&listener, &transport, &times, &mut guest);
+    // The API's thread is this one; whoever freezes or clones the sandbox must be heard while it works.
+    let later = std::thread::Builder::new()
+        .name("handshake".into())
+        .spawn(move || listen_on(&listener, &times, &mut guest));
+    if let Err(e) = later {
+        error!("no thread for later greetings: this sandbox cannot be frozen: {e}");
+    }
+    let failure = runtime.block_on(rpc::serve(api, sandbox));
     stay(&format!("the API stopped: {failure}"))
+}
+
+/// Answers greetings for the life of the guest.
+fn listen_on(listener: &Listener, times: &Handshake, guest: &mut Guest) -> ! {
+    loop {
+        greet(listener, times, guest, || Ok(()));
+    }
+}
+
+/// Answers one greeting; what the identity it brought opened, if it brought one.
+fn greet<T>(
+    listener: &Listener,
+    times: &Handshake,
+    guest: &mut Guest,
+    open: impl FnOnce() -> Result<T>,
+) -> Option<T> {
+    let stream = match listener.accept() {
+        Ok(stream) => stream,
+        Err(e) => {
+            warning!("handshake: accept: {e}");
+            // Short of descriptors or memory: others may give some back.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            return None;
+        }
+    };
+    handshake::answer(stream, times, guest, open).unwrap_or_else(|e| {
+        warning!("handshake: {e}; waiting for another");
+        None
+    })
+}
+
+/// Answers greetings until an identity is in force; returns the API's listener, which listens before the acknowledgement.
+fn wait_for_identity(
+    listener: &Listener,
+    transport: &Transport,
+    times: &Handshake,
+    guest: &mut Guest,
+) -> Listener {
+    loop {
+        if let Some(api) = greet(listener, times, guest, || Listener::bind(transport, AGENT_PORT)) {
+            return api;
+        }
+    }
 }
 
 /// Says why and reaps for ever.

@@ -10,6 +10,12 @@ pub fn boottime_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// CLOCK_REALTIME, in nanoseconds since the Unix epoch.
+pub fn wall_clock_ns() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Sets the wall clock to `ns` nanoseconds after the Unix epoch.
 pub fn set_wall_clock(ns: u64) -> Result<()> {
     if ns == 0 {

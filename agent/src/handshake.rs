@@ -1,15 +1,19 @@
-//! The handshake of `thaw_protocol::handshake`, guest side: read one identity, put it in force, open the API's port,
-//! acknowledge. Fail-closed: whatever cannot be applied is named in the acknowledgement and no port is opened.
+//! The handshake of `thaw_protocol::handshake`, guest side: one greeting a connection, for the life of the guest.
+//!
+//! [`Greeting::Become`] is fail-closed: whatever cannot be applied is named in the acknowledgement, nothing after it is
+//! touched, no port is opened and no stopped workload goes on. Its order is the promise: entropy before anything that
+//! could use it, the clock while what the host said is fresh, then identity, then size, and last of all the workloads.
 
 use std::io;
 
 use thaw_protocol::handshake::{
-    Acknowledgement, HANDSHAKE_VERSION, Identity, MIN_ENTROPY, Network, read_frame, write_frame,
+    Acknowledgement, Greeting, HANDSHAKE_VERSION, Identity, MIN_ENTROPY, Network, Quiesced, read_frame,
+    write_frame,
 };
 
 use crate::error::{Error, Result};
 use crate::listener::Stream;
-use crate::{clock, entropy, identity, info, network};
+use crate::{clock, info};
 
 /// Moments of the start, CLOCK_BOOTTIME nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -20,64 +24,77 @@ pub struct Handshake {
     pub ready: u64,
 }
 
-/// What an identity is applied to: the guest, or a test's record.
+/// What a greeting acts on: the guest, or a test's record.
 pub trait Apply {
     fn entropy(&mut self, bytes: &[u8]) -> Result<()>;
     fn wall_clock(&mut self, ns: u64) -> Result<()>;
     fn hostname(&mut self, name: &str, network: Option<&Network>) -> Result<()>;
     fn machine_id(&mut self, id: [u8; 16]) -> Result<()>;
-    fn network(&mut self, network: &Network) -> Result<()>;
+    /// None: the interface goes down.
+    fn network(&mut self, network: Option<&Network>) -> Result<()>;
+    /// Brings CPUs online until there are `count`.
+    fn cpus(&mut self, count: u8) -> Result<()>;
+    /// Waits until there are `mib` MiB of memory.
+    fn memory(&mut self, mib: u32) -> Result<()>;
+    /// Stops every workload; being stopped already is no error.
+    fn quiesce(&mut self) -> Result<()>;
+    /// Lets what [`Apply::quiesce`] stopped go on; nothing being stopped is no error.
+    fn release(&mut self) -> Result<()>;
+    /// Whether a test's word on the kernel's command line weakens any of the above.
+    fn test_hooks(&self) -> bool;
 }
 
-/// The guest this agent is PID 1 of.
-#[derive(Clone, Copy, Debug)]
-pub struct Guest;
-
-impl Apply for Guest {
-    fn entropy(&mut self, bytes: &[u8]) -> Result<()> {
-        entropy::reseed(bytes)
-    }
-
-    fn wall_clock(&mut self, ns: u64) -> Result<()> {
-        clock::set_wall_clock(ns)
-    }
-
-    fn hostname(&mut self, name: &str, network: Option<&Network>) -> Result<()> {
-        identity::set_hostname(name)?;
-        let addresses: Vec<_> = network.iter().flat_map(|n| &n.addresses).map(|a| a.ip).collect();
-        identity::write_etc(name, &addresses, network.map_or(&[], |n| &n.nameservers))
-    }
-
-    fn machine_id(&mut self, id: [u8; 16]) -> Result<()> {
-        identity::set_machine_id(id)
-    }
-
-    fn network(&mut self, network: &Network) -> Result<()> {
-        network::configure(network)
-    }
-}
-
-/// Reads an identity from `stream`, applies it to `guest`, and acknowledges. What `open` returns listens before the
-/// acknowledgement is sent, and is returned.
+/// Reads one greeting from `stream`, acts on `guest`, and answers. After an identity what `open` returns is there before
+/// the acknowledgement is sent, and is returned; other greetings return none.
+///
+/// # Errors
+/// The greeting could not be read, obeyed or answered. What could not be obeyed was answered with the reason.
 pub fn answer<T>(
     mut stream: impl Stream,
     times: &Handshake,
     guest: &mut impl Apply,
     open: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    let identity: Identity = read_frame(&mut Reader(&mut stream))
-        .map_err(|e| Error::Invalid(format!("no identity was read: {e}")))?;
-    let outcome = apply(&identity, guest).and_then(|()| open());
-    let acknowledgement = Acknowledgement {
+) -> Result<Option<T>> {
+    let greeting: Greeting = read_frame(&mut Reader(&mut stream))
+        .map_err(|e| Error::Invalid(format!("no greeting was read: {e}")))?;
+    let received = clock::boottime_ns();
+    match greeting {
+        Greeting::Become(identity) => {
+            let outcome = apply(&identity, guest).and_then(|()| open()).and_then(|opened| {
+                guest.release()?;
+                Ok(opened)
+            });
+            let acknowledgement = Acknowledgement {
+                version: HANDSHAKE_VERSION,
+                nonce: identity.nonce,
+                failure: outcome.as_ref().err().map(Error::to_string),
+                agent_started: times.started,
+                agent_ready: times.ready,
+                received,
+                applied: clock::boottime_ns(),
+                wall_clock_ns: clock::wall_clock_ns(),
+                test_hooks: guest.test_hooks(),
+            };
+            reply(&mut stream, &acknowledgement)?;
+            outcome.map(Some)
+        }
+        Greeting::Quiesce => say_done(&mut stream, guest.quiesce()),
+        Greeting::Continue => say_done(&mut stream, guest.release()),
+    }
+}
+
+fn say_done<T>(stream: &mut impl Stream, outcome: Result<()>) -> Result<Option<T>> {
+    let answer = Quiesced {
         version: HANDSHAKE_VERSION,
-        nonce: identity.nonce,
         failure: outcome.as_ref().err().map(Error::to_string),
-        agent_started: times.started,
-        agent_ready: times.ready,
     };
-    write_frame(&mut Reader(&mut stream), &acknowledgement)
-        .map_err(|e| Error::State(format!("the acknowledgement was not sent: {e}")))?;
-    outcome
+    reply(stream, &answer)?;
+    outcome.map(|()| None)
+}
+
+fn reply(stream: &mut impl Stream, answer: &impl serde::Serialize) -> Result<()> {
+    write_frame(&mut Reader(stream), answer)
+        .map_err(|e| Error::State(format!("the answer was not sent: {e}")))
 }
 
 fn apply(identity: &Identity, guest: &mut impl Apply) -> Result<()> {
@@ -97,9 +114,9 @@ fn apply(identity: &Identity, guest: &mut impl Apply) -> Result<()> {
     guest.wall_clock(identity.wall_clock_ns)?;
     guest.hostname(&identity.hostname, identity.network.as_ref())?;
     guest.machine_id(identity.machine_id)?;
-    if let Some(network) = &identity.network {
-        guest.network(network)?;
-    }
+    guest.network(identity.network.as_ref())?;
+    guest.cpus(identity.cpus)?;
+    guest.memory(identity.memory_mib)?;
     info!("this guest is {}", identity.hostname);
     Ok(())
 }

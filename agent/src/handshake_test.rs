@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 struct Record {
     calls: Vec<&'static str>,
     fail_at: Option<&'static str>,
+    weakened: bool,
 }
 
 impl Record {
@@ -33,8 +34,29 @@ impl Apply for Record {
     fn machine_id(&mut self, _: [u8; 16]) -> Result<()> {
         self.call("machine-id")
     }
-    fn network(&mut self, _: &Network) -> Result<()> {
-        self.call("network")
+    fn network(&mut self, network: Option<&Network>) -> Result<()> {
+        self.call(if network.is_some() {
+            "network"
+        } else {
+            "no network"
+        })
+    }
+    fn cpus(&mut self, count: u8) -> Result<()> {
+        assert_eq!(count, 2);
+        self.call("cpus")
+    }
+    fn memory(&mut self, mib: u32) -> Result<()> {
+        assert_eq!(mib, 512);
+        self.call("memory")
+    }
+    fn quiesce(&mut self) -> Result<()> {
+        self.call("quiesce")
+    }
+    fn release(&mut self) -> Result<()> {
+        self.call("release")
+    }
+    fn test_hooks(&self) -> bool {
+        self.weakened
     }
 }
 
@@ -53,34 +75,103 @@ fn identity() -> Identity {
             gateways: vec![],
             nameservers: vec![],
         }),
+        cpus: 2,
+        memory_mib: 512,
     }
 }
+
+const ORDER: [&str; 8] = [
+    "entropy",
+    "clock",
+    "hostname",
+    "machine-id",
+    "network",
+    "cpus",
+    "memory",
+    "release",
+];
 
 const TIMES: Handshake = Handshake {
     started: 11,
     ready: 22,
 };
 
-fn exchange(identity: &Identity, guest: &mut Record) -> (Result<bool>, Acknowledgement) {
+fn exchange(identity: &Identity, guest: &mut Record) -> (Result<Option<bool>>, Acknowledgement) {
     let (mut host, agent) = UnixStream::pair().unwrap();
-    write_frame(&mut host, identity).unwrap();
+    write_frame(&mut host, &Greeting::Become(Box::new(identity.clone()))).unwrap();
     let outcome = answer(agent, &TIMES, guest, || Ok(true));
     (outcome, read_frame(&mut host).unwrap())
 }
 
 #[test]
-fn an_identity_is_applied_entropy_first_and_acknowledged_with_its_nonce() {
+fn an_identity_is_applied_entropy_first_workloads_last_and_acknowledged_with_its_nonce() {
     let mut guest = Record::default();
+    let before = (clock::boottime_ns(), clock::wall_clock_ns());
     let (outcome, ack) = exchange(&identity(), &mut guest);
-    assert!(outcome.unwrap());
-    assert_eq!(
-        guest.calls,
-        ["entropy", "clock", "hostname", "machine-id", "network"]
-    );
+    assert_eq!(outcome.unwrap(), Some(true));
+    assert_eq!(guest.calls, ORDER);
+    assert!(before.0 <= ack.received && ack.received <= ack.applied);
+    assert!(before.1 <= ack.wall_clock_ns && !ack.test_hooks);
     assert_eq!(
         (ack.nonce, ack.failure, ack.agent_started, ack.agent_ready),
         ([7; 16], None, 11, 22)
     );
+}
+
+#[test]
+fn whatever_cannot_be_applied_nothing_after_it_is_and_workloads_stay_stopped() {
+    for (at, step) in ORDER.into_iter().enumerate() {
+        let mut guest = Record {
+            fail_at: Some(step),
+            ..Default::default()
+        };
+        let (outcome, ack) = exchange(&identity(), &mut guest);
+        assert!(outcome.is_err());
+        assert_eq!(ack.failure, Some(format!("{step} broke")));
+        assert_eq!(guest.calls, ORDER[..=at]);
+    }
+}
+
+#[test]
+fn without_a_network_the_interface_goes_down() {
+    let mut guest = Record::default();
+    let alone = Identity {
+        network: None,
+        ..identity()
+    };
+    exchange(&alone, &mut guest).0.unwrap();
+    assert!(guest.calls.contains(&"no network") && !guest.calls.contains(&"network"));
+}
+
+#[test]
+fn a_weakened_guest_says_so() {
+    let mut guest = Record {
+        weakened: true,
+        ..Default::default()
+    };
+    assert!(exchange(&identity(), &mut guest).1.test_hooks);
+}
+
+#[test]
+fn workloads_are_stopped_and_let_go_without_an_identity() {
+    for (greeting, call) in [(Greeting::Quiesce, "quiesce"), (Greeting::Continue, "release")] {
+        for fail_at in [None, Some(call)] {
+            let mut guest = Record {
+                fail_at,
+                ..Default::default()
+            };
+            let (mut host, agent) = UnixStream::pair().unwrap();
+            write_frame(&mut host, &greeting).unwrap();
+            let outcome = answer(agent, &TIMES, &mut guest, || -> Result<()> {
+                panic!("the API must not be opened")
+            });
+            assert_eq!(outcome.is_err(), fail_at.is_some());
+            let said: Quiesced = read_frame(&mut host).unwrap();
+            assert_eq!(said.version, HANDSHAKE_VERSION);
+            assert_eq!(said.failure, fail_at.map(|call| format!("{call} broke")));
+            assert_eq!(guest.calls, [call]);
+        }
+    }
 }
 
 #[test]
@@ -90,7 +181,7 @@ fn what_cannot_be_applied_is_named_and_the_port_stays_closed() {
         ..Default::default()
     };
     let (mut host, agent) = UnixStream::pair().unwrap();
-    write_frame(&mut host, &identity()).unwrap();
+    write_frame(&mut host, &Greeting::Become(Box::new(identity()))).unwrap();
     let outcome = answer(agent, &TIMES, &mut guest, || -> Result<()> {
         panic!("the API must not be opened")
     });

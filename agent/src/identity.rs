@@ -35,9 +35,10 @@ pub fn set_machine_id(id: [u8; 16]) -> Result<()> {
         .chain(["\n".into()])
         .collect();
     let path = "/run/machine-id";
-    fs::write(path, text).for_(|| format!("write {path}"))?;
+    // In place: a container's bind mounts, and ours of an earlier identity, show the new one.
+    fs::write(path, &text).for_(|| format!("write {path}"))?;
     let etc = "/etc/machine-id";
-    if Path::new(etc).exists() {
+    if fs::read(etc).is_ok_and(|shown| shown != text.as_bytes()) {
         rustix::mount::mount_bind(path, etc).for_(|| format!("bind {path} over {etc}"))?;
     }
     Ok(())

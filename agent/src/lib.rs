@@ -10,7 +10,9 @@
 //! | [`boot`] | the order above |
 //! | [`init`] | the mounts and settings of a fresh system |
 //! | [`listener`] | vsock in a guest, unix sockets in a test |
-//! | [`handshake`], [`entropy`], [`clock`], [`identity`] | who this guest is |
+//! | [`handshake`], [`guest`], [`entropy`], [`clock`], [`identity`] | who this guest is |
+//! | [`hotplug`] | CPUs and memory beyond those of the template |
+//! | [`quiesce`] | workloads stopped for a freeze |
 //! | [`network`] | rtnetlink |
 //! | [`storage`] | what is mounted for containers, and drivers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
@@ -25,13 +27,16 @@ pub mod clock;
 pub mod container;
 pub mod entropy;
 pub mod error;
+pub mod guest;
 pub mod handshake;
+pub mod hotplug;
 pub mod identity;
 pub mod init;
 pub mod listener;
 pub mod log;
 pub mod network;
 pub mod oom;
+pub mod quiesce;
 pub mod reaper;
 pub mod rpc;
 pub mod sandbox;

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::oom::{ChangeWatch, OomEvents};
@@ -20,6 +22,9 @@ pub struct Sandbox {
     pub own_mounts: Mutex<Vec<PathBuf>>,
     pub reaper: Arc<Reaper>,
     pub ooms: OomEvents,
+    /// Read by each call that makes, starts, pauses or removes something, from its beginning to its end, also when its
+    /// caller is gone; written while everything stands still ([`crate::quiesce`]).
+    pub motion: Arc<RwLock<()>>,
 }
 
 #[derive(Debug)]
@@ -30,6 +35,11 @@ enum Slot {
 }
 
 impl Sandbox {
+    /// Leave to set something in motion: waits while everything stands still.
+    pub async fn motion(&self) -> OwnedRwLockReadGuard<()> {
+        self.motion.clone().read_owned().await
+    }
+
     fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
         self.containers.lock().unwrap_or_else(|e| e.into_inner())
     }

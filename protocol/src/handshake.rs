@@ -106,6 +106,8 @@ pub struct Acknowledgement {
     pub applied: u64,
     /// Guest CLOCK_REALTIME nanoseconds just before this was sent.
     pub wall_clock_ns: u64,
+    /// A `thaw.test=` word of the kernel's command line weakened what was applied: refuse it outside tests.
+    pub test_hooks: bool,
 }
 
 /// Writes one frame.

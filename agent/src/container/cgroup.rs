@@ -140,6 +140,13 @@ impl Cgroup {
         self.write("cgroup.freeze", if frozen { "1" } else { "0" })
     }
 
+    /// Whether it was told to freeze, be it frozen by now or not.
+    pub fn is_told_to_freeze(&self) -> Result<bool> {
+        let path = self.path.join("cgroup.freeze");
+        let text = fs::read_to_string(&path).for_(|| format!("read {}", path.display()))?;
+        Ok(text.trim() == "1")
+    }
+
     /// `cgroup.events` as it is now.
     pub fn events(&self) -> Events {
         let text = self.read("cgroup.events").unwrap_or_default();

@@ -109,24 +109,56 @@ pub fn loopback_up() -> Result<()> {
     }
 }
 
-/// Makes the guest's one Ethernet interface what the host says it is: a device's before one made by request, which the
-/// kernel may have added of its own accord (`dummy0`).
-pub fn configure(network: &Network) -> Result<()> {
-    let mut net = Netlink::open()?;
-    let link = links(&mut net)?
+/// The guest's one Ethernet interface: a device's before one made by request, which the kernel may have added of its own
+/// accord (`dummy0`).
+fn ethernet(net: &mut Netlink) -> Result<Option<Link>> {
+    Ok(links(net)?
         .into_iter()
         .filter(|l| l.ethernet && !l.loopback)
-        .min_by_key(|l| l.software)
-        .ok_or_else(|| {
-            Error::State("a network was given, but this guest has no Ethernet interface".into())
-        })?;
-    dress(&mut net, &link, network.mac, u32::from(network.mtu), None)?;
-    for old in addresses(&mut net)?
+        .min_by_key(|l| l.software))
+}
+
+/// Takes the Ethernet interface down, with its addresses: routes and neighbours go with it. Without one: nothing to do.
+pub fn disconnect() -> Result<()> {
+    let mut net = Netlink::open()?;
+    match ethernet(&mut net)? {
+        Some(link) => undress(&mut net, &link).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// Takes a link down and its addresses away; returns it as it is now.
+fn undress(net: &mut Netlink, link: &Link) -> Result<Link> {
+    for old in addresses(net)?
         .into_iter()
         .filter(|a| a.link == link.index && !is_link_local(a.ip))
     {
-        delete_address(&mut net, old)?;
+        delete_address(net, old)?;
     }
+    if link.up {
+        set_link(
+            net,
+            link.index,
+            &Change {
+                up: Some(false),
+                ..Default::default()
+            },
+        )?;
+    }
+    Ok(Link {
+        up: false,
+        ..link.clone()
+    })
+}
+
+/// Makes the guest's Ethernet interface what the host says it is, and nothing of what it may have been before.
+pub fn configure(network: &Network) -> Result<()> {
+    let mut net = Netlink::open()?;
+    let link = ethernet(&mut net)?.ok_or_else(|| {
+        Error::State("a network was given, but this guest has no Ethernet interface".into())
+    })?;
+    let link = undress(&mut net, &link)?;
+    dress(&mut net, &link, network.mac, u32::from(network.mtu), None)?;
     for a in &network.addresses {
         add_address(
             &mut net,

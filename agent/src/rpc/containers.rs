@@ -11,8 +11,10 @@ use crate::error::Result;
 use crate::sandbox::Sandbox;
 
 pub async fn create(sandbox: &Arc<Sandbox>, request: CreateContainerRequest) -> Result<()> {
+    let motion = sandbox.motion().await;
     let sandbox = sandbox.clone();
     blocking(move || {
+        let _motion = motion;
         let storages = request
             .storages
             .iter()
@@ -35,16 +37,23 @@ pub async fn create(sandbox: &Arc<Sandbox>, request: CreateContainerRequest) -> 
 }
 
 pub async fn start(sandbox: &Arc<Sandbox>, id: &str) -> Result<()> {
+    let motion = sandbox.motion().await;
     let container = sandbox.container(id)?;
-    blocking(move || container.start()).await
+    blocking(move || {
+        let _motion = motion;
+        container.start()
+    })
+    .await
 }
 
 /// `timeout` in seconds; 0 waits for ever.
 pub async fn remove(sandbox: &Arc<Sandbox>, id: &str, timeout: u32) -> Result<()> {
+    let motion = sandbox.motion().await;
     let container = sandbox.take(id)?;
     let sandbox = sandbox.clone();
     // Finished even when the caller goes away: a name must not stay taken.
     let removal = tokio::spawn(async move {
+        let _motion = motion;
         let timeout = (timeout != 0).then(|| Duration::from_secs(u64::from(timeout)));
         if let Err(e) = container.kill(timeout).await {
             sandbox.put_back(container);
@@ -71,5 +80,6 @@ pub fn update(sandbox: &Sandbox, request: &UpdateContainerRequest) -> Result<()>
 }
 
 pub async fn freeze(sandbox: &Sandbox, id: &str, frozen: bool) -> Result<()> {
+    let _motion = sandbox.motion().await;
     sandbox.container(id)?.freeze(frozen).await
 }

@@ -34,8 +34,7 @@ use crate::sandbox::Sandbox;
 pub const API_VERSION: &str = "3.15.0";
 
 /// Serves for ever; returns why it could not go on.
-pub async fn serve(listener: Listener) -> Error {
-    let sandbox = Arc::new(Sandbox::default());
+pub async fn serve(listener: Listener, sandbox: Arc<Sandbox>) -> Error {
     let api = Arc::new(Api {
         sandbox: sandbox.clone(),
     });

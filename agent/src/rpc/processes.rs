@@ -11,9 +11,14 @@ use crate::sandbox::Sandbox;
 use crate::stdio::Output;
 
 pub async fn exec(sandbox: &Arc<Sandbox>, request: ExecProcessRequest) -> Result<()> {
+    let motion = sandbox.motion().await;
     let container = sandbox.container(&request.container_id)?;
     let reaper = sandbox.reaper.clone();
-    blocking(move || container.exec(&request, &reaper)).await
+    blocking(move || {
+        let _motion = motion;
+        container.exec(&request, &reaper)
+    })
+    .await
 }
 
 /// Without an exec id the signal goes to every process of the container.

@@ -439,8 +439,11 @@ fn shake_hands(path: &Path) -> Acknowledgement {
             gateways: vec!["10.7.0.1".parse().unwrap(), "fd07::1".parse().unwrap()],
             nameservers: vec!["10.7.0.1".parse().unwrap()],
         }),
+        // What this machine has in any case: it is its own sysfs that the agent would write to.
+        cpus: 1,
+        memory_mib: 1,
     };
-    write_frame(&mut stream, &identity).unwrap();
+    write_frame(&mut stream, &Greeting::Become(Box::new(identity))).unwrap();
     read_frame(&mut stream).unwrap()
 }
 

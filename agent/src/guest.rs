@@ -1,0 +1,95 @@
+//! What greetings act on: this guest.
+
+use std::sync::Arc;
+
+use thaw_protocol::handshake::Network;
+use tokio::runtime::Handle;
+
+use crate::error::Result;
+use crate::handshake::Apply;
+use crate::hotplug::Hotplug;
+use crate::quiesce::Stopped;
+use crate::sandbox::Sandbox;
+use crate::{clock, entropy, error, identity, network};
+
+/// The word of the kernel's command line that makes [`Apply::entropy`] do nothing: for the test that shows that clones are
+/// then alike.
+const KEEP_ENTROPY: &str = "thaw.test=keep-entropy";
+
+/// The guest this agent is PID 1 of.
+#[derive(Debug)]
+pub struct Guest {
+    sandbox: Arc<Sandbox>,
+    runtime: Handle,
+    hotplug: Hotplug,
+    stopped: Option<Stopped>,
+    keep_entropy: bool,
+}
+
+impl Guest {
+    /// Before anything may have been plugged.
+    pub fn new(sandbox: Arc<Sandbox>, runtime: Handle) -> Self {
+        let command_line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+        Guest {
+            sandbox,
+            runtime,
+            hotplug: Hotplug::default(),
+            stopped: None,
+            keep_entropy: command_line.split_whitespace().any(|word| word == KEEP_ENTROPY),
+        }
+    }
+}
+
+impl Apply for Guest {
+    fn entropy(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.keep_entropy {
+            error!("{KEEP_ENTROPY}: the random generator is NOT reseeded; clones of this guest are alike");
+            return Ok(());
+        }
+        entropy::reseed(bytes)
+    }
+
+    fn wall_clock(&mut self, ns: u64) -> Result<()> {
+        clock::set_wall_clock(ns)
+    }
+
+    fn hostname(&mut self, name: &str, network: Option<&Network>) -> Result<()> {
+        identity::set_hostname(name)?;
+        let addresses: Vec<_> = network.iter().flat_map(|n| &n.addresses).map(|a| a.ip).collect();
+        identity::write_etc(name, &addresses, network.map_or(&[], |n| &n.nameservers))
+    }
+
+    fn machine_id(&mut self, id: [u8; 16]) -> Result<()> {
+        identity::set_machine_id(id)
+    }
+
+    fn network(&mut self, network: Option<&Network>) -> Result<()> {
+        match network {
+            Some(network) => network::configure(network),
+            None => network::disconnect(),
+        }
+    }
+
+    fn cpus(&mut self, count: u8) -> Result<()> {
+        self.hotplug.cpus(count)
+    }
+
+    fn memory(&mut self, mib: u32) -> Result<()> {
+        self.hotplug.memory(mib)
+    }
+
+    fn quiesce(&mut self) -> Result<()> {
+        if self.stopped.is_none() {
+            self.stopped = Some(Stopped::all(&self.sandbox, &self.runtime)?);
+        }
+        Ok(())
+    }
+
+    fn release(&mut self) -> Result<()> {
+        self.stopped.take().map_or(Ok(()), Stopped::release)
+    }
+
+    fn test_hooks(&self) -> bool {
+        self.keep_entropy
+    }
+}

@@ -5,9 +5,12 @@
 //! drifts, only those mean anything.
 
 pub mod boot;
+pub mod clock;
 pub mod machine;
 pub mod report;
 pub mod svg;
 pub mod table;
+pub mod thaw;
+pub mod vmm;
 
 pub use report::{Report, Series};

@@ -37,6 +37,9 @@ pub struct Report {
     pub commit: String,
     pub rows: Vec<Row>,
     pub ratios: BTreeMap<String, f64>,
+    /// What a reader must know to understand rows and ratios.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     #[serde(skip)]
     series: Vec<Series>,
 }
@@ -50,6 +53,7 @@ impl Report {
             commit: crate::machine::commit(),
             rows: Vec::new(),
             ratios: BTreeMap::new(),
+            notes: Vec::new(),
             series: Vec::new(),
         }
     }
@@ -68,15 +72,32 @@ impl Report {
 
     /// Sets `ratio` to the median of `numerator` over the median of `denominator`, both already sampled.
     pub fn ratio(&mut self, ratio: &str, numerator: &str, denominator: &str) -> Result<(), String> {
-        let median = |name: &str| {
-            let series = self.series.iter().find(|s| s.name == name);
-            series
-                .map(|s| percentile(&sorted(&s.samples), 50.0))
-                .ok_or(format!("no samples of {name}"))
-        };
-        let value = median(numerator)? / median(denominator)?;
+        self.ratio_of(ratio, (numerator, 50.0), (denominator, 50.0))
+    }
+
+    /// As [`Self::ratio`], of any percentiles (0 to 100).
+    pub fn ratio_of(
+        &mut self,
+        ratio: &str,
+        numerator: (&str, f64),
+        denominator: (&str, f64),
+    ) -> Result<(), String> {
+        let value = self.percentile(numerator)? / self.percentile(denominator)?;
         self.ratios.insert(ratio.into(), value);
         Ok(())
+    }
+
+    /// A percentile of a series already sampled.
+    pub fn percentile(&self, (name, p): (&str, f64)) -> Result<f64, String> {
+        let series = self.series.iter().find(|s| s.name == name);
+        series
+            .map(|s| percentile(&sorted(&s.samples), p))
+            .ok_or(format!("no samples of {name}"))
+    }
+
+    /// Adds a sentence shown below the ratios.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
     }
 
     /// Computes the rows, writes the three files into `directory` and returns the JSON's path.

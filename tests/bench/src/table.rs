@@ -28,6 +28,9 @@ pub fn terminal(report: &Report) -> String {
     for (name, value) in &report.ratios {
         out += &format!("{name} = {value:.2}\n");
     }
+    for note in &report.notes {
+        out += &format!("{note}\n");
+    }
     out
 }
 
@@ -43,6 +46,12 @@ pub fn markdown(report: &Report) -> String {
     }
     for (name, value) in &report.ratios {
         out += &format!("`{name}` = **{value:.2}**  \n");
+    }
+    if !report.notes.is_empty() {
+        out.push('\n');
+    }
+    for note in &report.notes {
+        out += &format!("- {note}\n");
     }
     out
 }

@@ -9,7 +9,9 @@ pub mod thaw;
 use std::io::{self, Read, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use thaw_protocol::handshake::{Acknowledgement, HANDSHAKE_VERSION, Identity, read_frame, write_frame};
+use thaw_protocol::handshake::{
+    Acknowledgement, Greeting, HANDSHAKE_VERSION, Identity, read_frame, write_frame,
+};
 
 /// Where the time of one boot went, in milliseconds.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +31,7 @@ pub const MEMORY_MIB: u32 = 128;
 
 /// The guest's command line, as `thaw run` gives it (`guest-kernel-config/README.md` says why for each word), but for
 /// where its root is.
-fn cmdline(root: &str) -> String {
+pub fn cmdline(root: &str) -> String {
     format!(
         "console=ttyS0 loglevel=3 reboot=t panic=-1 {root} rootfstype=erofs rootwait ro init=/sbin/init pci=off \
          tsc=reliable swiotlb=noforce noreplace-smp rcupdate.rcu_expedited=1 memhp_default_state=online"
@@ -37,31 +39,36 @@ fn cmdline(root: &str) -> String {
 }
 
 /// The host's side of the handshake over an open connection; gives how long the agent took, in milliseconds.
-fn agent_span(mut connection: impl Read + Write) -> io::Result<f64> {
-    let mut random = [0u8; 64];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+fn agent_span(connection: impl Read + Write) -> io::Result<f64> {
+    let answer = handshake(connection, MEMORY_MIB)?;
+    Ok((answer.agent_ready - answer.agent_started) as f64 / 1e6)
+}
+
+/// The host's side of the handshake over an open connection, for a guest of one CPU.
+///
+/// # Errors
+/// What the agent says it could not do, too.
+pub fn handshake(mut connection: impl Read + Write, memory_mib: u32) -> io::Result<Acknowledgement> {
+    let mut entropy = vec![0u8; 64];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut entropy)?;
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_err(io::Error::other)?;
     let identity = Identity {
         version: HANDSHAKE_VERSION,
         nonce: [1; 16],
-        entropy: random.to_vec(),
+        entropy,
         wall_clock_ns: now.as_nanos() as u64,
         hostname: "bench".into(),
         machine_id: [2; 16],
         network: None,
+        cpus: 1,
+        memory_mib,
     };
-    write_frame(&mut connection, &identity).map_err(io::Error::other)?;
+    write_frame(&mut connection, &Greeting::Become(Box::new(identity))).map_err(io::Error::other)?;
     let answer: Acknowledgement = read_frame(&mut connection).map_err(io::Error::other)?;
     match answer.failure {
-        None => Ok((answer.agent_ready - answer.agent_started) as f64 / 1e6),
+        None => Ok(answer),
         Some(why) => Err(io::Error::other(why)),
     }
-}
-
-/// CLOCK_MONOTONIC, nanoseconds.
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

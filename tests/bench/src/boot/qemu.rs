@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use thaw_protocol::handshake::{GUEST_CID, HANDSHAKE_PORT};
 use vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener, VsockStream};
 
-use super::{Boot, MEMORY_MIB, agent_span, cmdline, monotonic_ns};
+use super::{Boot, MEMORY_MIB, agent_span, cmdline};
+use crate::clock::monotonic_ns;
 
 /// Whether QEMU and its vsock device can be used here; if not, why.
 pub fn usable() -> Result<(), String> {

@@ -2,115 +2,44 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::net::SocketType;
 use thaw_pools::vmm;
-use thaw_protocol::control::{
-    Backend, CONTROL_VERSION, Command, DeviceId, Event, FromVmm, MachineSpec, Request, Response, StartTimes,
-};
+use thaw_protocol::control::{Backend, Command, DeviceId, StartTimes};
 use thaw_protocol::handshake::HANDSHAKE_PORT;
-use thaw_protocol::packet::{receive, send};
 
-use super::{Boot, MEMORY_MIB, agent_span, cmdline, monotonic_ns};
-
-/// A connection to one VMM.
-struct Control {
-    socket: OwnedFd,
-    next: u32,
-}
-
-impl Control {
-    fn call(&mut self, command: Command, fds: &[BorrowedFd<'_>]) -> io::Result<Response> {
-        self.next += 1;
-        let id = self.next;
-        send(&self.socket, &Request { id, command }, fds).map_err(io::Error::other)?;
-        loop {
-            match receive::<FromVmm>(&self.socket).map_err(io::Error::other)?.0 {
-                FromVmm::Reply { id: answered, result } if answered == id => {
-                    return result.map_err(io::Error::other);
-                }
-                FromVmm::Event(Event::Exited(reason)) => return Err(io::Error::other(format!("{reason:?}"))),
-                _ => {}
-            }
-        }
-    }
-
-    fn doorbell(&self) -> io::Result<u64> {
-        loop {
-            match receive::<FromVmm>(&self.socket).map_err(io::Error::other)?.0 {
-                FromVmm::Event(Event::Doorbell { at }) => return Ok(at),
-                FromVmm::Event(Event::Exited(reason)) => return Err(io::Error::other(format!("{reason:?}"))),
-                FromVmm::Reply { .. } => {}
-            }
-        }
-    }
-}
+use super::{Boot, MEMORY_MIB, agent_span, cmdline};
+use crate::clock::monotonic_ns;
+use crate::vmm::{Vmm, open_kvm};
 
 /// Boots once.
 pub fn boot(kernel: &Path, guest_image: &Path, directory: &Path) -> io::Result<Boot> {
-    let kvm = File::options().read(true).write(true).open("/dev/kvm")?;
+    let kvm = open_kvm()?;
     let kernel = File::open(kernel)?;
     let guest_image = File::open(guest_image)?;
     let log: OwnedFd = File::create(directory.join("thaw-vmm.log"))?.into();
-    let program = vmm::find().map_err(io::Error::other)?;
-    let (control_path, vsock_path) = (directory.join("control"), directory.join("vsock"));
+    let vsock_path = directory.join("vsock");
 
     let spawned = monotonic_ns();
-    let listener = vmm::listen(&control_path, SocketType::SEQPACKET).map_err(io::Error::other)?;
-    let mut control = Control {
-        socket: vmm::connect(&control_path, SocketType::SEQPACKET).map_err(io::Error::other)?,
-        next: 0,
-    };
-    let process = vmm::spawn(&program, &listener, &log).map_err(io::Error::other)?;
-    let machine = MachineSpec {
-        vcpus: 1,
-        memory_mib: MEMORY_MIB,
-        tethered: true,
-    };
-    control.call(
-        Command::Create {
-            version: CONTROL_VERSION,
-            machine,
-        },
-        &[kvm.as_fd()],
-    )?;
+    let mut vmm = Vmm::spawn(directory, &log)?;
+    vmm.create(&kvm, 1, MEMORY_MIB)?;
+    vmm.settle()?;
     let vsock = vmm::listen(&vsock_path, SocketType::STREAM).map_err(io::Error::other)?;
-    control.call(
-        Command::Attach {
-            device: DeviceId::Vsock,
-            backend: Backend::Vsock,
-        },
-        &[vsock.as_fd()],
-    )?;
-    control.call(
-        Command::Attach {
-            device: DeviceId::Pmem0,
-            backend: Backend::Pmem,
-        },
-        &[guest_image.as_fd()],
-    )?;
-    control.call(
-        Command::Boot {
-            cmdline: cmdline("root=/dev/pmem0 rootflags=dax"),
-        },
-        &[kernel.as_fd()],
-    )?;
-    let doorbell = control.doorbell()?;
-
-    let Response::Status { times, .. } = control.call(Command::Status, &[])? else {
-        return Err(io::Error::other(
-            "the VMM answered a status request with no status",
-        ));
+    vmm.attach(DeviceId::Vsock, Backend::Vsock, Some(vsock.as_fd()))?;
+    vmm.attach(DeviceId::Pmem0, Backend::Pmem, Some(guest_image.as_fd()))?;
+    let boot = Command::Boot {
+        cmdline: cmdline("root=/dev/pmem0 rootflags=dax"),
     };
+    vmm.call(boot, &[kernel.as_fd()])?;
+    let doorbell = vmm.doorbell()?;
+
+    let (times, _) = vmm.status()?;
     let agent = agent_span(dial(&vsock_path)?)?;
-    let _ = control.call(Command::Shutdown, &[]);
-    drop(process);
-    for path in [control_path, vsock_path] {
-        std::fs::remove_file(path)?;
-    }
+    let _ = vmm.call(Command::Shutdown, &[]);
+    std::fs::remove_file(vsock_path)?;
     Ok(split(spawned, times, doorbell, agent))
 }
 

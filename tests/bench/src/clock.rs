@@ -1,0 +1,12 @@
+//! The clock everything is timed by.
+
+/// CLOCK_MONOTONIC, nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Microseconds since `start`, which was a [`monotonic_ns`].
+pub fn us_since(start: u64) -> f64 {
+    (monotonic_ns() - start) as f64 / 1e3
+}

@@ -1,0 +1,200 @@
+//! The bare guest under thaw-vmm: its template, and clones of it in each state of readiness (DESIGN §4).
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use thaw_protocol::control::{Backend, Command, DeviceId, FreezeKind, MemoryMode};
+use thaw_tiny_guest::bare::{ACKNOWLEDGEMENT, READY, acknowledged, bare};
+
+use crate::clock::{monotonic_ns, us_since};
+use crate::vmm::{Vmm, open_kvm};
+
+/// How long a clone may be silent.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What clones are made of and with.
+pub struct Template {
+    pub memory_mib: u32,
+    state: File,
+    memory: File,
+    kvm: File,
+    directory: PathBuf,
+    log: OwnedFd,
+}
+
+/// A clone that has not run: its VMM, and the end of its console.
+pub struct Clone {
+    pub vmm: Vmm,
+    pub console: UnixStream,
+}
+
+impl Template {
+    /// Boots a bare guest of `memory_mib`, all of which holds data if `filled`, and freezes it.
+    pub fn build(memory_mib: u32, filled: bool, directory: &Path) -> io::Result<Template> {
+        let kvm = open_kvm()?;
+        let log: OwnedFd = File::create(directory.join(format!("thaw-vmm-{memory_mib}.log")))?.into();
+        let mut vmm = Vmm::spawn(directory, &log)?;
+        vmm.create(&kvm, 1, memory_mib)?;
+        let (mut console, theirs) = UnixStream::pair()?;
+        vmm.attach(DeviceId::Console, Backend::Console, Some(theirs.as_fd()))?;
+        let kernel = bare(if filled { memory_mib } else { 0 }).kernel();
+        let boot = Command::Boot {
+            cmdline: String::new(),
+        };
+        vmm.call(boot, &[kernel.as_fd()])?;
+        let mut line = [0u8; READY.len()];
+        console.read_exact(&mut line)?;
+        vmm.call(Command::Pause, &[])?;
+        let (state, memory) = (sealable("state")?, sealable("memory")?);
+        let pagemap = File::open(format!("/proc/{}/pagemap", vmm.pid()))?;
+        let freeze = Command::Freeze {
+            kind: FreezeKind::Full,
+        };
+        vmm.call(freeze, &[state.as_fd(), memory.as_fd(), pagemap.as_fd()])?;
+        drop(vmm);
+        for file in [&state, &memory] {
+            let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+            fcntl_add_seals(file, seals)?;
+        }
+        Ok(Template {
+            memory_mib,
+            state,
+            memory,
+            kvm,
+            directory: directory.into(),
+            log,
+        })
+    }
+
+    /// A process that has made its machine.
+    pub fn shell(&self) -> io::Result<Vmm> {
+        let mut vmm = self.asked_for_a_machine()?;
+        vmm.settle()?;
+        Ok(vmm)
+    }
+
+    /// A clone that waits for its thaw.
+    pub fn parked(&self) -> io::Result<Clone> {
+        let mut clone = self.asked_to_park()?;
+        clone.vmm.settle()?;
+        Ok(clone)
+    }
+
+    /// As [`Self::parked`], but everything asked is not answered yet, so that several can be made at a time.
+    pub fn asked_to_park(&self) -> io::Result<Clone> {
+        let mut vmm = self.asked_for_a_machine()?;
+        let console = self.restore(&mut vmm)?;
+        Ok(Clone { vmm, console })
+    }
+
+    /// Thaw of a parked clone to its first byte, in microseconds.
+    pub fn from_parked(&self) -> io::Result<f64> {
+        let mut clone = self.parked()?;
+        let start = monotonic_ns();
+        clone.thaw()?;
+        clone.first_byte()?;
+        let taken = us_since(start);
+        clone.finish()?;
+        Ok(taken)
+    }
+
+    /// A shell and the template to the first byte, in microseconds.
+    pub fn from_shell(&self) -> io::Result<f64> {
+        let mut vmm = self.shell()?;
+        let start = monotonic_ns();
+        let console = self.restore(&mut vmm)?;
+        let mut clone = Clone { vmm, console };
+        clone.thaw()?;
+        clone.first_byte()?;
+        let taken = us_since(start);
+        clone.finish()?;
+        Ok(taken)
+    }
+
+    /// Nothing to the first byte, in microseconds.
+    pub fn from_nothing(&self) -> io::Result<f64> {
+        let start = monotonic_ns();
+        let mut vmm = self.asked_for_a_machine()?;
+        let console = self.restore(&mut vmm)?;
+        let mut clone = Clone { vmm, console };
+        clone.thaw()?;
+        clone.first_byte()?;
+        let taken = us_since(start);
+        clone.finish()?;
+        Ok(taken)
+    }
+
+    fn asked_for_a_machine(&self) -> io::Result<Vmm> {
+        let mut vmm = Vmm::spawn(&self.directory, &self.log)?;
+        vmm.create(&self.kvm, 1, self.memory_mib)?;
+        Ok(vmm)
+    }
+
+    /// Asks `vmm` to load the template and gives its console a socket and every other device nothing; our end of it.
+    fn restore(&self, vmm: &mut Vmm) -> io::Result<UnixStream> {
+        let (console, theirs) = UnixStream::pair()?;
+        console.set_read_timeout(Some(PATIENCE))?;
+        let restore = Command::Restore {
+            layers: 1,
+            working_set: false,
+            mode: MemoryMode::Cow,
+        };
+        let files: [BorrowedFd<'_>; 2] = [self.state.as_fd(), self.memory.as_fd()];
+        vmm.ask(restore, &files)?;
+        vmm.attach(DeviceId::Console, Backend::Console, Some(theirs.as_fd()))?;
+        for device in DeviceId::ALL {
+            if device != DeviceId::Console {
+                vmm.attach(device, Backend::Empty, None)?;
+            }
+        }
+        Ok(console)
+    }
+}
+
+impl Clone {
+    /// Asks for its thaw.
+    pub fn thaw(&mut self) -> io::Result<()> {
+        self.vmm.ask(Command::Thaw { memory_mib: 0 }, &[])
+    }
+
+    /// Waits for the first byte its guest writes.
+    ///
+    /// # Errors
+    /// What the VMM refused, if the guest writes nothing.
+    pub fn first_byte(&mut self) -> io::Result<()> {
+        let mut byte = [0u8; 1];
+        match self.console.read(&mut byte) {
+            Ok(1) if byte == *b"\n" => Ok(()),
+            Ok(1) => Err(io::Error::other(format!("the guest wrote {:#x}", byte[0]))),
+            _ => Err(self.why_silent()),
+        }
+    }
+
+    /// After the first byte: waits for the rest, which proves that this guest saw a generation ID of its own; that ID.
+    pub fn finish(&mut self) -> io::Result<[u8; 16]> {
+        let mut printed = [b'\n'; ACKNOWLEDGEMENT];
+        self.console.read_exact(&mut printed[1..])?;
+        self.vmm.settle()?;
+        acknowledged(&printed).ok_or_else(|| {
+            let text = String::from_utf8_lossy(&printed).into_owned();
+            io::Error::other(format!("the guest wrote {text:?} for its generation ID"))
+        })
+    }
+
+    fn why_silent(&mut self) -> io::Error {
+        match self.vmm.settle() {
+            Err(why) => why,
+            Ok(_) => io::Error::other("the VMM is content, but its guest writes nothing"),
+        }
+    }
+}
+
+fn sealable(name: &str) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    Ok(File::from(memfd_create(name, flags)?))
+}

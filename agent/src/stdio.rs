@@ -1,8 +1,11 @@
 //! A process's standard streams as the agent holds them: the other ends of its pipes, or the master of its terminal.
 //!
-//! The kernel's pipe is the only buffer. What the host has not read stays there, so nothing is lost while no host is
-//! connected, and a process that writes faster than the host reads waits.
+//! The kernel's pipe is the buffer. What the host has not read stays there, so nothing is lost while no host is connected,
+//! and a process that writes faster than the host reads waits. Beside it only the last answer is kept, until its reader
+//! asks for more and so shows that it arrived: when a connection is lost first (a thaw ends all that there were), the next
+//! reader gets it again.
 
+use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,12 +32,57 @@ struct Stream {
 
 type Slot = Mutex<Option<Arc<Stream>>>;
 
+/// Who reads: one connection of the host. The same one is the same allocation.
+pub type Reader = Arc<dyn Any + Send + Sync>;
+
+fn same(a: &Reader, b: &Reader) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+/// Output on its way to its reader, who is the last one that asked.
+#[derive(Debug)]
+struct Delivery {
+    reader: Reader,
+    /// Returned to that reader, who has not asked again since. At most [`MOST`] bytes.
+    given: Vec<u8>,
+    /// What another reader was given and did not confirm; comes before what is in the pipe.
+    again: Vec<u8>,
+}
+
+impl Delivery {
+    /// `reader` asks: what it was given has arrived; what another was given has perhaps not.
+    fn asked(slot: &mut Option<Self>, reader: &Reader) {
+        match slot {
+            Some(delivery) if same(&delivery.reader, reader) => delivery.given.clear(),
+            Some(delivery) => {
+                delivery.again.splice(..0, delivery.given.drain(..));
+                delivery.reader = reader.clone();
+            }
+            None => {
+                *slot = Some(Delivery {
+                    reader: reader.clone(),
+                    given: Vec::new(),
+                    again: Vec::new(),
+                });
+            }
+        }
+    }
+
+    fn give(&mut self, bytes: &[u8]) {
+        self.given.extend_from_slice(bytes);
+        // Only a reader that asks twice at once can get there.
+        let excess = self.given.len().saturating_sub(MOST);
+        self.given.drain(..excess);
+    }
+}
+
 /// Standard streams of one process.
 #[derive(Debug)]
 pub struct Stdio {
     stdin: Slot,
     stdout: Slot,
     stderr: Slot,
+    deliveries: [Mutex<Option<Delivery>>; 2],
     terminal: bool,
     /// Writes are whole: one at a time.
     writing: tokio::sync::Mutex<()>,
@@ -60,8 +108,18 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> Result<AsyncFd<OwnedFd>>
     unsafe { AsyncFd::register_with_interest(fd, interest) }.for_(|| "watch a descriptor".into())
 }
 
-fn lock(slot: &Slot) -> MutexGuard<'_, Option<Arc<Stream>>> {
-    slot.lock().unwrap_or_else(|e| e.into_inner())
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// `reader` becomes the reader; returns what it must get before anything from the pipe.
+fn ask(delivery: &Mutex<Option<Delivery>>, reader: &Reader, length: usize) -> Option<Vec<u8>> {
+    let mut delivery = lock(delivery);
+    Delivery::asked(&mut delivery, reader);
+    let delivery = delivery.as_mut().filter(|d| !d.again.is_empty())?;
+    let bytes: Vec<u8> = delivery.again.drain(..length.min(delivery.again.len())).collect();
+    delivery.give(&bytes);
+    Some(bytes)
 }
 
 impl Stream {
@@ -88,6 +146,7 @@ impl Stdio {
             stdin: Mutex::new(Some(Stream::new(stdin, Interest::WRITABLE)?)),
             stdout: Mutex::new(Some(Stream::new(stdout, Interest::READABLE)?)),
             stderr: Mutex::new(Some(Stream::new(stderr, Interest::READABLE)?)),
+            deliveries: Default::default(),
             terminal: false,
             writing: tokio::sync::Mutex::new(()),
         })
@@ -100,25 +159,35 @@ impl Stdio {
             stdin: Mutex::new(Some(stream.clone())),
             stdout: Mutex::new(Some(stream)),
             stderr: Mutex::new(None),
+            deliveries: Default::default(),
             terminal: true,
             writing: tokio::sync::Mutex::new(()),
         })
     }
 
-    /// Waits for output and returns up to `length` bytes of it, at least one.
+    /// Waits for output and returns up to `length` bytes of it, at least one. A stream has one reader: the last that asked.
     ///
     /// # Errors
-    /// [`Error::EndOfFile`] when every writer is gone and everything was read.
-    pub async fn read(&self, output: Output, length: usize) -> Result<Vec<u8>> {
-        let slot = match output {
-            Output::Stdout => &self.stdout,
-            Output::Stderr => &self.stderr,
+    /// [`Error::EndOfFile`] when every writer is gone and everything was read; [`Error::State`] when another reader asked
+    /// meanwhile.
+    pub async fn read(&self, output: Output, reader: &Reader, length: usize) -> Result<Vec<u8>> {
+        let (slot, delivery) = match output {
+            Output::Stdout => (&self.stdout, &self.deliveries[0]),
+            Output::Stderr => (&self.stderr, &self.deliveries[1]),
         };
-        let stream = lock(slot).clone().ok_or(Error::EndOfFile)?;
         let length = length.clamp(1, MOST);
+        if let Some(bytes) = ask(delivery, reader, length) {
+            return Ok(bytes);
+        }
+        let stream = lock(slot).clone().ok_or(Error::EndOfFile)?;
         loop {
             let mut ready = stream.fd.readable().await.for_(|| "wait for output".into())?;
             let mut bytes = Vec::new();
+            // Held over the read: whoever takes over finds the bytes either in the pipe or here.
+            let mut delivery = lock(delivery);
+            let Some(delivery) = delivery.as_mut().filter(|d| same(&d.reader, reader)) else {
+                return Err(Error::State("another connection reads this stream now".into()));
+            };
             let outcome = ready.try_io(|fd| {
                 bytes.resize(length, 0);
                 rustix::io::read(fd.as_fd(), &mut bytes).map_err(Into::into)
@@ -132,6 +201,7 @@ impl Stdio {
                 Ok(Ok(n)) => {
                     bytes.truncate(n);
                     bytes.shrink_to_fit();
+                    delivery.give(&bytes);
                     return Ok(bytes);
                 }
             }
@@ -196,8 +266,11 @@ impl Stdio {
         }
     }
 
-    /// Lets go of every descriptor.
+    /// Lets go of every descriptor, and of output in doubt.
     pub fn close(&self) {
+        for delivery in &self.deliveries {
+            *lock(delivery) = None;
+        }
         for slot in [&self.stdin, &self.stdout, &self.stderr] {
             if let Some(stream) = lock(slot).take() {
                 stream.close();
@@ -218,23 +291,71 @@ mod tests {
             .block_on(test);
     }
 
+    fn reader() -> Reader {
+        Arc::new(0u8)
+    }
+
+    #[test]
+    fn what_a_lost_connection_may_not_have_got_the_next_one_gets_again() {
+        on_runtime(async {
+            let (theirs, ours) = pipes().unwrap();
+            let stdio = Stdio::of_pipes(ours).unwrap();
+            let [a, b, c] = [reader(), reader(), reader()];
+            rustix::io::write(&theirs[1], b"12345678").unwrap();
+            assert_eq!(stdio.read(Output::Stdout, &a, 2).await.unwrap(), b"12");
+            // Asking again says that 12 arrived.
+            assert_eq!(stdio.read(Output::Stdout, &a, 2).await.unwrap(), b"34");
+            // 34 is in doubt, and is read in smaller pieces now.
+            assert_eq!(stdio.read(Output::Stdout, &b, 1).await.unwrap(), b"3");
+            // In doubt is 3, which b was given; 4 nobody asked for since.
+            assert_eq!(stdio.read(Output::Stdout, &c, 100).await.unwrap(), b"34");
+            drop(theirs);
+            assert_eq!(stdio.read(Output::Stdout, &c, 100).await.unwrap(), b"5678");
+            // The end comes only after what is in doubt.
+            assert_eq!(stdio.read(Output::Stdout, &a, 100).await.unwrap(), b"5678");
+            for end in [&a, &b] {
+                assert!(matches!(
+                    stdio.read(Output::Stdout, end, 1).await,
+                    Err(Error::EndOfFile)
+                ));
+            }
+        });
+    }
+
+    #[test]
+    fn a_reader_that_waits_takes_nothing_once_another_has_asked() {
+        on_runtime(async {
+            let (theirs, ours) = pipes().unwrap();
+            let stdio = Stdio::of_pipes(ours).unwrap();
+            let [lost, next] = [reader(), reader()];
+            let (first, second, written) = tokio::join!(
+                stdio.read(Output::Stdout, &lost, 10),
+                stdio.read(Output::Stdout, &next, 10),
+                async { rustix::io::write(&theirs[1], b"all") }
+            );
+            assert!(matches!(first, Err(Error::State(_))), "{first:?}");
+            assert_eq!((second.unwrap(), written.unwrap()), (b"all".to_vec(), 3));
+        });
+    }
+
     #[test]
     fn output_is_kept_until_it_is_read_then_eof() {
         on_runtime(async {
             let (theirs, ours) = pipes().unwrap();
             let stdio = Stdio::of_pipes(ours).unwrap();
+            let host = reader();
             rustix::io::write(&theirs[1], b"hello").unwrap();
             drop(theirs);
-            assert_eq!(stdio.read(Output::Stdout, 3).await.unwrap(), b"hel");
-            assert_eq!(stdio.read(Output::Stdout, 100).await.unwrap(), b"lo");
+            assert_eq!(stdio.read(Output::Stdout, &host, 3).await.unwrap(), b"hel");
+            assert_eq!(stdio.read(Output::Stdout, &host, 100).await.unwrap(), b"lo");
             for _ in 0..2 {
                 assert!(matches!(
-                    stdio.read(Output::Stdout, 1).await,
+                    stdio.read(Output::Stdout, &host, 1).await,
                     Err(Error::EndOfFile)
                 ));
             }
             assert!(matches!(
-                stdio.read(Output::Stderr, 1).await,
+                stdio.read(Output::Stderr, &host, 1).await,
                 Err(Error::EndOfFile)
             ));
         });

@@ -7,10 +7,11 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Guest, bind, capabilities, code_of, spec, wait_gone};
+use support::{Guest, bind, capabilities, code_of, identity, spec, wait_gone};
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::*;
 use thaw_protocol::agent::oci;
+use thaw_protocol::handshake::Greeting;
 use ttrpc::Code;
 
 /// Runs a test with a guest, or says why not.
@@ -426,20 +427,11 @@ fn storages_come_before_the_root_and_go_with_it() {
 #[test]
 fn a_container_is_paused_and_goes_on() {
     with_guest(|g| async move {
-        g.create(
-            "c",
-            spec(&g, &["sh", "-c", "while :; do echo tick; sleep 0.02; done"]),
-        )
-        .await
-        .unwrap();
+        g.create("c", spec(&g, TICKS)).await.unwrap();
         g.start("c").await.unwrap();
         g.read_until("c", "c", "tick\n").await;
         g.pause("c").await.unwrap();
-        // What was in the pipe, then silence.
-        while tokio::time::timeout(Duration::from_millis(300), g.read("c", "c", 65536))
-            .await
-            .is_ok()
-        {}
+        falls_silent(&g, "c", "c").await;
         g.resume("c").await.unwrap();
         g.read_until("c", "c", "tick\n").await;
         let stats = g.stats("c").await;
@@ -569,6 +561,180 @@ fn the_handshake_made_this_guest_itself() {
         let out = String::from_utf8(g.read_all("c", "c", false).await).unwrap();
         let expected = "guest-7\nnameserver 10.7.0.1\n10.7.0.2\tguest-7\nfd07::2\tguest-7\n07070707070707070707070707070707\n";
         assert_eq!(out, expected);
+        g.remove("c").await.unwrap();
+    });
+}
+
+const TICKS: &[&str] = &["sh", "-c", "while :; do echo tick; sleep 0.02; done"];
+
+/// What was in the pipe, then silence.
+async fn falls_silent(g: &Guest, id: &str, exec: &str) {
+    while tokio::time::timeout(Duration::from_millis(300), g.read(id, exec, 65536))
+        .await
+        .is_ok()
+    {}
+}
+
+#[test]
+fn everything_stands_still_for_a_freeze_and_what_its_user_paused_stays_paused_after_it() {
+    with_guest(|mut g| async move {
+        for id in ["runs", "paused"] {
+            g.create(id, spec(&g, TICKS)).await.unwrap();
+            g.start(id).await.unwrap();
+        }
+        g.create("ended", spec(&g, &["true"])).await.unwrap();
+        g.start("ended").await.unwrap();
+        assert_eq!(g.wait("ended", "ended").await, 0);
+        g.create("waiting", spec(&g, &["echo", "started"])).await.unwrap();
+        g.exec("runs", "beside", TICKS, false).await.unwrap();
+        g.pause("paused").await.unwrap();
+
+        for stop in 0..2 {
+            g.greet(&Greeting::Quiesce);
+            g.greet(&Greeting::Quiesce);
+            assert!(["runs", "paused", "waiting"].iter().all(|id| g.is_frozen(id)));
+            for exec in ["runs", "beside"] {
+                falls_silent(&g, "runs", exec).await;
+            }
+            // Who asks for something new meanwhile waits: it happens afterwards, and once.
+            let (again, exec) = (g.connect_again().await, format!("late-{stop}"));
+            let request = support::exec_request("runs", &exec, &["echo", "late"]);
+            let late = tokio::spawn(async move { again.exec_process(support::context(), &request).await });
+            let resumed = tokio::time::timeout(Duration::from_millis(200), g.resume("paused")).await;
+            assert!(resumed.is_err(), "nothing is set in motion");
+            assert!(!late.is_finished());
+            if stop == 0 {
+                g.greet(&Greeting::Continue);
+            } else {
+                assert_eq!(g.becomes(identity(8)).failure, None);
+            }
+            late.await.unwrap().unwrap();
+            assert_eq!(g.read_all("runs", &exec, false).await, b"late\n");
+            for exec in ["runs", "beside"] {
+                g.read_until("runs", exec, "tick\n").await;
+            }
+            assert!(!g.is_frozen("runs"));
+            // The call that was given up after 200 ms may have been carried out since, as any call may.
+            g.reconnect().await;
+            g.pause("paused").await.unwrap();
+        }
+        g.greet(&Greeting::Quiesce);
+        g.greet(&Greeting::Continue);
+        g.greet(&Greeting::Continue);
+        assert!(g.is_frozen("paused") && !g.is_frozen("runs"));
+        g.resume("paused").await.unwrap();
+        g.read_until("paused", "paused", "tick\n").await;
+        g.start("waiting").await.unwrap();
+        assert_eq!(g.read_all("waiting", "waiting", false).await, b"started\n");
+        for id in ["runs", "paused", "ended", "waiting"] {
+            g.remove(id).await.unwrap();
+        }
+        g.assert_clean().await;
+    });
+}
+
+#[test]
+fn a_second_identity_replaces_the_first_while_containers_run() {
+    with_guest(|g| async move {
+        let script = "cat; hostname; cat /etc/hostname /run/id";
+        let mut s = spec(&g, &["sh", "-c", script]);
+        for (source, destination) in [
+            ("/run/thaw/etc/hostname", "/etc/hostname"),
+            ("/run/machine-id", "/run/id"),
+        ] {
+            s.Mounts.push(bind(source, destination, &["rbind"]));
+        }
+        s.Linux.as_mut().unwrap().Namespaces.retain(|n| n.Type != "uts");
+        g.create("c", s).await.unwrap();
+        g.start("c").await.unwrap();
+        for n in [8, 9] {
+            let ack = g.becomes(identity(n));
+            assert_eq!(ack.failure, None);
+            assert!(ack.received <= ack.applied && !ack.test_hooks);
+        }
+        let eth = g
+            .interfaces()
+            .await
+            .into_iter()
+            .find(|i| i.hwAddr.starts_with("02:00"));
+        let eth = eth.expect("the interface of the handshake");
+        let mut addresses: Vec<String> = eth
+            .IPAddresses
+            .iter()
+            .map(|a| format!("{}/{}", a.address, a.mask))
+            .filter(|a| !a.starts_with("fe80"))
+            .collect();
+        addresses.sort();
+        assert_eq!(
+            (eth.hwAddr.as_str(), addresses.join(" ")),
+            ("02:00:00:00:00:09", "10.9.0.2/24 fd09::2/64".into())
+        );
+        let routes = g.routes().await;
+        let gateways: Vec<&str> = routes
+            .iter()
+            .map(|r| r.gateway.as_str())
+            .filter(|g| !g.is_empty())
+            .collect();
+        assert_eq!(gateways, ["10.9.0.1", "fd09::1"], "nothing is left of the others");
+        g.close_stdin("c", "c").await.unwrap();
+        let out = String::from_utf8(g.read_all("c", "c", false).await).unwrap();
+        assert_eq!(out, format!("guest-9\nguest-9\n{}\n", "09".repeat(16)));
+
+        // One that cannot be applied is refused by name, and the API goes on.
+        let mut bad = identity(10);
+        bad.hostname = "not a name".into();
+        let failure = g.becomes(bad).failure.unwrap();
+        assert!(failure.contains("not a name"), "{failure}");
+        let mut bad = identity(10);
+        bad.cpus = 255;
+        let failure = g.becomes(bad).failure.unwrap();
+        assert!(
+            failure.contains("of 255 CPUs") && failure.contains("cpu254"),
+            "{failure}"
+        );
+        let mut alone = identity(10);
+        alone.network = None;
+        assert_eq!(g.becomes(alone).failure, None);
+        assert!(g.routes().await.iter().all(|r| r.gateway.is_empty()));
+        g.remove("c").await.unwrap();
+        g.assert_clean().await;
+    });
+}
+
+#[test]
+fn output_survives_the_connection_it_was_sent_on() {
+    with_guest(|mut g| async move {
+        g.create("c", spec(&g, &["sh", "-c", "echo 1234; cat; echo end"]))
+            .await
+            .unwrap();
+        g.start("c").await.unwrap();
+        g.read_until("c", "c", "1234\n").await;
+        // Perhaps it never arrived: it is told again.
+        g.reconnect().await;
+        assert_eq!(g.read("c", "c", 2).await.unwrap(), b"12");
+        g.reconnect().await;
+        assert_eq!(g.read("c", "c", 100).await.unwrap(), b"1234\n");
+        // A read that waits on a connection that is lost takes nothing with it.
+        let waiting = tokio::time::timeout(Duration::from_millis(100), g.read("c", "c", 100)).await;
+        assert!(waiting.is_err());
+        g.reconnect().await;
+        let (read, written) = tokio::join!(g.read("c", "c", 100), async {
+            let writer = g.connect_again().await;
+            let request = support::write_request("c", b"typed\n");
+            writer.write_stdin(support::context(), &request).await
+        });
+        assert_eq!((read.unwrap(), written.unwrap().len), (b"typed\n".to_vec(), 6));
+        g.close_stdin("c", "c").await.unwrap();
+        assert_eq!(g.wait("c", "c").await, 0);
+        assert_eq!(g.read("c", "c", 100).await.unwrap(), b"end\n");
+        g.reconnect().await;
+        assert_eq!(g.read_all("c", "c", false).await, b"end\n");
+        g.reconnect().await;
+        assert_eq!(
+            g.read_all("c", "c", false).await,
+            b"",
+            "it was asked for more: it had arrived"
+        );
         g.remove("c").await.unwrap();
     });
 }

@@ -88,6 +88,11 @@ fn unimplemented<T>(why: &str) -> Answer<T> {
     Err(status(Error::Unsupported(why.into())))
 }
 
+/// The connection a request came by: each has an allocation of its own for what an accept hook may attach to it.
+fn reader(context: &TtrpcContext) -> crate::stdio::Reader {
+    context.connection_data.clone()
+}
+
 /// Runs what blocks on a thread of its own, with the runtime at hand.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     match tokio::task::spawn_blocking(work).await {
@@ -165,8 +170,8 @@ impl AgentService for Api {
             ..Default::default()
         })
     }
-    async fn read_stdout(&self, _: &TtrpcContext, r: ReadStreamRequest) -> Answer<ReadStreamResponse> {
-        let data = processes::read(&self.sandbox, &r, crate::stdio::Output::Stdout)
+    async fn read_stdout(&self, c: &TtrpcContext, r: ReadStreamRequest) -> Answer<ReadStreamResponse> {
+        let data = processes::read(&self.sandbox, &r, crate::stdio::Output::Stdout, &reader(c))
             .await
             .map_err(status)?;
         Ok(ReadStreamResponse {
@@ -174,8 +179,8 @@ impl AgentService for Api {
             ..Default::default()
         })
     }
-    async fn read_stderr(&self, _: &TtrpcContext, r: ReadStreamRequest) -> Answer<ReadStreamResponse> {
-        let data = processes::read(&self.sandbox, &r, crate::stdio::Output::Stderr)
+    async fn read_stderr(&self, c: &TtrpcContext, r: ReadStreamRequest) -> Answer<ReadStreamResponse> {
+        let data = processes::read(&self.sandbox, &r, crate::stdio::Output::Stderr, &reader(c))
             .await
             .map_err(status)?;
         Ok(ReadStreamResponse {

@@ -8,7 +8,7 @@ use super::blocking;
 use crate::error::Result;
 use crate::reaper::ExitCode;
 use crate::sandbox::Sandbox;
-use crate::stdio::Output;
+use crate::stdio::{Output, Reader};
 
 pub async fn exec(sandbox: &Arc<Sandbox>, request: ExecProcessRequest) -> Result<()> {
     let motion = sandbox.motion().await;
@@ -51,9 +51,14 @@ pub async fn write_stdin(sandbox: &Sandbox, r: &WriteStreamRequest) -> Result<u3
     Ok(r.data.len() as u32)
 }
 
-pub async fn read(sandbox: &Sandbox, r: &ReadStreamRequest, output: Output) -> Result<Vec<u8>> {
+pub async fn read(
+    sandbox: &Sandbox,
+    r: &ReadStreamRequest,
+    output: Output,
+    reader: &Reader,
+) -> Result<Vec<u8>> {
     let process = sandbox.container(&r.container_id)?.process(&r.exec_id)?;
-    process.stdio.read(output, r.len as usize).await
+    process.stdio.read(output, reader, r.len as usize).await
 }
 
 pub fn close_stdin(sandbox: &Sandbox, r: &CloseStdinRequest) -> Result<()> {

@@ -86,13 +86,12 @@ impl Guest {
             .spawn()
             .unwrap();
         let cgroup = format!("thaw-test-{}", dir.file_name().unwrap().to_str().unwrap());
-        let handshake = |dir: &Path| shake_hands(&dir.join("1023"));
         // A host that talks nonsense first must not spoil it.
         drop(std::io::Write::write_all(
             &mut connect(&dir.join("1023")),
             &[1, 0, 0, 0, 255],
         ));
-        let ack = handshake(&dir);
+        let ack = shake_hands(&dir, identity(7));
         assert_eq!(
             ack.failure,
             None,
@@ -101,10 +100,8 @@ impl Guest {
         );
         assert_eq!(ack.nonce, [5; 16]);
         assert!(ack.agent_ready >= ack.agent_started && ack.agent_started > 0);
-        let address = format!("unix://{}", dir.join("1024").display());
-        let client = AgentServiceClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
         Some(Guest {
-            client,
+            client: connect_api(&dir).await,
             agent,
             dir,
             cgroup,
@@ -113,6 +110,39 @@ impl Guest {
 
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// What the agent makes of an identity after its first.
+    pub fn becomes(&self, identity: Identity) -> Acknowledgement {
+        shake_hands(&self.dir, identity)
+    }
+
+    /// Asks for a stop or its end.
+    pub fn greet(&self, greeting: &Greeting) {
+        let mut stream = connect(&self.dir.join("1023"));
+        write_frame(&mut stream, greeting).unwrap();
+        let answer: Quiesced = read_frame(&mut stream).unwrap();
+        assert_eq!((answer.version, answer.failure), (HANDSHAKE_VERSION, None));
+    }
+
+    /// A connection of its own to the API.
+    pub async fn connect_again(&self) -> AgentServiceClient {
+        connect_api(&self.dir).await
+    }
+
+    /// Loses the connection to the API and makes another.
+    pub async fn reconnect(&mut self) {
+        self.client = self.connect_again().await;
+    }
+
+    /// Whether the kernel says that a container is frozen.
+    pub fn is_frozen(&self, id: &str) -> bool {
+        let path = format!(
+            "/proc/{}/root/sys/fs/cgroup/{}/{id}/cgroup.events",
+            self.agent_pid(),
+            self.cgroup
+        );
+        fs::read_to_string(path).unwrap().contains("frozen 1")
     }
 
     pub fn rootfs(&self) -> PathBuf {
@@ -149,14 +179,8 @@ impl Guest {
     }
 
     pub async fn exec(&self, id: &str, exec: &str, args: &[&str], terminal: bool) -> ttrpc::Result<()> {
-        let mut process = process(args);
-        process.Terminal = terminal;
-        let request = ExecProcessRequest {
-            container_id: id.into(),
-            exec_id: exec.into(),
-            process: MessageField::some(process),
-            ..Default::default()
-        };
+        let mut request = exec_request(id, exec, args);
+        request.process.mut_or_insert_default().Terminal = terminal;
         self.client.exec_process(context(), &request).await.map(drop)
     }
 
@@ -204,12 +228,8 @@ impl Guest {
     }
 
     pub async fn write(&self, id: &str, exec: &str, data: &[u8]) -> ttrpc::Result<u32> {
-        let request = WriteStreamRequest {
-            container_id: id.into(),
-            exec_id: exec.into(),
-            data: data.to_vec(),
-            ..Default::default()
-        };
+        let mut request = write_request(id, data);
+        request.exec_id = exec.into();
         self.client.write_stdin(context(), &request).await.map(|r| r.len)
     }
 
@@ -418,33 +438,67 @@ fn connect(path: &Path) -> UnixStream {
     }
 }
 
-fn shake_hands(path: &Path) -> Acknowledgement {
-    let mut stream = connect(path);
+pub fn exec_request(id: &str, exec: &str, args: &[&str]) -> ExecProcessRequest {
+    ExecProcessRequest {
+        container_id: id.into(),
+        exec_id: exec.into(),
+        process: MessageField::some(process(args)),
+        ..Default::default()
+    }
+}
+
+/// To the container's first process.
+pub fn write_request(id: &str, data: &[u8]) -> WriteStreamRequest {
+    WriteStreamRequest {
+        container_id: id.into(),
+        exec_id: id.into(),
+        data: data.to_vec(),
+        ..Default::default()
+    }
+}
+
+async fn connect_api(dir: &Path) -> AgentServiceClient {
+    let address = format!("unix://{}", dir.join("1024").display());
+    AgentServiceClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap())
+}
+
+fn shake_hands(dir: &Path, identity: Identity) -> Acknowledgement {
+    let mut stream = connect(&dir.join("1023"));
+    write_frame(&mut stream, &Greeting::Become(Box::new(identity))).unwrap();
+    read_frame(&mut stream).unwrap()
+}
+
+/// An identity that shows its number.
+pub fn identity(n: u8) -> Identity {
     let address = |ip: &str, prefix| Address {
         ip: ip.parse().unwrap(),
         prefix,
     };
-    let identity = Identity {
+    Identity {
         version: HANDSHAKE_VERSION,
         nonce: [5; 16],
         entropy: (0..64).collect(),
         // As late as possible: it is this machine's clock that is set, to what it says.
         wall_clock_ns: SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64,
-        hostname: "guest-7".into(),
-        machine_id: [7; 16],
+        hostname: format!("guest-{n}"),
+        machine_id: [n; 16],
         network: Some(Network {
-            mac: [2, 0, 0, 0, 0, 7],
+            mac: [2, 0, 0, 0, 0, n],
             mtu: 1400,
-            addresses: vec![address("10.7.0.2", 24), address("fd07::2", 64)],
-            gateways: vec!["10.7.0.1".parse().unwrap(), "fd07::1".parse().unwrap()],
-            nameservers: vec!["10.7.0.1".parse().unwrap()],
+            addresses: vec![
+                address(&format!("10.{n}.0.2"), 24),
+                address(&format!("fd{n:02}::2"), 64),
+            ],
+            gateways: vec![
+                format!("10.{n}.0.1").parse().unwrap(),
+                format!("fd{n:02}::1").parse().unwrap(),
+            ],
+            nameservers: vec![format!("10.{n}.0.1").parse().unwrap()],
         }),
         // What this machine has in any case: it is its own sysfs that the agent would write to.
         cpus: 1,
         memory_mib: 1,
-    };
-    write_frame(&mut stream, &Greeting::Become(Box::new(identity))).unwrap();
-    read_frame(&mut stream).unwrap()
+    }
 }
 
 fn make_rootfs(root: &Path) {

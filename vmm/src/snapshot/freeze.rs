@@ -1,13 +1,30 @@
 //! Guest memory to a file: all of it, or what was written since the restore.
+//!
+//! Invariant: what the map says, thawed, is what guest memory was. Pages that are zero are in no extent; where a page of
+//! an earlier layer became zero, that layer's extent is cut there. What is copied between two runs of pages, to have
+//! fewer extents, is copied from memory too, so it is right wherever it came from.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 use thaw_protocol::control::FreezeKind;
+use vm_memory::{Address, GuestAddress, GuestMemory as _, GuestMemoryRegion, VolatileSlice};
 
-use super::{MapError, MemoryMap};
+use super::memory_map::{Extent, MAX_LAYERS, Region};
+use super::pagemap::{PageKind, Pagemap};
+use super::{MapError, MemoryMap, PAGE, mapping, ranges};
+use crate::layout;
 use crate::memory::GuestMemory;
+use crate::virtio::{guest_io, mem};
+
+/// Gaps below this between the data of a full freeze are copied: zeros on disk are cheaper than a mapping in every clone.
+const FULL_GAP: u64 = 256 << 10;
+/// The same for a delta, whose gaps are another layer's data as often as not, and would be stored again.
+const DELTA_GAP: u64 = 64 << 10;
+/// Most extents a freeze makes, by closing larger gaps. Each costs every restore a microsecond or two.
+const EXTENTS: usize = 2048;
 
 /// Why memory could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -16,16 +33,20 @@ pub enum FreezeError {
     NoBase,
     #[error("this machine's memory has {0} layers already; freeze it in full")]
     TooManyLayers(u8),
-    #[error("guest memory {:#x}..{:#x} is not this machine's", .0.start, .0.end)]
-    NotMemory(Range<u64>),
+    #[error("the memory to freeze is not in order, or not this machine's: {0}")]
+    NotMemory(String),
     #[error("the memory file is not empty")]
     NotEmpty,
     #[error("the descriptor handed as pagemap is not that of this process")]
     NotOurPagemap,
     #[error("reading the pagemap: {0}")]
     Pagemap(io::Error),
-    #[error("writing memory {guest_address:#x} ({size:#x} bytes): {error}")]
-    Write { guest_address: u64, size: u64, error: io::Error },
+    #[error("writing memory {guest_address:#x} ({size:#x} bytes): {error}; is there room?")]
+    Write {
+        guest_address: u64,
+        size: u64,
+        error: io::Error,
+    },
     #[error("the memory file: {0}")]
     File(io::Error),
     #[error(transparent)]
@@ -58,6 +79,190 @@ pub fn freeze_memory(
     pagemap: &File,
     out: &File,
 ) -> Result<Frozen, FreezeError> {
-    let _ = (kind, memory, live, base, pagemap, out);
-    unimplemented!()
+    if out.metadata().map_err(FreezeError::File)?.len() != 0 {
+        return Err(FreezeError::NotEmpty);
+    }
+    check_live(memory, live)?;
+    let pagemap = Pagemap::new(pagemap)
+        .map_err(FreezeError::Pagemap)?
+        .ok_or(FreezeError::NotOurPagemap)?;
+    let source = Source {
+        memory,
+        live,
+        pagemap,
+    };
+    let plan = match (kind, base) {
+        (FreezeKind::Full, base) => source.full(base)?,
+        (FreezeKind::Delta, Some(base)) => source.delta(base)?,
+        (FreezeKind::Delta, None) => return Err(FreezeError::NoBase),
+    };
+    let map = MemoryMap::new(regions(memory, &plan.extents), plan.top + 1, plan.extents)?;
+    out.set_len(map.file_size()).map_err(FreezeError::File)?;
+    let mut bytes = 0;
+    for extent in map.extents().iter().filter(|extent| extent.layer == plan.top) {
+        source.write(&map, extent, out)?;
+        bytes += extent.size;
+    }
+    Ok(Frozen { map, bytes })
 }
+
+/// What will be written, and what stays in earlier layers.
+struct Plan {
+    top: u8,
+    extents: Vec<Extent>,
+}
+
+struct Source<'a> {
+    memory: &'a GuestMemory,
+    live: &'a [Range<u64>],
+    pagemap: Pagemap<'a>,
+}
+
+/// Pages looked at.
+#[derive(Default)]
+struct Pages {
+    data: Vec<Range<u64>>,
+    zero: Vec<Range<u64>>,
+}
+
+impl Source<'_> {
+    fn full(&self, base: Option<&MemoryMap>) -> Result<Plan, FreezeError> {
+        // What was never touched in this process is in the files it was restored from.
+        let untouched = base.map(MemoryMap::data).unwrap_or_default();
+        let there = ranges::union(&self.pages_that(|kind| kind != PageKind::Absent)?, &untouched);
+        let data = self.look_at(&ranges::intersection(&there, self.live))?.data;
+        let extents = fewest(FULL_GAP, |gap| {
+            ranges::close_gaps(&data, gap, self.live)
+                .into_iter()
+                .map(|range| Extent::new(range, 0))
+                .collect()
+        });
+        Ok(Plan { top: 0, extents })
+    }
+
+    fn delta(&self, base: &MemoryMap) -> Result<Plan, FreezeError> {
+        let top = base.layers();
+        if top >= MAX_LAYERS {
+            return Err(FreezeError::TooManyLayers(top));
+        }
+        let written = self.look_at(&self.pages_that(|kind| kind == PageKind::Written)?)?;
+        let kept = ranges::difference(self.live, &written.zero);
+        let extents = fewest(DELTA_GAP, |gap| {
+            let copied = ranges::close_gaps(&written.data, gap, self.live);
+            let mut extents = base.extents_within(&ranges::difference(&kept, &copied));
+            extents.extend(copied.into_iter().map(|range| Extent::new(range, top)));
+            extents.sort_unstable_by_key(|extent| extent.guest_address);
+            extents
+        });
+        Ok(Plan { top, extents })
+    }
+
+    /// The live pages of the kinds wanted.
+    fn pages_that(&self, wanted: impl Fn(PageKind) -> bool) -> Result<Vec<Range<u64>>, FreezeError> {
+        let mut pages = Vec::new();
+        for range in self.live {
+            let size = range.end - range.start;
+            let host = mapping::host_address(self.memory, range.start, size)
+                .ok_or_else(|| FreezeError::NotMemory(format!("{range:#x?}")))?;
+            self.pagemap
+                .runs(host, size, |run, kind| {
+                    if wanted(kind) {
+                        ranges::push(&mut pages, range.start + run.start..range.start + run.end);
+                    }
+                })
+                .map_err(FreezeError::Pagemap)?;
+        }
+        Ok(pages)
+    }
+
+    /// Which of these pages are zero.
+    fn look_at(&self, pages: &[Range<u64>]) -> Result<Pages, FreezeError> {
+        let mut found = Pages::default();
+        for range in pages {
+            let slice = self.slice(range)?;
+            for page in (0..range.end - range.start).step_by(PAGE as usize) {
+                let at = range.start + page;
+                let bytes = slice
+                    .subslice(page as usize, PAGE as usize)
+                    .map_err(|e| FreezeError::NotMemory(e.to_string()))?;
+                let list = if is_zero(&bytes) {
+                    &mut found.zero
+                } else {
+                    &mut found.data
+                };
+                ranges::push(list, at..at + PAGE);
+            }
+        }
+        Ok(found)
+    }
+
+    fn write(&self, map: &MemoryMap, extent: &Extent, out: &File) -> Result<(), FreezeError> {
+        let slice = self.slice(&extent.range())?;
+        let offset = map.file_offset(extent.guest_address).unwrap_or_default();
+        guest_io::write_all_at(out.as_fd(), &[slice], offset).map_err(|error| FreezeError::Write {
+            guest_address: extent.guest_address,
+            size: extent.size,
+            error,
+        })
+    }
+
+    fn slice(&self, range: &Range<u64>) -> Result<VolatileSlice<'_>, FreezeError> {
+        self.memory
+            .get_slice(GuestAddress(range.start), (range.end - range.start) as usize)
+            .map_err(|e| FreezeError::NotMemory(e.to_string()))
+    }
+}
+
+/// The extents `make` gives for the least gap that leaves few enough.
+fn fewest(mut gap: u64, make: impl Fn(u64) -> Vec<Extent>) -> Vec<Extent> {
+    loop {
+        let extents = make(gap);
+        // A gap as large as the largest region closes all that can be closed.
+        if extents.len() <= EXTENTS || gap > layout::VIRTIO_MEM.size {
+            return extents;
+        }
+        gap *= 2;
+    }
+}
+
+fn is_zero(page: &VolatileSlice<'_>) -> bool {
+    let mut bytes = [0; PAGE as usize];
+    page.copy_to(&mut bytes);
+    // Whole cache lines: a line's bytes are or-ed with vector instructions.
+    bytes
+        .as_chunks::<64>()
+        .0
+        .iter()
+        .all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+fn check_live(memory: &GuestMemory, live: &[Range<u64>]) -> Result<(), FreezeError> {
+    let outside = live
+        .iter()
+        .find(|range| mapping::host_address(memory, range.start, range.end.saturating_sub(range.start)).is_none());
+    if !ranges::is_list(live, PAGE) || outside.is_some() {
+        return Err(FreezeError::NotMemory(format!("{live:#x?}")));
+    }
+    Ok(())
+}
+
+/// The regions a memory file has. That of virtio-mem, which is last and mostly empty, ends with its last data: what is
+/// not there needs no place.
+fn regions(memory: &GuestMemory, extents: &[Extent]) -> Vec<Region> {
+    let mut regions = Vec::new();
+    for region in memory.iter() {
+        let (guest_address, mut size) = (region.start_addr().raw_value(), region.len());
+        if guest_address == layout::VIRTIO_MEM.start {
+            let end = extents.last().map_or(0, |extent| extent.range().end);
+            size = end.saturating_sub(guest_address).next_multiple_of(mem::BLOCK);
+        }
+        if size > 0 {
+            regions.push(Region { guest_address, size });
+        }
+    }
+    regions
+}
+
+#[cfg(test)]
+#[path = "freeze_test.rs"]
+mod tests;

@@ -9,12 +9,16 @@
 
 use std::ops::Range;
 
+use super::{PAGE, ranges};
+
 /// Most memory files under one another: the full one and the deltas on it.
 pub const MAX_LAYERS: u8 = 8;
 /// Most extents. Each may cost a restored process two mappings, of which Linux allows 65,530 (`vm.max_map_count`).
 pub const MAX_EXTENTS: usize = 16384;
 /// Most regions.
 pub const MAX_REGIONS: usize = 8;
+/// The end of all guest-physical addresses a processor can have.
+const ADDRESS_END: u64 = 1 << 52;
 
 /// A range of guest-physical addresses that a memory file has a place for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +73,22 @@ impl MemoryMap {
     /// # Errors
     /// [`MapError`], naming the first region or extent that breaks the invariant.
     pub fn new(regions: Vec<Region>, layers: u8, extents: Vec<Extent>) -> Result<MemoryMap, MapError> {
-        let _ = (regions, layers, extents);
-        unimplemented!()
+        if regions.len() > MAX_REGIONS {
+            return Err(MapError::TooManyRegions(regions.len()));
+        }
+        if extents.len() > MAX_EXTENTS {
+            return Err(MapError::TooManyExtents(extents.len()));
+        }
+        if !(1..=MAX_LAYERS).contains(&layers) {
+            return Err(MapError::Layers(layers));
+        }
+        check_regions(&regions)?;
+        check_extents(&regions, layers, &extents)?;
+        Ok(MemoryMap {
+            regions,
+            extents,
+            layers,
+        })
     }
 
     /// In the order of their addresses, which is the order they have in a memory file.
@@ -90,29 +108,244 @@ impl MemoryMap {
 
     /// Where a memory file has this guest address, if it has.
     pub fn file_offset(&self, guest_address: u64) -> Option<u64> {
-        let _ = guest_address;
-        unimplemented!()
+        let mut before = 0;
+        for region in &self.regions {
+            if region.range().contains(&guest_address) {
+                return Some(before + (guest_address - region.guest_address));
+            }
+            before += region.size;
+        }
+        None
+    }
+
+    /// The guest addresses a memory file has at `offsets` of it, region by region.
+    pub fn guest_ranges(&self, offsets: Range<u64>) -> Vec<Range<u64>> {
+        let mut before = 0;
+        let mut ranges = Vec::new();
+        for region in &self.regions {
+            let from = offsets.start.clamp(before, before + region.size) - before;
+            let to = offsets.end.clamp(before, before + region.size) - before;
+            if from < to {
+                ranges.push(region.guest_address + from..region.guest_address + to);
+            }
+            before += region.size;
+        }
+        ranges
     }
 
     /// Bytes of a memory file, holes included.
     pub fn file_size(&self) -> u64 {
-        unimplemented!()
+        self.regions.iter().map(|region| region.size).sum()
     }
 
-    /// Bytes that `layer` must have for this map: the end of the last extent in it.
+    /// Bytes that the file of `layer` must have for this map: the end of the last extent in it.
     pub fn bytes_of_layer(&self, layer: u8) -> u64 {
-        let _ = layer;
-        unimplemented!()
+        let last = self.extents.iter().rev().find(|extent| extent.layer == layer);
+        last.and_then(|extent| Some(self.file_offset(extent.guest_address)? + extent.size))
+            .unwrap_or(0)
     }
 
     /// Bytes in extents.
     pub fn data_bytes(&self) -> u64 {
-        unimplemented!()
+        self.extents.iter().map(|extent| extent.size).sum()
     }
 
-    /// The extents inside `ranges`, cut where they reach out. `ranges` are sorted and disjoint.
-    pub fn extents_within(&self, ranges: &[Range<u64>]) -> Vec<Extent> {
-        let _ = ranges;
-        unimplemented!()
+    /// The guest addresses in extents.
+    pub fn data(&self) -> Vec<Range<u64>> {
+        let mut data = Vec::with_capacity(self.extents.len());
+        for extent in &self.extents {
+            ranges::push(&mut data, extent.range());
+        }
+        data
+    }
+
+    /// The extents without what is outside `kept`, cut where they reach out of it.
+    pub(super) fn extents_within(&self, kept: &[Range<u64>]) -> Vec<Extent> {
+        let mut cut = Vec::new();
+        let mut from = 0;
+        for extent in &self.extents {
+            while kept.get(from).is_some_and(|range| range.end <= extent.guest_address) {
+                from += 1;
+            }
+            for range in ranges::intersection(&[extent.range()], upto(&kept[from..], extent.range().end)) {
+                cut.push(Extent::new(range, extent.layer));
+            }
+        }
+        cut
+    }
+}
+
+/// Those of `list` that begin before `end`.
+fn upto(list: &[Range<u64>], end: u64) -> &[Range<u64>] {
+    &list[..list.partition_point(|range| range.start < end)]
+}
+
+impl Region {
+    /// Its guest addresses.
+    pub fn range(&self) -> Range<u64> {
+        self.guest_address..self.guest_address + self.size
+    }
+}
+
+impl Extent {
+    pub(super) fn new(range: Range<u64>, layer: u8) -> Extent {
+        Extent {
+            guest_address: range.start,
+            size: range.end - range.start,
+            layer,
+        }
+    }
+
+    /// Its guest addresses.
+    pub fn range(&self) -> Range<u64> {
+        self.guest_address..self.guest_address + self.size
+    }
+}
+
+/// The range, if it is some pages and ends at an address there is.
+fn pages(guest_address: u64, size: u64) -> Option<Range<u64>> {
+    let end = guest_address.checked_add(size).filter(|end| *end <= ADDRESS_END)?;
+    let whole = size > 0 && guest_address.is_multiple_of(PAGE) && size.is_multiple_of(PAGE);
+    whole.then_some(guest_address..end)
+}
+
+fn check_regions(regions: &[Region]) -> Result<(), MapError> {
+    let mut end = 0;
+    for &Region { guest_address, size } in regions {
+        let range = pages(guest_address, size).ok_or(MapError::BadRegion { guest_address, size })?;
+        if range.start < end {
+            return Err(MapError::RegionOrder(guest_address));
+        }
+        end = range.end;
+    }
+    Ok(())
+}
+
+fn check_extents(regions: &[Region], layers: u8, extents: &[Extent]) -> Result<(), MapError> {
+    let mut end = 0;
+    for &Extent {
+        guest_address,
+        size,
+        layer,
+    } in extents
+    {
+        let bad = MapError::BadExtent { guest_address, size };
+        let range = pages(guest_address, size).ok_or(bad.clone())?;
+        if range.start < end {
+            return Err(MapError::ExtentOrder(guest_address));
+        }
+        if !regions
+            .iter()
+            .any(|region| region.range().contains(&range.start) && range.end <= region.range().end)
+        {
+            return Err(bad);
+        }
+        if layer >= layers {
+            return Err(MapError::NoSuchLayer {
+                guest_address,
+                layer,
+                layers,
+            });
+        }
+        end = range.end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOW: Region = Region {
+        guest_address: 0,
+        size: 16 * PAGE,
+    };
+    const HIGH: Region = Region {
+        guest_address: 4 << 30,
+        size: 4 * PAGE,
+    };
+
+    fn extent(guest_address: u64, size: u64, layer: u8) -> Extent {
+        Extent {
+            guest_address,
+            size,
+            layer,
+        }
+    }
+
+    fn map(extents: Vec<Extent>) -> Result<MemoryMap, MapError> {
+        MemoryMap::new(vec![LOW, HIGH], 2, extents)
+    }
+
+    #[test]
+    fn a_file_has_the_regions_one_after_the_other() {
+        let map = map(vec![extent(0, PAGE, 0), extent(HIGH.guest_address, 2 * PAGE, 1)]).unwrap();
+        assert_eq!(map.file_size(), 20 * PAGE);
+        assert_eq!(map.file_offset(15 * PAGE), Some(15 * PAGE));
+        assert_eq!(map.file_offset(16 * PAGE), None);
+        assert_eq!(map.file_offset(HIGH.guest_address + PAGE), Some(17 * PAGE));
+        assert_eq!((map.bytes_of_layer(0), map.bytes_of_layer(1)), (PAGE, 18 * PAGE));
+        assert_eq!(
+            map.guest_ranges(15 * PAGE..18 * PAGE),
+            [
+                15 * PAGE..16 * PAGE,
+                HIGH.guest_address..HIGH.guest_address + 2 * PAGE
+            ]
+        );
+        assert_eq!(map.guest_ranges(20 * PAGE..90 * PAGE), []);
+    }
+
+    #[test]
+    fn what_is_no_map_is_refused_and_named() {
+        let bad_extents = [
+            (vec![extent(0, 0, 0)], "empty"),
+            (vec![extent(1, PAGE, 0)], "whole pages"),
+            (vec![extent(0, PAGE + 1, 0)], "whole pages"),
+            (vec![extent(u64::MAX - PAGE + 1, PAGE, 0)], "in no one region"),
+            (vec![extent(15 * PAGE, 2 * PAGE, 0)], "in no one region"),
+            (vec![extent(20 * PAGE, PAGE, 0)], "in no one region"),
+            (vec![extent(0, 2 * PAGE, 0), extent(PAGE, PAGE, 0)], "overlaps"),
+            (vec![extent(PAGE, PAGE, 0), extent(0, PAGE, 0)], "precedes"),
+            (vec![extent(0, PAGE, 2)], "layer 2 of 2"),
+            (vec![extent(0, PAGE, 0); MAX_EXTENTS + 1], "at most"),
+        ];
+        for (extents, why) in bad_extents {
+            let error = map(extents).unwrap_err().to_string();
+            assert!(error.contains(why), "{error} does not say {why}");
+        }
+        for regions in [
+            vec![HIGH, LOW],
+            vec![LOW, LOW],
+            vec![Region { size: 1, ..LOW }],
+            vec![Region { size: 0, ..LOW }],
+            vec![Region {
+                guest_address: u64::MAX - PAGE + 1,
+                size: PAGE,
+            }],
+            vec![LOW; MAX_REGIONS + 1],
+        ] {
+            assert!(MemoryMap::new(regions, 1, vec![]).is_err());
+        }
+        for layers in [0, MAX_LAYERS + 1] {
+            assert_eq!(
+                MemoryMap::new(vec![LOW], layers, vec![]),
+                Err(MapError::Layers(layers))
+            );
+        }
+    }
+
+    #[test]
+    fn extents_are_cut_at_what_is_kept() {
+        let map = map(vec![extent(0, 8 * PAGE, 0), extent(8 * PAGE, 4 * PAGE, 1)]).unwrap();
+        assert_eq!(
+            map.extents_within(&[PAGE..2 * PAGE, 3 * PAGE..10 * PAGE, 11 * PAGE..16 * PAGE]),
+            [
+                extent(PAGE, PAGE, 0),
+                extent(3 * PAGE, 5 * PAGE, 0),
+                extent(8 * PAGE, 2 * PAGE, 1),
+                extent(11 * PAGE, PAGE, 1),
+            ]
+        );
+        assert_eq!(map.data(), [0..12 * PAGE]);
     }
 }

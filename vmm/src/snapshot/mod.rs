@@ -6,6 +6,8 @@
 //! | [`records`] | the framing of `state` and `working-set`: header, hash, records, and reading them from hostile bytes |
 //! | [`memory_map`] | which bytes of the memory files are the guest's memory |
 //! | [`pagemap`] | which pages of this process are there, and which were written |
+//! | [`ranges`] | lists of address ranges as sets |
+//! | [`mapping`] | changing what is behind guest memory, in place |
 //! | [`freeze`] | guest memory to a sparse file, all of it or what was written since the restore |
 //! | [`restore`] | memory files over the reserved guest memory |
 //! | [`working_set`] | the pages a clone touches first: recorded once, mapped in advance ever after |
@@ -15,12 +17,16 @@
 //! changed by what it says; the files are never written by a restore. `docs/snapshot-format.md` has them byte by byte.
 
 pub mod freeze;
+pub mod mapping;
 pub mod memory_map;
 pub mod pagemap;
+pub mod ranges;
 pub mod records;
 pub mod restore;
 pub mod state_file;
 pub mod uffd;
+#[cfg(test)]
+mod testing;
 pub mod working_set;
 
 pub use freeze::{FreezeError, Frozen, freeze_memory};

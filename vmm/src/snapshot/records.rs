@@ -25,6 +25,16 @@ pub enum FileError {
     NotOurs { file: &'static str },
     #[error("the {file} file has format version {found}, this Thaw reads {known}: freeze again with this Thaw")]
     UnknownVersion { file: &'static str, found: u32, known: u32 },
+    #[error(
+        "the {file} file has records of kind {record:#x} in version {found}, this Thaw reads {known}: freeze again \
+         with this Thaw"
+    )]
+    UnknownRecordVersion {
+        file: &'static str,
+        record: u16,
+        found: u16,
+        known: u16,
+    },
     #[error("the {file} file is cut short: {has} bytes of {needs}; fetch or freeze it again")]
     CutShort { file: &'static str, has: u64, needs: u64 },
     #[error("the {file} file says it has {bytes} bytes; at most {max} can be")]
@@ -44,7 +54,7 @@ const HASH_AT: usize = 32;
 pub const RECORD_HEADER: usize = 12;
 
 impl Format {
-    fn damaged(&self, at: u64, what: impl Into<String>) -> FileError {
+    pub(super) fn damaged(&self, at: u64, what: impl Into<String>) -> FileError {
         FileError::Damaged {
             file: self.name,
             at,
@@ -223,6 +233,13 @@ impl<'b> Fields<'b> {
         }
     }
 
+    /// All that is left.
+    pub fn rest(&mut self) -> &'b [u8] {
+        let rest = std::mem::take(&mut self.bytes);
+        self.at += rest.len() as u64;
+        rest
+    }
+
     /// All was read.
     pub fn end(&self) -> Result<(), FileError> {
         match self.bytes.is_empty() {
@@ -239,6 +256,8 @@ impl<'b> Fields<'b> {
 
 /// A record of a body.
 pub struct Record<'b> {
+    /// Its place in the file.
+    pub at: u64,
     pub kind: u16,
     pub version: u16,
     /// Which of several of a kind: a vCPU's index, a device's slot.
@@ -261,7 +280,7 @@ impl<'b> Records<'b> {
     }
 
     /// The next, or none at the end.
-    pub fn next(&mut self) -> Result<Option<Record<'b>>, FileError> {
+    pub fn read(&mut self) -> Result<Option<Record<'b>>, FileError> {
         if self.rest.left() == 0 {
             return Ok(None);
         }
@@ -276,6 +295,7 @@ impl<'b> Records<'b> {
         let payload_at = self.rest.at();
         let payload = self.rest.take(length as usize)?;
         Ok(Some(Record {
+            at,
             kind,
             version,
             instance,

@@ -1,53 +1,182 @@
 //! Memory files over the reserved guest memory: private mappings of their data, nothing copied.
+//!
+//! Invariant: all is checked before the first mapping; the files are only read, by this process and by the guest, whose
+//! writes make private copies. Where no extent is, memory stays anonymous: a page of a shared file's hole would be
+//! allocated in that file by whoever reads it first.
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 
 use thaw_protocol::control::MappedRegion;
+use vm_memory::{Address, GuestMemory as _, GuestMemoryRegion};
 
+use super::mapping::{self, Hint};
+use super::memory_map::Region;
+use super::working_set::{self, Populated};
 use super::MemoryMap;
+use crate::layout;
 use crate::memory::GuestMemory;
 
 /// Why memory could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    #[error("the snapshot's memory has {needs} layers, {has} files came")]
+    #[error("the snapshot's memory has {needs} layers, {has} memory files came")]
     Layers { needs: u8, has: usize },
-    #[error("memory file {layer} is cut short: {has:#x} bytes, {needs:#x} are needed")]
-    CutShort { layer: u8, has: u64, needs: u64 },
-    #[error("the snapshot's memory region {guest_address:#x} ({size:#x} bytes) does not match this machine's")]
-    Shape { guest_address: u64, size: u64 },
+    #[error("memory file {layer} is cut short: {has:#x} bytes of {needs:#x}; fetch or freeze it again")]
+    CutShort { layer: usize, has: u64, needs: u64 },
+    #[error(
+        "the snapshot has {size:#x} bytes of memory at {guest_address:#x}, this machine {here:#x}: make it with the \
+         snapshot's memory size"
+    )]
+    Shape {
+        guest_address: u64,
+        size: u64,
+        here: u64,
+    },
     #[error("memory file {layer}: {error}")]
-    File { layer: u8, error: io::Error },
-    #[error("mapping memory {guest_address:#x} ({size:#x} bytes): {error}")]
-    Map { guest_address: u64, size: u64, error: io::Error },
+    File { layer: usize, error: io::Error },
+    #[error("mapping memory {guest_address:#x} ({size:#x} bytes): {error}; is vm.max_map_count below 65530?")]
+    Map {
+        guest_address: u64,
+        size: u64,
+        error: io::Error,
+    },
 }
 
 /// Whether `map` fits this machine and `layers`, the memory files from the bottom up. Changes nothing.
 pub fn check_memory(memory: &GuestMemory, map: &MemoryMap, layers: &[File]) -> Result<(), RestoreError> {
-    let _ = (memory, map, layers);
-    unimplemented!()
+    check_shape(memory, map)?;
+    if layers.len() != usize::from(map.layers()) {
+        return Err(RestoreError::Layers {
+            needs: map.layers(),
+            has: layers.len(),
+        });
+    }
+    for (layer, file) in layers.iter().enumerate() {
+        let has = file
+            .metadata()
+            .map_err(|error| RestoreError::File { layer, error })?
+            .len();
+        let needs = map.bytes_of_layer(layer as u8);
+        if has < needs {
+            return Err(RestoreError::CutShort { layer, has, needs });
+        }
+    }
+    Ok(())
 }
 
-/// Maps the layers' extents over guest memory, which is as [`crate::memory::create`] made it. `memory` is boot memory and
-/// virtio-mem's region. The files are only read, and may be closed after. Where no extent is, memory stays anonymous.
+/// The machine has the map's regions, and no boot memory besides.
+pub(super) fn check_shape(memory: &GuestMemory, map: &MemoryMap) -> Result<(), RestoreError> {
+    let region_at = |guest_address| {
+        let found = map.regions().iter().find(|r| r.guest_address == guest_address);
+        found.map_or(0, |region| region.size)
+    };
+    for here in memory.iter() {
+        let (guest_address, here) = (here.start_addr().raw_value(), here.len());
+        let size = region_at(guest_address);
+        // A memory file has of virtio-mem's region what it needs.
+        let fits = size == here || guest_address == layout::VIRTIO_MEM.start && size < here;
+        if !fits {
+            return Err(RestoreError::Shape {
+                guest_address,
+                size,
+                here,
+            });
+        }
+    }
+    for &Region { guest_address, size } in map.regions() {
+        if !memory.iter().any(|here| here.start_addr().raw_value() == guest_address) {
+            return Err(RestoreError::Shape {
+                guest_address,
+                size,
+                here: 0,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Maps the layers' extents over guest memory, which nobody has touched. `memory` is boot memory and virtio-mem's
+/// region. The files need only be readable, and may be closed after.
 ///
 /// # Errors
 /// As [`check_memory`], before anything is changed; when a mapping fails, all memory is anonymous and zero again.
 pub fn map_memory(memory: &GuestMemory, map: &MemoryMap, layers: &[File]) -> Result<(), RestoreError> {
-    let _ = (memory, map, layers);
-    unimplemented!()
+    check_memory(memory, map, layers)?;
+    choose_page_sizes(memory);
+    for extent in map.extents() {
+        let (guest_address, size) = (extent.guest_address, extent.size);
+        let mapped = match (layers.get(usize::from(extent.layer)), map.file_offset(guest_address)) {
+            (Some(file), Some(offset)) => mapping::map_file(memory, guest_address, size, file.as_fd(), offset),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        };
+        if let Err(error) = mapped {
+            unmap(memory);
+            return Err(RestoreError::Map {
+                guest_address,
+                size,
+                error,
+            });
+        }
+    }
+    Ok(())
 }
 
-/// [`thaw_protocol::control::MemoryMode::Populate`]: maps every page of the map's extents now. Best effort, as
-/// [`super::working_set::populate`].
-pub fn populate_all(memory: &GuestMemory, map: &MemoryMap) -> super::working_set::Populated {
-    let _ = (memory, map);
-    unimplemented!()
+/// Boot memory's holes get small pages, also where the host would give large ones: a clone touches little of them, and
+/// each touch would cost it 2 MiB, zeroed on its first microseconds. Memory that virtio-mem plugs is what this sandbox
+/// asked for beyond the template, is filled by the guest's allocator from one end, and costs 512 times fewer faults in
+/// pages of 2 MiB. Best effort: a kernel without them has none to give.
+fn choose_page_sizes(memory: &GuestMemory) {
+    for region in memory.iter() {
+        let (start, size) = (region.start_addr().raw_value(), region.len());
+        let hint = if start == layout::VIRTIO_MEM.start {
+            Hint::HugePages
+        } else {
+            Hint::NoHugePages
+        };
+        if let Err(error) = mapping::advise(memory, start, size, hint) {
+            tracing::debug!(%error, ?hint, "page sizes are the kernel's choice");
+        }
+    }
+}
+
+/// Leaves nothing of a restore that failed.
+fn unmap(memory: &GuestMemory) {
+    for region in memory.iter() {
+        if let Err(error) = mapping::map_nothing(memory, region.start_addr().raw_value(), region.len()) {
+            tracing::error!(%error, "guest memory keeps parts of a snapshot that could not be restored");
+        }
+    }
+}
+
+/// [`thaw_protocol::control::MemoryMode::Populate`]: maps every page of the map's extents now, for reading. Best effort,
+/// as [`working_set::populate`].
+pub fn populate_all(memory: &GuestMemory, map: &MemoryMap) -> Populated {
+    working_set::populate_ranges(memory, &map.data(), Hint::PopulateRead)
 }
 
 /// The map's regions as this process has them mapped.
+///
+/// # Errors
+/// [`RestoreError::Shape`].
 pub fn mapped_regions(memory: &GuestMemory, map: &MemoryMap) -> Result<Vec<MappedRegion>, RestoreError> {
-    let _ = (memory, map);
-    unimplemented!()
+    let regions = map.regions().iter().map(|&Region { guest_address, size }| {
+        let host_address =
+            mapping::host_address(memory, guest_address, size).ok_or(RestoreError::Shape {
+                guest_address,
+                size,
+                here: 0,
+            })?;
+        Ok(MappedRegion {
+            host_address,
+            size,
+            guest_address,
+        })
+    });
+    regions.collect()
 }
+
+#[cfg(test)]
+#[path = "restore_test.rs"]
+mod tests;

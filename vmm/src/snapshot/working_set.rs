@@ -1,10 +1,47 @@
 //! The pages a clone touches first: recorded once, mapped in advance ever after.
+//!
+//! A first touch costs a fault of some microseconds, and a start is mostly those. So one clone is asked which pages it
+//! touched between thaw and ready, and its successors get them mapped before they run: pages it only read are mapped from
+//! the file, pages it wrote are copied.
+//!
+//! Invariant: only a hint. A working set that is old, wrong or hostile costs time and a bounded amount of memory, never
+//! contents; whatever cannot be mapped in advance is mapped when it is touched.
 
 use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::Once;
+
+use rustix::io::Errno;
 
 use super::freeze::FreezeError;
-use super::{FileError, MemoryMap};
+use super::mapping::{self, Hint};
+use super::pagemap::{PageKind, Pagemap};
+use super::records::{Fields, Format, HEADER};
+use super::{FileError, MemoryMap, PAGE, ranges};
+use crate::clock::monotonic_ns;
 use crate::memory::GuestMemory;
+
+/// The `working-set` file.
+pub const FORMAT: Format = Format {
+    name: "working-set",
+    magic: *b"THAWWSET",
+    version: 1,
+    max_bytes: HEADER as u64 + MAX_RUNS as u64 * RUN_BYTES as u64,
+};
+/// Most runs in a file.
+pub const MAX_RUNS: usize = 65536;
+/// Bytes of a run in the file.
+const RUN_BYTES: usize = 16;
+/// Most pages copied in advance: 128 MiB. A start that writes more is not one this can help.
+pub const MAX_WRITTEN_PAGES: u64 = 32768;
+/// The flag of a run whose pages were written.
+const WRITTEN: u32 = 1;
+
+/// Gaps below this between runs that were read are mapped too: the pages are in the page cache, and a call costs more.
+const READ_GAP: u64 = 8 * PAGE;
+/// Bytes populated by one call: the kernel holds the address space's lock meanwhile, which faults of others want.
+const BATCH: u64 = 2 << 20;
 
 /// Pages, as runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,19 +67,132 @@ pub struct Populated {
     pub ns: u64,
 }
 
-/// The pages touched since memory was mapped by `map`. `pagemap` is this process's.
+/// The pages touched since memory was mapped by `map`. `pagemap` is this process's. Records beyond [`MAX_RUNS`] are
+/// left out.
 pub fn record(memory: &GuestMemory, map: &MemoryMap, pagemap: &File) -> Result<WorkingSet, FreezeError> {
-    let _ = (memory, map, pagemap);
-    unimplemented!()
+    let pagemap = Pagemap::new(pagemap)
+        .map_err(FreezeError::Pagemap)?
+        .ok_or(FreezeError::NotOurPagemap)?;
+    let mut runs = Vec::new();
+    let mut before = 0;
+    for region in map.regions() {
+        let host = mapping::host_address(memory, region.guest_address, region.size)
+            .ok_or_else(|| FreezeError::NotMemory(format!("{region:#x?}")))?;
+        pagemap
+            .runs(host, region.size, |range, kind| {
+                let first = (before + range.start) / PAGE;
+                let pages = u32::try_from((range.end - range.start) / PAGE).unwrap_or(u32::MAX);
+                match kind {
+                    PageKind::Absent => {}
+                    PageKind::Read | PageKind::Written => runs.push(Run {
+                        first,
+                        pages,
+                        written: kind == PageKind::Written,
+                    }),
+                }
+            })
+            .map_err(FreezeError::Pagemap)?;
+        before += region.size;
+    }
+    runs.truncate(MAX_RUNS);
+    Ok(WorkingSet { runs })
 }
 
-/// Maps the pages of `set` that the map has. Best effort: what fails is logged, and only slower.
+/// Maps the pages of `set` that the map has a place for. Best effort: what fails is logged, and only slower.
 pub fn populate(memory: &GuestMemory, map: &MemoryMap, set: &WorkingSet) -> Populated {
-    let _ = (memory, map, set);
-    unimplemented!()
+    let written = map_ranges(map, set.runs.iter().filter(|run| run.written));
+    let read = map_ranges(map, set.runs.iter().filter(|run| !run.written));
+    let around: Vec<_> = map.regions().iter().map(|region| region.range()).collect();
+    let read = ranges::difference(&ranges::close_gaps(&read, READ_GAP, &around), &written);
+    let first = populate_ranges(memory, &read, Hint::PopulateRead);
+    let second = populate_ranges(memory, &at_most(written, MAX_WRITTEN_PAGES), Hint::PopulateWrite);
+    Populated {
+        pages: first.pages + second.pages,
+        ns: first.ns + second.ns,
+    }
+}
+
+/// The guest addresses of runs.
+fn map_ranges<'r>(map: &MemoryMap, runs: impl Iterator<Item = &'r Run>) -> Vec<Range<u64>> {
+    let mut list = Vec::new();
+    for run in runs {
+        for range in map.guest_ranges(run.first * PAGE..(run.first + u64::from(run.pages)) * PAGE) {
+            ranges::push(&mut list, range);
+        }
+    }
+    list
+}
+
+fn at_most(mut list: Vec<Range<u64>>, mut pages: u64) -> Vec<Range<u64>> {
+    for range in &mut list {
+        range.end = range.end.min(range.start + pages * PAGE);
+        pages -= (range.end - range.start) / PAGE;
+    }
+    list.retain(|range| !range.is_empty());
+    list
+}
+
+/// Maps the pages of guest addresses, batch by batch.
+pub(super) fn populate_ranges(memory: &GuestMemory, list: &[Range<u64>], hint: Hint) -> Populated {
+    let begin = monotonic_ns();
+    let mut pages = 0;
+    for (at, size) in list.iter().flat_map(batches) {
+        match mapping::advise(memory, at, size, hint) {
+            Ok(()) => pages += size / PAGE,
+            Err(error) => {
+                complain(&error, at, size);
+                break;
+            }
+        }
+    }
+    Populated {
+        pages,
+        ns: monotonic_ns().saturating_sub(begin),
+    }
+}
+
+/// Start and size of each batch of a range.
+fn batches(range: &Range<u64>) -> impl Iterator<Item = (u64, u64)> + use<> {
+    let end = range.end;
+    range
+        .clone()
+        .step_by(BATCH as usize)
+        .map(move |at| (at, BATCH.min(end - at)))
+}
+
+fn complain(error: &io::Error, at: u64, size: u64) {
+    static OLD_KERNEL: Once = Once::new();
+    if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) {
+        OLD_KERNEL.call_once(|| {
+            tracing::warn!("Linux before 5.14 cannot map pages in advance: first touches will fault one by one");
+        });
+    } else {
+        tracing::warn!(%error, "memory {at:#x} ({size:#x} bytes) and what follows is not mapped in advance");
+    }
 }
 
 impl WorkingSet {
+    /// A working set of these runs, if they ascend and do not overlap.
+    ///
+    /// # Errors
+    /// [`FileError::Damaged`], as a file's.
+    pub fn new(runs: Vec<Run>) -> Result<WorkingSet, FileError> {
+        let mut end = 0;
+        for (index, run) in runs.iter().enumerate() {
+            let at = (HEADER + index * RUN_BYTES) as u64;
+            let next = run.first.checked_add(u64::from(run.pages));
+            // Far beyond any memory file, and no sum of this module overflows.
+            let next = next.filter(|next| *next < 1 << 50 && run.pages > 0 && run.first >= end);
+            end = next.ok_or_else(|| {
+                FORMAT.damaged(
+                    at,
+                    format!("run {index} is empty, out of order, or past any memory"),
+                )
+            })?;
+        }
+        Ok(WorkingSet { runs })
+    }
+
     /// Sorted by page.
     pub fn runs(&self) -> &[Run] {
         &self.runs
@@ -50,13 +200,48 @@ impl WorkingSet {
 
     /// Writes the file, which is empty.
     pub fn write(&self, file: &File) -> Result<(), FileError> {
-        let _ = file;
-        unimplemented!()
+        FORMAT.write_file(file, &self.encode())
     }
 
     /// Reads and checks a file.
     pub fn read(file: &File) -> Result<WorkingSet, FileError> {
-        let _ = file;
-        unimplemented!()
+        WorkingSet::decode(&FORMAT.read_file(file)?)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::with_capacity(self.runs.len() * RUN_BYTES);
+        for run in &self.runs {
+            body.extend_from_slice(&run.first.to_le_bytes());
+            body.extend_from_slice(&run.pages.to_le_bytes());
+            body.extend_from_slice(&(u32::from(run.written) * WRITTEN).to_le_bytes());
+        }
+        body
+    }
+
+    /// Reads and checks a file's bytes.
+    pub fn decode(bytes: &[u8]) -> Result<WorkingSet, FileError> {
+        WorkingSet::decode_body(FORMAT.open(bytes)?)
+    }
+
+    /// Reads what follows the header.
+    pub fn decode_body(body: &[u8]) -> Result<WorkingSet, FileError> {
+        let mut fields = Fields::new(&FORMAT, body, HEADER as u64);
+        let mut runs = Vec::with_capacity(body.len() / RUN_BYTES);
+        while fields.left() > 0 {
+            let (first, pages, flags) = (fields.u64()?, fields.u32()?, fields.u32()?);
+            if flags & !WRITTEN != 0 {
+                return Err(fields.damaged(format!("the run before has unknown flags {flags:#x}")));
+            }
+            runs.push(Run {
+                first,
+                pages,
+                written: flags & WRITTEN != 0,
+            });
+        }
+        WorkingSet::new(runs)
     }
 }
+
+#[cfg(test)]
+#[path = "working_set_test.rs"]
+mod tests;

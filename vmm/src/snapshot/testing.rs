@@ -1,0 +1,99 @@
+//! Guest memory and memory files for tests.
+
+use std::fs::File;
+use std::ops::Range;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use thaw_protocol::control::FreezeKind;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::freeze::{FreezeError, Frozen, freeze_memory};
+use super::{MemoryMap, PAGE, map_memory};
+use crate::layout::{HIGH_MEMORY_START, VIRTIO_MEM};
+use crate::memory::GuestMemory;
+
+/// Bytes of each of the three regions.
+pub const SIZE: u64 = 4 << 20;
+/// Pages of each.
+pub const PAGES: u64 = SIZE / PAGE;
+
+/// Memory on both sides of the MMIO hole, and virtio-mem's region.
+pub fn memory() -> GuestMemory {
+    let ranges = [0, HIGH_MEMORY_START, VIRTIO_MEM.start].map(|start| (GuestAddress(start), SIZE as usize));
+    GuestMemory::from_ranges(&ranges).unwrap()
+}
+
+/// The guest addresses of boot memory.
+pub fn boot() -> Vec<Range<u64>> {
+    [0, HIGH_MEMORY_START].map(|start| start..start + SIZE).into()
+}
+
+/// The address of a page: those below the hole first, then those above it, then virtio-mem's.
+pub fn page(number: u64) -> u64 {
+    [0, HIGH_MEMORY_START, VIRTIO_MEM.start][(number / PAGES) as usize] + number % PAGES * PAGE
+}
+
+pub fn write(memory: &GuestMemory, page_number: u64, value: u64) {
+    memory
+        .write_obj(value, GuestAddress(page(page_number) + 8 * (page_number % 512)))
+        .unwrap();
+}
+
+pub fn read(memory: &GuestMemory, page_number: u64) -> u64 {
+    memory
+        .read_obj(GuestAddress(page(page_number) + 8 * (page_number % 512)))
+        .unwrap()
+}
+
+pub fn empty_file() -> File {
+    memfd_create("memory", MemfdFlags::CLOEXEC).unwrap().into()
+}
+
+pub fn pagemap() -> File {
+    File::open("/proc/self/pagemap").unwrap()
+}
+
+/// A memory and where it came from.
+pub struct Clone {
+    pub memory: GuestMemory,
+    pub map: Option<MemoryMap>,
+    pub layers: Vec<File>,
+}
+
+impl Clone {
+    pub fn booted() -> Clone {
+        Clone {
+            memory: memory(),
+            map: None,
+            layers: vec![],
+        }
+    }
+
+    /// Freezes, with this virtio-mem memory plugged beside boot memory; what a restore of it needs.
+    pub fn freeze(
+        &self,
+        kind: FreezeKind,
+        plugged: &[Range<u64>],
+    ) -> Result<(Frozen, Vec<File>), FreezeError> {
+        let out = empty_file();
+        let live: Vec<_> = boot().into_iter().chain(plugged.iter().cloned()).collect();
+        let frozen = freeze_memory(kind, &self.memory, &live, self.map.as_ref(), &pagemap(), &out)?;
+        let mut layers = match kind {
+            FreezeKind::Full => vec![],
+            FreezeKind::Delta => self.layers.iter().map(|file| file.try_clone().unwrap()).collect(),
+        };
+        layers.push(out);
+        Ok((frozen, layers))
+    }
+
+    /// A clone of what [`Self::freeze`] gave.
+    pub fn thawed((frozen, layers): (Frozen, Vec<File>)) -> Clone {
+        let memory = memory();
+        map_memory(&memory, &frozen.map, &layers).unwrap();
+        Clone {
+            memory,
+            map: Some(frozen.map),
+            layers,
+        }
+    }
+}

@@ -60,6 +60,11 @@ bench-boot: ## boot to agent ready, by stage, beside QEMU's microvm
 	@$(MAKE) kernel build
 	@tests/bench/run boot
 
+bench-thaw: ## claim to first guest byte beside the bare system calls and QEMU; thaw beside cold boot
+	@./setup test
+	@$(MAKE) kernel build
+	@tests/bench/run thaw
+
 test-lab: ## the lab's and the test images' tests of themselves
 	@./setup test
 	@tests/lab/test
@@ -72,4 +77,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e test-lab lint deny build kernel bench-boot bench-report clean
+.PHONY: help demo test unit e2e test-lab lint deny build kernel bench-boot bench-thaw bench-report clean

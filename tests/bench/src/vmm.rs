@@ -9,8 +9,8 @@ use std::path::Path;
 use rustix::net::SocketType;
 use thaw_pools::vmm::{self, VmmProcess};
 use thaw_protocol::control::{
-    Backend, CONTROL_VERSION, Command, CpuBaseline, DeviceId, Event, FromVmm, MachineSpec, Request, Response,
-    StartTimes,
+    Backend, CONTROL_VERSION, Command, CpuBaseline, DeviceId, Event, FromVmm, MachineSpec, MappedRegion,
+    Request, Response, StartTimes,
 };
 use thaw_protocol::packet::{receive, send};
 
@@ -21,6 +21,8 @@ pub struct Vmm {
     next: u32,
     /// Id of the newest request that was answered.
     answered: u32,
+    /// Where a clone's guest memory is mapped.
+    pub regions: Vec<MappedRegion>,
 }
 
 impl Vmm {
@@ -38,12 +40,18 @@ impl Vmm {
             socket,
             next: 0,
             answered: 0,
+            regions: Vec::new(),
         })
     }
 
     /// Its process id.
     pub fn pid(&self) -> i32 {
         self.process.record().pid
+    }
+
+    /// Its pagemap, for a freeze.
+    pub fn pagemap(&self) -> io::Result<File> {
+        File::open(format!("/proc/{}/pagemap", self.pid()))
     }
 
     /// Ends it without waiting for its end.
@@ -72,6 +80,9 @@ impl Vmm {
                 FromVmm::Reply { id, result } => {
                     self.answered = id;
                     last = result.map_err(io::Error::other)?;
+                    if let Response::Restored { regions, .. } = &last {
+                        self.regions = regions.clone();
+                    }
                 }
                 FromVmm::Event(Event::Exited(reason)) => return Err(ended(reason)),
                 FromVmm::Event(Event::Doorbell { .. }) => {}

@@ -200,11 +200,11 @@ fn parked_cost(report: &mut Report, template: &Template, count: usize) -> io::Re
         taken / count as f64,
     );
     for clone in &clones {
-        let footprint = cost::footprint(clone.vmm.pid(), "memfd:memory")?;
+        let footprint = cost::footprint(&clone.vmm)?;
         report.sample(
             &format!("{count} parked: PSS above the template, each"),
             "KiB",
-            footprint.own,
+            footprint.vmm + footprint.written,
         );
     }
     storm::end(clones);

@@ -56,7 +56,7 @@ fn split(spawned: u64, times: StartTimes, doorbell: u64, agent: f64) -> Boot {
 }
 
 /// A connection to the agent's handshake port.
-fn dial(vsock: &Path) -> io::Result<UnixStream> {
+pub fn dial(vsock: &Path) -> io::Result<UnixStream> {
     let mut stream = UnixStream::from(vmm::connect(vsock, SocketType::STREAM).map_err(io::Error::other)?);
     stream.write_all(format!("CONNECT {HANDSHAKE_PORT}\n").as_bytes())?;
     // The agent speaks only when spoken to, so nothing beyond the line can be in the buffer.

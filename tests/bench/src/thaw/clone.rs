@@ -2,15 +2,15 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use thaw_protocol::control::{Backend, Command, DeviceId, FreezeKind, MemoryMode};
+use thaw_protocol::control::{Backend, Command, DeviceId};
 use thaw_tiny_guest::bare::{ACKNOWLEDGEMENT, READY, acknowledged, bare};
 
+use super::files::Files;
 use crate::clock::{monotonic_ns, us_since};
 use crate::vmm::{Vmm, open_kvm};
 
@@ -20,8 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What clones are made of and with.
 pub struct Template {
     pub memory_mib: u32,
-    state: File,
-    memory: File,
+    files: Files,
     kvm: File,
     directory: PathBuf,
     log: OwnedFd,
@@ -29,6 +28,7 @@ pub struct Template {
 
 /// A clone that has not run: its VMM, and the end of its console.
 pub struct Clone {
+    memory_mib: u32,
     pub vmm: Vmm,
     pub console: UnixStream,
 }
@@ -50,21 +50,10 @@ impl Template {
         let mut line = [0u8; READY.len()];
         console.read_exact(&mut line)?;
         vmm.call(Command::Pause, &[])?;
-        let (state, memory) = (sealable("state")?, sealable("memory")?);
-        let pagemap = File::open(format!("/proc/{}/pagemap", vmm.pid()))?;
-        let freeze = Command::Freeze {
-            kind: FreezeKind::Full,
-        };
-        vmm.call(freeze, &[state.as_fd(), memory.as_fd(), pagemap.as_fd()])?;
-        drop(vmm);
-        for file in [&state, &memory] {
-            let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-            fcntl_add_seals(file, seals)?;
-        }
+        let files = Files::freeze(&mut vmm)?;
         Ok(Template {
             memory_mib,
-            state,
-            memory,
+            files,
             kvm,
             directory: directory.into(),
             log,
@@ -89,7 +78,7 @@ impl Template {
     pub fn asked_to_park(&self) -> io::Result<Clone> {
         let mut vmm = self.asked_for_a_machine()?;
         let console = self.restore(&mut vmm)?;
-        Ok(Clone { vmm, console })
+        Ok(self.clone_of(vmm, console))
     }
 
     /// Thaw of a parked clone to its first byte, in microseconds.
@@ -108,7 +97,7 @@ impl Template {
         let mut vmm = self.shell()?;
         let start = monotonic_ns();
         let console = self.restore(&mut vmm)?;
-        let mut clone = Clone { vmm, console };
+        let mut clone = self.clone_of(vmm, console);
         clone.thaw()?;
         clone.first_byte()?;
         let taken = us_since(start);
@@ -121,12 +110,20 @@ impl Template {
         let start = monotonic_ns();
         let mut vmm = self.asked_for_a_machine()?;
         let console = self.restore(&mut vmm)?;
-        let mut clone = Clone { vmm, console };
+        let mut clone = self.clone_of(vmm, console);
         clone.thaw()?;
         clone.first_byte()?;
         let taken = us_since(start);
         clone.finish()?;
         Ok(taken)
+    }
+
+    fn clone_of(&self, vmm: Vmm, console: UnixStream) -> Clone {
+        Clone {
+            memory_mib: self.memory_mib,
+            vmm,
+            console,
+        }
     }
 
     fn asked_for_a_machine(&self) -> io::Result<Vmm> {
@@ -139,13 +136,7 @@ impl Template {
     fn restore(&self, vmm: &mut Vmm) -> io::Result<UnixStream> {
         let (console, theirs) = UnixStream::pair()?;
         console.set_read_timeout(Some(PATIENCE))?;
-        let restore = Command::Restore {
-            layers: 1,
-            working_set: false,
-            mode: MemoryMode::Cow,
-        };
-        let files: [BorrowedFd<'_>; 2] = [self.state.as_fd(), self.memory.as_fd()];
-        vmm.ask(restore, &files)?;
+        self.files.restore(vmm, None)?;
         vmm.attach(DeviceId::Console, Backend::Console, Some(theirs.as_fd()))?;
         for device in DeviceId::ALL {
             if device != DeviceId::Console {
@@ -159,7 +150,10 @@ impl Template {
 impl Clone {
     /// Asks for its thaw.
     pub fn thaw(&mut self) -> io::Result<()> {
-        self.vmm.ask(Command::Thaw { memory_mib: 0 }, &[])
+        let thaw = Command::Thaw {
+            memory_mib: self.memory_mib,
+        };
+        self.vmm.ask(thaw, &[])
     }
 
     /// Waits for the first byte its guest writes.
@@ -192,9 +186,4 @@ impl Clone {
             Ok(_) => io::Error::other("the VMM is content, but its guest writes nothing"),
         }
     }
-}
-
-fn sealable(name: &str) -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    Ok(File::from(memfd_create(name, flags)?))
 }

@@ -1,49 +1,62 @@
 //! What a clone costs the host while it waits or idles.
 
 use std::io;
+use std::ops::Range;
 
-/// Memory of one process, in KiB.
+use crate::vmm::Vmm;
+
+/// Proportional shares (PSS) of one clone's memory, in KiB: pages that several processes map are divided among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Footprint {
-    /// Its proportional share of all it has mapped but the template.
-    pub own: f64,
-    /// Its proportional share of the template's file.
+    /// The VMM itself.
+    pub vmm: f64,
+    /// Guest memory that the clone has written.
+    pub written: f64,
+    /// Guest memory that is still the template's.
     pub template: f64,
 }
 
-/// The footprint of process `pid`; the template is what it maps of files in memory whose name has `template`.
-pub fn footprint(pid: i32, template: &str) -> io::Result<Footprint> {
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-    Ok(sum(&smaps, template))
+/// The footprint of `clone`.
+pub fn footprint(clone: &Vmm) -> io::Result<Footprint> {
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", clone.pid()))?;
+    let guest: Vec<Range<u64>> = clone
+        .regions
+        .iter()
+        .map(|region| region.host_address..region.host_address + region.size)
+        .collect();
+    if guest.is_empty() {
+        return Err(io::Error::other("thaw-vmm does not say where guest memory is"));
+    }
+    Ok(sum(&smaps, &guest))
 }
 
-/// Sums `Pss:` of a smaps(5) text. A private page of the template is the clone's own: it wrote it.
-fn sum(smaps: &str, template: &str) -> Footprint {
+/// Sums a smaps(5) text, in which guest memory is at the addresses `guest`.
+fn sum(smaps: &str, guest: &[Range<u64>]) -> Footprint {
     let mut footprint = Footprint::default();
-    let mut of_template = false;
-    let mut private = 0.0;
+    let mut of_guest = false;
     for line in smaps.lines() {
         let mut words = line.split_whitespace();
         let first = words.next().unwrap_or_default();
-        let kib = || {
-            words
-                .clone()
-                .next()
-                .and_then(|n| n.parse::<f64>().ok())
-                .unwrap_or(0.0)
-        };
-        match first {
-            "Pss:" if of_template => footprint.template += kib(),
-            "Pss:" => footprint.own += kib(),
-            "Anonymous:" => private += if of_template { kib() } else { 0.0 },
-            _ if !first.ends_with(':') => of_template = line.contains(template),
+        let kib = words.next().and_then(|n| n.parse().ok()).unwrap_or(0.0);
+        match (first, of_guest) {
+            ("Pss:", false) => footprint.vmm += kib,
+            ("Pss:", true) => footprint.template += kib,
+            // Anonymous pages in guest memory are copies or came of nothing: its own, and whole in its Pss.
+            ("Anonymous:", true) => {
+                footprint.written += kib;
+                footprint.template -= kib;
+            }
+            _ if !first.ends_with(':') => of_guest = starts_in(first, guest),
             _ => {}
         }
     }
-    // Anonymous pages of a private file mapping are copies, counted whole in its Pss.
-    footprint.own += private;
-    footprint.template -= private;
     footprint
+}
+
+/// Whether a mapping, `START-END`, is guest memory.
+fn starts_in(mapping: &str, guest: &[Range<u64>]) -> bool {
+    let start = mapping.split('-').next().unwrap_or_default();
+    u64::from_str_radix(start, 16).is_ok_and(|start| guest.iter().any(|range| range.contains(&start)))
 }
 
 /// `MemAvailable`, in KiB: what the kernel could still give, its own memory counted.
@@ -66,20 +79,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_of_the_template_that_were_written_are_the_clones_own() {
+    fn a_page_counts_once_as_the_vmms_as_written_or_as_the_templates() {
         let smaps = "\
-7f00-7f10 rw-p 00000000 00:01 5 /memfd:memory (deleted)
+7f00000-7f10000 rw-p 00000000 00:01 5 /memfd:template-memory (deleted)
 Size:                 64 kB
 Pss:                  20 kB
 Anonymous:            12 kB
-7f20-7f30 rw-p 00000000 00:00 0
+7f10000-7f20000 rw-p 00000000 00:00 0
+Pss:                   8 kB
+Anonymous:             8 kB
+7f20000-7f30000 rw-p 00000000 00:00 0
 Pss:                   5 kB
 Anonymous:             5 kB
 ";
         assert_eq!(
-            sum(smaps, "memfd:memory"),
+            sum(smaps, &[0x7f00000..0x7f10000, 0x7f10000..0x7f20000]),
             Footprint {
-                own: 17.0,
+                vmm: 5.0,
+                written: 20.0,
                 template: 8.0
             }
         );

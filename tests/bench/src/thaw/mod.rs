@@ -4,7 +4,9 @@
 
 pub mod clone;
 pub mod cost;
+pub mod files;
 pub mod floor;
+pub mod linux;
 pub mod pooled_floor;
 pub mod qemu;
 pub mod storm;

@@ -34,7 +34,7 @@ impl PooledFloor {
             .arg(ARGUMENT)
             .stdin(Stdio::from(theirs))
             .spawn()?;
-        send(&ours, &(), &[memory.as_fd()]).map_err(io::Error::other)?;
+        send(&ours, &b't', &[memory.as_fd()]).map_err(io::Error::other)?;
         Ok(PooledFloor {
             process,
             socket: ours,
@@ -62,7 +62,7 @@ impl Drop for PooledFloor {
 /// The process: a new machine for each claim, with everything set, until the claimer is gone.
 pub fn serve() -> io::Result<()> {
     let socket = std::io::stdin();
-    let (_, descriptors) = receive::<()>(&socket).map_err(io::Error::other)?;
+    let (_, descriptors) = receive::<u8>(&socket).map_err(io::Error::other)?;
     let memory = descriptors
         .into_iter()
         .next()

@@ -9,6 +9,7 @@
 //! | [`agent_client`] | our end of the guest agent's API |
 //! | [`container`] | image configuration and flags into an OCI runtime specification |
 //! | [`stdio`] | a process's standard streams, terminal, signals |
+//! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
 //! | [`misses`] | answering a VMM's chunk misses from the image store |
 //! | [`state`] | what is running, on disk |
 //! | [`doctor`] | what this host has, lacks, and what that costs |
@@ -33,6 +34,7 @@ pub mod misses;
 pub mod paths;
 pub mod readiness;
 pub mod sandbox;
+pub mod snapshot;
 pub mod state;
 pub mod stdio;
 pub mod trace;

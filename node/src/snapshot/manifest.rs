@@ -16,7 +16,7 @@ pub const CHUNK: u64 = 2 << 20;
 /// Largest manifest read, in bytes: 64 GiB of memory and as many of disks need 5 MiB.
 pub const MAX_MANIFEST: u64 = 32 << 20;
 /// Largest memory or disk described, in bytes.
-const MAX_FILE: u64 = 1 << 44;
+const MAX_FILE: u64 = 1 << 40;
 /// Most layers of deltas under one another.
 pub const MAX_LAYERS: usize = 16;
 

@@ -1,0 +1,246 @@
+//! Verified files as the descriptors a VMM restores from.
+//!
+//! A process that lives long ([`Hold::Sealed`]) copies memory into a sealed memfd while it hashes it: what was compared is
+//! what is mapped, whatever becomes of the file, and every clone shares the one copy. A process that thaws one sandbox
+//! ([`Hold::Files`]) hands on the file itself, verified once since boot ([`super::stamp`]); the page cache is what clones
+//! share. `state` and `working-set` are small and always copied. All descriptors are for reading only.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::directory::{CheckError, SnapshotDir, check_chunks};
+use super::error::SnapshotError;
+use super::hash::Hash;
+use super::manifest::{ChunkedFile, MAX_LAYERS, Manifest, WholeFile};
+use super::signature::TrustedKeys;
+use super::stamp::Stamps;
+
+/// How memory is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// In sealed memory of ours.
+    Sealed,
+    /// In the snapshot's file.
+    Files,
+}
+
+/// A snapshot ready to be restored, any number of times at once.
+#[derive(Debug)]
+pub struct Registered {
+    pub manifest: Manifest,
+    /// Hash of the manifest.
+    pub hash: Hash,
+    /// Where it was. It need not be there any more.
+    pub directory: PathBuf,
+    pub state: OwnedFd,
+    /// Memory files, the one at the bottom first.
+    pub memory: Vec<OwnedFd>,
+    pub working_set: Option<OwnedFd>,
+    /// The disks as they were at the freeze, to be cloned; by id.
+    pub disks: Vec<(String, OwnedFd)>,
+}
+
+/// Opens snapshots, as this node trusts them.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    stamps: Stamps,
+    trusted: TrustedKeys,
+    hold: Hold,
+}
+
+impl Registry {
+    /// With the stamps and keys under the data directory: `verified/` and `keys/`.
+    pub fn open(data: &Path, hold: Hold) -> Result<Registry, SnapshotError> {
+        Ok(Registry {
+            stamps: Stamps::open(&data.join("verified"))?,
+            trusted: TrustedKeys::load(&data.join("keys"))?,
+            hold,
+        })
+    }
+
+    /// What was verified.
+    pub fn stamps(&self) -> &Stamps {
+        &self.stamps
+    }
+
+    /// Who is trusted.
+    pub fn trusted(&self) -> &TrustedKeys {
+        &self.trusted
+    }
+
+    /// Opens a snapshot's directory: its manifest is checked, its files are not.
+    pub fn find(&self, directory: &Path) -> Result<SnapshotDir, SnapshotError> {
+        SnapshotDir::open(directory, &self.trusted)
+    }
+
+    /// Verifies a snapshot, and the ones it lies on, and holds what a VMM needs of them. Blocks while it reads.
+    pub fn register(&self, directory: &Path) -> Result<Registered, SnapshotError> {
+        let layers = self.layers(directory)?;
+        let mut memory = Vec::with_capacity(layers.len());
+        for layer in layers.iter().rev() {
+            memory.push(match self.hold {
+                Hold::Sealed => sealed_memory(layer)?,
+                Hold::Files => {
+                    layer.verify_once(&self.stamps)?;
+                    read_only(&layer.files().memory).map_err(io_at(layer))?
+                }
+            });
+        }
+        // There is at least the snapshot itself.
+        let top = layers.into_iter().next().ok_or_else(|| SnapshotError::NotFound {
+            directory: directory.to_owned(),
+        })?;
+        let (files, expected) = (top.files(), &top.manifest().files);
+        let state = sealed_whole(&top, "state", &files.state, &expected.state)?;
+        let working_set = match (&files.working_set, &expected.working_set) {
+            (Some(file), Some(expected)) => Some(sealed_whole(&top, "working-set", file, expected)?),
+            _ => None,
+        };
+        if self.hold == Hold::Sealed {
+            for ((id, file), disk) in files.disks.iter().zip(&expected.disks) {
+                top.check(|| check_chunks(&format!("disks/{id}"), file, &disk.contents, None))?;
+            }
+        }
+        let (hash, directory) = (top.hash(), top.path().to_owned());
+        let (manifest, files) = top.into_files();
+        Ok(Registered {
+            manifest,
+            hash,
+            directory,
+            state,
+            memory,
+            working_set,
+            disks: files.disks.into_iter().map(|(id, f)| (id, f.into())).collect(),
+        })
+    }
+
+    /// The snapshot and those under it, top first.
+    fn layers(&self, directory: &Path) -> Result<Vec<SnapshotDir>, SnapshotError> {
+        let mut layers = vec![self.find(directory)?];
+        while let Some(base) = layers.last().and_then(|top| top.manifest().base()) {
+            let top = &layers[layers.len() - 1];
+            if layers.len() == MAX_LAYERS {
+                return Err(SnapshotError::Incompatible {
+                    directory: directory.to_owned(),
+                    reason: format!("it lies on more than {} others", MAX_LAYERS - 1),
+                });
+            }
+            let place = top.path().join(&base.place);
+            let under = self.find(&place)?;
+            if under.hash() != base.manifest {
+                return Err(SnapshotError::OtherBase {
+                    directory: top.path().to_owned(),
+                    base: place,
+                    wanted: base.manifest,
+                    found: under.hash(),
+                });
+            }
+            layers.push(under);
+        }
+        Ok(layers)
+    }
+}
+
+impl Manifest {
+    fn base(&self) -> Option<super::manifest::Base> {
+        self.subject.base.clone()
+    }
+}
+
+fn io_at(layer: &SnapshotDir) -> impl FnOnce(io::Error) -> SnapshotError {
+    SnapshotError::io("hold the snapshot at", layer.path())
+}
+
+/// Copies memory, comparing it on the way.
+fn sealed_memory(layer: &SnapshotDir) -> Result<OwnedFd, SnapshotError> {
+    let expected: &ChunkedFile = &layer.manifest().files.memory;
+    layer.check(|| {
+        let copy = memfd("thaw-memory", expected.bytes)?;
+        check_chunks("memory", &layer.files().memory, expected, Some(&copy))?;
+        Ok(seal(&copy)?)
+    })
+}
+
+/// Copies a small file, comparing what was copied.
+fn sealed_whole(
+    layer: &SnapshotDir,
+    name: &str,
+    file: &File,
+    expected: &WholeFile,
+) -> Result<OwnedFd, SnapshotError> {
+    layer.check(|| {
+        let found = file.metadata()?.len();
+        if found != expected.bytes {
+            let sizes = format!("{name} ({found} bytes instead of {})", expected.bytes);
+            return Err(CheckError::Damaged(sizes));
+        }
+        let copy = memfd("thaw-state", expected.bytes)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = vec![0; 1 << 20];
+        let (mut at, mut from) = (0, (Positioned { file, at: 0 }).take(expected.bytes));
+        loop {
+            let n = from.read(&mut buffer)?;
+            if n == 0 {
+                break;
+            }
+            hasher.update(&buffer[..n]);
+            copy.write_all_at(&buffer[..n], at)?;
+            at += n as u64;
+        }
+        match at == expected.bytes && Hash::from(hasher.finalize()) == expected.blake3 {
+            true => Ok(seal(&copy)?),
+            false => Err(CheckError::Damaged(name.to_owned())),
+        }
+    })
+}
+
+/// Reads by position: the descriptor's own offset is shared with whoever else has it.
+struct Positioned<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for Positioned<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.file.read_at(buffer, self.at) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                result => {
+                    self.at += *result.as_ref().unwrap_or(&0) as u64;
+                    return result;
+                }
+            }
+        }
+    }
+}
+
+fn memfd(name: &str, bytes: u64) -> io::Result<File> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let file = File::from(fd);
+    file.set_len(bytes)?;
+    Ok(file)
+}
+
+/// Nobody writes to it any more, we included; the descriptor returned cannot even ask to.
+fn seal(file: &File) -> io::Result<OwnedFd> {
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(file, seals)?;
+    read_only(file)
+}
+
+/// A descriptor of its own for reading, also where the name is gone.
+fn read_only(file: &File) -> io::Result<OwnedFd> {
+    Ok(fs::OpenOptions::new()
+        .read(true)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))?
+        .into())
+}
+
+#[cfg(test)]
+#[path = "register_test.rs"]
+mod tests;

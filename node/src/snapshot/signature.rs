@@ -1,0 +1,209 @@
+//! Ed25519 over the manifest's bytes, in `manifest.sig`: 64 bytes, as `openssl pkeyutl -sign -rawin` makes them.
+//!
+//! Keys are PEM files as `openssl genpkey -algorithm ed25519` and `openssl pkey -pubout` write them. Invariant: where any
+//! key is trusted, a manifest nobody trusted signed is refused; a key that cannot be read is an error, not one key fewer.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+
+use super::error::SnapshotError;
+
+/// Bytes of a signature.
+pub const SIGNATURE: usize = 64;
+/// Before the 32 bytes of a key in a SubjectPublicKeyInfo (RFC 8410, section 4).
+const PUBLIC_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+
+/// A private key.
+pub struct SigningKey {
+    pair: Ed25519KeyPair,
+    place: PathBuf,
+}
+
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SigningKey({})", self.place.display())
+    }
+}
+
+impl SigningKey {
+    /// Reads a `PRIVATE KEY` PEM file (PKCS#8, RFC 5958).
+    pub fn load(path: &Path) -> Result<SigningKey, SnapshotError> {
+        let der = read_pem(path, "PRIVATE KEY")?;
+        let bad = |_| SnapshotError::Key {
+            place: path.to_owned(),
+            reason: "the private key in it is of another kind",
+        };
+        Ok(SigningKey {
+            pair: Ed25519KeyPair::from_pkcs8_maybe_unchecked(&der).map_err(bad)?,
+            place: path.to_owned(),
+        })
+    }
+
+    /// Signs a manifest's bytes.
+    pub fn sign(&self, manifest: &[u8]) -> [u8; SIGNATURE] {
+        let mut bytes = [0; SIGNATURE];
+        bytes.copy_from_slice(self.pair.sign(manifest).as_ref());
+        bytes
+    }
+
+    /// Its file.
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+}
+
+/// Whose snapshots are used here. With no key, everybody's.
+#[derive(Clone, Debug, Default)]
+pub struct TrustedKeys {
+    keys: Vec<[u8; 32]>,
+}
+
+impl TrustedKeys {
+    /// The `PUBLIC KEY` PEM files `*.pub` in `directory`; none if there is no such directory.
+    pub fn load(directory: &Path) -> Result<TrustedKeys, SnapshotError> {
+        let entries = match fs::read_dir(directory) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(TrustedKeys::default()),
+            Err(e) => return Err(SnapshotError::io("read", directory)(e)),
+        };
+        let mut keys = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(SnapshotError::io("read", directory))?.path();
+            if path.extension().is_some_and(|e| e == "pub") {
+                keys.push(public_key(&path)?);
+            }
+        }
+        Ok(TrustedKeys { keys })
+    }
+
+    /// Whether signatures matter here.
+    pub fn any(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// Whether what this key signs is used here.
+    pub fn accepts(&self, key: &SigningKey) -> bool {
+        !self.any() || self.keys.iter().any(|k| k == key.pair.public_key().as_ref())
+    }
+
+    /// Checks a manifest's signature; the error is a reason.
+    pub fn check(&self, manifest: &[u8], signature: Option<&[u8]>) -> Result<(), &'static str> {
+        if !self.any() {
+            return Ok(());
+        }
+        let signature = signature.ok_or("it is not signed, and keys are configured here")?;
+        let good = |key: &[u8; 32]| UnparsedPublicKey::new(&ED25519, key).verify(manifest, signature).is_ok();
+        match self.keys.iter().any(good) {
+            true => Ok(()),
+            false => Err("manifest.sig is not a signature of manifest.json by any key trusted here"),
+        }
+    }
+}
+
+fn public_key(path: &Path) -> Result<[u8; 32], SnapshotError> {
+    let der = read_pem(path, "PUBLIC KEY")?;
+    der.strip_prefix(&PUBLIC_PREFIX)
+        .and_then(|key| <[u8; 32]>::try_from(key).ok())
+        .ok_or_else(|| SnapshotError::Key {
+            place: path.to_owned(),
+            reason: "the public key in it is of another kind",
+        })
+}
+
+/// The contents of the first PEM block (RFC 7468) with this label.
+fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, SnapshotError> {
+    let text = fs::read_to_string(path).map_err(SnapshotError::io("read the key", path))?;
+    let (begin, end) = (format!("-----BEGIN {label}-----"), format!("-----END {label}-----"));
+    let body = text
+        .split_once(&begin)
+        .and_then(|(_, rest)| rest.split_once(&end))
+        .map(|(body, _)| body.split_whitespace().collect::<String>());
+    body.and_then(|body| STANDARD.decode(body).ok())
+        .ok_or_else(|| SnapshotError::Key {
+            place: path.to_owned(),
+            reason: "it is not a PEM file with such a key",
+        })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use ring::rand::SystemRandom;
+
+    /// Writes a new key pair as PEM files `name` and `name.pub`.
+    pub fn key_pair(directory: &Path, name: &str) -> PathBuf {
+        let der = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
+        let pair = Ed25519KeyPair::from_pkcs8(der.as_ref()).unwrap();
+        let public = [&PUBLIC_PREFIX[..], pair.public_key().as_ref()].concat();
+        let pem =
+            |label, der: &[u8]| format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(der));
+        let path = directory.join(name);
+        fs::write(&path, pem("PRIVATE KEY", der.as_ref())).unwrap();
+        fs::write(path.with_extension("pub"), pem("PUBLIC KEY", &public)).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_signature_holds_for_its_key_and_its_bytes_alone() {
+        let (mine, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let key = SigningKey::load(&key_pair(mine.path(), "k")).unwrap();
+        key_pair(theirs.path(), "k");
+        let (trusted, others) = (
+            TrustedKeys::load(mine.path()).unwrap(),
+            TrustedKeys::load(theirs.path()).unwrap(),
+        );
+        let signature = key.sign(b"manifest");
+        assert_eq!(trusted.check(b"manifest", Some(&signature)), Ok(()));
+        assert!(trusted.accepts(&key) && !others.accepts(&key));
+        assert!(trusted.check(b"Manifest", Some(&signature)).is_err());
+        assert!(others.check(b"manifest", Some(&signature)).is_err());
+        assert!(trusted.check(b"manifest", None).is_err());
+        for cut in [0, 1, 63] {
+            assert!(trusted.check(b"manifest", Some(&signature[..cut])).is_err());
+        }
+        for bit in 0..SIGNATURE * 8 {
+            let mut flipped = signature;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(trusted.check(b"manifest", Some(&flipped)).is_err(), "bit {bit}");
+        }
+        let none = TrustedKeys::load(Path::new("/nowhere")).unwrap();
+        assert!(!none.any() && none.check(b"anything", None).is_ok());
+    }
+
+    #[test]
+    fn openssls_keys_are_read() {
+        // RFC 8032, section 7.1, test 1: the seed in a PKCS#8 of version 1 without public key, as openssl writes it.
+        let directory = tempfile::tempdir().unwrap();
+        let seed = "MC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g";
+        let public = "MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=";
+        let key = directory.path().join("k");
+        fs::write(&key, format!("-----BEGIN PRIVATE KEY-----\n{seed}\n-----END PRIVATE KEY-----\n")).unwrap();
+        fs::write(
+            key.with_extension("pub"),
+            format!("-----BEGIN PUBLIC KEY-----\n{public}\n-----END PUBLIC KEY-----\n"),
+        )
+        .unwrap();
+        let signature = SigningKey::load(&key).unwrap().sign(b"");
+        assert_eq!(signature[..4], [0xe5, 0x56, 0x43, 0x00]);
+        let trusted = TrustedKeys::load(directory.path()).unwrap();
+        assert_eq!(trusted.check(b"", Some(&signature)), Ok(()));
+    }
+
+    #[test]
+    fn what_is_no_key_is_an_error_not_one_key_fewer() {
+        let directory = tempfile::tempdir().unwrap();
+        let bad = directory.path().join("bad.pub");
+        for text in ["", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "-----BEGIN PUBLIC KEY-----\n"] {
+            fs::write(&bad, text).unwrap();
+            let error = TrustedKeys::load(directory.path()).unwrap_err();
+            assert!(error.to_string().contains("bad.pub"), "{error}");
+            assert!(SigningKey::load(&bad).is_err());
+        }
+    }
+}

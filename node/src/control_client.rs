@@ -52,7 +52,11 @@ impl From<CallError> for Failure {
                 ErrorCode::Kvm => ExitCode::KvmInadequate,
                 ErrorCode::NotPvh => ExitCode::KernelNotPvh,
                 ErrorCode::MemoryTooSmall => ExitCode::MemoryTooSmall,
-                ErrorCode::WrongState | ErrorCode::Invalid | ErrorCode::System => ExitCode::VmmFailed,
+                ErrorCode::Snapshot => ExitCode::SnapshotDamaged,
+                ErrorCode::Incompatible => ExitCode::SnapshotIncompatible,
+                ErrorCode::WrongState | ErrorCode::Invalid | ErrorCode::Unswapped | ErrorCode::System => {
+                    ExitCode::VmmFailed
+                }
             },
             CallError::Closed | CallError::Send(_) => ExitCode::VmmFailed,
         };
@@ -60,7 +64,7 @@ impl From<CallError> for Failure {
     }
 }
 
-type Reply = Result<Response, ControlError>;
+type Reply = Result<(Response, Vec<OwnedFd>), ControlError>;
 
 #[derive(Debug)]
 struct Shared {
@@ -104,8 +108,18 @@ impl ControlClient {
         })
     }
 
-    /// Asks, with descriptors beside the request, and waits for the answer.
+    /// Asks, with descriptors beside the request, and waits for the answer. A request on an idle connection is sent by
+    /// the first poll, so that several, polled in turn, arrive in that order.
     pub async fn call(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Response, CallError> {
+        Ok(self.call_for_descriptors(command, fds).await?.0)
+    }
+
+    /// As [`ControlClient::call`], with the descriptors that came beside the answer.
+    pub async fn call_for_descriptors(
+        &self,
+        command: Command,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Response, Vec<OwnedFd>), CallError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         match self
@@ -188,7 +202,7 @@ async fn read_all(shared: Arc<Shared>) {
             Err(e) => break PacketError::Io(e),
         };
         match packet::receive::<FromVmm>(shared.socket.get_ref().as_fd()) {
-            Ok((message, _)) => shared.take(message),
+            Ok((message, descriptors)) => shared.take(message, descriptors),
             Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
             Err(e) => break e,
         }
@@ -199,7 +213,7 @@ async fn read_all(shared: Arc<Shared>) {
 }
 
 impl Shared {
-    fn take(&self, message: FromVmm) {
+    fn take(&self, message: FromVmm, descriptors: Vec<OwnedFd>) {
         match message {
             FromVmm::Reply { id, result } => {
                 let waiting = self
@@ -209,7 +223,7 @@ impl Shared {
                     .as_mut()
                     .and_then(|pending| pending.remove(&id));
                 match waiting {
-                    Some(sender) => drop(sender.send(result)),
+                    Some(sender) => drop(sender.send(result.map(|r| (r, descriptors)))),
                     None => tracing::warn!(id, "thaw-vmm answered what was not asked"),
                 }
             }
@@ -246,6 +260,7 @@ mod tests {
             let status = Response::Status {
                 state: MachineState::Running,
                 times: StartTimes::default(),
+                faults: 0,
             };
             let refusal = ControlError {
                 code: ErrorCode::NotPvh,

@@ -9,61 +9,153 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
 use thaw_protocol::handshake::{
-    Acknowledgement, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, read_frame, write_frame,
+    Acknowledgement, Greeting, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, Quiesced, read_frame,
+    write_frame,
 };
 
 use crate::exit::{ExitCode, Failure};
+use crate::trace::monotonic_ns;
 
 /// Bytes of fresh entropy each guest gets.
 const ENTROPY: usize = 64;
+
+/// How far a guest's clock may be off, beyond half the measured round trip.
+const CLOCK_MARGIN: Duration = Duration::from_millis(10);
 
 /// What a guest is to be.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub hostname: String,
     pub network: Option<Network>,
+    /// CPUs online.
+    pub cpus: u8,
+    /// Memory in all, MiB.
+    pub memory_mib: u32,
+    /// Take the acknowledgement of a guest whose kernel command line weakens it for a test.
+    pub test_hooks: bool,
+}
+
+/// An identity in force.
+#[derive(Clone, Debug)]
+pub struct Performed {
+    pub acknowledgement: Acknowledgement,
+    /// CLOCK_MONOTONIC nanoseconds of the host: the guest took the connection; the acknowledgement was here.
+    pub connected: u64,
+    pub acknowledged: u64,
+    pub clock: Clock,
+}
+
+/// What the acknowledgement says of the guest's wall clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    /// Guest minus host, nanoseconds, at the middle of the round trip.
+    pub off_ns: i64,
+    /// What of the round trip was not the guest's own work, nanoseconds.
+    pub round_trip_ns: u64,
+}
+
+impl Clock {
+    /// From host CLOCK_REALTIME when the identity was sent and the acknowledgement was there, the guest's span between
+    /// reading the one and writing the other, and its wall clock at the latter: half a round trip before it was there.
+    fn of(sent: u64, arrived: u64, guest_span: u64, guest: u64) -> Clock {
+        let round_trip = arrived.saturating_sub(sent).saturating_sub(guest_span);
+        let at = arrived.saturating_sub(round_trip / 2);
+        Clock {
+            off_ns: i64::try_from(i128::from(guest) - i128::from(at)).unwrap_or(i64::MAX),
+            round_trip_ns: round_trip,
+        }
+    }
+
+    /// Whether it is as right as is promised.
+    pub fn is_right(&self) -> bool {
+        u128::from(self.off_ns.unsigned_abs()) <= CLOCK_MARGIN.as_nanos() + u128::from(self.round_trip_ns / 2)
+    }
 }
 
 /// Gives the guest behind the vsock socket at `path` its identity and waits for it to be in force. Blocks, for at most
 /// `limit` per step.
-pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Acknowledgement, Failure> {
-    let failed = |what: String| Failure::new(ExitCode::HandshakeFailed, what);
+pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed, Failure> {
     let mut stream =
         connect(path, HANDSHAKE_PORT, limit).map_err(|e| failed(format!("cannot reach the agent: {e}")))?;
+    let connected = monotonic_ns();
     let random = |e: io::Error| Failure::system("cannot read random bytes", &e);
     let nonce = crate::random::<16>().map_err(random)?;
-    let identity = Identity {
+    let mut identity = Identity {
         version: HANDSHAKE_VERSION,
         nonce,
         entropy: crate::random::<ENTROPY>().map_err(random)?.to_vec(),
         machine_id: crate::random::<16>().map_err(random)?,
         hostname: wanted.hostname,
         network: wanted.network,
-        // Last: it is stale as soon as it is read.
-        wall_clock_ns: wall_clock_ns(),
+        cpus: wanted.cpus,
+        memory_mib: wanted.memory_mib,
+        wall_clock_ns: 0,
     };
-    write_frame(&mut stream, &identity).map_err(|e| failed(format!("cannot send the identity: {e}")))?;
+    // Last: it is stale as soon as it is read.
+    identity.wall_clock_ns = wall_clock_ns();
+    let sent = identity.wall_clock_ns;
+    let greeting = Greeting::Become(Box::new(identity));
+    write_frame(&mut stream, &greeting).map_err(|e| failed(format!("cannot send the identity: {e}")))?;
     let answer: Acknowledgement =
         read_frame(&mut stream).map_err(|e| failed(format!("no acknowledgement of the identity: {e}")))?;
-    check(&answer, &nonce)?;
-    Ok(answer)
+    let (arrived, acknowledged) = (wall_clock_ns(), monotonic_ns());
+    check(&answer, &nonce, wanted.test_hooks)?;
+    let span = answer.applied.saturating_sub(answer.received);
+    let clock = Clock::of(sent, arrived, span, answer.wall_clock_ns);
+    Ok(Performed {
+        acknowledgement: answer,
+        connected,
+        acknowledged,
+        clock,
+    })
 }
 
-fn check(answer: &Acknowledgement, nonce: &[u8; 16]) -> Result<(), Failure> {
-    let failed = |what: String| Err(Failure::new(ExitCode::HandshakeFailed, what));
-    if answer.version != HANDSHAKE_VERSION {
-        return failed(format!(
-            "the agent speaks handshake version {}, not {HANDSHAKE_VERSION}",
-            answer.version
-        ));
-    }
-    if answer.nonce != *nonce {
-        return failed("the agent acknowledged another identity than it was sent".into());
-    }
-    match &answer.failure {
-        Some(reason) => failed(format!("the agent could not apply its identity: {reason}")),
+/// Stops every workload of the guest behind the vsock socket at `path`. Blocks, for at most `limit` per step.
+pub fn quiesce(path: &Path, limit: Duration) -> Result<(), Failure> {
+    let stopped = greet(path, &Greeting::Quiesce, limit);
+    stopped.map_err(|reason| failed(format!("the workloads cannot be stopped: {reason}")))
+}
+
+/// Lets them go on.
+pub fn resume(path: &Path, limit: Duration) -> Result<(), Failure> {
+    let resumed = greet(path, &Greeting::Continue, limit);
+    resumed.map_err(|reason| failed(format!("the workloads cannot be let go on: {reason}")))
+}
+
+fn greet(path: &Path, greeting: &Greeting, limit: Duration) -> Result<(), String> {
+    let mut stream = connect(path, HANDSHAKE_PORT, limit).map_err(|e| format!("cannot reach the agent: {e}"))?;
+    write_frame(&mut stream, greeting).map_err(|e| e.to_string())?;
+    let answer: Quiesced = read_frame(&mut stream).map_err(|e| format!("the agent does not answer: {e}"))?;
+    match answer.failure {
+        _ if answer.version != HANDSHAKE_VERSION => Err(wrong_version(answer.version)),
+        Some(reason) => Err(reason),
         None => Ok(()),
     }
+}
+
+fn failed(what: String) -> Failure {
+    Failure::new(ExitCode::HandshakeFailed, what)
+}
+
+fn wrong_version(theirs: u32) -> String {
+    format!("the agent speaks handshake version {theirs}, not {HANDSHAKE_VERSION}")
+}
+
+fn check(answer: &Acknowledgement, nonce: &[u8; 16], test_hooks: bool) -> Result<(), Failure> {
+    if answer.version != HANDSHAKE_VERSION {
+        return Err(failed(wrong_version(answer.version)));
+    }
+    if answer.nonce != *nonce {
+        return Err(failed("the agent acknowledged another identity than it was sent".into()));
+    }
+    if let Some(reason) = &answer.failure {
+        return Err(failed(format!("the agent could not apply its identity: {reason}")));
+    }
+    if answer.test_hooks && !test_hooks {
+        return Err(failed("a test hook in the guest weakened its identity".into())
+            .remedy("this template is for tests alone: remove it, or use thawd --test-templates"));
+    }
+    Ok(())
 }
 
 /// Connects to a port of the guest: `CONNECT <port>\n`, answered `OK <host port>\n`.
@@ -119,7 +211,7 @@ mod tests {
     /// An agent behind a socket, which answers what `change` makes of a good acknowledgement.
     fn with_agent(
         change: impl FnOnce(&mut Acknowledgement) + Send + 'static,
-    ) -> Result<Acknowledgement, Failure> {
+    ) -> Result<Performed, Failure> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vsock.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -129,7 +221,9 @@ mod tests {
             stream.read_exact(&mut line).unwrap();
             assert_eq!(&line, b"CONNECT 1023\n");
             stream.write_all(b"OK 5000\n").unwrap();
-            let identity: Identity = read_frame(&mut stream).unwrap();
+            let Greeting::Become(identity) = read_frame(&mut stream).unwrap() else {
+                panic!("another greeting");
+            };
             assert!(identity.entropy.len() >= thaw_protocol::handshake::MIN_ENTROPY);
             assert!(identity.wall_clock_ns > 0);
             let mut answer = Acknowledgement {
@@ -138,6 +232,10 @@ mod tests {
                 failure: None,
                 agent_started: 1,
                 agent_ready: 2,
+                received: 3,
+                applied: 4,
+                wall_clock_ns: wall_clock_ns(),
+                test_hooks: false,
             };
             change(&mut answer);
             write_frame(&mut stream, &answer).unwrap();
@@ -146,6 +244,9 @@ mod tests {
         let wanted = Wanted {
             hostname: "h".into(),
             network: None,
+            cpus: 1,
+            memory_mib: 128,
+            test_hooks: false,
         };
         let result = perform(&path, wanted, Duration::from_secs(5));
         assert_eq!(agent.join().unwrap().hostname, "h");
@@ -154,7 +255,10 @@ mod tests {
 
     #[test]
     fn a_right_acknowledgement_is_taken_and_any_other_refused() {
-        assert_eq!(with_agent(|_| ()).unwrap().agent_ready, 2);
+        let performed = with_agent(|_| ()).unwrap();
+        assert_eq!(performed.acknowledgement.agent_ready, 2);
+        assert!(performed.clock.is_right(), "{:?}", performed.clock);
+        assert!(performed.acknowledged >= performed.connected);
         let refused = |change: fn(&mut Acknowledgement)| with_agent(change).unwrap_err();
         assert!(refused(|a| a.nonce[0] ^= 1).what.contains("another identity"));
         assert!(refused(|a| a.version += 1).what.contains("version"));
@@ -163,7 +267,44 @@ mod tests {
                 .what
                 .contains("no clock")
         );
+        assert!(refused(|a| a.test_hooks = true).what.contains("test hook"));
         assert_eq!(refused(|a| a.nonce[0] ^= 1).code, ExitCode::HandshakeFailed);
+    }
+
+    #[test]
+    fn a_clock_is_right_within_the_margin_and_half_the_way_there_and_back() {
+        let ms = 1_000_000;
+        // 100 ms in all, 60 of them the guest's own: 20 each way.
+        let clock = |off: i64| Clock::of(1000 * ms, 1100 * ms, 60 * ms, (1080 * ms).wrapping_add_signed(off * 1_000_000));
+        assert_eq!(clock(0), Clock { off_ns: 0, round_trip_ns: 40 * ms });
+        for (off, right) in [(0, true), (30, true), (-30, true), (31, false), (-31, false)] {
+            assert_eq!(clock(off).is_right(), right, "{off} ms");
+        }
+        assert!(!Clock::of(0, 0, 0, u64::MAX).is_right(), "no clock is far enough off to look right");
+    }
+
+    #[test]
+    fn workloads_are_stopped_or_it_is_said_why_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("vsock.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let agent = std::thread::spawn(move || {
+            let mut seen = Vec::new();
+            for failure in [None, Some("a process in D".to_owned())] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut line = [0u8; 13];
+                stream.read_exact(&mut line).unwrap();
+                stream.write_all(b"OK 5000\n").unwrap();
+                seen.push(read_frame::<Greeting>(&mut stream).unwrap());
+                let version = HANDSHAKE_VERSION;
+                write_frame(&mut stream, &Quiesced { version, failure }).unwrap();
+            }
+            seen
+        });
+        resume(&path, Duration::from_secs(5)).unwrap();
+        let refused = quiesce(&path, Duration::from_secs(5)).unwrap_err();
+        assert!(refused.what.contains("a process in D"), "{refused}");
+        assert_eq!(agent.join().unwrap(), [Greeting::Continue, Greeting::Quiesce]);
     }
 
     #[test]

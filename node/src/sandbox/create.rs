@@ -38,7 +38,7 @@ const DISK_SIZE: u64 = 8 << 30;
 /// counts, and who touches too much is killed.
 const CMDLINE: &str = "console=ttyS0 loglevel=3 reboot=t panic=-1 root=/dev/pmem0 rootfstype=erofs rootflags=dax \
                        rootwait ro init=/sbin/init pci=off tsc=reliable swiotlb=noforce noreplace-smp \
-                       rcupdate.rcu_expedited=1 memhp_default_state=online dummy.numdummies=0 \
+                       rcupdate.rcu_expedited=1 maxcpus=1 memhp_default_state=online dummy.numdummies=0 \
                        sysctl.net.ipv4.ip_unprivileged_port_start=0 sysctl.vm.overcommit_memory=1";
 
 /// Words to add to it, for whoever looks into a guest that does not start.
@@ -148,8 +148,11 @@ pub(super) async fn create(
     let wanted = Wanted {
         hostname: spec.hostname.clone().unwrap_or_else(|| id.clone()),
         network: network.as_ref().map(|n| n.config.clone()),
+        cpus: spec.vcpus,
+        memory_mib: spec.memory_mib,
+        test_hooks: true,
     };
-    let acknowledgement = {
+    let performed = {
         let _stage = trace.stage("handshake");
         let path = resources.directory.vsock_socket();
         let performed =
@@ -161,9 +164,8 @@ pub(super) async fn create(
     record.ready = true;
     resources.directory.write(&record)?;
     // The guest's clock and ours tick alike but began apart: only the agent's own span is taken from the guest.
-    let agent = acknowledgement
-        .agent_ready
-        .saturating_sub(acknowledgement.agent_started);
+    let said = &performed.acknowledgement;
+    let agent = said.agent_ready.saturating_sub(said.agent_started);
     let agent_started = doorbell.saturating_sub(agent).max(times.entered);
     trace.add_monotonic("vmm start", spawned, times.jailed);
     trace.add_monotonic("machine", times.jailed, times.created);
@@ -268,6 +270,7 @@ async fn spawn(
     let machine = MachineSpec {
         vcpus: spec.vcpus,
         memory_mib: spec.memory_mib,
+        cpu: Default::default(),
         tethered: spec.tethered,
     };
     let kvm = [files.kvm.as_fd()];
@@ -404,7 +407,7 @@ async fn boot(resources: &Resources, files: &MachineFiles) -> Result<u64, Failur
 async fn times(resources: &Resources) -> Result<StartTimes, Failure> {
     match connection(resources)?.call(Command::Status, &[]).await? {
         Response::Status { times, .. } => Ok(times),
-        Response::Done => Ok(StartTimes::default()),
+        _ => Ok(StartTimes::default()),
     }
 }
 

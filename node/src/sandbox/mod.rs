@@ -236,7 +236,7 @@ impl Sandbox {
             control.ok_or_else(|| Failure::new(ExitCode::VmmFailed, "no connection to thaw-vmm"))?;
         match control.call(Command::Status, &[]).await? {
             Response::Status { state, .. } => Ok(state),
-            Response::Done => Err(Failure::new(
+            _ => Err(Failure::new(
                 ExitCode::VmmFailed,
                 "thaw-vmm answered another question",
             )),

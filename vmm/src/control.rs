@@ -173,7 +173,7 @@ impl Server<'_> {
                 return Ok(Response::Status {
                     state: machine.state(),
                     times: machine.times(),
-                    faults: 0,
+                    faults: machine.faults(),
                 });
             }
             Command::Shutdown => {}

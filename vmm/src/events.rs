@@ -97,6 +97,11 @@ impl EventSink {
         self.held().exited.as_ref().map(|(reason, _)| reason.clone())
     }
 
+    /// Whether the guest ever rang.
+    pub fn rang(&self) -> bool {
+        self.held().doorbell.is_some()
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         self.shared.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

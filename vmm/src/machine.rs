@@ -26,7 +26,7 @@ use crate::events::EventSink;
 use crate::kernel::{self, KernelError};
 use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, PVH_START_INFO, TSS_ADDRESS, memslot};
 use crate::memory::{self, GuestMemory, MemoryError};
-use crate::vcpu::VcpuThreads;
+use crate::vcpu::{Prepare, SpawnError, VcpuThreads};
 use crate::virtio::{AttachError, Inventory, InventoryError};
 use crate::{jail, vmgenid};
 
@@ -97,15 +97,7 @@ impl Machine {
     /// Gives a device its backend.
     pub fn attach(&mut self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Outcome<()> {
         let bus = self.bus("attach a backend")?;
-        match (device, backend) {
-            (DeviceId::Console, Backend::Console) => {
-                bus.console
-                    .attach(one_descriptor(fds, "where console output goes")?);
-                Ok(())
-            }
-            (DeviceId::Console, other) => Err(invalid(format!("the console takes no {other:?}"))),
-            (device, backend) => bus.inventory.attach(device, backend, fds).map_err(attach_error),
-        }
+        bus.attach(device, backend, fds).map_err(attach_error)
     }
 
     /// Shows an image in a slot of the root device.
@@ -197,6 +189,14 @@ impl Machine {
         StartTimes {
             entered,
             ..self.times
+        }
+    }
+
+    /// Page faults of the vCPU threads since the guest was first entered.
+    pub fn faults(&self) -> u64 {
+        match &self.state {
+            State::Running(started) | State::Paused(started) => started.vcpus.faults(),
+            State::Shell | State::Created(_) => 0,
         }
     }
 
@@ -325,7 +325,9 @@ fn prepare_boot(created: &Created, cmdline: &str, file: &mut File) -> Outcome<()
 /// Starts device and vCPU threads and lets the guest run.
 fn start(bus: &Arc<Bus>, vcpus: Vec<Vcpu>, events: &EventSink) -> Outcome<Started> {
     bus.inventory.start().map_err(inventory_error)?;
-    let vcpus = VcpuThreads::spawn(vcpus, bus, events).map_err(system("starting vCPU threads"))?;
+    let ready = |vcpu| (vcpu, Box::new(|_: &Vcpu| Ok(())) as Prepare);
+    let vcpus =
+        VcpuThreads::spawn(vcpus.into_iter().map(ready).collect(), bus, events).map_err(spawn_error)?;
     vcpus.resume();
     Ok(Started {
         bus: bus.clone(),
@@ -354,6 +356,17 @@ fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ControlError {
     move |e| ControlError {
         code: ErrorCode::System,
         message: format!("{what}: {e}"),
+    }
+}
+
+fn spawn_error(e: SpawnError) -> ControlError {
+    let code = match e {
+        SpawnError::Thread(_) => ErrorCode::System,
+        SpawnError::Prepare(_) => ErrorCode::Kvm,
+    };
+    ControlError {
+        code,
+        message: e.to_string(),
     }
 }
 

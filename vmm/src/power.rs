@@ -1,4 +1,5 @@
-//! The ACPI sleep and reset registers (ACPI 6.5 §4.8.3.6, §4.8.3.7): how a guest ends its machine.
+//! The ACPI sleep and reset registers (ACPI 6.5 §4.8.3.6, §4.8.3.7), and of the keyboard controller the one command that
+//! resets (Linux: `reboot=k`): how a guest ends its machine.
 
 use thaw_protocol::control::ExitReason;
 
@@ -12,7 +13,11 @@ pub const RESET_PORT: u16 = 0x602;
 pub const RESET_VALUE: u8 = 1;
 /// SLP_TYP of soft-off, as `\_S5_` tells the guest.
 pub const SLEEP_TYPE_S5: u8 = 5;
+/// The keyboard controller's commands and status: it has none, so its status is 0, ready for the next command.
+pub const KEYBOARD_PORT: u16 = 0x64;
 
+/// The keyboard controller's command that pulses the processor's reset line.
+const KEYBOARD_PULSE_RESET: u8 = 0xfe;
 const SLEEP_ENABLE: u8 = 1 << 5;
 
 /// What writing `value` to one of the ports does to the machine, if it ends it.
@@ -21,7 +26,7 @@ pub fn write(port: u16, value: u8) -> Option<ExitReason> {
         (SLEEP_CONTROL_PORT, value) if value == SLEEP_TYPE_S5 << 2 | SLEEP_ENABLE => {
             Some(ExitReason::PowerOff)
         }
-        (RESET_PORT, RESET_VALUE) => Some(ExitReason::Reset),
+        (RESET_PORT, RESET_VALUE) | (KEYBOARD_PORT, KEYBOARD_PULSE_RESET) => Some(ExitReason::Reset),
         _ => None,
     }
 }
@@ -32,11 +37,11 @@ mod tests {
 
     #[test]
     fn only_soft_off_and_the_reset_value_end_the_machine() {
-        for port in [SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, RESET_PORT] {
+        for port in [SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, RESET_PORT, KEYBOARD_PORT] {
             for value in 0..=255 {
                 let expected = match (port, value) {
                     (SLEEP_CONTROL_PORT, 0x34) => Some(ExitReason::PowerOff),
-                    (RESET_PORT, 1) => Some(ExitReason::Reset),
+                    (RESET_PORT, 1) | (KEYBOARD_PORT, 0xfe) => Some(ExitReason::Reset),
                     _ => None,
                 };
                 assert_eq!(write(port, value), expected, "port {port:#x} value {value:#x}");

@@ -70,6 +70,8 @@ const ALLOWED: &[&[i64]] = &[
         libc::SYS_madvise,
         libc::SYS_brk,
     ],
+    // Page faults of vCPU threads, for Status.
+    &[libc::SYS_getrusage],
     // Threads.
     &[
         libc::SYS_clone3,

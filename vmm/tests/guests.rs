@@ -40,13 +40,15 @@ fn an_unfinished_line_is_written_when_the_machine_ends() {
 }
 
 #[test]
-fn the_reset_register_resets() {
-    let (_vmm, mut control, _console) = started(spec(1, 64), &Code::default().out(0x602, 1).kernel());
-    assert_eq!(control.exit(), ExitReason::Reset);
+fn the_reset_register_and_the_keyboard_controller_reset() {
+    for (port, value) in [(0x602, 1), (0x64, 0xfe)] {
+        let (_vmm, mut control, _console) = started(spec(1, 64), &Code::default().out(port, value).kernel());
+        assert_eq!(control.exit(), ExitReason::Reset, "port {port:#x}");
+    }
 }
 
 #[test]
-fn a_triple_fault_resets() {
+fn a_triple_fault_is_a_fault_that_says_so() {
     // ud2 without an interrupt descriptor table: lidt of six zero bytes first.
     let guest = Guest {
         code: Code::default()
@@ -57,7 +59,10 @@ fn a_triple_fault_resets() {
         data: vec![0; 6],
     };
     let (_vmm, mut control, _console) = started(spec(1, 64), &guest.kernel());
-    assert_eq!(control.exit(), ExitReason::Reset);
+    match control.exit() {
+        ExitReason::Fault(text) => assert!(text.contains("triple fault"), "{text}"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -233,6 +238,37 @@ fn a_paused_guest_does_nothing_and_goes_on_where_it_was() {
         resume(&mut control);
         assert!(talks(&mut console));
     }
+}
+
+fn faults(control: &mut Connection) -> u64 {
+    match control.request(Command::Status, &[]).unwrap() {
+        Response::Status { faults, .. } => faults,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn page_faults_are_counted_while_the_guest_runs_and_not_when_it_touches_nothing_new() {
+    // Writes to 4000 pages, says so, and spins.
+    let touch = Code::default()
+        // mov edi, 4 MiB; 1: mov [edi], edi; add edi, 4096; cmp edi, end; jb 1b
+        .raw(&[
+            0xbf, 0, 0, 0x40, 0, 0x89, 0x3f, 0x81, 0xc7, 0, 0x10, 0, 0, 0x81, 0xff,
+        ])
+        .raw(&(4 * MIB as u32 + 4000 * 4096).to_le_bytes())
+        .raw(&[0x72, 0xf0])
+        .print("touched\n");
+    let end = touch.0.len();
+    let (_vmm, mut control, mut console) = started(spec(2, 64), &touch.repeat_from(end).kernel());
+    assert_eq!(read_some(&mut console), "touched\n");
+    let first = faults(&mut control);
+    // At least one for each 2 MiB page, at most a few for each small one.
+    assert!((8..12_000).contains(&first), "{first}");
+    for _ in 0..20 {
+        assert_eq!(faults(&mut control), first);
+    }
+    pause(&mut control);
+    assert_eq!(faults(&mut control), first);
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn boot(machine: MachineSpec) -> String {
         console.read_to_string(&mut log).unwrap();
         log
     });
-    let cmdline = "console=ttyS0 ignore_loglevel reboot=t panic=-1".to_string();
+    let cmdline = "console=ttyS0 ignore_loglevel reboot=k panic=-1".to_string();
     control
         .request(Command::Boot { cmdline }, &[kernel().as_fd()])
         .unwrap();

@@ -1,0 +1,262 @@
+//! The gate before guest code: one for all vCPU threads of a machine.
+//!
+//! Invariant: a vCPU is past the gate only if it passed while it was open, and why it should come back is in the gate
+//! before it is kicked, so no kick is lost ([`thaw_hypervisor::kick`]). Each thread waits on a condition of its own:
+//! opening wakes those that shall run first, first, and nobody contends with them for a lock they need.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use thaw_hypervisor::Kicker;
+
+use crate::clock::monotonic_ns;
+
+/// What the vCPUs shall do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Stand before the gate.
+    Hold,
+    Run,
+    /// End their threads.
+    Quit,
+}
+
+#[derive(Debug)]
+pub struct Gate {
+    state: Mutex<State>,
+    lanes: Vec<Lane>,
+    /// For who waits for the vCPUs: one came to the gate, out of it, or has counted its faults.
+    news: Condvar,
+    /// When the first vCPU entered the guest, CLOCK_MONOTONIC nanoseconds; 0 before.
+    entered: AtomicU64,
+}
+
+/// What belongs to one vCPU.
+#[derive(Debug)]
+struct Lane {
+    turn: Condvar,
+    kicker: Arc<Kicker>,
+}
+
+#[derive(Debug)]
+struct State {
+    wanted: Wanted,
+    /// vCPUs that never stood before the gate.
+    coming: usize,
+    /// vCPUs past the gate.
+    inside: usize,
+    /// Why a vCPU could not be made ready.
+    failed: Option<String>,
+    /// Counts how often faults were asked for.
+    census: u64,
+    /// By vCPU: page faults of its thread, the census it last answered, and whether it is inside.
+    counts: Vec<Count>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Count {
+    faults: u64,
+    census: u64,
+    inside: bool,
+}
+
+impl Gate {
+    /// A closed gate.
+    pub fn new(kickers: Vec<Arc<Kicker>>) -> Gate {
+        let state = State {
+            wanted: Wanted::Hold,
+            coming: kickers.len(),
+            inside: 0,
+            failed: None,
+            census: 0,
+            counts: vec![Count::default(); kickers.len()],
+        };
+        let lane = |kicker| Lane {
+            turn: Condvar::new(),
+            kicker,
+        };
+        Gate {
+            state: Mutex::new(state),
+            lanes: kickers.into_iter().map(lane).collect(),
+            news: Condvar::new(),
+            entered: AtomicU64::new(0),
+        }
+    }
+
+    /// vCPU `index` is ready to stand before the gate, or never will be.
+    pub fn arrive(&self, outcome: Result<(), String>) {
+        let mut state = self.state();
+        state.coming -= 1;
+        if let Err(why) = outcome {
+            state.failed.get_or_insert(why);
+        }
+        drop(state);
+        self.news.notify_all();
+    }
+
+    /// Returns when every vCPU stands before the gate.
+    ///
+    /// # Errors
+    /// Why the first of those could not be made ready that could not.
+    pub fn await_all(&self) -> Result<(), String> {
+        let mut state = self.state();
+        while state.coming > 0 {
+            state = self.wait_for_news(state);
+        }
+        state.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Waits before the gate; false: end.
+    pub fn pass(&self, index: usize) -> bool {
+        let mut state = self.state();
+        while state.wanted == Wanted::Hold {
+            state = self.lanes[index]
+                .turn
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        let run = state.wanted == Wanted::Run;
+        let census = state.census;
+        state.inside += usize::from(run);
+        let count = &mut state.counts[index];
+        (count.inside, count.census) = (run, census);
+        run
+    }
+
+    /// vCPU `index` is about to enter the guest.
+    pub fn entering(&self) {
+        if self.entered.load(Ordering::Relaxed) == 0 {
+            let now = monotonic_ns();
+            // Another may have been first.
+            let _ = self
+                .entered
+                .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// vCPU `index` was interrupted: shall it go on? `faults` counts those of its thread, and is asked only if somebody
+    /// wants to know.
+    pub fn go_on(&self, index: usize, faults: impl FnOnce() -> u64) -> bool {
+        let mut state = self.state();
+        if state.counts[index].census != state.census {
+            state.count(index, faults());
+            self.news.notify_all();
+        }
+        state.wanted == Wanted::Run
+    }
+
+    /// Comes back out.
+    pub fn leave(&self, index: usize, faults: u64) {
+        let mut state = self.state();
+        state.count(index, faults);
+        state.counts[index].inside = false;
+        state.inside -= 1;
+        drop(state);
+        self.news.notify_all();
+    }
+
+    /// Opens the gate and wakes the vCPUs in `first`, in order; [`Self::wake`] must do so for the others.
+    pub fn open(&self, first: impl IntoIterator<Item = usize>) {
+        let mut state = self.state();
+        if state.wanted == Wanted::Hold {
+            state.wanted = Wanted::Run;
+        }
+        drop(state);
+        self.wake(first);
+    }
+
+    /// Wakes vCPUs that wait before a gate that is open.
+    pub fn wake(&self, indices: impl IntoIterator<Item = usize>) {
+        for index in indices {
+            self.lanes[index].turn.notify_one();
+        }
+    }
+
+    /// Wants something else than running. Once quitting, always quitting.
+    pub fn close(&self, wanted: Wanted) {
+        let mut state = self.state();
+        if state.wanted != Wanted::Quit {
+            state.wanted = wanted;
+        }
+        drop(state);
+        for lane in &self.lanes {
+            lane.turn.notify_one();
+            lane.kicker.kick();
+        }
+    }
+
+    /// Returns when no vCPU is past the closed gate.
+    pub fn await_outside(&self) {
+        let mut state = self.state();
+        while state.inside > 0 {
+            state = self.wait_for_news(state);
+        }
+    }
+
+    /// As [`Self::await_outside`], for at most `patience`. Says which vCPUs are out.
+    pub fn await_outside_for(&self, patience: Duration) -> Vec<bool> {
+        let deadline = Instant::now() + patience;
+        let state = self.wait_until(deadline, |state| state.inside == 0);
+        state.counts.iter().map(|count| !count.inside).collect()
+    }
+
+    /// Page faults of all vCPU threads, as they count them now; one that does not answer within `patience`, because it
+    /// waits for something itself, is counted as it last was.
+    pub fn faults(&self, patience: Duration) -> u64 {
+        let deadline = Instant::now() + patience;
+        {
+            let mut state = self.state();
+            state.census += 1;
+            // Not those before the gate: their next entry would be cut short.
+            let inside = self
+                .lanes
+                .iter()
+                .zip(&state.counts)
+                .filter(|(_, count)| count.inside);
+            inside.for_each(|(lane, _)| lane.kicker.kick());
+        }
+        let state = self.wait_until(deadline, |state| {
+            let answered = |count: &Count| !count.inside || count.census == state.census;
+            state.counts.iter().all(answered)
+        });
+        state.counts.iter().map(|count| count.faults).sum()
+    }
+
+    /// When the first vCPU entered the guest, CLOCK_MONOTONIC nanoseconds; 0 if none has.
+    pub fn entered(&self) -> u64 {
+        self.entered.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for_news<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.news.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_until(&self, deadline: Instant, done: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        while !done(&state) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self
+                .news
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        state
+    }
+}
+
+impl State {
+    fn count(&mut self, index: usize, faults: u64) {
+        let census = self.census;
+        let count = &mut self.counts[index];
+        (count.faults, count.census) = (faults, census);
+    }
+}

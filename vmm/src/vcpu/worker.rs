@@ -1,0 +1,129 @@
+//! What a vCPU's thread does: runs it, and answers what it asks of ports and devices.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thaw_hypervisor::{Exit, Vcpu};
+use thaw_protocol::control::{Event, ExitReason};
+
+use super::faults;
+use super::gate::{Gate, Wanted};
+use crate::bus::Bus;
+use crate::events::EventSink;
+
+/// What makes a vCPU ready, on its own thread, before it stands at the gate.
+pub type Prepare = Box<dyn FnOnce(&Vcpu) -> Result<(), String> + Send>;
+
+/// What a vCPU's thread works with.
+pub struct Worker {
+    pub gate: Arc<Gate>,
+    pub bus: Arc<Bus>,
+    pub events: EventSink,
+    /// Held by this thread while it is past the gate.
+    pub vcpu: Arc<Mutex<Vcpu>>,
+    pub index: usize,
+}
+
+impl Worker {
+    /// The thread's whole life.
+    pub fn work(self, prepare: Prepare) {
+        let kicker = {
+            let vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+            vcpu.kicker().bind_current_thread();
+            let ready = prepare(&vcpu);
+            self.gate.arrive(ready);
+            vcpu.kicker()
+        };
+        let before = faults::of_this_thread();
+        let taken = || faults::of_this_thread() - before;
+        while self.gate.pass(self.index) {
+            let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+            let ended = self.run_until_wanted(&mut vcpu, &taken);
+            // Its soft-lockup watchdog shall not hold the pause against the guest.
+            vcpu.notify_paused();
+            drop(vcpu);
+            if let Some(reason) = ended {
+                self.bus.console.flush();
+                self.events.send(Event::Exited(reason));
+                self.gate.close(Wanted::Quit);
+            }
+            self.gate.leave(self.index, taken());
+        }
+        kicker.unbind();
+    }
+
+    /// Runs the vCPU until the gate closes (none) or the machine ends (why).
+    fn run_until_wanted(&self, vcpu: &mut Vcpu, faults: &impl Fn() -> u64) -> Option<ExitReason> {
+        self.gate.entering();
+        loop {
+            let fault = match vcpu.run() {
+                Ok(Exit::MmioWrite { address, data }) => {
+                    self.bus.mmio_write(address, data);
+                    continue;
+                }
+                Ok(Exit::MmioRead { address, data }) => {
+                    self.bus.mmio_read(address, data);
+                    continue;
+                }
+                Ok(Exit::PortWrite { port, data }) => match self.bus.port_write(port, data) {
+                    Some(reason) => {
+                        self.note_early_end(vcpu, &reason);
+                        return Some(reason);
+                    }
+                    None => continue,
+                },
+                Ok(Exit::PortRead { port, data }) => {
+                    self.bus.port_read(port, data);
+                    continue;
+                }
+                Ok(Exit::Interrupted) => match self.gate.go_on(self.index, faults) {
+                    true => continue,
+                    false => return None,
+                },
+                Ok(Exit::Shutdown) => describe_triple_fault(vcpu),
+                Ok(Exit::InternalError) => describe_internal_error(vcpu),
+                Ok(other) => format!("{other:?}"),
+                Err(e) => e.to_string(),
+            };
+            return Some(ExitReason::Fault(describe(vcpu, &fault)));
+        }
+    }
+
+    /// A guest that ends before it ever rang has told nobody why: where it was may.
+    fn note_early_end(&self, vcpu: &Vcpu, reason: &ExitReason) {
+        if !self.events.rang() {
+            tracing::info!("{}", describe(vcpu, &format!("{reason:?} before it was ready")));
+        }
+    }
+}
+
+fn describe_internal_error(vcpu: &mut Vcpu) -> String {
+    let (suberror, bytes) = vcpu.internal_error();
+    match (suberror, bytes.as_slice()) {
+        (1, []) => "KVM cannot emulate an instruction".to_string(),
+        (1, bytes) => format!("KVM cannot emulate an instruction, bytes {bytes:02x?}"),
+        (other, _) => format!("KVM internal error {other}"),
+    }
+}
+
+fn describe_triple_fault(vcpu: &Vcpu) -> String {
+    match vcpu.sregs() {
+        // KVM on AMD resets the vCPU, because the processor leaves its state undefined: only the kind is known.
+        Ok(sregs) if sregs.cs.base == 0xffff_0000 => {
+            "triple fault; this processor does not keep where".to_string()
+        }
+        Ok(sregs) => format!(
+            "triple fault; cr0 {:#x} cr2 {:#x} cr3 {:#x} cr4 {:#x} efer {:#x} idt {:#x}+{:#x}",
+            sregs.cr0, sregs.cr2, sregs.cr3, sregs.cr4, sregs.efer, sregs.idt.base, sregs.idt.limit
+        ),
+        Err(_) => "triple fault".to_string(),
+    }
+}
+
+/// `fault`, and where the vCPU was.
+fn describe(vcpu: &Vcpu, fault: &str) -> String {
+    let index = vcpu.index();
+    match vcpu.regs() {
+        Ok(regs) => format!("vCPU {index} at {:#x}: {fault}", regs.rip),
+        Err(_) => format!("vCPU {index}: {fault}"),
+    }
+}

@@ -9,6 +9,7 @@ use thaw_protocol::control::{Backend, DeviceId, ExitReason};
 use crate::console::Console;
 use crate::layout::{MMIO_BASE, MMIO_WINDOW};
 use crate::power;
+use crate::virtio::mem::SizeError;
 use crate::virtio::{AttachError, BusRecords, Inventory, RestoreError};
 
 /// Virtio-mmio windows: the devices of the machine but the console.
@@ -23,6 +24,8 @@ pub struct Bus {
 /// Proof that no device thread touches guest memory, or will before this is dropped. vCPUs are the caller's to stop.
 pub struct Quiesced<'b> {
     bus: &'b Bus,
+    /// The devices were working: they shall again.
+    resume: bool,
 }
 
 impl Quiesced<'_> {
@@ -30,38 +33,62 @@ impl Quiesced<'_> {
     /// waits for frames is given back), so it comes before memory and interrupt controllers are saved. The devices go
     /// on as they are once the guard is dropped, their backends and connections untouched.
     pub fn save(&self) -> BusRecords {
-        unimplemented!()
+        BusRecords {
+            console: self.bus.console.save(),
+            devices: self.bus.inventory.save(),
+        }
+    }
+}
+
+impl Drop for Quiesced<'_> {
+    fn drop(&mut self) {
+        if self.resume {
+            self.bus.start_work();
+        }
     }
 }
 
 impl Bus {
     /// Gives a device, the console included, its backend. [`Backend::Empty`] says that it shall have none: refused for
     /// a device that has one, or had one when it was frozen.
-    pub fn attach(&self, _device: DeviceId, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        unimplemented!()
+    pub fn attach(&self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        match device {
+            DeviceId::Console => self.console.attach(backend, fds),
+            device => self.inventory.attach(device, backend, fds),
+        }
     }
 
     /// Waits until no device thread touches guest memory, and keeps them from it.
     pub fn quiesce(&self) -> Quiesced<'_> {
-        Quiesced { bus: self }
+        Quiesced {
+            bus: self,
+            resume: self.inventory.quiesce(),
+        }
     }
 
     /// Whether [`Self::restore`] would accept these records; changes nothing.
-    pub fn check(&self, _records: &BusRecords) -> Result<(), RestoreError> {
-        unimplemented!()
+    pub fn check(&self, records: &BusRecords) -> Result<(), RestoreError> {
+        self.console.check(&records.console)?;
+        self.inventory.check(&records.devices)
     }
 
     /// Puts a machine that never ran into a frozen one's state. All records are checked before anything is changed.
     /// Devices do nothing by it (guest memory is not touched, no interrupt is raised) until [`Self::start_work`]; every
     /// one then needs [`Self::attach`]. Guest memory need not have its contents yet, but must be where it will be.
-    pub fn restore(&self, _records: &BusRecords) -> Result<(), RestoreError> {
-        unimplemented!()
+    pub fn restore(&self, records: &BusRecords) -> Result<(), RestoreError> {
+        self.check(records)?;
+        self.console.restore(&records.console)?;
+        self.inventory.restore(&records.devices)
     }
 
     /// The devices nobody spoke of since the restore: neither given a backend nor declared [`Backend::Empty`]. None
     /// may be left at a thaw. Memory, balloon and random numbers need none. Nothing after a cold boot.
     pub fn unswapped(&self) -> Vec<DeviceId> {
-        unimplemented!()
+        let mut devices = self.inventory.unswapped();
+        if self.console.is_unswapped() {
+            devices.push(DeviceId::Console);
+        }
+        devices
     }
 
     /// Asks the guest, by virtio-mem, to have `total_mib` MiB in all; what boot memory does not cover is offered, in
@@ -69,26 +96,27 @@ impl Bus {
     ///
     /// # Errors
     /// More than boot memory and the region of virtio-mem.
-    pub fn request_memory(&self, _total_mib: u32) -> Result<(), String> {
-        unimplemented!()
+    pub fn request_memory(&self, total_mib: u32) -> Result<(), SizeError> {
+        self.inventory.request_memory(u64::from(total_mib) << 20)
     }
 
     /// Tells the guest, by the ACPI generic event device, that the generation ID in its memory is new. After it was
     /// written and the interrupt controllers are restored.
     pub fn notify_generation(&self) {
-        unimplemented!()
+        self.inventory.notify_generation();
     }
 
     /// Lets the devices work, at the end of a cold boot or a thaw: interrupts the driver has not acknowledged are raised
     /// again, queues with work left are served. Spawns nothing, waits for nothing; may be called again.
     pub fn start_work(&self) {
-        unimplemented!()
+        self.console.start_work();
+        self.inventory.start_work();
     }
 
     pub fn port_read(&self, port: u16, data: &mut [u8]) {
         match (Console::register(port), port) {
             (Some(register), _) => data.fill_with(|| self.console.read(register)),
-            (None, power::SLEEP_STATUS_PORT) => data.fill(0),
+            (None, power::SLEEP_STATUS_PORT | power::KEYBOARD_PORT) => data.fill(0),
             _ => data.fill(0xff),
         }
     }

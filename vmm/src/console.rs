@@ -1,30 +1,48 @@
 //! The console: a 16550 whose output goes to a descriptor. For logs; nothing is ever read from it.
 //!
 //! Invariant: output never makes a vCPU wait and never accumulates. It is gathered to lines of at most [`LINE`] bytes; a
-//! line that cannot be written now is dropped, and the next one that can says how much was lost.
+//! line that cannot be written now is dropped, and the next one that can says how much was lost. A restored console's
+//! interrupt is raised again: one lost at the freeze would be waited for for ever, because the UART raises no second
+//! while the first is not acknowledged.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use thaw_hypervisor::{EventFd, Vm};
+use thaw_protocol::control::{Backend, DeviceId};
 use vm_superio::serial::NoEvents;
-use vm_superio::{Serial, Trigger};
+use vm_superio::{Serial, SerialState, Trigger};
 
 use crate::layout::{CONSOLE_GSI, CONSOLE_PORT};
+use crate::virtio::device::{AttachError, one_descriptor};
+use crate::virtio::state::{ConsoleRecord, RestoreError};
+use crate::virtio::swap::Swap;
 
 /// Most bytes gathered before they are written: a pipe takes this much whole or not at all (PIPE_BUF).
 pub const LINE: usize = 4096;
 /// Register ports of a 16550.
 const PORTS: u16 = 8;
+/// Received bytes a UART of vm-superio holds.
+const FIFO: usize = 64;
+/// The transmitter is empty, or data has come: bits of IER, and of IIR.
+const IER_DATA: u8 = 1;
+const IER_EMPTY: u8 = 2;
+const IIR_EMPTY: u8 = 2;
+const IIR_DATA: u8 = 4;
 
 /// The console of a machine, shared by its vCPUs.
 pub struct Console {
-    uart: Mutex<Serial<Line, NoEvents, Output>>,
+    uart: Mutex<Uart>,
+    line: Line,
+    swap: Swap,
 }
+
+type Uart = Serial<Line, NoEvents, Output>;
 
 impl Console {
     /// Makes the console and registers its interrupt.
@@ -36,16 +54,108 @@ impl Console {
             }
         })?;
         vm.register_irqfd(&event, CONSOLE_GSI)?;
-        Ok(Console {
-            uart: Mutex::new(Serial::new(Line(event), Output::default())),
-        })
+        Ok(Console::on(event))
     }
 
-    /// Where output goes from now on.
-    pub fn attach(&self, to: OwnedFd) {
+    fn on(event: EventFd) -> Console {
+        let line = Line(Arc::new(Wire {
+            event,
+            held: AtomicBool::new(false),
+        }));
+        Console {
+            uart: Mutex::new(Serial::new(line.clone(), Output::default())),
+            line,
+            swap: Swap::default(),
+        }
+    }
+
+    /// Where output goes from now on, with [`Backend::Empty`] nowhere.
+    pub fn attach(&self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        let mut uart = self.uart();
+        match backend {
+            Backend::Console => {
+                let to = one_descriptor(fds)?;
+                uart.writer_mut().write_out();
+                uart.writer_mut().to = Some(to);
+                self.swap.settle();
+                Ok(())
+            }
+            Backend::Empty if fds.is_empty() => self.swap.declare_empty(uart.writer().to.is_some()),
+            Backend::Empty => Err(AttachError::Descriptors {
+                expected: 0,
+                got: fds.len(),
+            }),
+            _ => Err(AttachError::WrongKind("the console takes a descriptor to write to")),
+        }
+    }
+
+    /// What a freeze keeps, after an unfinished line is written out. No vCPU runs.
+    pub fn save(&self) -> ConsoleRecord {
         let mut uart = self.uart();
         uart.writer_mut().write_out();
-        uart.writer_mut().to = Some(to);
+        let state = uart.state();
+        ConsoleRecord {
+            baud_divisor_low: state.baud_divisor_low,
+            baud_divisor_high: state.baud_divisor_high,
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            in_buffer: state.in_buffer,
+            backed: uart.writer().to.is_some(),
+        }
+    }
+
+    /// Whether [`Self::restore`] would accept `record`; changes nothing.
+    pub fn check(&self, record: &ConsoleRecord) -> Result<(), RestoreError> {
+        match record.in_buffer.len() {
+            ..=FIFO => Ok(()),
+            held => Err(invalid(format!("{held} received bytes, {FIFO} at most"))),
+        }
+    }
+
+    /// Takes a frozen console's registers, without a backend. No interrupt is raised before [`Self::start_work`].
+    pub fn restore(&self, record: &ConsoleRecord) -> Result<(), RestoreError> {
+        self.check(record)?;
+        let state = SerialState {
+            baud_divisor_low: record.baud_divisor_low,
+            baud_divisor_high: record.baud_divisor_high,
+            interrupt_enable: record.interrupt_enable,
+            interrupt_identification: record.interrupt_identification,
+            line_control: record.line_control,
+            line_status: record.line_status,
+            modem_control: record.modem_control,
+            modem_status: record.modem_status,
+            scratch: record.scratch,
+            in_buffer: record.in_buffer.clone(),
+        };
+        self.line.0.held.store(true, Ordering::SeqCst);
+        *self.uart() = Serial::from_state(&state, self.line.clone(), NoEvents, Output::default())
+            .map_err(|error| invalid(error.to_string()))?;
+        self.swap.restored(record.backed);
+        Ok(())
+    }
+
+    /// Whether nobody has said, since the restore, where output goes.
+    pub fn is_unswapped(&self) -> bool {
+        self.swap.is_awaited()
+    }
+
+    /// Raises a restored console's interrupt if its driver has not acknowledged it.
+    pub fn start_work(&self) {
+        let uart = self.uart();
+        if self.line.0.held.swap(false, Ordering::SeqCst) {
+            let state = uart.state();
+            let pending = |enable: u8, identification: u8| {
+                state.interrupt_enable & enable != 0 && state.interrupt_identification & identification != 0
+            };
+            if pending(IER_EMPTY, IIR_EMPTY) || pending(IER_DATA, IIR_DATA) {
+                self.line.0.raise();
+            }
+        }
     }
 
     /// The register `port` is of this console, if it is one.
@@ -69,20 +179,42 @@ impl Console {
         self.uart().writer_mut().write_out();
     }
 
-    fn uart(&self) -> MutexGuard<'_, Serial<Line, NoEvents, Output>> {
+    fn uart(&self) -> MutexGuard<'_, Uart> {
         self.uart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+fn invalid(what: String) -> RestoreError {
+    RestoreError::Invalid {
+        device: DeviceId::Console,
+        what,
+    }
+}
+
 /// The interrupt line.
-struct Line(EventFd);
+#[derive(Clone)]
+struct Line(Arc<Wire>);
+
+struct Wire {
+    event: EventFd,
+    /// The machine is parked: nothing is raised before [`Console::start_work`].
+    held: AtomicBool,
+}
+
+impl Wire {
+    fn raise(&self) {
+        // Fails only when the counter is full: then the interrupt is pending anyway.
+        let _ = self.event.write(1);
+    }
+}
 
 impl Trigger for Line {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
-        // Fails only when the counter is full: then the interrupt is pending anyway.
-        let _ = self.0.write(1);
+        if !self.0.held.load(Ordering::SeqCst) {
+            self.0.raise();
+        }
         Ok(())
     }
 }
@@ -157,6 +289,77 @@ mod tests {
     use super::*;
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::io::Read;
+
+    const IER: u8 = 1;
+    const IIR: u8 = 2;
+
+    fn console() -> Console {
+        Console::on(EventFd::new(libc::EFD_NONBLOCK).unwrap())
+    }
+
+    fn raised(console: &Console) -> bool {
+        console.line.0.event.read().is_ok()
+    }
+
+    #[test]
+    fn an_interrupt_lost_at_the_freeze_is_raised_again_after_the_thaw() {
+        let frozen = console();
+        frozen.write(IER, IER_EMPTY);
+        frozen.write(0, b'x');
+        assert!(raised(&frozen), "the driver has not looked yet");
+        let record = ConsoleRecord::decode(&frozen.save().encode()).unwrap();
+
+        let thawed = console();
+        thawed.restore(&record).unwrap();
+        // Without the one that was lost the UART says nothing more, whatever is written.
+        thawed.write(0, b'y');
+        assert!(!raised(&thawed), "parked");
+        thawed.start_work();
+        assert!(raised(&thawed));
+        thawed.start_work();
+        assert!(!raised(&thawed));
+        assert_eq!(thawed.read(IIR) & IIR_EMPTY, IIR_EMPTY);
+        thawed.write(0, b'z');
+        assert!(raised(&thawed), "it goes on as usual");
+    }
+
+    #[test]
+    fn a_restored_console_must_be_spoken_of_and_what_was_backed_may_not_be_empty() {
+        let (_read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let frozen = console();
+        frozen
+            .attach(Backend::Console, vec![write.try_clone().unwrap()])
+            .unwrap();
+        let thawed = console();
+        assert!(!thawed.is_unswapped());
+        thawed.restore(&frozen.save()).unwrap();
+        assert!(matches!(
+            thawed.attach(Backend::Empty, vec![]),
+            Err(AttachError::Frozen(_))
+        ));
+        assert!(matches!(
+            thawed.attach(Backend::Vsock, vec![write.try_clone().unwrap()]),
+            Err(AttachError::WrongKind(_))
+        ));
+        assert!(thawed.is_unswapped());
+        thawed.attach(Backend::Console, vec![write]).unwrap();
+        assert!(!thawed.is_unswapped());
+
+        let silent = console();
+        silent.restore(&console().save()).unwrap();
+        silent.attach(Backend::Empty, vec![]).unwrap();
+        assert!(!silent.is_unswapped());
+    }
+
+    #[test]
+    fn a_console_that_received_too_much_is_refused() {
+        let mut record = console().save();
+        record.in_buffer = vec![0; FIFO + 1];
+        assert!(matches!(
+            console().restore(&record),
+            Err(RestoreError::Invalid { .. })
+        ));
+    }
 
     fn output(to: OwnedFd) -> Output {
         Output {

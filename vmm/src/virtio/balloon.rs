@@ -12,8 +12,9 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vm_memory::{GuestAddress, GuestMemory as _};
 
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, VirtioDevice};
+use super::device::{Activation, AttachError, DeviceError};
 use super::guest_io;
+use super::looped::{Handler, Looped};
 use super::queue::Chain;
 use crate::memory::GuestMemory;
 
@@ -36,21 +37,19 @@ const MAX_PAGES: usize = 4096;
 /// The device.
 pub struct Balloon {
     config: Arc<ConfigSpace>,
-    active: Option<Activation>,
 }
 
 impl Balloon {
-    #[expect(clippy::new_without_default, reason = "a device is made, not defaulted")]
-    pub fn new() -> Balloon {
+    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
+    pub fn new() -> Looped<Balloon> {
         // struct virtio_balloon_config: num_pages, actual (the driver's), free_page_hint_cmd_id, poison_val.
-        Balloon {
+        Looped::new(Balloon {
             config: Arc::new(ConfigSpace::with_writable(vec![0; 16], 4..8)),
-            active: None,
-        }
+        })
     }
 }
 
-impl VirtioDevice for Balloon {
+impl Handler for Balloon {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_BALLOON
     }
@@ -67,28 +66,13 @@ impl VirtioDevice for Balloon {
         self.config.clone()
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.active = Some(activation);
-        Ok(())
-    }
-
-    fn reset(&mut self) {
-        self.active = None;
-    }
-
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
         Err(AttachError::WrongKind("virtio-balloon takes none"))
     }
 
-    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        let Some(active) = self.active.as_mut() else {
-            return Ok(());
-        };
+    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
         let reporting = active.negotiated(F_REPORTING);
-        let Some(ready) = active.queues.get_mut(queue) else {
-            return Ok(());
-        };
-        ready.serve(|memory, chain| {
+        active.queues[queue].serve(|memory, chain| {
             match queue {
                 INFLATE => inflate(memory, chain),
                 // Deflated pages come back by being touched.

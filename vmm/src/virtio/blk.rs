@@ -16,8 +16,10 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use self::disk::Disk;
 use self::request::{Kind, Request, Status};
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, VirtioDevice, one_descriptor};
+use super::device::{Activation, AttachError, DeviceError, one_descriptor};
+use super::looped::{Handler, Looped, another_kind};
 use super::queue::Chain;
+use super::state::DeviceState;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [256];
@@ -34,21 +36,48 @@ const MAX_ZEROES: u32 = 1 << 15;
 /// The device.
 pub struct Blk {
     config: Arc<ConfigSpace>,
-    active: Option<Activation>,
     backend: Option<Disk>,
+    /// The disk the guest was frozen with.
+    frozen: Option<Frozen>,
     /// What `GET_ID` answers.
     serial: String,
 }
 
+/// What a restored guest counts on.
+#[derive(Clone, Copy, Debug)]
+struct Frozen {
+    sectors: u64,
+    writable: bool,
+}
+
 impl Blk {
-    pub fn new(id: DeviceId) -> Blk {
-        let config = Arc::new(ConfigSpace::new(config(0)));
-        Blk {
+    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
+    pub fn new(id: DeviceId) -> Looped<Blk> {
+        let config = Arc::new(ConfigSpace::new(config(0)).varying(0..8));
+        Looped::new(Blk {
             config,
-            active: None,
             backend: None,
+            frozen: None,
             serial: format!("{id:?}").to_lowercase(),
+        })
+    }
+
+    /// A disk for a restored guest holds all that the guest may have on the frozen one.
+    fn check_frozen(&self, disk: &Disk) -> Result<(), AttachError> {
+        let Some(frozen) = self.frozen else { return Ok(()) };
+        if disk.sectors() < frozen.sectors {
+            return Err(AttachError::Frozen(format!(
+                "a disk of {} sectors is smaller than the frozen guest's of {}",
+                disk.sectors(),
+                frozen.sectors
+            )));
         }
+        if disk.is_read_only() && frozen.writable {
+            return Err(AttachError::Frozen(
+                "a read-only disk cannot replace the frozen guest's writable one".into(),
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -68,7 +97,7 @@ fn config(capacity: u64) -> Vec<u8> {
     c
 }
 
-impl VirtioDevice for Blk {
+impl Handler for Blk {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_BLOCK
     }
@@ -89,40 +118,49 @@ impl VirtioDevice for Blk {
         self.config.clone()
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.active = Some(activation);
-        Ok(())
-    }
-
-    fn reset(&mut self) {
-        self.active = None;
-    }
-
-    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
         let Backend::Disk { read_only } = backend else {
             return Err(AttachError::WrongKind("virtio-blk takes a disk"));
         };
         let disk = Disk::open(one_descriptor(fds)?, read_only)?;
+        self.check_frozen(&disk)?;
         let capacity = disk.sectors();
         self.backend = Some(disk);
-        if self.config.set(0, &capacity.to_le_bytes())
-            && let Some(active) = &self.active
-        {
-            active.config_changed();
+        Ok(self.config.set(0, &capacity.to_le_bytes()))
+    }
+
+    fn is_backed(&self) -> bool {
+        self.backend.is_some()
+    }
+
+    fn save(&self) -> DeviceState {
+        let disk = self.backend.as_ref();
+        DeviceState::Blk {
+            read_only: disk.is_some_and(Disk::is_read_only),
+            capacity: disk.map_or(0, Disk::sectors),
+        }
+    }
+
+    fn check(&self, state: &DeviceState) -> Result<(), String> {
+        match state {
+            DeviceState::Blk { .. } => Ok(()),
+            other => Err(another_kind(other)),
+        }
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), DeviceError> {
+        if let DeviceState::Blk { read_only, capacity } = state {
+            self.frozen = Some(Frozen {
+                sectors: *capacity,
+                writable: *capacity > 0 && !*read_only,
+            });
         }
         Ok(())
     }
 
-    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        let Some(queue) = self
-            .active
-            .as_mut()
-            .and_then(|active| active.queues.get_mut(queue))
-        else {
-            return Ok(());
-        };
+    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
         let (disk, serial) = (self.backend.as_ref(), &self.serial);
-        queue.serve(|memory, chain| answer(memory, chain, disk, serial))
+        active.queues[queue].serve(|memory, chain| answer(memory, chain, disk, serial))
     }
 }
 

@@ -13,12 +13,34 @@ pub struct ConfigSpace {
     inner: Mutex<Inner>,
     /// What the driver may write.
     writable: Range<usize>,
+    /// What a backend may change: it may differ from what was frozen.
+    varying: Range<usize>,
+}
+
+/// A frozen configuration is not one of this device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigMismatch {
+    Length { frozen: usize, here: usize },
+    Byte { offset: usize, frozen: u8, here: u8 },
 }
 
 #[derive(Debug)]
 struct Inner {
     bytes: Vec<u8>,
     generation: u32,
+}
+
+impl ConfigMismatch {
+    /// What was frozen, and what is here.
+    pub fn sides(self) -> (String, String) {
+        match self {
+            ConfigMismatch::Length { frozen, here } => (format!("{frozen} bytes"), format!("{here} bytes")),
+            ConfigMismatch::Byte { offset, frozen, here } => (
+                format!("{frozen:#x} at offset {offset}"),
+                format!("{here:#x} at offset {offset}"),
+            ),
+        }
+    }
 }
 
 impl ConfigSpace {
@@ -31,8 +53,15 @@ impl ConfigSpace {
     pub fn with_writable(bytes: Vec<u8>, writable: Range<usize>) -> ConfigSpace {
         ConfigSpace {
             inner: Mutex::new(Inner { bytes, generation: 0 }),
+            varying: writable.clone(),
             writable,
         }
+    }
+
+    /// Says that the device changes the bytes `varying` too.
+    pub fn varying(mut self, varying: Range<usize>) -> ConfigSpace {
+        self.varying = varying;
+        self
     }
 
     /// The driver reads at `offset`; bytes past the end are zero.
@@ -77,6 +106,45 @@ impl ConfigSpace {
         self.lock().bytes.clone()
     }
 
+    /// All bytes and their generation, which belong together.
+    pub fn snapshot(&self) -> (Vec<u8>, u32) {
+        let inner = self.lock();
+        (inner.bytes.clone(), inner.generation)
+    }
+
+    /// Whether `bytes` may be restored: they differ only where a backend or the driver makes them.
+    pub fn check(&self, bytes: &[u8]) -> Result<(), ConfigMismatch> {
+        let inner = self.lock();
+        if bytes.len() != inner.bytes.len() {
+            return Err(ConfigMismatch::Length {
+                frozen: bytes.len(),
+                here: inner.bytes.len(),
+            });
+        }
+        let differs = |offset: &usize| {
+            bytes[*offset] != inner.bytes[*offset]
+                && !self.varying.contains(offset)
+                && !self.writable.contains(offset)
+        };
+        match (0..bytes.len()).find(differs) {
+            Some(offset) => Err(ConfigMismatch::Byte {
+                offset,
+                frozen: bytes[offset],
+                here: inner.bytes[offset],
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a frozen configuration, which [`Self::check`] has accepted.
+    pub fn restore(&self, bytes: &[u8], generation: u32) {
+        let mut inner = self.lock();
+        if inner.bytes.len() == bytes.len() {
+            inner.bytes.copy_from_slice(bytes);
+            inner.generation = generation;
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic between a copy's first and last byte cannot happen: the bytes are whole whoever held the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -108,6 +176,22 @@ mod tests {
         config.write(4, &[1; 4]);
         assert_eq!(config.bytes(), [0, 0, 0, 0, 1, 1, 1, 1]);
         assert_eq!(config.generation(), 0);
+    }
+
+    #[test]
+    fn a_frozen_configuration_may_differ_only_where_it_varies() {
+        let config = ConfigSpace::with_writable(vec![0; 8], 4..6).varying(0..2);
+        config.check(&[1, 1, 0, 0, 1, 1, 0, 0]).unwrap();
+        let byte = ConfigMismatch::Byte {
+            offset: 6,
+            frozen: 1,
+            here: 0,
+        };
+        assert_eq!(config.check(&[1, 1, 0, 0, 1, 1, 1, 0]), Err(byte));
+        let length = ConfigMismatch::Length { frozen: 7, here: 8 };
+        assert_eq!(config.check(&[0; 7]), Err(length));
+        config.restore(&[1, 1, 0, 0, 1, 1, 0, 0], 9);
+        assert_eq!((config.bytes()[0], config.generation()), (1, 9));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What a virtio device is to its transport and its event loop.
 //!
 //! All methods are called with the device's lock held, so a device needs no lock of its own. The order is always
-//! `attach* (activate (queue_ready | backend_ready | attach)* reset)*`.
+//! `attach* (activate (queue_ready | backend_ready | attach | save)* reset)*`; `restore` stands for the first `activate`
+//! of a device restored, whether or not its driver was up.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::config::ConfigSpace;
 use super::queue::{DeviceQueue, QueueError};
+use super::state::{DeviceState, QueueRecord};
 use crate::layout::Window;
 use crate::memory::GuestMemory;
 
@@ -30,6 +32,11 @@ impl Activation {
         self.features & 1 << bit != 0
     }
 
+    /// Its queues as they are.
+    pub fn save_queues(&self) -> Vec<QueueRecord> {
+        self.queues.iter().map(DeviceQueue::save).collect()
+    }
+
     /// Tells the driver that the configuration changed.
     pub fn config_changed(&self) {
         if let Some(queue) = self.queues.first() {
@@ -45,6 +52,24 @@ pub struct SharedMemory {
     pub id: u8,
     /// Where the guest finds it.
     pub window: Window,
+}
+
+/// What a device hands over at a freeze.
+#[derive(Debug)]
+pub struct Saved {
+    pub state: DeviceState,
+    /// Its queues; none if it is not active.
+    pub queues: Option<Vec<QueueRecord>>,
+}
+
+impl Saved {
+    /// Of a device that keeps nothing beside its queues.
+    pub fn plain(active: Option<&Activation>) -> Saved {
+        Saved {
+            state: DeviceState::Plain,
+            queues: active.map(Activation::save_queues),
+        }
+    }
 }
 
 /// A virtio device. See the module's documentation for the order of calls.
@@ -82,6 +107,23 @@ pub trait VirtioDevice: Send {
     /// Gives the device its backend, replacing an earlier one. The guest may be running.
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError>;
 
+    /// Whether it has a backend: then a device restored from its state must get one.
+    fn is_backed(&self) -> bool {
+        false
+    }
+
+    /// What a freeze keeps. No event is being served, and the device goes on as it is afterwards; it may take what the
+    /// driver has sent, and give back what it holds.
+    fn save(&mut self) -> Saved;
+
+    /// Whether `state` can be restored; `queues` are those of an active device. Changes nothing. The error is a
+    /// sentence.
+    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String>;
+
+    /// Puts a device that was never active into a state [`Self::check`] accepts, without a backend. Guest memory is not
+    /// touched before an event is served; what has to be done then, the device kicks itself for.
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError>;
+
     /// Queue `queue` was kicked. An error stops the device with `DEVICE_NEEDS_RESET`.
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError>;
 
@@ -118,6 +160,9 @@ pub enum AttachError {
     /// Too few or too many descriptors came beside the request.
     #[error("backend takes {expected} descriptors, {got} came")]
     Descriptors { expected: usize, got: usize },
+    /// The guest was frozen with what this backend is not.
+    #[error("{0}")]
+    Frozen(String),
     /// The descriptor or the specification is not what the device can use.
     #[error("{0}")]
     Invalid(String),

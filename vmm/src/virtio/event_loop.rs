@@ -1,6 +1,6 @@
 //! The one thread that serves every device but virtio-fs: it waits for kicks and backends, and calls the device.
 //!
-//! There is no timer and nothing is polled. Waits are level-triggered unless a device asks otherwise, so one that takes
+//! There is no timer and nothing is polled. The thread serves events while the [`Gate`] is open. Waits are level-triggered unless a device asks otherwise, so one that takes
 //! only part of what is ready is called again, after the others. A device is called with its lock held; one that fails is reset to idle and marked
 //! `DEVICE_NEEDS_RESET`, without disturbing the others.
 
@@ -14,6 +14,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::device::{DeviceError, VirtioDevice};
+use super::gate::Gate;
 use super::interrupt::Interrupt;
 
 /// Ready descriptors taken from the kernel at once.
@@ -122,6 +123,7 @@ pub struct EventLoop {
 #[derive(Debug)]
 pub struct Running {
     exit: Arc<EventFd>,
+    gate: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -177,19 +179,21 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Starts the thread.
-    pub fn start(self) -> io::Result<Running> {
+    /// Starts the thread, which calls devices while `gate` is open.
+    pub fn start(self, gate: Arc<Gate>) -> io::Result<Running> {
         let exit = self.exit.clone();
-        let thread = thread::Builder::new()
-            .name("devices".into())
-            .spawn(move || self.run())?;
+        let thread = thread::Builder::new().name("devices".into()).spawn({
+            let gate = gate.clone();
+            move || self.run(&gate)
+        })?;
         Ok(Running {
             exit,
+            gate,
             thread: Some(thread),
         })
     }
 
-    fn run(self) {
+    fn run(self, gate: &Gate) {
         let mut events = vec![EpollEvent::default(); BATCH];
         loop {
             let ready = match self.epoll.wait(-1, &mut events) {
@@ -200,6 +204,7 @@ impl EventLoop {
                     return;
                 }
             };
+            let Some(_pass) = gate.enter() else { return };
             for event in &events[..ready] {
                 match Source::unpack(event.data()) {
                     Source::Exit => return,
@@ -229,6 +234,7 @@ impl EventLoop {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self.gate.end();
         // Fails only when a signal to exit is pending.
         let _ = self.exit.write(1);
         if let Some(thread) = self.thread.take() {

@@ -6,8 +6,9 @@ use thaw_protocol::control::Backend;
 
 use super::*;
 use crate::virtio::config::ConfigSpace;
-use crate::virtio::device::{Activation, AttachError};
-use crate::virtio::testing::eventfd;
+use crate::virtio::device::{Activation, AttachError, Saved};
+use crate::virtio::state::{DeviceState, QueueRecord};
+use crate::virtio::testing::{eventfd, open_gate};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -45,6 +46,15 @@ impl VirtioDevice for Probe {
         self.calls.send(Call::Reset).unwrap();
     }
     fn attach(&mut self, _: Backend, _: Vec<OwnedFd>) -> Result<(), AttachError> {
+        Ok(())
+    }
+    fn save(&mut self) -> Saved {
+        Saved::plain(None)
+    }
+    fn check(&self, _: &DeviceState, _: Option<&[QueueRecord]>) -> Result<(), String> {
+        Ok(())
+    }
+    fn restore(&mut self, _: Option<Activation>, _: &DeviceState) -> Result<(), DeviceError> {
         Ok(())
     }
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
@@ -101,7 +111,7 @@ fn kicks_and_backends_reach_their_device() {
     let mut event_loop = EventLoop::new().unwrap();
     let a = serve(&mut event_loop, DeviceId::Blk0, false);
     let b = serve(&mut event_loop, DeviceId::Rng, false);
-    let running = event_loop.start().unwrap();
+    let running = event_loop.start(open_gate()).unwrap();
     a.kicks[1].write(1).unwrap();
     assert_eq!(a.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(1));
     b.backend.write(1).unwrap();
@@ -115,7 +125,7 @@ fn a_device_that_fails_is_idled_and_the_others_go_on() {
     let mut event_loop = EventLoop::new().unwrap();
     let bad = serve(&mut event_loop, DeviceId::Blk0, true);
     let good = serve(&mut event_loop, DeviceId::Rng, false);
-    let running = event_loop.start().unwrap();
+    let running = event_loop.start(open_gate()).unwrap();
     bad.kicks[0].write(1).unwrap();
     assert_eq!(bad.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(0));
     assert_eq!(bad.calls.recv_timeout(PATIENCE).unwrap(), Call::Reset);

@@ -10,6 +10,7 @@ pub mod message;
 mod parked;
 mod worker;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,9 +21,14 @@ use thaw_rootfs::blob::BlobFile;
 use thaw_rootfs::fs::{PlacedBlob, RootFs};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
-use self::worker::{Order, Worker};
+use self::worker::Worker;
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, SharedMemory, VirtioDevice, one_descriptor};
+use super::device::{
+    Activation, AttachError, DeviceError, Saved, SharedMemory, VirtioDevice, one_descriptor,
+};
+use super::gate::Gate;
+use super::looped::another_kind;
+use super::state::{DeviceState, QueueRecord};
 use super::window::HostWindow;
 
 /// The tag the guest mounts the root device by.
@@ -47,34 +53,43 @@ pub struct Fs {
     images: Arc<RootFs>,
     /// Whether it takes images and a miss socket; the shared device does not.
     is_root: bool,
+    /// An image or a miss socket has come.
+    backed: bool,
     /// The thread, or why there is none: then the device cannot be activated.
     worker: io::Result<Worker>,
 }
 
 impl Fs {
     /// The root device: image slots, and a window.
-    pub fn root(dax: HostWindow) -> Fs {
+    pub fn root(dax: HostWindow, gate: Arc<Gate>) -> Fs {
         let regions = vec![SharedMemory {
             id: CACHE_REGION,
             window: dax.window(),
         }];
-        Fs::new(ROOT_TAG, true, regions, Some(dax))
+        Fs::new(ROOT_TAG, true, regions, Some(dax), gate)
     }
 
     /// The shared device: a file system with nothing in it, until there are volumes.
-    pub fn shared() -> Fs {
-        Fs::new(SHARED_TAG, false, Vec::new(), None)
+    pub fn shared(gate: Arc<Gate>) -> Fs {
+        Fs::new(SHARED_TAG, false, Vec::new(), None, gate)
     }
 
-    fn new(tag: &str, is_root: bool, regions: Vec<SharedMemory>, dax: Option<HostWindow>) -> Fs {
+    fn new(
+        tag: &str,
+        is_root: bool,
+        regions: Vec<SharedMemory>,
+        dax: Option<HostWindow>,
+        gate: Arc<Gate>,
+    ) -> Fs {
         let images = Arc::new(RootFs::new());
-        let worker = Worker::start(tag, images.clone());
+        let worker = Worker::start(tag, images.clone(), gate);
         Fs {
             config: Arc::new(ConfigSpace::new(config(tag))),
             regions,
             _dax: dax,
             images,
             is_root,
+            backed: false,
             worker,
         }
     }
@@ -122,7 +137,9 @@ impl Fs {
         }
         self.images
             .add_image(slot, &image.name, &metadata, blobs)
-            .map_err(|error| invalid(&error))
+            .map_err(|error| invalid(&error))?;
+        self.backed = true;
+        Ok(())
     }
 
     /// Takes an image away; the guest must have unmounted it.
@@ -167,8 +184,7 @@ impl VirtioDevice for Fs {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.worker()?.order(Order::Activate(Box::new(activation)));
-        Ok(())
+        self.worker()?.activate(activation, Vec::new())
     }
 
     fn reset(&mut self) {
@@ -196,8 +212,64 @@ impl VirtioDevice for Fs {
         let worker = self
             .worker()
             .map_err(|error| AttachError::Invalid(error.to_string()))?;
-        worker.order(Order::Misses(socket));
+        worker.connect(socket);
+        self.backed = true;
         Ok(())
+    }
+
+    fn is_backed(&self) -> bool {
+        self.backed
+    }
+
+    /// Reads that wait for bytes are kept by their heads; here they go on waiting.
+    fn save(&mut self) -> Saved {
+        match self.worker.as_ref().ok().and_then(Worker::save) {
+            Some((parked, queues)) => Saved {
+                state: DeviceState::Fs { parked },
+                queues: Some(queues),
+            },
+            None => Saved {
+                state: DeviceState::Fs { parked: Vec::new() },
+                queues: None,
+            },
+        }
+    }
+
+    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        let DeviceState::Fs { parked } = state else {
+            return Err(another_kind(state));
+        };
+        let queues = queues.unwrap_or_default();
+        if parked.len() > queues.len() {
+            return Err(format!(
+                "reads wait in {} queues of {}",
+                parked.len(),
+                queues.len()
+            ));
+        }
+        for (index, (heads, queue)) in parked.iter().zip(queues).enumerate() {
+            let mut seen = HashSet::new();
+            if let Some(head) = heads
+                .iter()
+                .find(|head| !queue.ready || **head >= queue.size || !seen.insert(**head))
+            {
+                return Err(format!(
+                    "head {head} cannot wait in queue {index}, or waits twice"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
+        let (Some(activation), DeviceState::Fs { parked }) = (activation, state) else {
+            return Ok(());
+        };
+        let replay = parked
+            .iter()
+            .enumerate()
+            .flat_map(|(queue, heads)| heads.iter().map(move |head| (queue, *head)));
+        self.worker()?.activate(activation, replay.collect())
     }
 
     /// Never called: the device's own thread waits for kicks.

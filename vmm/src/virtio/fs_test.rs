@@ -21,7 +21,7 @@ use vm_memory::ByteValued;
 
 use super::*;
 use crate::layout::Window;
-use crate::virtio::testing::{Buf, NOWHERE, Rig};
+use crate::virtio::testing::{Buf, NOWHERE, Rig, open_gate};
 
 const REQUESTS: usize = 1;
 const DIGEST: [u8; 32] = [7; 32];
@@ -138,6 +138,7 @@ fn root() -> Fs {
             size: 1 << 21,
         })
         .unwrap(),
+        open_gate(),
     )
 }
 
@@ -280,7 +281,7 @@ fn the_configuration_names_the_device() {
     assert_eq!(bytes.len(), 40);
     assert_eq!((&bytes[..5], &bytes[36..]), (&b"thaw\0"[..], &[1, 0, 0, 0][..]));
     assert_eq!(device.shared_memory().len(), 1);
-    let shared = Fs::shared();
+    let shared = Fs::shared(open_gate());
     assert_eq!(&shared.config().bytes()[..7], b"shared\0");
     assert!(shared.shared_memory().is_empty());
 }
@@ -574,7 +575,7 @@ fn a_ring_that_lies_stops_the_device_until_it_is_reset() {
 
 #[test]
 fn the_shared_device_is_an_empty_file_system() {
-    let mut rig = Rig::new(Fs::shared(), 0);
+    let mut rig = Rig::new(Fs::shared(open_gate()), 0);
     let request = rig.readable(&message(Opcode::Lookup, 3, 1, b"anything\0"));
     let buffers = [request, rig.writable(16), rig.writable(128)];
     rig.submit(REQUESTS, &buffers);

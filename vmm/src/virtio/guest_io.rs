@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use vm_memory::VolatileSlice;
 
 /// Most slices one system call takes (`IOV_MAX`).
@@ -160,6 +161,24 @@ pub fn discard(slice: &VolatileSlice<'_>) -> io::Result<()> {
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Makes the pages of `slice` zero pages, whatever was mapped there: [`discard`] would bring a file's bytes back. `slice`
+/// must be whole pages, readable and writable.
+pub fn clear(slice: &VolatileSlice<'_>) -> io::Result<()> {
+    let address = slice.ptr_guard_mut().as_ptr();
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping), replaced by a mapping of the same
+    // kind, which the mapping's owner unmaps with the rest. No Rust reference points into guest memory.
+    unsafe {
+        mmap_anonymous(
+            address.cast(),
+            slice.len(),
+            ProtFlags::READ | ProtFlags::WRITE,
+            flags,
+        )
+    }?;
+    Ok(())
 }
 
 fn iovecs(slices: &[VolatileSlice<'_>]) -> Vec<libc::iovec> {

@@ -20,6 +20,8 @@ pub struct Interrupt {
     /// The driver is up (`DRIVER_OK`): it may be told of configuration changes.
     driver_ok: AtomicBool,
     needs_reset: AtomicBool,
+    /// The machine is parked: reasons add up, the line is raised by [`Interrupt::release`].
+    held: AtomicBool,
 }
 
 impl Interrupt {
@@ -30,6 +32,7 @@ impl Interrupt {
             reasons: AtomicU32::new(0),
             driver_ok: AtomicBool::new(false),
             needs_reset: AtomicBool::new(false),
+            held: AtomicBool::new(false),
         }
     }
 
@@ -82,8 +85,31 @@ impl Interrupt {
         self.reasons.store(0, Ordering::Release);
     }
 
+    /// The state of a frozen device, which tells its driver nothing before [`Self::release`].
+    pub(super) fn restore(&self, reasons: u32, driver_ok: bool, needs_reset: bool) {
+        self.held.store(true, Ordering::SeqCst);
+        self.reasons.store(reasons, Ordering::SeqCst);
+        self.driver_ok.store(driver_ok, Ordering::Release);
+        self.needs_reset.store(needs_reset, Ordering::Release);
+    }
+
+    /// Raises the line for all that was not acknowledged when frozen, or came since: an interrupt on its way to the
+    /// interrupt controller at the freeze was lost. Nothing unless restored.
+    pub(super) fn release(&self) {
+        if self.held.swap(false, Ordering::SeqCst) && self.reasons.load(Ordering::SeqCst) != 0 {
+            self.signal();
+        }
+    }
+
     fn raise(&self, reason: u32) {
-        self.reasons.fetch_or(reason, Ordering::AcqRel);
+        // Sequentially consistent with `release`: one of the two sees the other's store, and signals.
+        self.reasons.fetch_or(reason, Ordering::SeqCst);
+        if !self.held.load(Ordering::SeqCst) {
+            self.signal();
+        }
+    }
+
+    fn signal(&self) {
         // An eventfd write fails only when 2^64-2 signals are pending, and then one is pending.
         let _ = self.line.write(1);
     }
@@ -115,6 +141,24 @@ mod tests {
         interrupt.config_changed();
         assert_eq!(interrupt.reasons(), 0);
         assert!(interrupt.line().read().is_err());
+    }
+
+    #[test]
+    fn a_restored_interrupt_is_raised_once_when_released_and_only_if_there_is_a_reason() {
+        let interrupt = interrupt();
+        interrupt.restore(USED_BUFFER, true, false);
+        interrupt.config_changed();
+        assert!(interrupt.line().read().is_err());
+        interrupt.release();
+        assert_eq!(interrupt.reasons(), USED_BUFFER | CONFIG_CHANGE);
+        assert_eq!(interrupt.line().read().unwrap(), 1);
+        interrupt.release();
+        assert!(interrupt.line().read().is_err());
+        interrupt.restore(0, true, false);
+        interrupt.release();
+        assert!(interrupt.line().read().is_err());
+        interrupt.used_buffer();
+        assert_eq!(interrupt.line().read().unwrap(), 1);
     }
 
     #[test]

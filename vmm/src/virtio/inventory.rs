@@ -1,7 +1,10 @@
 //! The thirteen virtio devices of every machine, by slot.
 //!
-//! [`Inventory::new`] makes them all with empty backends, and their memslots, irqfds and ioeventfds: what takes
+//! [`Inventory::new`] makes them all with empty backends, and their memslots, irqfds, ioeventfds and threads: what takes
 //! host-wide locks is done here, none of it later. Slots, MMIO windows and interrupt lines follow from [`DeviceId`].
+//!
+//! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`], and not while
+//! [`Inventory::quiesce`]d. A restored device has answered to [`Swap`] before that.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thaw_hypervisor::{Access, Vm};
 use thaw_protocol::control::{Backend, DeviceId, ImageSpec};
-use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
+use vm_memory::{GuestAddress, GuestMemory as _, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::balloon::Balloon;
@@ -17,12 +20,16 @@ use super::blk::Blk;
 use super::device::{AttachError, VirtioDevice};
 use super::event_loop::{EventLoop, Running};
 use super::fs::Fs;
+use super::gate::Gate;
 use super::interrupt::Interrupt;
-use super::mem::{Mem, MemorySlots};
+use super::looped::Looped;
+use super::mem::{BLOCK, Mem, MemorySlots, SizeError};
 use super::mmio::{MmioDevice, register};
 use super::net::Net;
 use super::pmem::Pmem;
 use super::rng::Rng;
+use super::state::{DeviceRecord, RestoreError};
+use super::swap::Swap;
 use super::vsock::Vsock;
 use super::window::{HostWindow, WindowError};
 use crate::events::EventSink;
@@ -38,6 +45,9 @@ pub enum InventoryError {
         device: DeviceId,
         error: thaw_hypervisor::Error,
     },
+    /// KVM refused the interrupt of the generic event device.
+    #[error("generic event device: {0}")]
+    GenericEvent(thaw_hypervisor::Error),
     /// Address space for a window could not be reserved.
     #[error("{device:?}: {error}")]
     Window { device: DeviceId, error: WindowError },
@@ -53,9 +63,6 @@ pub enum InventoryError {
         device: DeviceId,
         error: virtio_queue::Error,
     },
-    /// [`Inventory::start`] was called before.
-    #[error("the devices were started already")]
-    Started,
 }
 
 /// Every virtio device of a machine.
@@ -64,17 +71,17 @@ pub struct Inventory {
     transports: Vec<MmioDevice>,
     /// The same devices, by slot.
     devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
-    /// Slot [`DeviceId::Root`] again: the one device that takes images.
+    /// By slot: whether a restored device was spoken of.
+    swaps: Vec<Swap>,
+    /// Slots [`DeviceId::Root`] and [`DeviceId::Mem`] again: the one that takes images, and the one that is asked for
+    /// memory.
     root: Arc<Mutex<Fs>>,
+    mem: Arc<Mutex<Looped<Mem>>>,
     memory: GuestMemory,
-    event_loop: Mutex<Loop>,
-}
-
-/// The event loop's life.
-enum Loop {
-    Waiting(EventLoop),
-    Running { _thread: Running },
-    Failed,
+    /// The line of the ACPI generic event device.
+    generation: EventFd,
+    gate: Arc<Gate>,
+    _event_loop: Running,
 }
 
 impl Inventory {
@@ -82,21 +89,19 @@ impl Inventory {
     /// by then: an irqfd needs the irqchip.
     pub fn new(memory: &GuestMemory, vm: &Arc<Vm>, events: EventSink) -> Result<Inventory, InventoryError> {
         let event_loop = EventLoop::new().map_err(|error| InventoryError::System { what: "epoll", error })?;
-        let root = Arc::new(Mutex::new(Fs::root(dax_window(
-            vm,
-            DeviceId::Root,
-            layout::ROOT_DAX,
-            memslot::ROOT_DAX,
-        )?)));
+        let gate = Arc::new(Gate::new());
+        let dax = dax_window(vm, DeviceId::Root, layout::ROOT_DAX, memslot::ROOT_DAX)?;
+        let root = Arc::new(Mutex::new(Fs::root(dax, gate.clone())));
         let hotplug = Arc::new(hotplug_region(layout::VIRTIO_MEM)?);
         let memory = memory
             .insert_region(hotplug.clone())
             .map_err(|e| InventoryError::Region(e.to_string()))?;
+        let mem = Arc::new(Mutex::new(Mem::new(MemorySlots::new(hotplug, vm.clone()))));
         let pmem = |device, window, slot| Ok(Pmem::new(dax_window(vm, device, window, slot)?));
 
         let devices: Vec<Arc<Mutex<dyn VirtioDevice>>> = vec![
             root.clone(),
-            Arc::new(Mutex::new(Fs::shared())),
+            Arc::new(Mutex::new(Fs::shared(gate.clone()))),
             Arc::new(Mutex::new(Blk::new(DeviceId::Blk0))),
             Arc::new(Mutex::new(Blk::new(DeviceId::Blk1))),
             Arc::new(Mutex::new(Blk::new(DeviceId::Blk2))),
@@ -108,49 +113,30 @@ impl Inventory {
             ))),
             Arc::new(Mutex::new(pmem(DeviceId::Pmem0, layout::PMEM0, memslot::PMEM0)?)),
             Arc::new(Mutex::new(pmem(DeviceId::Pmem1, layout::PMEM1, memslot::PMEM1)?)),
-            Arc::new(Mutex::new(Mem::new(MemorySlots::new(hotplug, vm.clone())))),
+            mem.clone(),
             Arc::new(Mutex::new(Balloon::new())),
             Arc::new(Mutex::new(Rng::new())),
         ];
-        Inventory::assemble(devices, root, event_loop, &memory, vm)
-    }
-
-    /// Puts each device behind its window, and connects window and interrupt to KVM.
-    fn assemble(
-        devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
-        root: Arc<Mutex<Fs>>,
-        mut event_loop: EventLoop,
-        memory: &GuestMemory,
-        vm: &Vm,
-    ) -> Result<Inventory, InventoryError> {
-        let mut transports = Vec::with_capacity(devices.len());
-        for (id, device) in DeviceId::ALL.into_iter().zip(&devices) {
-            let (queues, own_threads) = {
-                let device = lock(device);
-                (device.queue_sizes().len(), device.has_own_threads())
-            };
-            let interrupt = Arc::new(Interrupt::new(eventfd()?));
-            vm.register_irqfd(interrupt.line(), layout::gsi(id))
-                .map_err(|error| InventoryError::Kvm { device: id, error })?;
-            let kicks = kicks(vm, id, queues)?;
-            if !own_threads {
-                event_loop
-                    .serve(id, device.clone(), interrupt.clone(), kicks.clone())
-                    .map_err(|error| InventoryError::System {
-                        what: "epoll_ctl",
-                        error,
-                    })?;
-            }
-            let transport = MmioDevice::new(id, device.clone(), interrupt, kicks, memory.clone())
-                .map_err(|error| InventoryError::Queue { device: id, error })?;
-            transports.push(transport);
-        }
+        let (transports, event_loop) = assemble(&devices, event_loop, &memory, vm)?;
+        let generation = eventfd()?;
+        vm.register_irqfd(&generation, layout::GED_GSI)
+            .map_err(InventoryError::GenericEvent)?;
+        let event_loop = event_loop
+            .start(gate.clone())
+            .map_err(|error| InventoryError::System {
+                what: "device thread",
+                error,
+            })?;
         Ok(Inventory {
             transports,
+            swaps: devices.iter().map(|_| Swap::default()).collect(),
             devices,
             root,
-            memory: memory.clone(),
-            event_loop: Mutex::new(Loop::Waiting(event_loop)),
+            mem,
+            memory,
+            generation,
+            gate,
+            _event_loop: event_loop,
         })
     }
 
@@ -163,31 +149,116 @@ impl Inventory {
     /// What of the virtio-mem region is plugged, in order, neighbours merged: guest addresses. For a freeze, and, after
     /// [`crate::bus::Bus::restore`], what was plugged in the snapshot.
     pub fn plugged(&self) -> Vec<Window> {
-        unimplemented!()
+        self.mem().plugged()
     }
 
-    /// Gives `device` its backend. Not for the console. The device may be running: it takes effect at once.
+    /// Gives `device` its backend, or with [`Backend::Empty`] says that it shall have none. Not for the console. The
+    /// device may be running: it takes effect at once.
     pub fn attach(&self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        match self.devices.get(device as usize) {
-            Some(device) => lock(device).attach(backend, fds),
-            None => Err(AttachError::WrongKind("the console is not a virtio device")),
+        let slot = device as usize;
+        let (Some(device), Some(swap)) = (self.devices.get(slot), self.swaps.get(slot)) else {
+            return Err(AttachError::WrongKind("the console is not a virtio device"));
+        };
+        let mut device = lock(device);
+        match backend {
+            Backend::Empty if !fds.is_empty() => Err(AttachError::Descriptors {
+                expected: 0,
+                got: fds.len(),
+            }),
+            Backend::Empty => swap.declare_empty(device.is_backed()),
+            backend => {
+                device.attach(backend, fds)?;
+                swap.settle();
+                Ok(())
+            }
         }
     }
 
     /// Shows an image in a slot of the root device; `fds` as [`ImageSpec::blobs`] says.
     pub fn add_image(&self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        self.root
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .add_image(slot, image, fds)
+        self.root().add_image(slot, image, fds)?;
+        self.swaps[DeviceId::Root as usize].settle();
+        Ok(())
     }
 
     /// Takes an image away.
     pub fn remove_image(&self, slot: u16) -> Result<(), AttachError> {
-        self.root
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove_image(slot)
+        self.root().remove_image(slot)
+    }
+
+    /// Waits until no device thread touches guest memory, and keeps them from it until [`Self::start_work`]. True if
+    /// they were working.
+    pub fn quiesce(&self) -> bool {
+        self.gate.close()
+    }
+
+    /// What a freeze keeps of the devices, in slot order. While [`Self::quiesce`]d, the vCPUs paused.
+    pub fn save(&self) -> Vec<DeviceRecord> {
+        self.transports.iter().map(MmioDevice::save).collect()
+    }
+
+    /// Whether [`Self::restore`] would accept these records; changes nothing.
+    pub fn check(&self, records: &[DeviceRecord]) -> Result<(), RestoreError> {
+        let ids = |ids: &mut dyn Iterator<Item = DeviceId>| format!("{:?}", ids.collect::<Vec<_>>());
+        let here = DeviceId::ALL.into_iter().take(self.transports.len());
+        if !records.iter().map(|record| record.id).eq(here.clone()) {
+            return Err(RestoreError::Device {
+                frozen: ids(&mut records.iter().map(|record| record.id)),
+                here: ids(&mut here.clone()),
+            });
+        }
+        self.transports
+            .iter()
+            .zip(records)
+            .try_for_each(|(transport, record)| transport.check(record))
+    }
+
+    /// Puts the devices of a machine that never ran into a frozen machine's state; all records are checked first.
+    pub fn restore(&self, records: &[DeviceRecord]) -> Result<(), RestoreError> {
+        self.check(records)?;
+        self.gate.close();
+        for ((transport, record), swap) in self.transports.iter().zip(records).zip(&self.swaps) {
+            transport.restore(record)?;
+            match record.id {
+                // Their backend is this process.
+                DeviceId::Mem | DeviceId::Balloon | DeviceId::Rng => swap.settle(),
+                _ => swap.restored(record.backed),
+            }
+        }
+        Ok(())
+    }
+
+    /// The devices nobody spoke of since the restore.
+    pub fn unswapped(&self) -> Vec<DeviceId> {
+        let slots = DeviceId::ALL.into_iter().zip(&self.swaps);
+        slots
+            .filter(|(_, swap)| swap.is_awaited())
+            .map(|(id, _)| id)
+            .collect()
+    }
+
+    /// Asks the guest, by virtio-mem, for `total` bytes of memory in all: what boot memory does not cover.
+    pub fn request_memory(&self, total: u64) -> Result<(), SizeError> {
+        let regions = self.memory.iter();
+        let boot: u64 = regions
+            .filter(|region| region.start_addr().0 != layout::VIRTIO_MEM.start)
+            .map(GuestMemoryRegion::len)
+            .sum();
+        let wanted = total.saturating_sub(boot).next_multiple_of(BLOCK);
+        self.mem().set_requested_size(wanted)
+    }
+
+    /// Raises the generic event device's interrupt: the VM generation ID has changed.
+    pub fn notify_generation(&self) {
+        // Fails only when one is pending.
+        let _ = self.generation.write(1);
+    }
+
+    /// Lets the device threads work. Interrupts that restored devices owe are raised; what is to be served is signalled
+    /// already. Waits for nothing.
+    pub fn start_work(&self) {
+        self.transports.iter().for_each(MmioDevice::release);
+        self.gate.open();
     }
 
     /// A vCPU read `data.len()` bytes at guest address `address`. Addresses of no device read as zero.
@@ -205,23 +276,18 @@ impl Inventory {
         }
     }
 
-    /// Starts the event loop's thread. Once, before the first vCPU runs.
+    /// [`Self::start_work`].
     pub fn start(&self) -> Result<(), InventoryError> {
-        let mut event_loop = self.event_loop.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *event_loop, Loop::Failed) {
-            Loop::Waiting(waiting) => {
-                let thread = waiting.start().map_err(|error| InventoryError::System {
-                    what: "device thread",
-                    error,
-                })?;
-                *event_loop = Loop::Running { _thread: thread };
-                Ok(())
-            }
-            other => {
-                *event_loop = other;
-                Err(InventoryError::Started)
-            }
-        }
+        self.start_work();
+        Ok(())
+    }
+
+    fn root(&self) -> MutexGuard<'_, Fs> {
+        self.root.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mem(&self) -> MutexGuard<'_, Looped<Mem>> {
+        self.mem.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn transport(&self, address: u64) -> Option<(&MmioDevice, u64)> {
@@ -229,6 +295,38 @@ impl Inventory {
         let slot = usize::try_from(offset / MMIO_WINDOW).ok()?;
         Some((self.transports.get(slot)?, offset % MMIO_WINDOW))
     }
+}
+
+/// Puts each device behind its window, and connects window and interrupt to KVM.
+fn assemble(
+    devices: &[Arc<Mutex<dyn VirtioDevice>>],
+    mut event_loop: EventLoop,
+    memory: &GuestMemory,
+    vm: &Vm,
+) -> Result<(Vec<MmioDevice>, EventLoop), InventoryError> {
+    let mut transports = Vec::with_capacity(devices.len());
+    for (id, device) in DeviceId::ALL.into_iter().zip(devices) {
+        let (queues, own_threads) = {
+            let device = lock(device);
+            (device.queue_sizes().len(), device.has_own_threads())
+        };
+        let interrupt = Arc::new(Interrupt::new(eventfd()?));
+        vm.register_irqfd(interrupt.line(), layout::gsi(id))
+            .map_err(|error| InventoryError::Kvm { device: id, error })?;
+        let kicks = kicks(vm, id, queues)?;
+        if !own_threads {
+            event_loop
+                .serve(id, device.clone(), interrupt.clone(), kicks.clone())
+                .map_err(|error| InventoryError::System {
+                    what: "epoll_ctl",
+                    error,
+                })?;
+        }
+        let transport = MmioDevice::new(id, device.clone(), interrupt, kicks, memory.clone())
+            .map_err(|error| InventoryError::Queue { device: id, error })?;
+        transports.push(transport);
+    }
+    Ok((transports, event_loop))
 }
 
 /// A window's address space, shown to the guest read-only.

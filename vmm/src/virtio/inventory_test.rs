@@ -73,10 +73,3 @@ fn backends_go_to_their_device_and_only_there() {
     }
 }
 
-#[test]
-fn the_event_loop_starts_once_and_ends_with_the_machine() {
-    let Some((inventory, _vm)) = machine() else { return };
-    inventory.start().unwrap();
-    assert!(matches!(inventory.start(), Err(InventoryError::Started)));
-    drop(inventory);
-}

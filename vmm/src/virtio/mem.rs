@@ -1,7 +1,8 @@
 //! virtio-mem (virtio 1.2 §5.15): memory the guest plugs and unplugs in blocks of 2 MiB.
 //!
 //! Invariants: the plugged size never exceeds what was requested by a plug; a request is done for all its blocks or for
-//! none; an unplugged block's content is gone. Nothing is requested in a fresh machine.
+//! none; an unplugged block's content is gone; what is plugged stays so over a device reset (§5.15.5.2): the guest may
+//! be running in it. Nothing is requested in a fresh machine.
 
 mod blocks;
 mod slots;
@@ -15,9 +16,12 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 use self::blocks::{Blocks, Span};
 pub use self::slots::MemorySlots;
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, VirtioDevice};
+use super::device::{Activation, AttachError, DeviceError};
 use super::guest_io;
+use super::looped::{Handler, Looped, another_kind};
 use super::queue::Chain;
+use super::state::DeviceState;
+use crate::layout::Window;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -79,7 +83,6 @@ enum State {
 /// The device.
 pub struct Mem {
     config: Arc<ConfigSpace>,
-    active: Option<Activation>,
     /// Which blocks are plugged, and the sizes the configuration states.
     plan: Plan,
     /// The memory itself.
@@ -106,7 +109,8 @@ pub struct SizeError {
 }
 
 impl Mem {
-    pub fn new(slots: MemorySlots) -> Mem {
+    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
+    pub fn new(slots: MemorySlots) -> Looped<Mem> {
         let (start, size) = (slots.start(), slots.size());
         let plan = Plan {
             start,
@@ -118,16 +122,27 @@ impl Mem {
         config[0..8].copy_from_slice(&BLOCK.to_le_bytes());
         config[16..24].copy_from_slice(&start.to_le_bytes());
         config[24..32].copy_from_slice(&size.to_le_bytes());
-        Mem {
-            config: Arc::new(ConfigSpace::new(config)),
-            active: None,
+        let varying = offset::USABLE_REGION_SIZE..config.len();
+        Looped::new(Mem {
+            config: Arc::new(ConfigSpace::new(config).varying(varying)),
             plan,
             slots,
-        }
+        })
     }
 
-    /// Asks the guest to have `bytes` plugged; it plugs or unplugs towards that in its own time.
-    pub fn set_requested_size(&mut self, bytes: u64) -> Result<(), SizeError> {
+    /// What is plugged, in order, neighbours merged: guest addresses.
+    pub fn plugged(&self) -> Vec<Window> {
+        let runs = self.plan.blocks.runs();
+        runs.into_iter()
+            .map(|span| Window {
+                start: self.plan.start + span.first as u64 * BLOCK,
+                size: span.count as u64 * BLOCK,
+            })
+            .collect()
+    }
+
+    /// True if the configuration changed by it.
+    fn request(&mut self, bytes: u64) -> Result<bool, SizeError> {
         let region = self.slots.size();
         if bytes > region || !bytes.is_multiple_of(BLOCK) {
             return Err(SizeError {
@@ -136,12 +151,7 @@ impl Mem {
             });
         }
         self.plan.request(bytes, region);
-        if self.publish()
-            && let Some(active) = &self.active
-        {
-            active.config_changed();
-        }
-        Ok(())
+        Ok(self.publish())
     }
 
     /// Writes the plan's sizes to the configuration. True if any changed.
@@ -154,6 +164,18 @@ impl Mem {
         sizes.iter().fold(false, |changed, (at, size)| {
             self.config.set(*at, &size.to_le_bytes()) || changed
         })
+    }
+}
+
+impl Looped<Mem> {
+    /// Asks the guest to have `bytes` plugged; it plugs or unplugs towards that in its own time.
+    pub fn set_requested_size(&mut self, bytes: u64) -> Result<(), SizeError> {
+        if self.request(bytes)?
+            && let Some(active) = self.active()
+        {
+            active.config_changed();
+        }
+        Ok(())
     }
 }
 
@@ -244,7 +266,7 @@ impl Plan {
     }
 }
 
-impl VirtioDevice for Mem {
+impl Handler for Mem {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_MEM
     }
@@ -261,32 +283,81 @@ impl VirtioDevice for Mem {
         self.config.clone()
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.active = Some(activation);
-        Ok(())
-    }
-
-    /// What is plugged stays plugged over a device reset (§5.15.5.2): the guest may be running in it.
-    fn reset(&mut self) {
-        self.active = None;
-    }
-
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
         Err(AttachError::WrongKind("virtio-mem takes none"))
     }
 
-    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        let Mem {
-            active,
-            plan,
-            slots,
-            config,
-            ..
-        } = self;
-        let Some(queue) = active.as_mut().and_then(|active| active.queues.get_mut(queue)) else {
+    fn save(&self) -> DeviceState {
+        let runs = self.plan.blocks.runs();
+        DeviceState::Mem {
+            requested: self.plan.requested,
+            usable: self.plan.usable,
+            plugged: runs
+                .into_iter()
+                .map(|span| (span.first as u32, span.count as u32))
+                .collect(),
+        }
+    }
+
+    fn check(&self, state: &DeviceState) -> Result<(), String> {
+        let DeviceState::Mem {
+            requested,
+            usable,
+            plugged,
+        } = state
+        else {
+            return Err(another_kind(state));
+        };
+        let region = self.slots.size();
+        let fits = |bytes: u64| bytes <= region && bytes.is_multiple_of(BLOCK);
+        if !fits(*requested) || !fits(*usable) {
+            return Err(format!(
+                "sizes {requested:#x} and {usable:#x} are not blocks within {region:#x} bytes"
+            ));
+        }
+        let mut free = 0;
+        for (first, count) in plugged {
+            let end = u64::from(*first) + u64::from(*count);
+            if *count == 0 || u64::from(*first) < free || end * BLOCK > *usable {
+                return Err(format!(
+                    "blocks {first}+{count} are not plugged within {usable:#x} bytes"
+                ));
+            }
+            free = end + 1;
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), DeviceError> {
+        let DeviceState::Mem {
+            requested,
+            usable,
+            plugged,
+        } = state
+        else {
             return Ok(());
         };
-        queue.serve(|memory, chain| answer(memory, chain, plan, slots, config))
+        for (first, count) in plugged {
+            let span = Span {
+                first: *first as usize,
+                count: *count as usize,
+            };
+            self.slots.show(span).map_err(|error| DeviceError::System {
+                what: "showing plugged memory to the guest",
+                error: std::io::Error::other(error.to_string()),
+            })?;
+            self.plan.blocks.set(span, true);
+        }
+        (self.plan.requested, self.plan.usable) = (*requested, *usable);
+        self.publish();
+        Ok(())
+    }
+
+    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
+        let Mem {
+            plan, slots, config, ..
+        } = self;
+        active.queues[queue].serve(|memory, chain| answer(memory, chain, plan, slots, config))
     }
 }
 

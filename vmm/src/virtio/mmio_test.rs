@@ -5,7 +5,9 @@ use thaw_protocol::control::Backend;
 use super::register::*;
 use super::*;
 use crate::layout::Window;
-use crate::virtio::device::{AttachError, DeviceError};
+use crate::virtio::device::{AttachError, DeviceError, Saved};
+use crate::virtio::looped::plain;
+use crate::virtio::state::DeviceState;
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::testing::{Layout, MEMORY, eventfd, memory};
 
@@ -56,6 +58,16 @@ impl VirtioDevice for Probe {
     }
     fn attach(&mut self, _: Backend, _: Vec<OwnedFd>) -> Result<(), AttachError> {
         Err(AttachError::WrongKind("none"))
+    }
+    fn save(&mut self) -> Saved {
+        Saved::plain(self.activation.lock().unwrap().as_ref())
+    }
+    fn check(&self, state: &DeviceState, _: Option<&[QueueRecord]>) -> Result<(), String> {
+        plain(state)
+    }
+    fn restore(&mut self, activation: Option<Activation>, _: &DeviceState) -> Result<(), DeviceError> {
+        *self.activation.lock().unwrap() = activation;
+        Ok(())
     }
     fn queue_ready(&mut self, _: usize) -> Result<(), DeviceError> {
         Ok(())

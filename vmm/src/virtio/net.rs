@@ -22,8 +22,10 @@ use vmm_sys_util::epoll::EventSet;
 use self::receive::Receiver;
 use self::tap::Tap;
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, VirtioDevice, one_descriptor};
+use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
+use super::looped::plain;
+use super::state::{DeviceState, QueueRecord};
 
 const QUEUE_SIZES: [u16; 2] = [256; 2];
 const RX: usize = 0;
@@ -56,7 +58,7 @@ impl Net {
         let mut config = vec![0; 12];
         config[..6].copy_from_slice(&DEFAULT_MAC);
         Net {
-            config: Arc::new(ConfigSpace::new(config)),
+            config: Arc::new(ConfigSpace::new(config).varying(0..6)),
             active: None,
             receiver: Receiver::default(),
             transmit_blocked: false,
@@ -179,6 +181,34 @@ impl VirtioDevice for Net {
             active.queues[TX].kick_again();
         }
         Ok(())
+    }
+
+    fn is_backed(&self) -> bool {
+        self.backend.is_some()
+    }
+
+    /// Buffers held for frames to come are the guest's again. Its frames that were not sent stay in their queue.
+    fn save(&mut self) -> Saved {
+        if let Some(active) = &mut self.active {
+            self.receiver.give_back(&mut active.queues[RX]);
+        }
+        let mut saved = Saved::plain(self.active.as_ref());
+        if let Some(queues) = &mut saved.queues {
+            // Buffers wait for frames: they are no work.
+            queues[RX].has_work = false;
+        }
+        saved
+    }
+
+    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        plain(state)
+    }
+
+    fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {
+        match activation {
+            Some(activation) => self.activate(activation),
+            None => Ok(()),
+        }
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {

@@ -12,9 +12,11 @@ use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
 
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, VirtioDevice, one_descriptor};
+use super::device::{Activation, AttachError, DeviceError, one_descriptor};
 use super::guest_io;
+use super::looped::{Handler, Looped, another_kind};
 use super::queue::Chain;
+use super::state::DeviceState;
 use super::window::HostWindow;
 use crate::memory::GuestMemory;
 
@@ -28,23 +30,25 @@ const FAILED: u32 = u32::MAX;
 /// The device.
 pub struct Pmem {
     config: Arc<ConfigSpace>,
-    active: Option<Activation>,
     window: HostWindow,
     /// Bytes of the window the backend's mapping covers.
     mapped: u64,
+    /// What it covered when the guest was frozen: its driver may have used all of it.
+    frozen: u64,
 }
 
 impl Pmem {
-    pub fn new(window: HostWindow) -> Pmem {
+    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
+    pub fn new(window: HostWindow) -> Looped<Pmem> {
         let at = window.window();
         // struct virtio_pmem_config: start, size.
         let config = [at.start.to_le_bytes(), at.size.to_le_bytes()].concat();
-        Pmem {
+        Looped::new(Pmem {
             config: Arc::new(ConfigSpace::new(config)),
-            active: None,
             window,
             mapped: 0,
-        }
+            frozen: 0,
+        })
     }
 
     fn map(&mut self, file: &File) -> Result<(), AttachError> {
@@ -59,6 +63,12 @@ impl Pmem {
                 "a file of {size} bytes does not fit a window of {window}"
             )));
         }
+        if size < self.frozen {
+            return Err(AttachError::Frozen(format!(
+                "a file of {size} bytes is smaller than the frozen guest's of {}",
+                self.frozen
+            )));
+        }
         let invalid = |error: super::window::WindowError| AttachError::Invalid(error.to_string());
         self.window.map(0, size, file.as_fd(), 0).map_err(invalid)?;
         if self.mapped > size {
@@ -69,7 +79,7 @@ impl Pmem {
     }
 }
 
-impl VirtioDevice for Pmem {
+impl Handler for Pmem {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_PMEM
     }
@@ -86,31 +96,43 @@ impl VirtioDevice for Pmem {
         self.config.clone()
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.active = Some(activation);
-        Ok(())
-    }
-
-    fn reset(&mut self) {
-        self.active = None;
-    }
-
-    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
         let Backend::Pmem = backend else {
             return Err(AttachError::WrongKind("virtio-pmem takes a file to map"));
         };
-        self.map(&File::from(one_descriptor(fds)?))
+        self.map(&File::from(one_descriptor(fds)?))?;
+        Ok(false)
     }
 
-    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        match self
-            .active
-            .as_mut()
-            .and_then(|active| active.queues.get_mut(queue))
-        {
-            Some(queue) => queue.serve(answer),
-            None => Ok(()),
+    fn is_backed(&self) -> bool {
+        self.mapped > 0
+    }
+
+    fn save(&self) -> DeviceState {
+        DeviceState::Pmem {
+            mapped: self.mapped,
         }
+    }
+
+    fn check(&self, state: &DeviceState) -> Result<(), String> {
+        match state {
+            DeviceState::Pmem { mapped } if *mapped <= self.window.window().size => Ok(()),
+            DeviceState::Pmem { mapped } => {
+                Err(format!("{mapped} bytes were mapped into a window of fewer"))
+            }
+            other => Err(another_kind(other)),
+        }
+    }
+
+    fn restore(&mut self, state: &DeviceState) -> Result<(), DeviceError> {
+        if let DeviceState::Pmem { mapped } = state {
+            self.frozen = *mapped;
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
+        active.queues[queue].serve(answer)
     }
 }
 

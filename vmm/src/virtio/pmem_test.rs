@@ -4,6 +4,7 @@ use vm_memory::{Bytes, MemoryRegionAddress};
 
 use super::*;
 use crate::layout::Window;
+use crate::virtio::VirtioDevice;
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 const WINDOW: Window = Window {
@@ -11,7 +12,7 @@ const WINDOW: Window = Window {
     size: 16 * PAGE,
 };
 
-fn pmem() -> Pmem {
+fn pmem() -> Looped<Pmem> {
     Pmem::new(HostWindow::reserve(WINDOW).unwrap())
 }
 
@@ -21,7 +22,7 @@ fn file(bytes: usize) -> OwnedFd {
     file.into()
 }
 
-fn byte(pmem: &Pmem, offset: u64) -> u8 {
+fn byte(pmem: &Looped<Pmem>, offset: u64) -> u8 {
     pmem.window
         .region()
         .read_obj(MemoryRegionAddress(offset))
@@ -124,4 +125,20 @@ fn a_request_without_room_for_a_response_stops_the_device() {
         rig.submit(0, &[request, response]);
         assert!(matches!(rig.kick(0), Err(DeviceError::Unanswerable { .. })));
     }
+}
+
+#[test]
+fn a_file_smaller_than_the_frozen_one_is_refused() {
+    let mut frozen = pmem();
+    frozen.attach(Backend::Pmem, vec![file(2 * PAGE as usize)]).unwrap();
+    let mut thawed = Rig::thaw(Rig::new(frozen, 0).freeze(), pmem());
+    assert!(!thawed.device.is_backed());
+    let refused = thawed.device.attach(Backend::Pmem, vec![file(PAGE as usize)]);
+    assert!(matches!(refused, Err(AttachError::Frozen(_))));
+    assert_eq!(byte(&thawed.device, 0), 0);
+    thawed
+        .device
+        .attach(Backend::Pmem, vec![file(2 * PAGE as usize)])
+        .unwrap();
+    assert_eq!(byte(&thawed.device, PAGE), 7);
 }

@@ -9,11 +9,18 @@ use std::sync::atomic::Ordering;
 
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
-use vm_memory::{Address, GuestAddress, GuestMemory as _, VolatileSlice};
+use vm_memory::{
+    Address, Bytes, GuestAddress, GuestMemory as _, GuestRegionMmap, MmapRegion, VolatileSlice,
+};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::interrupt::Interrupt;
+use super::state::QueueRecord;
 use crate::memory::GuestMemory;
+
+/// Where [`DeviceQueue::chain_at`] has its ring: beyond any guest address.
+const OWN_RING: u64 = 1 << 61;
+const RING_BYTES: usize = 4096;
 
 /// A ring or chain no answer can be given to.
 #[derive(Debug, thiserror::Error)]
@@ -165,9 +172,13 @@ impl DeviceQueue {
         &self.interrupt
     }
 
-    /// Indices and addresses: all that a freeze must keep.
-    pub fn state(&self) -> QueueState {
-        self.queue.state()
+    /// Indices and addresses, and whether there is work: all that a freeze must keep.
+    pub fn save(&self) -> QueueRecord {
+        let available = self.queue.avail_idx(&self.memory, Ordering::Acquire);
+        // A ring that cannot be read is for the device to find.
+        let has_work =
+            self.queue.ready() && available.map_or(true, |index| index.0 != self.queue.next_avail());
+        QueueRecord::new(self.queue.state(), has_work)
     }
 
     /// The next available chain, if any.
@@ -191,6 +202,36 @@ impl DeviceQueue {
         collect(head, chain)
             .map(Some)
             .ok_or(QueueError::Chain { queue, head })
+    }
+
+    /// The chain whose head is `head`, popped before the freeze and not given back since.
+    pub fn chain_at(&self, head: u16) -> Result<Chain, QueueError> {
+        let queue = self.index;
+        let malformed = || QueueError::Chain { queue, head };
+        let ring = |error| QueueError::Ring { queue, error };
+        // A chain is read by way of an available ring. This one has a single entry, where only this process sees it.
+        let region = MmapRegion::new(RING_BYTES)
+            .ok()
+            .and_then(|mapping| GuestRegionMmap::new(mapping, GuestAddress(OWN_RING)))
+            .ok_or_else(malformed)?;
+        let memory = self
+            .memory
+            .insert_region(Arc::new(region))
+            .map_err(|_| malformed())?;
+        let entry = [0u16, 1, head].map(u16::to_le_bytes).concat();
+        memory
+            .write_slice(&entry, GuestAddress(OWN_RING))
+            .map_err(|_| malformed())?;
+        let state = QueueState {
+            avail_ring: OWN_RING,
+            next_avail: 0,
+            ..self.queue.state()
+        };
+        let chain = Queue::try_from(state)
+            .map_err(ring)?
+            .pop_descriptor_chain(&memory)
+            .ok_or_else(malformed)?;
+        collect(head, chain).ok_or_else(malformed)
     }
 
     /// Takes the last popped chain back: it is available again.

@@ -3,13 +3,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::virtio::device::DeviceError;
 use crate::virtio::rng::Rng;
+use crate::virtio::looped::Looped;
 use crate::virtio::testing::{Buf, Layout, NOWHERE, Rig, eventfd, memory};
 
-fn rig() -> Rig<Rng> {
+fn rig() -> Rig<Looped<Rng>> {
     Rig::new(Rng::new(), 0)
 }
 
-fn fails(mut rig: Rig<Rng>) -> QueueError {
+fn fails(mut rig: Rig<Looped<Rng>>) -> QueueError {
     match rig.kick(0).unwrap_err() {
         DeviceError::Queue(error) => error,
         other => panic!("{other}"),

@@ -8,8 +8,9 @@ use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, VirtioDevice};
+use super::device::{Activation, AttachError, DeviceError};
 use super::guest_io;
+use super::looped::{Handler, Looped};
 use super::queue::Chain;
 use crate::memory::GuestMemory;
 
@@ -20,20 +21,18 @@ const MAX_REQUEST: usize = 4096;
 /// The device.
 pub struct Rng {
     config: Arc<ConfigSpace>,
-    active: Option<Activation>,
 }
 
 impl Rng {
-    #[expect(clippy::new_without_default, reason = "a device is made, not defaulted")]
-    pub fn new() -> Rng {
-        Rng {
+    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
+    pub fn new() -> Looped<Rng> {
+        Looped::new(Rng {
             config: Arc::new(ConfigSpace::new(Vec::new())),
-            active: None,
-        }
+        })
     }
 }
 
-impl VirtioDevice for Rng {
+impl Handler for Rng {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_RNG
     }
@@ -50,28 +49,12 @@ impl VirtioDevice for Rng {
         self.config.clone()
     }
 
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.active = Some(activation);
-        Ok(())
-    }
-
-    fn reset(&mut self) {
-        self.active = None;
-    }
-
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
         Err(AttachError::WrongKind("virtio-rng takes none"))
     }
 
-    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        match self
-            .active
-            .as_mut()
-            .and_then(|active| active.queues.get_mut(queue))
-        {
-            Some(queue) => queue.serve(answer),
-            None => Ok(()),
-        }
+    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
+        active.queues[queue].serve(answer)
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::virtio::VirtioDevice;
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 #[test]
@@ -69,4 +70,32 @@ fn no_backend_is_taken() {
         Rng::new().attach(Backend::Vsock, Vec::new()),
         Err(AttachError::WrongKind(_))
     ));
+}
+
+#[test]
+fn a_request_in_flight_at_the_freeze_is_answered_once_after_the_thaw() {
+    let mut rig = Rig::new(Rng::new(), 0);
+    let buffer = rig.writable(64);
+    rig.request(0, &[buffer]);
+    assert_ne!(rig.interrupt.reasons(), 0, "not acknowledged");
+    let head = rig.submit(0, &[buffer]);
+    let mut thawed = Rig::thaw(rig.freeze(), Rng::new());
+    assert!(thawed.used(0).is_empty());
+    assert!(thawed.interrupt.line().read().is_err(), "nothing is raised while parked");
+    thawed.start_work();
+    assert_eq!(thawed.used(0), [(head, 64)]);
+    assert_eq!(thawed.interrupt.line().read().unwrap(), 2, "raised again, and for the answer");
+    // Both go on.
+    assert_eq!(thawed.request(0, &[buffer]), 64);
+    rig.kick(0).unwrap();
+    assert_eq!(rig.used(0), [(head, 64)]);
+}
+
+#[test]
+fn a_queue_without_work_is_not_kicked_by_a_thaw() {
+    let mut rig = Rig::new(Rng::new(), 0);
+    let buffer = rig.writable(64);
+    rig.request(0, &[buffer]);
+    let thawed = Rig::thaw(rig.freeze(), Rng::new());
+    assert!(!thawed.kicked(0));
 }

@@ -71,7 +71,6 @@ pub struct QueueRecord {
     /// Where the device looks next in the available ring, and writes next in the used ring.
     pub next_available: u16,
     pub next_used: u16,
-    pub event_idx: bool,
     /// Chains were available that the device had not popped.
     pub has_work: bool,
 }
@@ -227,18 +226,18 @@ impl QueueRecord {
             used: state.used_ring,
             next_available: state.next_avail,
             next_used: state.next_used,
-            event_idx: state.event_idx_enabled,
             has_work,
         }
     }
 
-    /// The queue; none if its size or addresses are such as no queue has. Whether it is in memory is not looked at.
-    pub(super) fn queue(&self, max_size: u16) -> Option<Queue> {
+    /// The queue, for a driver that negotiated `event_idx` or did not; none if its size or
+    /// addresses are such as no queue has. Whether it is in memory is not looked at.
+    pub(super) fn queue(&self, max_size: u16, event_idx: bool) -> Option<Queue> {
         Queue::try_from(QueueState {
             max_size,
             next_avail: self.next_available,
             next_used: self.next_used,
-            event_idx_enabled: self.event_idx,
+            event_idx_enabled: event_idx,
             size: self.size,
             ready: self.ready,
             desc_table: self.descriptors,

@@ -15,9 +15,11 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, VirtioDevice};
+use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
+use super::gate::Gate;
 use super::interrupt::Interrupt;
 use super::queue::DeviceQueue;
+use super::state::{DeviceState, QueueRecord};
 use crate::memory::GuestMemory;
 
 /// Bytes of guest memory, all of it at address 0.
@@ -25,6 +27,7 @@ pub const MEMORY: u64 = 32 << 20;
 /// An address where there is no memory.
 pub const NOWHERE: u64 = 1 << 40;
 const BUFFERS: u64 = 1 << 20;
+const PAGE: usize = 4096;
 
 /// A buffer of a request.
 #[derive(Clone, Copy, Debug)]
@@ -45,10 +48,23 @@ pub struct Rig<D> {
     pub memory: &'static GuestMemory,
     pub device: D,
     pub interrupt: Arc<Interrupt>,
+    features: u64,
     rings: Vec<Ring>,
     next_buffer: u64,
 }
 
+/// A device as a freeze keeps it, and its driver's view: guest memory, rings.
+pub struct Frozen {
+    pub state: DeviceState,
+    pub queues: Vec<QueueRecord>,
+    memory: &'static GuestMemory,
+    features: u64,
+    reasons: u32,
+    rings: Vec<Ring>,
+    next_buffer: u64,
+}
+
+#[derive(Clone)]
 struct Ring {
     layout: Layout,
     kick: Arc<EventFd>,
@@ -179,9 +195,28 @@ impl<D: VirtioDevice> VirtioDevice for Shared<D> {
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         self.device.lock().unwrap().attach(backend, fds)
     }
+    fn is_backed(&self) -> bool {
+        self.device.lock().unwrap().is_backed()
+    }
+    fn save(&mut self) -> Saved {
+        self.device.lock().unwrap().save()
+    }
+    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        self.device.lock().unwrap().check(state, queues)
+    }
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().restore(activation, state)
+    }
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
         self.device.lock().unwrap().queue_ready(queue)
     }
+}
+
+/// A gate device threads pass.
+pub fn open_gate() -> Arc<Gate> {
+    let gate = Arc::new(Gate::new());
+    gate.open();
+    gate
 }
 
 pub fn eventfd() -> EventFd {
@@ -216,11 +251,94 @@ impl<D: VirtioDevice> Rig<D> {
             rings: rings.collect(),
             device,
             interrupt: Arc::new(Interrupt::new(eventfd())),
+            features: 0,
             next_buffer: BUFFERS,
         }
     }
 
+    /// Freezes device and memory; this one may go on.
+    pub fn freeze(&mut self) -> Frozen {
+        let saved = self.device.save();
+        let copy = memory();
+        for page in (0..MEMORY).step_by(PAGE) {
+            let mut bytes = [0; PAGE];
+            self.memory.read_slice(&mut bytes, GuestAddress(page)).unwrap();
+            if bytes != [0; PAGE] {
+                copy.write_slice(&bytes, GuestAddress(page)).unwrap();
+            }
+        }
+        Frozen {
+            state: saved.state,
+            queues: saved.queues.expect("the device is active"),
+            memory: copy,
+            features: self.features,
+            reasons: self.interrupt.reasons(),
+            rings: self.rings.clone(),
+            next_buffer: self.next_buffer,
+        }
+    }
+
+    /// A driver that goes on where it was frozen, with `device` restored and parked.
+    pub fn thaw(frozen: Frozen, mut device: D) -> Rig<D> {
+        let interrupt = Arc::new(Interrupt::new(eventfd()));
+        interrupt.restore(frozen.reasons, true, false);
+        let rings: Vec<Ring> = frozen
+            .rings
+            .into_iter()
+            .map(|ring| Ring {
+                layout: Layout {
+                    memory: frozen.memory,
+                    ..ring.layout
+                },
+                kick: Arc::new(eventfd()),
+                ..ring
+            })
+            .collect();
+        device.check(&frozen.state, Some(&frozen.queues)).unwrap();
+        let queues = frozen.queues.iter().zip(&rings).enumerate();
+        let queues = queues.map(|(index, (record, ring))| {
+            let queue = record.queue(ring.layout.size, false).unwrap();
+            DeviceQueue::new(
+                index,
+                queue,
+                frozen.memory.clone(),
+                interrupt.clone(),
+                ring.kick.clone(),
+            )
+        });
+        let activation = Activation {
+            memory: frozen.memory.clone(),
+            features: frozen.features,
+            queues: queues.collect(),
+        };
+        device.restore(Some(activation), &frozen.state).unwrap();
+        for (record, ring) in frozen.queues.iter().zip(&rings) {
+            if record.has_work {
+                ring.kick.write(1).unwrap();
+            }
+        }
+        Rig {
+            memory: frozen.memory,
+            device,
+            interrupt,
+            features: frozen.features,
+            rings,
+            next_buffer: frozen.next_buffer,
+        }
+    }
+
+    /// Lets a thawed device work: what it owes is raised, what was kicked is served.
+    pub fn start_work(&mut self) {
+        self.interrupt.release();
+        for queue in 0..self.rings.len() {
+            while self.kicked(queue) {
+                self.device.queue_ready(queue).unwrap();
+            }
+        }
+    }
+
     pub fn activate(&mut self, features: u64) {
+        self.features = features;
         let queues = self.rings.iter().enumerate().map(|(index, ring)| {
             let queue = ring.layout.queue();
             DeviceQueue::new(

@@ -31,18 +31,23 @@ use vmm_sys_util::epoll::EventSet;
 use self::muxer::Muxer;
 use self::packet::Header;
 use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, VirtioDevice, one_descriptor};
+use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
 use super::guest_io;
+use super::looped::another_kind;
 use super::queue::Chain;
+use super::state::{DeviceState, QueueRecord};
 use crate::events::EventSink;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
 const RX: usize = 0;
 const TX: usize = 1;
+const EVENT: usize = 2;
 
-/// The device. The third queue, for events, holds the driver's buffers until a transport reset is to be told.
+/// The device. The third queue, for events, holds the driver's buffers for ever: connections a thaw ends are reset one
+/// by one, which the guest handles in order with what follows; a transport reset it handles on another work item, and
+/// may end with it a connection made since.
 pub struct Vsock {
     config: Arc<ConfigSpace>,
     active: Option<Activation>,
@@ -201,6 +206,60 @@ impl VirtioDevice for Vsock {
         };
         self.muxer.listen(listener(one_descriptor(fds)?)?);
         Ok(())
+    }
+
+    fn is_backed(&self) -> bool {
+        self.muxer.has_listener()
+    }
+
+    /// Takes what the guest has sent, so that a clone is not asked about connections it never had.
+    fn save(&mut self) -> Saved {
+        if let Err(error) = self.transmit() {
+            tracing::warn!(%error, "vsock stopped until the guest resets it");
+            if let Some(active) = &self.active {
+                active.queues[TX].interrupt().fail();
+            }
+            self.reset();
+        }
+        let mut queues = self.active.as_ref().map(Activation::save_queues);
+        if let Some(queues) = &mut queues {
+            // Buffers wait for packets: they are no work.
+            queues[RX].has_work = false;
+            queues[EVENT].has_work = false;
+        }
+        Saved {
+            state: self.muxer.save(),
+            queues,
+        }
+    }
+
+    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        match state {
+            DeviceState::Vsock {
+                resets,
+                connections,
+                next_port,
+            } => muxer::check(resets, connections, *next_port, queues.is_some()),
+            other => Err(another_kind(other)),
+        }
+    }
+
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
+        if let DeviceState::Vsock {
+            resets,
+            connections,
+            next_port,
+        } = state
+        {
+            self.muxer.restore(resets, connections, *next_port);
+        }
+        let Some(activation) = activation else {
+            return Ok(());
+        };
+        if self.muxer.has_packets() {
+            activation.queues[RX].kick_again();
+        }
+        self.activate(activation)
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {

@@ -3,7 +3,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
-use crate::virtio::interrupt::CONFIG_CHANGE;
+use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
+use crate::virtio::VirtioDevice;
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 const SECTORS: u64 = 64;
@@ -17,7 +18,7 @@ fn disk() -> File {
     file
 }
 
-fn rig(file: &File, read_only: bool) -> Rig<Blk> {
+fn rig(file: &File, read_only: bool) -> Rig<Looped<Blk>> {
     let mut blk = Blk::new(DeviceId::Blk1);
     blk.attach(
         Backend::Disk { read_only },
@@ -32,7 +33,7 @@ fn header(kind: u32, sector: u64) -> Vec<u8> {
 }
 
 /// One request with readable and writable data, its status, and the used length.
-fn ask(rig: &mut Rig<Blk>, kind: u32, sector: u64, out: &[u8], back: &[Buf]) -> (u8, u32) {
+fn ask(rig: &mut Rig<Looped<Blk>>, kind: u32, sector: u64, out: &[u8], back: &[Buf]) -> (u8, u32) {
     let header = rig.readable(&header(kind, sector));
     let mut chain = vec![header];
     if !out.is_empty() {
@@ -295,4 +296,72 @@ proptest::proptest! {
         assert!(used <= back + 1);
         assert_eq!(file.metadata().unwrap().len(), SECTORS * SECTOR);
     }
+}
+
+fn disk_of(sectors: u64) -> File {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(sectors * SECTOR).unwrap();
+    file
+}
+
+fn attach(blk: &mut Looped<Blk>, file: &File, read_only: bool) -> Result<(), AttachError> {
+    blk.attach(
+        Backend::Disk { read_only },
+        vec![file.try_clone().unwrap().into()],
+    )
+}
+
+#[test]
+fn a_write_in_flight_at_the_freeze_goes_to_the_new_disk_once_and_not_to_a_placeholder() {
+    use std::os::unix::fs::FileExt;
+    let (old, new) = (disk_of(SECTORS), disk_of(2 * SECTORS));
+    let mut rig = rig(&old, false);
+    let parts = [
+        rig.readable(&header(1, 3)),
+        rig.readable(&[7; SECTOR as usize]),
+        rig.writable(1),
+    ];
+    let head = rig.submit(0, &parts);
+
+    let mut thawed = Rig::thaw(rig.freeze(), Blk::new(DeviceId::Blk1));
+    let before = thawed.device.config().generation();
+    attach(&mut thawed.device, &new, false).unwrap();
+    assert!(thawed.used(0).is_empty(), "nothing is answered while parked");
+    assert_ne!(thawed.device.config().generation(), before);
+    assert_eq!(thawed.device.config().bytes()[..8], (2 * SECTORS).to_le_bytes());
+    thawed.start_work();
+    assert_eq!(thawed.used(0), [(head, 1)]);
+    assert_eq!(thawed.bytes(parts[2]), [0]);
+    assert_eq!(
+        thawed.interrupt.reasons(),
+        USED_BUFFER | CONFIG_CHANGE,
+        "the new capacity is told"
+    );
+    let mut sector = [0; SECTOR as usize];
+    new.read_exact_at(&mut sector, 3 * SECTOR).unwrap();
+    assert_eq!(sector, [7; SECTOR as usize]);
+    old.read_exact_at(&mut sector, 3 * SECTOR).unwrap();
+    assert_eq!(sector, [0; SECTOR as usize], "the frozen one's disk is not written by a clone");
+    thawed.start_work();
+    assert!(thawed.used(0).is_empty());
+}
+
+#[test]
+fn a_disk_smaller_than_frozen_or_read_only_where_writable_was_frozen_is_refused() {
+    let mut frozen = rig(&disk_of(SECTORS), false);
+    let mut thawed = Rig::thaw(frozen.freeze(), Blk::new(DeviceId::Blk1));
+    for (file, read_only) in [(disk_of(SECTORS - 1), false), (disk_of(2 * SECTORS), true)] {
+        let refused = attach(&mut thawed.device, &file, read_only);
+        assert!(matches!(refused, Err(AttachError::Frozen(_))));
+        assert!(!thawed.device.is_backed());
+    }
+    attach(&mut thawed.device, &disk_of(SECTORS), false).unwrap();
+
+    let mut frozen = rig(&disk_of(SECTORS), true);
+    let mut thawed = Rig::thaw(frozen.freeze(), Blk::new(DeviceId::Blk1));
+    attach(&mut thawed.device, &disk_of(SECTORS), true).unwrap();
+
+    let mut empty = Rig::new(Blk::new(DeviceId::Blk0), 0);
+    let mut thawed = Rig::thaw(empty.freeze(), Blk::new(DeviceId::Blk0));
+    attach(&mut thawed.device, &disk_of(1), true).unwrap();
 }

@@ -59,6 +59,11 @@ impl Disk {
         self.sectors
     }
 
+    /// Whether writes are refused.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     pub fn read(&self, sector: u64, data: &[VolatileSlice<'_>]) -> io::Result<()> {
         let at = self.check(sector, guest_io::total(data) as u64)?;
         guest_io::read_exact_at(self.file.as_fd(), data, at)

@@ -62,6 +62,13 @@ impl Parked {
         self.heads.contains(&(queue, head))
     }
 
+    /// The heads that wait, by queue and index.
+    pub fn heads(&self) -> Vec<(usize, u16)> {
+        let mut heads: Vec<_> = self.heads.iter().copied().collect();
+        heads.sort_unstable();
+        heads
+    }
+
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next

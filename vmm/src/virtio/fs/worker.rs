@@ -1,9 +1,11 @@
-//! The device's thread: waits for kicks, answers of the miss socket and orders, and for nothing else.
+//! The device's thread: waits for kicks and answers of the miss socket, and for nothing else.
+//!
+//! What it serves is behind a lock that it takes for each event, so the device attaches, resets and saves from any thread
+//! without asking it.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use thaw_protocol::miss::Filled;
@@ -15,86 +17,135 @@ use vmm_sys_util::eventfd::EventFd;
 use super::message::{Messenger, Verdict};
 use super::parked::{Parked, Request};
 use crate::virtio::device::{Activation, DeviceError};
+use crate::virtio::gate::Gate;
 use crate::virtio::queue::{DeviceQueue, QueueError};
+use crate::virtio::state::QueueRecord;
 
-/// Epoll data of the order eventfd and the miss socket; below them are queues.
-const ORDER: u64 = u64::MAX;
+/// Epoll data of the device's own eventfd and the miss socket; below them are queues.
+const WAKE: u64 = u64::MAX;
 const SOCKET: u64 = u64::MAX - 1;
 /// How often a read is asked for again when its bytes, said to be there, are not.
 const MAX_ROUNDS: u32 = 8;
 /// Answers taken from the socket before others get their turn.
 const ANSWERS: usize = 64;
 
-/// What the device tells its thread.
-pub enum Order {
-    Activate(Box<Activation>),
-    /// Forget the queues, then say so.
-    Reset(SyncSender<()>),
-    /// Ask for missing bytes over this non-blocking socket from now on.
-    Misses(OwnedFd),
-    Exit,
-}
-
-/// The running thread; dropped, it ends.
+/// The running thread, and what it serves; dropped, it ends.
 pub struct Worker {
-    orders: Sender<Order>,
+    served: Arc<Mutex<Served>>,
     wake: Arc<EventFd>,
+    gate: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
-    /// Starts a thread with no queues.
-    pub fn start(tag: &str, images: Arc<RootFs>) -> io::Result<Worker> {
-        let epoll = Epoll::new()?;
+    /// Starts a thread with no queues, which touches guest memory while `gate` is open.
+    pub fn start(tag: &str, images: Arc<RootFs>, gate: Arc<Gate>) -> io::Result<Worker> {
+        let epoll = Arc::new(Epoll::new()?);
         let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
         epoll.ctl(
             ControlOperation::Add,
             wake.as_raw_fd(),
-            EpollEvent::new(EventSet::IN, ORDER),
+            EpollEvent::new(EventSet::IN, WAKE),
         )?;
-        let (orders, received) = channel();
-        let served = Served {
-            epoll,
-            wake: wake.clone(),
-            orders: received,
+        let served = Arc::new(Mutex::new(Served {
+            epoll: epoll.clone(),
             images,
             active: None,
             socket: None,
             waits_to_send: false,
             parked: Parked::default(),
-        };
-        let thread = thread::Builder::new()
-            .name(format!("fs-{tag}"))
-            .spawn(move || served.run())?;
+            to_replay: Vec::new(),
+        }));
+        let thread = thread::Builder::new().name(format!("fs-{tag}")).spawn({
+            let (served, wake, gate) = (served.clone(), wake.clone(), gate.clone());
+            move || run(&epoll, &wake, &gate, &served)
+        })?;
         Ok(Worker {
-            orders,
+            served,
             wake,
+            gate,
             thread: Some(thread),
         })
     }
 
-    /// Gives an order, to be carried out soon.
-    pub fn order(&self, order: Order) {
-        // The thread ends only by an order to, so it hears this one; a failed write means a wake-up is pending.
-        let _ = self.orders.send(order);
-        let _ = self.wake.write(1);
+    /// The driver is up. `replay`: requests that waited at a freeze, by queue and head; they are executed again before
+    /// anything else is.
+    pub fn activate(&self, activation: Activation, replay: Vec<(usize, u16)>) -> Result<(), DeviceError> {
+        let mut served = self.served();
+        served.activate(activation)?;
+        served.to_replay = replay;
+        if !served.to_replay.is_empty() {
+            // Fails only when a wake-up is pending.
+            let _ = self.wake.write(1);
+        }
+        Ok(())
     }
 
     /// When this returns the thread does not touch guest memory.
     pub fn reset(&self) {
-        let (done, wait) = sync_channel(1);
-        self.order(Order::Reset(done));
-        // An error means that the thread is gone, and its queues with it.
-        let _ = wait.recv();
+        self.served().deactivate();
+    }
+
+    /// Asks for missing bytes over this non-blocking socket from now on.
+    pub fn connect(&self, socket: OwnedFd) {
+        self.served().connect(socket);
+    }
+
+    /// For each queue the heads of requests that wait, and the queues; none if the device is not active.
+    pub fn save(&self) -> Option<(Vec<Vec<u16>>, Vec<QueueRecord>)> {
+        let served = self.served();
+        let active = served.active.as_ref()?;
+        let mut heads = vec![Vec::new(); active.queues.len()];
+        let waiting = served.parked.heads();
+        for (queue, head) in waiting.iter().chain(&served.to_replay) {
+            heads[*queue].push(*head);
+        }
+        Some((heads, active.queues.iter().map(DeviceQueue::save).collect()))
+    }
+
+    fn served(&self) -> MutexGuard<'_, Served> {
+        lock(&self.served)
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.order(Order::Exit);
+        self.gate.end();
+        // Fails only when a wake-up is pending.
+        let _ = self.wake.write(1);
         if let Some(thread) = self.thread.take() {
             // A panic in the thread was reported when it happened.
             let _ = thread.join();
+        }
+    }
+}
+
+fn lock(served: &Mutex<Served>) -> MutexGuard<'_, Served> {
+    served.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread.
+fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, served: &Mutex<Served>) {
+    let mut events = [EpollEvent::default(); 16];
+    loop {
+        let ready = match epoll.wait(-1, &mut events) {
+            Ok(ready) => ready,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                tracing::error!(%error, "epoll_wait failed; a virtio-fs device is no longer served");
+                return;
+            }
+        };
+        let Some(_pass) = gate.enter() else { return };
+        for event in &events[..ready] {
+            if event.data() == WAKE {
+                // Nothing to read: another event of the same batch has seen to it.
+                let _ = wake.read();
+            }
+            let mut served = lock(served);
+            if let Err(error) = served.serve(event.data()) {
+                served.fail(&error);
+            }
         }
     }
 }
@@ -105,68 +156,81 @@ struct Active {
     messenger: Messenger,
 }
 
-/// The thread's own.
+/// What the thread serves.
 struct Served {
-    epoll: Epoll,
-    wake: Arc<EventFd>,
-    orders: Receiver<Order>,
+    epoll: Arc<Epoll>,
     images: Arc<RootFs>,
     active: Option<Active>,
     socket: Option<OwnedFd>,
     /// Whether the socket is full and waited for.
     waits_to_send: bool,
     parked: Parked,
+    /// Requests that waited when the guest was frozen: queue and head.
+    to_replay: Vec<(usize, u16)>,
 }
 
 impl Served {
-    fn run(mut self) {
-        let mut events = [EpollEvent::default(); 16];
-        loop {
-            let ready = match self.epoll.wait(-1, &mut events) {
-                Ok(ready) => ready,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    tracing::error!(%error, "epoll_wait failed; a virtio-fs device is no longer served");
-                    return;
-                }
-            };
-            for event in &events[..ready] {
-                let result = match event.data() {
-                    ORDER => match self.obey() {
-                        Some(result) => result,
-                        None => return,
-                    },
-                    SOCKET => self.answers(),
-                    queue => self.kicked(queue as usize),
-                };
-                if let Err(error) = result {
-                    self.fail(&error);
-                }
-            }
+    fn serve(&mut self, event: u64) -> Result<(), DeviceError> {
+        self.replay()?;
+        match event {
+            WAKE => Ok(()),
+            SOCKET => self.answers(),
+            queue => self.kicked(queue as usize),
         }
     }
 
-    /// Carries out the orders that came. None to end.
-    fn obey(&mut self) -> Option<Result<(), DeviceError>> {
-        // Nothing to read: an earlier event has taken the orders.
-        let _ = self.wake.read();
-        while let Ok(order) = self.orders.try_recv() {
-            match order {
-                Order::Activate(activation) => {
-                    if let Err(error) = self.activate(*activation) {
-                        return Some(Err(error));
-                    }
-                }
-                Order::Reset(done) => {
-                    self.deactivate();
-                    // Nobody waits any more: as good as told.
-                    let _ = done.send(());
-                }
-                Order::Misses(socket) => self.connect(socket),
-                Order::Exit => return None,
-            }
+    /// Executes again what waited when the guest was frozen.
+    fn replay(&mut self) -> Result<(), DeviceError> {
+        if self.to_replay.is_empty() {
+            return Ok(());
         }
-        Some(Ok(()))
+        for (index, head) in std::mem::take(&mut self.to_replay) {
+            let Some(active) = &mut self.active else { break };
+            let Some(queue) = active.queues.get_mut(index) else {
+                continue;
+            };
+            let chain = queue.chain_at(head)?;
+            let request = Request {
+                queue: index,
+                chain,
+                rounds: 0,
+            };
+            self.execute(request)?;
+        }
+        self.signal()?;
+        self.ask()
+    }
+
+    /// Answers a request, or parks it until its bytes are there.
+    fn execute(&mut self, request: Request) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let Some(queue) = active.queues.get_mut(request.queue) else {
+            return Ok(());
+        };
+        let written = match active.messenger.handle(&request.chain) {
+            Verdict::Done(written) => written,
+            Verdict::Wait(_) if request.rounds > MAX_ROUNDS => {
+                tracing::error!(
+                    rounds = request.rounds,
+                    "a read of the root file system failed: its bytes were promised, and never came"
+                );
+                active.messenger.reply_error(&request.chain, libc::EIO)
+            }
+            Verdict::Wait(missing) => {
+                self.parked.park(request, &missing);
+                return Ok(());
+            }
+        };
+        Ok(queue.add_used(request.chain.head(), written)?)
+    }
+
+    fn signal(&mut self) -> Result<(), DeviceError> {
+        for queue in self.active.iter_mut().flat_map(|active| &mut active.queues) {
+            queue.signal()?;
+        }
+        Ok(())
     }
 
     fn watch(
@@ -208,6 +272,7 @@ impl Served {
 
     fn deactivate(&mut self) {
         self.parked.clear();
+        self.to_replay.clear();
         if let Some(active) = self.active.take() {
             for queue in &active.queues {
                 // Not registered if activation failed half-way.
@@ -232,47 +297,45 @@ impl Served {
 
     /// Serves what is available in a queue, at most its size so that others get their turn.
     fn kicked(&mut self, index: usize) -> Result<(), DeviceError> {
-        let Some(active) = &mut self.active else {
-            return Ok(());
-        };
-        let Some(queue) = active.queues.get_mut(index) else {
+        let Some(queue) = self.queue(index) else {
             return Ok(());
         };
         // Nothing to read: another event of the same batch was about this kick.
         let _ = queue.kick().read();
         queue.disable_kicks()?;
-        let mut budget = queue.state().size;
-        loop {
-            match queue.pop()? {
-                Some(chain) if self.parked.has(index, chain.head()) => {
-                    return Err(QueueError::Chain {
-                        queue: index,
-                        head: chain.head(),
-                    }
-                    .into());
+        for _ in 0..queue.size() {
+            let Some(queue) = self.queue(index) else {
+                return Ok(());
+            };
+            let Some(chain) = queue.pop()? else {
+                if queue.enable_kicks()? {
+                    continue;
                 }
-                Some(chain) => match active.messenger.handle(&chain) {
-                    Verdict::Done(written) => queue.add_used(chain.head(), written)?,
-                    Verdict::Wait(missing) => self.parked.park(
-                        Request {
-                            queue: index,
-                            chain,
-                            rounds: 0,
-                        },
-                        &missing,
-                    ),
-                },
-                None if queue.enable_kicks()? => {}
-                None => break,
+                queue.signal()?;
+                return self.ask();
+            };
+            if self.parked.has(index, chain.head()) {
+                return Err(QueueError::Chain {
+                    queue: index,
+                    head: chain.head(),
+                }
+                .into());
             }
-            budget = budget.saturating_sub(1);
-            if budget == 0 {
-                queue.kick_again();
-                break;
-            }
+            self.execute(Request {
+                queue: index,
+                chain,
+                rounds: 0,
+            })?;
         }
-        queue.signal()?;
+        if let Some(queue) = self.queue(index) {
+            queue.kick_again();
+            queue.signal()?;
+        }
         self.ask()
+    }
+
+    fn queue(&mut self, index: usize) -> Option<&mut DeviceQueue> {
+        self.active.as_mut()?.queues.get_mut(index)
     }
 
     /// Takes a new miss socket: every open question goes out over it.
@@ -351,57 +414,37 @@ impl Served {
                 }
             }
         }
-        for queue in self.active.iter_mut().flat_map(|active| &mut active.queues) {
-            queue.signal()?;
-        }
+        self.signal()?;
         self.ask()
     }
 
     fn filled(&mut self, filled: Filled) -> Result<(), DeviceError> {
         for resumed in self.parked.answered(filled) {
-            let Request {
-                queue: index,
-                chain,
-                rounds,
-            } = resumed.request;
-            let Some(active) = &mut self.active else {
-                return Ok(());
-            };
-            let Some(queue) = active.queues.get_mut(index) else {
-                return Ok(());
-            };
-            let verdict = match resumed.failure {
-                Some(reason) => {
-                    tracing::error!(
-                        reason,
-                        "a read of the root file system failed: its bytes cannot be had"
-                    );
-                    Verdict::Done(active.messenger.reply_error(&chain, libc::EIO))
-                }
-                None => active.messenger.handle(&chain),
-            };
-            match verdict {
-                Verdict::Done(written) => queue.add_used(chain.head(), written)?,
-                Verdict::Wait(_) if rounds >= MAX_ROUNDS => {
-                    tracing::error!(
-                        rounds,
-                        "a read of the root file system failed: its bytes were promised, and never came"
-                    );
-                    let written = active.messenger.reply_error(&chain, libc::EIO);
-                    queue.add_used(chain.head(), written)?;
-                }
-                Verdict::Wait(missing) => {
-                    self.parked.park(
-                        Request {
-                            queue: index,
-                            chain,
-                            rounds: rounds + 1,
-                        },
-                        &missing,
-                    );
+            let mut request = resumed.request;
+            match resumed.failure {
+                Some(reason) => self.refuse(&request, &reason)?,
+                None => {
+                    request.rounds += 1;
+                    self.execute(request)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Answers a request whose bytes cannot be had.
+    fn refuse(&mut self, request: &Request, reason: &str) -> Result<(), DeviceError> {
+        tracing::error!(
+            reason,
+            "a read of the root file system failed: its bytes cannot be had"
+        );
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let Some(queue) = active.queues.get_mut(request.queue) else {
+            return Ok(());
+        };
+        let written = active.messenger.reply_error(&request.chain, libc::EIO);
+        Ok(queue.add_used(request.chain.head(), written)?)
     }
 }

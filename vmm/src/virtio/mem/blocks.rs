@@ -63,6 +63,18 @@ impl Blocks {
         }
     }
 
+    /// What is plugged: spans in order, none touching the next.
+    pub fn runs(&self) -> Vec<Span> {
+        let mut runs: Vec<Span> = Vec::new();
+        for first in (0..self.len).filter(|block| self.get(*block)) {
+            match runs.last_mut() {
+                Some(last) if last.range().end == first => last.count += 1,
+                _ => runs.push(Span { first, count: 1 }),
+            }
+        }
+        runs
+    }
+
     fn get(&self, block: usize) -> bool {
         self.bits[block / 64] & 1 << (block % 64) != 0
     }
@@ -88,6 +100,9 @@ mod tests {
                 assert_eq!(blocks.plugged(), set.len());
                 assert_eq!(blocks.all(span), span.range().all(|b| set.contains(&b)));
                 assert_eq!(blocks.none(Span { first: 0, count: 200 }), set.is_empty());
+                let runs = blocks.runs();
+                assert_eq!(runs.iter().flat_map(|run| run.range()).collect::<BTreeSet<_>>(), set);
+                assert!(runs.windows(2).all(|pair| pair[0].range().end < pair[1].first));
             }
         }
     }

@@ -7,6 +7,7 @@ use super::slots::Slots;
 use super::*;
 use crate::layout::memslot;
 use crate::virtio::interrupt::CONFIG_CHANGE;
+use crate::virtio::VirtioDevice;
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 const START: u64 = 256 << 30;
@@ -32,7 +33,7 @@ impl Slots for Recorder {
 }
 
 struct Fixture {
-    rig: Rig<Mem>,
+    rig: Rig<Looped<Mem>>,
     region: Arc<GuestRegionMmap<()>>,
     shown: Recorder,
 }
@@ -68,7 +69,7 @@ fn request(kind: u16, address: u64, blocks: u16) -> Vec<u8> {
 }
 
 /// The answer and state words of a response.
-fn ask(rig: &mut Rig<Mem>, kind: u16, address: u64, blocks: u16) -> (u16, u16) {
+fn ask(rig: &mut Rig<Looped<Mem>>, kind: u16, address: u64, blocks: u16) -> (u16, u16) {
     let (request, response) = (rig.readable(&request(kind, address, blocks)), rig.writable(10));
     assert_eq!(rig.request(0, &[request, response]), 10);
     let bytes = rig.bytes(response);
@@ -78,7 +79,7 @@ fn ask(rig: &mut Rig<Mem>, kind: u16, address: u64, blocks: u16) -> (u16, u16) {
     )
 }
 
-fn size(rig: &Rig<Mem>, offset: usize) -> u64 {
+fn size(rig: &Rig<Looped<Mem>>, offset: usize) -> u64 {
     u64::from_le_bytes(rig.device.config.bytes()[offset..offset + 8].try_into().unwrap())
 }
 
@@ -291,5 +292,64 @@ proptest! {
             }
             prop_assert_eq!(size(&f.rig, 40), model.len() as u64 * BLOCK);
         }
+    }
+}
+
+fn fresh() -> (Looped<Mem>, Arc<GuestRegionMmap<()>>, Recorder) {
+    let f = fixture();
+    (f.rig.device, f.region, f.shown)
+}
+
+#[test]
+fn plugged_memory_is_shown_again_after_a_thaw_and_goes_on_from_there() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(6 * BLOCK).unwrap();
+    assert_eq!(ask(&mut f.rig, PLUG, START, 3).0, 0);
+    assert_eq!(ask(&mut f.rig, PLUG, START + 5 * BLOCK, 1).0, 0);
+    let plugged = f.rig.device.plugged();
+    let frozen = f.rig.freeze();
+
+    let (device, region, shown) = fresh();
+    let mut thawed = Rig::thaw(frozen, device);
+    assert_eq!(shown.0.lock().unwrap().len(), 1, "the piece with the plugged blocks");
+    assert_eq!(thawed.device.plugged(), plugged);
+    assert_eq!(size(&thawed, offset::PLUGGED_SIZE), 4 * BLOCK);
+    assert_eq!(size(&thawed, offset::REQUESTED_SIZE), 6 * BLOCK);
+    assert_eq!(ask(&mut thawed, STATE, START + 3 * BLOCK, 1), (0, 1));
+    assert_eq!(ask(&mut thawed, PLUG, START, 1).0, 3, "plugged already");
+    region
+        .write_obj(7u8, MemoryRegionAddress(0))
+        .unwrap();
+    assert_eq!(ask(&mut thawed, UNPLUG, START, 1).0, 0);
+    assert_eq!(region.read_obj::<u8>(MemoryRegionAddress(0)).unwrap(), 0);
+    thawed.device.set_requested_size(8 * BLOCK).unwrap();
+    assert_eq!(thawed.interrupt.reasons() & CONFIG_CHANGE, CONFIG_CHANGE);
+    assert!(thawed.interrupt.line().read().is_err(), "told when the thaw lets it");
+    thawed.start_work();
+    assert_eq!(thawed.interrupt.line().read().unwrap(), 1);
+}
+
+#[test]
+fn states_of_no_region_are_refused() {
+    let (device, ..) = fresh();
+    let state = |requested, usable, plugged: &[(u32, u32)]| DeviceState::Mem {
+        requested,
+        usable,
+        plugged: plugged.to_vec(),
+    };
+    Handler::check(&*device, &state(BLOCK, 4 * BLOCK, &[(0, 1), (2, 2)])).unwrap();
+    for bad in [
+        state(1, 0, &[]),
+        state(REGION + BLOCK, 0, &[]),
+        state(0, REGION + BLOCK, &[]),
+        state(0, BLOCK, &[(0, 2)]),
+        state(0, 4 * BLOCK, &[(0, 0)]),
+        state(0, 4 * BLOCK, &[(2, 1), (0, 1)]),
+        state(0, 4 * BLOCK, &[(0, 2), (1, 1)]),
+        state(0, 4 * BLOCK, &[(0, 1), (1, 1)]),
+        state(0, 4 * BLOCK, &[(u32::MAX, u32::MAX)]),
+        DeviceState::Plain,
+    ] {
+        assert!(Handler::check(&*device, &bad).is_err(), "{bad:?}");
     }
 }

@@ -119,14 +119,14 @@ impl MemorySlots {
         GuestRegionMmap::new(view, GuestAddress(self.start() + offset)).ok_or(ShowError::Address(piece))
     }
 
-    /// Gives the blocks' pages back to the host.
+    /// Gives the blocks' pages back to the host. They may be a snapshot's, so it takes a new mapping.
     pub fn discard(&self, span: Span) -> io::Result<()> {
         let (start, end) = bytes(span);
         let pages = self
             .region
             .get_slice(MemoryRegionAddress(start), (end - start) as usize)
             .map_err(io::Error::other)?;
-        guest_io::discard(&pages)
+        guest_io::clear(&pages)
     }
 }
 

@@ -37,6 +37,27 @@ impl Wire {
         }
     }
 
+    /// The device frozen and thawed on another wire.
+    fn thaw(&mut self) -> Wire {
+        let event_loop = EventLoop::new().unwrap();
+        let net = Net::new(event_loop.registrar(DeviceId::Net));
+        let mut rig = Rig::thaw(self.rig.freeze(), net);
+        let (ours, peer) = UnixDatagram::pair().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let tap = Tap::with_frames(ours.into()).unwrap();
+        rig.device
+            .registrar
+            .add(tap.as_raw_fd(), TAP, EventSet::empty())
+            .unwrap();
+        rig.device.backend = Some(tap);
+        rig.device.watch();
+        Wire {
+            rig,
+            peer,
+            _event_loop: event_loop,
+        }
+    }
+
     fn arrive(&mut self) {
         self.rig.device.backend_ready(TAP, EventSet::IN).unwrap();
     }
@@ -311,4 +332,73 @@ fn other_backends_are_refused() {
         net.attach(Backend::Tap { mac: [0; 6] }, vec![a.into()]),
         Err(AttachError::Invalid(_))
     ));
+}
+
+#[test]
+fn buffers_held_for_frames_are_available_again_after_a_thaw_and_none_is_used_twice() {
+    let mut wire = Wire::new(MERGE);
+    let buffers: Vec<Buf> = (0..6).map(|_| wire.rig.writable(1500)).collect();
+    let heads: Vec<u16> = buffers
+        .iter()
+        .map(|buffer| wire.rig.submit(RX, &[*buffer]))
+        .collect();
+    wire.peer.send(&frame(100)).unwrap();
+    wire.arrive();
+    assert_eq!(wire.rig.used(RX).len(), 1);
+
+    // The other five are held: popped, not used.
+    let mut thawed = wire.thaw();
+    assert!(!thawed.rig.kicked(RX), "buffers that wait are no work");
+    thawed.rig.start_work();
+    assert!(thawed.rig.used(RX).is_empty());
+    for wire in [&mut thawed, &mut wire] {
+        wire.peer.send(&frame(2000)).unwrap();
+        wire.arrive();
+        let first = HEADER as u32 + 2000 - 1500;
+        assert_eq!(wire.rig.used(RX), [(heads[1], 1500), (heads[2], first)]);
+        let got = [wire.rig.bytes(buffers[1]), wire.rig.bytes(buffers[2])].concat();
+        assert_eq!(got[HEADER..HEADER + 2000], frame(2000)[HEADER..]);
+        for _ in 0..3 {
+            wire.peer.send(&frame(10)).unwrap();
+        }
+        wire.arrive();
+        let rest: Vec<u16> = wire.rig.used(RX).iter().map(|(head, _)| *head).collect();
+        assert_eq!(rest, heads[3..]);
+        assert!(!wire.watches_tap() || wire.rig.used(RX).is_empty());
+    }
+}
+
+#[test]
+fn a_useless_buffer_between_good_ones_loses_none_of_them_at_a_freeze() {
+    let mut wire = Wire::new(MERGE);
+    let (a, bad, c) = (wire.rig.writable(1500), wire.rig.writable(4), wire.rig.writable(1500));
+    let heads = [a, bad, c].map(|buffer| wire.rig.submit(RX, &[buffer]));
+    wire.arrive();
+    assert!(wire.rig.used(RX).is_empty(), "the first good one is held");
+    let mut thawed = wire.thaw();
+    for wire in [&mut thawed, &mut wire] {
+        for _ in 0..2 {
+            wire.peer.send(&frame(10)).unwrap();
+        }
+        wire.arrive();
+        let length = HEADER as u32 + 10;
+        assert_eq!(
+            wire.rig.used(RX),
+            [(heads[0], length), (heads[1], 0), (heads[2], length)]
+        );
+    }
+}
+
+#[test]
+fn frames_queued_at_the_freeze_are_sent_after_the_thaw() {
+    let mut wire = Wire::new(0);
+    let sent = frame(300);
+    let buffer = wire.rig.readable(&sent);
+    wire.rig.submit(TX, &[buffer]);
+    let mut thawed = wire.thaw();
+    assert!(thawed.received().is_none());
+    thawed.rig.start_work();
+    assert_eq!(thawed.received().unwrap(), sent);
+    assert!(thawed.received().is_none());
+    assert!(wire.received().is_none());
 }

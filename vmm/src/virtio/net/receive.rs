@@ -1,8 +1,8 @@
 //! From the tap to the guest.
 //!
 //! A frame's length is known only when it has been read, so buffers for the largest are popped beforehand and kept.
-//! They are still the guest's unused buffers: rewinding the queue by their number gives them back, which is how a
-//! freeze will treat them.
+//! They are still the guest's unused buffers, the last ones popped and no others: rewinding the queue by their number
+//! gives them back, which is how a freeze treats them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -92,6 +92,13 @@ impl Receiver {
         Ok(Outcome::Delivered)
     }
 
+    /// Makes all popped buffers available again.
+    pub fn give_back(&mut self, queue: &mut DeviceQueue) {
+        for _ in self.spare.drain(..) {
+            queue.unpop();
+        }
+    }
+
     /// Gives the buffers a frame of `length` bytes fills back to the driver.
     fn deliver(
         &mut self,
@@ -149,6 +156,10 @@ impl Receiver {
                 room = room.saturating_add(chain.writable_len() as usize);
                 slices += chain.writable_buffers().len();
                 self.spare.push_back(chain);
+            } else if !self.spare.is_empty() {
+                // Its turn comes when those before it are used: what is held stays the end of what was popped.
+                queue.unpop();
+                return Ok(true);
             } else {
                 queue.add_used(chain.head(), 0)?;
             }

@@ -96,6 +96,18 @@ impl Connection {
         }
     }
 
+    /// The guest's port, if the guest has heard of the connection and is not done with it.
+    pub fn known_to_guest(&self) -> Option<u32> {
+        match &self.state {
+            State::Requested {
+                guest_port,
+                asked: true,
+            } => Some(*guest_port),
+            State::Open(flow) => Some(flow.guest_port),
+            State::Greeting | State::Requested { .. } | State::Draining { .. } => None,
+        }
+    }
+
     /// Whether only the guest's last word is missing: such a connection may be given up for a new one.
     pub fn is_lingering(&self) -> bool {
         matches!(&self.state, State::Open(flow) if flow.client_left && flow.client_ended)

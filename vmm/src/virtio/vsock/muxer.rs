@@ -18,6 +18,7 @@ use super::connection::{Connection, Fate, header};
 use super::packet::{HOST_CID, Header, Op, STREAM};
 use crate::events::EventSink;
 use crate::virtio::event_loop::Registrar;
+use crate::virtio::state::{DeviceState, ResetRecord};
 
 /// Connections at once; a client beyond them is closed.
 pub const MAX_CONNECTIONS: usize = 1023;
@@ -91,6 +92,44 @@ impl Muxer {
         self.connections.clear();
         self.line.clear();
         self.resets.clear();
+    }
+
+    /// Whether there is a socket clients come from.
+    pub fn has_listener(&self) -> bool {
+        self.listener.is_some()
+    }
+
+    /// What a clone must tell its guest. Nothing changes here.
+    pub fn save(&self) -> DeviceState {
+        let reset = |reset: &Header| ResetRecord {
+            host_port: reset.source_port,
+            guest_port: reset.destination_port,
+            kind: reset.kind,
+        };
+        let mut connections: Vec<_> = self
+            .connections
+            .iter()
+            .filter_map(|(port, entry)| Some((*port, entry.connection.known_to_guest()?)))
+            .collect();
+        connections.sort_unstable();
+        DeviceState::Vsock {
+            resets: self.resets.iter().map(reset).collect(),
+            connections,
+            next_port: self.next_port,
+        }
+    }
+
+    /// Owes the guest a reset for each connection it knows of, before anything else is said.
+    pub fn restore(&mut self, resets: &[ResetRecord], connections: &[(u32, u32)], next_port: u32) {
+        let owed = resets.iter().map(|reset| Header {
+            kind: reset.kind,
+            ..header(reset.host_port, reset.guest_port, Op::Reset)
+        });
+        let ended = connections
+            .iter()
+            .map(|(host_port, guest_port)| header(*host_port, *guest_port, Op::Reset));
+        self.resets = owed.chain(ended).collect();
+        self.next_port = next_port;
     }
 
     /// A descriptor of this side is ready.
@@ -294,6 +333,29 @@ impl Muxer {
             let _ = self.registrar.remove(listener.as_raw_fd());
         }
     }
+}
+
+/// Whether [`Muxer::save`] can have said this, of a driver that is `up`.
+pub fn check(
+    resets: &[ResetRecord],
+    connections: &[(u32, u32)],
+    next_port: u32,
+    up: bool,
+) -> Result<(), String> {
+    if !(FIRST_PORT..=LAST_PORT).contains(&next_port) {
+        return Err(format!("{next_port} is not a host port"));
+    }
+    if connections.len() > MAX_CONNECTIONS || resets.len() > MAX_RESETS + MAX_CONNECTIONS {
+        return Err(format!(
+            "{} connections and {} resets are more than there can be",
+            connections.len(),
+            resets.len()
+        ));
+    }
+    if !up && !(connections.is_empty() && resets.is_empty()) {
+        return Err("a driver that is not up has connections".into());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,157 @@
+//! The shell of devices whose queues the event loop serves and which keep nothing of a queue to themselves: what they
+//! are asked is answered before the next event. Blk, pmem, mem, balloon and rng are such; each is a [`Handler`].
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use thaw_protocol::control::Backend;
+
+use super::config::ConfigSpace;
+use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
+use super::state::{DeviceState, QueueRecord};
+
+/// What is particular to a device; see [`VirtioDevice`] for what the methods promise.
+pub trait Handler: Send {
+    fn device_type(&self) -> u32;
+
+    fn features(&self) -> u64;
+
+    fn queue_sizes(&self) -> &[u16];
+
+    fn config(&self) -> Arc<ConfigSpace>;
+
+    /// Answers what is available in queue `queue`, one of `active`'s.
+    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError>;
+
+    /// True if the configuration changed by it.
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError>;
+
+    fn is_backed(&self) -> bool {
+        false
+    }
+
+    fn save(&self) -> DeviceState {
+        DeviceState::Plain
+    }
+
+    fn check(&self, state: &DeviceState) -> Result<(), String> {
+        plain(state)
+    }
+
+    fn restore(&mut self, _state: &DeviceState) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// Accepts the state of a device that has none.
+pub fn plain(state: &DeviceState) -> Result<(), String> {
+    match state {
+        DeviceState::Plain => Ok(()),
+        other => Err(another_kind(other)),
+    }
+}
+
+/// Why a state is not this device's.
+pub fn another_kind(state: &DeviceState) -> String {
+    format!("the state is another kind of device's: {state:?}")
+}
+
+/// A device: its handler, and what the driver set up.
+pub struct Looped<H> {
+    handler: H,
+    active: Option<Activation>,
+}
+
+impl<H: Handler> Looped<H> {
+    /// `handler`, its driver not up.
+    pub fn new(handler: H) -> Looped<H> {
+        Looped {
+            handler,
+            active: None,
+        }
+    }
+
+    /// What the driver set up, while it is up.
+    pub fn active(&self) -> Option<&Activation> {
+        self.active.as_ref()
+    }
+}
+
+impl<H> Deref for Looped<H> {
+    type Target = H;
+
+    fn deref(&self) -> &H {
+        &self.handler
+    }
+}
+
+impl<H> DerefMut for Looped<H> {
+    fn deref_mut(&mut self) -> &mut H {
+        &mut self.handler
+    }
+}
+
+impl<H: Handler> VirtioDevice for Looped<H> {
+    fn device_type(&self) -> u32 {
+        self.handler.device_type()
+    }
+
+    fn features(&self) -> u64 {
+        self.handler.features()
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        self.handler.queue_sizes()
+    }
+
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.handler.config()
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        if self.handler.attach(backend, fds)?
+            && let Some(active) = &self.active
+        {
+            active.config_changed();
+        }
+        Ok(())
+    }
+
+    fn is_backed(&self) -> bool {
+        self.handler.is_backed()
+    }
+
+    fn save(&mut self) -> Saved {
+        Saved {
+            state: self.handler.save(),
+            queues: self.active.as_ref().map(Activation::save_queues),
+        }
+    }
+
+    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        self.handler.check(state)
+    }
+
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
+        self.handler.restore(state)?;
+        self.active = activation;
+        Ok(())
+    }
+
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        match &mut self.active {
+            Some(active) if queue < active.queues.len() => self.handler.serve(active, queue),
+            _ => Ok(()),
+        }
+    }
+}

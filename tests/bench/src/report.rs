@@ -58,8 +58,10 @@ impl Report {
         }
     }
 
-    /// Adds one sample to the series `name`, which keeps the order in which names were first seen.
+    /// Adds one sample to the series `name`, which keeps the order in which names were first seen. Three decimals are
+    /// kept.
     pub fn sample(&mut self, name: &str, unit: &str, value: f64) {
+        let value = (value * 1e3).round() / 1e3;
         match self.series.iter_mut().find(|s| s.name == name) {
             Some(series) => series.samples.push(value),
             None => self.series.push(Series {

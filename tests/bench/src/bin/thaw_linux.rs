@@ -67,9 +67,9 @@ fn round(host: &Host, template: &Template, mut report: Option<&mut Report>) -> i
     let mut sample = |what: &str, ready: Ready| {
         let Some(report) = &mut report else { return };
         report.sample(what, "ms", ready.ms);
-        report.sample(&faults(what), "", ready.faults as f64);
+        report.sample(&faults(what), "faults", ready.faults as f64);
         if let Some(exits) = ready.exits {
-            report.sample(&exits_of(what), "", exits as f64);
+            report.sample(&exits_of(what), "exits", exits as f64);
         }
     };
     sample(COLD, host.cold()?);
@@ -81,7 +81,7 @@ fn round(host: &Host, template: &Template, mut report: Option<&mut Report>) -> i
 }
 
 fn faults(what: &str) -> String {
-    format!("{what}: page faults")
+    format!("{what}: page faults of the vCPU")
 }
 
 fn exits_of(what: &str) -> String {

@@ -532,4 +532,4 @@ pub(super) fn check_chunks(
 
 #[cfg(test)]
 #[path = "directory_test.rs"]
-mod tests;
+pub(in crate::snapshot) mod tests;

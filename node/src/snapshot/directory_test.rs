@@ -22,6 +22,7 @@ pub(in crate::snapshot) fn subject() -> Subject {
             baseline: CpuBaseline::Host,
             host: "a processor".into(),
         },
+        vmm: None,
         kernel: Some(Hash::of(b"kernel")),
         guest_image: Some(Hash::of(b"guest image")),
         command_line: Some("quiet".into()),

@@ -76,6 +76,9 @@ pub struct Subject {
     pub kind: Kind,
     pub machine: Machine,
     pub cpu: Cpu,
+    /// Of the thaw-vmm that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vmm: Option<Hash>,
     /// Of the vmlinux it booted; none for a bare guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Hash>,

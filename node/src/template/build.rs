@@ -1,15 +1,25 @@
 //! Making a template: once, however many ask at once.
 //!
-//! The machine itself is booted and frozen by [`crate::sandbox::cold::freeze_template`]; here is what is around it: the
-//! lock, the directory, the hashes, the signature.
+//! The machine itself is booted and frozen by [`crate::sandbox::cold`]; here is what is around it: the lock, the
+//! directory, the hashes, the signature. Invariant: whatever ends a build, the store has the whole template or nothing.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Key, Shape};
-use crate::exit::Failure;
-use crate::sandbox::Node;
-use crate::snapshot::Registered;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use super::key::{Ingredients, Key, Processor};
+use super::store::Templates;
+use super::Shape;
+use crate::exit::{ExitCode, Failure};
+use crate::sandbox::{Node, cold};
+use crate::snapshot::{
+    Cpu, Draft, Kind, Machine, Manifest, Registered, SigningKey, SnapshotError, Subject, inventory,
+};
 
 /// All that decides what a template becomes, but for the files of [`crate::paths::Paths`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,11 +29,23 @@ pub struct Recipe {
     pub command_line: String,
 }
 
-/// Where [`crate::sandbox::cold::freeze_template`] has the VMM write: empty files, open for reading and writing.
+impl Recipe {
+    /// What a template of this shape is booted with.
+    pub fn of(shape: Shape) -> Recipe {
+        Recipe {
+            shape,
+            command_line: cold::command_line(),
+        }
+    }
+}
+
+/// Where [`cold::freeze_template`] has the VMM write: empty files, open for reading and writing.
 #[derive(Debug)]
 pub struct FrozenInto {
     pub state: File,
     pub memory: File,
+    /// May be left empty: then the template has no working set.
+    pub working_set: File,
 }
 
 /// How far a build is.
@@ -52,3 +74,218 @@ pub struct Template {
     /// It was not there and had to be built.
     pub built: bool,
 }
+
+impl Templates {
+    /// The template for a sandbox of this size, built if it is not there.
+    ///
+    /// # Errors
+    /// [`ExitCode::SnapshotDamaged`] when it is there and damaged: it is not built again unasked.
+    pub async fn for_size(
+        &self,
+        node: &Node,
+        vcpus: u8,
+        memory_mib: u32,
+        progress: &Progress,
+    ) -> Result<Template, Failure> {
+        let store = self.clone();
+        let shape = blocking(move || Ok(store.shape_for(vcpus, memory_mib, &cold::command_line()))).await?;
+        self.get(node, shape, None, progress).await
+    }
+
+    /// The template of this shape, built if it is not there, and then signed if there is a key.
+    pub async fn get(
+        &self,
+        node: &Node,
+        shape: Shape,
+        key: Option<SigningKey>,
+        progress: &Progress,
+    ) -> Result<Template, Failure> {
+        let recipe = Recipe::of(shape);
+        let (store, asked) = (self.clone(), recipe.clone());
+        let (ingredients, found) = blocking(move || {
+            let ingredients = store.ingredients(&asked)?;
+            let found = store.open_existing(&ingredients.key())?;
+            Ok((ingredients, found))
+        })
+        .await?;
+        let name = ingredients.key();
+        if let Some(registered) = found {
+            return Ok(Template {
+                key: name,
+                registered,
+                built: false,
+            });
+        }
+        self.may_build(key.as_ref())?;
+        let (store, lock_name, told) = (self.clone(), name.clone(), progress.clone());
+        let lock = blocking(move || store.lock(&lock_name, &told)).await?;
+        let (store, again) = (self.clone(), name.clone());
+        if let Some(registered) = blocking(move || store.open_existing(&again)).await? {
+            return Ok(Template {
+                key: name,
+                registered,
+                built: false,
+            });
+        }
+        let built = self.build(node, recipe, ingredients, key, progress).await;
+        drop(lock);
+        built
+    }
+
+    /// Building what would then be refused is told before it is done.
+    fn may_build(&self, key: Option<&SigningKey>) -> Result<(), Failure> {
+        let trusted = self.registry().trusted();
+        let what = match key {
+            None if trusted.any() => "only signed snapshots are used here, and a template would have to be built".into(),
+            Some(key) if !trusted.accepts(key) => format!("{} is not a key trusted here", key.place().display()),
+            _ => return Ok(()),
+        };
+        Err(Failure::new(ExitCode::SnapshotSignature, what))
+    }
+
+    /// Builds it. The lock is held.
+    async fn build(
+        &self,
+        node: &Node,
+        recipe: Recipe,
+        ingredients: Ingredients,
+        key: Option<SigningKey>,
+        progress: &Progress,
+    ) -> Result<Template, Failure> {
+        let name = ingredients.key();
+        let target = self.directory(&name);
+        let draft = blocking(move || Ok(Draft::begin(&target)?)).await?;
+        let files = || -> io::Result<FrozenInto> {
+            Ok(FrozenInto {
+                state: draft.state().try_clone()?,
+                memory: draft.memory().try_clone()?,
+                working_set: draft.working_set().try_clone()?,
+            })
+        };
+        let files = files().map_err(|e| Failure::system("cannot duplicate a descriptor", &e))?;
+        progress(Step::Booting);
+        cold::freeze_template(node, &recipe, files, progress).await?;
+        progress(Step::Hashing);
+        let store = self.clone();
+        let made = name.clone();
+        let registered = blocking(move || {
+            // A kernel replaced while we booted may be the one that was booted, or not.
+            if store.ingredients(&recipe)? != ingredients {
+                let what = "the kernel, the guest image or thaw-vmm changed while a template was built from it";
+                return Err(Failure::new(ExitCode::Runtime, what).remedy("try again"));
+            }
+            match draft.finish(subject(&recipe, &ingredients), key.as_ref()) {
+                Ok(_) | Err(SnapshotError::Exists { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
+            let gone = || Failure::new(ExitCode::SnapshotNotFound, format!("template {made} was removed at once"));
+            store.open_existing(&made)?.ok_or_else(gone)
+        })
+        .await?;
+        progress(Step::Ready);
+        Ok(Template {
+            key: name,
+            registered,
+            built: true,
+        })
+    }
+
+    /// Waits until nobody else builds this template.
+    fn lock(&self, key: &Key, progress: &Progress) -> Result<BuildLock, Failure> {
+        let path = self.root().join(format!("{key}.lock"));
+        let taken = fs::create_dir_all(self.root()).and_then(|()| BuildLock::take(&path, || progress(Step::Waiting)));
+        taken.map_err(|e| Failure::system(format!("cannot lock {}", path.display()), &e))
+    }
+}
+
+impl Shape {
+    /// That of a template.
+    pub(super) fn of(manifest: &Manifest) -> Shape {
+        Shape {
+            vcpus: manifest.subject.machine.vcpus,
+            memory_mib: manifest.subject.machine.memory_mib,
+            cpu: manifest.subject.cpu.baseline,
+        }
+    }
+}
+
+fn subject(recipe: &Recipe, ingredients: &Ingredients) -> Subject {
+    Subject {
+        kind: Kind::Template,
+        machine: Machine {
+            vcpus: recipe.shape.vcpus,
+            memory_mib: recipe.shape.memory_mib,
+        },
+        cpu: Cpu {
+            baseline: recipe.shape.cpu,
+            host: Processor::of_this_host().describe(),
+        },
+        vmm: Some(ingredients.vmm),
+        kernel: Some(ingredients.kernel),
+        guest_image: Some(ingredients.guest_image),
+        command_line: Some(recipe.command_line.clone()),
+        devices: inventory(),
+        base: None,
+        images: Vec::new(),
+        workload: None,
+    }
+}
+
+/// The right to build one template. The kernel lets go of it whatever ends us.
+#[derive(Debug)]
+struct BuildLock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl BuildLock {
+    /// Takes it, saying so once if another has it.
+    fn take(path: &Path, waiting: impl Fn()) -> io::Result<BuildLock> {
+        let mut told = false;
+        loop {
+            let file = File::options()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .mode(0o600)
+                .open(path)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    if !std::mem::replace(&mut told, true) {
+                        waiting();
+                    }
+                    rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
+                }
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(e.into()),
+            }
+            // Whoever had it removed its name: then ours is a lock nobody else will meet.
+            let locked = file.metadata()?;
+            let named = fs::metadata(path);
+            if named.is_ok_and(|n| (n.dev(), n.ino()) == (locked.dev(), locked.ino())) {
+                return Ok(BuildLock {
+                    path: path.to_owned(),
+                    _file: file,
+                });
+            }
+        }
+    }
+}
+
+impl Drop for BuildLock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| Failure::new(ExitCode::Runtime, format!("a template's worker failed: {e}")))?
+}
+
+#[cfg(test)]
+#[path = "build_test.rs"]
+mod tests;

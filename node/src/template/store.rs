@@ -1,0 +1,213 @@
+//! The templates of this node: `THAW_DATA/templates/<key>`, each a snapshot's directory.
+//!
+//! Invariants: a directory whose name is a key is a whole template or damage, never half a template; a template of an
+//! older kernel, guest image or VMM is never used again and waits to be removed. Removing one in use is safe: machines
+//! keep the memory they have mapped until they end.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::key::{Ingredients, Key};
+use super::{Recipe, Shape};
+use crate::exit::{ExitCode, Failure};
+use crate::paths::Paths;
+use crate::snapshot::{Hold, Manifest, Registered, Registry, SnapshotError, directory};
+
+/// The templates under one data directory. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct Templates {
+    paths: Paths,
+    root: PathBuf,
+    registry: Registry,
+    /// What a long-lived process holds already.
+    held: Option<Arc<Mutex<HashMap<Key, Arc<Registered>>>>>,
+}
+
+/// A template as it lies there, or what is wrong with it.
+#[derive(Debug)]
+pub struct Entry {
+    pub key: Key,
+    pub manifest: Result<Manifest, SnapshotError>,
+    /// Why it is not used any more; none for one that would be.
+    pub stale: Option<String>,
+    /// Bytes it takes on disk.
+    pub disk_bytes: u64,
+}
+
+impl Templates {
+    /// Opens the store. With [`Hold::Sealed`], a template once used is kept in this process's memory.
+    pub fn open(paths: &Paths, hold: Hold) -> Result<Templates, Failure> {
+        Ok(Templates {
+            paths: paths.clone(),
+            root: paths.data.join("templates"),
+            registry: Registry::open(&paths.data, hold)?,
+            held: (hold == Hold::Sealed).then(Arc::default),
+        })
+    }
+
+    /// Where the template of this key is, or would be.
+    pub fn directory(&self, key: &Key) -> PathBuf {
+        self.root.join(key.as_str())
+    }
+
+    /// How snapshots are opened here.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What a template of this shape is made from now. Blocks, unless all of it was hashed before.
+    pub fn ingredients(&self, recipe: &Recipe) -> Result<Ingredients, Failure> {
+        Ingredients::gather(&self.paths, recipe, self.registry.stamps())
+    }
+
+    /// The template of this key, verified, if there is one. Blocks while it is read.
+    pub fn open_existing(&self, key: &Key) -> Result<Option<Arc<Registered>>, Failure> {
+        let held = |held: &Arc<Mutex<HashMap<Key, Arc<Registered>>>>| {
+            let held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            held.get(key).cloned()
+        };
+        if let Some(registered) = self.held.as_ref().and_then(held) {
+            return Ok(Some(registered));
+        }
+        let registered = match self.registry.register(&self.directory(key)) {
+            Ok(registered) => Arc::new(registered),
+            Err(SnapshotError::NotFound { .. }) if !self.directory(key).exists() => return Ok(None),
+            Err(e @ (SnapshotError::Damaged { .. } | SnapshotError::Manifest { .. } | SnapshotError::NotFound { .. })) => {
+                let failure = Failure::new(ExitCode::SnapshotDamaged, e.to_string());
+                return Err(failure.remedy(format!("thaw template rm {key}; it is built again when it is needed")));
+            }
+            Err(e) => return Err(e.into()),
+        };
+        if let Some(held) = &self.held {
+            let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            // Another may have been faster: then both use the one, and share its memory.
+            return Ok(Some(held.entry(key.clone()).or_insert(registered).clone()));
+        }
+        Ok(Some(registered))
+    }
+
+    /// The shape of the template for a sandbox of this size: the common one, unless only another is there that will do.
+    pub fn shape_for(&self, vcpus: u8, memory_mib: u32, command_line: &str) -> Shape {
+        let common = Shape::serving(vcpus, memory_mib);
+        let there = |shape: &Shape| {
+            let recipe = Recipe {
+                shape: *shape,
+                command_line: command_line.to_owned(),
+            };
+            let ingredients = self.ingredients(&recipe).ok();
+            ingredients.is_some_and(|i| self.directory(&i.key()).exists())
+        };
+        if there(&common) {
+            return common;
+        }
+        let mut others: Vec<Shape> = self
+            .keys()
+            .iter()
+            .filter_map(|key| self.registry.find(&self.directory(key)).ok())
+            .map(|snapshot| Shape::of(snapshot.manifest()))
+            .filter(|s| s.vcpus >= vcpus && s.memory_mib <= memory_mib)
+            .collect();
+        // The least machine that will do, with as much of its memory there from the start.
+        others.sort_by_key(|s| (s.vcpus, std::cmp::Reverse(s.memory_mib)));
+        others.into_iter().find(there).unwrap_or(common)
+    }
+
+    /// All, by key. `command_line` is what one would be booted with now.
+    pub fn list(&self, command_line: &str) -> Vec<Entry> {
+        self.keys()
+            .into_iter()
+            .map(|key| self.entry(key, command_line))
+            .collect()
+    }
+
+    /// One of them.
+    pub fn entry(&self, key: Key, command_line: &str) -> Entry {
+        let directory = self.directory(&key);
+        let manifest = self.registry.find(&directory).map(|s| s.manifest().clone());
+        let stale = manifest.as_ref().ok().and_then(|m| self.stale(&key, m, command_line));
+        Entry {
+            key,
+            manifest,
+            stale,
+            disk_bytes: disk_bytes(&directory),
+        }
+    }
+
+    /// Why nobody would make this template now.
+    fn stale(&self, key: &Key, manifest: &Manifest, command_line: &str) -> Option<String> {
+        let recipe = Recipe {
+            shape: Shape::of(manifest),
+            command_line: command_line.to_owned(),
+        };
+        let now = match self.ingredients(&recipe) {
+            Ok(now) => now,
+            Err(e) => return Some(e.what),
+        };
+        if now.key() == *key {
+            return None;
+        }
+        let was = &manifest.subject;
+        let mut other = Vec::new();
+        other.extend((was.kernel != Some(now.kernel)).then_some("kernel"));
+        other.extend((was.guest_image != Some(now.guest_image)).then_some("guest image"));
+        other.extend((was.vmm != Some(now.vmm)).then_some("thaw-vmm"));
+        other.extend((was.command_line.as_ref() != Some(&now.command_line)).then_some("kernel command line"));
+        Some(match other.is_empty() {
+            true => "of another processor or host kernel".into(),
+            false => format!("of another {}", other.join(", ")),
+        })
+    }
+
+    /// The template this key or beginning of a key names.
+    pub fn find(&self, wanted: &str) -> Result<Key, Failure> {
+        let mut begin = self
+            .keys()
+            .into_iter()
+            .filter(|k| !wanted.is_empty() && k.as_str().starts_with(wanted));
+        match (begin.next(), begin.next()) {
+            (Some(one), None) => Ok(one),
+            (Some(_), Some(_)) => Err(Failure::new(
+                ExitCode::SnapshotNotFound,
+                format!("more than one template begins with {wanted}"),
+            )),
+            (None, _) => Err(Failure::new(
+                ExitCode::SnapshotNotFound,
+                format!("no template is {wanted}"),
+            )),
+        }
+    }
+
+    /// Removes one, whole or damaged.
+    pub fn remove(&self, key: &Key) -> Result<(), Failure> {
+        if let Some(held) = &self.held {
+            held.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        }
+        Ok(directory::remove(&self.directory(key), self.registry.stamps())?)
+    }
+
+    fn keys(&self) -> Vec<Key> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().filter_map(io::Result::ok);
+        let mut keys: Vec<Key> = entries
+            .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+            .filter_map(|e| e.file_name().to_str()?.parse().ok())
+            .collect();
+        keys.sort();
+        keys
+    }
+}
+
+fn disk_bytes(directory: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = fs::read_dir(directory).into_iter().flatten().filter_map(io::Result::ok);
+    entries
+        .filter_map(|e| e.metadata().ok())
+        .map(|m| m.blocks() * 512)
+        .sum()
+}

@@ -10,7 +10,7 @@ use crate::guest::Guest;
 use crate::handshake::Handshake;
 use crate::listener::{Listener, ring_doorbell};
 use crate::sandbox::Sandbox;
-use crate::{clock, error, handshake, info, init, log, rpc, warning};
+use crate::{clock, error, handshake, info, init, log, rpc, warm, warning};
 
 /// What carries the handshake and the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +55,9 @@ pub fn run(started: u64, transport: Transport) -> ! {
     };
     let sandbox = Arc::new(Sandbox::default());
     let mut guest = Guest::new(sandbox.clone(), runtime.handle().clone());
+    if transport == Transport::Vsock {
+        warm::up(&sandbox, &runtime);
+    }
     let ready = clock::boottime_ns();
     ring_doorbell(&transport);
     info!("listening for the handshake on port {HANDSHAKE_PORT}");

@@ -13,6 +13,7 @@
 //! | [`handshake`], [`guest`], [`entropy`], [`clock`], [`identity`] | who this guest is |
 //! | [`hotplug`] | CPUs and memory beyond those of the template |
 //! | [`quiesce`] | workloads stopped for a freeze |
+//! | [`warm`] | what is done ahead, so that templates have it |
 //! | [`network`] | rtnetlink |
 //! | [`storage`] | what is mounted for containers, and drivers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
@@ -43,3 +44,4 @@ pub mod sandbox;
 pub mod stats;
 pub mod stdio;
 pub mod storage;
+pub mod warm;

@@ -15,6 +15,7 @@ pub enum Level {
     Error = 3,
     Warning = 4,
     Info = 6,
+    Debug = 7,
 }
 
 /// Sends lines to the kernel's log from now on. Without it they go to stderr.
@@ -44,6 +45,12 @@ pub fn line(level: Level, text: fmt::Arguments<'_>) {
 #[macro_export]
 macro_rules! info {
     ($($t:tt)*) => { $crate::log::line($crate::log::Level::Info, format_args!($($t)*)) };
+}
+
+/// Logs at debug level.
+#[macro_export]
+macro_rules! debug {
+    ($($t:tt)*) => { $crate::log::line($crate::log::Level::Debug, format_args!($($t)*)) };
 }
 
 /// Logs at warning level.

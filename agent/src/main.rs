@@ -5,7 +5,10 @@ use thaw_agent::boot::{self, Transport};
 
 fn main() {
     let started = thaw_agent::clock::boottime_ns();
-    let mut args = std::env::args_os().skip(1);
+    let mut args = std::env::args_os().skip(1).peekable();
+    if args.peek().is_some_and(|first| first == thaw_agent::warm::EXIT) {
+        return;
+    }
     let transport = match (args.next(), args.next()) {
         (Some(flag), Some(dir)) if flag == "--unix" => Transport::Unix(dir.into()),
         // The kernel hands init every word of its command line that it does not know itself.

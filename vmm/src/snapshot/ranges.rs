@@ -67,7 +67,7 @@ pub fn close_gaps(list: &[Range<u64>], gap: u64, within: &[Range<u64>]) -> Vec<R
             j += 1;
         }
         match (closed.last_mut(), within.get(j)) {
-            (Some(last), Some(around)) if last.start >= around.start && range.start - last.end < gap => {
+            (Some(last), Some(around)) if last.end > around.start && range.start - last.end < gap => {
                 last.end = range.end;
             }
             _ => closed.push(range),

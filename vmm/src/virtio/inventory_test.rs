@@ -73,3 +73,131 @@ fn backends_go_to_their_device_and_only_there() {
     }
 }
 
+/// A machine's devices frozen, and the devices of another that were restored from it.
+fn frozen_and_thawed(prepare: impl FnOnce(&Inventory)) -> Option<(Inventory, Arc<Vm>)> {
+    let (frozen, _vm) = machine()?;
+    prepare(&frozen);
+    frozen.quiesce();
+    let records = frozen.save();
+    let (thawed, vm) = machine()?;
+    thawed.restore(&records).unwrap();
+    Some((thawed, vm))
+}
+
+fn file() -> OwnedFd {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    file.into()
+}
+
+const DISK: Backend = Backend::Disk { read_only: false };
+
+#[test]
+fn what_was_restored_is_what_was_saved() {
+    let Some((frozen, _vm)) = machine() else { return };
+    let records = frozen.save();
+    let Some((thawed, _vm)) = machine() else { return };
+    thawed.restore(&records).unwrap();
+    assert_eq!(thawed.save(), records);
+}
+
+#[test]
+fn every_device_must_be_spoken_of_after_a_restore_and_what_was_backed_may_not_be_empty() {
+    let Some((thawed, _vm)) = frozen_and_thawed(|frozen| {
+        frozen.attach(DeviceId::Blk0, DISK, vec![file()]).unwrap();
+    }) else {
+        return;
+    };
+    let all = thawed.unswapped();
+    assert_eq!(all, DeviceId::ALL[..10], "memory, balloon and random numbers need nothing");
+    for id in all {
+        if id != DeviceId::Blk0 {
+            thawed.attach(id, Backend::Empty, vec![]).unwrap();
+        }
+    }
+    let refused = thawed.attach(DeviceId::Blk0, Backend::Empty, vec![]);
+    assert!(matches!(refused, Err(AttachError::Frozen(_))));
+    let wrong = thawed.attach(DeviceId::Blk0, Backend::Pmem, vec![file()]);
+    assert!(matches!(wrong, Err(AttachError::WrongKind(_))));
+    assert_eq!(thawed.unswapped(), [DeviceId::Blk0]);
+    thawed.attach(DeviceId::Blk0, DISK, vec![file()]).unwrap();
+    assert!(thawed.unswapped().is_empty());
+    let taken = thawed.attach(DeviceId::Blk0, Backend::Empty, vec![]);
+    assert!(matches!(taken, Err(AttachError::Invalid(_))));
+}
+
+#[test]
+fn a_miss_socket_is_enough_for_the_root_device() {
+    let Some((thawed, _vm)) = frozen_and_thawed(|_| {}) else { return };
+    let (socket, _peer) = rustix::net::socketpair(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::SEQPACKET,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    thawed
+        .attach(DeviceId::Root, Backend::Misses, vec![socket])
+        .unwrap();
+    assert!(!thawed.unswapped().contains(&DeviceId::Root));
+}
+
+#[test]
+fn a_machine_that_was_not_restored_owes_nothing() {
+    let Some((inventory, _vm)) = machine() else { return };
+    assert!(inventory.unswapped().is_empty());
+    inventory
+        .attach(DeviceId::Net, Backend::Empty, vec![])
+        .unwrap();
+}
+
+#[test]
+fn devices_missing_extra_or_elsewhere_are_refused_and_nothing_is_restored() {
+    let Some((frozen, _vm)) = machine() else { return };
+    let records = frozen.save();
+    let missing = records[1..].to_vec();
+    let extra = [&records[..], &records[12..]].concat();
+    let mut swapped = records.clone();
+    swapped.swap(2, 3);
+    for wrong in [missing, extra, swapped, Vec::new()] {
+        let error = frozen.restore(&wrong).unwrap_err();
+        assert!(matches!(error, RestoreError::Device { .. }), "{error}");
+    }
+    let mut other = records.clone();
+    other[9].config[8] ^= 1;
+    let error = frozen.restore(&other).unwrap_err().to_string();
+    assert!(error.contains("Pmem1: configuration"), "{error}");
+    assert!(frozen.unswapped().is_empty());
+    assert_eq!(frozen.save(), records);
+}
+
+#[test]
+fn memory_beyond_boot_memory_is_asked_of_the_guest_in_blocks() {
+    let Some((inventory, _vm)) = machine() else { return };
+    let requested = || {
+        let mut size = [0; 8];
+        let window = layout::mmio_window(DeviceId::Mem).unwrap();
+        inventory.mmio_read(window.start + register::CONFIG + 48, &mut size);
+        u64::from_le_bytes(size)
+    };
+    const MIB: u64 = 1 << 20;
+    for (total, offered) in [(64, 0), (32, 0), (65, 2), (128, 64), (64 + 65536, 65536)] {
+        inventory.request_memory(total * MIB).unwrap();
+        assert_eq!(requested(), offered * MIB, "{total} MiB in all");
+    }
+    assert!(inventory.request_memory((64 + 65536 + 1) * MIB).is_err());
+    assert!(inventory.plugged().is_empty());
+}
+
+#[test]
+fn quiesced_devices_work_again_only_when_told() {
+    let Some((inventory, _vm)) = machine() else { return };
+    assert!(!inventory.quiesce(), "they had not started");
+    inventory.start_work();
+    assert!(inventory.quiesce());
+    assert!(!inventory.quiesce());
+    inventory.start_work();
+    assert!(inventory.quiesce());
+    // It ends while they are kept out.
+    drop(inventory);
+}

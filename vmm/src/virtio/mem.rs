@@ -14,7 +14,7 @@ use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 
 use self::blocks::{Blocks, Span};
-pub use self::slots::MemorySlots;
+pub use self::slots::{MemorySlots, Slots};
 use super::config::ConfigSpace;
 use super::device::{Activation, AttachError, DeviceError};
 use super::guest_io;

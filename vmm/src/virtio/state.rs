@@ -247,3 +247,7 @@ impl QueueRecord {
         .ok()
     }
 }
+
+#[cfg(test)]
+#[path = "state_test.rs"]
+mod tests;

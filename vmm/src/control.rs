@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use thaw_protocol::control::{Command, ControlError, ErrorCode, FromVmm, MachineState, Request, Response};
+use thaw_protocol::control::{Command, ControlError, Event, FromVmm, MachineState, Request, Response};
 use thaw_protocol::packet::{self, PacketError};
 
 use crate::events::EventSink;
-use crate::machine::Machine;
+use crate::machine::{Machine, Restored};
 
 /// A process without a machine that nobody connects to ends after this long: whoever started it is gone.
 const SHELL_PATIENCE: Timespec = Timespec {
@@ -64,6 +64,36 @@ pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> st
     }
 }
 
+/// A message and the descriptors beside it.
+struct Outgoing {
+    message: FromVmm,
+    fds: Vec<OwnedFd>,
+}
+
+impl From<Event> for Outgoing {
+    fn from(event: Event) -> Outgoing {
+        Outgoing {
+            message: FromVmm::Event(event),
+            fds: Vec::new(),
+        }
+    }
+}
+
+/// A response and the descriptors beside it.
+struct Answer {
+    response: Response,
+    fds: Vec<OwnedFd>,
+}
+
+impl From<Response> for Answer {
+    fn from(response: Response) -> Answer {
+        Answer {
+            response,
+            fds: Vec::new(),
+        }
+    }
+}
+
 struct Server<'a> {
     machine: &'a mut Machine,
     events: &'a EventSink,
@@ -85,7 +115,7 @@ impl Server<'_> {
         let mut outgoing = VecDeque::new();
         loop {
             if outgoing.is_empty() {
-                outgoing.extend(self.events.take_new().into_iter().map(FromVmm::Event));
+                outgoing.extend(self.events.take_new().into_iter().map(Outgoing::from));
             }
             match send_all(&socket, &mut outgoing) {
                 Ok(()) => {}
@@ -127,7 +157,7 @@ impl Server<'_> {
     }
 
     /// Reads one request and does it.
-    fn answer(&mut self, socket: &OwnedFd, outgoing: &mut VecDeque<FromVmm>) -> Step {
+    fn answer(&mut self, socket: &OwnedFd, outgoing: &mut VecDeque<Outgoing>) -> Step {
         let (request, fds) = match packet::receive::<Request>(socket) {
             Ok(received) => received,
             Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Step::Continue,
@@ -139,21 +169,34 @@ impl Server<'_> {
         };
         let Request { id, command } = request;
         let shutdown = command == Command::Shutdown;
+        let thaw = matches!(command, Command::Thaw { .. });
         let result = self.execute(command, fds);
         if let Err(e) = &result {
             tracing::info!(code = ?e.code, "request {id} refused: {e}");
         }
-        outgoing.push_back(FromVmm::Reply { id, result });
+        let (result, fds) = match result {
+            Ok(Answer { response, fds }) => (Ok(response), fds),
+            Err(e) => (Err(e), Vec::new()),
+        };
+        outgoing.push_back(Outgoing {
+            message: FromVmm::Reply { id, result },
+            fds,
+        });
         if shutdown {
-            self.machine.flush_console();
+            self.machine.last_words();
             // A peer that does not read its reply learns from the closed connection.
             let _ = send_all(socket, outgoing);
             return Step::Shutdown;
         }
+        if thaw {
+            // Its failure is seen again by who sends next.
+            let _ = send_all(socket, outgoing);
+            self.machine.after_reply();
+        }
         Step::Continue
     }
 
-    fn execute(&mut self, command: Command, fds: Vec<OwnedFd>) -> Result<Response, ControlError> {
+    fn execute(&mut self, command: Command, fds: Vec<OwnedFd>) -> Result<Answer, ControlError> {
         let machine = &mut *self.machine;
         match command {
             Command::Create {
@@ -174,35 +217,59 @@ impl Server<'_> {
                     state: machine.state(),
                     times: machine.times(),
                     faults: machine.faults(),
-                });
+                }
+                .into());
             }
+            Command::Restore {
+                layers,
+                working_set,
+                mode,
+            } => return Ok(restored(machine.restore(layers, working_set, mode, fds)?)),
+            Command::Thaw { memory_mib } => machine.thaw(memory_mib)?,
+            Command::Freeze { kind } => {
+                let memory_bytes = machine.freeze(kind, fds)?;
+                return Ok(Response::Frozen { memory_bytes }.into());
+            }
+            Command::WorkingSet => machine.working_set(fds)?,
+            Command::Resize { memory_mib } => machine.resize(memory_mib)?,
             Command::Shutdown => {}
-            Command::Restore { .. }
-            | Command::Thaw { .. }
-            | Command::Freeze { .. }
-            | Command::WorkingSet
-            | Command::Resize { .. } => {
-                return Err(ControlError {
-                    code: ErrorCode::WrongState,
-                    message: "this build of thaw-vmm can neither freeze nor thaw".into(),
-                });
-            }
         }
-        Ok(Response::Done)
+        Ok(Response::Done.into())
     }
 
     /// The connection is over; is the process, too?
     fn closed(&self, why: &PacketError) -> Option<End> {
         tracing::debug!("control connection ended: {why}");
         let ends = self.tethered || self.machine.state() == MachineState::Shell;
+        if ends {
+            self.machine.last_words();
+        }
         ends.then_some(End::Disconnected)
     }
 }
 
+/// The reply to a restore: what of it is told, and the userfaultfd beside it if there is one.
+fn restored(restored: Restored) -> Answer {
+    let Restored {
+        regions,
+        uffd,
+        populated,
+    } = restored;
+    Answer {
+        response: Response::Restored {
+            regions,
+            populated_pages: populated.pages,
+            populate_ns: populated.ns,
+        },
+        fds: uffd.into_iter().collect(),
+    }
+}
+
 /// Sends what waits, as far as the peer takes it.
-fn send_all(socket: impl AsFd, outgoing: &mut VecDeque<FromVmm>) -> Result<(), PacketError> {
+fn send_all(socket: &OwnedFd, outgoing: &mut VecDeque<Outgoing>) -> Result<(), PacketError> {
     while let Some(message) = outgoing.front() {
-        match packet::send(&socket, message, &[]) {
+        let fds: Vec<_> = message.fds.iter().map(AsFd::as_fd).collect();
+        match packet::send(socket, &message.message, &fds) {
             Ok(()) => outgoing.pop_front(),
             Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
             Err(e) => return Err(e),

@@ -5,10 +5,10 @@
 //! opening wakes those that shall run first, first, and nobody contends with them for a lock they need.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use thaw_hypervisor::Kicker;
+use thaw_hypervisor::{GuestTime, Kicker};
 
 use crate::clock::monotonic_ns;
 
@@ -30,6 +30,8 @@ pub struct Gate {
     news: Condvar,
     /// When the first vCPU entered the guest, CLOCK_MONOTONIC nanoseconds; 0 before.
     entered: AtomicU64,
+    /// A thawed machine's time, set before the gate first opens.
+    time: OnceLock<GuestTime>,
 }
 
 /// What belongs to one vCPU.
@@ -81,6 +83,7 @@ impl Gate {
             lanes: kickers.into_iter().map(lane).collect(),
             news: Condvar::new(),
             entered: AtomicU64::new(0),
+            time: OnceLock::new(),
         }
     }
 
@@ -154,6 +157,16 @@ impl Gate {
         state.inside -= 1;
         drop(state);
         self.news.notify_all();
+    }
+
+    /// What the vCPUs' time shall be when they first enter. Once.
+    pub fn set_time(&self, time: GuestTime) {
+        // A second one cannot be: a machine is thawed once.
+        let _ = self.time.set(time);
+    }
+
+    pub fn time(&self) -> Option<&GuestTime> {
+        self.time.get()
     }
 
     /// Opens the gate and wakes the vCPUs in `first`, in order; [`Self::wake`] must do so for the others.

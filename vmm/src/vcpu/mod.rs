@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use thaw_hypervisor::Vcpu;
+use thaw_hypervisor::{GuestTime, Vcpu};
 
 use crate::bus::Bus;
 use crate::events::EventSink;
@@ -82,6 +82,13 @@ impl VcpuThreads {
         self.gate.open(0..self.vcpus.len());
     }
 
+    /// Lets the vCPUs run for the first time, with this time; those that are `first` at once, the others no later than
+    /// [`Self::wake_rest`].
+    pub fn thaw(&self, time: GuestTime, first: impl IntoIterator<Item = usize>) {
+        self.gate.set_time(time);
+        self.gate.open(first);
+    }
+
     /// Lets those run that [`Self::thaw`] has put off.
     pub fn wake_rest(&self) {
         self.gate.wake(0..self.vcpus.len());
@@ -94,7 +101,7 @@ impl VcpuThreads {
     }
 
     /// What `look` says of each vCPU, in order. They are paused.
-    pub fn each<T, E>(&self, mut look: impl FnMut(&Vcpu) -> Result<T, E>) -> Result<Vec<T>, E> {
+    pub fn each<T, E>(&self, look: impl Fn(&Vcpu) -> Result<T, E>) -> Result<Vec<T>, E> {
         self.vcpus
             .iter()
             .map(|vcpu| look(&vcpu.lock().unwrap_or_else(PoisonError::into_inner)))

@@ -11,7 +11,7 @@ use crate::bus::Bus;
 use crate::events::EventSink;
 
 /// What makes a vCPU ready, on its own thread, before it stands at the gate.
-pub type Prepare = Box<dyn FnOnce(&Vcpu) -> Result<(), String> + Send>;
+pub type Prepare = Box<dyn FnOnce(&mut Vcpu) -> Result<(), String> + Send>;
 
 /// What a vCPU's thread works with.
 pub struct Worker {
@@ -27,9 +27,9 @@ impl Worker {
     /// The thread's whole life.
     pub fn work(self, prepare: Prepare) {
         let kicker = {
-            let vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
             vcpu.kicker().bind_current_thread();
-            let ready = prepare(&vcpu);
+            let ready = prepare(&mut vcpu);
             self.gate.arrive(ready);
             vcpu.kicker()
         };
@@ -37,7 +37,12 @@ impl Worker {
         let taken = || faults::of_this_thread() - before;
         while self.gate.pass(self.index) {
             let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
-            let ended = self.run_until_wanted(&mut vcpu, &taken);
+            // Of a thawed machine, time stands still until here; ever after this does nothing.
+            let time = self.gate.time().map_or(Ok(()), |time| vcpu.start_time(time));
+            let ended = match time {
+                Err(e) => Some(ExitReason::Fault(describe(&vcpu, &e.to_string()))),
+                Ok(()) => self.run_until_wanted(&mut vcpu, &taken),
+            };
             // Its soft-lockup watchdog shall not hold the pause against the guest.
             vcpu.notify_paused();
             drop(vcpu);

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod snapshot;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -80,6 +82,11 @@ impl Vmm {
         self.child.id()
     }
 
+    /// Which of its pages are there: what a freeze is handed.
+    pub fn pagemap(&self) -> File {
+        File::open(format!("/proc/{}/pagemap", self.pid())).unwrap()
+    }
+
     /// What `/proc/PID/status` says in `field`.
     pub fn status(&self, field: &str) -> String {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
@@ -130,16 +137,25 @@ pub struct Connection {
 
 impl Connection {
     pub fn request(&mut self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Response, ControlError> {
+        self.request_for_fds(command, fds).map(|(response, _)| response)
+    }
+
+    /// As [`Self::request`]; with the descriptors beside the reply.
+    pub fn request_for_fds(
+        &mut self,
+        command: Command,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Response, Vec<OwnedFd>), ControlError> {
         let id = self.next;
         self.next += 1;
         packet::send(&self.socket, &Request { id, command }, fds).unwrap();
         loop {
-            match self.receive().expect("the connection stays open") {
-                FromVmm::Reply { id: answered, result } => {
+            match self.receive_with_fds().expect("the connection stays open") {
+                (FromVmm::Reply { id: answered, result }, fds) => {
                     assert_eq!(answered, id);
-                    return result;
+                    return result.map(|response| (response, fds));
                 }
-                FromVmm::Event(event) => self.events.push_back(event),
+                (FromVmm::Event(event), _) => self.events.push_back(event),
             }
         }
     }
@@ -164,8 +180,12 @@ impl Connection {
     }
 
     pub fn receive(&self) -> Result<FromVmm, PacketError> {
+        self.receive_with_fds().map(|(message, _)| message)
+    }
+
+    fn receive_with_fds(&self) -> Result<(FromVmm, Vec<OwnedFd>), PacketError> {
         assert!(readable(&self.socket, PATIENCE), "thaw-vmm says nothing");
-        packet::receive::<FromVmm>(&self.socket).map(|(message, _)| message)
+        packet::receive::<FromVmm>(&self.socket)
     }
 
     pub fn create(&mut self, machine: MachineSpec) -> Result<Response, ControlError> {
@@ -204,8 +224,13 @@ impl Connection {
     }
 
     pub fn state(&mut self) -> MachineState {
+        self.status().0
+    }
+
+    /// State, moments of the start, page faults.
+    pub fn status(&mut self) -> (MachineState, StartTimes, u64) {
         match self.request(Command::Status, &[]).unwrap() {
-            Response::Status { state, .. } => state,
+            Response::Status { state, times, faults } => (state, times, faults),
             other => panic!("{other:?}"),
         }
     }

@@ -1,0 +1,98 @@
+//! Making a machine: all that KVM must know of, and all that takes locks of the whole host.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use thaw_hypervisor::{Kvm, Vcpu, Vm, cpuid};
+use thaw_protocol::control::{CONTROL_VERSION, ErrorCode, MEMORY_MIB, MachineSpec, VCPUS};
+
+use super::refusal::{invalid, inventory_error, kvm_error, memory_error, refused, system};
+use super::{Body, Created, Outcome, descriptors};
+use crate::arch::x86_64::registers;
+use crate::bus::Bus;
+use crate::console::Console;
+use crate::events::EventSink;
+use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, TSS_ADDRESS, memslot};
+use crate::virtio::Inventory;
+use crate::{jail, memory};
+
+/// Makes a machine of `spec`. `fds`: /dev/kvm.
+pub fn create(version: u32, spec: &MachineSpec, fds: Vec<OwnedFd>, events: &EventSink) -> Outcome<Created> {
+    if version != CONTROL_VERSION {
+        return Err(invalid(format!(
+            "this thaw-vmm speaks version {CONTROL_VERSION} of the control protocol, not {version}"
+        )));
+    }
+    if !VCPUS.contains(&spec.vcpus) {
+        return Err(invalid(format!("{} vCPUs are not within {VCPUS:?}", spec.vcpus)));
+    }
+    if !MEMORY_MIB.contains(&spec.memory_mib) {
+        return Err(invalid(format!(
+            "{} MiB of memory are not within {MEMORY_MIB:?}",
+            spec.memory_mib
+        )));
+    }
+    let [kvm] = descriptors(fds, "/dev/kvm")?;
+    let kvm = Kvm::from_fd(kvm).map_err(kvm_error)?;
+    check_host(&kvm, spec)?;
+    build(&kvm, spec, events)
+}
+
+/// In the order that is cheap: memory slots, interrupt controllers, vCPUs, then irqfds and ioeventfds.
+fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> {
+    let vm = kvm.create_vm().map_err(kvm_error)?;
+    if kvm.capabilities().disable_nx_huge_pages && !vm.disable_nx_huge_pages() {
+        tracing::debug!("KVM_CAP_VM_DISABLE_NX_HUGE_PAGES needs CAP_SYS_BOOT; going without");
+    }
+    jail::give_up_last_capability().map_err(system("giving up CAP_SYS_BOOT"))?;
+    let memory = memory::create(&vm, spec.memory_mib).map_err(memory_error)?;
+    vm.set_tss_address(TSS_ADDRESS).map_err(kvm_error)?;
+    vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
+        .map_err(kvm_error)?;
+    vm.create_irqchip().map_err(kvm_error)?;
+    let vcpus: Vec<Vcpu> = (0..spec.vcpus)
+        .map(|index| create_vcpu(kvm, &vm, index, spec))
+        .collect::<Outcome<_>>()?;
+    let inventory = Inventory::new(&memory, &vm, events.clone()).map_err(inventory_error)?;
+    let console = Console::new(&vm).map_err(kvm_error)?;
+    let body = Body {
+        bus: Arc::new(Bus { console, inventory }),
+        vm,
+        memory,
+        spec: spec.clone(),
+        supported: kvm.supported_cpuid().clone(),
+    };
+    Ok(Created { body, vcpus })
+}
+
+fn check_host(kvm: &Kvm, spec: &MachineSpec) -> Outcome<()> {
+    let capabilities = kvm.capabilities();
+    let has_needs = [
+        (
+            "guest-physical address bits",
+            cpuid::physical_address_bits(kvm.supported_cpuid()).into(),
+            ADDRESS_BITS.into(),
+        ),
+        ("vCPUs for one machine", capabilities.max_vcpus, spec.vcpus.into()),
+        (
+            "memory slots for one machine",
+            capabilities.memory_slots,
+            memslot::COUNT,
+        ),
+    ];
+    for (what, has, needs) in has_needs {
+        if has < needs {
+            let message = format!("this host's KVM has {has} {what}; {needs} are needed");
+            return Err(refused(ErrorCode::Kvm, message));
+        }
+    }
+    Ok(())
+}
+
+fn create_vcpu(kvm: &Kvm, vm: &Arc<Vm>, index: u8, spec: &MachineSpec) -> Outcome<Vcpu> {
+    let vcpu = vm.create_vcpu(index).map_err(kvm_error)?;
+    let cpuid = cpuid::for_vcpu(kvm.supported_cpuid(), index, spec.vcpus).map_err(kvm_error)?;
+    vcpu.set_cpuid(&cpuid).map_err(kvm_error)?;
+    registers::set_firmware_msrs(&vcpu).map_err(kvm_error)?;
+    Ok(vcpu)
+}

@@ -1,0 +1,97 @@
+//! A paused machine to files.
+//!
+//! Nothing is lost, by the order: vCPUs are outside, then devices are kept from guest memory, and only then is anything
+//! read. Devices are saved first, for they may change guest memory and raise interrupts by it; then what KVM holds; then
+//! memory. The state file comes last: while it is not whole, there is no snapshot.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use thaw_hypervisor::Vcpu;
+use thaw_protocol::control::FreezeKind;
+
+use super::refusal::{file_error, freeze_error, invalid, kvm_error, system};
+use super::{Body, Outcome, Started, descriptors};
+use crate::layout::{self, Window};
+use crate::snapshot::{Shape, Snapshot, freeze_memory, working_set};
+
+/// Writes state and memory; bytes of memory data. `fds`: state file, memory file, pagemap.
+pub fn freeze(started: &Started, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome<u64> {
+    let [state, memory, pagemap] =
+        descriptors(fds, "the state file, the memory file, this process's pagemap")?.map(File::from);
+    require_empty(&state, "state")?;
+    require_empty(&memory, "memory")?;
+    let Started { body, vcpus, base } = started;
+    let devices = body.bus.quiesce();
+    let bus = devices.save();
+    let vcpus = vcpus.each(Vcpu::save).map_err(kvm_error)?;
+    let interrupts = body.vm.save_interrupts().map_err(kvm_error)?;
+    let clock = body.vm.clock().map_err(kvm_error)?;
+    let frozen = freeze_memory(
+        kind,
+        body.bus.inventory.memory(),
+        &live_memory(body),
+        base.as_ref().map(|base| &base.map),
+        &pagemap,
+        &memory,
+    )
+    .map_err(freeze_error)?;
+    drop(devices);
+    let snapshot = Snapshot {
+        shape: shape(body),
+        vcpus,
+        interrupts,
+        clock,
+        bus,
+        memory: frozen.map,
+    };
+    snapshot.write(&state).map_err(file_error)?;
+    Ok(frozen.bytes)
+}
+
+/// Writes the pages touched since the restore. `fds`: the file, pagemap.
+pub fn working_set(started: &Started, fds: Vec<OwnedFd>) -> Outcome<()> {
+    let [file, pagemap] = descriptors(fds, "the working-set file, this process's pagemap")?.map(File::from);
+    require_empty(&file, "working-set")?;
+    let Some(base) = &started.base else {
+        return Err(invalid(
+            "this machine was booted, not restored: it has no working set".into(),
+        ));
+    };
+    working_set::record(started.body.bus.inventory.memory(), &base.map, &pagemap)
+        .map_err(freeze_error)?
+        .write(&file)
+        .map_err(file_error)
+}
+
+/// What a snapshot of this machine thaws in.
+pub fn shape(body: &Body) -> Shape {
+    Shape {
+        vcpus: body.spec.vcpus,
+        memory_mib: body.spec.memory_mib,
+        address_map: layout::VERSION,
+    }
+}
+
+/// Guest addresses that are memory now: boot memory, and what of virtio-mem's is plugged.
+fn live_memory(body: &Body) -> Vec<Range<u64>> {
+    let range = |window: Window| window.start..window.start + window.size;
+    let boot = crate::memory::boot_windows(body.spec.memory_mib);
+    let plugged = body.bus.inventory.plugged();
+    boot.into_iter().chain(plugged).map(range).collect()
+}
+
+/// Files are only ever written anew: an old snapshot that is half overwritten would be worse than none.
+fn require_empty(file: &File, name: &str) -> Outcome<()> {
+    let length = file
+        .metadata()
+        .map_err(system("looking at a snapshot file"))?
+        .len();
+    match length {
+        0 => Ok(()),
+        bytes => Err(invalid(format!(
+            "the {name} file is not empty ({bytes} bytes): it is to be written"
+        ))),
+    }
+}

@@ -1,0 +1,432 @@
+//! The machine's life, as states that own what each of them needs.
+//!
+//! ```text
+//! Shell ── create ──> Created ── boot ──────────────────────> Running <── pause/resume ──> Paused ── freeze ──> Paused
+//!                        └── restore ──> Parked ── thaw ────────^ │                          │
+//!                                                                 └──────── guest ends ──────┴──> Exited
+//! ```
+//!
+//! | module | what |
+//! |---|---|
+//! | [`create`] | all that KVM must know of, made while nothing is in a hurry |
+//! | [`boot`] | a cold boot |
+//! | [`restore`] | a snapshot into a created machine: everything slow of a thaw |
+//! | [`freeze`] | a paused machine to files |
+//! | [`refusal`] | what is told to who asked for what cannot be |
+//!
+//! Invariant: a request that is refused leaves the machine as it was. Where the system fails it half-way through a boot or
+//! a restore, once its vCPUs have been handed on, the machine has ended, and says so.
+
+mod boot;
+mod create;
+mod freeze;
+mod refusal;
+mod restore;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use thaw_hypervisor::{ClockState, CpuId, GuestTime, Vcpu, VcpuState, Vm};
+use thaw_protocol::control::{
+    Backend, ControlError, DeviceId, ErrorCode, Event, ExitReason, FreezeKind, ImageSpec, MachineSpec,
+    MachineState, MemoryMode, StartTimes,
+};
+
+use crate::bus::Bus;
+use crate::clock::monotonic_ns;
+use crate::events::EventSink;
+use crate::memory::GuestMemory;
+use crate::snapshot::MemoryMap;
+use crate::snapshot::uffd::Watch;
+use crate::vcpu::VcpuThreads;
+use crate::vmgenid;
+use refusal::{attach_error, invalid, kvm_error, refused};
+pub use restore::Restored;
+
+/// One microVM and where it is in its life.
+pub struct Machine {
+    state: State,
+    events: EventSink,
+    times: StartTimes,
+}
+
+enum State {
+    Shell,
+    Created(Created),
+    Parked(Parked),
+    Running(Started),
+    Paused(Started),
+}
+
+/// What a machine has from its creation to its end.
+struct Body {
+    vm: Arc<Vm>,
+    bus: Arc<Bus>,
+    /// Boot memory.
+    memory: GuestMemory,
+    spec: MachineSpec,
+    /// What this host's KVM can make of a vCPU.
+    supported: CpuId,
+}
+
+/// Made, not started.
+struct Created {
+    body: Body,
+    vcpus: Vec<Vcpu>,
+}
+
+/// A snapshot is loaded. The vCPUs belong to their threads, which stand before the gate.
+struct Parked {
+    body: Body,
+    vcpus: VcpuThreads,
+    base: Base,
+    /// As they were frozen: their time goes on from there.
+    frozen: Vec<VcpuState>,
+    clock: ClockState,
+}
+
+/// Started: the vCPUs belong to their threads.
+struct Started {
+    body: Body,
+    vcpus: VcpuThreads,
+    /// None after a cold boot.
+    base: Option<Base>,
+}
+
+/// What a restored machine's memory came from.
+struct Base {
+    map: MemoryMap,
+    /// Keeps the userfaultfd open as long as the machine.
+    _watch: Option<Watch>,
+}
+
+type Outcome<T> = Result<T, ControlError>;
+
+impl Machine {
+    /// A process without a machine. `times` has what was measured before.
+    pub fn new(events: EventSink, times: StartTimes) -> Machine {
+        Machine {
+            state: State::Shell,
+            events,
+            times,
+        }
+    }
+
+    /// Makes the machine, every device with an empty backend. `fds`: /dev/kvm.
+    pub fn create(&mut self, version: u32, spec: &MachineSpec, fds: Vec<OwnedFd>) -> Outcome<()> {
+        if !matches!(self.state, State::Shell) {
+            return Err(self.wrong_state("create"));
+        }
+        self.state = State::Created(create::create(version, spec, fds, &self.events)?);
+        self.times.created = monotonic_ns();
+        Ok(())
+    }
+
+    /// Gives a device its backend, or says that it shall have none.
+    pub fn attach(&mut self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Outcome<()> {
+        self.bus("attach a backend")?
+            .attach(device, backend, fds)
+            .map_err(attach_error)
+    }
+
+    /// Shows an image in a slot of the root device.
+    pub fn add_image(&mut self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Outcome<()> {
+        self.bus("add an image")?
+            .inventory
+            .add_image(slot, image, fds)
+            .map_err(attach_error)
+    }
+
+    /// Takes an image away.
+    pub fn remove_image(&mut self, slot: u16) -> Outcome<()> {
+        self.bus("remove an image")?
+            .inventory
+            .remove_image(slot)
+            .map_err(attach_error)
+    }
+
+    /// Cold boot. `fds`: the kernel.
+    pub fn boot(&mut self, cmdline: &str, fds: Vec<OwnedFd>) -> Outcome<()> {
+        let State::Created(created) = &self.state else {
+            return Err(self.wrong_state("boot"));
+        };
+        boot::prepare(created, cmdline, fds)?;
+        let started = boot::start(self.take_created(), &self.events).inspect_err(|e| self.end(e))?;
+        self.state = State::Running(started);
+        Ok(())
+    }
+
+    /// Loads a snapshot, which then needs only [`Self::thaw`]. `fds` as `Command::Restore` says.
+    pub fn restore(
+        &mut self,
+        layers: u8,
+        working_set: bool,
+        mode: MemoryMode,
+        fds: Vec<OwnedFd>,
+    ) -> Outcome<Restored> {
+        let State::Created(created) = &self.state else {
+            return Err(self.wrong_state("restore"));
+        };
+        let files = restore::Files::sort(layers, working_set, mode, fds)?;
+        let plan = restore::Plan::check(created, files)?;
+        let (memory, restored) = plan.map_memory(&created.body)?;
+        let parked =
+            restore::load(self.take_created(), plan, memory, &self.events).inspect_err(|e| self.end(e))?;
+        self.state = State::Parked(parked);
+        self.times.restored = monotonic_ns();
+        Ok(restored)
+    }
+
+    /// Lets a parked machine run as a new one: its generation ID is another than that of any other machine with the same
+    /// past. With more than boot memory in `memory_mib` virtio-mem offers the difference; with less, what the guest was
+    /// last asked to have stays. [`Self::after_reply`] must follow.
+    pub fn thaw(&mut self, memory_mib: u32) -> Outcome<()> {
+        let State::Parked(parked) = &self.state else {
+            return Err(self.wrong_state("thaw"));
+        };
+        parked.thaw(memory_mib)?;
+        self.times.thawed = parked.go();
+        match std::mem::replace(&mut self.state, State::Shell) {
+            State::Parked(Parked {
+                body, vcpus, base, ..
+            }) => {
+                self.state = State::Running(Started {
+                    body,
+                    vcpus,
+                    base: Some(base),
+                });
+                Ok(())
+            }
+            _ => unreachable!("it was Parked, and nobody else has the machine"),
+        }
+    }
+
+    /// Does what the reply to a [`Self::thaw`] need not wait for.
+    pub fn after_reply(&self) {
+        if let State::Running(started) = &self.state {
+            started.vcpus.wake_rest();
+        }
+    }
+
+    /// Writes a paused machine to files, and says how many bytes of memory data. It stays as it is. `fds` as
+    /// `Command::Freeze` says.
+    pub fn freeze(&mut self, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome<u64> {
+        self.refuse_exited("freeze")?;
+        match &self.state {
+            State::Paused(started) => freeze::freeze(started, kind, fds),
+            _ => Err(self.wrong_state("freeze")),
+        }
+    }
+
+    /// Writes which pages were touched since the restore. `fds` as `Command::WorkingSet` says.
+    pub fn working_set(&mut self, fds: Vec<OwnedFd>) -> Outcome<()> {
+        match &self.state {
+            State::Running(started) | State::Paused(started) => freeze::working_set(started, fds),
+            _ => Err(self.wrong_state("record the working set")),
+        }
+    }
+
+    /// Asks the guest to have this much memory in all.
+    pub fn resize(&mut self, memory_mib: u32) -> Outcome<()> {
+        self.refuse_exited("resize")?;
+        match &self.state {
+            State::Running(Started { body, .. }) | State::Paused(Started { body, .. }) => {
+                body.request_memory(memory_mib)
+            }
+            _ => Err(self.wrong_state("resize")),
+        }
+    }
+
+    /// Stops the vCPUs.
+    pub fn pause(&mut self) -> Outcome<()> {
+        self.refuse_exited("pause")?;
+        match std::mem::replace(&mut self.state, State::Shell) {
+            State::Running(started) => {
+                started.vcpus.pause();
+                started.body.bus.console.flush();
+                self.state = State::Paused(started);
+                Ok(())
+            }
+            other => {
+                self.state = other;
+                Err(self.wrong_state("pause"))
+            }
+        }
+    }
+
+    /// Lets the vCPUs run again. Guest time includes the pause.
+    pub fn resume(&mut self) -> Outcome<()> {
+        self.refuse_exited("resume")?;
+        match std::mem::replace(&mut self.state, State::Shell) {
+            State::Paused(started) => {
+                started.vcpus.resume();
+                self.state = State::Running(started);
+                Ok(())
+            }
+            other => {
+                self.state = other;
+                Err(self.wrong_state("resume"))
+            }
+        }
+    }
+
+    /// Where the machine is in its life.
+    pub fn state(&self) -> MachineState {
+        match (&self.state, self.events.exited()) {
+            (_, Some(reason)) => MachineState::Exited(reason),
+            (State::Shell, None) => MachineState::Shell,
+            (State::Created(_), None) => MachineState::Created,
+            (State::Parked(_), None) => MachineState::Parked,
+            (State::Running(_), None) => MachineState::Running,
+            (State::Paused(_), None) => MachineState::Paused,
+        }
+    }
+
+    /// Moments of its start.
+    pub fn times(&self) -> StartTimes {
+        StartTimes {
+            entered: self.started().map_or(0, |started| started.vcpus.entered()),
+            ..self.times
+        }
+    }
+
+    /// Page faults of the vCPU threads since the guest was first entered.
+    pub fn faults(&self) -> u64 {
+        self.started().map_or(0, |started| started.vcpus.faults())
+    }
+
+    /// The process ends: writes out what the console still holds, and if the guest never got so far as to say that it is
+    /// ready, logs where it was.
+    pub fn last_words(&self) {
+        if let (State::Running(started), None, false) =
+            (&self.state, self.events.exited(), self.events.rang())
+        {
+            for vcpu in started.vcpus.last_seen() {
+                tracing::info!("ended before the guest was ready: {vcpu}");
+            }
+        }
+        if let Some(body) = self.body() {
+            body.bus.console.flush();
+        }
+    }
+
+    fn started(&self) -> Option<&Started> {
+        match &self.state {
+            State::Running(started) | State::Paused(started) => Some(started),
+            State::Shell | State::Created(_) | State::Parked(_) => None,
+        }
+    }
+
+    fn body(&self) -> Option<&Body> {
+        match &self.state {
+            State::Shell => None,
+            State::Created(Created { body, .. })
+            | State::Parked(Parked { body, .. })
+            | State::Running(Started { body, .. })
+            | State::Paused(Started { body, .. }) => Some(body),
+        }
+    }
+
+    /// The buses of a machine that exists and has not ended.
+    fn bus(&self, what: &str) -> Outcome<&Bus> {
+        self.refuse_exited(what)?;
+        match self.body() {
+            Some(body) => Ok(&body.bus),
+            None => Err(self.wrong_state(what)),
+        }
+    }
+
+    fn take_created(&mut self) -> Created {
+        match std::mem::replace(&mut self.state, State::Shell) {
+            State::Created(created) => created,
+            _ => unreachable!("it was Created, and nobody else has the machine"),
+        }
+    }
+
+    /// Its vCPUs are gone, half of it is done: there is no way back.
+    fn end(&self, why: &ControlError) {
+        let reason = ExitReason::Fault(why.message.clone());
+        self.events.send(Event::Exited(reason));
+    }
+
+    fn refuse_exited(&self, what: &str) -> Outcome<()> {
+        match self.events.exited() {
+            Some(_) => Err(self.wrong_state(what)),
+            None => Ok(()),
+        }
+    }
+
+    fn wrong_state(&self, what: &str) -> ControlError {
+        let why = match self.state() {
+            MachineState::Shell => "there is no machine yet",
+            MachineState::Created => "the machine has not been started",
+            MachineState::Parked => "the machine is parked: a snapshot is loaded and has not been thawed",
+            MachineState::Running => "the machine is running",
+            MachineState::Paused => "the machine is paused",
+            MachineState::Exited(_) => "the machine has ended",
+        };
+        refused(ErrorCode::WrongState, format!("cannot {what}: {why}"))
+    }
+}
+
+impl Parked {
+    /// All of a thaw that can be refused, and what the guest shall find when it runs.
+    fn thaw(&self, memory_mib: u32) -> Outcome<()> {
+        let Body {
+            vm,
+            bus,
+            memory,
+            spec,
+            ..
+        } = &self.body;
+        let unswapped = bus.unswapped();
+        if !unswapped.is_empty() {
+            let message = format!(
+                "nobody said what is behind {unswapped:?} now: attach a backend to each, or declare it empty"
+            );
+            return Err(refused(ErrorCode::Unswapped, message));
+        }
+        if memory_mib > spec.memory_mib {
+            self.body.request_memory(memory_mib)?;
+        }
+        vmgenid::write(memory).map_err(|e| refused(ErrorCode::System, e.to_string()))?;
+        vm.set_clock(&self.clock).map_err(kvm_error)
+    }
+
+    /// Lets the guest go on from where it was frozen; when that was.
+    fn go(&self) -> u64 {
+        let bus = &self.body.bus;
+        // Before the guest's first instruction: it shall not work with the past's secrets.
+        bus.notify_generation();
+        let time = GuestTime::start(&self.frozen);
+        let now = monotonic_ns();
+        // Those that wait for their startup have nothing to do yet, and would only be in the way of the others.
+        let first = (0..self.frozen.len()).filter(|index| !self.frozen[*index].awaits_startup());
+        self.vcpus.thaw(time, first);
+        bus.start_work();
+        now
+    }
+}
+
+impl Body {
+    fn request_memory(&self, memory_mib: u32) -> Outcome<()> {
+        self.bus
+            .request_memory(memory_mib)
+            .map_err(|e| invalid(e.to_string()))
+    }
+}
+
+/// Exactly the descriptors that belong beside a request; `what` names them.
+fn descriptors<const N: usize>(fds: Vec<OwnedFd>, what: &str) -> Outcome<[OwnedFd; N]> {
+    let count = fds.len();
+    <[OwnedFd; N]>::try_from(fds).map_err(|_| {
+        let descriptors = if N == 1 {
+            "descriptor belongs"
+        } else {
+            "descriptors belong"
+        };
+        invalid(format!(
+            "{N} {descriptors} beside the request ({what}), {count} came"
+        ))
+    })
+}

@@ -1,0 +1,119 @@
+//! What is told to who asked for what cannot be: each error's stable code.
+
+use thaw_protocol::control::{ControlError, ErrorCode};
+
+use crate::kernel::KernelError;
+use crate::memory::MemoryError;
+use crate::snapshot::freeze::FreezeError;
+use crate::snapshot::uffd::UffdError;
+use crate::snapshot::{FileError, RestoreError};
+use crate::vcpu::SpawnError;
+use crate::virtio::{AttachError, InventoryError};
+
+pub fn refused(code: ErrorCode, message: String) -> ControlError {
+    ControlError { code, message }
+}
+
+pub fn invalid(message: String) -> ControlError {
+    refused(ErrorCode::Invalid, message)
+}
+
+/// For `map_err`: names the step that failed.
+pub fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ControlError {
+    move |e| refused(ErrorCode::System, format!("{what}: {e}"))
+}
+
+pub fn kvm_error(e: thaw_hypervisor::Error) -> ControlError {
+    let code = match e {
+        thaw_hypervisor::Error::NotKvm(_) => ErrorCode::Invalid,
+        _ => ErrorCode::Kvm,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn memory_error(e: MemoryError) -> ControlError {
+    let code = match e {
+        MemoryError::Slot { .. } => ErrorCode::Kvm,
+        MemoryError::Map { .. } | MemoryError::Regions(_) => ErrorCode::System,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn kernel_error(e: KernelError) -> ControlError {
+    let code = match e {
+        KernelError::NotElf(_) | KernelError::NoPvhNote | KernelError::Damaged(_) | KernelError::Load(_) => {
+            ErrorCode::NotPvh
+        }
+        KernelError::MemoryTooSmall { .. } => ErrorCode::MemoryTooSmall,
+        KernelError::Io(_) => ErrorCode::System,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn attach_error(e: AttachError) -> ControlError {
+    let code = match e {
+        AttachError::System { .. } => ErrorCode::System,
+        AttachError::Frozen(_) => ErrorCode::Unswapped,
+        _ => ErrorCode::Invalid,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn inventory_error(e: InventoryError) -> ControlError {
+    let code = match e {
+        InventoryError::Kvm { .. } => ErrorCode::Kvm,
+        _ => ErrorCode::System,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn spawn_error(e: SpawnError) -> ControlError {
+    let code = match e {
+        SpawnError::Thread(_) => ErrorCode::System,
+        SpawnError::Prepare(_) => ErrorCode::Kvm,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn file_error(e: FileError) -> ControlError {
+    let code = match e {
+        FileError::Io { .. } => ErrorCode::System,
+        FileError::NotEmpty { .. } => ErrorCode::Invalid,
+        _ => ErrorCode::Snapshot,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn freeze_error(e: FreezeError) -> ControlError {
+    let code = match e {
+        FreezeError::Pagemap(_) | FreezeError::Write { .. } | FreezeError::File(_) => ErrorCode::System,
+        _ => ErrorCode::Invalid,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn memory_restore_error(e: RestoreError) -> ControlError {
+    let code = match e {
+        RestoreError::CutShort { .. } => ErrorCode::Snapshot,
+        RestoreError::Layers { .. } | RestoreError::Shape { .. } => ErrorCode::Incompatible,
+        _ => ErrorCode::System,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn uffd_error(e: UffdError) -> ControlError {
+    match e {
+        UffdError::Shape(e) => memory_restore_error(e),
+        other => refused(ErrorCode::System, other.to_string()),
+    }
+}
+
+pub fn device_restore_error(e: crate::virtio::RestoreError) -> ControlError {
+    use crate::virtio::RestoreError as E;
+    let code = match e {
+        E::Device { .. } | E::Mismatch { .. } => ErrorCode::Incompatible,
+        E::Invalid { .. } => ErrorCode::Snapshot,
+        E::System { .. } => ErrorCode::System,
+    };
+    refused(code, e.to_string())
+}

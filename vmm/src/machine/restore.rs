@@ -1,0 +1,215 @@
+//! A snapshot into a created machine: everything slow of a thaw.
+//!
+//! Invariant: nothing of the machine is changed before all that the files say is read, checked against their hashes, and
+//! found to fit this machine and this host. What may fail and can be undone, the memory, comes next.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use thaw_hypervisor::Vcpu;
+use thaw_protocol::control::{ErrorCode, MappedRegion, MemoryMode};
+
+use super::freeze::shape;
+use super::refusal::{
+    device_restore_error, file_error, invalid, inventory_error, kvm_error, memory_restore_error, refused,
+    spawn_error, system, uffd_error,
+};
+use super::{Base, Body, Created, Outcome, Parked};
+use crate::events::EventSink;
+use crate::layout;
+use crate::snapshot::Snapshot;
+use crate::snapshot::restore::{check_memory, map_memory, populate_all};
+use crate::snapshot::uffd::{Watch, watch};
+use crate::snapshot::working_set::{Populated, WorkingSet, populate};
+use crate::vcpu::{Prepare, VcpuThreads};
+
+/// The descriptors of a restore, by what they are.
+pub struct Files {
+    state: File,
+    memory: Memory,
+    working_set: Option<File>,
+    layers: u8,
+}
+
+/// Where memory's contents come from.
+enum Memory {
+    /// The memory files, from the bottom up.
+    Files { layers: Vec<File>, populate: bool },
+    /// /dev/userfaultfd: somebody else fills each page.
+    Uffd(OwnedFd),
+}
+
+impl Files {
+    /// As `Command::Restore` says they come.
+    pub fn sort(layers: u8, working_set: bool, mode: MemoryMode, fds: Vec<OwnedFd>) -> Outcome<Files> {
+        let memory = match mode {
+            MemoryMode::Uffd => 1,
+            MemoryMode::Cow | MemoryMode::Populate => usize::from(layers),
+        };
+        let wanted = 1 + memory + usize::from(working_set);
+        let count = fds.len();
+        if count != wanted {
+            return Err(invalid(format!(
+                "{wanted} descriptors belong beside the request (state file, {memory} for memory{}), {count} came",
+                if working_set { ", working set" } else { "" }
+            )));
+        }
+        let too_few = || invalid("a descriptor is missing".into());
+        let mut fds = fds.into_iter();
+        let state = fds.next().map(File::from).ok_or_else(too_few)?;
+        let memory = match mode {
+            MemoryMode::Uffd => Memory::Uffd(fds.next().ok_or_else(too_few)?),
+            MemoryMode::Cow | MemoryMode::Populate => Memory::Files {
+                layers: fds.by_ref().take(memory).map(File::from).collect(),
+                populate: mode == MemoryMode::Populate,
+            },
+        };
+        Ok(Files {
+            state,
+            memory,
+            working_set: fds.next().map(File::from),
+            layers,
+        })
+    }
+}
+
+/// A snapshot that fits this machine and this host.
+pub struct Plan {
+    snapshot: Snapshot,
+    memory: Memory,
+    working_set: Option<WorkingSet>,
+}
+
+/// What the asker is told.
+pub struct Restored {
+    /// Where the userfaultfd watches; empty without one.
+    pub regions: Vec<MappedRegion>,
+    pub uffd: Option<OwnedFd>,
+    /// Pages mapped in advance, and the nanoseconds that took.
+    pub populated: Populated,
+}
+
+impl Plan {
+    /// Reads and checks everything; changes nothing.
+    pub fn check(created: &Created, files: Files) -> Outcome<Plan> {
+        let Created { body, .. } = created;
+        let snapshot = Snapshot::read(&files.state).map_err(file_error)?;
+        check_shape(body, &snapshot)?;
+        body.bus.check(&snapshot.bus).map_err(device_restore_error)?;
+        let needs = snapshot.memory.layers();
+        if needs != files.layers {
+            return Err(refused(
+                ErrorCode::Incompatible,
+                format!("the snapshot's memory has {needs} layers, {} came", files.layers),
+            ));
+        }
+        if let Memory::Files { layers, .. } = &files.memory {
+            check_memory(body.bus.inventory.memory(), &snapshot.memory, layers)
+                .map_err(memory_restore_error)?;
+        }
+        let working_set = files
+            .working_set
+            .map(|file| WorkingSet::read(&file))
+            .transpose()
+            .map_err(file_error)?;
+        Ok(Plan {
+            snapshot,
+            memory: files.memory,
+            working_set,
+        })
+    }
+
+    /// Gives memory its contents. When that fails, memory is what it was.
+    pub fn map_memory(&self, body: &Body) -> Outcome<(Option<Watch>, Restored)> {
+        let (memory, map) = (body.bus.inventory.memory(), &self.snapshot.memory);
+        match &self.memory {
+            Memory::Uffd(device) => {
+                let watch = watch(device.as_fd(), memory, map).map_err(uffd_error)?;
+                let server = watch
+                    .uffd
+                    .try_clone()
+                    .map_err(system("a second userfaultfd descriptor"))?;
+                let restored = Restored {
+                    regions: watch.regions.clone(),
+                    uffd: Some(server),
+                    populated: Populated::default(),
+                };
+                Ok((Some(watch), restored))
+            }
+            Memory::Files {
+                layers,
+                populate: all,
+            } => {
+                map_memory(memory, map, layers).map_err(memory_restore_error)?;
+                let populated = match (all, &self.working_set) {
+                    (true, _) => populate_all(memory, map),
+                    (false, Some(set)) => populate(memory, map, set),
+                    (false, None) => Populated::default(),
+                };
+                let restored = Restored {
+                    regions: Vec::new(),
+                    uffd: None,
+                    populated,
+                };
+                Ok((None, restored))
+            }
+        }
+    }
+}
+
+/// Puts the rest of the snapshot into a machine whose memory is there: devices, vCPUs, interrupt controllers.
+pub fn load(created: Created, plan: Plan, watch: Option<Watch>, events: &EventSink) -> Outcome<Parked> {
+    let Created { body, vcpus } = created;
+    let Snapshot {
+        vcpus: frozen,
+        interrupts,
+        clock,
+        bus,
+        memory: map,
+        ..
+    } = plan.snapshot;
+    body.bus.restore(&bus).map_err(device_restore_error)?;
+    body.bus.inventory.start().map_err(inventory_error)?;
+    // Each by its own thread, which will run it: all at once, and no processor has to fetch another's.
+    let prepared = vcpus.into_iter().zip(&frozen).map(|(vcpu, state)| {
+        let state = state.clone();
+        let prepare = move |vcpu: &mut Vcpu| vcpu.restore(&state).map_err(|e| e.to_string());
+        (vcpu, Box::new(prepare) as Prepare)
+    });
+    let vcpus = VcpuThreads::spawn(prepared.collect(), &body.bus, events).map_err(spawn_error)?;
+    // After every local APIC, which it sends pending interrupts to.
+    body.vm.restore_interrupts(&interrupts).map_err(kvm_error)?;
+    let base = Base { map, _watch: watch };
+    Ok(Parked {
+        body,
+        vcpus,
+        base,
+        frozen,
+        clock,
+    })
+}
+
+fn check_shape(body: &Body, snapshot: &Snapshot) -> Outcome<()> {
+    let (here, frozen) = (shape(body), snapshot.shape);
+    let differs = |what: &str, frozen: u32, here: u32| {
+        let message = format!("the snapshot has {frozen} {what}, this machine was made with {here}");
+        refused(ErrorCode::Incompatible, message)
+    };
+    if frozen.address_map != here.address_map {
+        return Err(refused(
+            ErrorCode::Incompatible,
+            format!(
+                "the snapshot has version {} of the address map, this thaw-vmm has {}: freeze again with this Thaw",
+                frozen.address_map,
+                layout::VERSION
+            ),
+        ));
+    }
+    if frozen.vcpus != here.vcpus || snapshot.vcpus.len() != usize::from(here.vcpus) {
+        return Err(differs("vCPUs", frozen.vcpus.into(), here.vcpus.into()));
+    }
+    if frozen.memory_mib != here.memory_mib {
+        return Err(differs("MiB of boot memory", frozen.memory_mib, here.memory_mib));
+    }
+    Ok(())
+}

@@ -15,7 +15,7 @@ use vm_memory::{Address, GuestAddress, GuestMemory as _, GuestMemoryRegion, Vola
 use super::memory_map::{Extent, MAX_LAYERS, Region};
 use super::pagemap::{PageKind, Pagemap};
 use super::{MapError, MemoryMap, PAGE, mapping, ranges};
-use crate::layout;
+use crate::layout::{self, Window};
 use crate::memory::GuestMemory;
 use crate::virtio::{guest_io, mem};
 
@@ -146,7 +146,8 @@ impl Source<'_> {
             return Err(FreezeError::TooManyLayers(top));
         }
         let written = self.look_at(&self.pages_that(|kind| kind == PageKind::Written)?)?;
-        let kept = ranges::difference(self.live, &written.zero);
+        let zero = ranges::union(&written.zero, &self.unplugged_since(base)?);
+        let kept = ranges::difference(self.live, &zero);
         let extents = fewest(DELTA_GAP, |gap| {
             let copied = ranges::close_gaps(&written.data, gap, self.live);
             let mut extents = base.extents_within(&ranges::difference(&kept, &copied));
@@ -155,6 +156,19 @@ impl Source<'_> {
             extents
         });
         Ok(Plan { top, extents })
+    }
+
+    /// Pages that virtio-mem has unplugged and plugged again since the restore: the base has data for them, and they are
+    /// zero. The pagemap tells them from untouched ones only when they are touched.
+    fn unplugged_since(&self, base: &MemoryMap) -> Result<Vec<Range<u64>>, FreezeError> {
+        let Window { start, size } = layout::VIRTIO_MEM;
+        let hotplug = [start..start + size];
+        let data = ranges::intersection(&base.data(), &hotplug);
+        if data.is_empty() {
+            return Ok(Vec::new());
+        }
+        let untouched = self.pages_that(|kind| kind == PageKind::Absent)?;
+        Ok(self.look_at(&ranges::intersection(&data, &untouched))?.zero)
     }
 
     /// The live pages of the kinds wanted.

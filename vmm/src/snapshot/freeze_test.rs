@@ -164,6 +164,20 @@ fn memory_that_is_not_plugged_is_neither_read_nor_in_the_file() {
 }
 
 #[test]
+fn memory_unplugged_and_plugged_again_has_lost_what_the_template_has_there() {
+    let original = Clone::booted();
+    let plugged = [VIRTIO_MEM.start..VIRTIO_MEM.start + SIZE];
+    (2 * PAGES..3 * PAGES).for_each(|page| write(&original.memory, page, 7));
+    let clone = Clone::thawed(original.freeze(Full, &plugged).unwrap());
+    let block = VIRTIO_MEM.start + mem::BLOCK;
+    mapping::map_nothing(&clone.memory, block, mem::BLOCK).unwrap();
+    write(&clone.memory, 3 * PAGES - 1, 8);
+    let again = Clone::thawed(clone.freeze(Delta, &plugged).unwrap());
+    let pages = [2 * PAGES, 2 * PAGES + 511, 2 * PAGES + 512, 3 * PAGES - 2, 3 * PAGES - 1];
+    assert_eq!(pages.map(|page| read(&again.memory, page)), [7, 7, 0, 0, 8]);
+}
+
+#[test]
 fn however_scattered_the_writes_a_restore_has_few_mappings_to_make() {
     let many = GuestMemory::from_ranges(&[(GuestAddress(0), 512 << 20)]).unwrap();
     let live = [0..512 << 20];

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use thaw_protocol::handshake::{AGENT_PORT, HANDSHAKE_PORT};
+use thaw_protocol::handshake::{AGENT_PORT, HANDSHAKE_PORT, WARM};
 
 use crate::error::Result;
 use crate::guest::Guest;
@@ -19,6 +19,12 @@ pub enum Transport {
     Vsock,
     /// Sockets named by port in this directory.
     Unix(PathBuf),
+}
+
+/// Whether the kernel was started with this word.
+pub(crate) fn command_line_has(word: &str) -> bool {
+    std::fs::read_to_string("/proc/cmdline")
+        .is_ok_and(|line| line.split_whitespace().any(|there| there == word))
 }
 
 /// Never returns: the death of PID 1 is a kernel panic.
@@ -55,7 +61,7 @@ pub fn run(started: u64, transport: Transport) -> ! {
     };
     let sandbox = Arc::new(Sandbox::default());
     let mut guest = Guest::new(sandbox.clone(), runtime.handle().clone());
-    if transport == Transport::Vsock {
+    if transport == Transport::Vsock && command_line_has(WARM) {
         warm::up(&sandbox, &runtime);
     }
     let ready = clock::boottime_ns();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thaw_protocol::handshake::Network;
+use thaw_protocol::handshake::{KEEP_ENTROPY, Network};
 use tokio::runtime::Handle;
 
 use crate::error::Result;
@@ -10,11 +10,7 @@ use crate::handshake::Apply;
 use crate::hotplug::Hotplug;
 use crate::quiesce::Stopped;
 use crate::sandbox::Sandbox;
-use crate::{clock, entropy, error, identity, network};
-
-/// The word of the kernel's command line that makes [`Apply::entropy`] do nothing: for the test that shows that clones are
-/// then alike.
-const KEEP_ENTROPY: &str = "thaw.test=keep-entropy";
+use crate::{boot, clock, entropy, error, identity, network};
 
 /// The guest this agent is PID 1 of.
 #[derive(Debug)]
@@ -29,13 +25,12 @@ pub struct Guest {
 impl Guest {
     /// Before anything may have been plugged.
     pub fn new(sandbox: Arc<Sandbox>, runtime: Handle) -> Self {
-        let command_line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
         Guest {
             sandbox,
             runtime,
             hotplug: Hotplug::default(),
             stopped: None,
-            keep_entropy: command_line.split_whitespace().any(|word| word == KEEP_ENTROPY),
+            keep_entropy: boot::command_line_has(KEEP_ENTROPY),
         }
     }
 }

@@ -3,25 +3,22 @@
 //! A whole container is made from the guest image itself, run and removed by the same code as any other, so the kernel has
 //! made its caches and patched its code (the first memory cgroup, the first seccomp filter, the first overlay), and the
 //! agent's heap, threads and page tables are as they will be needed. Its program is the agent, which exits at once. It opens no
-//! TCP or UDP socket, reads no `boot_id`, and keeps no random number. Nothing here may fail a start: what cannot be done is
-//! logged and paid for later.
+//! TCP or UDP socket, reads no `boot_id`, and keeps no random number. It costs about as much as it saves, so only a guest
+//! that becomes a template does it ([`thaw_protocol::handshake::WARM`]). It may not fail a start: what goes wrong is logged.
 
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::mm::{Advice, madvise};
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::CreateContainerRequest;
 use thaw_protocol::agent::oci;
 use tokio::runtime::Runtime;
 
 use crate::container::Container;
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result};
 use crate::sandbox::Sandbox;
 use crate::storage::Storage;
-use crate::{clock, debug};
+use crate::{clock, debug, warning};
 
 /// The argument that makes the agent's program do nothing.
 pub const EXIT: &str = "--exit";
@@ -30,53 +27,20 @@ const DIR: &str = "/run/thaw/warm";
 /// A container that takes longer is given up.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Does all of it. `sandbox` is as empty afterwards as before.
+/// Makes, runs and removes a container; `sandbox` is as empty afterwards as before.
 pub fn up(sandbox: &Arc<Sandbox>, runtime: &Runtime) {
-    step("the program's pages", populate);
-    step("a container", || {
-        runtime.block_on(async {
-            let outcome = tokio::select! {
-                outcome = tokio::time::timeout(PATIENCE, container(sandbox)) => outcome,
-                stopped = sandbox.reaper.clone().run() => return stopped,
-            };
-            outcome.unwrap_or_else(|_| Err(Error::State(format!("no end after {} s", PATIENCE.as_secs()))))
-        })
-    });
-}
-
-fn step(name: &str, work: impl FnOnce() -> Result<()>) {
     let begin = clock::boottime_ns();
-    let outcome = work();
-    let us = (clock::boottime_ns() - begin) / 1000;
+    let outcome = runtime.block_on(async {
+        tokio::select! {
+            outcome = tokio::time::timeout(PATIENCE, container(sandbox)) => outcome
+                .unwrap_or_else(|_| Err(Error::State(format!("no end after {} s", PATIENCE.as_secs())))),
+            stopped = sandbox.reaper.clone().run() => stopped,
+        }
+    });
     match outcome {
-        Ok(()) => debug!("warmed {name} in {us} µs"),
-        Err(e) => debug!("{name} stays cold: {e}"),
+        Ok(()) => debug!("warm after {} µs", (clock::boottime_ns() - begin) / 1000),
+        Err(e) => warning!("this guest stays cold, and its clones pay for it: {e}"),
     }
-}
-
-/// Maps every page of the agent's own file: otherwise each first use is a fault, and of a DAX mapping one page a fault.
-fn populate() -> Result<()> {
-    let maps = fs::read_to_string("/proc/self/maps").for_(|| "read /proc/self/maps".into())?;
-    let program = fs::read_link("/proc/self/exe").for_(|| "read /proc/self/exe".into())?;
-    for (start, length) in maps.lines().filter_map(|line| file_mapping(line, &program)) {
-        // SAFETY: populating for reading changes no contents, whatever is mapped there.
-        unsafe { madvise(start as *mut _, length, Advice::LinuxPopulateRead) }
-            .for_(|| format!("populate {length} bytes of the program"))?;
-    }
-    Ok(())
-}
-
-/// Start and length of a line of `maps` (proc(5)) that maps `program`.
-fn file_mapping(line: &str, program: &Path) -> Option<(usize, usize)> {
-    let mut words = line.split_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let path = words.nth(4)?;
-    if Path::new(path) != program {
-        return None;
-    }
-    let start = usize::from_str_radix(start, 16).ok()?;
-    let end = usize::from_str_radix(end, 16).ok()?;
-    Some((start, end.checked_sub(start)?))
 }
 
 async fn container(sandbox: &Arc<Sandbox>) -> Result<()> {
@@ -226,26 +190,5 @@ mod tests {
             !spec.unshare.contains(rustix::thread::UnshareFlags::NEWNET),
             "no socket is opened"
         );
-    }
-
-    #[test]
-    fn the_programs_own_mappings_are_told_from_others() {
-        let program = Path::new("/sbin/init");
-        let line = "00400000-0045a000 r-xp 00001000 103:00 12                   /sbin/init";
-        assert_eq!(file_mapping(line, program), Some((0x40_0000, 0x5_a000)));
-        for other in [
-            "7f00-7f10 rw-p 00000000 00:00 0 ",
-            "7f00-7f10 r-xp 00000000 00:00 0                    [vdso]",
-            "7f10-7f00 r-xp 00000000 103:00 12 /sbin/init",
-            "nonsense",
-            "",
-        ] {
-            assert_eq!(file_mapping(other, program), None, "{other:?}");
-        }
-    }
-
-    #[test]
-    fn populating_this_very_program_works() {
-        populate().unwrap();
     }
 }

@@ -30,6 +30,13 @@ pub const MAX_FRAME: usize = 64 * 1024;
 pub const HANDSHAKE_VERSION: u32 = 2;
 /// Least fresh entropy, in bytes.
 pub const MIN_ENTROPY: usize = 32;
+/// Word of the guest kernel's command line, for guests that become templates: before it rings, the agent pays for what a first
+/// container costs, so that no clone does.
+pub const WARM: &str = "thaw.warm";
+/// Word of the guest kernel's command line, for the test that clones are alike without it: no entropy is credited and nothing
+/// reseeded. The kernel's own answer to a new VM generation ID must be switched off beside it
+/// (`initcall_blacklist=vmgenid_driver_init`).
+pub const KEEP_ENTROPY: &str = "thaw.test=keep-entropy";
 
 /// One network address of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,15 +3,22 @@
 //! Not being allowed to make one is not an error but a reason: the sandbox runs in its caller's cgroup. Directories are
 //! named by sandbox, so a later start can find and remove what a killed one left.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::resource::{Kind, Unfit};
 
 /// The v1 controllers a sandbox is put under, where they are mounted.
 const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// Directory of all sandboxes, under each hierarchy's root.
 const PARENT: &str = "thaw";
+/// How long the kernel may take to agree that the processes of a cgroup have ended.
+const EMPTY_LIMIT: Duration = Duration::from_millis(250);
 
 /// What this host has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,23 +179,106 @@ impl Cgroup {
     /// anybody's path, for at most a quarter of a second.
     pub fn destroy(self) {
         for directory in &self.directories {
-            let mut wait = Duration::from_millis(1);
-            while let Err(e) = fs::remove_dir(directory) {
-                let busy = rustix::io::Errno::from_io_error(&e) == Some(rustix::io::Errno::BUSY);
-                if !busy || wait > Duration::from_millis(128) {
-                    if e.kind() != io::ErrorKind::NotFound {
-                        tracing::warn!("cannot remove {}: {e}", directory.display());
-                    }
-                    break;
-                }
-                std::thread::sleep(wait);
-                wait *= 2;
+            if let Err(e) = remove(directory)
+                && e.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!("cannot remove {}: {e}", directory.display());
             }
             if let Some(parent) = directory.parent() {
                 // Fails while other sandboxes have theirs in it, as it should.
                 let _ = fs::remove_dir(parent);
             }
         }
+    }
+}
+
+/// Removes a cgroup's directory, waiting while its processes end.
+fn remove(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir(directory) {
+        Err(e) if is_busy(&e) => {}
+        done => return done,
+    }
+    match File::open(directory.join("cgroup.events")) {
+        Ok(events) => {
+            wait_until_empty(&events)?;
+            fs::remove_dir(directory)
+        }
+        Err(_) => remove_by_trying(directory),
+    }
+}
+
+/// cgroup v2 says in `cgroup.events` whether there are processes, and raises POLLPRI when that changes.
+fn wait_until_empty(events: &File) -> io::Result<()> {
+    let end = Instant::now() + EMPTY_LIMIT;
+    loop {
+        let mut text = [0; 256];
+        let length = events.read_at(&mut text, 0)?;
+        let populated = text[..length]
+            .split(|b| *b == b'\n')
+            .any(|line| line == b"populated 1");
+        let left = end.saturating_duration_since(Instant::now());
+        if !populated || left.is_zero() {
+            return Ok(());
+        }
+        let left = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        match poll(&mut [PollFd::new(events, PollFlags::PRI)], Some(&left)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// cgroup v1 tells nobody when a cgroup is empty: it is tried again, more and more rarely.
+fn remove_by_trying(directory: &Path) -> io::Result<()> {
+    let (end, mut wait) = (Instant::now() + EMPTY_LIMIT, Duration::from_millis(1));
+    loop {
+        match fs::remove_dir(directory) {
+            Err(e) if is_busy(&e) && Instant::now() < end => {}
+            done => return done,
+        }
+        std::thread::sleep(wait);
+        wait *= 2;
+    }
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::BUSY)
+}
+
+/// The kind: one a sandbox, by its id.
+#[derive(Clone, Debug)]
+pub struct Cgroups {
+    pub hierarchy: Hierarchy,
+}
+
+impl Kind for Cgroups {
+    const NAME: &'static str = "cgroup";
+    type Want = str;
+    type Resource = Cgroup;
+    type Error = Unavailable;
+
+    fn make(&self, id: &str) -> Result<Cgroup, Unavailable> {
+        self.hierarchy.make(id)
+    }
+
+    /// What is fit has all its directories and nobody in them.
+    fn check(&self, cgroup: &Cgroup) -> Result<(), Unfit> {
+        for directory in &cgroup.directories {
+            let procs = directory.join("cgroup.procs");
+            match fs::read(&procs) {
+                Ok(text) if text.is_empty() => {}
+                Ok(_) => return Err(Unfit(format!("there are processes in {}", directory.display()))),
+                Err(e) => return Err(Unfit(format!("cannot read {}: {e}", procs.display()))),
+            }
+        }
+        Ok(())
+    }
+
+    fn destroy(&self, cgroup: Cgroup) {
+        cgroup.destroy();
     }
 }
 
@@ -265,13 +355,17 @@ mod tests {
             Err(reason) => return eprintln!("skipped: {reason}"),
         };
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let kind = Cgroups { hierarchy };
+        kind.check(&cgroup).unwrap();
         let added = cgroup.add(child.id() as i32);
+        let inhabited = kind.check(&cgroup);
         let seen = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         let directories = cgroup.directories().to_vec();
         cgroup.destroy();
         added.unwrap();
+        inhabited.unwrap_err();
         assert!(seen.contains(&format!("/thaw/{id}")), "{seen}");
         assert!(directories.iter().all(|d| !d.exists()));
     }

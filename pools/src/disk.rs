@@ -17,6 +17,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
 
 use crate::Error;
+use crate::resource::{Kind, Unfit};
 
 /// Changes when the arguments of `mkfs.ext4` below change, so that an old template is not taken for a new one.
 const RECIPE: u32 = 1;
@@ -47,6 +48,41 @@ pub struct Disk {
     pub size: u64,
     /// How it was made.
     pub cloned: Cloned,
+}
+
+/// The kind: disks under one directory, told apart by their size in bytes.
+#[derive(Debug)]
+pub struct Disks {
+    /// Where templates are, and disks cloned from them.
+    pub directory: PathBuf,
+}
+
+impl Kind for Disks {
+    const NAME: &'static str = "disk";
+    type Want = u64;
+    type Resource = Disk;
+    type Error = Error;
+
+    fn make(&self, size: &u64) -> Result<Disk, Error> {
+        DiskTemplate::open_or_make(&self.directory, *size)?.make()
+    }
+
+    fn check(&self, disk: &Disk) -> Result<(), Unfit> {
+        match rustix::fs::fstat(&disk.file) {
+            Ok(stat) if stat.st_size as u64 != disk.size => Err(Unfit(format!(
+                "the disk has {} bytes instead of {}",
+                stat.st_size, disk.size
+            ))),
+            Ok(stat) if stat.st_nlink != 0 => Err(Unfit("the disk has a name".into())),
+            Ok(_) => Ok(()),
+            Err(e) => Err(Unfit(format!("cannot look at the disk: {e}"))),
+        }
+    }
+
+    fn destroy(&self, disk: Disk) {
+        // Nameless: its last descriptor is all there is of it.
+        drop(disk);
+    }
 }
 
 impl DiskTemplate {
@@ -268,6 +304,24 @@ mod tests {
             .map(|e| e.unwrap().file_name())
             .collect();
         assert_eq!(names.len(), 1, "only the template has a name: {names:?}");
+    }
+
+    #[test]
+    fn a_disk_that_is_not_what_was_made_is_unfit() {
+        if !have_mkfs() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let source = crate::resource::Source::new(Disks {
+            directory: directory.path().into(),
+        });
+        let [fit, unfit] = [(); 2].map(|()| source.claim(&SIZE).unwrap().resource);
+        File::from(unfit.file.try_clone().unwrap())
+            .set_len(SIZE / 2)
+            .unwrap();
+        source.kind().check(&fit).unwrap();
+        source.release(fit).unwrap();
+        source.release(unfit).unwrap_err();
     }
 
     #[test]

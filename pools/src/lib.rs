@@ -6,8 +6,10 @@
 //! | [`network`] | a network namespace with a tap in it, held by descriptors | nothing, likewise |
 //! | [`cgroup`] | one directory per hierarchy, `/thaw/<id>` | empty directories, found by name by the next start |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
+//! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!
-//! Every constructor here is the slow path: correct, and as slow as the kernel makes it.
+//! What they have in common is [`resource::Kind`]; callers claim from a [`resource::Source`]. Every constructor here is the
+//! slow path: correct, and as slow as the kernel makes it.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -16,8 +18,10 @@ use std::path::{Path, PathBuf};
 
 pub mod cgroup;
 pub mod disk;
+pub mod machine;
 pub mod network;
 pub mod process;
+pub mod resource;
 pub mod vmm;
 
 /// Why a resource could not be made.

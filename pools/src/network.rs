@@ -18,6 +18,7 @@ use rustix::thread::UnshareFlags;
 use thaw_protocol::handshake::{Address, Network};
 
 use crate::Error;
+use crate::resource::{Kind, Unfit};
 
 /// The guest's MAC address, the same in every guest: locally administered, "thaw".
 pub const GUEST_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x02];
@@ -44,6 +45,41 @@ pub struct NetworkSlot {
     pub config: Network,
 }
 
+/// The kind: all are alike.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Networks;
+
+impl Kind for Networks {
+    const NAME: &'static str = "network";
+    type Want = ();
+    type Resource = NetworkSlot;
+    type Error = Error;
+
+    fn make(&self, (): &()) -> Result<NetworkSlot, Error> {
+        make()
+    }
+
+    fn check(&self, slot: &NetworkSlot) -> Result<(), Unfit> {
+        let mut request = interface(b"");
+        ioctl(&slot.tap, libc::TUNGETIFF as _, &mut request)
+            .map_err(|e| Unfit(format!("the tap is gone: {e}")))?;
+        let mut header: libc::c_int = 0;
+        ioctl(&slot.tap, libc::TUNGETVNETHDRSZ as _, &mut header)
+            .map_err(|e| Unfit(format!("the tap cannot be asked: {e}")))?;
+        match header {
+            VNET_HEADER => Ok(()),
+            other => Err(Unfit(format!(
+                "the tap's header has {other} bytes instead of {VNET_HEADER}"
+            ))),
+        }
+    }
+
+    fn destroy(&self, slot: NetworkSlot) {
+        // Its descriptors are all there is of it.
+        drop(slot);
+    }
+}
+
 /// Makes one.
 pub fn make() -> Result<NetworkSlot, Error> {
     let (tap, namespace) = match in_thread() {
@@ -57,7 +93,16 @@ pub fn make() -> Result<NetworkSlot, Error> {
         what: f.step.name(),
         source: f.error.into(),
     })?;
-    let config = Network {
+    Ok(NetworkSlot {
+        tap,
+        namespace,
+        config: config(),
+    })
+}
+
+/// What every guest is told.
+fn config() -> Network {
+    Network {
         mac: GUEST_MAC,
         mtu: MTU,
         addresses: vec![Address {
@@ -66,12 +111,7 @@ pub fn make() -> Result<NetworkSlot, Error> {
         }],
         gateways: vec![IpAddr::V4(HOST_ADDRESS)],
         nameservers: Vec::new(),
-    };
-    Ok(NetworkSlot {
-        tap,
-        namespace,
-        config,
-    })
+    }
 }
 
 /// Steps of the making, numbered so that a child can report one in a byte.
@@ -293,7 +333,7 @@ fn interface(name: &[u8]) -> libc::ifreq {
 }
 
 fn ioctl<T>(fd: &OwnedFd, code: libc::c_ulong, argument: &mut T) -> Result<(), rustix::io::Errno> {
-    // SAFETY: each caller passes the type its request takes (ifreq for interface requests, int for TUNSETVNETHDRSZ),
+    // SAFETY: each caller passes the type its request takes (ifreq for interface requests, int for TUN?ETVNETHDRSZ),
     // which outlives the call; the kernel reads and writes at most that type's size.
     if unsafe { libc::ioctl(fd.as_raw_fd(), code as _, argument as *mut T) } == -1 {
         let error = io::Error::last_os_error();
@@ -323,6 +363,13 @@ mod tests {
             }
             Err(f) => panic!("{f:?}"),
         };
+        let slot = NetworkSlot {
+            tap,
+            namespace,
+            config: config(),
+        };
+        Networks.check(&slot).unwrap();
+        let (tap, namespace) = (slot.tap, slot.namespace);
         let name = std::fs::read_link(format!("/proc/self/fd/{}", namespace.as_raw_fd())).unwrap();
         assert_ne!(name.display().to_string(), own_namespace());
         // A listener whose link is up is sent multicast reports by the kernel; an ARP probe is surer: ask for the guest.
@@ -352,6 +399,17 @@ mod tests {
         let before = own_namespace();
         check(in_thread());
         assert_eq!(own_namespace(), before);
+    }
+
+    #[test]
+    fn what_is_no_tap_is_unfit() {
+        let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let slot = NetworkSlot {
+            tap: null(),
+            namespace: null(),
+            config: config(),
+        };
+        Networks.check(&slot).unwrap_err();
     }
 
     #[test]

@@ -1,0 +1,216 @@
+//! A VMM's states, driven against one that answers as we tell it: the real one is driven by `vmm/tests`.
+
+use super::*;
+use crate::resource::Source;
+use rustix::net::{AddressFamily, SocketFlags, socketpair};
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use thaw_protocol::control::{CpuBaseline, ErrorCode};
+
+fn spec(tethered: bool) -> MachineSpec {
+    MachineSpec {
+        vcpus: 1,
+        memory_mib: 64,
+        cpu: CpuBaseline::Host,
+        tethered,
+    }
+}
+
+fn file(text: &str) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&fd, text.as_bytes()).unwrap();
+    fd
+}
+
+fn read(fd: &OwnedFd) -> String {
+    use std::os::unix::fs::FileExt;
+    let mut text = [0; 64];
+    let n = File::from(fd.try_clone().unwrap()).read_at(&mut text, 0).unwrap();
+    String::from_utf8_lossy(&text[..n]).into_owned()
+}
+
+fn sleeper(directory: &Path) -> PathBuf {
+    let program = directory.join("fake-vmm");
+    std::fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+fn place(directory: &Path, tethered: bool) -> Place {
+    Place {
+        control: directory.join("control.sock"),
+        log: directory.join("log"),
+        tethered,
+    }
+}
+
+/// A process whose other end of the control socket is ours.
+fn with_peer(directory: &Path) -> (Process, OwnedFd) {
+    let mut process = Process::start(&sleeper(directory), &place(directory, true)).unwrap();
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    process.vmm.control = ours;
+    (process, theirs)
+}
+
+type Asked = (Command, Vec<OwnedFd>);
+
+/// Answers each request with the next of `answers`, and returns what was asked.
+fn answering(
+    peer: OwnedFd,
+    answers: Vec<Result<(Response, Vec<OwnedFd>), ControlError>>,
+) -> std::thread::JoinHandle<Vec<Asked>> {
+    std::thread::spawn(move || {
+        let mut asked = Vec::new();
+        for answer in answers {
+            let (Request { id, command }, fds) = packet::receive::<Request>(&peer).unwrap();
+            asked.push((command, fds));
+            let (result, fds) = match answer {
+                Ok((response, fds)) => (Ok(response), fds),
+                Err(e) => (Err(e), Vec::new()),
+            };
+            let beside: Vec<BorrowedFd<'_>> = fds.iter().map(|f| f.as_fd()).collect();
+            packet::send(&peer, &FromVmm::Reply { id, result }, &beside).unwrap();
+        }
+        asked
+    })
+}
+
+fn snapshot() -> SnapshotFiles {
+    SnapshotFiles {
+        state: file("state"),
+        memory: vec![file("bottom"), file("top")],
+        working_set: Some(file("working set")),
+    }
+}
+
+fn restored() -> Response {
+    Response::Restored {
+        regions: Vec::new(),
+        populated_pages: 7,
+        populate_ns: 8,
+    }
+}
+
+#[test]
+fn a_vm_is_driven_through_its_states_with_the_right_descriptors() {
+    let directory = tempfile::tempdir().unwrap();
+    let (process, peer) = with_peer(directory.path());
+    let answers = vec![Ok((Response::Done, vec![])), Ok((restored(), vec![]))];
+    let vmm = answering(peer, answers);
+    let kvm = file("kvm");
+    let shell = process.create(kvm.as_fd(), spec(false)).unwrap();
+    let parked = shell.restore(&snapshot(), MemoryMode::Cow, None).unwrap();
+    assert!(parked.machine().tethered, "as the process was started");
+    assert_eq!(
+        (parked.restored().populated_pages, parked.restored().populate_ns),
+        (7, 8)
+    );
+    let asked = vmm.join().unwrap();
+    let texts = |fds: &[OwnedFd]| fds.iter().map(read).collect::<Vec<_>>();
+    assert!(
+        matches!(&asked[0].0, Command::Create { version: CONTROL_VERSION, machine } if *machine == spec(true))
+    );
+    assert_eq!(texts(&asked[0].1), ["kvm"]);
+    let restore = Command::Restore {
+        layers: 2,
+        working_set: true,
+        mode: MemoryMode::Cow,
+    };
+    assert_eq!(asked[1].0, restore);
+    assert_eq!(texts(&asked[1].1), ["state", "bottom", "top", "working set"]);
+    let vm = Vm::Parked(parked);
+    assert_eq!(vm.state(), "parked");
+    let (_, _, said) = vm.into_parts();
+    assert_eq!(said.unwrap().populated_pages, 7);
+}
+
+#[test]
+fn with_userfaultfd_memory_stays_here_and_the_descriptor_comes_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let (process, peer) = with_peer(directory.path());
+    let vmm = answering(
+        peer,
+        vec![Ok((Response::Done, vec![])), Ok((restored(), vec![file("uffd")]))],
+    );
+    let shell = process.create(file("kvm").as_fd(), spec(true)).unwrap();
+    let device = file("device");
+    let parked = shell
+        .restore(&snapshot(), MemoryMode::Uffd, Some(device.as_fd()))
+        .unwrap();
+    assert_eq!(read(parked.restored().userfault.as_ref().unwrap()), "uffd");
+    let asked = vmm.join().unwrap();
+    assert!(matches!(asked[1].0, Command::Restore { layers: 0, .. }));
+    assert_eq!(
+        asked[1].1.iter().map(read).collect::<Vec<_>>(),
+        ["state", "device", "working set"]
+    );
+}
+
+#[test]
+fn a_refusal_and_an_end_are_told_apart_and_leave_no_process() {
+    let refusal = ControlError {
+        code: ErrorCode::Kvm,
+        message: "no irqchip".into(),
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let (process, peer) = with_peer(directory.path());
+    let record = process.process().record();
+    let vmm = answering(peer, vec![Err(refusal.clone())]);
+    match process.create(file("kvm").as_fd(), spec(true)) {
+        Err(MachineError::Refused(e)) => assert_eq!(e, refusal),
+        other => panic!("{other:?}"),
+    }
+    assert!(!record.lives());
+    vmm.join().unwrap();
+
+    let (process, peer) = with_peer(directory.path());
+    let record = process.process().record();
+    drop(peer);
+    let ended = process.create(file("kvm").as_fd(), spec(true));
+    assert!(matches!(ended, Err(MachineError::Ended)), "{ended:?}");
+    assert!(!record.lives());
+
+    let (process, peer) = with_peer(directory.path());
+    packet::send(&peer, &FromVmm::Event(Event::Exited(ExitReason::Reset)), &[]).unwrap();
+    let exited = process.create(file("kvm").as_fd(), spec(true));
+    assert!(
+        matches!(exited, Err(MachineError::Exited(ExitReason::Reset))),
+        "{exited:?}"
+    );
+}
+
+#[test]
+fn a_process_is_claimed_checked_and_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = Source::new(Processes {
+        program: sleeper(directory.path()),
+    });
+    let (tethered, free) = (place(directory.path(), true), place(directory.path(), false));
+    let vm = source.claim(&tethered).unwrap().resource;
+    assert!(!tethered.control.exists(), "nobody else is to connect");
+    source.kind().check(&vm).unwrap();
+    let record = vm.process().record();
+    vm.process().kill();
+    while record.lives() {
+        std::thread::yield_now();
+    }
+    assert!(source.kind().check(&vm).is_err());
+    source.release(vm).unwrap_err();
+
+    let vm = source.claim(&free).unwrap().resource;
+    assert!(free.control.exists());
+    let record = vm.process().record();
+    source.release(vm).unwrap();
+    assert!(!record.lives());
+    let none = Source::new(Processes {
+        program: "/nowhere/thaw-vmm".into(),
+    });
+    std::fs::remove_file(&free.control).unwrap();
+    assert!(none.claim(&tethered).is_err());
+}

@@ -235,7 +235,7 @@ pub enum MachineState {
 pub enum ExitReason {
     /// The guest powered off (ACPI S5).
     PowerOff,
-    /// The guest asked for a reset: with `panic=-1 reboot=t` on its command line, a kernel panic or PID 1's death.
+    /// The guest asked for a reset: with `panic=-1 reboot=k` on its command line, a kernel panic or PID 1's death.
     Reset,
     /// A vCPU could not go on; the text says which exit and where.
     Fault(String),

@@ -33,7 +33,7 @@ pub const MEMORY_MIB: u32 = 128;
 /// where its root is.
 pub fn cmdline(root: &str) -> String {
     format!(
-        "console=ttyS0 loglevel=3 reboot=t panic=-1 {root} rootfstype=erofs rootwait ro init=/sbin/init pci=off \
+        "console=ttyS0 loglevel=3 reboot=k panic=-1 {root} rootfstype=erofs rootwait ro init=/sbin/init pci=off \
          tsc=reliable swiotlb=noforce noreplace-smp rcupdate.rcu_expedited=1 memhp_default_state=online"
     )
 }

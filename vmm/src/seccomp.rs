@@ -28,6 +28,7 @@ const ALLOWED: &[&[i64]] = &[
         libc::SYS_fdatasync,
         libc::SYS_fsync,
         libc::SYS_fallocate,
+        libc::SYS_ftruncate,
         libc::SYS_fcntl,
         libc::SYS_dup,
         libc::SYS_close,

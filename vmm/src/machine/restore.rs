@@ -11,8 +11,8 @@ use thaw_protocol::control::{ErrorCode, MappedRegion, MemoryMode};
 
 use super::freeze::shape;
 use super::refusal::{
-    device_restore_error, file_error, invalid, inventory_error, kvm_error, memory_restore_error, refused,
-    spawn_error, system, uffd_error,
+    device_restore_error, file_error, invalid, kvm_error, memory_restore_error, refused, spawn_error, system,
+    uffd_error,
 };
 use super::{Base, Body, Created, Outcome, Parked};
 use crate::events::EventSink;
@@ -169,7 +169,6 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>, events: &EventSi
         ..
     } = plan.snapshot;
     body.bus.restore(&bus).map_err(device_restore_error)?;
-    body.bus.inventory.start().map_err(inventory_error)?;
     // Each by its own thread, which will run it: all at once, and no processor has to fetch another's.
     let prepared = vcpus.into_iter().zip(&frozen).map(|(vcpu, state)| {
         let state = state.clone();

@@ -121,7 +121,9 @@ fn data_range(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> 
 
 /// Whether every byte is zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    bytes.chunks(PAGE).all(|page| page.iter().fold(0, |any, b| any | b) == 0)
+    bytes
+        .chunks(PAGE)
+        .all(|page| page.iter().fold(0, |any, b| any | b) == 0)
 }
 
 /// The ranges of pages that have a byte that is not zero.

@@ -23,11 +23,11 @@ use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
 use super::contents::{data_pages, hash_chunks, hash_whole, scan};
 use super::error::SnapshotError;
 use super::hash::Hash;
+use super::manifest::CHUNK;
 use super::manifest::{
     ChunkedFile, DiskFile, FORMAT, Files, MAX_MANIFEST, Manifest, ManifestError, Subject, WholeFile,
     check_disk_id,
 };
-use super::manifest::CHUNK;
 use super::signature::{SIGNATURE, SigningKey, TrustedKeys};
 use super::stamp::{Identity, Stamps};
 
@@ -63,7 +63,11 @@ impl Draft {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "it has no name");
             return Err(SnapshotError::io("make a snapshot at", target)(source));
         };
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        let parent = if parent.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            parent
+        };
         fs::create_dir_all(parent).map_err(SnapshotError::io("create", parent))?;
         if fs::symlink_metadata(target).is_ok() {
             return Err(SnapshotError::Exists {
@@ -72,7 +76,13 @@ impl Draft {
         }
         sweep(parent);
         let (path, lock) = make_locked(parent).map_err(SnapshotError::io("create a directory in", parent))?;
-        let files = || -> io::Result<_> { Ok((create(&path, STATE)?, create(&path, MEMORY)?, create(&path, WORKING_SET)?)) };
+        let files = || -> io::Result<_> {
+            Ok((
+                create(&path, STATE)?,
+                create(&path, MEMORY)?,
+                create(&path, WORKING_SET)?,
+            ))
+        };
         let (state, memory, working_set) = files()
             .inspect_err(|_| drop(fs::remove_dir_all(&path)))
             .map_err(SnapshotError::io("create files in", &path))?;
@@ -122,20 +132,29 @@ impl Draft {
 
     /// Hashes what was written, writes the manifest, signs it if there is a key, and gives it all its name. Blocks until
     /// it is on disk.
-    pub fn finish(mut self, subject: Subject, key: Option<&SigningKey>) -> Result<SnapshotDir, SnapshotError> {
+    pub fn finish(
+        mut self,
+        subject: Subject,
+        key: Option<&SigningKey>,
+    ) -> Result<SnapshotDir, SnapshotError> {
         let manifest = Manifest {
             format: FORMAT,
             thaw: env!("CARGO_PKG_VERSION").to_owned(),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            created: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |d| d.as_secs()),
             subject,
-            files: self.hash().map_err(SnapshotError::io("hash the files in", &self.path))?,
+            files: self
+                .hash()
+                .map_err(SnapshotError::io("hash the files in", &self.path))?,
         };
         let bytes = manifest.encode();
         if let Err(reason) = Manifest::decode(&bytes) {
             let source = io::Error::new(io::ErrorKind::InvalidInput, reason.to_string());
             return Err(SnapshotError::io("describe", &self.target)(source));
         }
-        self.seal(&bytes, key).map_err(SnapshotError::io("write", &self.path))?;
+        self.seal(&bytes, key)
+            .map_err(SnapshotError::io("write", &self.path))?;
         let root = rustix::fs::CWD;
         match rustix::fs::renameat_with(root, &self.path, root, &self.target, RenameFlags::NOREPLACE) {
             Ok(()) => self.finished = true,
@@ -187,7 +206,10 @@ impl Draft {
             finish_file(&file)?;
         }
         let disks = self.disks.iter().map(|(_, file)| file);
-        for file in [&self.state, &self.memory, &self.working_set].into_iter().chain(disks) {
+        for file in [&self.state, &self.memory, &self.working_set]
+            .into_iter()
+            .chain(disks)
+        {
             finish_file(file)?;
         }
         if !self.disks.is_empty() {
@@ -320,7 +342,9 @@ impl SnapshotDir {
         let said = optional(&path.join(MANIFEST_HASH), 1024)
             .map_err(SnapshotError::io("read the manifest's hash of", path))?;
         if said.as_deref() != Some(hash_line(&hash).as_bytes()) {
-            return Err(malformed(format!("it does not have the hash that {MANIFEST_HASH} says")));
+            return Err(malformed(format!(
+                "it does not have the hash that {MANIFEST_HASH} says"
+            )));
         }
         let files = OpenFiles::open(path, &manifest, manifest_file)?;
         Ok(SnapshotDir {
@@ -371,7 +395,11 @@ impl SnapshotDir {
     /// The same, unless it was done since this boot and nothing has been touched since.
     pub fn verify_once(&self, stamps: &Stamps) -> Result<(), SnapshotError> {
         let place = fs::canonicalize(&self.path).map_err(SnapshotError::io("find", &self.path))?;
-        let look = || self.files.identities().map_err(SnapshotError::io("look at", &self.path));
+        let look = || {
+            self.files
+                .identities()
+                .map_err(SnapshotError::io("look at", &self.path))
+        };
         let before = look()?;
         if stamps.recall(&place, &before) == Some(self.hash) {
             return Ok(());
@@ -443,7 +471,11 @@ impl OpenFiles {
 
     fn identities(&self) -> io::Result<Vec<Identity>> {
         let working_set = self.working_set.iter().map(|f| (WORKING_SET, f));
-        let named = [(MANIFEST, &self.manifest), (STATE, &self.state), (MEMORY, &self.memory)];
+        let named = [
+            (MANIFEST, &self.manifest),
+            (STATE, &self.state),
+            (MEMORY, &self.memory),
+        ];
         let disks = self.disks.iter().map(|(id, f)| (id.as_str(), f));
         let all = named.into_iter().chain(working_set).chain(disks);
         all.map(|(name, file)| Identity::of(name, file)).collect()
@@ -456,7 +488,10 @@ fn open_regular(path: &Path) -> io::Result<File> {
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it is not a regular file",
+        )),
     }
 }
 
@@ -465,7 +500,10 @@ fn read_at_most(file: &File, most: u64) -> io::Result<Vec<u8>> {
     file.take(most + 1).read_to_end(&mut bytes)?;
     match bytes.len() as u64 <= most {
         true => Ok(bytes),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is larger than any can be")),
+        false => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it is larger than any can be",
+        )),
     }
 }
 
@@ -494,7 +532,9 @@ impl From<io::Error> for CheckError {
 fn check_size(name: &str, file: &File, bytes: u64) -> Result<(), CheckError> {
     match file.metadata()?.len() {
         found if found == bytes => Ok(()),
-        found => Err(CheckError::Damaged(format!("{name} ({found} bytes instead of {bytes})"))),
+        found => Err(CheckError::Damaged(format!(
+            "{name} ({found} bytes instead of {bytes})"
+        ))),
     }
 }
 
@@ -518,7 +558,9 @@ pub(super) fn check_chunks(
     let compared = scan(file, expected.bytes, |number, data| {
         if data.map(Hash::of) != hashes.get(number as usize).copied().flatten() {
             let at = number * CHUNK >> 20;
-            return Err(CheckError::Damaged(format!("{name}: chunk {number} (at {at} MiB)")));
+            return Err(CheckError::Damaged(format!(
+                "{name}: chunk {number} (at {at} MiB)"
+            )));
         }
         if let (Some(copy), Some(data)) = (copy, data) {
             for range in data_pages(data) {

@@ -39,7 +39,10 @@ pub(in crate::snapshot) fn draft(target: &Path) -> Draft {
     draft.state().write_all_at(b"state of the machine", 0).unwrap();
     draft.memory().set_len(2 * CHUNK + 8192).unwrap();
     draft.memory().write_all_at(b"low memory", 4096).unwrap();
-    draft.memory().write_all_at(b"high memory", 2 * CHUNK + 4096).unwrap();
+    draft
+        .memory()
+        .write_all_at(b"high memory", 2 * CHUNK + 4096)
+        .unwrap();
     draft.working_set().write_all_at(b"pages touched", 0).unwrap();
     let disk = draft.add_disk("blk0").unwrap();
     disk.set_len(3 * CHUNK).unwrap();
@@ -80,9 +83,17 @@ fn what_was_made_is_found_whole() {
     let snapshot = made(&target);
     snapshot.verify().unwrap();
     let again = SnapshotDir::open(&target, &trust_all()).unwrap();
-    assert_eq!((again.hash(), again.manifest()), (snapshot.hash(), snapshot.manifest()));
+    assert_eq!(
+        (again.hash(), again.manifest()),
+        (snapshot.hash(), snapshot.manifest())
+    );
     let files = &again.manifest().files;
-    let runs: Vec<_> = files.memory.chunks.iter().map(|r| (r.first, r.blake3.len())).collect();
+    let runs: Vec<_> = files
+        .memory
+        .chunks
+        .iter()
+        .map(|r| (r.first, r.blake3.len()))
+        .collect();
     assert_eq!(runs, [(0, 1), (2, 1)]);
     assert_eq!(files.disks[0].contents.chunks[0].first, 1);
     let names: Vec<_> = fs::read_dir(target.parent().unwrap()).unwrap().collect();
@@ -107,10 +118,22 @@ fn a_flipped_byte_is_refused_in_every_region_of_every_file() {
     // File, position, what the refusal names.
     let regions: [(&str, &[u64], &str); 8] = [
         ("state", &[0, 10, 19], "state is not"),
-        ("memory", &[0, 4096, 4105, CHUNK - 1], "memory: chunk 0 (at 0 MiB)"),
+        (
+            "memory",
+            &[0, 4096, 4105, CHUNK - 1],
+            "memory: chunk 0 (at 0 MiB)",
+        ),
         // A hole, where nothing but zeros may be.
-        ("memory", &[CHUNK, CHUNK + 70_000, 2 * CHUNK - 1], "memory: chunk 1 (at 2 MiB)"),
-        ("memory", &[2 * CHUNK, 2 * CHUNK + 8191], "memory: chunk 2 (at 4 MiB)"),
+        (
+            "memory",
+            &[CHUNK, CHUNK + 70_000, 2 * CHUNK - 1],
+            "memory: chunk 1 (at 2 MiB)",
+        ),
+        (
+            "memory",
+            &[2 * CHUNK, 2 * CHUNK + 8191],
+            "memory: chunk 2 (at 4 MiB)",
+        ),
         ("working-set", &[0, 12], "working-set is not"),
         ("disks/blk0", &[0, CHUNK - 1], "disks/blk0: chunk 0 (at 0 MiB)"),
         ("disks/blk0", &[CHUNK], "disks/blk0: chunk 1 (at 2 MiB)"),
@@ -123,8 +146,14 @@ fn a_flipped_byte_is_refused_in_every_region_of_every_file() {
             flip(&target.join(file), *at);
             let error = verify(&target).unwrap_err();
             assert!(error.to_string().contains(named), "{file} at {at}: {error}");
-            assert_eq!(Failure::from(error).code, ExitCode::SnapshotDamaged, "{file} at {at}");
-            snapshot.remove(&Stamps::open(&place.path().join("stamps")).unwrap()).unwrap();
+            assert_eq!(
+                Failure::from(error).code,
+                ExitCode::SnapshotDamaged,
+                "{file} at {at}"
+            );
+            snapshot
+                .remove(&Stamps::open(&place.path().join("stamps")).unwrap())
+                .unwrap();
         }
     }
 }
@@ -154,9 +183,14 @@ fn a_file_cut_short_grown_missing_or_no_file_is_refused() {
     let place = tempfile::tempdir().unwrap();
     for name in ["state", "memory", "working-set", "disks/blk0"] {
         for (what, spoil) in [
-            ("one byte less", (|p| change(p, |f| f.set_len(f.metadata().unwrap().len() - 1).unwrap())) as fn(&Path)),
+            (
+                "one byte less",
+                (|p| change(p, |f| f.set_len(f.metadata().unwrap().len() - 1).unwrap())) as fn(&Path),
+            ),
             ("empty", |p| change(p, |f| f.set_len(0).unwrap())),
-            ("longer by zeros", |p| change(p, |f| f.set_len(f.metadata().unwrap().len() + 4096).unwrap())),
+            ("longer by zeros", |p| {
+                change(p, |f| f.set_len(f.metadata().unwrap().len() + 4096).unwrap())
+            }),
             ("missing", |p| fs::remove_file(p).unwrap()),
             ("a directory", |p| {
                 fs::remove_file(p).unwrap();
@@ -172,7 +206,11 @@ fn a_file_cut_short_grown_missing_or_no_file_is_refused() {
             spoil(&target.join(name));
             let error = verify(&target).unwrap_err();
             assert!(error.to_string().contains(name), "{name}, {what}: {error}");
-            assert_eq!(Failure::from(error).code, ExitCode::SnapshotDamaged, "{name}, {what}");
+            assert_eq!(
+                Failure::from(error).code,
+                ExitCode::SnapshotDamaged,
+                "{name}, {what}"
+            );
             fs::remove_dir_all(&target).unwrap();
         }
     }
@@ -184,7 +222,10 @@ fn with_manifest(target: &Path, edit: impl FnOnce(&mut Value)) {
     let mut value: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     edit(&mut value);
     let bytes = serde_json::to_vec(&value).unwrap();
-    for (path, bytes) in [(path, bytes.clone()), (target.join("manifest.b3"), hash_line(&Hash::of(&bytes)).into())] {
+    for (path, bytes) in [
+        (path, bytes.clone()),
+        (target.join("manifest.b3"), hash_line(&Hash::of(&bytes)).into()),
+    ] {
         fs::remove_file(&path).unwrap();
         fs::write(&path, bytes).unwrap();
     }
@@ -207,7 +248,10 @@ fn unknown_fields_are_read_and_unknown_versions_are_not() {
         assert_eq!(Failure::from(error).code, ExitCode::SnapshotIncompatible);
     }
     with_manifest(&target, |m| m["format"] = json!("1"));
-    assert_eq!(Failure::from(verify(&target).unwrap_err()).code, ExitCode::SnapshotDamaged);
+    assert_eq!(
+        Failure::from(verify(&target).unwrap_err()).code,
+        ExitCode::SnapshotDamaged
+    );
 }
 
 #[test]
@@ -215,7 +259,9 @@ fn a_manifest_that_contradicts_itself_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let hash = Hash::of(b"x").to_string();
     let edits: [(&str, fn(&mut Value, &str)); 8] = [
-        ("more memory than any machine has", |m, _| m["files"]["memory"]["bytes"] = json!(u64::MAX)),
+        ("more memory than any machine has", |m, _| {
+            m["files"]["memory"]["bytes"] = json!(u64::MAX)
+        }),
         ("chunks beyond the end", |m, h| {
             m["files"]["memory"]["chunks"] = json!([{"first": 3, "blake3": [h]}]);
         }),
@@ -223,15 +269,22 @@ fn a_manifest_that_contradicts_itself_is_refused() {
             m["files"]["memory"]["chunks"] = json!([{"first": u64::MAX, "blake3": [h]}]);
         }),
         ("chunks in no order", |m, h| {
-            m["files"]["memory"]["chunks"] = json!([{"first": 1, "blake3": [h]}, {"first": 0, "blake3": [h]}]);
+            m["files"]["memory"]["chunks"] =
+                json!([{"first": 1, "blake3": [h]}, {"first": 0, "blake3": [h]}]);
         }),
-        ("a hash in capitals", |m, h| m["files"]["state"]["blake3"] = json!(h.to_uppercase())),
-        ("a disk elsewhere", |m, _| m["files"]["disks"][0]["id"] = json!("../../etc/passwd")),
+        ("a hash in capitals", |m, h| {
+            m["files"]["state"]["blake3"] = json!(h.to_uppercase())
+        }),
+        ("a disk elsewhere", |m, _| {
+            m["files"]["disks"][0]["id"] = json!("../../etc/passwd")
+        }),
         ("a disk twice", |m, _| {
             let disk = m["files"]["disks"][0].clone();
             m["files"]["disks"].as_array_mut().unwrap().push(disk);
         }),
-        ("no memory", |m, _| drop(m["files"].as_object_mut().unwrap().remove("memory"))),
+        ("no memory", |m, _| {
+            drop(m["files"].as_object_mut().unwrap().remove("memory"))
+        }),
     ];
     for (what, edit) in edits {
         let target = place.path().join("s");
@@ -251,12 +304,19 @@ fn a_signature_is_asked_for_where_keys_are_trusted() {
     fs::create_dir(&theirs).unwrap();
     let key = SigningKey::load(&key_pair(&ours, "k")).unwrap();
     key_pair(&theirs, "k");
-    let (trusted, others) = (TrustedKeys::load(&ours).unwrap(), TrustedKeys::load(&theirs).unwrap());
+    let (trusted, others) = (
+        TrustedKeys::load(&ours).unwrap(),
+        TrustedKeys::load(&theirs).unwrap(),
+    );
     let target = place.path().join("s");
     drop(draft(&target).finish(subject(), Some(&key)).unwrap());
     SnapshotDir::open(&target, &trusted).unwrap().verify().unwrap();
-    SnapshotDir::open(&target, &trust_all()).unwrap().verify().unwrap();
-    let refused = |trusted: &TrustedKeys| Failure::from(SnapshotDir::open(&target, trusted).unwrap_err()).code;
+    SnapshotDir::open(&target, &trust_all())
+        .unwrap()
+        .verify()
+        .unwrap();
+    let refused =
+        |trusted: &TrustedKeys| Failure::from(SnapshotDir::open(&target, trusted).unwrap_err()).code;
     assert_eq!(refused(&others), ExitCode::SnapshotSignature, "by another key");
     let signature = target.join("manifest.sig");
     flip(&signature, 63);
@@ -268,16 +328,29 @@ fn a_signature_is_asked_for_where_keys_are_trusted() {
     drop(draft(&target).finish(subject(), Some(&key)).unwrap());
     with_manifest(&target, |m| m["command_line"] = json!("init=/bin/evil"));
     SnapshotDir::open(&target, &trust_all()).unwrap();
-    assert_eq!(refused(&trusted), ExitCode::SnapshotSignature, "of another manifest");
+    assert_eq!(
+        refused(&trusted),
+        ExitCode::SnapshotSignature,
+        "of another manifest"
+    );
 }
 
 #[test]
 fn what_is_not_there_is_not_found() {
     let place = tempfile::tempdir().unwrap();
     fs::write(place.path().join("file"), b"").unwrap();
-    for path in [place.path().to_owned(), place.path().join("none"), place.path().join("file")] {
+    for path in [
+        place.path().to_owned(),
+        place.path().join("none"),
+        place.path().join("file"),
+    ] {
         let error = SnapshotDir::open(&path, &trust_all()).unwrap_err();
-        assert_eq!(Failure::from(error).code, ExitCode::SnapshotNotFound, "{}", path.display());
+        assert_eq!(
+            Failure::from(error).code,
+            ExitCode::SnapshotNotFound,
+            "{}",
+            path.display()
+        );
     }
 }
 
@@ -294,7 +367,12 @@ fn verified_once_means_until_something_changes() {
     assert_eq!(fs::read_dir(place.path().join("stamps")).unwrap().count(), 1);
     // Proof that it is believed: a change the stamp cannot see, in the stamp itself, is what decides.
     open().verify_once(&stamps).unwrap();
-    for (name, at) in [("state", 3), ("memory", CHUNK + 5), ("working-set", 1), ("disks/blk0", CHUNK)] {
+    for (name, at) in [
+        ("state", 3),
+        ("memory", CHUNK + 5),
+        ("working-set", 1),
+        ("disks/blk0", CHUNK),
+    ] {
         flip(&target.join(name), at);
         let error = open().verify_once(&stamps).unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
@@ -353,7 +431,10 @@ fn a_name_is_given_once() {
     let target = place.path().join("s");
     let (first, second) = (draft(&target), draft(&target));
     let first = first.finish(subject(), None).unwrap();
-    assert!(matches!(second.finish(subject(), None), Err(SnapshotError::Exists { .. })));
+    assert!(matches!(
+        second.finish(subject(), None),
+        Err(SnapshotError::Exists { .. })
+    ));
     assert!(matches!(Draft::begin(&target), Err(SnapshotError::Exists { .. })));
     first.verify().unwrap();
     let stamps = Stamps::open(&place.path().join("stamps")).unwrap();

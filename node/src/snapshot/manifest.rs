@@ -213,7 +213,9 @@ pub fn check_disk_id(id: &str) -> Result<(), String> {
     let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'-';
     match (1..=32).contains(&id.len()) && id.bytes().all(plain) {
         true => Ok(()),
-        false => Err(format!("{id:?} is no disk's name: at most 32 letters, digits and dashes")),
+        false => Err(format!(
+            "{id:?} is no disk's name: at most 32 letters, digits and dashes"
+        )),
     }
 }
 
@@ -255,13 +257,19 @@ impl ChunkedFile {
 
     fn check(&self, name: &str) -> Result<(), String> {
         if self.bytes > MAX_FILE {
-            return Err(format!("{name} has {} bytes, which is more than any can", self.bytes));
+            return Err(format!(
+                "{name} has {} bytes, which is more than any can",
+                self.bytes
+            ));
         }
         let mut next = 0;
         for run in &self.chunks {
             let end = run.first.saturating_add(run.blake3.len() as u64);
             if run.first < next || end > self.chunk_count() {
-                return Err(format!("{name}'s chunks from {} on are out of order or too many", run.first));
+                return Err(format!(
+                    "{name}'s chunks from {} on are out of order or too many",
+                    run.first
+                ));
             }
             next = end;
         }
@@ -271,5 +279,8 @@ impl ChunkedFile {
 
 /// The names a manifest lists for the devices every machine has.
 pub fn inventory() -> Vec<String> {
-    DeviceId::ALL.iter().map(|d| format!("{d:?}").to_lowercase()).collect()
+    DeviceId::ALL
+        .iter()
+        .map(|d| format!("{d:?}").to_lowercase())
+        .collect()
 }

@@ -28,15 +28,25 @@ fn what_is_held_equals_the_files() {
     let snapshot = draft(&target).finish(subject(), None).unwrap();
     for hold in [Hold::Sealed, Hold::Files] {
         let held = registry(place.path(), hold).register(&target).unwrap();
-        assert_eq!((held.hash, &held.manifest), (snapshot.hash(), snapshot.manifest()));
+        assert_eq!(
+            (held.hash, &held.manifest),
+            (snapshot.hash(), snapshot.manifest())
+        );
         assert_eq!(held.memory.len(), 1);
         let working_set = held.working_set.as_ref().unwrap();
-        for (name, fd) in [("state", &held.state), ("memory", &held.memory[0]), ("working-set", working_set)] {
+        for (name, fd) in [
+            ("state", &held.state),
+            ("memory", &held.memory[0]),
+            ("working-set", working_set),
+        ] {
             assert_eq!(contents(fd), fs::read(target.join(name)).unwrap(), "{name}");
             cannot_be_written(fd);
         }
         assert_eq!(held.disks[0].0, "blk0");
-        assert_eq!(contents(&held.disks[0].1), fs::read(target.join("disks/blk0")).unwrap());
+        assert_eq!(
+            contents(&held.disks[0].1),
+            fs::read(target.join("disks/blk0")).unwrap()
+        );
     }
 }
 
@@ -48,7 +58,12 @@ fn sealed_memory_is_sealed_sparse_and_deaf_to_the_file() {
     let held = registry(place.path(), Hold::Sealed).register(&target).unwrap();
     let before = contents(&held.memory[0]);
     let seals = rustix::fs::fcntl_get_seals(&held.memory[0]).unwrap();
-    for seal in [SealFlags::WRITE, SealFlags::GROW, SealFlags::SHRINK, SealFlags::SEAL] {
+    for seal in [
+        SealFlags::WRITE,
+        SealFlags::GROW,
+        SealFlags::SHRINK,
+        SealFlags::SEAL,
+    ] {
         assert!(seals.contains(seal), "{seals:?}");
     }
     let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
@@ -56,7 +71,12 @@ fn sealed_memory_is_sealed_sparse_and_deaf_to_the_file() {
     assert!((blocks(&held.memory[0]) as u64) < CHUNK / 512, "holes stay holes");
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    File::options().write(true).open(&path).unwrap().write_all_at(&[7; 4096], 0).unwrap();
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .write_all_at(&[7; 4096], 0)
+        .unwrap();
     fs::remove_dir_all(&target).unwrap();
     assert_eq!(contents(&held.memory[0]), before);
 }
@@ -100,7 +120,10 @@ fn a_delta_is_held_with_what_it_lies_on_and_with_nothing_else() {
     for hold in [Hold::Sealed, Hold::Files] {
         let held = registry(place.path(), hold).register(&top).unwrap();
         assert_eq!(held.memory.len(), 2);
-        assert_eq!(contents(&held.memory[0]), fs::read(bottom.join("memory")).unwrap());
+        assert_eq!(
+            contents(&held.memory[0]),
+            fs::read(bottom.join("memory")).unwrap()
+        );
         assert_eq!(contents(&held.memory[1]), fs::read(top.join("memory")).unwrap());
     }
     // Another snapshot in the base's place, however whole, is not what it was made over.

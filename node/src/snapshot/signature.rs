@@ -17,7 +17,9 @@ use super::error::SnapshotError;
 /// Bytes of a signature.
 pub const SIGNATURE: usize = 64;
 /// Before the 32 bytes of a key in a SubjectPublicKeyInfo (RFC 8410, section 4).
-const PUBLIC_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+const PUBLIC_PREFIX: [u8; 12] = [
+    0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
+];
 
 /// A private key.
 pub struct SigningKey {
@@ -98,7 +100,11 @@ impl TrustedKeys {
             return Ok(());
         }
         let signature = signature.ok_or("it is not signed, and keys are configured here")?;
-        let good = |key: &[u8; 32]| UnparsedPublicKey::new(&ED25519, key).verify(manifest, signature).is_ok();
+        let good = |key: &[u8; 32]| {
+            UnparsedPublicKey::new(&ED25519, key)
+                .verify(manifest, signature)
+                .is_ok()
+        };
         match self.keys.iter().any(good) {
             true => Ok(()),
             false => Err("manifest.sig is not a signature of manifest.json by any key trusted here"),
@@ -119,7 +125,10 @@ fn public_key(path: &Path) -> Result<[u8; 32], SnapshotError> {
 /// The contents of the first PEM block (RFC 7468) with this label.
 fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, SnapshotError> {
     let text = fs::read_to_string(path).map_err(SnapshotError::io("read the key", path))?;
-    let (begin, end) = (format!("-----BEGIN {label}-----"), format!("-----END {label}-----"));
+    let (begin, end) = (
+        format!("-----BEGIN {label}-----"),
+        format!("-----END {label}-----"),
+    );
     let body = text
         .split_once(&begin)
         .and_then(|(_, rest)| rest.split_once(&end))
@@ -132,7 +141,7 @@ fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, SnapshotError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use ring::rand::SystemRandom;
 
@@ -141,8 +150,12 @@ pub(super) mod tests {
         let der = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
         let pair = Ed25519KeyPair::from_pkcs8(der.as_ref()).unwrap();
         let public = [&PUBLIC_PREFIX[..], pair.public_key().as_ref()].concat();
-        let pem =
-            |label, der: &[u8]| format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(der));
+        let pem = |label, der: &[u8]| {
+            format!(
+                "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
+                STANDARD.encode(der)
+            )
+        };
         let path = directory.join(name);
         fs::write(&path, pem("PRIVATE KEY", der.as_ref())).unwrap();
         fs::write(path.with_extension("pub"), pem("PUBLIC KEY", &public)).unwrap();
@@ -183,7 +196,11 @@ pub(super) mod tests {
         let seed = "MC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g";
         let public = "MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=";
         let key = directory.path().join("k");
-        fs::write(&key, format!("-----BEGIN PRIVATE KEY-----\n{seed}\n-----END PRIVATE KEY-----\n")).unwrap();
+        fs::write(
+            &key,
+            format!("-----BEGIN PRIVATE KEY-----\n{seed}\n-----END PRIVATE KEY-----\n"),
+        )
+        .unwrap();
         fs::write(
             key.with_extension("pub"),
             format!("-----BEGIN PUBLIC KEY-----\n{public}\n-----END PUBLIC KEY-----\n"),
@@ -199,7 +216,11 @@ pub(super) mod tests {
     fn what_is_no_key_is_an_error_not_one_key_fewer() {
         let directory = tempfile::tempdir().unwrap();
         let bad = directory.path().join("bad.pub");
-        for text in ["", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "-----BEGIN PUBLIC KEY-----\n"] {
+        for text in [
+            "",
+            "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+            "-----BEGIN PUBLIC KEY-----\n",
+        ] {
             fs::write(&bad, text).unwrap();
             let error = TrustedKeys::load(directory.path()).unwrap_err();
             assert!(error.to_string().contains("bad.pub"), "{error}");

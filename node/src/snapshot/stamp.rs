@@ -71,7 +71,10 @@ impl Stamps {
     /// Opens the directory, making it where it is missing. Where others may write to it, what is in it is not believed.
     pub fn open(directory: &Path) -> Result<Stamps, SnapshotError> {
         let io = SnapshotError::io("create", directory);
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        let made = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory);
         made.map_err(io)?;
         let metadata = fs::metadata(directory).map_err(SnapshotError::io("look at", directory))?;
         let ours = metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0;
@@ -143,7 +146,8 @@ impl Stamps {
 
     fn path(&self, place: &Path) -> PathBuf {
         use std::os::unix::ffi::OsStrExt;
-        self.directory.join(Hash::of(place.as_os_str().as_bytes()).to_string())
+        self.directory
+            .join(Hash::of(place.as_os_str().as_bytes()).to_string())
     }
 }
 
@@ -152,7 +156,11 @@ fn tempfile_in(directory: &Path) -> io::Result<(PathBuf, File)> {
     use std::os::unix::fs::OpenOptionsExt;
     let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
     let path = directory.join(format!(".{unique}.new"));
-    let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
     Ok((path, file))
 }
 
@@ -180,7 +188,9 @@ mod tests {
         let changes: [(&str, fn(&File, &Path)); 6] = [
             ("a byte", |f, _| f.write_all_at(b"x", 3).unwrap()),
             ("its length", |f, _| f.set_len(3).unwrap()),
-            ("its mode", |f, _| f.set_permissions(fs::Permissions::from_mode(0o640)).unwrap()),
+            ("its mode", |f, _| {
+                f.set_permissions(fs::Permissions::from_mode(0o640)).unwrap()
+            }),
             ("a byte, its time put back", |f, _| {
                 let was = f.metadata().unwrap().modified().unwrap();
                 f.write_all_at(b"y", 4).unwrap();
@@ -190,7 +200,9 @@ mod tests {
                 fs::remove_file(path).unwrap();
                 fs::write(path, b"contents").unwrap();
             }),
-            ("a second name", |_, path| fs::hard_link(path, path.with_extension("link")).unwrap()),
+            ("a second name", |_, path| {
+                fs::hard_link(path, path.with_extension("link")).unwrap()
+            }),
         ];
         for (what, change) in changes {
             fs::write(&path, b"contents").unwrap();
@@ -199,7 +211,11 @@ mod tests {
             let (file, identity) = settled(&path);
             let hash = Hash::of(b"contents");
             stamps.remember(&path, vec![identity.clone()], hash, later());
-            assert_eq!(stamps.recall(&path, std::slice::from_ref(&identity)), Some(hash), "{what}");
+            assert_eq!(
+                stamps.recall(&path, std::slice::from_ref(&identity)),
+                Some(hash),
+                "{what}"
+            );
             change(&file, &path);
             let (_, changed) = settled(&path);
             assert_eq!(stamps.recall(&path, &[changed]), None, "{what}");

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use super::Shape;
 use super::key::{Ingredients, Key, Processor};
 use super::store::Templates;
-use super::Shape;
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{Node, cold};
 use crate::snapshot::{
@@ -76,23 +76,11 @@ pub struct Template {
 }
 
 impl Templates {
-    /// The template for a sandbox of this size, built if it is not there.
+    /// The template of this shape, built if it is not there, and then signed if there is a key.
     ///
     /// # Errors
     /// [`ExitCode::SnapshotDamaged`] when it is there and damaged: it is not built again unasked.
-    pub async fn for_size(
-        &self,
-        node: &Node,
-        vcpus: u8,
-        memory_mib: u32,
-        progress: &Progress,
-    ) -> Result<Template, Failure> {
-        let store = self.clone();
-        let shape = blocking(move || Ok(store.shape_for(vcpus, memory_mib, &cold::command_line()))).await?;
-        self.get(node, shape, None, progress).await
-    }
-
-    /// The template of this shape, built if it is not there, and then signed if there is a key.
+    /// [`ExitCode::SnapshotSignature`] when keys are trusted here and none of them signed it, or would.
     pub async fn get(
         &self,
         node: &Node,
@@ -101,6 +89,18 @@ impl Templates {
         progress: &Progress,
     ) -> Result<Template, Failure> {
         let recipe = Recipe::of(shape);
+        let freeze = async |files| cold::freeze_template(node, &recipe, files, progress).await;
+        self.get_by(recipe.clone(), key, progress, freeze).await
+    }
+
+    /// The same with another way to make it.
+    async fn get_by(
+        &self,
+        recipe: Recipe,
+        key: Option<SigningKey>,
+        progress: &Progress,
+        freeze: impl AsyncFnOnce(FrozenInto) -> Result<(), Failure>,
+    ) -> Result<Template, Failure> {
         let (store, asked) = (self.clone(), recipe.clone());
         let (ingredients, found) = blocking(move || {
             let ingredients = store.ingredients(&asked)?;
@@ -109,35 +109,39 @@ impl Templates {
         })
         .await?;
         let name = ingredients.key();
+        let there = |registered| Template {
+            key: name.clone(),
+            registered,
+            built: false,
+        };
         if let Some(registered) = found {
-            return Ok(Template {
-                key: name,
-                registered,
-                built: false,
-            });
+            return Ok(there(registered));
         }
         self.may_build(key.as_ref())?;
-        let (store, lock_name, told) = (self.clone(), name.clone(), progress.clone());
-        let lock = blocking(move || store.lock(&lock_name, &told)).await?;
-        let (store, again) = (self.clone(), name.clone());
-        if let Some(registered) = blocking(move || store.open_existing(&again)).await? {
-            return Ok(Template {
-                key: name,
-                registered,
-                built: false,
-            });
-        }
-        let built = self.build(node, recipe, ingredients, key, progress).await;
+        let (store, wanted, told) = (self.clone(), name.clone(), progress.clone());
+        let (lock, found) = blocking(move || {
+            let lock = store.lock(&wanted, &told)?;
+            Ok((lock, store.open_existing(&wanted)?))
+        })
+        .await?;
+        let template = match found {
+            Some(registered) => Ok(there(registered)),
+            None => self.build(recipe, ingredients, key, progress, freeze).await,
+        };
         drop(lock);
-        built
+        template
     }
 
     /// Building what would then be refused is told before it is done.
     fn may_build(&self, key: Option<&SigningKey>) -> Result<(), Failure> {
         let trusted = self.registry().trusted();
         let what = match key {
-            None if trusted.any() => "only signed snapshots are used here, and a template would have to be built".into(),
-            Some(key) if !trusted.accepts(key) => format!("{} is not a key trusted here", key.place().display()),
+            None if trusted.any() => {
+                "only signed snapshots are used here, and a template would have to be built".into()
+            }
+            Some(key) if !trusted.accepts(key) => {
+                format!("{} is not a key trusted here", key.place().display())
+            }
             _ => return Ok(()),
         };
         Err(Failure::new(ExitCode::SnapshotSignature, what))
@@ -146,11 +150,11 @@ impl Templates {
     /// Builds it. The lock is held.
     async fn build(
         &self,
-        node: &Node,
         recipe: Recipe,
         ingredients: Ingredients,
         key: Option<SigningKey>,
         progress: &Progress,
+        freeze: impl AsyncFnOnce(FrozenInto) -> Result<(), Failure>,
     ) -> Result<Template, Failure> {
         let name = ingredients.key();
         let target = self.directory(&name);
@@ -163,22 +167,27 @@ impl Templates {
             })
         };
         let files = files().map_err(|e| Failure::system("cannot duplicate a descriptor", &e))?;
-        progress(Step::Booting);
-        cold::freeze_template(node, &recipe, files, progress).await?;
+        freeze(files).await?;
         progress(Step::Hashing);
         let store = self.clone();
         let made = name.clone();
         let registered = blocking(move || {
             // A kernel replaced while we booted may be the one that was booted, or not.
             if store.ingredients(&recipe)? != ingredients {
-                let what = "the kernel, the guest image or thaw-vmm changed while a template was built from it";
+                let what =
+                    "the kernel, the guest image or thaw-vmm changed while a template was built from it";
                 return Err(Failure::new(ExitCode::Runtime, what).remedy("try again"));
             }
             match draft.finish(subject(&recipe, &ingredients), key.as_ref()) {
                 Ok(_) | Err(SnapshotError::Exists { .. }) => {}
                 Err(e) => return Err(e.into()),
             }
-            let gone = || Failure::new(ExitCode::SnapshotNotFound, format!("template {made} was removed at once"));
+            let gone = || {
+                Failure::new(
+                    ExitCode::SnapshotNotFound,
+                    format!("template {made} was removed at once"),
+                )
+            };
             store.open_existing(&made)?.ok_or_else(gone)
         })
         .await?;
@@ -193,7 +202,8 @@ impl Templates {
     /// Waits until nobody else builds this template.
     fn lock(&self, key: &Key, progress: &Progress) -> Result<BuildLock, Failure> {
         let path = self.root().join(format!("{key}.lock"));
-        let taken = fs::create_dir_all(self.root()).and_then(|()| BuildLock::take(&path, || progress(Step::Waiting)));
+        let taken =
+            fs::create_dir_all(self.root()).and_then(|()| BuildLock::take(&path, || progress(Step::Waiting)));
         taken.map_err(|e| Failure::system(format!("cannot lock {}", path.display()), &e))
     }
 }
@@ -288,4 +298,4 @@ async fn blocking<T: Send + 'static>(
 
 #[cfg(test)]
 #[path = "build_test.rs"]
-mod tests;
+pub(super) mod tests;

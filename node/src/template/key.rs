@@ -5,7 +5,6 @@ use std::path::Path;
 use std::str::FromStr;
 
 use serde::Serialize;
-use thaw_pools::vmm;
 use thaw_protocol::control::CpuBaseline;
 
 use super::Recipe;
@@ -65,16 +64,23 @@ pub struct Ingredients {
 }
 
 impl Ingredients {
-    /// Hashes what this node would make a template from now. Blocks, unless all of it was hashed before.
+    /// Hashes what this node would make a template from now, with `vmm` the thaw-vmm binary. Blocks, unless all of it
+    /// was hashed before.
     ///
     /// # Errors
     /// [`ExitCode::KernelMissing`], [`ExitCode::GuestImageMissing`], [`ExitCode::VmmMissing`].
-    pub fn gather(paths: &Paths, recipe: &Recipe, stamps: &Stamps) -> Result<Ingredients, Failure> {
+    pub fn gather(
+        paths: &Paths,
+        vmm: &Path,
+        recipe: &Recipe,
+        stamps: &Stamps,
+    ) -> Result<Ingredients, Failure> {
         let hash = |path: &Path, code: ExitCode, what: &str| {
             stamps.hash_file(path).map_err(|e| match e {
-                SnapshotError::Io { source, .. } => {
-                    Failure::new(code, format!("cannot read the {what}: {}: {source}", path.display()))
-                }
+                SnapshotError::Io { source, .. } => Failure::new(
+                    code,
+                    format!("cannot read the {what}: {}: {source}", path.display()),
+                ),
                 other => other.into(),
             })
         };
@@ -82,7 +88,7 @@ impl Ingredients {
             format: FORMAT,
             kernel: hash(&paths.kernel, ExitCode::KernelMissing, "guest kernel")?,
             guest_image: hash(&paths.guest_image, ExitCode::GuestImageMissing, "guest image")?,
-            vmm: hash(&vmm::find()?, ExitCode::VmmMissing, "VMM")?,
+            vmm: hash(vmm, ExitCode::VmmMissing, "VMM")?,
             command_line: recipe.command_line.clone(),
             vcpus: recipe.shape.vcpus,
             memory_mib: recipe.shape.memory_mib,
@@ -152,7 +158,10 @@ impl Processor {
             CpuBaseline::Host => {
                 let [family, model, stepping] = &self.numbers;
                 let flags = self.flags.join(" ");
-                format!("{} {family} {model} {stepping} {} {flags}", self.vendor, self.kernel)
+                format!(
+                    "{} {family} {model} {stepping} {} {flags}",
+                    self.vendor, self.kernel
+                )
             }
             CpuBaseline::V2 | CpuBaseline::V3 | CpuBaseline::V4 => self.vendor.clone(),
         }
@@ -180,7 +189,10 @@ vendor_id\t: Other
     #[test]
     fn processors_are_told_apart_as_far_as_the_baseline_shows() {
         let one = Processor::parse(CPUINFO, "6.1".into());
-        assert_eq!(one.describe(), "AuthenticAMD AMD EPYC (family 25, model 17, stepping 1)");
+        assert_eq!(
+            one.describe(),
+            "AuthenticAMD AMD EPYC (family 25, model 17, stepping 1)"
+        );
         let reordered = Processor::parse(&CPUINFO.replace("fpu sse2 avx2", "avx2 fpu sse2"), "6.1".into());
         assert_eq!(one, reordered);
         let same = |other: &Processor, baseline| one.matters_for(baseline) == other.matters_for(baseline);
@@ -247,17 +259,25 @@ vendor_id\t: Other
             kernel: kernel.into(),
             guest_image: guest.into(),
         };
-        let code = |p: Paths| Ingredients::gather(&p, &recipe, &stamps).unwrap_err().code;
+        let code = |p: Paths, vmm: &Path| Ingredients::gather(&p, vmm, &recipe, &stamps).unwrap_err().code;
         let none = place.path().join("none");
-        assert_eq!(code(paths(&none, &b)), ExitCode::KernelMissing);
-        assert_eq!(code(paths(&a, &none)), ExitCode::GuestImageMissing);
+        assert_eq!(code(paths(&none, &b), &a), ExitCode::KernelMissing);
+        assert_eq!(code(paths(&a, &none), &a), ExitCode::GuestImageMissing);
+        assert_eq!(code(paths(&a, &b), &none), ExitCode::VmmMissing);
     }
 
     #[test]
     fn keys_are_digits_and_nothing_else() {
         let good = "0123456789abcdef0123456789abcdef";
         assert_eq!(good.parse::<Key>().unwrap().short(), "0123456789ab");
-        for bad in ["", "..", "0123", &good.to_uppercase(), &format!("{good}0"), "../3456789abcdef0123456789abcdef"] {
+        for bad in [
+            "",
+            "..",
+            "0123",
+            &good.to_uppercase(),
+            &format!("{good}0"),
+            "../3456789abcdef0123456789abcdef",
+        ] {
             assert!(bad.parse::<Key>().is_err(), "{bad}");
         }
     }

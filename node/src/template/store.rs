@@ -10,6 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use thaw_pools::vmm;
+
 use super::key::{Ingredients, Key};
 use super::{Recipe, Shape};
 use crate::exit::{ExitCode, Failure};
@@ -21,6 +23,8 @@ use crate::snapshot::{Hold, Manifest, Registered, Registry, SnapshotError, direc
 pub struct Templates {
     paths: Paths,
     root: PathBuf,
+    /// thaw-vmm, where it is not looked for in the usual places.
+    vmm: Option<PathBuf>,
     registry: Registry,
     /// What a long-lived process holds already.
     held: Option<Arc<Mutex<HashMap<Key, Arc<Registered>>>>>,
@@ -43,6 +47,7 @@ impl Templates {
         Ok(Templates {
             paths: paths.clone(),
             root: paths.data.join("templates"),
+            vmm: None,
             registry: Registry::open(&paths.data, hold)?,
             held: (hold == Hold::Sealed).then(Arc::default),
         })
@@ -64,7 +69,11 @@ impl Templates {
 
     /// What a template of this shape is made from now. Blocks, unless all of it was hashed before.
     pub fn ingredients(&self, recipe: &Recipe) -> Result<Ingredients, Failure> {
-        Ingredients::gather(&self.paths, recipe, self.registry.stamps())
+        let vmm = match &self.vmm {
+            Some(vmm) => vmm.clone(),
+            None => vmm::find()?,
+        };
+        Ingredients::gather(&self.paths, &vmm, recipe, self.registry.stamps())
     }
 
     /// The template of this key, verified, if there is one. Blocks while it is read.
@@ -79,9 +88,15 @@ impl Templates {
         let registered = match self.registry.register(&self.directory(key)) {
             Ok(registered) => Arc::new(registered),
             Err(SnapshotError::NotFound { .. }) if !self.directory(key).exists() => return Ok(None),
-            Err(e @ (SnapshotError::Damaged { .. } | SnapshotError::Manifest { .. } | SnapshotError::NotFound { .. })) => {
+            Err(
+                e @ (SnapshotError::Damaged { .. }
+                | SnapshotError::Manifest { .. }
+                | SnapshotError::NotFound { .. }),
+            ) => {
                 let failure = Failure::new(ExitCode::SnapshotDamaged, e.to_string());
-                return Err(failure.remedy(format!("thaw template rm {key}; it is built again when it is needed")));
+                return Err(failure.remedy(format!(
+                    "thaw template rm {key}; it is built again when it is needed"
+                )));
             }
             Err(e) => return Err(e.into()),
         };
@@ -131,7 +146,10 @@ impl Templates {
     pub fn entry(&self, key: Key, command_line: &str) -> Entry {
         let directory = self.directory(&key);
         let manifest = self.registry.find(&directory).map(|s| s.manifest().clone());
-        let stale = manifest.as_ref().ok().and_then(|m| self.stale(&key, m, command_line));
+        let stale = manifest
+            .as_ref()
+            .ok()
+            .and_then(|m| self.stale(&key, m, command_line));
         Entry {
             key,
             manifest,
@@ -193,7 +211,10 @@ impl Templates {
     }
 
     fn keys(&self) -> Vec<Key> {
-        let entries = fs::read_dir(&self.root).into_iter().flatten().filter_map(io::Result::ok);
+        let entries = fs::read_dir(&self.root)
+            .into_iter()
+            .flatten()
+            .filter_map(io::Result::ok);
         let mut keys: Vec<Key> = entries
             .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
             .filter_map(|e| e.file_name().to_str()?.parse().ok())
@@ -205,9 +226,16 @@ impl Templates {
 
 fn disk_bytes(directory: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
-    let entries = fs::read_dir(directory).into_iter().flatten().filter_map(io::Result::ok);
+    let entries = fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .filter_map(io::Result::ok);
     entries
         .filter_map(|e| e.metadata().ok())
         .map(|m| m.blocks() * 512)
         .sum()
 }
+
+#[cfg(test)]
+#[path = "store_test.rs"]
+pub(super) mod tests;

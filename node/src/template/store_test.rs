@@ -1,0 +1,140 @@
+//! The store: finding, judging, holding and removing templates.
+
+use super::*;
+use crate::template::build::tests::{built, recipe};
+
+/// A store whose kernel, guest image and VMM are files of ours, the `kernel` given.
+pub(in crate::template) fn store(place: &Path, kernel: &str, hold: Hold) -> Templates {
+    let file = |name: &str| {
+        let path = place.join(name);
+        if !path.exists() {
+            fs::write(&path, name).unwrap();
+        }
+        path
+    };
+    let paths = Paths {
+        data: place.join("data"),
+        run: place.join("run"),
+        kernel: file(kernel),
+        guest_image: file("guest"),
+    };
+    let mut templates = Templates::open(&paths, hold).unwrap();
+    templates.vmm = Some(file("vmm"));
+    templates
+}
+
+#[tokio::test]
+async fn a_template_of_what_is_no_more_is_stale_and_says_why() {
+    let place = tempfile::tempdir().unwrap();
+    let old = store(place.path(), "kernel", Hold::Files);
+    let key = built(&old, recipe(4, 128)).await.key;
+    let stale = |store: &Templates, words: &str| store.entry(key.clone(), words).stale;
+    assert_eq!(stale(&old, "quiet"), None);
+    let new = store(place.path(), "kernel-2", Hold::Files);
+    assert_eq!(stale(&new, "quiet").as_deref(), Some("of another kernel"));
+    assert_eq!(
+        stale(&new, "loud").as_deref(),
+        Some("of another kernel, kernel command line")
+    );
+    fs::write(place.path().join("vmm"), "vmm 2").unwrap();
+    fs::write(place.path().join("guest"), "guest 2").unwrap();
+    assert_eq!(
+        stale(&old, "quiet").as_deref(),
+        Some("of another guest image, thaw-vmm")
+    );
+    let listed = new.list("quiet");
+    assert_eq!(listed.len(), 1);
+    assert!(listed[0].disk_bytes > 0 && listed[0].manifest.is_ok());
+    fs::remove_file(place.path().join("kernel-2")).unwrap();
+    assert!(stale(&new, "quiet").unwrap().contains("kernel-2"));
+}
+
+#[tokio::test]
+async fn one_template_serves_many_sizes_and_another_does_where_it_must() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Files);
+    let shape = |vcpus, memory| {
+        let shape = store.shape_for(vcpus, memory, "quiet");
+        (shape.vcpus, shape.memory_mib)
+    };
+    for (vcpus, memory) in [(1, 128), (2, 512), (4, 2048)] {
+        assert_eq!(shape(vcpus, memory), (4, 128));
+    }
+    assert_eq!((shape(5, 128), shape(1, 64)), ((16, 128), (4, 64)));
+    drop(built(&store, recipe(8, 256)).await);
+    assert_eq!(shape(6, 1024), (8, 256), "it is there, and the common one is not");
+    assert_eq!(shape(1, 1024), (8, 256), "likewise");
+    assert_eq!(shape(1, 128), (4, 128), "it has too much memory");
+    assert_eq!(shape(9, 1024), (16, 128), "it has too few CPUs");
+    drop(built(&store, recipe(4, 128)).await);
+    assert_eq!(shape(1, 1024), (4, 128));
+    // One of another command line is not there at all.
+    assert_eq!(store.shape_for(6, 1024, "loud").vcpus, 16);
+}
+
+#[tokio::test]
+async fn a_template_is_found_by_the_beginning_of_its_key_and_removed() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Files);
+    let key = built(&store, recipe(4, 128)).await.key;
+    drop(built(&store, recipe(2, 128)).await);
+    assert_eq!(store.find(key.as_str()).unwrap(), key);
+    assert_eq!(store.find(key.short()).unwrap(), key);
+    for unfit in ["", "zz", "../data"] {
+        assert_eq!(
+            store.find(unfit).unwrap_err().code,
+            ExitCode::SnapshotNotFound,
+            "{unfit}"
+        );
+    }
+    store.remove(&key).unwrap();
+    assert!(store.find(key.as_str()).is_err());
+    assert_eq!(store.list("quiet").len(), 1);
+    assert!(store.open_existing(&key).unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_process_that_lives_long_keeps_one_copy_of_its_own() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Sealed);
+    let template = built(&store, recipe(4, 128)).await;
+    let again = store.clone().open_existing(&template.key).unwrap().unwrap();
+    assert!(Arc::ptr_eq(&again, &template.registered));
+    fs::remove_dir_all(store.directory(&template.key)).unwrap();
+    assert!(
+        store.open_existing(&template.key).unwrap().is_some(),
+        "it needs the file no more"
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_template_is_refused_until_it_is_removed() {
+    let place = tempfile::tempdir().unwrap();
+    for hold in [Hold::Files, Hold::Sealed] {
+        let key = built(&store(place.path(), "kernel", Hold::Files), recipe(4, 128))
+            .await
+            .key;
+        let store = store(place.path(), "kernel", hold);
+        let memory = store.directory(&key).join("memory");
+        let mut bytes = fs::read(&memory).unwrap();
+        bytes[5000] ^= 1;
+        fs::remove_file(&memory).unwrap();
+        fs::write(&memory, &bytes).unwrap();
+        let failure = store.open_existing(&key).unwrap_err();
+        assert_eq!(failure.code, ExitCode::SnapshotDamaged);
+        assert!(failure.to_string().contains("memory: chunk 0"), "{failure}");
+        assert!(
+            failure.to_string().contains(&format!("thaw template rm {key}")),
+            "{failure}"
+        );
+        fs::remove_file(store.directory(&key).join("manifest.json")).unwrap();
+        assert_eq!(
+            store.open_existing(&key).unwrap_err().code,
+            ExitCode::SnapshotDamaged
+        );
+        assert!(store.entry(key.clone(), "quiet").manifest.is_err());
+        store.remove(&key).unwrap();
+        assert!(built(&store, recipe(4, 128)).await.built);
+        store.remove(&key).unwrap();
+    }
+}

@@ -692,6 +692,12 @@ fn freeze_and_thaw(guest: &mut Guest, gate: &Gate) -> (Guest, Arc<Gate>) {
     (thawed, parked)
 }
 
+/// Lets a thawed guest's device work.
+fn start_work(rig: &Rig<Fs>, parked: &Gate) {
+    rig.interrupt.release();
+    parked.open();
+}
+
 #[test]
 fn a_read_that_waited_at_the_freeze_is_answered_once_after_the_thaw_and_once_where_it_was_frozen() {
     let gate = open_gate();
@@ -704,7 +710,7 @@ fn a_read_that_waited_at_the_freeze_is_answered_once_after_the_thaw_and_once_whe
     let (mut thawed, parked) = freeze_and_thaw(&mut guest, &gate);
     thawed.image.fill();
     assert!(thawed.rig.used(REQUESTS).is_empty(), "parked");
-    parked.open();
+    start_work(&thawed.rig, &parked);
     guest.image.fill();
     reply(&socket, miss.id, Ok(()));
     for guest in [&mut thawed, &mut guest] {
@@ -727,7 +733,7 @@ fn bytes_a_thawed_guest_waits_for_are_asked_for_anew() {
 
     let (mut thawed, parked) = freeze_and_thaw(&mut guest, &gate);
     let socket = thawed.misses();
-    parked.open();
+    start_work(&thawed.rig, &parked);
     let miss = receive(&socket);
     assert_eq!(
         (miss.blob, miss.offset, u64::from(miss.length)),
@@ -736,7 +742,7 @@ fn bytes_a_thawed_guest_waits_for_are_asked_for_anew() {
     // Frozen again while it waits, it is not lost either.
     let (mut again, parked) = freeze_and_thaw(&mut thawed, &parked);
     again.image.fill();
-    parked.open();
+    start_work(&again.rig, &parked);
     thawed.image.ready.set_ready(1);
     reply(&socket, miss.id, Ok(()));
     for guest in [&mut again, &mut thawed] {
@@ -754,7 +760,7 @@ fn a_request_still_in_the_queue_at_the_freeze_is_served_after_the_thaw() {
     let asked = guest.ask(Opcode::Read, node, &read_body(0, 10), 4096);
     let (mut thawed, parked) = freeze_and_thaw(&mut guest, &gate);
     thawed.image.fill();
-    parked.open();
+    start_work(&thawed.rig, &parked);
     let used = thawed.wait_used();
     assert_eq!(used.len(), 1);
     assert_eq!(thawed.answer(&asked, used[0]), (0, content(0, 10)));
@@ -793,7 +799,7 @@ fn heads_no_driver_gave_are_refused_and_ones_that_lead_nowhere_stop_the_device()
     };
     let parked = Arc::new(Gate::new());
     let mut thawed = Rig::thaw(frozen, root_at(&parked));
-    parked.open();
+    start_work(&thawed, &parked);
     thawed.notify(REQUESTS);
     assert_eq!(thawed.wait_used(REQUESTS), [(size - 1, 0)]);
 }

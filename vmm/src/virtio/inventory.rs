@@ -276,12 +276,6 @@ impl Inventory {
         }
     }
 
-    /// [`Self::start_work`].
-    pub fn start(&self) -> Result<(), InventoryError> {
-        self.start_work();
-        Ok(())
-    }
-
     fn root(&self) -> MutexGuard<'_, Fs> {
         self.root.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,9 +1,11 @@
 //! The guest's agent: PID 1 of every Thaw microVM.
 //!
 //! The order is the promise (DESIGN §4.5): [`init`] mounts what a Linux system needs, [`handshake`] makes this guest
-//! one sandbox and no other, and only then does [`rpc`] listen and may a process start. Until the handshake is
-//! acknowledged nothing here reads `boot_id`, opens a TCP or UDP socket, or draws a random number that would outlive
-//! it (so the async runtime, whose hash tables are seeded, is made afterwards, and our own tables are ordered maps).
+//! one sandbox and no other, and only then does [`rpc`] listen and may a user's process start. Until an identity is
+//! acknowledged nothing here reads `boot_id` or opens a TCP or UDP socket, and nothing that a secret or an identity depends
+//! on is derived from a random number drawn before: our own tables are ordered maps; the hash keys that tokio and ttrpc draw
+//! once order tables of file descriptors and stream numbers, which only the host fills. They, and this process's address
+//! space layout and stack canary, are the same in every clone of a template (docs/agent-api.md).
 //!
 //! | module | knows |
 //! |---|---|

@@ -15,7 +15,7 @@ use thaw_protocol::agent::oci;
 use tokio::runtime::Runtime;
 
 use crate::container::Container;
-use crate::error::{Error, Result};
+use crate::error::{Error, For, Result};
 use crate::sandbox::Sandbox;
 use crate::storage::Storage;
 use crate::{clock, debug, warning};
@@ -59,7 +59,8 @@ async fn container(sandbox: &Arc<Sandbox>) -> Result<()> {
     }
     let ended = container.kill(Some(PATIENCE)).await;
     container.remove(&sandbox.storages);
-    started.and(ended).map(drop)
+    started.and(ended)?;
+    std::fs::remove_dir_all(DIR).for_(|| format!("remove {DIR}"))
 }
 
 /// An overlay above the guest image, as a container has one above its image.

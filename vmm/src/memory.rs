@@ -3,13 +3,12 @@
 //! Invariant: memory is private to this process (a template's clone must never write to the template), and costs the
 //! host nothing before the guest touches it.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use thaw_hypervisor::{Access, Vm};
-use vm_memory::{Address, GuestAddress, GuestMemory as _, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
 
-use crate::layout::{HIGH_MEMORY_START, LOW_MEMORY_END, VIRTIO_MEM, Window, memslot};
+use crate::layout::{HIGH_MEMORY_START, LOW_MEMORY_END, Window, memslot};
 
 /// Guest memory as devices see it: boot memory by guest address.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
@@ -64,21 +63,6 @@ pub fn create(vm: &Vm, memory_mib: u32) -> Result<GuestMemory, MemoryError> {
     Ok(GuestMemory::from_arc_regions(regions)?)
 }
 
-/// The guest addresses that are memory now: boot memory, and what virtio-mem has plugged. `memory` may have the region of
-/// virtio-mem; `plugged` is in order.
-pub fn live(memory: &GuestMemory, plugged: &[Window]) -> Vec<Range<u64>> {
-    let boot = memory
-        .iter()
-        .filter(|region| region.start_addr() != GuestAddress(VIRTIO_MEM.start));
-    let boot = boot.map(|region| Window {
-        start: region.start_addr().raw_value(),
-        size: region.len(),
-    });
-    boot.chain(plugged.iter().copied())
-        .map(|window| window.start..window.start + window.size)
-        .collect()
-}
-
 fn map(window: Window) -> Result<GuestRegionMmap<()>, MemoryError> {
     let mapping = MmapRegion::build(
         None,
@@ -128,21 +112,6 @@ mod tests {
                 }
             ]
         );
-    }
-
-    #[test]
-    fn live_memory_is_boot_memory_and_what_is_plugged() {
-        let ranges =
-            [0, HIGH_MEMORY_START, VIRTIO_MEM.start].map(|start| (GuestAddress(start), MIB as usize));
-        let memory = GuestMemory::from_ranges(&ranges).unwrap();
-        let plugged = Window {
-            start: VIRTIO_MEM.start + 4096,
-            size: 4096,
-        };
-        let boot = [0..MIB, HIGH_MEMORY_START..HIGH_MEMORY_START + MIB];
-        assert_eq!(live(&memory, &[]), boot);
-        let all = [&boot[..], &[plugged.start..plugged.start + 4096]].concat();
-        assert_eq!(live(&memory, &[plugged]), all);
     }
 
     proptest::proptest! {

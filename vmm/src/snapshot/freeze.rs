@@ -162,8 +162,8 @@ impl Source<'_> {
     /// zero. The pagemap tells them from untouched ones only when they are touched.
     fn unplugged_since(&self, base: &MemoryMap) -> Result<Vec<Range<u64>>, FreezeError> {
         let Window { start, size } = layout::VIRTIO_MEM;
-        let hotplug = [start..start + size];
-        let data = ranges::intersection(&base.data(), &hotplug);
+        let hotplug = start..start + size;
+        let data = ranges::intersection(&base.data(), std::slice::from_ref(&hotplug));
         if data.is_empty() {
             return Ok(Vec::new());
         }
@@ -251,9 +251,9 @@ fn is_zero(page: &VolatileSlice<'_>) -> bool {
 }
 
 fn check_live(memory: &GuestMemory, live: &[Range<u64>]) -> Result<(), FreezeError> {
-    let outside = live
-        .iter()
-        .find(|range| mapping::host_address(memory, range.start, range.end.saturating_sub(range.start)).is_none());
+    let outside = live.iter().find(|range| {
+        mapping::host_address(memory, range.start, range.end.saturating_sub(range.start)).is_none()
+    });
     if !ranges::is_list(live, PAGE) || outside.is_some() {
         return Err(FreezeError::NotMemory(format!("{live:#x?}")));
     }

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -72,7 +73,11 @@ fn a_delta_snapshot_is_not_corrupt_above_3_gib() {
     write(&clone.memory, PAGES + 900, 62);
     let (frozen, layers) = clone.freeze(Delta, &[]).unwrap();
     let high: Vec<_> = frozen.map.extents().iter().filter(|e| e.layer == 1).collect();
-    assert!(high.iter().all(|extent| extent.guest_address >= HIGH_MEMORY_START) && !high.is_empty());
+    assert!(
+        high.iter()
+            .all(|extent| extent.guest_address >= HIGH_MEMORY_START)
+            && !high.is_empty()
+    );
     let again = Clone::thawed((frozen, layers));
     let pages = [5, PAGES + 5, PAGES + 900, 2 * PAGES - 1, 900];
     assert_eq!(pages.map(|page| read(&again.memory, page)), [50, 61, 62, 52, 0]);
@@ -128,7 +133,12 @@ fn a_delta_has_what_was_written_and_not_what_was_read() {
     write(&clone.memory, 100, 2);
     let (frozen, _) = clone.freeze(Delta, &[]).unwrap();
     assert_eq!(frozen.bytes, PAGE);
-    let layers: Vec<_> = frozen.map.extents().iter().map(|e| (e.size / PAGE, e.layer)).collect();
+    let layers: Vec<_> = frozen
+        .map
+        .extents()
+        .iter()
+        .map(|e| (e.size / PAGE, e.layer))
+        .collect();
     assert_eq!(layers, [(100, 0), (1, 1), (PAGES - 101, 0)]);
 }
 
@@ -147,7 +157,8 @@ fn a_page_that_became_zero_is_zero_in_a_clone_of_the_clone() {
 #[test]
 fn memory_that_is_not_plugged_is_neither_read_nor_in_the_file() {
     let original = Clone::booted();
-    let block = |number: u64| VIRTIO_MEM.start + number * mem::BLOCK..VIRTIO_MEM.start + (number + 1) * mem::BLOCK;
+    let block =
+        |number: u64| VIRTIO_MEM.start + number * mem::BLOCK..VIRTIO_MEM.start + (number + 1) * mem::BLOCK;
     write(&original.memory, 2 * PAGES, 20);
     write(&original.memory, 3 * PAGES - 1, 21);
     let (frozen, _) = original.freeze(Full, &[]).unwrap();
@@ -156,11 +167,17 @@ fn memory_that_is_not_plugged_is_neither_read_nor_in_the_file() {
     let with_block = original.freeze(Full, &[block(0)]).unwrap();
     assert_eq!(with_block.0.map.file_size(), 2 * SIZE + mem::BLOCK);
     let clone = Clone::thawed(with_block);
-    assert_eq!([2 * PAGES, 3 * PAGES - 1].map(|page| read(&clone.memory, page)), [20, 0]);
+    assert_eq!(
+        [2 * PAGES, 3 * PAGES - 1].map(|page| read(&clone.memory, page)),
+        [20, 0]
+    );
     // It is unplugged, the second plugged and written: the template's data for the first is gone.
     write(&clone.memory, 3 * PAGES - 1, 22);
     let again = Clone::thawed(clone.freeze(Delta, &[block(1)]).unwrap());
-    assert_eq!([2 * PAGES, 3 * PAGES - 1].map(|page| read(&again.memory, page)), [0, 22]);
+    assert_eq!(
+        [2 * PAGES, 3 * PAGES - 1].map(|page| read(&again.memory, page)),
+        [0, 22]
+    );
 }
 
 #[test]
@@ -173,7 +190,13 @@ fn memory_unplugged_and_plugged_again_has_lost_what_the_template_has_there() {
     mapping::map_nothing(&clone.memory, block, mem::BLOCK).unwrap();
     write(&clone.memory, 3 * PAGES - 1, 8);
     let again = Clone::thawed(clone.freeze(Delta, &plugged).unwrap());
-    let pages = [2 * PAGES, 2 * PAGES + 511, 2 * PAGES + 512, 3 * PAGES - 2, 3 * PAGES - 1];
+    let pages = [
+        2 * PAGES,
+        2 * PAGES + 511,
+        2 * PAGES + 512,
+        3 * PAGES - 2,
+        3 * PAGES - 1,
+    ];
     assert_eq!(pages.map(|page| read(&again.memory, page)), [7, 7, 0, 0, 8]);
 }
 
@@ -212,17 +235,21 @@ fn what_cannot_be_frozen_is_refused_and_nothing_is_written() {
         let error = freeze(&live, &pagemap(), &out).unwrap_err();
         assert!(matches!(error, FreezeError::NotMemory(_)), "{error}");
     }
-    // Not a pagemap; another process's: one that has ended has no pages; a written memory file.
-    let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+    // Not a pagemap; another process's.
+    let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let others = File::open(format!("/proc/{}/pagemap", child.id())).unwrap();
-    child.wait().unwrap();
     for wrong in [empty_file(), others, File::open("/dev/zero").unwrap()] {
         let error = freeze(&boot(), &wrong, &out).unwrap_err();
         assert!(matches!(error, FreezeError::NotOurPagemap), "{error}");
     }
+    drop(child.stdin.take());
+    child.wait().unwrap();
     assert_eq!(out.metadata().unwrap().len(), 0);
     out.set_len(1).unwrap();
-    assert!(matches!(freeze(&boot(), &pagemap(), &out), Err(FreezeError::NotEmpty)));
+    assert!(matches!(
+        freeze(&boot(), &pagemap(), &out),
+        Err(FreezeError::NotEmpty)
+    ));
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     assert!(freeze(&boot(), &pagemap(), &full).is_err());
 }

@@ -49,16 +49,24 @@ pub enum MapError {
     TooManyExtents(usize),
     #[error("{0} memory layers; 1 to {MAX_LAYERS} can be")]
     Layers(u8),
-    #[error("memory region {guest_address:#x} ({size:#x} bytes) is empty, not whole pages, or past the last address")]
+    #[error(
+        "memory region {guest_address:#x} ({size:#x} bytes) is empty, not whole pages, or past the last address"
+    )]
     BadRegion { guest_address: u64, size: u64 },
     #[error("memory region {0:#x} overlaps or precedes the one before it")]
     RegionOrder(u64),
-    #[error("memory extent {guest_address:#x} ({size:#x} bytes) is empty, not whole pages, or in no one region")]
+    #[error(
+        "memory extent {guest_address:#x} ({size:#x} bytes) is empty, not whole pages, or in no one region"
+    )]
     BadExtent { guest_address: u64, size: u64 },
     #[error("memory extent {0:#x} overlaps or precedes the one before it")]
     ExtentOrder(u64),
     #[error("memory extent {guest_address:#x} is in layer {layer} of {layers}")]
-    NoSuchLayer { guest_address: u64, layer: u8, layers: u8 },
+    NoSuchLayer {
+        guest_address: u64,
+        layer: u8,
+        layers: u8,
+    },
 }
 
 /// Checked regions and extents.
@@ -164,7 +172,10 @@ impl MemoryMap {
         let mut cut = Vec::new();
         let mut from = 0;
         for extent in &self.extents {
-            while kept.get(from).is_some_and(|range| range.end <= extent.guest_address) {
+            while kept
+                .get(from)
+                .is_some_and(|range| range.end <= extent.guest_address)
+            {
                 from += 1;
             }
             for range in ranges::intersection(&[extent.range()], upto(&kept[from..], extent.range().end)) {
@@ -204,7 +215,9 @@ impl Extent {
 
 /// The range, if it is some pages and ends at an address there is.
 fn pages(guest_address: u64, size: u64) -> Option<Range<u64>> {
-    let end = guest_address.checked_add(size).filter(|end| *end <= ADDRESS_END)?;
+    let end = guest_address
+        .checked_add(size)
+        .filter(|end| *end <= ADDRESS_END)?;
     let whole = size > 0 && guest_address.is_multiple_of(PAGE) && size.is_multiple_of(PAGE);
     whole.then_some(guest_address..end)
 }

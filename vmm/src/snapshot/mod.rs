@@ -24,9 +24,9 @@ pub mod ranges;
 pub mod records;
 pub mod restore;
 pub mod state_file;
-pub mod uffd;
 #[cfg(test)]
 mod testing;
+pub mod uffd;
 pub mod working_set;
 
 pub use freeze::{FreezeError, Frozen, freeze_memory};

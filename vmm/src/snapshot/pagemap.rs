@@ -84,8 +84,7 @@ impl<'f> Pagemap<'f> {
         while page < pages {
             let count = (pages - page).min(ENTRIES as u64);
             let bytes = &mut buffer[..count as usize * 8];
-            self.file
-                .read_exact_at(bytes, (host_address / PAGE + page) * 8)?;
+            self.file.read_exact_at(bytes, (host_address / PAGE + page) * 8)?;
             for (index, entry) in bytes.as_chunks::<8>().0.iter().enumerate() {
                 let kind = PageKind::of(u64::from_ne_bytes(*entry));
                 let at = (page + index as u64) * PAGE;

@@ -103,10 +103,7 @@ mod tests {
 
     fn bits(list: &[Range<u64>]) -> u64 {
         assert!(is_list(list, 1) && list.is_sorted_by(|a, b| a.end < b.start));
-        list.iter()
-            .cloned()
-            .flatten()
-            .fold(0, |bits, at| bits | 1 << at)
+        list.iter().cloned().flatten().fold(0, |bits, at| bits | 1 << at)
     }
 
     proptest::proptest! {

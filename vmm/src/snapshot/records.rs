@@ -23,8 +23,14 @@ pub struct Format {
 pub enum FileError {
     #[error("this is not the {file} file of a snapshot: it does not begin with its magic")]
     NotOurs { file: &'static str },
-    #[error("the {file} file has format version {found}, this Thaw reads {known}: freeze again with this Thaw")]
-    UnknownVersion { file: &'static str, found: u32, known: u32 },
+    #[error(
+        "the {file} file has format version {found}, this Thaw reads {known}: freeze again with this Thaw"
+    )]
+    UnknownVersion {
+        file: &'static str,
+        found: u32,
+        known: u32,
+    },
     #[error(
         "the {file} file has records of kind {record:#x} in version {found}, this Thaw reads {known}: freeze again \
          with this Thaw"
@@ -36,11 +42,23 @@ pub enum FileError {
         known: u16,
     },
     #[error("the {file} file is cut short: {has} bytes of {needs}; fetch or freeze it again")]
-    CutShort { file: &'static str, has: u64, needs: u64 },
+    CutShort {
+        file: &'static str,
+        has: u64,
+        needs: u64,
+    },
     #[error("the {file} file says it has {bytes} bytes; at most {max} can be")]
-    TooLarge { file: &'static str, bytes: u64, max: u64 },
+    TooLarge {
+        file: &'static str,
+        bytes: u64,
+        max: u64,
+    },
     #[error("the {file} file is damaged at byte {at}: {what}; fetch or freeze it again")]
-    Damaged { file: &'static str, at: u64, what: String },
+    Damaged {
+        file: &'static str,
+        at: u64,
+        what: String,
+    },
     #[error("the {file} file: {error}")]
     Io { file: &'static str, error: io::Error },
     #[error("the {file} file is not empty: it is to be written")]
@@ -147,7 +165,9 @@ impl Format {
         let mut bytes = vec![0; length as usize];
         match file.read_exact_at(&mut bytes, 0) {
             Ok(()) => Ok(bytes),
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(self.damaged(0, "it shrank while it was read")),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(self.damaged(0, "it shrank while it was read"))
+            }
             Err(e) => Err(self.io()(e)),
         }
     }

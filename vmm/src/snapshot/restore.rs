@@ -11,10 +11,10 @@ use std::os::fd::AsFd;
 use thaw_protocol::control::MappedRegion;
 use vm_memory::{Address, GuestMemory as _, GuestMemoryRegion};
 
+use super::MemoryMap;
 use super::mapping::{self, Hint};
 use super::memory_map::Region;
 use super::working_set::{self, Populated};
-use super::MemoryMap;
 use crate::layout;
 use crate::memory::GuestMemory;
 
@@ -86,7 +86,10 @@ pub(super) fn check_shape(memory: &GuestMemory, map: &MemoryMap) -> Result<(), R
         }
     }
     for &Region { guest_address, size } in map.regions() {
-        if !memory.iter().any(|here| here.start_addr().raw_value() == guest_address) {
+        if !memory
+            .iter()
+            .any(|here| here.start_addr().raw_value() == guest_address)
+        {
             return Err(RestoreError::Shape {
                 guest_address,
                 size,
@@ -107,8 +110,13 @@ pub fn map_memory(memory: &GuestMemory, map: &MemoryMap, layers: &[File]) -> Res
     choose_page_sizes(memory);
     for extent in map.extents() {
         let (guest_address, size) = (extent.guest_address, extent.size);
-        let mapped = match (layers.get(usize::from(extent.layer)), map.file_offset(guest_address)) {
-            (Some(file), Some(offset)) => mapping::map_file(memory, guest_address, size, file.as_fd(), offset),
+        let mapped = match (
+            layers.get(usize::from(extent.layer)),
+            map.file_offset(guest_address),
+        ) {
+            (Some(file), Some(offset)) => {
+                mapping::map_file(memory, guest_address, size, file.as_fd(), offset)
+            }
             _ => Err(io::ErrorKind::InvalidInput.into()),
         };
         if let Err(error) = mapped {
@@ -162,12 +170,11 @@ pub fn populate_all(memory: &GuestMemory, map: &MemoryMap) -> Populated {
 /// [`RestoreError::Shape`].
 pub fn mapped_regions(memory: &GuestMemory, map: &MemoryMap) -> Result<Vec<MappedRegion>, RestoreError> {
     let regions = map.regions().iter().map(|&Region { guest_address, size }| {
-        let host_address =
-            mapping::host_address(memory, guest_address, size).ok_or(RestoreError::Shape {
-                guest_address,
-                size,
-                here: 0,
-            })?;
+        let host_address = mapping::host_address(memory, guest_address, size).ok_or(RestoreError::Shape {
+            guest_address,
+            size,
+            here: 0,
+        })?;
         Ok(MappedRegion {
             host_address,
             size,

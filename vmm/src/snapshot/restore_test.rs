@@ -19,7 +19,9 @@ fn template(value: u64) -> (Frozen, Vec<File>) {
 }
 
 fn reopened(file: &File, options: &OpenOptions) -> File {
-    options.open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap()
+    options
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .unwrap()
 }
 
 #[test]
@@ -30,7 +32,10 @@ fn clones_share_a_file_that_may_only_be_read_and_nothing_they_write() {
     map_memory(&one, &frozen.map, std::slice::from_ref(&read_only)).unwrap();
     map_memory(&other, &frozen.map, &[read_only]).unwrap();
     write(&one, 10, 1);
-    assert_eq!([read(&one, 10), read(&other, 10), read(&one, PAGES + 4)], [1, 9, 9]);
+    assert_eq!(
+        [read(&one, 10), read(&other, 10), read(&one, PAGES + 4)],
+        [1, 9, 9]
+    );
     assert_eq!(read(&Clone::thawed((frozen, layers)).memory, 10), 9);
 }
 

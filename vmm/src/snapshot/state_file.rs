@@ -5,9 +5,7 @@
 
 use std::fs::File;
 
-use thaw_hypervisor::state::{
-    ClockState, InterruptPart, InterruptState, StateError, VcpuPart, VcpuState,
-};
+use thaw_hypervisor::state::{ClockState, InterruptPart, InterruptState, StateError, VcpuPart, VcpuState};
 use thaw_protocol::control::{MEMORY_MIB, VCPUS};
 
 use super::memory_map::{Extent, MAX_EXTENTS, MAX_REGIONS, Region};
@@ -128,7 +126,10 @@ impl Snapshot {
 impl Shape {
     fn encode(&self) -> Vec<u8> {
         let fields = [self.vcpus.into(), self.memory_mib, self.address_map];
-        fields.iter().flat_map(|field: &u32| field.to_le_bytes()).collect()
+        fields
+            .iter()
+            .flat_map(|field: &u32| field.to_le_bytes())
+            .collect()
     }
 
     fn decode(fields: &mut Fields<'_>) -> Result<Shape, FileError> {
@@ -145,17 +146,6 @@ impl Shape {
                 Err(FORMAT.damaged(at, what))
             }
         }
-    }
-
-    /// How a machine made as `machine` differs, if it does: the snapshot cannot thaw in it.
-    pub fn difference(&self, machine: &Shape) -> Option<String> {
-        let fields = [
-            ("vCPUs", self.vcpus.into(), machine.vcpus.into()),
-            ("MiB of boot memory", self.memory_mib, machine.memory_mib),
-            ("as address map version", self.address_map, machine.address_map),
-        ];
-        let differing = fields.iter().find(|(_, frozen, here)| frozen != here);
-        differing.map(|(what, frozen, here)| format!("the snapshot has {frozen} {what}, this machine {here}"))
     }
 }
 

@@ -28,7 +28,10 @@ fn vcpu(tsc: u64) -> VcpuState {
             (part, bytes)
         })
         .collect();
-    let parts: Vec<_> = bytes.iter().map(|(part, bytes)| (*part, bytes.as_slice())).collect();
+    let parts: Vec<_> = bytes
+        .iter()
+        .map(|(part, bytes)| (*part, bytes.as_slice()))
+        .collect();
     VcpuState::from_parts(&parts).unwrap()
 }
 
@@ -75,10 +78,7 @@ fn snapshot(vcpus: u8) -> Snapshot {
         guest_address: 0,
         size: 64 << 20,
     }];
-    let extents = vec![
-        Extent::new(0..16 * PAGE, 0),
-        Extent::new(16 * PAGE..32 * PAGE, 1),
-    ];
+    let extents = vec![Extent::new(0..16 * PAGE, 0), Extent::new(16 * PAGE..32 * PAGE, 1)];
     Snapshot {
         shape: Shape {
             vcpus,
@@ -138,7 +138,10 @@ fn a_file_says_what_was_written_to_it() {
             (read.shape, read.clock, &read.memory, &read.bus),
             (snapshot.shape, snapshot.clock, &snapshot.memory, &snapshot.bus)
         );
-        assert_eq!(read.vcpus[usize::from(vcpus) - 1].msr(0x10), Some(u64::from(vcpus) - 1));
+        assert_eq!(
+            read.vcpus[usize::from(vcpus) - 1].msr(0x10),
+            Some(u64::from(vcpus) - 1)
+        );
         assert_eq!(read.encode_body(), snapshot.encode_body());
         assert!(matches!(snapshot.write(&file), Err(FileError::NotEmpty { .. })));
     }
@@ -168,9 +171,15 @@ fn each_refusal_says_what_is_wrong() {
     let body = snapshot(1).encode_body();
     let bytes = FORMAT.seal(&body);
     let decode = |bytes: &[u8]| Snapshot::decode(bytes).unwrap_err();
-    assert!(matches!(decode(b"PK\x03\x04 something else"), FileError::NotOurs { .. }));
+    assert!(matches!(
+        decode(b"PK\x03\x04 something else"),
+        FileError::NotOurs { .. }
+    ));
     let newer = [&bytes[..8], &[2], &bytes[9..]].concat();
-    assert!(matches!(decode(&newer), FileError::UnknownVersion { found: 2, .. }));
+    assert!(matches!(
+        decode(&newer),
+        FileError::UnknownVersion { found: 2, .. }
+    ));
     assert!(matches!(
         decode(&[&bytes[..], &[0]].concat()),
         FileError::Damaged { .. }
@@ -187,7 +196,10 @@ fn records_missing_twice_unknown_or_of_another_version_are_refused() {
         let is_device = u16::from_le_bytes([records[index][0], records[index][1]]) == kind::DEVICE;
         let without = [&records[..index], &records[index + 1..]].concat().concat();
         // Which devices there must be is theirs to say.
-        assert!(is_device || refusal(&without).contains("damaged"), "without {index}");
+        assert!(
+            is_device || refusal(&without).contains("damaged"),
+            "without {index}"
+        );
         let twice = [&records[..=index], &records[index..]].concat().concat();
         assert!(refusal(&twice).contains("twice or out of order"), "{index} twice");
         let mut longer = records.clone();
@@ -208,18 +220,6 @@ fn records_missing_twice_unknown_or_of_another_version_are_refused() {
     let mut late = records.clone();
     late.push([&0x777u16.to_le_bytes()[..], &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0]].concat());
     assert!(refusal(&late.concat()).contains("no records of kind 0x777"));
-}
-
-#[test]
-fn a_machine_of_another_shape_is_told_how_it_differs() {
-    let shape = snapshot(2).shape;
-    assert_eq!(shape.difference(&shape), None);
-    let other = Shape {
-        memory_mib: 128,
-        ..shape
-    };
-    let said = shape.difference(&other).unwrap();
-    assert_eq!(said, "the snapshot has 64 MiB of boot memory, this machine 128");
 }
 
 #[test]

@@ -43,7 +43,9 @@ fn serve(uffd: OwnedFd, regions: Vec<MappedRegion>, file: File, stop: OwnedFd) -
         let address = u64::from_le_bytes(message[16..24].try_into().unwrap()) & !(PAGE - 1);
         let mut before = 0;
         let offset = regions.iter().find_map(|region| {
-            let inside = address.checked_sub(region.host_address).filter(|at| *at < region.size);
+            let inside = address
+                .checked_sub(region.host_address)
+                .filter(|at| *at < region.size);
             let offset = inside.map(|at| before + at);
             before += region.size;
             offset
@@ -58,7 +60,10 @@ fn serve(uffd: OwnedFd, regions: Vec<MappedRegion>, file: File, stop: OwnedFd) -
             copy: 0,
         };
         // SAFETY: `copy` names a page of ours to read and a missing page of guest memory to fill.
-        assert_eq!(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_COPY, &raw mut copy) }, 0);
+        assert_eq!(
+            unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_COPY, &raw mut copy) },
+            0
+        );
         served += 1;
     }
 }
@@ -84,10 +89,14 @@ fn missing_pages_come_from_the_server_and_holes_do_not_ask_it() {
     };
     assert!((0..8).all(|page| read(&here, page) == page + 1));
     write(&here, 0, 77);
-    assert_eq!([read(&here, 0), read(&here, 2000), read(&here, PAGES)], [77, 0, 0]);
+    assert_eq!(
+        [read(&here, 0), read(&here, 2000), read(&here, PAGES)],
+        [77, 0, 0]
+    );
     // The kernel touches memory too, when a device reads into it: here it reads from it.
     let out = empty_file();
-    let slice = vm_memory::GuestMemory::get_slice(&here, vm_memory::GuestAddress(page(PAGES + 101)), 4096).unwrap();
+    let slice =
+        vm_memory::GuestMemory::get_slice(&here, vm_memory::GuestAddress(page(PAGES + 101)), 4096).unwrap();
     crate::virtio::guest_io::write_all_at(std::os::fd::AsFd::as_fd(&out), &[slice], 0).unwrap();
     assert_eq!(out.metadata().unwrap().len(), PAGE);
     assert_eq!(read(&here, PAGES + 101), PAGES + 101);

@@ -164,7 +164,9 @@ fn complain(error: &io::Error, at: u64, size: u64) {
     static OLD_KERNEL: Once = Once::new();
     if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) {
         OLD_KERNEL.call_once(|| {
-            tracing::warn!("Linux before 5.14 cannot map pages in advance: first touches will fault one by one");
+            tracing::warn!(
+                "Linux before 5.14 cannot map pages in advance: first touches will fault one by one"
+            );
         });
     } else {
         tracing::warn!(%error, "memory {at:#x} ({size:#x} bytes) and what follows is not mapped in advance");

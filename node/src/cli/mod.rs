@@ -15,8 +15,10 @@ pub mod logging;
 mod ps;
 mod run;
 mod size;
+mod template;
 
 pub use size::MemorySize;
+pub use template::TemplateCommand;
 
 /// Runs each container in a microVM of its own.
 #[derive(Debug, Parser)]
@@ -60,6 +62,9 @@ pub enum Command {
     /// Pull, list and remove images
     #[command(subcommand)]
     Image(ImageCommand),
+    /// Build, list, check and remove the templates sandboxes are thawed from
+    #[command(subcommand)]
+    Template(TemplateCommand),
     /// Say what this host has, what it lacks, what that costs, and the fix
     #[command(after_help = "Exits with 1 when something essential is missing.")]
     Doctor,
@@ -251,6 +256,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
         Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
         Command::Ps => ps::ps(cli.global.json),
         Command::Image(command) => in_runtime(image::image(command, ui, cli.global.json)),
+        Command::Template(command) => in_runtime(template::template(command, ui, cli.global.json)),
         Command::Doctor => Ok(doctor::doctor(ui, cli.global.json)),
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");

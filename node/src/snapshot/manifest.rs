@@ -17,8 +17,8 @@ pub const CHUNK: u64 = 2 << 20;
 pub const MAX_MANIFEST: u64 = 32 << 20;
 /// Largest memory or disk described, in bytes.
 const MAX_FILE: u64 = 1 << 40;
-/// Most layers of deltas under one another.
-pub const MAX_LAYERS: usize = 16;
+/// Most snapshots that lie on one another, the one at the bottom counted: as many layers as `state` knows.
+pub const MAX_LAYERS: usize = 8;
 
 /// What was frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,8 +9,8 @@ use std::path::Path;
 use rustix::net::SocketType;
 use thaw_pools::vmm::{self, VmmProcess};
 use thaw_protocol::control::{
-    Backend, CONTROL_VERSION, Command, CpuBaseline, DeviceId, Event, FromVmm, MachineSpec, MappedRegion,
-    Request, Response, StartTimes,
+    Backend, CONTROL_VERSION, Command, CpuBaseline, DeviceId, Event, FromVmm, MachineSpec, Request, Response,
+    StartTimes,
 };
 use thaw_protocol::packet::{receive, send};
 
@@ -21,8 +21,6 @@ pub struct Vmm {
     next: u32,
     /// Id of the newest request that was answered.
     answered: u32,
-    /// Where a clone's guest memory is mapped.
-    pub regions: Vec<MappedRegion>,
 }
 
 impl Vmm {
@@ -40,7 +38,6 @@ impl Vmm {
             socket,
             next: 0,
             answered: 0,
-            regions: Vec::new(),
         })
     }
 
@@ -80,9 +77,6 @@ impl Vmm {
                 FromVmm::Reply { id, result } => {
                     self.answered = id;
                     last = result.map_err(io::Error::other)?;
-                    if let Response::Restored { regions, .. } = &last {
-                        self.regions = regions.clone();
-                    }
                 }
                 FromVmm::Event(Event::Exited(reason)) => return Err(ended(reason)),
                 FromVmm::Event(Event::Doorbell { .. }) => {}

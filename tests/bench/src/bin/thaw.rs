@@ -11,19 +11,40 @@ use thaw_bench::thaw::pooled_floor::{self, PooledFloor};
 use thaw_bench::thaw::{cost, qemu, storm};
 use thaw_bench::{Report, table};
 
-/// Samples of each quantity that is measured alone; one round more, which warms caches, is not counted.
-const ROUNDS: usize = 100;
-/// Clones at once, and how often.
-const AT_ONCE: [(usize, usize); 3] = [(50, 20), (200, 20), (1000, 20)];
-/// Parked clones whose cost is measured, and how often.
-const PARKED: (usize, usize) = (200, 3);
+/// How much is measured.
+struct Plan {
+    /// Samples of each quantity that is measured alone; one round more, which warms caches, is not counted.
+    rounds: usize,
+    /// Clones at once, and how often.
+    at_once: [(usize, usize); 3],
+    /// How often the cost of [`PARKED`] clones is measured.
+    costs: usize,
+}
+
+const WHOLE: Plan = Plan {
+    rounds: 100,
+    at_once: [(FEW, 20), (200, 20), (1000, 20)],
+    costs: 3,
+};
+/// To see that all of it works, and about where it stands.
+const QUICK: Plan = Plan {
+    rounds: 20,
+    at_once: [(FEW, 5), (200, 1), (1000, 1)],
+    costs: 1,
+};
+
+/// As many at once as one claim is to be compared with.
+const FEW: usize = 50;
+/// Parked clones whose cost is measured.
+const PARKED: usize = 200;
 /// Guest memory, MiB.
 const SIZES: [u32; 2] = [128, 1024];
 
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
         Some(pooled_floor::ARGUMENT) => pooled_floor::serve().map_err(|e| e.to_string()),
-        _ => measure().map(|report| print!("{}", table::terminal(&report))),
+        Some("--quick") => measure(&QUICK).map(|report| print!("{}", table::terminal(&report))),
+        _ => measure(&WHOLE).map(|report| print!("{}", table::terminal(&report))),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -34,34 +55,33 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure() -> Result<Report, String> {
+fn measure(plan: &Plan) -> Result<Report, String> {
     let directory = tempfile::tempdir().map_err(|e| format!("no temporary directory: {e}"))?;
     let mut report = Report::new("thaw");
     let subjects = SIZES
         .iter()
         .map(|&memory_mib| Subjects::build(memory_mib, directory.path(), &mut report))
         .collect::<Result<Vec<_>, _>>()?;
-    for round in 0..=ROUNDS {
+    for round in 0..=plan.rounds {
         for subject in &subjects {
             let counted = (round > 0).then_some(&mut report);
             subject
                 .round(counted)
                 .map_err(|e| format!("round {round}, {} MiB: {e}", subject.memory_mib))?;
         }
-        progress("round", round, ROUNDS);
+        progress("round", round, plan.rounds);
     }
     let template = &subjects[0].template;
-    for (count, rounds) in AT_ONCE {
+    for (count, rounds) in plan.at_once {
         for round in 1..=rounds {
             at_once(&mut report, template, count)
                 .map_err(|e| format!("{count} at once, round {round}: {e}"))?;
             progress(&format!("{count} at once"), round, rounds);
         }
     }
-    for round in 1..=PARKED.1 {
-        parked_cost(&mut report, template, PARKED.0)
-            .map_err(|e| format!("cost of {} parked: {e}", PARKED.0))?;
-        progress("cost", round, PARKED.1);
+    for round in 1..=plan.costs {
+        parked_cost(&mut report, template, PARKED).map_err(|e| format!("cost of {} parked: {e}", PARKED))?;
+        progress("cost", round, plan.costs);
     }
     ratios(&mut report)?;
     report
@@ -200,7 +220,7 @@ fn parked_cost(report: &mut Report, template: &Template, count: usize) -> io::Re
         taken / count as f64,
     );
     for clone in &clones {
-        let footprint = cost::footprint(&clone.vmm)?;
+        let footprint = cost::footprint(&clone.vmm, template.memory_mib)?;
         report.sample(
             &format!("{count} parked: PSS above the template, each"),
             "KiB",
@@ -224,9 +244,8 @@ fn ratios(report: &mut Report) -> Result<(), String> {
     report.ratio("spawn_over_floor", &small(SPAWN_BYTE), &small(FLOOR_CREATED))?;
     report.ratio("mem_1g_over_128m", &large(PARKED_BYTE), &small(PARKED_BYTE))?;
     report.ratio("shell_mem_1g_over_128m", &large(SHELL_BYTE), &small(SHELL_BYTE))?;
-    let (few, _) = AT_ONCE[0];
-    let name = at_once_name(few);
-    report.ratio_of(&format!("p99_over_p50_at_{few}"), (&name, 99.0), (&name, 50.0))?;
+    let name = at_once_name(FEW);
+    report.ratio_of(&format!("p99_over_p50_at_{FEW}"), (&name, 99.0), (&name, 50.0))?;
     if report.percentile((&small(QEMU_BYTE), 50.0)).is_ok() {
         report.ratio("spawn_over_qemu_restore", &small(SPAWN_BYTE), &small(QEMU_BYTE))?;
     }

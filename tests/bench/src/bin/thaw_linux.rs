@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use thaw_bench::boot::MEMORY_MIB;
 use thaw_bench::thaw::cost;
 use thaw_bench::thaw::linux::{Host, Ready, Start, Template};
 use thaw_bench::{Report, table};
@@ -98,7 +99,7 @@ fn idle_cost(report: &mut Report, host: &Host, template: &Template) -> io::Resul
     let taken = before - cost::available()?;
     report.sample("idle clone: MemAvailable each", "KiB", taken / IDLE as f64);
     for clone in &clones {
-        let footprint = cost::footprint(&clone.vmm)?;
+        let footprint = cost::footprint(&clone.vmm, MEMORY_MIB)?;
         report.sample("idle clone: guest memory it wrote", "KiB", footprint.written);
         report.sample("idle clone: PSS besides", "KiB", footprint.vmm);
     }

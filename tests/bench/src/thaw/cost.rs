@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 
+use super::files::MEMORY as TEMPLATE;
 use crate::vmm::Vmm;
 
 /// Proportional shares (PSS) of one clone's memory, in KiB: pages that several processes map are divided among them.
@@ -16,22 +17,27 @@ pub struct Footprint {
     pub template: f64,
 }
 
-/// The footprint of `clone`.
-pub fn footprint(clone: &Vmm) -> io::Result<Footprint> {
+/// The footprint of `clone`, whose boot memory is `memory_mib`, at most 3 GiB.
+pub fn footprint(clone: &Vmm, memory_mib: u32) -> io::Result<Footprint> {
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", clone.pid()))?;
-    let guest: Vec<Range<u64>> = clone
-        .regions
-        .iter()
-        .map(|region| region.host_address..region.host_address + region.size)
-        .collect();
-    if guest.is_empty() {
-        return Err(io::Error::other("thaw-vmm does not say where guest memory is"));
-    }
+    let guest = guest_memory(&smaps, u64::from(memory_mib) << 20)
+        .ok_or_else(|| io::Error::other("this process maps no template"))?;
     Ok(sum(&smaps, &guest))
 }
 
+/// Where `size` bytes of guest memory are: boot memory up to 3 GiB is one range, whose addresses are as far apart as the
+/// offsets in the template's file.
+fn guest_memory(smaps: &str, size: u64) -> Option<Range<u64>> {
+    let mapping = smaps.lines().find(|line| line.contains(TEMPLATE))?;
+    let mut words = mapping.split_whitespace();
+    let start = start_of(words.next()?)?;
+    let offset = u64::from_str_radix(words.nth(1)?, 16).ok()?;
+    let base = start.checked_sub(offset)?;
+    Some(base..base + size)
+}
+
 /// Sums a smaps(5) text, in which guest memory is at the addresses `guest`.
-fn sum(smaps: &str, guest: &[Range<u64>]) -> Footprint {
+fn sum(smaps: &str, guest: &Range<u64>) -> Footprint {
     let mut footprint = Footprint::default();
     let mut of_guest = false;
     for line in smaps.lines() {
@@ -46,17 +52,16 @@ fn sum(smaps: &str, guest: &[Range<u64>]) -> Footprint {
                 footprint.written += kib;
                 footprint.template -= kib;
             }
-            _ if !first.ends_with(':') => of_guest = starts_in(first, guest),
+            _ if !first.ends_with(':') => of_guest = start_of(first).is_some_and(|at| guest.contains(&at)),
             _ => {}
         }
     }
     footprint
 }
 
-/// Whether a mapping, `START-END`, is guest memory.
-fn starts_in(mapping: &str, guest: &[Range<u64>]) -> bool {
-    let start = mapping.split('-').next().unwrap_or_default();
-    u64::from_str_radix(start, 16).is_ok_and(|start| guest.iter().any(|range| range.contains(&start)))
+/// Where a mapping, `START-END`, starts.
+fn start_of(mapping: &str) -> Option<u64> {
+    u64::from_str_radix(mapping.split('-').next()?, 16).ok()
 }
 
 /// `MemAvailable`, in KiB: what the kernel could still give, its own memory counted.
@@ -81,7 +86,10 @@ mod tests {
     #[test]
     fn a_page_counts_once_as_the_vmms_as_written_or_as_the_templates() {
         let smaps = "\
-7f00000-7f10000 rw-p 00000000 00:01 5 /memfd:template-memory (deleted)
+7ef0000-7f00000 rw-p 00000000 00:00 0
+Pss:                   3 kB
+Anonymous:             3 kB
+7f00000-7f10000 rw-p 00010000 00:01 5 /memfd:template-memory (deleted)
 Size:                 64 kB
 Pss:                  20 kB
 Anonymous:            12 kB
@@ -92,13 +100,16 @@ Anonymous:             8 kB
 Pss:                   5 kB
 Anonymous:             5 kB
 ";
+        let guest = guest_memory(smaps, 0x30000).expect("the template is mapped");
+        assert_eq!(guest, 0x7ef0000..0x7f20000);
         assert_eq!(
-            sum(smaps, &[0x7f00000..0x7f10000, 0x7f10000..0x7f20000]),
+            sum(smaps, &guest),
             Footprint {
                 vmm: 5.0,
-                written: 20.0,
+                written: 23.0,
                 template: 8.0
             }
         );
+        assert_eq!(guest_memory("", 0x30000), None);
     }
 }

@@ -9,6 +9,9 @@ use thaw_protocol::control::{Command, FreezeKind, MemoryMode};
 
 use crate::vmm::Vmm;
 
+/// Name of the memory file, as `/proc/PID/smaps` shows it.
+pub const MEMORY: &str = "template-memory";
+
 /// State and memory.
 pub struct Files {
     state: File,
@@ -18,7 +21,7 @@ pub struct Files {
 impl Files {
     /// Freezes a paused machine.
     pub fn freeze(vmm: &mut Vmm) -> io::Result<Files> {
-        let (state, memory) = (sealable("template-state")?, sealable("template-memory")?);
+        let (state, memory) = (sealable("template-state")?, sealable(MEMORY)?);
         let pagemap = vmm.pagemap()?;
         let freeze = Command::Freeze {
             kind: FreezeKind::Full,

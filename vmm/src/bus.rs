@@ -147,3 +147,7 @@ impl Bus {
 fn is_virtio(address: u64) -> bool {
     (MMIO_BASE..MMIO_BASE + VIRTIO_DEVICES * MMIO_WINDOW).contains(&address)
 }
+
+#[cfg(test)]
+#[path = "bus_test.rs"]
+mod tests;

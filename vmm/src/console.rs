@@ -85,7 +85,9 @@ impl Console {
                 expected: 0,
                 got: fds.len(),
             }),
-            _ => Err(AttachError::WrongKind("the console takes a descriptor to write to")),
+            _ => Err(AttachError::WrongKind(
+                "the console takes a descriptor to write to",
+            )),
         }
     }
 

@@ -40,7 +40,6 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
     pub fn new() -> Looped<Balloon> {
         // struct virtio_balloon_config: num_pages, actual (the driver's), free_page_hint_cmd_id, poison_val.
         Looped::new(Balloon {

@@ -51,7 +51,6 @@ struct Frozen {
 }
 
 impl Blk {
-    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
     pub fn new(id: DeviceId) -> Looped<Blk> {
         let config = Arc::new(ConfigSpace::new(config(0)).varying(0..8));
         Looped::new(Blk {

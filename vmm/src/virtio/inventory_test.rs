@@ -109,7 +109,11 @@ fn every_device_must_be_spoken_of_after_a_restore_and_what_was_backed_may_not_be
         return;
     };
     let all = thawed.unswapped();
-    assert_eq!(all, DeviceId::ALL[..10], "memory, balloon and random numbers need nothing");
+    assert_eq!(
+        all,
+        DeviceId::ALL[..10],
+        "memory, balloon and random numbers need nothing"
+    );
     for id in all {
         if id != DeviceId::Blk0 {
             thawed.attach(id, Backend::Empty, vec![]).unwrap();
@@ -128,7 +132,9 @@ fn every_device_must_be_spoken_of_after_a_restore_and_what_was_backed_may_not_be
 
 #[test]
 fn a_miss_socket_is_enough_for_the_root_device() {
-    let Some((thawed, _vm)) = frozen_and_thawed(|_| {}) else { return };
+    let Some((thawed, _vm)) = frozen_and_thawed(|_| {}) else {
+        return;
+    };
     let (socket, _peer) = rustix::net::socketpair(
         rustix::net::AddressFamily::UNIX,
         rustix::net::SocketType::SEQPACKET,
@@ -146,9 +152,7 @@ fn a_miss_socket_is_enough_for_the_root_device() {
 fn a_machine_that_was_not_restored_owes_nothing() {
     let Some((inventory, _vm)) = machine() else { return };
     assert!(inventory.unswapped().is_empty());
-    inventory
-        .attach(DeviceId::Net, Backend::Empty, vec![])
-        .unwrap();
+    inventory.attach(DeviceId::Net, Backend::Empty, vec![]).unwrap();
 }
 
 #[test]

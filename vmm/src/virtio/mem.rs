@@ -109,7 +109,6 @@ pub struct SizeError {
 }
 
 impl Mem {
-    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
     pub fn new(slots: MemorySlots) -> Looped<Mem> {
         let (start, size) = (slots.start(), slots.size());
         let plan = Plan {

@@ -6,9 +6,9 @@ use super::register::*;
 use super::*;
 use crate::layout::Window;
 use crate::virtio::device::{AttachError, DeviceError, Saved};
+use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::looped::plain;
 use crate::virtio::state::{DecodeError, DeviceState};
-use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::testing::{Layout, MEMORY, eventfd, memory};
 
 const FEATURE: u64 = 1 << 3;

@@ -9,6 +9,11 @@
 //!  device ── Interrupt ── irqfd ──> KVM
 //! ```
 //!
+//! Device threads work while the [`gate::Gate`] is open: not while the machine is parked, and not while a freeze reads
+//! memory. A freeze keeps a [`DeviceRecord`] of each device ([`state`]); a restore puts fresh devices into that state, and
+//! each then owes an answer to what stands behind it ([`swap`]). Blk, pmem, mem, balloon and rng share one shell
+//! ([`looped`]).
+//!
 //! Guests are hostile: every address, length and index they give is checked where it is used. A request that can be
 //! answered with an error is; what cannot be answered (a corrupt ring, a looping chain) stops the device with
 //! `DEVICE_NEEDS_RESET`. Neither panics.
@@ -36,7 +41,7 @@ pub mod vsock;
 pub mod window;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use config::ConfigSpace;
 pub use device::{Activation, AttachError, DeviceError, SharedMemory, VirtioDevice};

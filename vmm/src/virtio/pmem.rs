@@ -38,7 +38,6 @@ pub struct Pmem {
 }
 
 impl Pmem {
-    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
     pub fn new(window: HostWindow) -> Looped<Pmem> {
         let at = window.window();
         // struct virtio_pmem_config: start, size.
@@ -109,17 +108,13 @@ impl Handler for Pmem {
     }
 
     fn save(&self) -> DeviceState {
-        DeviceState::Pmem {
-            mapped: self.mapped,
-        }
+        DeviceState::Pmem { mapped: self.mapped }
     }
 
     fn check(&self, state: &DeviceState) -> Result<(), String> {
         match state {
             DeviceState::Pmem { mapped } if *mapped <= self.window.window().size => Ok(()),
-            DeviceState::Pmem { mapped } => {
-                Err(format!("{mapped} bytes were mapped into a window of fewer"))
-            }
+            DeviceState::Pmem { mapped } => Err(format!("{mapped} bytes were mapped into a window of fewer")),
             other => Err(another_kind(other)),
         }
     }

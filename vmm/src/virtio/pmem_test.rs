@@ -130,7 +130,9 @@ fn a_request_without_room_for_a_response_stops_the_device() {
 #[test]
 fn a_file_smaller_than_the_frozen_one_is_refused() {
     let mut frozen = pmem();
-    frozen.attach(Backend::Pmem, vec![file(2 * PAGE as usize)]).unwrap();
+    frozen
+        .attach(Backend::Pmem, vec![file(2 * PAGE as usize)])
+        .unwrap();
     let mut thawed = Rig::thaw(Rig::new(frozen, 0).freeze(), pmem());
     assert!(!thawed.device.is_backed());
     let refused = thawed.device.attach(Backend::Pmem, vec![file(PAGE as usize)]);

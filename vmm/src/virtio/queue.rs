@@ -9,9 +9,7 @@ use std::sync::atomic::Ordering;
 
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueState, QueueT};
-use vm_memory::{
-    Address, Bytes, GuestAddress, GuestMemory as _, GuestRegionMmap, MmapRegion, VolatileSlice,
-};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, GuestRegionMmap, MmapRegion, VolatileSlice};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::interrupt::Interrupt;

@@ -2,8 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::virtio::device::DeviceError;
-use crate::virtio::rng::Rng;
 use crate::virtio::looped::Looped;
+use crate::virtio::rng::Rng;
 use crate::virtio::testing::{Buf, Layout, NOWHERE, Rig, eventfd, memory};
 
 fn rig() -> Rig<Looped<Rng>> {

@@ -24,7 +24,6 @@ pub struct Rng {
 }
 
 impl Rng {
-    #[expect(clippy::new_ret_no_self, reason = "a device is a handler in its shell")]
     pub fn new() -> Looped<Rng> {
         Looped::new(Rng {
             config: Arc::new(ConfigSpace::new(Vec::new())),

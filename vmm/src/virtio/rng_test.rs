@@ -81,10 +81,17 @@ fn a_request_in_flight_at_the_freeze_is_answered_once_after_the_thaw() {
     let head = rig.submit(0, &[buffer]);
     let mut thawed = Rig::thaw(rig.freeze(), Rng::new());
     assert!(thawed.used(0).is_empty());
-    assert!(thawed.interrupt.line().read().is_err(), "nothing is raised while parked");
+    assert!(
+        thawed.interrupt.line().read().is_err(),
+        "nothing is raised while parked"
+    );
     thawed.start_work();
     assert_eq!(thawed.used(0), [(head, 64)]);
-    assert_eq!(thawed.interrupt.line().read().unwrap(), 2, "raised again, and for the answer");
+    assert_eq!(
+        thawed.interrupt.line().read().unwrap(),
+        2,
+        "raised again, and for the answer"
+    );
     // Both go on.
     assert_eq!(thawed.request(0, &[buffer]), 64);
     rig.kick(0).unwrap();

@@ -148,7 +148,11 @@ fn survive(kind: usize, record: &DeviceRecord, noise: &[u8]) -> bool {
 fn an_honest_record_of_each_device_is_restored() {
     for kind in 0..KINDS {
         let record = record(kind);
-        assert!(survive(kind, &DeviceRecord::decode(&record.encode()).unwrap(), &[0]));
+        assert!(survive(
+            kind,
+            &DeviceRecord::decode(&record.encode()).unwrap(),
+            &[0]
+        ));
     }
 }
 

@@ -85,12 +85,18 @@ pub struct Layout {
 impl Layout {
     /// An empty queue of `size` at `start`.
     pub fn new(memory: &'static GuestMemory, start: u64, size: u16) -> Layout {
-        let available = start + 16 * u64::from(size);
-        let used = (available + 6 + 2 * u64::from(size)).next_multiple_of(4);
-        let end = used + 6 + 8 * u64::from(size);
+        let layout = Layout::at(memory, start, size);
+        let end = layout.used + 6 + 8 * u64::from(size);
         memory
             .write_slice(&vec![0; (end - start) as usize], GuestAddress(start))
             .unwrap();
+        layout
+    }
+
+    /// The queue of `size` that is at `start`.
+    pub fn at(memory: &'static GuestMemory, start: u64, size: u16) -> Layout {
+        let available = start + 16 * u64::from(size);
+        let used = (available + 6 + 2 * u64::from(size)).next_multiple_of(4);
         Layout {
             memory,
             size,

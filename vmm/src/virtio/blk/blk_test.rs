@@ -3,8 +3,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
-use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::VirtioDevice;
+use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 const SECTORS: u64 = 64;
@@ -341,7 +341,10 @@ fn a_write_in_flight_at_the_freeze_goes_to_the_new_disk_once_and_not_to_a_placeh
     new.read_exact_at(&mut sector, 3 * SECTOR).unwrap();
     assert_eq!(sector, [7; SECTOR as usize]);
     old.read_exact_at(&mut sector, 3 * SECTOR).unwrap();
-    assert_eq!(sector, [0; SECTOR as usize], "the frozen one's disk is not written by a clone");
+    assert_eq!(
+        sector, [0; SECTOR as usize],
+        "the frozen one's disk is not written by a clone"
+    );
     thawed.start_work();
     assert!(thawed.used(0).is_empty());
 }

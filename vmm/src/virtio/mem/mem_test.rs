@@ -6,8 +6,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryR
 use super::slots::Slots;
 use super::*;
 use crate::layout::memslot;
-use crate::virtio::interrupt::CONFIG_CHANGE;
 use crate::virtio::VirtioDevice;
+use crate::virtio::interrupt::CONFIG_CHANGE;
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 const START: u64 = 256 << 30;
@@ -311,20 +311,25 @@ fn plugged_memory_is_shown_again_after_a_thaw_and_goes_on_from_there() {
 
     let (device, region, shown) = fresh();
     let mut thawed = Rig::thaw(frozen, device);
-    assert_eq!(shown.0.lock().unwrap().len(), 1, "the piece with the plugged blocks");
+    assert_eq!(
+        shown.0.lock().unwrap().len(),
+        1,
+        "the piece with the plugged blocks"
+    );
     assert_eq!(thawed.device.plugged(), plugged);
     assert_eq!(size(&thawed, offset::PLUGGED_SIZE), 4 * BLOCK);
     assert_eq!(size(&thawed, offset::REQUESTED_SIZE), 6 * BLOCK);
     assert_eq!(ask(&mut thawed, STATE, START + 3 * BLOCK, 1), (0, 1));
     assert_eq!(ask(&mut thawed, PLUG, START, 1).0, 3, "plugged already");
-    region
-        .write_obj(7u8, MemoryRegionAddress(0))
-        .unwrap();
+    region.write_obj(7u8, MemoryRegionAddress(0)).unwrap();
     assert_eq!(ask(&mut thawed, UNPLUG, START, 1).0, 0);
     assert_eq!(region.read_obj::<u8>(MemoryRegionAddress(0)).unwrap(), 0);
     thawed.device.set_requested_size(8 * BLOCK).unwrap();
     assert_eq!(thawed.interrupt.reasons() & CONFIG_CHANGE, CONFIG_CHANGE);
-    assert!(thawed.interrupt.line().read().is_err(), "told when the thaw lets it");
+    assert!(
+        thawed.interrupt.line().read().is_err(),
+        "told when the thaw lets it"
+    );
     thawed.start_work();
     assert_eq!(thawed.interrupt.line().read().unwrap(), 1);
 }

@@ -371,7 +371,11 @@ fn buffers_held_for_frames_are_available_again_after_a_thaw_and_none_is_used_twi
 #[test]
 fn a_useless_buffer_between_good_ones_loses_none_of_them_at_a_freeze() {
     let mut wire = Wire::new(MERGE);
-    let (a, bad, c) = (wire.rig.writable(1500), wire.rig.writable(4), wire.rig.writable(1500));
+    let (a, bad, c) = (
+        wire.rig.writable(1500),
+        wire.rig.writable(4),
+        wire.rig.writable(1500),
+    );
     let heads = [a, bad, c].map(|buffer| wire.rig.submit(RX, &[buffer]));
     wire.arrive();
     assert!(wire.rig.used(RX).is_empty(), "the first good one is held");

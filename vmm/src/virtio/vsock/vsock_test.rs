@@ -485,7 +485,10 @@ fn connections_of_before_the_freeze_are_reset_before_any_new_one_and_the_frozen_
     );
     let (request, _) = thawed.packet(buffers[1], used[1].1);
     assert_eq!((request.op, request.destination_port), (Some(Op::Request), 1024));
-    assert_ne!(request.source_port, old, "no port the guest knows is used for another connection");
+    assert_ne!(
+        request.source_port, old,
+        "no port the guest knows is used for another connection"
+    );
     assert_eq!(used.len(), 2);
     thawed.send(&guest_packet(Op::Response, 1024, request.source_port, &[]));
     let mut line = [0; 64];
@@ -565,7 +568,7 @@ fn states_no_guest_can_have_are_refused() {
     for (bad, up) in [
         (state(0, 0, 7), true),
         (state(0, 1024, 1 << 30), true),
-        (state(3000, 0, 1 << 30), true),
+        (state(4000, 0, 1 << 30), true),
         (state(1, 0, 1 << 30), false),
         (DeviceState::Plain, true),
     ] {

@@ -120,9 +120,9 @@ struct Source<'a> {
 
 /// Pages looked at.
 #[derive(Default)]
-struct Pages {
-    data: Vec<Range<u64>>,
-    zero: Vec<Range<u64>>,
+pub(super) struct Pages {
+    pub data: Vec<Range<u64>>,
+    pub zero: Vec<Range<u64>>,
 }
 
 impl Source<'_> {
@@ -130,7 +130,7 @@ impl Source<'_> {
         // What was never touched in this process is in the files it was restored from.
         let untouched = base.map(MemoryMap::data).unwrap_or_default();
         let there = ranges::union(&self.pages_that(|kind| kind != PageKind::Absent)?, &untouched);
-        let data = self.look_at(&ranges::intersection(&there, self.live))?.data;
+        let data = look_at(self.memory, &ranges::intersection(&there, self.live))?.data;
         let extents = fewest(FULL_GAP, |gap| {
             ranges::close_gaps(&data, gap, self.live)
                 .into_iter()
@@ -145,7 +145,7 @@ impl Source<'_> {
         if top >= MAX_LAYERS {
             return Err(FreezeError::TooManyLayers(top));
         }
-        let written = self.look_at(&self.pages_that(|kind| kind == PageKind::Written)?)?;
+        let written = look_at(self.memory, &self.pages_that(|kind| kind == PageKind::Written)?)?;
         let zero = ranges::union(&written.zero, &self.unplugged_since(base)?);
         let kept = ranges::difference(self.live, &zero);
         let extents = fewest(DELTA_GAP, |gap| {
@@ -168,7 +168,7 @@ impl Source<'_> {
             return Ok(Vec::new());
         }
         let untouched = self.pages_that(|kind| kind == PageKind::Absent)?;
-        Ok(self.look_at(&ranges::intersection(&data, &untouched))?.zero)
+        Ok(look_at(self.memory, &ranges::intersection(&data, &untouched))?.zero)
     }
 
     /// The live pages of the kinds wanted.
@@ -189,29 +189,8 @@ impl Source<'_> {
         Ok(pages)
     }
 
-    /// Which of these pages are zero.
-    fn look_at(&self, pages: &[Range<u64>]) -> Result<Pages, FreezeError> {
-        let mut found = Pages::default();
-        for range in pages {
-            let slice = self.slice(range)?;
-            for page in (0..range.end - range.start).step_by(PAGE as usize) {
-                let at = range.start + page;
-                let bytes = slice
-                    .subslice(page as usize, PAGE as usize)
-                    .map_err(|e| FreezeError::NotMemory(e.to_string()))?;
-                let list = if is_zero(&bytes) {
-                    &mut found.zero
-                } else {
-                    &mut found.data
-                };
-                ranges::push(list, at..at + PAGE);
-            }
-        }
-        Ok(found)
-    }
-
     fn write(&self, map: &MemoryMap, extent: &Extent, out: &File) -> Result<(), FreezeError> {
-        let slice = self.slice(&extent.range())?;
+        let slice = slice(self.memory, &extent.range())?;
         let offset = map.file_offset(extent.guest_address).unwrap_or_default();
         guest_io::write_all_at(out.as_fd(), &[slice], offset).map_err(|error| FreezeError::Write {
             guest_address: extent.guest_address,
@@ -219,12 +198,33 @@ impl Source<'_> {
             error,
         })
     }
+}
 
-    fn slice(&self, range: &Range<u64>) -> Result<VolatileSlice<'_>, FreezeError> {
-        self.memory
-            .get_slice(GuestAddress(range.start), (range.end - range.start) as usize)
-            .map_err(|e| FreezeError::NotMemory(e.to_string()))
+/// Looks which of these pages are zero.
+pub(super) fn look_at(memory: &GuestMemory, pages: &[Range<u64>]) -> Result<Pages, FreezeError> {
+    let mut found = Pages::default();
+    for range in pages {
+        let slice = slice(memory, range)?;
+        for page in (0..range.end - range.start).step_by(PAGE as usize) {
+            let at = range.start + page;
+            let bytes = slice
+                .subslice(page as usize, PAGE as usize)
+                .map_err(|e| FreezeError::NotMemory(e.to_string()))?;
+            let list = if is_zero(&bytes) {
+                &mut found.zero
+            } else {
+                &mut found.data
+            };
+            ranges::push(list, at..at + PAGE);
+        }
     }
+    Ok(found)
+}
+
+fn slice<'m>(memory: &'m GuestMemory, range: &Range<u64>) -> Result<VolatileSlice<'m>, FreezeError> {
+    memory
+        .get_slice(GuestAddress(range.start), (range.end - range.start) as usize)
+        .map_err(|e| FreezeError::NotMemory(e.to_string()))
 }
 
 /// The extents `make` gives for the least gap that leaves few enough.

@@ -14,8 +14,9 @@ use std::sync::Once;
 
 use rustix::io::Errno;
 
-use super::freeze::FreezeError;
+use super::freeze::{FreezeError, look_at};
 use super::mapping::{self, Hint};
+use super::memory_map::Region;
 use super::pagemap::{PageKind, Pagemap};
 use super::records::{Fields, Format, HEADER};
 use super::{FileError, MemoryMap, PAGE, ranges};
@@ -73,29 +74,41 @@ pub fn record(memory: &GuestMemory, map: &MemoryMap, pagemap: &File) -> Result<W
     let pagemap = Pagemap::new(pagemap)
         .map_err(FreezeError::Pagemap)?
         .ok_or(FreezeError::NotOurPagemap)?;
-    let mut runs = Vec::new();
-    let mut before = 0;
-    for region in map.regions() {
-        let host = mapping::host_address(memory, region.guest_address, region.size)
-            .ok_or_else(|| FreezeError::NotMemory(format!("{region:#x?}")))?;
+    let (mut read, mut written) = (Vec::new(), Vec::new());
+    for &Region { guest_address, size } in map.regions() {
+        let host = mapping::host_address(memory, guest_address, size)
+            .ok_or_else(|| FreezeError::NotMemory(format!("{guest_address:#x}")))?;
         pagemap
-            .runs(host, region.size, |range, kind| {
-                let first = (before + range.start) / PAGE;
-                let pages = u32::try_from((range.end - range.start) / PAGE).unwrap_or(u32::MAX);
+            .runs(host, size, |run, kind| {
+                let range = guest_address + run.start..guest_address + run.end;
                 match kind {
                     PageKind::Absent => {}
-                    PageKind::Read | PageKind::Written => runs.push(Run {
-                        first,
-                        pages,
-                        written: kind == PageKind::Written,
-                    }),
+                    PageKind::Read => ranges::push(&mut read, range),
+                    PageKind::Written => ranges::push(&mut written, range),
                 }
             })
             .map_err(FreezeError::Pagemap)?;
-        before += region.size;
     }
+    // Where the snapshot has nothing, a page that was only read looks written: then it is zero.
+    let fresh = ranges::difference(&written, &map.data());
+    let zero = look_at(memory, &fresh)?.zero;
+    let mut runs = runs_of(map, &ranges::difference(&written, &zero), true);
+    runs.extend(runs_of(map, &ranges::union(&read, &zero), false));
+    runs.sort_unstable_by_key(|run| run.first);
     runs.truncate(MAX_RUNS);
     Ok(WorkingSet { runs })
+}
+
+/// Ranges inside the map's regions, as runs.
+fn runs_of(map: &MemoryMap, list: &[Range<u64>], written: bool) -> Vec<Run> {
+    let run = |range: &Range<u64>| {
+        Some(Run {
+            first: map.file_offset(range.start)? / PAGE,
+            pages: u32::try_from((range.end - range.start) / PAGE).ok()?,
+            written,
+        })
+    };
+    list.iter().filter_map(run).collect()
 }
 
 /// Maps the pages of `set` that the map has a place for. Best effort: what fails is logged, and only slower.

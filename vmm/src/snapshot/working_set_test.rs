@@ -68,6 +68,18 @@ fn what_is_touched_is_recorded_and_what_is_recorded_is_mapped_in_the_next() {
 }
 
 #[test]
+fn a_page_read_where_the_snapshot_has_nothing_costs_no_successor_a_page() {
+    let clone = clone();
+    read(&clone.memory, PAGES + 500);
+    write(&clone.memory, PAGES + 700, 1);
+    let set = recorded(&clone);
+    assert_eq!(
+        (pages_of(&set, false), pages_of(&set, true)),
+        (vec![PAGES + 500], vec![PAGES + 700])
+    );
+}
+
+#[test]
 fn a_set_of_another_memory_maps_what_it_can_and_no_more_than_a_bound() {
     let clone = clone();
     let map = clone.map.as_ref().unwrap();

@@ -174,10 +174,10 @@ impl VirtioDevice for Net {
             active.config_changed();
         }
         self.receive_starved = false;
-        self.transmit_blocked = false;
+        let frames_wait = std::mem::take(&mut self.transmit_blocked);
         self.set_offloads();
         self.watch();
-        if let Some(active) = &self.active {
+        if let Some(active) = self.active.as_ref().filter(|_| frames_wait) {
             active.queues[TX].kick_again();
         }
         Ok(())

@@ -308,6 +308,8 @@ fn a_real_tap_is_taken_and_given_the_negotiated_offloads() {
     let features = net.features();
     let mut rig = Rig::new(net, features);
     let mac = [2, 0, 0, 0, 0, 9];
+    // As if the tap before had been full.
+    rig.device.transmit_blocked = true;
     rig.device.attach(Backend::Tap { mac }, vec![fd]).unwrap();
     assert_eq!(rig.device.config().bytes()[..6], mac);
     assert_eq!(rig.interrupt.reasons(), CONFIG_CHANGE);
@@ -316,7 +318,7 @@ fn a_real_tap_is_taken_and_given_the_negotiated_offloads() {
     tap.set_offloads(features).unwrap();
     tap.set_offloads(0).unwrap();
     assert!(!tap.is_gone());
-    assert!(rig.kicked(TX), "frames queued before are looked at");
+    assert!(rig.kicked(TX), "frames that waited are looked at");
 }
 
 #[test]

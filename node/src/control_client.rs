@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::SocketType;
 use thaw_protocol::control::{
@@ -120,34 +120,24 @@ impl ControlClient {
         command: Command,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Response, Vec<OwnedFd>), CallError> {
+        self.request(command, fds).await?.answer().await
+    }
+
+    /// Sends a request; its answer may be waited for later. The VMM takes requests in the order they were sent.
+    pub async fn request(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Pending, CallError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
-        match self
-            .shared
-            .pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_mut()
-        {
+        match self.shared.waiting().as_mut() {
             Some(pending) => pending.insert(id, sender),
             None => return Err(CallError::Closed),
         };
         if let Err(e) = self.send(&Request { id, command }, fds).await {
-            if let Some(pending) = self
-                .shared
-                .pending
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .as_mut()
-            {
+            if let Some(pending) = self.shared.waiting().as_mut() {
                 pending.remove(&id);
             }
             return Err(e);
         }
-        match receiver.await {
-            Ok(reply) => Ok(reply?),
-            Err(_) => Err(CallError::Closed),
-        }
+        Ok(Pending(receiver))
     }
 
     async fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), CallError> {
@@ -187,6 +177,21 @@ impl ControlClient {
     }
 }
 
+/// A request that was sent.
+#[derive(Debug)]
+#[must_use = "a refusal is in the answer"]
+pub struct Pending(oneshot::Receiver<Reply>);
+
+impl Pending {
+    /// Waits for the answer.
+    pub async fn answer(self) -> Result<(Response, Vec<OwnedFd>), CallError> {
+        match self.0.await {
+            Ok(reply) => Ok(reply?),
+            Err(_) => Err(CallError::Closed),
+        }
+    }
+}
+
 impl Drop for ControlClient {
     fn drop(&mut self) {
         self.reader.abort();
@@ -208,20 +213,19 @@ async fn read_all(shared: Arc<Shared>) {
         }
     };
     tracing::debug!("control connection ended: {end}");
-    *shared.pending.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *shared.waiting() = None;
     shared.life.send_modify(|life| life.closed = true);
 }
 
 impl Shared {
+    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u32, oneshot::Sender<Reply>>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn take(&self, message: FromVmm, descriptors: Vec<OwnedFd>) {
         match message {
             FromVmm::Reply { id, result } => {
-                let waiting = self
-                    .pending
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .as_mut()
-                    .and_then(|pending| pending.remove(&id));
+                let waiting = self.waiting().as_mut().and_then(|pending| pending.remove(&id));
                 match waiting {
                     Some(sender) => drop(sender.send(result.map(|r| (r, descriptors)))),
                     None => tracing::warn!(id, "thaw-vmm answered what was not asked"),

@@ -10,8 +10,10 @@
 //! | [`container`] | image configuration and flags into an OCI runtime specification |
 //! | [`stdio`] | a process's standard streams, terminal, signals |
 //! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
+//! | [`page_server`] | filling a machine's memory as it is touched |
 //! | [`misses`] | answering a VMM's chunk misses from the image store |
 //! | [`state`] | what is running, on disk |
+//! | [`template`] | guests booted once, from which every sandbox is thawed |
 //! | [`doctor`] | what this host has, lacks, and what that costs |
 //! | [`api`] | thawd's HTTP API, both ends |
 //! | [`exit`] | exit codes |
@@ -31,12 +33,14 @@ pub mod exit;
 pub mod handshake;
 pub mod images;
 pub mod misses;
+pub mod page_server;
 pub mod paths;
 pub mod readiness;
 pub mod sandbox;
 pub mod snapshot;
 pub mod state;
 pub mod stdio;
+pub mod template;
 pub mod trace;
 pub mod ui;
 

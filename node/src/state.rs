@@ -323,6 +323,11 @@ pub fn vsock_socket(directory: &Path) -> PathBuf {
     directory.join("vsock.sock")
 }
 
+/// Where the owner of the sandbox in `directory` serves it, unless thawd owns it.
+pub fn owner_socket(directory: &Path) -> PathBuf {
+    directory.join("owner.sock")
+}
+
 impl Drop for SandboxDirectory {
     fn drop(&mut self) {
         if !self.remove_on_drop {

@@ -1,17 +1,9 @@
 //! Where the time of a start goes: named stages, each timed by a guard.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-
-/// One stage. Nanoseconds since the trace began.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stage {
-    pub name: String,
-    pub start_ns: u64,
-    pub duration_ns: u64,
-}
+pub use thaw_protocol::api::{Account, Reason, Stage};
 
 /// The stages of one start. Clones write to the same trace.
 #[derive(Clone, Debug)]
@@ -19,7 +11,7 @@ pub struct Trace {
     began: Instant,
     /// CLOCK_MONOTONIC nanoseconds at `began`: other processes' times are given on that clock.
     began_monotonic: u64,
-    stages: Arc<Mutex<Vec<Stage>>>,
+    account: Arc<Mutex<Account>>,
 }
 
 /// Records its stage when dropped.
@@ -43,7 +35,7 @@ impl Trace {
         Trace {
             began: Instant::now(),
             began_monotonic: monotonic_ns(),
-            stages: Arc::default(),
+            account: Arc::default(),
         }
     }
 
@@ -68,14 +60,35 @@ impl Trace {
         }
     }
 
-    /// Adds stages another process traced from the moment this trace had reached `offset_ns`.
-    pub fn add_all(&self, stages: Vec<Stage>, offset_ns: u64) {
-        for stage in stages {
+    /// Says why it was slower than it could be. Said twice, it counts once.
+    pub fn reason(&self, code: &str, text: &str) {
+        let mut account = self.lock();
+        if !account.reasons.iter().any(|r| r.code == code) {
+            tracing::info!(reason = code, "{text}");
+            account.reasons.push(Reason {
+                code: code.into(),
+                text: text.into(),
+            });
+        }
+    }
+
+    /// Notes a number.
+    pub fn count(&self, name: &str, value: u64) {
+        self.lock().counts.insert(name.into(), value);
+    }
+
+    /// Adds what another process traced from the moment this trace had reached `offset_ns`.
+    pub fn add_all(&self, other: Account, offset_ns: u64) {
+        for stage in other.stages {
             self.push(Stage {
                 start_ns: stage.start_ns + offset_ns,
                 ..stage
             });
         }
+        for reason in other.reasons {
+            self.reason(&reason.code, &reason.text);
+        }
+        self.lock().counts.extend(other.counts);
     }
 
     /// Nanoseconds since the trace began.
@@ -83,19 +96,20 @@ impl Trace {
         nanoseconds(self.began.elapsed())
     }
 
-    /// The stages so far, by start.
-    pub fn stages(&self) -> Vec<Stage> {
-        let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        stages.sort_by_key(|s| s.start_ns);
-        stages
+    /// All of it so far.
+    pub fn account(&self) -> Account {
+        let mut account = self.lock().clone();
+        account.stages.sort_by_key(|s| s.start_ns);
+        account
     }
 
     fn push(&self, stage: Stage) {
         tracing::debug!(stage = stage.name, us = stage.duration_ns / 1000, "done");
-        self.stages
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(stage);
+        self.lock().stages.push(stage);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Account> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -132,10 +146,28 @@ mod tests {
         let now = monotonic_ns();
         trace.add_monotonic("elsewhere", now, now + 5_000);
         trace.add_monotonic("before we began", 1, 2);
-        let stages = trace.stages();
+        let stages = trace.account().stages;
         let names: Vec<_> = stages.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["outer", "inner", "elsewhere"]);
         assert_eq!(stages[2].duration_ns, 5_000);
         assert!(stages[2].start_ns < 1_000_000_000);
+    }
+
+    #[test]
+    fn anothers_account_is_moved_in_time_and_each_reason_counts_once() {
+        let trace = Trace::new();
+        trace.reason("cold", "the pages were cold");
+        let stage = |name: &str, start_ns| Stage { name: name.into(), start_ns, duration_ns: 1 };
+        let other = Account {
+            stages: vec![stage("theirs", 5)],
+            reasons: ["cold", "late"].map(|c| Reason { code: c.into(), text: String::new() }).into(),
+            counts: [("faults".to_owned(), 7)].into(),
+        };
+        trace.add_all(other, 100);
+        let account = trace.account();
+        assert_eq!(account.stages, [stage("theirs", 105)]);
+        let codes: Vec<_> = account.reasons.iter().map(|r| r.code.as_str()).collect();
+        assert_eq!(codes, ["cold", "late"]);
+        assert_eq!(account.counts["faults"], 7);
     }
 }

@@ -15,7 +15,7 @@ use thaw_rootfs::digest::Digest;
 use thaw_rootfs::progress::{Event, Progress};
 
 use crate::exit::Failure;
-use crate::trace::Stage;
+use crate::trace::{Account, Stage};
 
 /// How to speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,10 +98,21 @@ impl Ui {
     }
 
     /// Where the time went.
-    pub fn timings(&self, stages: &[Stage]) {
+    pub fn timings(&self, account: &Account) {
         match self.mode {
-            Mode::Json => say(&json!({"event": "timings", "stages": stages}).to_string()),
-            _ => say(timing_table(stages).trim_end()),
+            Mode::Json => say(&json!({
+                "event": "timings",
+                "stages": account.stages,
+                "reasons": account.reasons,
+                "counts": account.counts,
+            })
+            .to_string()),
+            _ => {
+                say(timing_table(&account.stages).trim_end());
+                for reason in &account.reasons {
+                    say(&format!("slower: {}", reason.text));
+                }
+            }
         }
     }
 

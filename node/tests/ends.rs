@@ -80,6 +80,7 @@ fn a_name_is_taken_while_its_sandbox_runs() {
         let mut command = place.command("thaw");
         command.args([
             "run",
+            "--cold",
             "--name",
             "solo",
             "--memory",

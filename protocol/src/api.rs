@@ -7,10 +7,19 @@
 //! | `GET /v1/sandboxes` | — | a list of [`Sandbox`] |
 //! | `GET /v1/sandboxes/{id}` | — | [`Sandbox`] |
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
+//! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
+//! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
+//! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
-//! Every other answer is an [`ErrorBody`]. A container is driven by the caller, over the sandbox's vsock socket.
+//! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
+//! for what makes a sandbox; `DELETE` ends the machine. Every other answer is an [`ErrorBody`]. A container is driven by the caller, over the sandbox's vsock socket.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+use crate::control::MemoryMode;
 
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
@@ -57,6 +66,53 @@ pub struct CreateSandbox {
     /// Delete the sandbox when this process ends.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
+    /// Boot the guest instead of thawing one.
+    #[serde(default)]
+    pub cold: bool,
+    /// How a thawed guest gets its memory; `uffd` is refused.
+    #[serde(default)]
+    pub memory_mode: MemoryMode,
+}
+
+/// A sandbox to make of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThawSandbox {
+    /// The snapshot's directory, absolute.
+    pub directory: PathBuf,
+    #[serde(default)]
+    pub hostname: Option<String>,
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Delete the sandbox when this process ends.
+    #[serde(default)]
+    pub client: Option<ProcessIdentity>,
+    /// How it gets its memory; `uffd` is refused.
+    #[serde(default)]
+    pub memory_mode: MemoryMode,
+}
+
+/// How to freeze a running sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FreezeSandbox {
+    /// The snapshot's directory, absolute; nothing may be there.
+    pub directory: PathBuf,
+    /// Only what was written since the sandbox was thawed, to lie on what it was thawed from.
+    #[serde(default)]
+    pub delta: bool,
+    /// Leave the sandbox paused afterwards, its workloads stopped.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+/// What a freeze did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrozenSandbox {
+    /// Bytes of memory written.
+    pub memory_bytes: u64,
+    /// How long the machine stood still, nanoseconds.
+    pub paused_ns: u64,
 }
 
 fn missing() -> String {
@@ -71,10 +127,21 @@ fn private() -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreatedSandbox {
     pub sandbox: Sandbox,
-    /// The image's configuration, JSON as the OCI image specification has it.
+    /// The image's configuration, JSON as the OCI image specification has it; `null` where it is not known.
     pub image_config: String,
     /// Where the time went.
+    pub account: Account,
+}
+
+/// Where the time of a start went.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// By start.
     pub stages: Vec<Stage>,
+    /// Why it was slower than it could be.
+    pub reasons: Vec<Reason>,
+    /// What was counted, by name: `faults`, `populated_pages`.
+    pub counts: BTreeMap<String, u64>,
 }
 
 /// One stage of a start, nanoseconds since its beginning.
@@ -83,6 +150,15 @@ pub struct Stage {
     pub name: String,
     pub start_ns: u64,
     pub duration_ns: u64,
+}
+
+/// Why a start was slower than it could be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    /// A stable name for programs.
+    pub code: String,
+    /// A sentence for people.
+    pub text: String,
 }
 
 /// A sandbox.

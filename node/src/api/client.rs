@@ -7,7 +7,12 @@ use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ErrorBody, Health, MAX_BODY, Sandbox};
+use rustix::net::SocketType;
+use thaw_pools::vmm;
+use thaw_protocol::api::{
+    CreateSandbox, CreatedSandbox, ErrorBody, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, Sandbox,
+    ThawSandbox,
+};
 
 use crate::exit::{ExitCode, Failure};
 
@@ -20,7 +25,7 @@ pub struct Client {
 impl Client {
     /// The thawd behind a socket, if one listens there.
     pub fn connect(socket: &Path) -> Option<Client> {
-        std::os::unix::net::UnixStream::connect(socket).ok()?;
+        vmm::connect(socket, SocketType::STREAM).ok()?;
         Some(Client {
             socket: socket.to_owned(),
         })
@@ -55,6 +60,31 @@ impl Client {
             .map(drop)
     }
 
+    /// Stops a sandbox's CPUs.
+    pub async fn pause(&self, id: &str) -> Result<(), Failure> {
+        let path = format!("/v1/sandboxes/{}/pause", escape(id));
+        self.exchange(Method::POST, &path, None).await.map(drop)
+    }
+
+    /// Lets them run again.
+    pub async fn resume(&self, id: &str) -> Result<(), Failure> {
+        let path = format!("/v1/sandboxes/{}/resume", escape(id));
+        self.exchange(Method::POST, &path, None).await.map(drop)
+    }
+
+    /// Freezes a sandbox.
+    pub async fn freeze(&self, id: &str, request: &FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}/freeze", escape(id));
+        self.ask(Method::POST, &path, Some(body)).await
+    }
+
+    /// Makes a sandbox of a snapshot.
+    pub async fn thaw(&self, request: &ThawSandbox) -> Result<CreatedSandbox, Failure> {
+        let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
+        self.ask(Method::POST, "/v1/thaws", Some(body)).await
+    }
+
     async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -66,9 +96,10 @@ impl Client {
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, Failure> {
-        let stream = tokio::net::UnixStream::connect(&self.socket)
-            .await
-            .map_err(|e| self.broken(&e))?;
+        let stream = vmm::connect(&self.socket, SocketType::STREAM).map_err(|e| self.broken(&e))?;
+        let stream = std::os::unix::net::UnixStream::from(stream);
+        stream.set_nonblocking(true).map_err(|e| self.broken(&e))?;
+        let stream = tokio::net::UnixStream::from_std(stream).map_err(|e| self.broken(&e))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.broken(&e))?;

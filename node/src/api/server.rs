@@ -6,15 +6,19 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Path as UrlPath, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
+use rustix::net::SocketType;
 use thaw_pools::process::ProcessRecord;
+use thaw_pools::vmm;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, ErrorBody, ErrorDetail, Health, MAX_BODY, Sandbox as Described, Stage,
+    CreateSandbox, CreatedSandbox, ErrorBody, ErrorDetail, FreezeSandbox, FrozenSandbox, Health, MAX_BODY,
+    ProcessIdentity, Sandbox as Described, ThawSandbox,
 };
 use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
@@ -22,14 +26,19 @@ use thaw_rootfs::progress::Silent;
 use crate::exit::{ExitCode, Failure};
 use crate::images::Pull;
 use crate::readiness;
-use crate::sandbox::{NetworkMode, Node, Sandbox, SandboxSpec};
+use crate::sandbox::{FreezeOptions, NetworkMode, Node, Sandbox, SandboxSpec, ThawSpec};
 use crate::trace::Trace;
+
+/// How long the last callers of an owner are waited for.
+const OWNER_LINGERS: Duration = Duration::from_secs(2);
 
 /// thawd: the node and its sandboxes.
 #[derive(Debug)]
 pub struct Daemon {
     node: Node,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
+    /// It owns one sandbox and makes no other: a `thaw run` in its own process.
+    single: bool,
 }
 
 impl Daemon {
@@ -38,6 +47,7 @@ impl Daemon {
         let daemon = Arc::new(Daemon {
             node,
             sandboxes: Mutex::default(),
+            single: false,
         });
         for (record, directory) in daemon.node.run.adopt() {
             let id = record.id.clone();
@@ -50,6 +60,23 @@ impl Daemon {
             }
         }
         daemon
+    }
+
+    /// What a process that owns one sandbox serves of the API.
+    pub fn of_one(node: Node, sandbox: Arc<Sandbox>) -> Arc<Daemon> {
+        let table = [(sandbox.record().id.clone(), sandbox)].into();
+        Arc::new(Daemon {
+            node,
+            sandboxes: Mutex::new(table),
+            single: true,
+        })
+    }
+
+    fn may_make(&self) -> Result<(), Failure> {
+        match self.single {
+            true => Err(Failure::new(ExitCode::Runtime, "this process owns one sandbox and makes no other")),
+            false => Ok(()),
+        }
     }
 
     /// Lets go of every sandbox, so that they outlive us.
@@ -92,6 +119,7 @@ impl Daemon {
     }
 
     async fn create(self: &Arc<Daemon>, request: CreateSandbox) -> Result<CreatedSandbox, Failure> {
+        self.may_make()?;
         let spec = SandboxSpec {
             image: request.image,
             pull: parse::<Pull>("pull", &request.pull)?,
@@ -103,43 +131,71 @@ impl Daemon {
             network: parse::<NetworkMode>("network", &request.network)?,
             command: request.command,
             tethered: false,
-            client: request.client.map(|c| ProcessRecord {
-                pid: c.pid,
-                start_time: c.start_time,
-            }),
+            client: request.client.map(process),
+            cold: request.cold,
+            memory_mode: request.memory_mode,
         };
         let trace = Trace::new();
-        let sandbox = Sandbox::create(&self.node, spec, &trace, Arc::new(Silent)).await?;
+        let building = Arc::new(|step| tracing::info!("template: {step:?}"));
+        let sandbox = Sandbox::create(&self.node, spec, &trace, Arc::new(Silent), building).await?;
+        self.made(sandbox, &trace).await
+    }
+
+    async fn thaw(self: &Arc<Daemon>, request: ThawSandbox) -> Result<CreatedSandbox, Failure> {
+        self.may_make()?;
+        let spec = ThawSpec {
+            directory: request.directory,
+            hostname: request.hostname,
+            name: request.name,
+            tethered: false,
+            client: request.client.map(process),
+            memory_mode: request.memory_mode,
+        };
+        let trace = Trace::new();
+        let sandbox = Sandbox::thaw(&self.node, spec, &trace).await?;
+        self.made(sandbox, &trace).await
+    }
+
+    async fn made(self: &Arc<Daemon>, sandbox: Sandbox, trace: &Trace) -> Result<CreatedSandbox, Failure> {
         let image_config = serde_json::to_string(&sandbox.config)
             .map_err(|e| Failure::new(ExitCode::ImageMalformed, e.to_string()))?;
         let sandbox = self.insert(sandbox);
-        let stages = trace
-            .stages()
-            .into_iter()
-            .map(|s| Stage {
-                name: s.name,
-                start_ns: s.start_ns,
-                duration_ns: s.duration_ns,
-            })
-            .collect();
         Ok(CreatedSandbox {
             sandbox: describe(&sandbox).await,
             image_config,
-            stages,
+            account: trace.account(),
         })
     }
 
     async fn delete(&self, wanted: &str) -> Result<(), Failure> {
-        let id = self.find(wanted)?.record().id.clone();
-        let taken = self.table().remove(&id);
-        if let Some(sandbox) = taken {
-            // Others may look at it a moment longer; the last to let go tears it down.
-            match Arc::try_unwrap(sandbox) {
-                Ok(sandbox) => sandbox.destroy().await,
-                Err(shared) => drop(tokio::task::spawn_blocking(move || drop(shared)).await),
-            }
+        let sandbox = self.find(wanted)?;
+        if self.single {
+            // Its owner sees it end, and removes it.
+            sandbox.kill();
+            return Ok(());
         }
+        self.table().remove(&sandbox.record().id);
+        sandbox.destroy().await;
         Ok(())
+    }
+
+    async fn freeze(&self, wanted: &str, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        let options = FreezeOptions {
+            delta: request.delta,
+            stop: request.stop,
+        };
+        let frozen = self.find(wanted)?.freeze(&self.node, &request.directory, options).await?;
+        Ok(FrozenSandbox {
+            memory_bytes: frozen.memory_bytes,
+            paused_ns: frozen.paused_ns,
+        })
+    }
+}
+
+fn process(identity: ProcessIdentity) -> ProcessRecord {
+    ProcessRecord {
+        pid: identity.pid,
+        start_time: identity.start_time,
     }
 }
 
@@ -190,6 +246,7 @@ impl IntoResponse for Failure {
         let status = match self.code {
             E::SandboxNotFound | E::ImageNotFound | E::ImageNotStored => StatusCode::NOT_FOUND,
             E::NameInUse => StatusCode::CONFLICT,
+            E::SnapshotNotFound => StatusCode::NOT_FOUND,
             E::BadReference | E::MemoryTooSmall | E::Runtime => StatusCode::BAD_REQUEST,
             E::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
             E::RegistryUnreachable | E::RegistryDenied | E::RegistryRateLimited | E::RegistryFailed => {
@@ -200,7 +257,10 @@ impl IntoResponse for Failure {
             | E::UnknownMediaType
             | E::WrongArchitecture
             | E::UnsafePath
-            | E::ImageMalformed => StatusCode::UNPROCESSABLE_ENTITY,
+            | E::ImageMalformed
+            | E::SnapshotDamaged
+            | E::SnapshotIncompatible
+            | E::SnapshotSignature => StatusCode::UNPROCESSABLE_ENTITY,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let detail = ErrorDetail {
@@ -218,6 +278,10 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/healthz", get(health))
         .route("/v1/sandboxes", get(list).post(create))
         .route("/v1/sandboxes/{id}", get(get_one).delete(delete))
+        .route("/v1/sandboxes/{id}/pause", post(pause))
+        .route("/v1/sandboxes/{id}/resume", post(resume))
+        .route("/v1/sandboxes/{id}/freeze", post(freeze))
+        .route("/v1/thaws", post(thaw))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(daemon)
 }
@@ -229,15 +293,63 @@ async fn health() -> Json<Health> {
     })
 }
 
+type Body<T> = Result<Json<T>, axum::extract::rejection::JsonRejection>;
+
+/// What a request's body says.
+fn body<T>(request: Body<T>) -> Result<T, Failure> {
+    let Json(request) = request.map_err(|e| Failure::new(ExitCode::Runtime, format!("bad request: {e}")))?;
+    Ok(request)
+}
+
+/// On a task of its own: a caller that hangs up must not leave a sandbox half made or half frozen.
+async fn whole<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> Result<T, Failure> {
+    let done = tokio::spawn(work).await;
+    done.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?
+}
+
 async fn create(
     State(daemon): State<Arc<Daemon>>,
-    request: Result<Json<CreateSandbox>, axum::extract::rejection::JsonRejection>,
+    request: Body<CreateSandbox>,
 ) -> Result<(StatusCode, Json<CreatedSandbox>), Failure> {
-    let Json(request) = request.map_err(|e| Failure::new(ExitCode::Runtime, format!("bad request: {e}")))?;
-    // On a task of its own: a caller that hangs up must not leave a sandbox half made and half removed.
-    let made = tokio::spawn(async move { daemon.create(request).await }).await;
-    let made = made.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))??;
+    let request = body(request)?;
+    let made = whole(async move { daemon.create(request).await }).await?;
     Ok((StatusCode::CREATED, Json(made)))
+}
+
+async fn thaw(
+    State(daemon): State<Arc<Daemon>>,
+    request: Body<ThawSandbox>,
+) -> Result<(StatusCode, Json<CreatedSandbox>), Failure> {
+    let request = body(request)?;
+    let made = whole(async move { daemon.thaw(request).await }).await?;
+    Ok((StatusCode::CREATED, Json(made)))
+}
+
+async fn pause(
+    State(daemon): State<Arc<Daemon>>,
+    UrlPath(id): UrlPath<String>,
+) -> Result<StatusCode, Failure> {
+    daemon.find(&id)?.pause().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn resume(
+    State(daemon): State<Arc<Daemon>>,
+    UrlPath(id): UrlPath<String>,
+) -> Result<StatusCode, Failure> {
+    daemon.find(&id)?.resume().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn freeze(
+    State(daemon): State<Arc<Daemon>>,
+    UrlPath(id): UrlPath<String>,
+    request: Body<FreezeSandbox>,
+) -> Result<Json<FrozenSandbox>, Failure> {
+    let request = body(request)?;
+    whole(async move { daemon.freeze(&id, request).await }).await.map(Json)
 }
 
 async fn list(State(daemon): State<Arc<Daemon>>) -> Json<Vec<Described>> {
@@ -272,12 +384,12 @@ pub async fn serve(
     end: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Failure> {
     let fail = |e: std::io::Error| Failure::system(format!("cannot listen at {}", socket.display()), &e);
-    if std::os::unix::net::UnixStream::connect(socket).is_ok() {
+    if vmm::connect(socket, SocketType::STREAM).is_ok() {
         let what = format!("another thawd serves {}", socket.display());
         return Err(Failure::new(ExitCode::Runtime, what).remedy("stop it first, or set THAW_RUN"));
     }
     let _ = std::fs::remove_file(socket);
-    let listener = tokio::net::UnixListener::bind(socket).map_err(fail)?;
+    let listener = listen(socket)?;
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(socket, private).map_err(fail)?;
     let served = axum::serve(listener, router(daemon.clone()))
@@ -286,6 +398,46 @@ pub async fn serve(
     let _ = std::fs::remove_file(socket);
     daemon.release();
     served.map_err(fail)
+}
+
+fn listen(socket: &Path) -> Result<tokio::net::UnixListener, Failure> {
+    let listener = std::os::unix::net::UnixListener::from(vmm::listen(socket, SocketType::STREAM)?);
+    let listening = listener
+        .set_nonblocking(true)
+        .and_then(|()| tokio::net::UnixListener::from_std(listener));
+    listening.map_err(|e| Failure::system(format!("cannot listen at {}", socket.display()), &e))
+}
+
+/// The API of one sandbox, for as long as its owner holds it.
+#[derive(Debug)]
+pub struct OwnerService {
+    end: tokio::sync::oneshot::Sender<()>,
+    served: tokio::task::JoinHandle<()>,
+}
+
+impl OwnerService {
+    /// Serves `sandbox` at `owner.sock` in its directory, which is for this user alone. Within a tokio runtime.
+    pub fn start(node: Node, sandbox: Arc<Sandbox>) -> Result<OwnerService, Failure> {
+        let listener = listen(&crate::state::owner_socket(&sandbox.directory()))?;
+        let routes = router(Daemon::of_one(node, sandbox));
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let served = tokio::spawn(async move {
+            let ended = async move { drop(ended.await) };
+            let served = axum::serve(listener, routes).with_graceful_shutdown(ended).await;
+            if let Err(e) = served {
+                tracing::warn!("the sandbox's API ended: {e}");
+            }
+        });
+        Ok(OwnerService { end, served })
+    }
+
+    /// Waits until nobody is being served any more: the sandbox's machine has ended, so nobody is for long.
+    pub async fn stop(mut self) {
+        let _ = self.end.send(());
+        if tokio::time::timeout(OWNER_LINGERS, &mut self.served).await.is_err() {
+            self.served.abort();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -310,6 +462,8 @@ mod tests {
                 pid: 1,
                 start_time: 1,
             }),
+            cold: true,
+            memory_mode: Default::default(),
         }
     }
 
@@ -354,6 +508,23 @@ mod tests {
             client.delete("nobody").await.unwrap_err().code,
             ExitCode::SandboxNotFound
         );
+
+        assert_eq!(client.pause("nobody").await.unwrap_err().code, ExitCode::SandboxNotFound);
+        assert_eq!(client.resume("nobody").await.unwrap_err().code, ExitCode::SandboxNotFound);
+        let freeze = FreezeSandbox {
+            directory: path("s"),
+            delta: false,
+            stop: false,
+        };
+        assert_eq!(client.freeze("nobody", &freeze).await.unwrap_err().code, ExitCode::SandboxNotFound);
+        let nowhere = ThawSandbox {
+            directory: path("s"),
+            hostname: None,
+            name: None,
+            client: None,
+            memory_mode: Default::default(),
+        };
+        assert_eq!(client.thaw(&nowhere).await.unwrap_err().code, ExitCode::SnapshotNotFound);
 
         let tiny = CreateSandbox {
             memory_mib: 1,

@@ -4,21 +4,21 @@ use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::ExecProcessRequest;
 
 use super::ExecArguments;
-use super::run::{CONTAINER, check_tty, environment};
+use super::run::{check_tty, environment};
 use crate::agent_client::{AgentClient, ProcessId};
-use crate::container::{Options, Running, exec_process};
+use crate::container::{Options, RUNNING_FILE, Running, exec_process};
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::sandbox::READY_LIMIT;
 use crate::state::{RunDirectory, new_id, vsock_socket};
-use crate::stdio::{Attendance, Signals, attend, terminal};
+use crate::stdio::{Attendance, Signals, Stdin, attend, terminal};
 
 pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
     check_tty(&arguments.process)?;
     let run = RunDirectory::open(&Paths::from_env().run)?;
     let record = run.find(&arguments.sandbox)?;
     let directory = run.directory(&record.id);
-    let text = std::fs::read(directory.join(CONTAINER)).map_err(|_| {
+    let text = std::fs::read(directory.join(RUNNING_FILE)).map_err(|_| {
         Failure::new(
             ExitCode::SandboxNotFound,
             format!("sandbox {} has no running container yet", record.id),
@@ -27,7 +27,7 @@ pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
     let running: Running = serde_json::from_slice(&text).map_err(|e| {
         Failure::new(
             ExitCode::Runtime,
-            format!("{}: {e}", directory.join(CONTAINER).display()),
+            format!("{}: {e}", directory.join(RUNNING_FILE).display()),
         )
     })?;
     let options = Options {
@@ -54,7 +54,10 @@ pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
         exec: exec_id,
     };
     let how = Attendance {
-        interactive: arguments.process.interactive,
+        stdin: match arguments.process.interactive {
+            true => Stdin::Pass,
+            false => Stdin::Close,
+        },
         tty: arguments.process.tty,
     };
     let status = attend(&agent, &process, how, signals).await?;

@@ -1,6 +1,7 @@
 //! The commands of `thaw`.
 
 use clap::{Args, Parser, Subcommand};
+use thaw_protocol::control::MemoryMode;
 
 use crate::exit::{ExitCode, Failure};
 use crate::images::Pull;
@@ -8,14 +9,18 @@ use crate::paths::VARIABLES;
 use crate::sandbox::NetworkMode;
 use crate::ui::Ui;
 
+mod detach;
 mod doctor;
 mod exec;
+mod home;
 mod image;
 pub mod logging;
 mod ps;
 mod run;
+mod running;
 mod size;
 mod template;
+mod thaw;
 
 pub use size::MemorySize;
 pub use template::TemplateCommand;
@@ -59,6 +64,28 @@ pub enum Command {
     Exec(Box<ExecArguments>),
     /// List running sandboxes
     Ps,
+    /// Stop a sandbox's CPUs
+    Pause {
+        /// The sandbox: id, name, or the beginning of an id
+        sandbox: String,
+    },
+    /// Let a paused sandbox's CPUs run again
+    Resume {
+        /// The sandbox
+        sandbox: String,
+    },
+    /// Write a running sandbox down, memory and disk, to be thawed again
+    Freeze(FreezeArguments),
+    /// Make a new sandbox of a frozen one; what ran in it goes on
+    Thaw(ThawArguments),
+    /// Make clones of a running sandbox, detached, and print their ids
+    Fork(ForkArguments),
+    /// End sandboxes
+    Rm {
+        /// The sandboxes: ids, names, or beginnings of ids
+        #[arg(required = true, value_name = "SANDBOX")]
+        sandboxes: Vec<String>,
+    },
     /// Pull, list and remove images
     #[command(subcommand)]
     Image(ImageCommand),
@@ -118,6 +145,14 @@ pub struct RunArguments {
     pub network: NetworkMode,
     #[command(flatten)]
     pub source: SourceArguments,
+    /// Boot a kernel instead of thawing a template
+    #[arg(long)]
+    pub cold: bool,
+    #[arg(long, value_name = "MODE", value_parser = home::parse_memory_mode, help = MEMORY_MODE_HELP)]
+    pub memory_mode: Option<MemoryMode>,
+    /// Print the sandbox's id once its container runs, and leave it running; its output is not kept
+    #[arg(short, long)]
+    pub detach: bool,
     /// At the end, say where the time of the start went
     #[arg(long)]
     pub timings: bool,
@@ -132,6 +167,61 @@ pub struct RunArguments {
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
+}
+
+const MEMORY_MODE_HELP: &str = "How a thawed guest gets its memory: `cow`: mapped, pages come as they are touched; \
+    `populate`: all of it in advance; `uffd`: filled by this process, each part compared first \
+    [default: $THAW_MEMORY_MODE, else cow]";
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw freeze web ./web-frozen && thaw thaw -d ./web-frozen")]
+pub struct FreezeArguments {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// Where to: nothing may be there
+    pub directory: std::path::PathBuf,
+    /// Only the memory written since it was thawed; it then needs what it was thawed from
+    #[arg(long)]
+    pub delta: bool,
+    /// End the sandbox once it is frozen
+    #[arg(long)]
+    pub stop: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct ThawArguments {
+    /// What `thaw freeze` wrote
+    pub directory: std::path::PathBuf,
+    /// Pass stdin on
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Print the sandbox's id once it runs, and leave it running; its output is not kept
+    #[arg(short, long, conflicts_with = "interactive")]
+    pub detach: bool,
+    /// The guest's host name [default: the sandbox's id]
+    #[arg(short = 'h', long, value_name = "NAME")]
+    pub hostname: Option<String>,
+    /// A name for the sandbox
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    #[arg(long, value_name = "MODE", value_parser = home::parse_memory_mode, help = MEMORY_MODE_HELP)]
+    pub memory_mode: Option<MemoryMode>,
+    /// At the end, say where the time of the start went
+    #[arg(long)]
+    pub timings: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+pub struct ForkArguments {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// How many clones
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub count: u16,
 }
 
 /// How a process is run.
@@ -255,6 +345,12 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
         Command::Run(arguments) => in_runtime(run::run(arguments, ui)),
         Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
         Command::Ps => ps::ps(cli.global.json),
+        Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
+        Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),
+        Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),
+        Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, ui)),
+        Command::Fork(arguments) => in_runtime(thaw::fork(arguments, ui)),
+        Command::Rm { sandboxes } => in_runtime(running::remove(sandboxes)),
         Command::Image(command) => in_runtime(image::image(command, ui, cli.global.json)),
         Command::Template(command) => in_runtime(template::template(command, ui, cli.global.json)),
         Command::Doctor => Ok(doctor::doctor(ui, cli.global.json)),

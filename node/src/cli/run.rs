@@ -1,30 +1,22 @@
 //! `thaw run`: a sandbox, a container in it, and its end as ours.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
-use thaw_pools::cgroup::Hierarchy;
-use thaw_pools::process::ProcessRecord;
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::CreateContainerRequest;
-use thaw_protocol::api::{CreateSandbox, ProcessIdentity};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{ProcessArguments, RunArguments};
+use super::home::Home;
+use super::{ProcessArguments, RunArguments, detach};
 use crate::agent_client::{AgentClient, ProcessId};
-use crate::api::client::Client;
-use crate::container::{self, Options};
+use crate::container::{self, Options, RUNNING_FILE};
 use crate::exit::{ExitCode, Failure};
-use crate::paths::Paths;
-use crate::sandbox::{Node, READY_LIMIT, Sandbox, SandboxSpec};
-use crate::state::{RunDirectory, vsock_socket};
-use crate::stdio::{Attendance, Signals, attend, terminal};
-use crate::trace::{Stage, Trace};
+use crate::sandbox::READY_LIMIT;
+use crate::stdio::{Attendance, Signals, Stdin, attend, terminal};
+use crate::trace::Trace;
 use crate::ui::Ui;
 
-/// The file in a sandbox's directory that tells `thaw exec` of its container.
-pub(super) const CONTAINER: &str = "container.json";
 /// How long the word that memory ran out may come after the process's end.
 const OOM_LINGERS: Duration = Duration::from_millis(500);
 /// 128 + SIGKILL.
@@ -34,15 +26,25 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     let Some((image, command)) = arguments.image_and_command.split_first() else {
         return Err(Failure::new(ExitCode::Runtime, "no image"));
     };
+    if arguments.detach {
+        if arguments.process.interactive {
+            return Err(Failure::new(ExitCode::Runtime, "-d and -i exclude each other"));
+        }
+        return detach::detached_self(ui).await;
+    }
     check_tty(&arguments.process)?;
     let env = environment(&arguments.process)?;
     let trace = Trace::new();
     // Until the container takes signals, they end us; what exists so far goes with the future that holds it.
     let home = tokio::select! {
-        home = open(arguments, image, command, ui, &trace) => home?,
+        home = Home::create(arguments, image, command, ui, &trace) => home?,
         status = interrupted() => return Ok(status),
     };
     ui.fact(serde_json::json!({"event": "sandbox", "id": home.id}));
+    let Some(config) = home.config.clone() else {
+        home.close().await;
+        return Err(Failure::new(ExitCode::ImageMalformed, "the image's configuration cannot be read"));
+    };
     let options = Options {
         entrypoint: arguments.entrypoint.clone(),
         command: command.to_vec(),
@@ -55,27 +57,43 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
         size: terminal::size(),
     };
     let how = Attendance {
-        interactive: arguments.process.interactive,
+        stdin: match arguments.process.interactive {
+            true => Stdin::Pass,
+            false => Stdin::Close,
+        },
         tty: arguments.process.tty,
     };
     let result = match Signals::new() {
         Ok(signals) => tokio::select! {
             // Once it is started, signals are the container's.
-            started = start(&home, &options, &trace) => match started {
-                Ok(started) => started.attended(&home, how, signals).await,
+            started = start(&home, &config, &options, &trace) => match started {
+                Ok(started) => {
+                    ui.fact(serde_json::json!({"event": "started", "id": home.id}));
+                    started.attended(&home, how, signals).await
+                }
                 Err(failure) => Err(failure),
             },
             status = interrupted() => Ok(End { status: status.into(), out_of_memory: false }),
         },
         Err(failure) => Err(failure),
     };
+    conclude(home, result, arguments.timings.then_some(&trace), ui).await
+}
+
+/// Removes the sandbox and says how its container ended: the exit status.
+pub(super) async fn conclude(
+    home: Home,
+    result: Result<End, Failure>,
+    timings: Option<&Trace>,
+    ui: &Ui,
+) -> Result<u8, Failure> {
     let result = result.map_err(|failure| home.explain(failure));
-    let (id, stages) = (home.id.clone(), trace.stages());
+    let (id, account) = (home.id.clone(), timings.map(Trace::account));
     home.close().await;
     let end = result?;
     terminal::restore();
-    if arguments.timings {
-        ui.timings(&stages);
+    if let Some(account) = account {
+        ui.timings(&account);
     }
     if end.out_of_memory {
         ui.failure(&Failure::new(
@@ -89,21 +107,26 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
 }
 
 /// How a container ended.
-struct End {
-    status: i32,
-    out_of_memory: bool,
+pub(super) struct End {
+    pub status: i32,
+    pub out_of_memory: bool,
 }
 
 /// A container whose process runs.
-struct Started {
+pub(super) struct Started {
     agent: AgentClient,
     process: ProcessId,
     out_of_memory: tokio::task::JoinHandle<ttrpc::Result<String>>,
 }
 
-async fn start(home: &Home, options: &Options, trace: &Trace) -> Result<Started, Failure> {
+async fn start(
+    home: &Home,
+    config: &ImageConfiguration,
+    options: &Options,
+    trace: &Trace,
+) -> Result<Started, Failure> {
     let id = home.id.clone();
-    let spec = container::spec(&id, &home.config, options)?;
+    let spec = container::spec(&id, config, options)?;
     let running = serde_json::to_vec(&container::running(&id, &spec))
         .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
     let agent = {
@@ -121,13 +144,12 @@ async fn start(home: &Home, options: &Options, trace: &Trace) -> Result<Started,
         };
         agent.create(&request).await?;
     }
-    let watcher = agent.clone();
-    let out_of_memory = tokio::spawn(async move { watcher.out_of_memory().await });
+    let out_of_memory = watch_memory(&agent);
     {
         let _stage = trace.stage("start");
         agent.start(&id).await?;
     }
-    let path = home.directory.join(CONTAINER);
+    let path = home.directory.join(RUNNING_FILE);
     std::fs::write(&path, running)
         .map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))?;
     Ok(Started {
@@ -140,8 +162,28 @@ async fn start(home: &Home, options: &Options, trace: &Trace) -> Result<Started,
     })
 }
 
+fn watch_memory(agent: &AgentClient) -> tokio::task::JoinHandle<ttrpc::Result<String>> {
+    let watcher = agent.clone();
+    tokio::spawn(async move { watcher.out_of_memory().await })
+}
+
 impl Started {
-    async fn attended(self, home: &Home, how: Attendance, signals: Signals) -> Result<End, Failure> {
+    /// A container that was thawed with its sandbox.
+    pub(super) async fn thawed(home: &Home, container: &str, trace: &Trace) -> Result<Started, Failure> {
+        let _stage = trace.stage("connect");
+        let agent = AgentClient::connect(&home.vsock, READY_LIMIT).await?;
+        Ok(Started {
+            out_of_memory: watch_memory(&agent),
+            agent,
+            process: ProcessId {
+                container: container.into(),
+                exec: container.into(),
+            },
+        })
+    }
+
+    /// Attends it to its end.
+    pub(super) async fn attended(self, home: &Home, how: Attendance, signals: Signals) -> Result<End, Failure> {
         let status = tokio::select! {
             status = attend(&self.agent, &self.process, how, signals) => status?,
             reason = home.machine_end() => return Err(Failure::new(ExitCode::GuestEnded, reason)),
@@ -155,178 +197,6 @@ impl Started {
             out_of_memory,
         })
     }
-}
-
-/// Who keeps the sandbox.
-enum Keeper {
-    Ourselves(Box<Sandbox>),
-    Daemon(Client),
-}
-
-/// A sandbox to put a container in.
-struct Home {
-    id: String,
-    vsock: PathBuf,
-    directory: PathBuf,
-    run: PathBuf,
-    config: ImageConfiguration,
-    keeper: Keeper,
-}
-
-impl Home {
-    /// Waits for the machine's end: why it ended. Of a daemon's sandbox we learn by losing the agent.
-    async fn machine_end(&self) -> String {
-        match &self.keeper {
-            Keeper::Ourselves(sandbox) => sandbox.wait_end().await,
-            Keeper::Daemon(_) => std::future::pending().await,
-        }
-    }
-
-    fn explain(&self, failure: Failure) -> Failure {
-        match (&self.keeper, failure.code) {
-            (Keeper::Ourselves(sandbox), ExitCode::GuestEnded | ExitCode::AgentFailed) => {
-                let what = sandbox.ended().unwrap_or_else(|| failure.what.clone());
-                Failure {
-                    what,
-                    context: sandbox.console_tail(),
-                    ..failure
-                }
-            }
-            _ => failure,
-        }
-    }
-
-    async fn close(self) {
-        match self.keeper {
-            Keeper::Ourselves(sandbox) => sandbox.destroy().await,
-            Keeper::Daemon(client) => {
-                let Err(e) = client.delete(&self.id).await else {
-                    return;
-                };
-                // No thawd any more: then nobody owns the sandbox, and we may end it.
-                let ended =
-                    RunDirectory::open(&self.run).is_ok_and(|run| run.end(&self.id, &Hierarchy::detect()));
-                if !ended && e.code != ExitCode::SandboxNotFound {
-                    tracing::warn!("{e}");
-                }
-            }
-        }
-    }
-}
-
-/// Makes the sandbox: by thawd where one serves, else in this process.
-async fn open(
-    arguments: &RunArguments,
-    image: &str,
-    command: &[String],
-    ui: &Ui,
-    trace: &Trace,
-) -> Result<Home, Failure> {
-    let paths = Paths::from_env();
-    let lost = || {
-        Failure::new(
-            ExitCode::ImageMalformed,
-            "the image's configuration cannot be read",
-        )
-    };
-    if let Some(client) = Client::connect(&paths.daemon_socket()) {
-        let request = daemon_request(arguments, image, command)?;
-        let before = trace.elapsed_ns();
-        let created = client.create(&request).await?;
-        let stages = created.stages.into_iter();
-        let stages = stages.map(|s| Stage {
-            name: s.name,
-            start_ns: s.start_ns,
-            duration_ns: s.duration_ns,
-        });
-        trace.add_all(stages.collect(), before);
-        let vsock = PathBuf::from(&created.sandbox.vsock);
-        let directory = vsock.parent().map(PathBuf::from).unwrap_or_default();
-        let config = ImageConfiguration::from_reader(created.image_config.as_bytes()).map_err(|_| lost())?;
-        return Ok(Home {
-            id: created.sandbox.id,
-            vsock,
-            directory,
-            run: paths.run,
-            config,
-            keeper: Keeper::Daemon(client),
-        });
-    }
-    let run = paths.run.clone();
-    let node = Node::open(paths)?;
-    let spec = SandboxSpec {
-        image: image.to_owned(),
-        pull: arguments.source.pull,
-        plain_http: arguments.source.plain_http,
-        vcpus: arguments.cpus,
-        memory_mib: arguments.memory.mebibytes(),
-        hostname: arguments.hostname.clone(),
-        name: arguments.name.clone(),
-        network: arguments.network,
-        command: command.to_vec(),
-        tethered: true,
-        client: None,
-    };
-    let sandbox = Sandbox::create(&node, spec, trace, ui.pull()).await?;
-    let directory = sandbox.directory();
-    Ok(Home {
-        id: sandbox.record().id.clone(),
-        vsock: vsock_socket(&directory),
-        directory,
-        run,
-        config: sandbox.config.clone().ok_or_else(lost)?,
-        keeper: Keeper::Ourselves(Box::new(sandbox)),
-    })
-}
-
-fn daemon_request(
-    arguments: &RunArguments,
-    image: &str,
-    command: &[String],
-) -> Result<CreateSandbox, Failure> {
-    let name = |value: &dyn erased::Name| value.name();
-    Ok(CreateSandbox {
-        image: absolute(image)?,
-        pull: name(&arguments.source.pull),
-        plain_http: arguments.source.plain_http,
-        cpus: arguments.cpus,
-        memory_mib: arguments.memory.mebibytes(),
-        hostname: arguments.hostname.clone(),
-        name: arguments.name.clone(),
-        network: name(&arguments.network),
-        command: command.to_vec(),
-        client: ProcessRecord::myself().map(|r| ProcessIdentity {
-            pid: r.pid,
-            start_time: r.start_time,
-        }),
-    })
-}
-
-/// The names flags have for values, without a type for each.
-mod erased {
-    pub(super) trait Name {
-        fn name(&self) -> String;
-    }
-
-    impl<T: clap::ValueEnum> Name for T {
-        fn name(&self) -> String {
-            self.to_possible_value()
-                .map(|v| v.get_name().to_owned())
-                .unwrap_or_default()
-        }
-    }
-}
-
-/// A local image by its absolute path: thawd has a directory of its own.
-fn absolute(image: &str) -> Result<String, Failure> {
-    for kind in ["oci:", "docker-archive:"] {
-        if let Some(path) = image.strip_prefix(kind) {
-            let here = std::env::current_dir()
-                .map_err(|e| Failure::system("cannot tell the current directory", &e))?;
-            return Ok(format!("{kind}{}", here.join(path).display()));
-        }
-    }
-    Ok(image.to_owned())
 }
 
 /// A terminal that is not one cannot be raw, nor have a size.
@@ -375,20 +245,6 @@ pub(super) async fn interrupted() -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn local_images_are_named_absolutely_for_the_daemon() {
-        let here = std::env::current_dir().unwrap();
-        assert_eq!(
-            absolute("oci:dir:tag").unwrap(),
-            format!("oci:{}/dir:tag", here.display())
-        );
-        assert_eq!(
-            absolute("docker-archive:/a.tar").unwrap(),
-            "docker-archive:/a.tar"
-        );
-        assert_eq!(absolute("busybox").unwrap(), "busybox");
-    }
 
     #[test]
     fn env_files_come_before_flags() {

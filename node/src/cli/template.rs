@@ -83,8 +83,9 @@ pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> 
             };
             let key = sign.as_deref().map(SigningKey::load).transpose()?;
             let node = Node::open(paths)?;
+            let told = progress(ui);
             let built = tokio::select! {
-                built = store.get(&node, shape, key, &progress(ui)) => built?,
+                built = store.get(&node, shape, key, &told) => built?,
                 status = super::run::interrupted() => return Ok(status),
             };
             super::print(&match json {

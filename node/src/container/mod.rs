@@ -35,10 +35,15 @@ pub struct Options {
     pub size: Option<(u16, u16)>,
 }
 
-/// What `thaw exec` needs to know of a container it did not start.
+/// The file in a sandbox's directory that holds a [`Running`].
+pub const RUNNING_FILE: &str = "container.json";
+
+/// What `thaw exec`, and a thaw, needs to know of a container it did not start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Running {
     pub container_id: String,
+    /// Its process has a terminal.
+    pub tty: bool,
     pub env: Vec<String>,
     pub cwd: String,
     pub user: String,
@@ -97,6 +102,7 @@ pub fn exec_process(running: &Running, options: &Options) -> oci::Process {
 pub fn running(id: &str, spec: &oci::Spec) -> Running {
     Running {
         container_id: id.into(),
+        tty: spec.Process.Terminal,
         env: spec.Process.Env.clone(),
         cwd: spec.Process.Cwd.clone(),
         user: spec.Process.User.Username.clone(),

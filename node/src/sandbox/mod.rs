@@ -4,6 +4,7 @@
 //! failure, a cancellation and an end are one path. What no drop can reach (`kill -9`) is either anonymous or found
 //! through the sandbox's directory by the next start ([`crate::state`]).
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +12,10 @@ use std::time::Duration;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::{Cgroup, Hierarchy};
+use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
-use thaw_protocol::control::{Command, ExitReason, MachineState, Response};
+use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::{Image, Lease};
 use tokio::sync::watch;
@@ -23,12 +25,27 @@ use crate::control_client::{ControlClient, Life};
 use crate::exit::{ExitCode, Failure};
 use crate::images::{Images, Pull};
 use crate::misses::MissServer;
+use crate::page_server::PageServer;
 use crate::paths::Paths;
+use crate::snapshot::{Hold, Registered};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
+use crate::template::Templates;
 use crate::trace::Trace;
+use backends::{Backends, Ends};
 
+mod backends;
+pub mod cold;
 mod create;
+mod disk;
 mod files;
+pub mod freeze;
+mod machine;
+mod snapshot;
+mod thaw;
+
+pub use freeze::{FreezeOptions, Frozen};
+pub use snapshot::ThawSpec;
+use machine::{describe, odd};
 
 /// How long a guest may take to ring, and the agent to take its identity.
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -63,6 +80,25 @@ pub struct SandboxSpec {
     pub tethered: bool,
     /// For a sandbox thawd makes: the process it is made for, and ends with.
     pub client: Option<ProcessRecord>,
+    /// Boot the guest instead of thawing one.
+    pub cold: bool,
+    /// How a thawed guest gets its memory.
+    pub memory_mode: MemoryMode,
+}
+
+/// An image in a slot of the root device.
+#[derive(Clone, Debug)]
+struct Shown {
+    slot: u16,
+    /// Directory name under the root device's root.
+    name: String,
+    image: Image,
+}
+
+/// What a sandbox was thawed from.
+#[derive(Clone, Debug)]
+struct Origin {
+    registered: Arc<Registered>,
 }
 
 /// What sandboxes are made from and where.
@@ -72,20 +108,33 @@ pub struct Node {
     pub run: RunDirectory,
     pub images: Images,
     pub cgroups: Hierarchy,
+    pub templates: Templates,
+    /// Guests weakened for a test are taken here.
+    pub test_templates: bool,
 }
 
 impl Node {
-    /// Opens the run directory and the image store, and removes what dead owners left.
+    /// For a process that makes one sandbox, or a few commands' worth. Guests weakened for a test are taken if this
+    /// process's environment makes them so.
     pub fn open(paths: Paths) -> Result<Node, Failure> {
+        let test_templates = cold::has_test_hooks(&cold::command_line());
+        Node::open_as(paths, Hold::Files, test_templates)
+    }
+
+    /// Opens the run directory and the image store, and removes what dead owners left. A process that lives long holds
+    /// templates in sealed memory of its own.
+    pub fn open_as(paths: Paths, hold: Hold, test_templates: bool) -> Result<Node, Failure> {
         let run = RunDirectory::open(&paths.run)?;
         let cgroups = Hierarchy::detect();
         run.clean(&cgroups);
         let images = Images::open(&paths.images())?;
         Ok(Node {
+            templates: Templates::open(&paths, hold)?,
             paths,
             run,
             images,
             cgroups,
+            test_templates,
         })
     }
 }
@@ -93,15 +142,45 @@ impl Node {
 /// Everything a sandbox has on the host. Dropping it removes all of it.
 #[derive(Debug)]
 struct Resources {
-    // In the order they must go: the VMM holds descriptors of the others.
-    control: Option<ControlClient>,
+    // In the order they must go: the VMM holds descriptors of the others, and needs its pages until it has ended.
+    control: Option<Arc<ControlClient>>,
     vmm: Option<VmmProcess>,
+    pages: Option<PageServer>,
     misses: Option<MissServer>,
     console: Option<Console>,
     cgroup: Option<Cgroup>,
-    lease: Option<Lease>,
+    leases: Vec<Lease>,
+    images: Vec<Shown>,
+    /// The writable layer. Not known of a sandbox that was adopted.
+    disk: Option<OwnedFd>,
+    network: Option<NetworkSlot>,
     directory: SandboxDirectory,
     keep: bool,
+}
+
+impl Resources {
+    fn new(directory: SandboxDirectory) -> Resources {
+        Resources {
+            control: None,
+            vmm: None,
+            pages: None,
+            misses: None,
+            console: None,
+            cgroup: None,
+            leases: Vec::new(),
+            images: Vec::new(),
+            disk: None,
+            network: None,
+            directory,
+            keep: false,
+        }
+    }
+
+    fn control(&self) -> Result<&Arc<ControlClient>, Failure> {
+        self.control
+            .as_ref()
+            .ok_or_else(|| Failure::new(ExitCode::VmmFailed, "no connection to thaw-vmm"))
+    }
 }
 
 impl Drop for Resources {
@@ -116,6 +195,7 @@ impl Drop for Resources {
                 tracing::warn!("cannot reap thaw-vmm: {e}");
             }
         }
+        self.pages = None;
         if let Some(cgroup) = self.cgroup.take() {
             cgroup.destroy();
         }
@@ -129,18 +209,44 @@ pub struct Sandbox {
     /// The image's configuration, where it is still known.
     pub config: Option<ImageConfiguration>,
     life: watch::Receiver<Life>,
+    origin: Option<Origin>,
     resources: Resources,
+    /// Held while it is frozen.
+    freezing: tokio::sync::Mutex<()>,
 }
 
 impl Sandbox {
-    /// Makes a sandbox whose agent has taken its identity and waits for containers. Each stage is timed in `trace`.
+    fn new(
+        record: Record,
+        config: Option<ImageConfiguration>,
+        origin: Option<Origin>,
+        resources: Resources,
+    ) -> Result<Sandbox, Failure> {
+        Ok(Sandbox {
+            life: resources.control()?.life(),
+            record,
+            config,
+            origin,
+            resources,
+            freezing: tokio::sync::Mutex::new(()),
+        })
+    }
+
+    /// Makes a sandbox whose agent has taken its identity and waits for containers. Each stage is timed in `trace`;
+    /// `building` is told of the making of a template, where there is none yet.
     pub async fn create(
         node: &Node,
         spec: SandboxSpec,
         trace: &Trace,
         progress: Arc<dyn Progress>,
+        building: crate::template::Progress,
     ) -> Result<Sandbox, Failure> {
-        create::create(node, spec, trace, progress).await
+        create::create(node, spec, trace, progress, building).await
+    }
+
+    /// Makes a sandbox of a snapshot of a running one: its workloads go on, as another. Timed as a creation is.
+    pub async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Failure> {
+        snapshot::thaw(node, spec, trace).await
     }
 
     /// Takes over a sandbox whose thawd is gone: connects to its VMM, and gives it a new miss socket and console.
@@ -150,40 +256,29 @@ impl Sandbox {
             .vmm
             .and_then(VmmProcess::adopt)
             .ok_or_else(|| lost("its VMM has ended"))?;
-        let mut resources = Resources {
-            control: None,
-            vmm: Some(vmm),
-            misses: None,
-            console: None,
-            cgroup: Some(node.cgroups.adopt(&record.id)),
-            lease: None,
-            directory,
-            keep: false,
-        };
+        let mut resources = Resources::new(directory);
+        resources.vmm = Some(vmm);
+        resources.cgroup = Some(node.cgroups.adopt(&record.id));
         let control = ControlClient::connect(&resources.directory.control_socket())?;
-        create::attach_misses(&control, node, &mut resources).await?;
-        create::attach_console(&control, &mut resources).await?;
+        let ends = Ends::make(node.images.clone())?;
+        let mut backends = Backends::default();
+        ends.attach(&mut backends);
+        backends.send(&control).await?;
+        (resources.misses, resources.console) = (Some(ends.misses), Some(ends.console));
         let image: Option<Image> = match &record.image_digest {
             Some(digest) => node.images.by_digest(digest)?,
             None => None,
         };
-        resources.lease = match &image {
-            Some(image) => Some(image.lease().map_err(crate::images::failure)?),
-            None => None,
-        };
-        let life = control.life();
-        resources.control = Some(control);
+        if let Some(image) = &image {
+            resources.leases.push(image.lease().map_err(crate::images::failure)?);
+        }
+        resources.control = Some(control.into());
         let record = Record {
             owner: ProcessRecord::myself(),
             ..record
         };
         resources.directory.write(&record)?;
-        Ok(Sandbox {
-            record,
-            config: image.map(|i| i.config),
-            life,
-            resources,
-        })
+        Sandbox::new(record, image.map(|i| i.config), None, resources)
     }
 
     /// What is known of it.
@@ -231,21 +326,39 @@ impl Sandbox {
 
     /// What the VMM says of its machine.
     pub async fn machine(&self) -> Result<MachineState, Failure> {
-        let control = self.resources.control.as_ref();
-        let control =
-            control.ok_or_else(|| Failure::new(ExitCode::VmmFailed, "no connection to thaw-vmm"))?;
-        match control.call(Command::Status, &[]).await? {
+        match self.resources.control()?.call(Command::Status, &[]).await? {
             Response::Status { state, .. } => Ok(state),
-            _ => Err(Failure::new(
-                ExitCode::VmmFailed,
-                "thaw-vmm answered another question",
-            )),
+            other => Err(odd(&other)),
+        }
+    }
+
+    /// Stops its CPUs outside guest code.
+    pub async fn pause(&self) -> Result<(), Failure> {
+        let _one = self.freezing.lock().await;
+        Ok(self.resources.control()?.call(Command::Pause, &[]).await.map(drop)?)
+    }
+
+    /// Lets them run again.
+    pub async fn resume(&self) -> Result<(), Failure> {
+        let _one = self.freezing.lock().await;
+        Ok(self.resources.control()?.call(Command::Resume, &[]).await.map(drop)?)
+    }
+
+    /// Ends its machine: whoever holds it sees it end.
+    pub fn kill(&self) {
+        if let Some(vmm) = &self.resources.vmm {
+            vmm.kill();
         }
     }
 
     /// Ends it and removes all it has. Blocks for as long as the kernel takes.
-    pub async fn destroy(self) {
-        let gone = tokio::task::spawn_blocking(move || drop(self)).await;
+    pub async fn destroy(self: Arc<Sandbox>) {
+        let gone = tokio::task::spawn_blocking(move || {
+            // Whoever else looks at it finds it ended, and the last to let go removes it.
+            self.kill();
+            drop(self);
+        })
+        .await;
         if let Err(e) = gone {
             tracing::warn!("tearing a sandbox down failed: {e}");
         }
@@ -258,15 +371,6 @@ impl Sandbox {
         if let Some(vmm) = &mut self.resources.vmm {
             vmm.release();
         }
-    }
-}
-
-/// A machine's end in words.
-fn describe(reason: &ExitReason) -> String {
-    match reason {
-        ExitReason::PowerOff => "the guest powered off".into(),
-        ExitReason::Reset => "the guest's kernel panicked or its agent died".into(),
-        ExitReason::Fault(what) => format!("the guest's CPU could not go on: {what}"),
     }
 }
 

@@ -34,13 +34,24 @@ const OUTPUT_LINGERS: Duration = Duration::from_secs(2);
 /// How a process is attended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attendance {
-    /// Stdin is passed on; otherwise it is closed at once.
-    pub interactive: bool,
+    pub stdin: Stdin,
     /// The process has a terminal.
     pub tty: bool,
 }
 
-/// Attends a process that was just started, to its end: its status. `signals` are passed on from the moment they were
+/// What becomes of a process's stdin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stdin {
+    /// Ours is passed on.
+    Pass,
+    /// It is closed at once.
+    #[default]
+    Close,
+    /// It stays as it is: for a process that was there before us.
+    Leave,
+}
+
+/// Attends a process that was just started or thawed, to its end: its status. `signals` are passed on from the moment they were
 /// caught, which may be before the process was started.
 ///
 /// # Errors
@@ -51,7 +62,7 @@ pub async fn attend(
     how: Attendance,
     signals: Signals,
 ) -> Result<i32, Failure> {
-    let _raw = match how.interactive && how.tty && terminal::stdin_is_terminal() {
+    let _raw = match how.stdin == Stdin::Pass && how.tty && terminal::stdin_is_terminal() {
         true => {
             Some(terminal::RawTerminal::enter().map_err(|e| Failure::system("cannot set the terminal", &e))?)
         }
@@ -71,7 +82,7 @@ pub async fn attend(
         )));
     }
     let others = [
-        tokio::spawn(pump_in(agent.clone(), process.clone(), how.interactive)),
+        tokio::spawn(pump_in(agent.clone(), process.clone(), how.stdin)),
         tokio::spawn(signals.forward(agent.clone(), process.clone())),
         tokio::spawn(follow_size(agent.clone(), process.clone(), how.tty)),
     ];
@@ -118,8 +129,11 @@ async fn write_flush(to: &mut (impl tokio::io::AsyncWrite + Unpin), data: &[u8])
     to.flush().await
 }
 
-async fn pump_in(agent: AgentClient, process: ProcessId, interactive: bool) {
-    if interactive {
+async fn pump_in(agent: AgentClient, process: ProcessId, stdin: Stdin) {
+    if stdin == Stdin::Leave {
+        return;
+    }
+    if stdin == Stdin::Pass {
         let mut input = read_stdin();
         while let Some(data) = input.recv().await {
             if let Err(e) = agent.write_stdin(&process, data).await {

@@ -74,7 +74,7 @@ impl Place {
     /// `thaw run` of the image.
     pub fn run(&self) -> Command {
         let mut command = self.command("thaw");
-        command.args(["run", "--memory", "64m", &self.image()]);
+        command.args(["run", "--cold", "--memory", "64m", &self.image()]);
         command
     }
 

@@ -1,0 +1,291 @@
+//! Where a command's sandbox is kept: by thawd where one serves, else in this process.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use oci_spec::image::ImageConfiguration;
+use thaw_pools::cgroup::Hierarchy;
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ProcessIdentity, ThawSandbox};
+use thaw_protocol::control::MemoryMode;
+
+use super::{RunArguments, template};
+use crate::api::client::Client;
+use crate::api::server::OwnerService;
+use crate::exit::{ExitCode, Failure};
+use crate::paths::Paths;
+use crate::sandbox::{Node, Sandbox, SandboxSpec, ThawSpec};
+use crate::state::{RunDirectory, vsock_socket};
+use crate::trace::Trace;
+use crate::ui::Ui;
+
+/// Who keeps the sandbox.
+enum Keeper {
+    Ourselves {
+        sandbox: Arc<Sandbox>,
+        /// Serves it to other commands.
+        service: OwnerService,
+    },
+    Daemon(Client),
+}
+
+/// A sandbox, and who keeps it.
+pub(super) struct Home {
+    pub id: String,
+    pub vsock: PathBuf,
+    pub directory: PathBuf,
+    /// The image's, where it is known.
+    pub config: Option<ImageConfiguration>,
+    run: PathBuf,
+    keeper: Keeper,
+}
+
+impl Home {
+    /// Makes the sandbox `thaw run` asks for.
+    pub(super) async fn create(
+        arguments: &RunArguments,
+        image: &str,
+        command: &[String],
+        ui: &Ui,
+        trace: &Trace,
+    ) -> Result<Home, Failure> {
+        let paths = Paths::from_env();
+        let memory_mode = memory_mode(arguments.memory_mode)?;
+        if let Some(client) = Client::connect(&paths.daemon_socket()) {
+            let request = daemon_request(arguments, image, command, memory_mode)?;
+            let before = trace.elapsed_ns();
+            let created = client.create(&request).await?;
+            return Home::of_daemon(client, created, before, paths, trace);
+        }
+        let run = paths.run.clone();
+        let node = Node::open(paths)?;
+        let spec = SandboxSpec {
+            image: image.to_owned(),
+            pull: arguments.source.pull,
+            plain_http: arguments.source.plain_http,
+            vcpus: arguments.cpus,
+            memory_mib: arguments.memory.mebibytes(),
+            hostname: arguments.hostname.clone(),
+            name: arguments.name.clone(),
+            network: arguments.network,
+            command: command.to_vec(),
+            tethered: true,
+            client: None,
+            cold: arguments.cold,
+            memory_mode,
+        };
+        let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await?;
+        Home::of_ours(node, sandbox, run)
+    }
+
+    /// Makes a sandbox of a snapshot.
+    pub(super) async fn thaw(request: ThawSandbox, trace: &Trace) -> Result<Home, Failure> {
+        let paths = Paths::from_env();
+        if let Some(client) = Client::connect(&paths.daemon_socket()) {
+            let request = ThawSandbox {
+                client: myself(),
+                ..request
+            };
+            let before = trace.elapsed_ns();
+            let created = client.thaw(&request).await?;
+            return Home::of_daemon(client, created, before, paths, trace);
+        }
+        let run = paths.run.clone();
+        let node = Node::open(paths)?;
+        let spec = ThawSpec {
+            directory: request.directory,
+            hostname: request.hostname,
+            name: request.name,
+            tethered: true,
+            client: None,
+            memory_mode: request.memory_mode,
+        };
+        let sandbox = Sandbox::thaw(&node, spec, trace).await?;
+        Home::of_ours(node, sandbox, run)
+    }
+
+    fn of_daemon(
+        client: Client,
+        created: CreatedSandbox,
+        before_ns: u64,
+        paths: Paths,
+        trace: &Trace,
+    ) -> Result<Home, Failure> {
+        trace.add_all(created.account, before_ns);
+        let vsock = PathBuf::from(&created.sandbox.vsock);
+        let directory = vsock.parent().map(PathBuf::from).unwrap_or_default();
+        let config = serde_json::from_str(&created.image_config).map_err(|e| {
+            let what = format!("the image's configuration cannot be read: {e}");
+            Failure::new(ExitCode::ImageMalformed, what)
+        })?;
+        Ok(Home {
+            id: created.sandbox.id,
+            vsock,
+            directory,
+            config,
+            run: paths.run,
+            keeper: Keeper::Daemon(client),
+        })
+    }
+
+    fn of_ours(node: Node, sandbox: Sandbox, run: PathBuf) -> Result<Home, Failure> {
+        let sandbox = Arc::new(sandbox);
+        let directory = sandbox.directory();
+        Ok(Home {
+            id: sandbox.record().id.clone(),
+            vsock: vsock_socket(&directory),
+            directory,
+            config: sandbox.config.clone(),
+            run,
+            keeper: Keeper::Ourselves {
+                service: OwnerService::start(node, sandbox.clone())?,
+                sandbox,
+            },
+        })
+    }
+
+    /// Waits for the machine's end: why it ended. Of a daemon's sandbox we learn by losing the agent.
+    pub(super) async fn machine_end(&self) -> String {
+        match &self.keeper {
+            Keeper::Ourselves { sandbox, .. } => sandbox.wait_end().await,
+            Keeper::Daemon(_) => std::future::pending().await,
+        }
+    }
+
+    /// A failure with what the sandbox says of it.
+    pub(super) fn explain(&self, failure: Failure) -> Failure {
+        match (&self.keeper, failure.code) {
+            (Keeper::Ourselves { sandbox, .. }, ExitCode::GuestEnded | ExitCode::AgentFailed) => {
+                let what = sandbox.ended().unwrap_or_else(|| failure.what.clone());
+                Failure {
+                    what,
+                    context: sandbox.console_tail(),
+                    ..failure
+                }
+            }
+            _ => failure,
+        }
+    }
+
+    /// Ends the sandbox and removes all it has.
+    pub(super) async fn close(self) {
+        match self.keeper {
+            Keeper::Ourselves { sandbox, service } => {
+                // First the machine: then nobody waits for an answer of its any more.
+                sandbox.kill();
+                service.stop().await;
+                sandbox.destroy().await;
+            }
+            Keeper::Daemon(client) => {
+                let Err(e) = client.delete(&self.id).await else {
+                    return;
+                };
+                // No thawd any more: then nobody owns the sandbox, and we may end it.
+                let ended =
+                    RunDirectory::open(&self.run).is_ok_and(|run| run.end(&self.id, &Hierarchy::detect()));
+                if !ended && e.code != ExitCode::SandboxNotFound {
+                    tracing::warn!("{e}");
+                }
+            }
+        }
+    }
+}
+
+/// The variable that says how guests get their memory, where no flag does.
+const MEMORY_MODE: &str = "THAW_MEMORY_MODE";
+
+/// By flag, else by the environment.
+pub(super) fn memory_mode(flag: Option<MemoryMode>) -> Result<MemoryMode, Failure> {
+    match (flag, std::env::var(MEMORY_MODE)) {
+        (Some(mode), _) => Ok(mode),
+        (None, Ok(text)) if !text.is_empty() => parse_memory_mode(&text)
+            .map_err(|e| Failure::new(ExitCode::Runtime, format!("{MEMORY_MODE}={text}: {e}"))),
+        (None, _) => Ok(MemoryMode::default()),
+    }
+}
+
+/// A memory mode by its name.
+pub(super) fn parse_memory_mode(text: &str) -> Result<MemoryMode, String> {
+    match text {
+        "cow" => Ok(MemoryMode::Cow),
+        "populate" => Ok(MemoryMode::Populate),
+        "uffd" => Ok(MemoryMode::Uffd),
+        _ => Err("one of cow, populate, uffd".into()),
+    }
+}
+
+fn myself() -> Option<ProcessIdentity> {
+    ProcessRecord::myself().map(|r| ProcessIdentity {
+        pid: r.pid,
+        start_time: r.start_time,
+    })
+}
+
+fn daemon_request(
+    arguments: &RunArguments,
+    image: &str,
+    command: &[String],
+    memory_mode: MemoryMode,
+) -> Result<CreateSandbox, Failure> {
+    let name = |value: &dyn erased::Name| value.name();
+    Ok(CreateSandbox {
+        image: absolute(image)?,
+        pull: name(&arguments.source.pull),
+        plain_http: arguments.source.plain_http,
+        cpus: arguments.cpus,
+        memory_mib: arguments.memory.mebibytes(),
+        hostname: arguments.hostname.clone(),
+        name: arguments.name.clone(),
+        network: name(&arguments.network),
+        command: command.to_vec(),
+        client: myself(),
+        cold: arguments.cold,
+        memory_mode,
+    })
+}
+
+/// The names flags have for values, without a type for each.
+mod erased {
+    pub(super) trait Name {
+        fn name(&self) -> String;
+    }
+
+    impl<T: clap::ValueEnum> Name for T {
+        fn name(&self) -> String {
+            self.to_possible_value()
+                .map(|v| v.get_name().to_owned())
+                .unwrap_or_default()
+        }
+    }
+}
+
+/// A local image by its absolute path: thawd has a directory of its own.
+fn absolute(image: &str) -> Result<String, Failure> {
+    for kind in ["oci:", "docker-archive:"] {
+        if let Some(path) = image.strip_prefix(kind) {
+            let here = std::env::current_dir()
+                .map_err(|e| Failure::system("cannot tell the current directory", &e))?;
+            return Ok(format!("{kind}{}", here.join(path).display()));
+        }
+    }
+    Ok(image.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_images_are_named_absolutely_for_the_daemon() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(
+            absolute("oci:dir:tag").unwrap(),
+            format!("oci:{}/dir:tag", here.display())
+        );
+        assert_eq!(
+            absolute("docker-archive:/a.tar").unwrap(),
+            "docker-archive:/a.tar"
+        );
+        assert_eq!(absolute("busybox").unwrap(), "busybox");
+    }
+}

@@ -1,0 +1,90 @@
+//! `thaw pause`, `resume`, `freeze`, `rm`: asked of whoever owns the sandbox, a `thaw run` or thawd.
+
+use std::path::{Path, PathBuf};
+
+use thaw_protocol::api::FreezeSandbox;
+
+use super::{FreezeArguments, print};
+use crate::api::client::Client;
+use crate::exit::{ExitCode, Failure};
+use crate::paths::Paths;
+use crate::state::{RunDirectory, owner_socket};
+
+/// The owner of a running sandbox.
+pub(super) struct Owner {
+    pub id: String,
+    pub client: Client,
+}
+
+impl Owner {
+    /// By id, name, or the beginning of an id.
+    pub(super) fn find(wanted: &str) -> Result<Owner, Failure> {
+        let paths = Paths::from_env();
+        let run = RunDirectory::open(&paths.run)?;
+        let record = run.find(wanted)?;
+        let socket = match record.tethered {
+            true => owner_socket(&run.directory(&record.id)),
+            false => paths.daemon_socket(),
+        };
+        let client = Client::connect(&socket).ok_or_else(|| {
+            let what = format!("the owner of sandbox {} does not answer: {}", record.id, socket.display());
+            Failure::new(ExitCode::DaemonUnreachable, what).remedy("it is being made or ended, or thawd must be started again")
+        })?;
+        Ok(Owner { id: record.id, client })
+    }
+}
+
+pub(super) async fn pause(wanted: &str) -> Result<u8, Failure> {
+    let owner = Owner::find(wanted)?;
+    owner.client.pause(&owner.id).await?;
+    Ok(0)
+}
+
+pub(super) async fn resume(wanted: &str) -> Result<u8, Failure> {
+    let owner = Owner::find(wanted)?;
+    owner.client.resume(&owner.id).await?;
+    Ok(0)
+}
+
+pub(super) async fn remove(wanted: &[String]) -> Result<u8, Failure> {
+    for wanted in wanted {
+        let owner = Owner::find(wanted)?;
+        owner.client.delete(&owner.id).await?;
+        print(&owner.id);
+    }
+    Ok(0)
+}
+
+pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8, Failure> {
+    let owner = Owner::find(&arguments.sandbox)?;
+    let directory = absolute(&arguments.directory)?;
+    let request = FreezeSandbox {
+        directory: directory.clone(),
+        delta: arguments.delta,
+        stop: arguments.stop,
+    };
+    let frozen = owner.client.freeze(&owner.id, &request).await?;
+    if arguments.stop {
+        owner.client.delete(&owner.id).await?;
+    }
+    print(&match json {
+        true => serde_json::json!({
+            "snapshot": directory,
+            "memory_bytes": frozen.memory_bytes,
+            "paused_ns": frozen.paused_ns,
+        })
+        .to_string(),
+        false => format!(
+            "{}: {:.1} MiB of memory, paused for {:.1} ms",
+            directory.display(),
+            frozen.memory_bytes as f64 / f64::from(1 << 20),
+            frozen.paused_ns as f64 / 1e6,
+        ),
+    });
+    Ok(0)
+}
+
+/// A path as another process sees it.
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|e| Failure::system("cannot tell the current directory", &e))
+}

@@ -1,0 +1,303 @@
+//! Filling a machine's memory as it is touched, by userfaultfd(2): for memory that is not to be mapped from a local file.
+//!
+//! Invariant: every byte given to the machine was compared with the manifest first, as part of its whole chunk. What
+//! cannot be had, or is not what the manifest says, ends the machine: a guess would be worse.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use thaw_protocol::control::MappedRegion;
+
+use crate::snapshot::Hash;
+use crate::snapshot::manifest::{CHUNK, ChunkedFile};
+
+const PAGE: u64 = 4096;
+/// Size of `struct uffd_msg` (linux/userfaultfd.h).
+const MESSAGE: usize = 32;
+const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
+/// `_IOWR(0xAA, nr, size)` and `_IOR` of linux/userfaultfd.h.
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_AA02;
+const UFFDIO_COPY: libc::c_ulong = 0xC028_AA03;
+const UFFDIO_ZEROPAGE: libc::c_ulong = 0xC020_AA04;
+
+/// Where chunks of a memory file come from. What it gives need not be right: it is compared.
+pub trait PageSource: Send {
+    /// Reads chunk `number` into `buffer`, whose length is what the chunk has; beyond the source's end are zeros.
+    fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<()>;
+
+    /// Bytes of the memory file.
+    fn bytes(&self) -> u64;
+
+    /// The hash of chunk `number`; none if all of it is zero.
+    fn hash(&self, number: u64) -> Option<Hash>;
+}
+
+/// A memory file on this host.
+#[derive(Debug)]
+pub struct FileSource {
+    file: File,
+    bytes: u64,
+    hashes: Vec<Option<Hash>>,
+}
+
+impl FileSource {
+    /// `expected` is what the manifest says of it.
+    pub fn new(file: File, expected: &ChunkedFile) -> FileSource {
+        FileSource {
+            file,
+            bytes: expected.bytes,
+            hashes: expected.by_chunk(),
+        }
+    }
+}
+
+impl PageSource for FileSource {
+    fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let mut at = 0;
+        while at < buffer.len() {
+            match self.file.read_at(&mut buffer[at..], number * CHUNK + at as u64) {
+                Ok(0) => {
+                    buffer[at..].fill(0);
+                    return Ok(());
+                }
+                Ok(n) => at += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn hash(&self, number: u64) -> Option<Hash> {
+        self.hashes.get(usize::try_from(number).ok()?).copied().flatten()
+    }
+}
+
+/// Serves one machine's faults on a thread of its own, until it is dropped.
+#[derive(Debug)]
+pub struct PageServer {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PageServer {
+    /// Serves `userfaultfd`, which watches `regions`. `broken` is called, with the reason, when a fault cannot be served.
+    pub fn start(
+        userfaultfd: OwnedFd,
+        regions: &[MappedRegion],
+        source: impl PageSource + 'static,
+        broken: impl FnOnce(String) + Send + 'static,
+    ) -> io::Result<PageServer> {
+        rustix::io::ioctl_fionbio(&userfaultfd, true)?;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let ours = stop.try_clone()?;
+        let mut server = Server {
+            served: vec![false; source.bytes().div_ceil(CHUNK) as usize],
+            userfaultfd,
+            regions: regions.to_vec(),
+            source,
+            buffer: Vec::new(),
+        };
+        let thread = std::thread::Builder::new().name("pages".into()).spawn(move || {
+            if let Err(reason) = server.run(&ours) {
+                tracing::error!("cannot serve a machine's memory: {reason}");
+                broken(reason);
+            }
+        })?;
+        Ok(PageServer {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for PageServer {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("a page server panicked");
+        }
+    }
+}
+
+struct Server<S> {
+    userfaultfd: OwnedFd,
+    regions: Vec<MappedRegion>,
+    source: S,
+    /// Chunks whose data has been copied.
+    served: Vec<bool>,
+    buffer: Vec<u8>,
+}
+
+impl<S: PageSource> Server<S> {
+    fn run(&mut self, stop: &OwnedFd) -> Result<(), String> {
+        loop {
+            let mut fds = [
+                PollFd::new(&self.userfaultfd, PollFlags::IN),
+                PollFd::new(stop, PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) if !fds[1].revents().is_empty() => return Ok(()),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(format!("poll: {e}")),
+            }
+            while let Some(address) = self.next_fault()? {
+                match self.serve(address) {
+                    Ok(()) => {}
+                    // The process is gone, and its memory with it.
+                    Err(Error::Gone) => return Ok(()),
+                    Err(Error::Broken(reason)) => return Err(reason),
+                }
+            }
+        }
+    }
+
+    /// The address of the next fault that waits.
+    fn next_fault(&self) -> Result<Option<u64>, String> {
+        let mut message = [0u8; MESSAGE];
+        match rustix::io::read(&self.userfaultfd, &mut message) {
+            Ok(MESSAGE) if message[0] == UFFD_EVENT_PAGEFAULT => Ok(Some(fault_address(&message))),
+            Ok(n) => Err(format!("an event of {n} bytes, kind {:#x}, that was not asked for", message[0])),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(e) => Err(format!("read: {e}")),
+        }
+    }
+
+    fn serve(&mut self, address: u64) -> Result<(), Error> {
+        let page = address & !(PAGE - 1);
+        let offset = file_offset(&self.regions, page)
+            .ok_or_else(|| Error::Broken(format!("a fault at {address:#x}, where no memory is")))?;
+        let number = offset / CHUNK;
+        let new = self.served.get(number as usize).is_some_and(|served| !served);
+        if new && self.source.hash(number).is_some() {
+            self.copy_chunk(number)?;
+        }
+        // Zero where the chunk has no data, and where the machine gave its page back after it was served.
+        match self.zero(page)? {
+            true => Ok(()),
+            false => self.wake(page),
+        }
+    }
+
+    /// Compares one chunk with its hash and gives the machine its pages that are not zero.
+    fn copy_chunk(&mut self, number: u64) -> Result<(), Error> {
+        let broken = |what: String| Error::Broken(format!("memory chunk {number}: {what}"));
+        let start = number * CHUNK;
+        let length = CHUNK.min(self.source.bytes() - start);
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        buffer.resize(length as usize, 0);
+        self.source.read(number, &mut buffer).map_err(|e| broken(e.to_string()))?;
+        if Some(Hash::of(&buffer)) != self.source.hash(number) {
+            return Err(broken("it is not what the manifest says".into()));
+        }
+        for (index, page) in buffer.chunks_exact(PAGE as usize).enumerate() {
+            if page.iter().any(|b| *b != 0)
+                && let Some(address) = host_address(&self.regions, start + index as u64 * PAGE)
+            {
+                self.copy(address, page)?;
+            }
+        }
+        self.served[number as usize] = true;
+        self.buffer = buffer;
+        Ok(())
+    }
+
+    /// Fills a page, unless it is there already.
+    fn copy(&self, address: u64, page: &[u8]) -> Result<(), Error> {
+        // struct uffdio_copy: dst, src, len, mode, copy.
+        let mut request = [address, page.as_ptr() as u64, PAGE, 0, 0];
+        self.fill(UFFDIO_COPY, &mut request).map(drop)
+    }
+
+    /// Makes a page zero; false if it is there already.
+    fn zero(&self, address: u64) -> Result<bool, Error> {
+        // struct uffdio_zeropage: range (start, len), mode, zeropage.
+        let mut request = [address, PAGE, 0, 0];
+        self.fill(UFFDIO_ZEROPAGE, &mut request)
+    }
+
+    fn fill(&self, operation: libc::c_ulong, request: &mut [u64]) -> Result<bool, Error> {
+        loop {
+            match self.ioctl(operation, request) {
+                Ok(()) => return Ok(true),
+                Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return Ok(false),
+                // The machine's mappings are changing: it says so by starting over.
+                Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Err(Error::Gone),
+                Err(e) => return Err(Error::Broken(format!("a page cannot be filled: {e}"))),
+            }
+        }
+    }
+
+    /// Lets whoever waits for a page go on.
+    fn wake(&self, address: u64) -> Result<(), Error> {
+        match self.ioctl(UFFDIO_WAKE, &mut [address, PAGE]) {
+            Ok(()) => Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(Error::Gone),
+            Err(e) => Err(Error::Broken(format!("a fault cannot be ended: {e}"))),
+        }
+    }
+
+    fn ioctl(&self, operation: libc::c_ulong, request: &mut [u64]) -> io::Result<()> {
+        let fd = self.userfaultfd.as_fd().as_raw_fd();
+        // SAFETY: `request` is as long as the structure `operation` names, and is written only within it; a source
+        // address in it is that of a page-sized buffer that lives across the call, and is only read.
+        match unsafe { libc::ioctl(fd, operation, request.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+enum Error {
+    Gone,
+    Broken(String),
+}
+
+/// `arg.pagefault.address` of a `struct uffd_msg`.
+fn fault_address(message: &[u8; MESSAGE]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&message[16..24]);
+    u64::from_ne_bytes(bytes)
+}
+
+/// Where in the memory file the byte at this address of the VMM's is.
+fn file_offset(regions: &[MappedRegion], address: u64) -> Option<u64> {
+    let mut before = 0;
+    for region in regions {
+        if let Some(within) = address.checked_sub(region.host_address)
+            && within < region.size
+        {
+            return Some(before + within);
+        }
+        before += region.size;
+    }
+    None
+}
+
+/// The other way round.
+fn host_address(regions: &[MappedRegion], offset: u64) -> Option<u64> {
+    let mut left = offset;
+    for region in regions {
+        if left < region.size {
+            return Some(region.host_address + left);
+        }
+        left -= region.size;
+    }
+    None
+}
+
+#[cfg(test)]
+#[path = "page_server_test.rs"]
+mod tests;

@@ -1,0 +1,200 @@
+//! Booting a guest: for a sandbox asked for with `--cold`, and once for each template.
+
+use std::os::fd::AsFd;
+
+use rustix::net::SocketType;
+use thaw_pools::vmm;
+use thaw_protocol::control::{Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response};
+
+use super::backends::{Backends, Ends};
+use super::create::{Making, new_record};
+use super::freeze::pagemap;
+use super::machine::{doorbell, explain, odd, spawn, times};
+use super::{Node, SandboxSpec};
+use crate::exit::Failure;
+use crate::handshake::Performed;
+use crate::state::Record;
+use crate::template::{FrozenInto, Progress, Recipe, Step};
+use crate::trace::Trace;
+
+/// The guest kernel's command line; `guest-kernel-config/README.md` says why for each word. One CPU comes up at boot,
+/// the agent brings the others online. As under docker ports below 1024 are anybody's, and a process may reserve more
+/// memory than there is: what it touches counts, and who touches too much is killed.
+const CMDLINE: &str = "console=ttyS0 loglevel=3 reboot=k panic=-1 root=/dev/pmem0 rootfstype=erofs rootflags=dax \
+                       rootwait ro init=/sbin/init pci=off tsc=reliable swiotlb=noforce noreplace-smp maxcpus=1 \
+                       rcupdate.rcu_expedited=1 memhp_default_state=online dummy.numdummies=0 \
+                       sysctl.net.ipv4.ip_unprivileged_port_start=0 sysctl.vm.overcommit_memory=1";
+
+/// Words to add to it, for whoever looks into a guest that does not start.
+const KERNEL_ARGUMENTS: &str = "THAW_KERNEL_ARGS";
+/// What such words begin with when they weaken the guest for a test.
+const TEST_WORD: &str = "thaw.test=";
+
+/// The guest kernel's command line here: part of what a template is made of.
+pub fn command_line() -> String {
+    with_words(std::env::var(KERNEL_ARGUMENTS).ok().as_deref())
+}
+
+fn with_words(more: Option<&str>) -> String {
+    match more {
+        Some(more) if !more.trim().is_empty() => format!("{CMDLINE} {}", more.trim()),
+        _ => CMDLINE.into(),
+    }
+}
+
+/// Whether a guest booted with this command line is weaker than it must be outside tests.
+pub fn has_test_hooks(command_line: &str) -> bool {
+    command_line.split_whitespace().any(|word| word.starts_with(TEST_WORD))
+}
+
+impl Making<'_> {
+    /// A machine of the sandbox's own size, to be booted.
+    pub(super) async fn make_cold(&mut self, spec: &SandboxSpec) -> Result<(), Failure> {
+        let machine = MachineSpec {
+            vcpus: spec.vcpus,
+            memory_mib: spec.memory_mib,
+            cpu: CpuBaseline::Host,
+            tethered: spec.tethered,
+        };
+        spawn(&self.program, &self.files, machine, &mut self.resources, &mut self.record, self.trace).await
+    }
+
+    /// Boots it, until its agent rings: CLOCK_MONOTONIC nanoseconds.
+    pub(super) async fn boot(&mut self) -> Result<u64, Failure> {
+        self.boot_with(command_line()).await
+    }
+
+    async fn boot_with(&mut self, cmdline: String) -> Result<u64, Failure> {
+        let control = self.resources.control()?;
+        let kernel = [self.files.kernel.as_fd()];
+        let rang = match control.call(Command::Boot { cmdline }, &kernel).await {
+            Ok(_) => doorbell(control).await,
+            Err(e) => Err(e.into()),
+        };
+        rang.map_err(|e| explain(e, &self.resources))
+    }
+
+    /// The stages of a boot, as the VMM and the guest timed them.
+    pub(super) async fn trace_boot(&self, performed: &Performed) -> Result<(), Failure> {
+        let control = self.resources.control()?;
+        let times = times(control).await?;
+        let rang = control.life().borrow().doorbell.unwrap_or(times.entered);
+        // The guest's clock and ours tick alike but began apart: only the agent's own span is taken from the guest.
+        let said = &performed.acknowledgement;
+        let agent = said.agent_ready.saturating_sub(said.agent_started);
+        let started = rang.saturating_sub(agent).max(times.entered);
+        self.trace.add_monotonic("kernel", times.entered, started);
+        self.trace.add_monotonic("agent", started, rang);
+        Ok(())
+    }
+}
+
+/// Boots a guest as `recipe` says, freezes it once its agent listens, and thaws it once to see that it does and which
+/// pages it touches until it is somebody. It has nothing a clone may not do without: the guest image, a vsock and a
+/// console. Its directory is a sandbox's, so what a killed builder leaves is removed as theirs is.
+pub async fn freeze_template(
+    node: &Node,
+    recipe: &Recipe,
+    into: FrozenInto,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    let trace = Trace::new();
+    let mut making = Making::begin(node, template_record(recipe)?, &trace)?;
+    progress(Step::Booting);
+    let machine = super::thaw::machine(recipe.shape, true);
+    spawn(&making.program, &making.files, machine, &mut making.resources, &mut making.record, &trace).await?;
+    making.attach_to_template(false).await?;
+    making.boot_with(recipe.command_line.clone()).await?;
+    progress(Step::Freezing);
+    let frozen = freeze(&making, &into).await;
+    frozen.map_err(|e| explain(e, &making.resources))?;
+    drop(tokio::task::spawn_blocking(move || drop(making.resources)).await);
+    rehearse(node, recipe, &into).await
+}
+
+fn template_record(recipe: &Recipe) -> Result<Record, Failure> {
+    Ok(Record {
+        image: "(template)".into(),
+        vcpus: recipe.shape.vcpus,
+        memory_mib: recipe.shape.memory_mib,
+        ..new_record()?
+    })
+}
+
+impl Making<'_> {
+    /// What a template is booted with, and thawed with to see that it thaws.
+    async fn attach_to_template(&mut self, thawed: bool) -> Result<(), Failure> {
+        let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
+        let ends = Ends::make(self.node.images.clone())?;
+        let mut backends = Backends::default();
+        backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
+        backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
+        backends.attach(DeviceId::Console, Backend::Console, &ends.console_pipe);
+        if thawed {
+            backends.rest_is_empty();
+        }
+        backends.send(self.resources.control()?).await?;
+        self.resources.console = Some(ends.console);
+        Ok(())
+    }
+}
+
+async fn freeze(making: &Making<'_>, into: &FrozenInto) -> Result<(), Failure> {
+    let control = making.resources.control()?;
+    let pagemap = pagemap(making.record.vmm)?;
+    control.call(Command::Pause, &[]).await?;
+    let fds = [into.state.as_fd(), into.memory.as_fd(), pagemap.as_fd()];
+    let kind = FreezeKind::Full;
+    match control.call(Command::Freeze { kind }, &fds).await? {
+        Response::Frozen { memory_bytes } => {
+            tracing::info!(memory_bytes, "frozen");
+            Ok(())
+        }
+        other => Err(odd(&other)),
+    }
+}
+
+/// Thaws what was just frozen, makes it somebody nobody is, and has the pages written down it touched for that.
+async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(), Failure> {
+    let trace = Trace::new();
+    let record = Record {
+        vcpus: 1,
+        ..template_record(recipe)?
+    };
+    let memory_mib = record.memory_mib;
+    let mut making = Making::begin(node, record, &trace)?;
+    let machine = super::thaw::machine(recipe.shape, true);
+    spawn(&making.program, &making.files, machine, &mut making.resources, &mut making.record, &trace).await?;
+    let restore = Command::Restore {
+        layers: 1,
+        working_set: false,
+        mode: MemoryMode::Cow,
+    };
+    let control = making.resources.control()?;
+    let restored = control.call(restore, &[into.state.as_fd(), into.memory.as_fd()]).await;
+    restored.map_err(|e| explain(e.into(), &making.resources))?;
+    making.attach_to_template(true).await?;
+    making.thaw(memory_mib).await?;
+    making.become_sandbox(None).await?;
+    let pagemap = pagemap(making.record.vmm)?;
+    let control = making.resources.control()?;
+    let recorded = control.call(Command::WorkingSet, &[into.working_set.as_fd(), pagemap.as_fd()]).await;
+    recorded.map_err(|e| explain(e.into(), &making.resources))?;
+    drop(tokio::task::spawn_blocking(move || drop(making.resources)).await);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_added_and_test_hooks_are_seen() {
+        assert_eq!(with_words(None), CMDLINE);
+        assert_eq!(with_words(Some("  ")), CMDLINE);
+        assert!(!has_test_hooks(CMDLINE));
+        let weak = with_words(Some(" thaw.test=keep-entropy "));
+        assert!(weak.ends_with(" thaw.test=keep-entropy") && has_test_hooks(&weak));
+        assert!(!has_test_hooks("xthaw.test=no"));
+    }
+}

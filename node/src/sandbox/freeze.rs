@@ -1,0 +1,187 @@
+//! Freezing a running sandbox: its workloads are stopped, then its vCPUs, then all it is made of is written down.
+//!
+//! Invariant: whatever fails in between, the original goes on as if nothing had been asked, unless it was to be stopped.
+//! The machine is paused only while memory, state and disk are written; hashing comes after.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::control::{Command, FreezeKind, Response};
+
+use super::create::blocking;
+use super::machine::odd;
+use super::{Node, READY_LIMIT, Sandbox};
+use crate::container::{RUNNING_FILE, Running};
+use crate::exit::{ExitCode, Failure};
+use crate::handshake;
+use crate::snapshot::{Base, Draft, ImageRecord, Kind, SnapshotError, Subject};
+
+/// The writable layer's name in a snapshot.
+pub(super) const DISK_ID: &str = "blk0";
+
+/// How to freeze.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FreezeOptions {
+    /// Only what was written since the sandbox was thawed, to lie on what it was thawed from.
+    pub delta: bool,
+    /// Leave the original stopped: its owner ends it.
+    pub stop: bool,
+}
+
+/// What a freeze did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// Bytes of memory written.
+    pub memory_bytes: u64,
+    /// How long the machine stood still, nanoseconds.
+    pub paused_ns: u64,
+}
+
+/// What a manifest's `workload` holds: what a node must know to serve the containers again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Workload {
+    /// As the user named it.
+    pub image: String,
+    pub command: Vec<String>,
+    /// CPUs online.
+    pub cpus: u8,
+    /// Memory in all, MiB.
+    pub memory_mib: u32,
+    /// Whether it had a network interface in use.
+    pub network: bool,
+    pub containers: Vec<Running>,
+}
+
+/// A VMM's page tables, for it to read what of its memory is its own (proc(5)).
+pub(super) fn pagemap(vmm: Option<ProcessRecord>) -> Result<OwnedFd, Failure> {
+    let vmm = vmm.ok_or_else(|| Failure::new(ExitCode::VmmFailed, "thaw-vmm has ended"))?;
+    let path = format!("/proc/{}/pagemap", vmm.pid);
+    let file = File::open(&path);
+    Ok(file
+        .map_err(|e| Failure::system(format!("cannot open {path}"), &e))?
+        .into())
+}
+
+impl Sandbox {
+    fn disk(&self) -> Result<&OwnedFd, Failure> {
+        self.resources.disk.as_ref().ok_or_else(|| {
+            let what = format!("sandbox {} cannot be frozen: its disk is an earlier thawd's", self.record().id);
+            Failure::new(ExitCode::Runtime, what)
+        })
+    }
+
+    /// Freezes it into a new directory.
+    pub async fn freeze(&self, node: &Node, target: &Path, options: FreezeOptions) -> Result<Frozen, Failure> {
+        // One at a time: each would resume what the other has paused.
+        let _one = self.freezing.lock().await;
+        let subject = self.subject(node, options.delta)?;
+        let place = target.to_owned();
+        let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
+        let vsock = self.vsock();
+        let path = vsock.clone();
+        let quiesced = blocking(move || handshake::quiesce(&path, READY_LIMIT)).await;
+        let written = match quiesced {
+            Ok(()) => self.write_down(&mut draft, options).await,
+            Err(e) => Err(e),
+        };
+        let stays = options.stop && written.is_ok();
+        let resumed = match stays {
+            true => Ok(()),
+            false => blocking(move || handshake::resume(&vsock, READY_LIMIT)).await,
+        };
+        if let Err(e) = &resumed {
+            tracing::error!(sandbox = self.record().id, "{e}");
+        }
+        let frozen = written?;
+        resumed?;
+        blocking(move || Ok(draft.finish(subject, None).map(drop)?)).await?;
+        Ok(frozen)
+    }
+
+    /// Pauses the machine, writes it down, and lets it go on unless it is to stop.
+    async fn write_down(&self, draft: &mut Draft, options: FreezeOptions) -> Result<Frozen, Failure> {
+        let control = self.resources.control()?;
+        control.call(Command::Pause, &[]).await?;
+        let paused = Instant::now();
+        let written = self.write_files(draft, options).await;
+        let resumed = match options.stop && written.is_ok() {
+            true => Ok(()),
+            false => control.call(Command::Resume, &[]).await.map(drop),
+        };
+        let memory_bytes = written?;
+        resumed?;
+        Ok(Frozen {
+            memory_bytes,
+            paused_ns: u64::try_from(paused.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        })
+    }
+
+    async fn write_files(&self, draft: &mut Draft, options: FreezeOptions) -> Result<u64, Failure> {
+        let pagemap = pagemap(self.record().vmm)?;
+        let kind = match options.delta {
+            true => FreezeKind::Delta,
+            false => FreezeKind::Full,
+        };
+        let fds = [draft.state().as_fd(), draft.memory().as_fd(), pagemap.as_fd()];
+        let answer = self.resources.control()?.call(Command::Freeze { kind }, &fds).await?;
+        let Response::Frozen { memory_bytes } = answer else {
+            return Err(odd(&answer));
+        };
+        let fail = |e: std::io::Error| Failure::system("cannot copy the sandbox's disk", &e);
+        let from = self.disk()?.try_clone().map_err(fail)?;
+        let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(fail)?.into();
+        blocking(move || super::disk::copy(&from, &to).map_err(fail)).await?;
+        Ok(memory_bytes)
+    }
+
+    /// What the manifest says of it; refusals come first, before anything is stopped.
+    fn subject(&self, node: &Node, delta: bool) -> Result<Subject, Failure> {
+        let record = self.record();
+        let refuse = |why: &str| {
+            let what = format!("sandbox {} cannot be frozen: {why}", record.id);
+            Err(Failure::new(ExitCode::Runtime, what))
+        };
+        self.disk()?;
+        let Some(origin) = &self.origin else {
+            return refuse("it was booted with --cold, so there is no template to describe its machine by")
+                .map_err(|f| f.remedy("run it without --cold"));
+        };
+        let text = std::fs::read(self.directory().join(RUNNING_FILE));
+        let containers = match text.ok().and_then(|t| serde_json::from_slice::<Running>(&t).ok()) {
+            Some(container) => vec![container],
+            None => return refuse("it has no running container yet"),
+        };
+        let images = self.resources.images.iter().map(|shown| {
+            Ok(ImageRecord {
+                slot: shown.slot,
+                name: shown.name.clone(),
+                digest: shown.image.digest.to_string(),
+                metadata: node.templates.registry().stamps().hash_file(&shown.image.metadata)?,
+            })
+        });
+        let images = images.collect::<Result<_, SnapshotError>>()?;
+        let workload = Workload {
+            image: record.image.clone(),
+            command: record.command.clone(),
+            cpus: record.vcpus,
+            memory_mib: record.memory_mib,
+            network: self.resources.network.is_some(),
+            containers,
+        };
+        let workload = serde_json::to_value(workload).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+        Ok(Subject {
+            kind: Kind::Sandbox,
+            images,
+            workload: Some(workload),
+            base: delta.then(|| Base {
+                manifest: origin.registered.hash,
+                place: origin.registered.directory.clone(),
+            }),
+            ..origin.registered.manifest.subject.clone()
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! A VMM process with its machine: spawned, jailed, created; and what it wrote when it fails.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::net::SocketType;
+use thaw_pools::vmm::{self, VmmProcess};
+use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, Response, StartTimes};
+
+use super::files::MachineFiles;
+use super::{READY_LIMIT, Resources, with_console};
+use crate::control_client::{CallError, ControlClient};
+use crate::exit::{ExitCode, Failure};
+use crate::state::Record;
+use crate::trace::{Trace, monotonic_ns};
+
+/// What the VMM writes, in the sandbox's directory.
+pub(super) const LOG: &str = "vmm.log";
+/// Lines of it shown with a failure.
+const LOG_LINES: usize = 10;
+
+/// Where a machine's process is made.
+pub(super) struct Place<'a> {
+    pub program: &'a Path,
+    /// Its control socket.
+    pub control: PathBuf,
+    pub log: PathBuf,
+}
+
+/// Starts a VMM and makes its machine. `started` is told of the process as soon as there is one.
+///
+/// We connect, and ask for the machine, before the process exists: the socket keeps both for it. So however early we
+/// are killed, a tethered VMM finds a closed connection and ends.
+pub(super) async fn make(
+    place: &Place<'_>,
+    files: &MachineFiles,
+    machine: MachineSpec,
+    started: impl FnOnce(&VmmProcess) -> Result<(), Failure>,
+) -> Result<(ControlClient, VmmProcess), Failure> {
+    let listener = vmm::listen(&place.control, SocketType::SEQPACKET)?;
+    let control = ControlClient::connect(&place.control)?;
+    if machine.tethered {
+        // Nobody else is to connect, now or later.
+        std::fs::remove_file(&place.control)
+            .map_err(|e| Failure::system(format!("cannot unlink {}", place.control.display()), &e))?;
+    }
+    let log = open_log(&place.log)?;
+    let create = Command::Create {
+        version: CONTROL_VERSION,
+        machine,
+    };
+    let created = control.request(create, &[files.kvm.as_fd()]).await?;
+    let process = vmm::spawn(place.program, &listener, &log)?;
+    drop(listener);
+    started(&process)?;
+    match created.answer().await {
+        Ok(_) => Ok((control, process)),
+        Err(e) => Err(vmm_failure(e, &process, &place.log)),
+    }
+}
+
+/// Makes a sandbox's machine, as its directory and record know it.
+pub(super) async fn spawn(
+    program: &Path,
+    files: &MachineFiles,
+    machine: MachineSpec,
+    resources: &mut Resources,
+    record: &mut Record,
+    trace: &Trace,
+) -> Result<(), Failure> {
+    let stage = trace.stage("spawn");
+    let began = monotonic_ns();
+    let place = Place {
+        program,
+        control: resources.directory.control_socket(),
+        log: resources.directory.path().join(LOG),
+    };
+    let (directory, cgroup) = (&resources.directory, &resources.cgroup);
+    let made = make(&place, files, machine, |process| {
+        record.vmm = Some(process.record());
+        directory.write(record)?;
+        if let Some(cgroup) = cgroup
+            && let Err(e) = cgroup.add(process.record().pid)
+        {
+            tracing::warn!("the VMM stays in the caller's cgroup: {e}");
+        }
+        Ok(())
+    });
+    let (control, process) = made.await?;
+    drop(stage);
+    resources.vmm = Some(process);
+    resources.control = Some(control.into());
+    let times = times(resources.control()?).await?;
+    trace.add_monotonic("vmm start", began, times.jailed);
+    trace.add_monotonic("machine", times.jailed, times.created);
+    Ok(())
+}
+
+/// The moments of its start.
+pub(super) async fn times(control: &ControlClient) -> Result<StartTimes, Failure> {
+    match control.call(Command::Status, &[]).await? {
+        Response::Status { times, .. } => Ok(times),
+        other => Err(odd(&other)),
+    }
+}
+
+/// Waits for the doorbell of a machine that boots: when it rang, CLOCK_MONOTONIC nanoseconds.
+pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Failure> {
+    let mut life = control.life();
+    let told = life.wait_for(|l| l.doorbell.is_some() || l.exited.is_some() || l.closed);
+    let told = tokio::time::timeout(READY_LIMIT, told).await.map_err(|_| {
+        let what = format!("the guest did not become ready within {} s", READY_LIMIT.as_secs());
+        Failure::new(ExitCode::GuestNotReady, what)
+    })?;
+    let told = told.map(|l| l.clone()).unwrap_or_default();
+    match (told.doorbell, &told.exited) {
+        (Some(at), None) => Ok(at),
+        (_, Some(reason)) => Err(Failure::new(
+            ExitCode::GuestNotReady,
+            format!("before it was ready, {}", describe(reason)),
+        )),
+        (_, None) => Err(Failure::new(ExitCode::VmmFailed, "thaw-vmm ended while the guest booted")),
+    }
+}
+
+/// An answer to another question than was asked.
+pub(super) fn odd(answer: &Response) -> Failure {
+    Failure::new(ExitCode::VmmFailed, format!("thaw-vmm answered another question: {answer:?}"))
+}
+
+/// A machine's end in words.
+pub(super) fn describe(reason: &ExitReason) -> String {
+    match reason {
+        ExitReason::PowerOff => "the guest powered off".into(),
+        ExitReason::Reset => "the guest's kernel panicked or its agent died".into(),
+        ExitReason::Fault(what) => format!("the guest's CPU could not go on: {what}"),
+    }
+}
+
+fn open_log(path: &Path) -> Result<OwnedFd, Failure> {
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .read(true)
+        .open(path);
+    Ok(file
+        .map_err(|e| Failure::system(format!("cannot open {}", path.display()), &e))?
+        .into())
+}
+
+/// Why the VMM did not make its machine: its refusal, or what it wrote before it ended.
+fn vmm_failure(error: CallError, process: &VmmProcess, log: &Path) -> Failure {
+    let refused = matches!(error, CallError::Refused(_));
+    let mut failure = Failure::from(error);
+    if !refused {
+        process.kill();
+        failure.context = log_tail(log);
+    }
+    failure
+}
+
+/// The last lines of a VMM's log.
+pub(super) fn log_tail(path: &Path) -> Vec<String> {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(LOG_LINES);
+    lines[from..]
+        .iter()
+        .map(|line| format!("thaw-vmm: {line}"))
+        .collect()
+}
+
+/// What the console and the VMM's log say of a failure. A guest that ran out of memory before it was ready says so only
+/// there.
+pub(super) fn explain(failure: Failure, resources: &Resources) -> Failure {
+    let mut failure = with_console(failure, resources.console.as_ref());
+    let starved = |l: &String| l.contains("Out of memory") || l.contains("System is deadlocked on memory");
+    if failure.code == ExitCode::GuestNotReady && failure.context.iter().any(starved) {
+        failure.code = ExitCode::MemoryTooSmall;
+        failure.what.push_str(": it ran out of memory");
+    }
+    failure
+        .context
+        .extend(log_tail(&resources.directory.path().join(LOG)));
+    failure
+}

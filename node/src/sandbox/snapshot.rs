@@ -1,0 +1,174 @@
+//! A sandbox of a snapshot: the same images in the same slots, copies of its disks, another identity.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::control::MemoryMode;
+
+use super::create::{Making, Parts, blocking, new_network, new_record};
+use super::freeze::{DISK_ID, Workload};
+use super::machine::spawn;
+use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
+use super::{NetworkMode, Node, Sandbox, Shown, disk};
+use crate::container::RUNNING_FILE;
+use crate::exit::{ExitCode, Failure};
+use crate::snapshot::{Kind, Registered, Subject};
+use crate::state::Record;
+use crate::template::Shape;
+use crate::trace::Trace;
+
+/// A sandbox to be made of a snapshot.
+#[derive(Clone, Debug)]
+pub struct ThawSpec {
+    /// The snapshot.
+    pub directory: PathBuf,
+    pub hostname: Option<String>,
+    pub name: Option<String>,
+    /// As of [`super::SandboxSpec`].
+    pub tethered: bool,
+    pub client: Option<ProcessRecord>,
+    pub memory_mode: MemoryMode,
+}
+
+pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Failure> {
+    refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
+    let registered = {
+        let _stage = trace.stage("snapshot");
+        let (registry, directory) = (node.templates.registry().clone(), spec.directory.clone());
+        blocking(move || {
+            let directory = std::fs::canonicalize(&directory).unwrap_or(directory);
+            Ok(Arc::new(registry.register(&directory)?))
+        })
+        .await?
+    };
+    let workload = workload(&registered)?;
+    let subject = &registered.manifest.subject;
+    refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
+    same_guest_image(node, subject)?;
+    let record = Record {
+        name: spec.name.clone(),
+        image: workload.image.clone(),
+        image_digest: subject.images.first().map(|i| i.digest.clone()),
+        command: workload.command.clone(),
+        client: spec.client,
+        tethered: spec.tethered,
+        vcpus: workload.cpus,
+        memory_mib: workload.memory_mib,
+        ..new_record()?
+    };
+    let mut making = Making::begin(node, record, trace)?;
+    let parts = parts(node, &registered, workload.network, trace);
+    let restored = async {
+        let machine = machine(
+            Shape {
+                vcpus: subject.machine.vcpus,
+                memory_mib: subject.machine.memory_mib,
+                cpu: subject.cpu.baseline,
+            },
+            spec.tethered,
+        );
+        spawn(&making.program, &making.files, machine, &mut making.resources, &mut making.record, trace).await?;
+        trace.reason("no-parked-vm", "no machine was parked with this snapshot in it: one was restored now");
+        trace.reason("no-shell", "no thaw-vmm was waiting: one was started now");
+        making.restore(registered.clone(), spec.memory_mode).await
+    };
+    let (parts, ()) = tokio::try_join!(parts, restored)?;
+    making.attach(parts, true).await?;
+    making.thaw(workload.memory_mib).await?;
+    making.become_sandbox(spec.hostname).await?;
+    making.thawed().await;
+    write_containers(&making, &workload)?;
+    making.done()
+}
+
+fn workload(registered: &Registered) -> Result<Workload, Failure> {
+    let refuse = |why: &str| {
+        let what = format!("{} is no snapshot of a sandbox: {why}", registered.directory.display());
+        Failure::new(ExitCode::SnapshotIncompatible, what)
+    };
+    match registered.manifest.subject.kind {
+        Kind::Sandbox => {}
+        Kind::Template => return Err(refuse("it is a template").remedy("thaw run uses templates by itself")),
+        Kind::Bare => return Err(refuse("it is a bare test guest, which acknowledges nothing")),
+    }
+    let value = registered.manifest.subject.workload.clone();
+    let value = value.ok_or_else(|| refuse("it does not say what runs in it"))?;
+    serde_json::from_value(value).map_err(|e| refuse(&format!("what it says runs in it cannot be read: {e}")))
+}
+
+/// The guest has the guest image mapped: another would change under it.
+fn same_guest_image(node: &Node, subject: &Subject) -> Result<(), Failure> {
+    let here = node.templates.registry().stamps().hash_file(&node.paths.guest_image)?;
+    match subject.guest_image {
+        Some(frozen) if frozen != here => {
+            let what = format!(
+                "the snapshot was frozen with guest image {frozen}, and {} is {here}",
+                node.paths.guest_image.display()
+            );
+            Err(Failure::new(ExitCode::SnapshotIncompatible, what).remedy("name the right one in THAW_GUEST_IMAGE"))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn parts(node: &Node, registered: &Arc<Registered>, network: bool, trace: &Trace) -> Result<Parts, Failure> {
+    let mode = match network {
+        true => NetworkMode::Private,
+        false => NetworkMode::None,
+    };
+    let images = {
+        let _stage = trace.stage("image");
+        images(node, &registered.manifest.subject)?
+    };
+    let disk = async {
+        let _stage = trace.stage("disk");
+        let (registered, directory) = (registered.clone(), node.paths.disks());
+        blocking(move || {
+            let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
+            let (_, frozen) = frozen.ok_or_else(|| {
+                let what = format!("the snapshot at {} has no disk {DISK_ID}", registered.directory.display());
+                Failure::new(ExitCode::SnapshotIncompatible, what)
+            })?;
+            disk::nameless_copy(frozen, &directory)
+                .map_err(|e| Failure::system(format!("cannot copy a disk into {}", directory.display()), &e))
+        })
+        .await
+    };
+    let (disk, network) = tokio::try_join!(disk, new_network(mode, trace))?;
+    Ok(Parts { images, disk, network })
+}
+
+/// The images the guest had, with the very metadata it had: its inode numbers are of it.
+fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Failure> {
+    let stamps = node.templates.registry().stamps();
+    let shown = subject.images.iter().map(|record| {
+        let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
+            let what = format!("image {}, which the snapshot needs, is not in the store", record.digest);
+            Failure::new(ExitCode::ImageNotStored, what)
+        })?;
+        let metadata = stamps.hash_file(&image.metadata)?;
+        if metadata != record.metadata {
+            let what = format!("image {} has other metadata here than it was frozen with", record.digest);
+            return Err(Failure::new(ExitCode::SnapshotIncompatible, what));
+        }
+        Ok(Shown {
+            slot: record.slot,
+            name: record.name.clone(),
+            image,
+        })
+    });
+    shown.collect()
+}
+
+fn write_containers(making: &Making<'_>, workload: &Workload) -> Result<(), Failure> {
+    let path = making.resources.directory.path().join(RUNNING_FILE);
+    let fail = |e: std::io::Error| Failure::system(format!("cannot write {}", path.display()), &e);
+    match workload.containers.first() {
+        Some(container) => {
+            let text = serde_json::to_vec(container).map_err(|e| fail(e.into()))?;
+            std::fs::write(&path, text).map_err(fail)
+        }
+        None => Ok(()),
+    }
+}

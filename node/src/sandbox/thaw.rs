@@ -1,0 +1,226 @@
+//! Thawing a guest: from the template every new sandbox comes from, or from a snapshot of a running one.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::control::{Command, MachineSpec, MappedRegion, MemoryMode, Response};
+
+use super::cold::{command_line, has_test_hooks};
+use super::create::Making;
+use super::machine::{explain, odd, spawn};
+use super::{Node, Origin, SandboxSpec};
+use crate::control_client::ControlClient;
+use crate::exit::{ExitCode, Failure};
+use crate::page_server::{FileSource, PageServer};
+use crate::snapshot::Registered;
+use crate::template::{Progress, Shape};
+use crate::trace::Trace;
+
+/// The device through which a process without privileges for it watches page faults of its kernel's.
+const USERFAULTFD: &str = "/dev/userfaultfd";
+
+/// A machine with a snapshot in it.
+pub(super) struct Parked {
+    /// Serves its memory, where it is not mapped.
+    pub pages: Option<PageServer>,
+}
+
+impl Making<'_> {
+    /// A machine with the template for this sandbox in it, parked.
+    pub(super) async fn restore_template(&mut self, spec: &SandboxSpec, building: Progress) -> Result<(), Failure> {
+        refuse_test_hooks(self.node, &command_line())?;
+        refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
+        let (node, trace) = (self.node, self.trace);
+        let shape = {
+            let (store, cpus, memory) = (node.templates.clone(), spec.vcpus, spec.memory_mib);
+            super::create::blocking(move || Ok(store.shape_for(cpus, memory, &command_line()))).await?
+        };
+        let template = async {
+            let _stage = trace.stage("template");
+            node.templates.get(node, shape, None, &building).await
+        };
+        let machine = machine(shape, spec.tethered);
+        let spawned = spawn(&self.program, &self.files, machine, &mut self.resources, &mut self.record, trace);
+        let (template, ()) = tokio::try_join!(template, spawned)?;
+        trace.reason("no-parked-vm", "no machine was parked with this template in it: one was restored now");
+        trace.reason("no-shell", "no thaw-vmm was waiting: one was started now");
+        if template.built {
+            trace.reason("template-built", "the template was built this time");
+        }
+        self.restore(template.registered, spec.memory_mode).await
+    }
+
+    /// Loads a snapshot into the machine.
+    pub(super) async fn restore(&mut self, from: Arc<Registered>, mode: MemoryMode) -> Result<(), Failure> {
+        if from.working_set.is_none() && mode != MemoryMode::Populate {
+            let text = "the snapshot has no working set: pages come one fault at a time";
+            self.trace.reason("no-working-set", text);
+        }
+        let parked = {
+            let _stage = self.trace.stage("restore");
+            restore(self.resources.control()?, &from, mode, self.record.vmm, self.trace).await
+        };
+        let parked = parked.map_err(|e| explain(e, &self.resources))?;
+        self.resources.pages = parked.pages;
+        self.origin = Some(Origin { registered: from });
+        Ok(())
+    }
+
+    /// Lets it run.
+    pub(super) async fn thaw(&mut self, memory_mib: u32) -> Result<(), Failure> {
+        let thawed = {
+            let _stage = self.trace.stage("thaw");
+            let thaw = Command::Thaw { memory_mib };
+            self.resources.control()?.call(thaw, &[]).await
+        };
+        thawed.map(drop).map_err(|e| explain(e.into(), &self.resources))
+    }
+
+    /// After the acknowledgement: what the machine says of its start.
+    pub(super) async fn thawed(&mut self) {
+        let Ok(control) = self.resources.control() else { return };
+        match control.call(Command::Status, &[]).await {
+            Ok(Response::Status { times, faults, .. }) => {
+                tracing::debug!(faults, "page faults of the vCPUs up to the acknowledgement");
+                self.trace.add_monotonic("entry", times.thawed, times.entered);
+                self.trace.count("faults", faults);
+            }
+            Ok(_) | Err(_) => {}
+        }
+        if let Some(pages) = self.record.vmm.and_then(|v| major_faults(v.pid))
+            && pages > 0
+        {
+            let text = format!("{pages} page faults waited for the disk: the snapshot was not in the page cache");
+            self.trace.reason("pages-not-resident", &text);
+        }
+    }
+}
+
+/// The machine a template of this shape goes into.
+pub(super) fn machine(shape: Shape, tethered: bool) -> MachineSpec {
+    MachineSpec {
+        vcpus: shape.vcpus,
+        memory_mib: shape.memory_mib,
+        cpu: shape.cpu,
+        tethered,
+    }
+}
+
+/// Refuses a guest that was weakened for a test, where tests are not expected.
+pub(super) fn refuse_test_hooks(node: &Node, command_line: &str) -> Result<(), Failure> {
+    if !node.test_templates && has_test_hooks(command_line) {
+        let what = "this guest was weakened for a test by a thaw.test= word on its kernel's command line";
+        return Err(Failure::new(ExitCode::SnapshotIncompatible, what).remedy("start thawd with --test-templates"));
+    }
+    Ok(())
+}
+
+/// Refuses to serve the memory of a machine that may outlive us: its faults would then wait for ever.
+pub(super) fn refuse_untethered_pages(mode: MemoryMode, tethered: bool) -> Result<(), Failure> {
+    if mode == MemoryMode::Uffd && !tethered {
+        let what = "a sandbox that outlives this process cannot have its memory served by it page by page";
+        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose memory mode cow or populate"));
+    }
+    Ok(())
+}
+
+/// Loads a snapshot into a created machine.
+pub(super) async fn restore(
+    control: &ControlClient,
+    from: &Arc<Registered>,
+    mode: MemoryMode,
+    vmm: Option<ProcessRecord>,
+    trace: &Trace,
+) -> Result<Parked, Failure> {
+    let watched = match mode {
+        MemoryMode::Uffd => Some(open_userfaultfd(from)?),
+        MemoryMode::Cow | MemoryMode::Populate => None,
+    };
+    let mut fds: Vec<BorrowedFd<'_>> = vec![from.state.as_fd()];
+    match &watched {
+        Some(device) => fds.push(device.as_fd()),
+        None => fds.extend(from.memory.iter().map(|f| f.as_fd())),
+    }
+    fds.extend(from.working_set.as_ref().map(|f| f.as_fd()));
+    let restore = Command::Restore {
+        layers: if watched.is_some() { 0 } else { from.memory.len() as u8 },
+        working_set: from.working_set.is_some(),
+        mode,
+    };
+    let (regions, descriptors) = match control.call_for_descriptors(restore, &fds).await? {
+        (
+            Response::Restored {
+                regions,
+                populated_pages,
+                populate_ns,
+            },
+            descriptors,
+        ) => {
+            tracing::debug!(populated_pages, populate_us = populate_ns / 1000, "restored");
+            trace.count("populated_pages", populated_pages);
+            (regions, descriptors)
+        }
+        (other, _) => return Err(odd(&other)),
+    };
+    let pages = match (watched, descriptors.into_iter().next()) {
+        (None, _) => None,
+        (Some(_), None) => return Err(Failure::new(ExitCode::VmmFailed, "thaw-vmm made no userfaultfd")),
+        (Some(_), Some(userfaultfd)) => Some(page_server(from, userfaultfd, &regions, vmm)?),
+    };
+    Ok(Parked { pages })
+}
+
+fn page_server(
+    from: &Registered,
+    userfaultfd: OwnedFd,
+    regions: &[MappedRegion],
+    vmm: Option<ProcessRecord>,
+) -> Result<PageServer, Failure> {
+    let fail = |e: std::io::Error| Failure::system("cannot serve the machine's memory", &e);
+    let memory = from.memory[0].try_clone().map_err(fail)?;
+    let source = FileSource::new(memory.into(), &from.manifest.files.memory);
+    // It waits for a page nobody has: its log, and ours, say which.
+    let broken = move |_| {
+        vmm.map(|v| v.kill());
+    };
+    PageServer::start(userfaultfd, regions, source, broken).map_err(fail)
+}
+
+fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Failure> {
+    if from.memory.len() != 1 {
+        let what = format!("{} is a delta: its memory cannot be served page by page", from.directory.display());
+        return Err(Failure::new(ExitCode::SnapshotIncompatible, what).remedy("choose --memory-mode cow or populate"));
+    }
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(USERFAULTFD);
+    let fail = |e: std::io::Error| {
+        Failure::system(format!("cannot open {USERFAULTFD}"), &e)
+            .remedy("this needs Linux 6.1 with CONFIG_USERFAULTFD and the right to open it; or --memory-mode cow")
+    };
+    Ok(file.map_err(fail)?.into())
+}
+
+/// Faults of a process that waited for a disk (proc(5), stat, field 12).
+fn major_faults(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    major_faults_in(&stat)
+}
+
+fn major_faults_in(stat: &str) -> Option<u64> {
+    // The second field is a name in parentheses, which may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(9)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn major_faults_are_the_twelfth_field_whatever_the_name() {
+        let stat = "77 (a) b (c) S 1 77 77 0 -1 4194560 500 0 31 0 9 9";
+        assert_eq!(major_faults_in(stat), Some(31));
+        assert_eq!(major_faults_in("77 (x"), None);
+        assert!(major_faults(std::process::id() as i32).is_some());
+    }
+}

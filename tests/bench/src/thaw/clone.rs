@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use thaw_protocol::control::{Backend, Command, DeviceId};
-use thaw_tiny_guest::bare::{ACKNOWLEDGEMENT, READY, acknowledged, bare};
+use thaw_tiny_guest::bare::{READY, terse};
 
 use super::files::Files;
 use crate::clock::{monotonic_ns, us_since};
@@ -42,7 +42,7 @@ impl Template {
         vmm.create(&kvm, 1, memory_mib)?;
         let (mut console, theirs) = UnixStream::pair()?;
         vmm.attach(DeviceId::Console, Backend::Console, Some(theirs.as_fd()))?;
-        let kernel = bare(if filled { memory_mib } else { 0 }).kernel();
+        let kernel = terse(if filled { memory_mib } else { 0 }).kernel();
         let boot = Command::Boot {
             cmdline: String::new(),
         };
@@ -88,7 +88,7 @@ impl Template {
         clone.thaw()?;
         clone.first_byte()?;
         let taken = us_since(start);
-        clone.finish()?;
+        clone.vmm.settle()?;
         Ok(taken)
     }
 
@@ -101,7 +101,7 @@ impl Template {
         clone.thaw()?;
         clone.first_byte()?;
         let taken = us_since(start);
-        clone.finish()?;
+        clone.vmm.settle()?;
         Ok(taken)
     }
 
@@ -114,7 +114,7 @@ impl Template {
         clone.thaw()?;
         clone.first_byte()?;
         let taken = us_since(start);
-        clone.finish()?;
+        clone.vmm.settle()?;
         Ok(taken)
     }
 
@@ -156,7 +156,7 @@ impl Clone {
         self.vmm.ask(thaw, &[])
     }
 
-    /// Waits for the first byte its guest writes.
+    /// Waits for the first byte its guest writes, which it does when it sees another generation ID than when frozen.
     ///
     /// # Errors
     /// What the VMM refused, if the guest writes nothing.
@@ -167,17 +167,6 @@ impl Clone {
             Ok(1) => Err(io::Error::other(format!("the guest wrote {:#x}", byte[0]))),
             _ => Err(self.why_silent()),
         }
-    }
-
-    /// After the first byte: waits for the rest, which proves that this guest saw a generation ID of its own; that ID.
-    pub fn finish(&mut self) -> io::Result<[u8; 16]> {
-        let mut printed = [b'\n'; ACKNOWLEDGEMENT];
-        self.console.read_exact(&mut printed[1..])?;
-        self.vmm.settle()?;
-        acknowledged(&printed).ok_or_else(|| {
-            let text = String::from_utf8_lossy(&printed).into_owned();
-            io::Error::other(format!("the guest wrote {text:?} for its generation ID"))
-        })
     }
 
     fn why_silent(&mut self) -> io::Error {

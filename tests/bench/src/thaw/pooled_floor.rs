@@ -47,7 +47,9 @@ impl PooledFloor {
         let start = monotonic_ns();
         rustix::io::write(&self.socket, b"c")?;
         byte_from(&self.socket)?;
-        Ok(us_since(start))
+        let taken = us_since(start);
+        rustix::io::write(&self.socket, b"d")?;
+        Ok(taken)
     }
 }
 
@@ -77,6 +79,8 @@ pub fn serve() -> io::Result<()> {
         }
         machine.run()?;
         rustix::io::write(&socket, b"g")?;
+        // Taking the machine apart would keep the claimer from its processor.
+        byte_from(&socket)?;
     }
 }
 

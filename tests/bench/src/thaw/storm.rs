@@ -1,6 +1,5 @@
 //! Many claims at once: every clone's first byte, timed from one start.
 
-use std::collections::HashSet;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 
@@ -36,7 +35,7 @@ pub fn park(template: &Template, count: usize) -> io::Result<Vec<Clone>> {
 /// Thaws all of `clones` and gives the microseconds from the start to the first byte of each, in order of arrival.
 ///
 /// # Errors
-/// When any of them fails, or two of them have the same generation ID.
+/// When any of them fails.
 pub fn thaw(clones: &mut [Clone]) -> io::Result<Vec<f64>> {
     let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for (index, clone) in clones.iter().enumerate() {
@@ -59,11 +58,8 @@ pub fn thaw(clones: &mut [Clone]) -> io::Result<Vec<f64>> {
             .map_err(|_| io::Error::other("the collecting thread panicked"))?;
         sent.and(taken)
     })?;
-    let mut ids = HashSet::new();
     for clone in clones {
-        if !ids.insert(clone.finish()?) {
-            return Err(io::Error::other("two clones have the same generation ID"));
-        }
+        clone.vmm.settle()?;
     }
     Ok(taken)
 }

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use kvm_bindings::{CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::Cap;
 
+use crate::msr::SavedMsrs;
+use crate::state::XSAVE_MIN;
 use crate::{Error, Result, Vm};
 
 /// The misc device number of KVM: linux/miscdevice.h, `KVM_MINOR`.
 const KVM_DEVICE: (u32, u32) = (10, 232);
 
 /// What every machine needs of KVM. Each is named in the error when it is missing.
-const REQUIRED: [(Cap, &str); 16] = [
+const REQUIRED: [(Cap, &str); 20] = [
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (
@@ -25,6 +27,10 @@ const REQUIRED: [(Cap, &str); 16] = [
     (Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR"),
     (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
     (Cap::MpState, "KVM_CAP_MP_STATE"),
+    (Cap::VcpuEvents, "KVM_CAP_VCPU_EVENTS"),
+    (Cap::Debugregs, "KVM_CAP_DEBUGREGS"),
+    (Cap::Xcrs, "KVM_CAP_XCRS"),
+    (Cap::GetTscKhz, "KVM_CAP_GET_TSC_KHZ"),
     (Cap::IrqRouting, "KVM_CAP_IRQ_ROUTING"),
     (Cap::Irqfd, "KVM_CAP_IRQFD"),
     (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
@@ -43,6 +49,10 @@ pub struct Capabilities {
     pub memory_slots: usize,
     /// `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`: a machine can go without the iTLB-multihit mitigation and its kthread.
     pub disable_nx_huge_pages: bool,
+    /// `KVM_CAP_TSC_CONTROL`: a vCPU's TSC can have another frequency than the host's.
+    pub tsc_control: bool,
+    /// `KVM_CAP_XSAVE2`: bytes of a vCPU's XSAVE area, with what this process may use; 4096 where KVM does not tell.
+    pub xsave_size: usize,
 }
 
 /// An open `/dev/kvm` that has everything a machine needs.
@@ -51,6 +61,7 @@ pub struct Kvm {
     pub(crate) fd: kvm_ioctls::Kvm,
     capabilities: Capabilities,
     supported_cpuid: CpuId,
+    pub(crate) saved_msrs: Arc<SavedMsrs>,
 }
 
 impl Kvm {
@@ -76,17 +87,25 @@ impl Kvm {
         let supported_cpuid = fd
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(Error::ioctl("KVM_GET_SUPPORTED_CPUID"))?;
+        let listed_msrs = fd
+            .get_msr_index_list()
+            .map_err(Error::ioctl("KVM_GET_MSR_INDEX_LIST"))?;
         let capabilities = Capabilities {
             max_vcpus: fd.get_max_vcpus(),
             memory_slots: fd.get_nr_memslots(),
             disable_nx_huge_pages: fd
                 .check_extension_raw(kvm_bindings::KVM_CAP_VM_DISABLE_NX_HUGE_PAGES.into())
                 > 0,
+            tsc_control: fd.check_extension(Cap::TscControl),
+            xsave_size: usize::try_from(fd.check_extension_int(Cap::Xsave2))
+                .unwrap_or(0)
+                .max(XSAVE_MIN),
         };
         Ok(Kvm {
             fd,
             capabilities,
             supported_cpuid,
+            saved_msrs: Arc::new(SavedMsrs::new(listed_msrs.as_slice())),
         })
     }
 

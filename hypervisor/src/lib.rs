@@ -10,6 +10,8 @@
 //! | [`vcpu`] | registers, CPUID, and running until an [`Exit`] |
 //! | [`kick`] | making a running vCPU leave the guest, from another thread |
 //! | [`cpuid`] | what each vCPU says it is |
+//! | `save`, [`state`] | saving and restoring all that KVM holds, and its bytes |
+//! | [`time`] | guest time that goes on after a thaw |
 //!
 //! Creation order, because it is refused or slower otherwise: memory slots, interrupt controllers, vCPUs, then irqfds
 //! and ioeventfds.
@@ -19,12 +21,19 @@
 pub mod cpuid;
 pub mod kick;
 pub mod kvm;
+mod msr;
+mod save;
+pub mod state;
+pub mod time;
 pub mod vcpu;
 pub mod vm;
+mod xsave;
 
 pub use kick::Kicker;
 pub use kvm::{Capabilities, Kvm};
 pub use kvm_bindings::{CpuId, kvm_regs, kvm_segment, kvm_sregs};
+pub use state::{ClockState, InterruptPart, InterruptState, StateError, VcpuPart, VcpuState};
+pub use time::GuestTime;
 pub use vcpu::{Exit, Vcpu};
 pub use vm::{Access, Vm};
 pub use vmm_sys_util::eventfd::EventFd;
@@ -44,6 +53,21 @@ pub enum Error {
     Unaligned { slot: u32, address: u64, size: u64 },
     #[error("KVM refuses MSR {index:#x} = {value:#x}")]
     Msr { index: u32, value: u64 },
+    #[error(
+        "vCPU {vcpu} is in the middle of an access to a device: it can be saved after its next run was interrupted"
+    )]
+    Unfinished { vcpu: u8 },
+    #[error("vCPU {vcpu} was restored and its time not started")]
+    TimeStopped { vcpu: u8 },
+    #[error(
+        "the saved vCPUs' TSC runs at {saved} kHz, this host's at {host} kHz, which it cannot scale: thaw on a host of that \
+         frequency, or with TSC scaling"
+    )]
+    TscFrequency { saved: u32, host: u32 },
+    #[error(
+        "the saved XSAVE area has {saved} bytes, this host's {host}: thaw on a host with those registers"
+    )]
+    XsaveSize { saved: usize, host: usize },
 }
 
 impl Error {

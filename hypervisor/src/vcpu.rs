@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_regs, kvm_sregs};
+use kvm_bindings::{CpuId, kvm_msr_entry, kvm_regs, kvm_sregs};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::{Error, Kicker, Result, Vm};
+use crate::{Error, Kicker, Result, Vm, msr};
 
 /// Why a vCPU left the guest. Data of a read is filled in before the vCPU runs again.
 #[derive(Debug)]
@@ -37,11 +37,15 @@ pub enum Exit<'a> {
 /// One vCPU. Its ioctls are cheapest from the thread that runs it.
 #[derive(Debug)]
 pub struct Vcpu {
-    fd: VcpuFd,
+    pub(crate) fd: VcpuFd,
     kicker: Arc<Kicker>,
-    index: u8,
+    pub(crate) index: u8,
     /// A vCPU reaches the machine's memory: it must not outlive the mappings.
-    _vm: Arc<Vm>,
+    pub(crate) vm: Arc<Vm>,
+    /// The last exit asks for something that KVM finishes when it is entered again.
+    pub(crate) unfinished: bool,
+    /// Restored, and [`Vcpu::start_time`] is still to come: the TSC deadline to arm then.
+    pub(crate) stopped: Option<u64>,
 }
 
 impl Vcpu {
@@ -51,7 +55,9 @@ impl Vcpu {
             fd,
             kicker,
             index,
-            _vm: vm,
+            vm,
+            unfinished: false,
+            stopped: None,
         })
     }
 
@@ -93,18 +99,9 @@ impl Vcpu {
     pub fn set_msrs(&self, msrs: &[(u32, u64)]) -> Result<()> {
         let entries: Vec<kvm_msr_entry> = msrs
             .iter()
-            .map(|&(index, data)| kvm_msr_entry {
-                index,
-                data,
-                ..Default::default()
-            })
+            .map(|&(index, data)| msr::entry(index, data))
             .collect();
-        let list = Msrs::from_entries(&entries).map_err(|_| Error::Missing("room for that many MSRs"))?;
-        let set = self.fd.set_msrs(&list).map_err(Error::ioctl("KVM_SET_MSRS"))?;
-        match msrs.get(set) {
-            None => Ok(()),
-            Some(&(index, value)) => Err(Error::Msr { index, value }),
-        }
+        msr::set(&self.fd, &entries)
     }
 
     /// Tells the guest that its host stopped it, so that its soft-lockup watchdog forgives the gap
@@ -114,17 +111,28 @@ impl Vcpu {
     }
 
     /// Enters the guest and comes back with what it needs.
+    ///
+    /// # Errors
+    /// [`Error::TimeStopped`] for a restored vCPU without [`Vcpu::start_time`].
     pub fn run(&mut self) -> Result<Exit<'_>> {
+        if self.stopped.is_some() {
+            return Err(Error::TimeStopped { vcpu: self.index });
+        }
+        self.unfinished = true;
         let exit = match self.fd.run() {
             Ok(exit) => exit,
             Err(e) => {
                 return match e.errno() {
                     libc::EINTR => {
                         self.kicker.clear();
+                        self.unfinished = false;
                         Ok(Exit::Interrupted)
                     }
                     // An application processor that just got its INIT or SIPI: KVM wants to be entered again.
-                    libc::EAGAIN => Ok(Exit::Interrupted),
+                    libc::EAGAIN => {
+                        self.unfinished = false;
+                        Ok(Exit::Interrupted)
+                    }
                     _ => Err(Error::ioctl("KVM_RUN")(e)),
                 };
             }
@@ -134,7 +142,10 @@ impl Vcpu {
             VcpuExit::IoOut(port, data) => Exit::PortWrite { port, data },
             VcpuExit::MmioRead(address, data) => Exit::MmioRead { address, data },
             VcpuExit::MmioWrite(address, data) => Exit::MmioWrite { address, data },
-            VcpuExit::Intr => Exit::Interrupted,
+            VcpuExit::Intr => {
+                self.unfinished = false;
+                Exit::Interrupted
+            }
             VcpuExit::Shutdown => Exit::Shutdown,
             VcpuExit::Hlt => Exit::Halted,
             VcpuExit::InternalError => Exit::InternalError,

@@ -7,13 +7,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::{
-    KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_READONLY, kvm_enable_cap, kvm_userspace_memory_region,
+    KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_READONLY, kvm_clock_data, kvm_enable_cap, kvm_irqchip,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::{Error, Kvm, Result, Vcpu};
+use crate::msr::SavedMsrs;
+use crate::state::{ClockState, InterruptPart, InterruptState};
+use crate::{Capabilities, Error, Kvm, Result, Vcpu};
 
 const PAGE_SIZE: u64 = 4096;
 
@@ -30,6 +33,8 @@ pub struct Vm {
     // Closed before `slots` is dropped: fields drop in order.
     fd: VmFd,
     slots: Mutex<BTreeMap<u32, Arc<GuestRegionMmap<()>>>>,
+    saved_msrs: Arc<SavedMsrs>,
+    capabilities: Capabilities,
 }
 
 impl Vm {
@@ -40,6 +45,8 @@ impl Vm {
                     return Ok(Vm {
                         fd,
                         slots: Mutex::default(),
+                        saved_msrs: kvm.saved_msrs.clone(),
+                        capabilities: *kvm.capabilities(),
                     });
                 }
                 // Creating a VM starts kernel work that a pending signal interrupts.
@@ -159,6 +166,60 @@ impl Vm {
             None => self.fd.register_ioevent(event, &at, NoDatamatch),
         }
         .map_err(Error::ioctl("KVM_IOEVENTFD"))
+    }
+
+    /// The state of the interrupt controllers that the vCPUs share. While no vCPU runs.
+    pub fn save_interrupts(&self) -> Result<InterruptState> {
+        let mut chips = [kvm_irqchip::default(); 3];
+        for (chip, part) in chips.iter_mut().zip(InterruptPart::ALL) {
+            chip.chip_id = part.chip_id();
+            self.fd
+                .get_irqchip(chip)
+                .map_err(Error::ioctl("KVM_GET_IRQCHIP"))?;
+        }
+        Ok(InterruptState { chips })
+    }
+
+    /// Sets the interrupt controllers' state. After every [`Vcpu::restore`]: the IOAPIC sends what it has pending to the
+    /// local APICs at once, and setting those would lose it.
+    pub fn restore_interrupts(&self, state: &InterruptState) -> Result<()> {
+        for chip in &state.chips {
+            self.fd
+                .set_irqchip(chip)
+                .map_err(Error::ioctl("KVM_SET_IRQCHIP"))?;
+        }
+        Ok(())
+    }
+
+    /// The guest's kvmclock now.
+    pub fn clock(&self) -> Result<ClockState> {
+        let clock = self.fd.get_clock().map_err(Error::ioctl("KVM_GET_CLOCK"))?;
+        Ok(ClockState {
+            nanoseconds: clock.clock,
+        })
+    }
+
+    /// Lets the guest's kvmclock go on from `clock`. At the thaw, before a vCPU runs.
+    pub fn set_clock(&self, clock: &ClockState) -> Result<()> {
+        // No flags: were KVM_CLOCK_REALTIME among them, it would add the time the machine was frozen.
+        let clock = kvm_clock_data {
+            clock: clock.nanoseconds,
+            ..Default::default()
+        };
+        self.fd.set_clock(&clock).map_err(Error::ioctl("KVM_SET_CLOCK"))
+    }
+
+    pub(crate) fn saved_msrs(&self) -> &SavedMsrs {
+        &self.saved_msrs
+    }
+
+    /// Bytes KVM reads and writes of a vCPU's XSAVE area.
+    pub(crate) fn xsave_size(&self) -> usize {
+        self.capabilities.xsave_size
+    }
+
+    pub(crate) fn tsc_control(&self) -> bool {
+        self.capabilities.tsc_control
     }
 
     /// `KVM_GET_VCPU_MMAP_SIZE`, as KVM told at creation.

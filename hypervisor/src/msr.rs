@@ -1,0 +1,117 @@
+//! Model-specific registers: which are saved, reading many at once, setting all or saying which KVM refused.
+
+use std::sync::OnceLock;
+
+use kvm_bindings::{KVM_MAX_MSR_ENTRIES, Msrs, kvm_msr_entry};
+use kvm_ioctls::VcpuFd;
+
+use crate::{Error, Result};
+
+/// IA32_TIME_STAMP_COUNTER.
+pub(crate) const TSC: u32 = 0x10;
+/// IA32_TSC_DEADLINE: the TSC at which the local APIC's timer fires; 0 when it is not armed.
+pub(crate) const TSC_DEADLINE: u32 = 0x6e0;
+/// Hyper-V's registers (asm/hyperv-tlfs.h). KVM lists them always; this machine's CPUID says that it is not Hyper-V, so
+/// no guest has them, and reading one makes KVM allocate.
+const HYPER_V: std::ops::Range<u32> = 0x4000_0000..0x4000_1000;
+
+/// The MSRs this KVM says make up a vCPU's state, and which of them it lets be read.
+#[derive(Debug)]
+pub(crate) struct SavedMsrs {
+    listed: Vec<u32>,
+    /// Found out by the first save.
+    readable: OnceLock<Vec<u32>>,
+}
+
+impl SavedMsrs {
+    /// `listed`: what KVM_GET_MSR_INDEX_LIST answered.
+    pub fn new(listed: &[u32]) -> SavedMsrs {
+        SavedMsrs {
+            listed: listed.iter().copied().filter(|i| !HYPER_V.contains(i)).collect(),
+            readable: OnceLock::new(),
+        }
+    }
+
+    /// Reads all of them that can be read.
+    pub fn read(&self, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>> {
+        let indices = self.readable.get().unwrap_or(&self.listed);
+        let entries = read_readable(vcpu, indices)?;
+        self.readable
+            .get_or_init(|| entries.iter().map(|e| e.index).collect());
+        Ok(entries)
+    }
+}
+
+/// Reads those of `indices` that KVM lets be read, in as few calls as it takes.
+fn read_readable(vcpu: &VcpuFd, mut indices: &[u32]) -> Result<Vec<kvm_msr_entry>> {
+    let mut values = Vec::with_capacity(indices.len());
+    while !indices.is_empty() {
+        let batch = &indices[..indices.len().min(KVM_MAX_MSR_ENTRIES)];
+        let read = read_until_refused(vcpu, batch)?;
+        let done = read.len();
+        values.extend(read);
+        // The first that was not read is the refused one.
+        indices = &indices[done + usize::from(done < batch.len())..];
+    }
+    Ok(values)
+}
+
+/// Reads `indices` up to the first that KVM refuses.
+fn read_until_refused(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>> {
+    let asked: Vec<_> = indices.iter().map(|&index| entry(index, 0)).collect();
+    let mut list = list(&asked)?;
+    let read = vcpu.get_msrs(&mut list).map_err(Error::ioctl("KVM_GET_MSRS"))?;
+    Ok(list.as_slice()[..read.min(indices.len())].to_vec())
+}
+
+/// Sets `entries` in their order.
+///
+/// # Errors
+/// [`Error::Msr`] naming the first whose value KVM refuses and which does not have that value already.
+pub(crate) fn set_or_equal(vcpu: &VcpuFd, mut entries: &[kvm_msr_entry]) -> Result<()> {
+    while !entries.is_empty() {
+        let batch = &entries[..entries.len().min(KVM_MAX_MSR_ENTRIES)];
+        let set = vcpu
+            .set_msrs(&list(batch)?)
+            .map_err(Error::ioctl("KVM_SET_MSRS"))?;
+        if let Some(refused) = batch.get(set)
+            && read_until_refused(vcpu, &[refused.index])?
+                .first()
+                .map(|e| e.data)
+                != Some(refused.data)
+        {
+            return Err(Error::Msr {
+                index: refused.index,
+                value: refused.data,
+            });
+        }
+        entries = &entries[(set + 1).min(batch.len())..];
+    }
+    Ok(())
+}
+
+/// Sets `entries` in their order.
+///
+/// # Errors
+/// [`Error::Msr`] naming the first that KVM does not know or whose value it refuses.
+pub(crate) fn set(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<()> {
+    let set = vcpu
+        .set_msrs(&list(entries)?)
+        .map_err(Error::ioctl("KVM_SET_MSRS"))?;
+    match entries.get(set) {
+        None => Ok(()),
+        Some(&kvm_msr_entry { index, data, .. }) => Err(Error::Msr { index, value: data }),
+    }
+}
+
+pub(crate) fn entry(index: u32, data: u64) -> kvm_msr_entry {
+    kvm_msr_entry {
+        index,
+        data,
+        ..Default::default()
+    }
+}
+
+fn list(entries: &[kvm_msr_entry]) -> Result<Msrs> {
+    Msrs::from_entries(entries).map_err(|_| Error::Missing("room for that many MSRs"))
+}

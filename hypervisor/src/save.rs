@@ -1,0 +1,123 @@
+//! Saving a vCPU and restoring it, in the orders KVM asks for (Documentation/virt/kvm/api.rst).
+
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_msr_entry};
+
+use crate::state::VcpuState;
+use crate::{Error, GuestTime, Result, Vcpu, msr, xsave};
+
+/// How far off a TSC's frequency may be, parts per million: the rate of error NTP corrects, and KVM's own tolerance.
+const TSC_TOLERANCE_PPM: u64 = 250;
+/// Far from any TSC a guest has had or will: 48 years at 3 GHz.
+const FAR: u64 = 1 << 62;
+
+impl Vcpu {
+    /// All that KVM holds of it. Its last run must have ended with [`crate::Exit::Interrupted`] (or there was none):
+    /// then the guest has what it asked of a device, and nothing is half done.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] after another exit; [`Error::Ioctl`] when KVM refuses.
+    pub fn save(&self) -> Result<VcpuState> {
+        if self.unfinished {
+            return Err(Error::Unfinished { vcpu: self.index });
+        }
+        let fd = &self.fd;
+        // KVM_GET_MP_STATE takes in a pending INIT or SIPI, KVM_GET_VCPU_EVENTS a pending exception's CR2 or DR6: both
+        // before the registers those change.
+        let mp_state = fd.get_mp_state().map_err(Error::ioctl("KVM_GET_MP_STATE"))?;
+        let events = fd
+            .get_vcpu_events()
+            .map_err(Error::ioctl("KVM_GET_VCPU_EVENTS"))?;
+        Ok(VcpuState {
+            cpuid: fd
+                .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
+                .map_err(Error::ioctl("KVM_GET_CPUID2"))?,
+            tsc_khz: self.tsc_khz()?,
+            mp_state,
+            regs: self.regs()?,
+            sregs: self.sregs()?,
+            xsave: xsave::get(fd, self.vm.xsave_size())?,
+            xcrs: fd.get_xcrs().map_err(Error::ioctl("KVM_GET_XCRS"))?,
+            debug_regs: fd.get_debug_regs().map_err(Error::ioctl("KVM_GET_DEBUGREGS"))?,
+            lapic: fd.get_lapic().map_err(Error::ioctl("KVM_GET_LAPIC"))?,
+            msrs: self.vm.saved_msrs().read(fd)?,
+            events,
+        })
+    }
+
+    /// Makes a new vCPU the saved one, all but its time: [`Vcpu::start_time`] comes before it first runs. The machine's
+    /// memory must be in place, since KVM writes the guest's wall clock to it; [`crate::Vm::restore_interrupts`] comes
+    /// after all vCPUs.
+    ///
+    /// A local APIC timer that is one-shot or periodic, not TSC-deadline (which Linux uses here), counts from now on.
+    ///
+    /// # Errors
+    /// [`Error::Msr`] naming the model-specific register KVM refuses (unless it has that value already),
+    /// [`Error::TscFrequency`], [`Error::XsaveSize`], [`Error::Ioctl`].
+    pub fn restore(&mut self, state: &VcpuState) -> Result<()> {
+        // First what the others are checked against; then segments and EFER before the general registers' RFLAGS, the APIC
+        // base before the APIC, the APIC's timer mode before its MSRs, and last what the others would clear.
+        self.set_cpuid(&state.cpuid)?;
+        self.set_tsc_khz(state.tsc_khz)?;
+        self.set_sregs(&state.sregs)?;
+        self.set_regs(&state.regs)?;
+        let fd = &self.fd;
+        xsave::set(fd, &state.xsave, self.vm.xsave_size())?;
+        fd.set_xcrs(&state.xcrs).map_err(Error::ioctl("KVM_SET_XCRS"))?;
+        fd.set_debug_regs(&state.debug_regs)
+            .map_err(Error::ioctl("KVM_SET_DEBUGREGS"))?;
+        fd.set_lapic(&state.lapic)
+            .map_err(Error::ioctl("KVM_SET_LAPIC"))?;
+        msr::set_or_equal(fd, &timeless(&state.msrs, state.msr(msr::TSC).unwrap_or(0)))?;
+        fd.set_mp_state(state.mp_state)
+            .map_err(Error::ioctl("KVM_SET_MP_STATE"))?;
+        fd.set_vcpu_events(&state.events)
+            .map_err(Error::ioctl("KVM_SET_VCPU_EVENTS"))?;
+        self.notify_paused();
+        self.stopped = Some(state.msr(msr::TSC_DEADLINE).unwrap_or(0));
+        Ok(())
+    }
+
+    /// Starts a restored vCPU's time: its TSC is what `time` says, and a TSC deadline that was armed is armed again. One
+    /// cheap call, on whatever thread, right before it first runs. Does nothing where no time is stopped.
+    pub fn start_time(&mut self, time: &GuestTime) -> Result<()> {
+        let Some(deadline) = self.stopped.take() else {
+            return Ok(());
+        };
+        let entries = [
+            msr::entry(msr::TSC, time.tsc()),
+            msr::entry(msr::TSC_DEADLINE, deadline),
+        ];
+        msr::set(&self.fd, &entries[..1 + usize::from(deadline != 0)])
+    }
+
+    /// The frequency of its TSC, kHz.
+    pub fn tsc_khz(&self) -> Result<u32> {
+        self.fd.get_tsc_khz().map_err(Error::ioctl("KVM_GET_TSC_KHZ"))
+    }
+
+    /// Gives the TSC the frequency the guest was told at its boot, if this host's own is noticeably another.
+    fn set_tsc_khz(&self, saved: u32) -> Result<()> {
+        let host = self.tsc_khz()?;
+        if u64::from(saved.abs_diff(host)) * 1_000_000 <= u64::from(host) * TSC_TOLERANCE_PPM {
+            return Ok(());
+        }
+        let different = Error::TscFrequency { saved, host };
+        if !self.vm.tsc_control() {
+            return Err(different);
+        }
+        self.fd.set_tsc_khz(saved).map_err(|_| different)
+    }
+}
+
+/// The MSRs without the timer, and with a TSC far from the true one. KVM takes a TSC within a second of the last one set
+/// to mean that last one, and before Linux 6.7 even the zero it set itself when the vCPU was made: had the machine been
+/// frozen in its first second, its TSC would start as old as the process that restored it.
+fn timeless(msrs: &[kvm_msr_entry], tsc: u64) -> Vec<kvm_msr_entry> {
+    let mut timeless: Vec<_> = msrs
+        .iter()
+        .copied()
+        .filter(|m| m.index != msr::TSC && m.index != msr::TSC_DEADLINE)
+        .collect();
+    timeless.push(msr::entry(msr::TSC, tsc.wrapping_add(FAR)));
+    timeless
+}

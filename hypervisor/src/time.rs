@@ -1,0 +1,39 @@
+//! Guest time over a thaw: it goes on from where the freeze stopped it.
+//!
+//! Invariant: all vCPUs of a machine get one TSC. Each is told what the TSC is *now*, computed from one common start, so
+//! the last may be told long after the first; KVM sees that both mean the same and gives them the same offset.
+
+use std::time::Instant;
+
+use crate::msr;
+use crate::state::VcpuState;
+
+/// The time of a thawed machine's vCPUs: what their TSC was, and when it started again.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestTime {
+    tsc: u64,
+    tsc_khz: u32,
+    start: Instant,
+}
+
+impl GuestTime {
+    /// Starts time now, from the latest moment any of `vcpus` was saved at. Given to [`crate::Vcpu::start_time`] of each.
+    pub fn start(vcpus: &[VcpuState]) -> GuestTime {
+        GuestTime {
+            tsc: vcpus.iter().filter_map(|v| v.msr(msr::TSC)).max().unwrap_or(0),
+            tsc_khz: vcpus.first().map_or(0, VcpuState::tsc_khz),
+            start: Instant::now(),
+        }
+    }
+
+    /// The guest's TSC now.
+    pub fn tsc(&self) -> u64 {
+        self.tsc_at(self.start.elapsed().as_nanos())
+    }
+
+    fn tsc_at(&self, elapsed_ns: u128) -> u64 {
+        // Cycles are kHz times ns over 10^6; TSCs wrap.
+        let cycles = elapsed_ns * u128::from(self.tsc_khz) / 1_000_000;
+        self.tsc.wrapping_add(cycles as u64)
+    }
+}

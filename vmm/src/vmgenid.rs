@@ -23,3 +23,11 @@ pub fn write(memory: &GuestMemory) -> Result<(), VmGenIdError> {
     memory.write_slice(&id, GuestAddress(VMGENID_PAGE.start))?;
     Ok(())
 }
+
+/// Makes the page this process's own, without changing it, so that [`write`] finds it there.
+pub fn touch(memory: &GuestMemory) -> Result<(), VmGenIdError> {
+    let at = GuestAddress(VMGENID_PAGE.start);
+    let first: u8 = memory.read_obj(at)?;
+    memory.write_obj(first, at)?;
+    Ok(())
+}

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use thaw_hypervisor::{Kvm, Vcpu, Vm, cpuid};
+use thaw_hypervisor::{Exit, Kvm, Vcpu, Vm, cpuid};
 use thaw_protocol::control::{CONTROL_VERSION, ErrorCode, MEMORY_MIB, MachineSpec, VCPUS};
 
 use super::refusal::{invalid, inventory_error, kvm_error, memory_error, refused, system};
@@ -50,9 +50,12 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
     vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
         .map_err(kvm_error)?;
     vm.create_irqchip().map_err(kvm_error)?;
-    let vcpus: Vec<Vcpu> = (0..spec.vcpus)
+    let mut vcpus: Vec<Vcpu> = (0..spec.vcpus)
         .map(|index| create_vcpu(kvm, &vm, index, spec))
         .collect::<Outcome<_>>()?;
+    if let Some(boot_vcpu) = vcpus.first_mut() {
+        enter_once(boot_vcpu)?;
+    }
     let inventory = Inventory::new(&memory, &vm, events.clone()).map_err(inventory_error)?;
     let console = Console::new(&vm).map_err(kvm_error)?;
     let body = Body {
@@ -95,4 +98,17 @@ fn create_vcpu(kvm: &Kvm, vm: &Arc<Vm>, index: u8, spec: &MachineSpec) -> Outcom
     vcpu.set_cpuid(&cpuid).map_err(kvm_error)?;
     registers::set_firmware_msrs(&vcpu).map_err(kvm_error)?;
     Ok(vcpu)
+}
+
+/// An entry that is over before it begins: what KVM puts off to a machine's first (Linux 6.14 and later start a thread
+/// then, which recovers huge pages) is done now and not in a thaw.
+fn enter_once(vcpu: &mut Vcpu) -> Outcome<()> {
+    vcpu.kicker().kick();
+    match vcpu.run().map_err(kvm_error)? {
+        Exit::Interrupted => Ok(()),
+        other => Err(refused(
+            ErrorCode::Kvm,
+            format!("KVM entered a guest that has no code: {other:?}"),
+        )),
+    }
 }

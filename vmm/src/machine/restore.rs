@@ -22,6 +22,7 @@ use crate::snapshot::restore::{check_memory, map_memory, populate_all};
 use crate::snapshot::uffd::{Watch, watch};
 use crate::snapshot::working_set::{Populated, WorkingSet, populate};
 use crate::vcpu::{Prepare, VcpuThreads};
+use crate::vmgenid;
 
 /// The descriptors of a restore, by what they are.
 pub struct Files {
@@ -141,6 +142,8 @@ impl Plan {
                 populate: all,
             } => {
                 map_memory(memory, map, layers).map_err(memory_restore_error)?;
+                // The thaw writes there, and shall not wait for the page.
+                vmgenid::touch(memory).map_err(|e| refused(ErrorCode::System, e.to_string()))?;
                 let populated = match (all, &self.working_set) {
                     (true, _) => populate_all(memory, map),
                     (false, Some(set)) => populate(memory, map, set),

@@ -52,10 +52,15 @@ impl Bus {
     /// Gives a device, the console included, its backend. [`Backend::Empty`] says that it shall have none: refused for
     /// a device that has one, or had one when it was frozen.
     pub fn attach(&self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        match device {
+        let attached = match device {
             DeviceId::Console => self.console.attach(backend, fds),
             device => self.inventory.attach(device, backend, fds),
-        }
+        };
+        attached.map_err(|error| match error {
+            AttachError::Frozen(what) => AttachError::Frozen(format!("{device:?}: {what}")),
+            AttachError::Invalid(what) => AttachError::Invalid(format!("{device:?}: {what}")),
+            other => other,
+        })
     }
 
     /// Waits until no device thread touches guest memory, and keeps them from it.

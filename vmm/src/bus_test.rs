@@ -87,12 +87,16 @@ fn answered(layout: &Layout) -> u16 {
 
 #[test]
 fn a_parked_machine_s_devices_touch_nothing_until_they_are_let_and_then_lose_nothing() {
-    let Some((frozen, _vm, memory)) = machine() else { return };
+    let Some((frozen, _vm, memory)) = machine() else {
+        return;
+    };
     // Its threads were never let in, so the request is in flight at the freeze.
     let before = ask(&frozen, memory);
     let records = frozen.quiesce().save();
 
-    let Some((thawed, _vm, other)) = machine() else { return };
+    let Some((thawed, _vm, other)) = machine() else {
+        return;
+    };
     copy(memory, other);
     let after = Layout::at(other, RINGS, 16);
     thawed.restore(&records).unwrap();
@@ -125,7 +129,9 @@ fn a_parked_machine_s_devices_touch_nothing_until_they_are_let_and_then_lose_not
 
 #[test]
 fn the_guard_of_a_freeze_lets_the_devices_go_on() {
-    let Some((bus, _vm, memory)) = machine() else { return };
+    let Some((bus, _vm, memory)) = machine() else {
+        return;
+    };
     bus.start_work();
     let guard = bus.quiesce();
     let layout = ask(&bus, memory);
@@ -136,7 +142,9 @@ fn the_guard_of_a_freeze_lets_the_devices_go_on() {
 
 #[test]
 fn a_machine_refuses_the_records_of_another_and_stays_as_it_was() {
-    let Some((bus, _vm, _memory)) = machine() else { return };
+    let Some((bus, _vm, _memory)) = machine() else {
+        return;
+    };
     let good = bus.quiesce().save();
     let mut bad = good.clone();
     bad.devices[DeviceId::Blk3 as usize].inventory.features ^= 1 << 9;
@@ -147,4 +155,41 @@ fn a_machine_refuses_the_records_of_another_and_stays_as_it_was() {
     bad.console.in_buffer = vec![0; 65];
     assert!(bus.restore(&bad).is_err());
     assert_eq!(bus.quiesce().save(), good);
+}
+
+#[test]
+fn a_backend_that_is_less_than_what_was_frozen_is_refused_by_name() {
+    let disk = |bytes: u64| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        vec![OwnedFd::from(file)]
+    };
+    let writable = || Backend::Disk { read_only: false };
+    let Some((frozen, _vm, _memory)) = machine() else {
+        return;
+    };
+    frozen.attach(DeviceId::Blk0, writable(), disk(1 << 20)).unwrap();
+    let records = frozen.quiesce().save();
+    let Some((thawed, _vm, _memory)) = machine() else {
+        return;
+    };
+    thawed.restore(&records).unwrap();
+    for (backend, fds, says) in [
+        (
+            writable(),
+            disk(1 << 19),
+            "Blk0: a disk of 1024 sectors is smaller",
+        ),
+        (
+            Backend::Disk { read_only: true },
+            disk(1 << 20),
+            "Blk0: a read-only disk",
+        ),
+        (Backend::Empty, vec![], "Blk0: it had a backend"),
+    ] {
+        let error = thawed.attach(DeviceId::Blk0, backend, fds).unwrap_err();
+        assert!(matches!(error, AttachError::Frozen(_)));
+        assert!(error.to_string().starts_with(says), "{error}");
+    }
+    assert!(thawed.unswapped().contains(&DeviceId::Blk0));
 }

@@ -8,7 +8,7 @@ use crate::layout::Window;
 use crate::virtio::device::{AttachError, DeviceError, Saved};
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::looped::plain;
-use crate::virtio::state::{DecodeError, DeviceState};
+use crate::virtio::state::{DecodeError, DeviceRecord, DeviceState, QueueRecord};
 use crate::virtio::testing::{Layout, MEMORY, eventfd, memory};
 
 const FEATURE: u64 = 1 << 3;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// The variables, what each names, and its default: shown by `thaw --help`.
-pub const VARIABLES: [(&str, &str); 8] = [
+pub const VARIABLES: [(&str, &str); 9] = [
     (
         "THAW_DATA",
         "images and disks [/var/lib/thaw for root, else $XDG_DATA_HOME/thaw or ~/.local/share/thaw]",
@@ -30,6 +30,10 @@ pub const VARIABLES: [(&str, &str); 8] = [
     (
         "THAW_KERNEL_ARGS",
         "words added to the guest kernel's command line",
+    ),
+    (
+        "THAW_MEMORY_MODE",
+        "how thawed guests get their memory: cow, populate or uffd [cow]",
     ),
     ("THAW_VMM", "the VMM's binary [thaw-vmm beside thaw]"),
     (

@@ -8,6 +8,7 @@ use thaw_node::cli::logging;
 use thaw_node::exit::Failure;
 use thaw_node::paths::{Paths, VARIABLES};
 use thaw_node::sandbox::Node;
+use thaw_node::snapshot::Hold;
 use thaw_node::ui::Ui;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -20,6 +21,9 @@ struct Arguments {
     /// Where to listen [default: thawd.sock in the run directory]
     #[arg(long, value_name = "PATH")]
     socket: Option<std::path::PathBuf>,
+    /// Take guests weakened for a test (a thaw.test= word on their kernel's command line)
+    #[arg(long)]
+    test_templates: bool,
     /// What to log to stderr: error, warn, info, debug, trace, or target=level,...
     #[arg(
         long,
@@ -66,7 +70,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
             ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
         }
-        let daemon = Daemon::start(Node::open(paths)?).await;
+        let daemon = Daemon::start(Node::open_as(paths, Hold::Sealed, arguments.test_templates)?).await;
         tracing::info!(socket = %socket.display(), "listening");
         let end = async move {
             let [first, second] = &mut ends[..] else { return };

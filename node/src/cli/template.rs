@@ -48,7 +48,7 @@ pub enum TemplateCommand {
         #[arg(required = true, value_name = "KEY")]
         templates: Vec<String>,
     },
-    /// Remove templates; sandboxes thawed from them go on
+    /// Remove templates; sandboxes thawed from them go on, snapshots that are deltas over them are lost
     Rm {
         /// Their keys, or the beginnings of them
         #[arg(required = true, value_name = "KEY")]

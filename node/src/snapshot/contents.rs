@@ -19,6 +19,9 @@ const MOST_THREADS: usize = 4;
 /// Unit in which zeros are looked for.
 const PAGE: usize = 4096;
 
+/// What one thread did: results by chunk number, or the error of a chunk.
+type Part<T, E> = Result<Vec<(u64, T)>, (u64, E)>;
+
 /// Calls `each` with every chunk of the first `bytes` bytes of `file`, on several threads: its number and its bytes, or
 /// none where all of them are zero. Returns what `each` returned, by chunk number, but for `None`s. Beyond the file's
 /// end are zeros: its length is the caller's to check.
@@ -53,7 +56,7 @@ pub(super) fn scan<T: Send, E: From<io::Error> + Send>(
             }
         }
     };
-    let results: Vec<Result<Vec<(u64, T)>, (u64, E)>> = std::thread::scope(|scope| {
+    let results: Vec<Part<T, E>> = std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let own = work();
         let joined = others.into_iter().map(|t| {
@@ -121,9 +124,8 @@ fn data_range(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> 
 
 /// Whether every byte is zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    bytes
-        .chunks(PAGE)
-        .all(|page| page.iter().fold(0, |any, b| any | b) == 0)
+    const ZEROS: [u8; PAGE] = [0; PAGE];
+    bytes.chunks(PAGE).all(|page| page == &ZEROS[..page.len()])
 }
 
 /// The ranges of pages that have a byte that is not zero.

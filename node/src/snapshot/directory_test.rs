@@ -1,14 +1,15 @@
 //! What a snapshot's directory refuses, and what is left of one half made.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 
 use serde_json::{Value, json};
 use thaw_protocol::control::CpuBaseline;
 
 use super::*;
 use crate::exit::{ExitCode, Failure};
-use crate::snapshot::manifest::{Cpu, Kind, Machine, inventory};
+use crate::snapshot::draft::Draft;
+use crate::snapshot::manifest::{CHUNK, Cpu, Kind, Machine, Subject, inventory};
+use crate::snapshot::signature::SigningKey;
 use crate::snapshot::signature::tests::key_pair;
 
 pub(in crate::snapshot) fn subject() -> Subject {
@@ -258,7 +259,8 @@ fn unknown_fields_are_read_and_unknown_versions_are_not() {
 fn a_manifest_that_contradicts_itself_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let hash = Hash::of(b"x").to_string();
-    let edits: [(&str, fn(&mut Value, &str)); 8] = [
+    type Edit = fn(&mut Value, &str);
+    let edits: [(&str, Edit); 8] = [
         ("more memory than any machine has", |m, _| {
             m["files"]["memory"]["bytes"] = json!(u64::MAX)
         }),

@@ -3,7 +3,9 @@
 //! | module | noun |
 //! |---|---|
 //! | [`manifest`] | `manifest.json`: what was frozen, and the hash of every byte beside it |
-//! | [`directory`] | a snapshot's directory: made whole or not at all, verified, removed |
+//! | [`draft`] | a directory being made: whole in the end, or nothing |
+//! | [`directory`] | a snapshot's directory: opened, verified, removed |
+//! | `check` | a file compared with what the manifest says of it |
 //! | [`contents`] | reading sparse files chunk by chunk, on all cores |
 //! | [`stamp`] | what was verified since this boot and has not been touched since |
 //! | [`signature`] | Ed25519 over the manifest's bytes |
@@ -12,8 +14,10 @@
 //! Invariant: what a VMM is handed has been compared with the manifest, every byte, since this boot; and the manifest is
 //! signed by a trusted key wherever any key is trusted. Formats: `docs/snapshot-format.md`.
 
+mod check;
 pub mod contents;
 pub mod directory;
+pub mod draft;
 pub mod error;
 pub mod hash;
 pub mod manifest;
@@ -21,7 +25,8 @@ pub mod register;
 pub mod signature;
 pub mod stamp;
 
-pub use directory::{Draft, SnapshotDir};
+pub use directory::SnapshotDir;
+pub use draft::Draft;
 pub use error::SnapshotError;
 pub use hash::Hash;
 pub use manifest::{Base, Cpu, ImageRecord, Kind, Machine, Manifest, Subject, inventory};

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::directory::{CheckError, SnapshotDir, check_chunks};
+use super::check::{CheckError, check_chunks, check_size};
+use super::directory::SnapshotDir;
 use super::error::SnapshotError;
 use super::hash::Hash;
 use super::manifest::{ChunkedFile, MAX_LAYERS, Manifest, WholeFile};
@@ -174,11 +175,7 @@ fn sealed_whole(
     expected: &WholeFile,
 ) -> Result<OwnedFd, SnapshotError> {
     layer.check(|| {
-        let found = file.metadata()?.len();
-        if found != expected.bytes {
-            let sizes = format!("{name} ({found} bytes instead of {})", expected.bytes);
-            return Err(CheckError::Damaged(sizes));
-        }
+        check_size(name, file, expected.bytes)?;
         let copy = memfd("thaw-state", expected.bytes)?;
         let mut hasher = blake3::Hasher::new();
         let mut buffer = vec![0; 1 << 20];

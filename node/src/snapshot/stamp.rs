@@ -185,7 +185,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let stamps = Stamps::open(&directory.path().join("stamps")).unwrap();
         let path = directory.path().join("f");
-        let changes: [(&str, fn(&File, &Path)); 6] = [
+        type Change = fn(&File, &Path);
+        let changes: [(&str, Change); 6] = [
             ("a byte", |f, _| f.write_all_at(b"x", 3).unwrap()),
             ("its length", |f, _| f.set_len(3).unwrap()),
             ("its mode", |f, _| {

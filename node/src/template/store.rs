@@ -18,6 +18,9 @@ use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::snapshot::{Hold, Manifest, Registered, Registry, SnapshotError, directory};
 
+/// Templates in this process's memory.
+type Held = Arc<Mutex<HashMap<Key, Arc<Registered>>>>;
+
 /// The templates under one data directory. Clones are the same store.
 #[derive(Clone, Debug)]
 pub struct Templates {
@@ -27,7 +30,7 @@ pub struct Templates {
     vmm: Option<PathBuf>,
     registry: Registry,
     /// What a long-lived process holds already.
-    held: Option<Arc<Mutex<HashMap<Key, Arc<Registered>>>>>,
+    held: Option<Held>,
 }
 
 /// A template as it lies there, or what is wrong with it.
@@ -78,7 +81,7 @@ impl Templates {
 
     /// The template of this key, verified, if there is one. Blocks while it is read.
     pub fn open_existing(&self, key: &Key) -> Result<Option<Arc<Registered>>, Failure> {
-        let held = |held: &Arc<Mutex<HashMap<Key, Arc<Registered>>>>| {
+        let held = |held: &Held| {
             let held = held.lock().unwrap_or_else(PoisonError::into_inner);
             held.get(key).cloned()
         };

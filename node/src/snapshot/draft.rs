@@ -1,0 +1,264 @@
+//! Making a snapshot's directory.
+//!
+//! Invariants: a directory is made under another name and renamed whole, so one that looks whole is; what a killed maker
+//! leaves is locked by nobody and removed by the next maker beside it.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{FlockOperation, RenameFlags};
+
+use super::contents::{hash_chunks, hash_whole};
+use super::directory::{
+    DISKS, MANIFEST, MANIFEST_HASH, MANIFEST_SIGNATURE, MEMORY, STATE, SnapshotDir, WORKING_SET, hash_line,
+};
+use super::error::SnapshotError;
+use super::hash::Hash;
+use super::manifest::{DiskFile, FORMAT, Files, Manifest, Subject, check_disk_id};
+use super::signature::{SigningKey, TrustedKeys};
+
+/// Directories that are being made begin with this.
+const PARTIAL: &str = ".thaw-partial-";
+
+/// A snapshot being made. Dropped unfinished, it is removed.
+#[derive(Debug)]
+pub struct Draft {
+    pub(super) path: PathBuf,
+    target: PathBuf,
+    /// Holds the lock that says it has a maker.
+    lock: File,
+    state: File,
+    memory: File,
+    working_set: File,
+    disks: Vec<(String, File)>,
+    finished: bool,
+}
+
+impl Draft {
+    /// Begins one that will be at `target`, whose parent is made where it is missing. Removes what killed makers left
+    /// beside it.
+    pub fn begin(target: &Path) -> Result<Draft, SnapshotError> {
+        let (Some(parent), Some(_)) = (target.parent(), target.file_name()) else {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "it has no name");
+            return Err(SnapshotError::io("make a snapshot at", target)(source));
+        };
+        let parent = if parent.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            parent
+        };
+        fs::create_dir_all(parent).map_err(SnapshotError::io("create", parent))?;
+        if fs::symlink_metadata(target).is_ok() {
+            return Err(SnapshotError::Exists {
+                directory: target.to_owned(),
+            });
+        }
+        sweep(parent);
+        let (path, lock) = make_locked(parent).map_err(SnapshotError::io("create a directory in", parent))?;
+        let files = || -> io::Result<_> {
+            Ok((
+                create(&path, STATE)?,
+                create(&path, MEMORY)?,
+                create(&path, WORKING_SET)?,
+            ))
+        };
+        let (state, memory, working_set) = files()
+            .inspect_err(|_| drop(fs::remove_dir_all(&path)))
+            .map_err(SnapshotError::io("create files in", &path))?;
+        Ok(Draft {
+            path,
+            target: target.to_owned(),
+            lock,
+            state,
+            memory,
+            working_set,
+            disks: Vec::new(),
+            finished: false,
+        })
+    }
+
+    /// The empty `state`, open for reading and writing.
+    pub fn state(&self) -> &File {
+        &self.state
+    }
+
+    /// The empty `memory`, likewise.
+    pub fn memory(&self) -> &File {
+        &self.memory
+    }
+
+    /// The empty `working-set`, likewise. Left empty, the snapshot has none.
+    pub fn working_set(&self) -> &File {
+        &self.working_set
+    }
+
+    /// A new, empty disk.
+    pub fn add_disk(&mut self, id: &str) -> Result<&File, SnapshotError> {
+        let directory = self.path.join(DISKS);
+        let fail = SnapshotError::io("create a disk in", &directory);
+        let make = || -> io::Result<File> {
+            check_disk_id(id).map_err(|reason| io::Error::new(io::ErrorKind::InvalidInput, reason))?;
+            match fs::DirBuilder::new().mode(0o700).create(&directory) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            create(&directory, id)
+        };
+        let file = make().map_err(fail)?;
+        self.disks.push((id.to_owned(), file));
+        Ok(&self.disks[self.disks.len() - 1].1)
+    }
+
+    /// Hashes what was written, writes the manifest, signs it if there is a key, and gives it all its name. Blocks until
+    /// it is on disk.
+    pub fn finish(
+        mut self,
+        subject: Subject,
+        key: Option<&SigningKey>,
+    ) -> Result<SnapshotDir, SnapshotError> {
+        let manifest = Manifest {
+            format: FORMAT,
+            thaw: env!("CARGO_PKG_VERSION").to_owned(),
+            created: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |d| d.as_secs()),
+            subject,
+            files: self
+                .hash()
+                .map_err(SnapshotError::io("hash the files in", &self.path))?,
+        };
+        let bytes = manifest.encode();
+        if let Err(reason) = Manifest::decode(&bytes) {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, reason.to_string());
+            return Err(SnapshotError::io("describe", &self.target)(source));
+        }
+        self.seal(&bytes, key)
+            .map_err(SnapshotError::io("write", &self.path))?;
+        let root = rustix::fs::CWD;
+        match rustix::fs::renameat_with(root, &self.path, root, &self.target, RenameFlags::NOREPLACE) {
+            Ok(()) => self.finished = true,
+            Err(rustix::io::Errno::EXIST) => {
+                return Err(SnapshotError::Exists {
+                    directory: self.target.clone(),
+                });
+            }
+            Err(e) => return Err(SnapshotError::io("rename to", &self.target)(e.into())),
+        }
+        if let Some(Ok(parent)) = self.target.parent().map(File::open) {
+            // Where this fails the name may be lost with the power; the files are whole under either.
+            let _ = parent.sync_all();
+        }
+        SnapshotDir::open(&self.target, &TrustedKeys::default())
+    }
+
+    fn hash(&self) -> io::Result<Files> {
+        let working_set = match self.working_set.metadata()?.len() {
+            0 => {
+                fs::remove_file(self.path.join(WORKING_SET))?;
+                None
+            }
+            _ => Some(hash_whole(&self.working_set)?),
+        };
+        let disk = |(id, file): &(String, File)| {
+            Ok(DiskFile {
+                id: id.clone(),
+                contents: hash_chunks(file)?,
+            })
+        };
+        Ok(Files {
+            state: hash_whole(&self.state)?,
+            memory: hash_chunks(&self.memory)?,
+            working_set,
+            disks: self.disks.iter().map(disk).collect::<io::Result<_>>()?,
+        })
+    }
+
+    fn seal(&self, manifest: &[u8], key: Option<&SigningKey>) -> io::Result<()> {
+        let mut small = vec![
+            (MANIFEST, manifest.to_vec()),
+            (MANIFEST_HASH, hash_line(&Hash::of(manifest)).into_bytes()),
+        ];
+        small.extend(key.map(|key| (MANIFEST_SIGNATURE, key.sign(manifest).to_vec())));
+        for (name, bytes) in &small {
+            let mut file = create(&self.path, name)?;
+            file.write_all(bytes)?;
+            finish_file(&file)?;
+        }
+        let disks = self.disks.iter().map(|(_, file)| file);
+        for file in [&self.state, &self.memory, &self.working_set]
+            .into_iter()
+            .chain(disks)
+        {
+            finish_file(file)?;
+        }
+        if !self.disks.is_empty() {
+            File::open(self.path.join(DISKS))?.sync_all()?;
+        }
+        self.lock.sync_all()
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.finished
+            && let Err(e) = fs::remove_dir_all(&self.path)
+        {
+            tracing::warn!("cannot remove {}: {e}", self.path.display());
+        }
+    }
+}
+
+/// On disk, and not to be written again.
+fn finish_file(file: &File) -> io::Result<()> {
+    file.set_permissions(fs::Permissions::from_mode(0o400))?;
+    file.sync_all()
+}
+
+/// Guest memory holds secrets: for its owner alone.
+fn create(directory: &Path, name: &str) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(directory.join(name))
+}
+
+/// Makes a directory and locks it before a sweeper can take it for a dead maker's.
+pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
+    loop {
+        let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
+        let path = parent.join(format!("{PARTIAL}{unique}"));
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        let Ok(lock) = File::open(&path) else { continue };
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive))?;
+        let named = fs::metadata(&path).is_ok_and(|named| {
+            lock.metadata()
+                .is_ok_and(|locked| (locked.dev(), locked.ino()) == (named.dev(), named.ino()))
+        });
+        if named {
+            return Ok((path, lock));
+        }
+    }
+}
+
+/// Removes the half-made snapshots in `parent` whose makers are dead.
+fn sweep(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    let partial = entries
+        .filter_map(|e| e.ok())
+        .filter(|e| e.file_name().to_str().is_some_and(|n| n.starts_with(PARTIAL)));
+    for entry in partial {
+        let path = entry.path();
+        let Ok(lock) = File::open(&path) else { continue };
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            match fs::remove_dir_all(&path) {
+                Ok(()) => tracing::info!("removed {}, which a dead maker left", path.display()),
+                Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
+            }
+        }
+    }
+}

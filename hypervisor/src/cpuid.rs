@@ -5,6 +5,15 @@
 //! the performance counters, which templates cannot carry between hosts; and KVM's asynchronous page faults, whose
 //! pending ones would be lost by a freeze.
 
+mod baseline;
+#[cfg(test)]
+mod baseline_test;
+mod compatible;
+mod features;
+
+pub use baseline::Baseline;
+pub use compatible::missing;
+
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 use crate::{Error, Result};
@@ -34,7 +43,8 @@ const ECX8_1_PERFCTR_CORE: u32 = 1 << 23;
 /// KVM_FEATURE_ASYNC_PF, _ASYNC_PF_VMEXIT, _ASYNC_PF_INT (asm/kvm_para.h).
 const KVM_ASYNC_PAGE_FAULTS: u32 = 1 << 4 | 1 << 10 | 1 << 14;
 
-/// The CPUID of vCPU `index` of `vcpus`, from what KVM supports ([`crate::Kvm::supported_cpuid`]).
+/// The CPUID of vCPU `index` of `vcpus`, from what KVM supports ([`crate::Kvm::supported_cpuid`]) or a [`Baseline`] leaves
+/// of it.
 ///
 /// # Errors
 /// [`Error::Missing`] when KVM does not offer its own leaf, on whose clock every guest relies.

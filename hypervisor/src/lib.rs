@@ -65,6 +65,10 @@ pub enum Error {
     )]
     TscFrequency { saved: u32, host: u32 },
     #[error(
+        "this host is no x86-64-v{level}: it lacks {missing}; use a lower CPU baseline, or the host's own"
+    )]
+    BelowBaseline { level: u8, missing: String },
+    #[error(
         "the saved XSAVE area has {saved} bytes, this host's {host}: thaw on a host with those registers"
     )]
     XsaveSize { saved: usize, host: usize },

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
-use thaw_pools::disk::DiskTemplate;
-use thaw_pools::network::{self, NetworkSlot};
+use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm;
 use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
@@ -21,6 +20,7 @@ use thaw_rootfs::store::Image;
 use super::backends::{Backends, Ends};
 use super::files::MachineFiles;
 use super::machine::explain;
+use super::sources::taken;
 use super::{NetworkMode, Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown};
 use crate::container::{IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
@@ -51,8 +51,8 @@ impl<'a> Making<'a> {
         let program = vmm::find()?;
         let mut resources = Resources::new(node.run.create(&record)?);
         let _stage = trace.stage("cgroup");
-        match node.cgroups.make(&record.id) {
-            Ok(cgroup) => resources.cgroup = Some(cgroup),
+        match node.sources.cgroups.claim(&record.id) {
+            Ok(claim) => resources.cgroup = Some(taken(&node.sources.cgroups, claim, trace)),
             Err(reason) => tracing::info!("{reason}"),
         }
         Ok(Making {
@@ -166,7 +166,7 @@ pub(super) async fn create(
         let (image, disk, network) = tokio::try_join!(
             image(node, &spec, trace, progress),
             new_disk(node, trace),
-            new_network(spec.network, trace),
+            new_network(node, spec.network, trace),
         )?;
         let images = vec![Shown {
             slot: IMAGE_SLOT,
@@ -276,17 +276,24 @@ async fn image(
 
 async fn new_disk(node: &Node, trace: &Trace) -> Result<OwnedFd, Failure> {
     let _stage = trace.stage("disk");
-    let directory = node.paths.disks();
-    blocking(move || Ok(DiskTemplate::open_or_make(&directory, DISK_SIZE)?.make()?.file)).await
+    let sources = node.sources.clone();
+    let claim = blocking(move || Ok(sources.disks.claim(&DISK_SIZE)?)).await?;
+    Ok(taken(&node.sources.disks, claim, trace).file)
 }
 
-pub(super) async fn new_network(mode: NetworkMode, trace: &Trace) -> Result<Option<NetworkSlot>, Failure> {
+pub(super) async fn new_network(
+    node: &Node,
+    mode: NetworkMode,
+    trace: &Trace,
+) -> Result<Option<NetworkSlot>, Failure> {
     let _stage = trace.stage("network");
     if mode == NetworkMode::None {
         return Ok(None);
     }
     let unavailable = |e: thaw_pools::Error| Failure::new(ExitCode::NetworkUnavailable, e.to_string());
-    blocking(move || network::make().map(Some).map_err(unavailable)).await
+    let sources = node.sources.clone();
+    let claim = blocking(move || sources.networks.claim(&()).map_err(unavailable)).await?;
+    Ok(Some(taken(&node.sources.networks, claim, trace)))
 }
 
 /// Work that blocks, on a thread for it.

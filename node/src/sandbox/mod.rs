@@ -41,10 +41,12 @@ mod files;
 pub mod freeze;
 mod machine;
 mod snapshot;
+mod sources;
 mod thaw;
 
 pub use freeze::{FreezeOptions, Frozen};
 pub use snapshot::ThawSpec;
+pub use sources::Sources;
 use machine::{describe, odd};
 
 /// How long a guest may take to ring, and the agent to take its identity.
@@ -108,6 +110,7 @@ pub struct Node {
     pub run: RunDirectory,
     pub images: Images,
     pub cgroups: Hierarchy,
+    pub sources: Arc<Sources>,
     pub templates: Templates,
     /// Guests weakened for a test are taken here.
     pub test_templates: bool,
@@ -130,6 +133,7 @@ impl Node {
         let images = Images::open(&paths.images())?;
         Ok(Node {
             templates: Templates::open(&paths, hold)?,
+            sources: Arc::new(Sources::new(&paths, cgroups.clone())),
             paths,
             run,
             images,

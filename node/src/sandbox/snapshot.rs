@@ -135,7 +135,7 @@ async fn parts(node: &Node, registered: &Arc<Registered>, network: bool, trace: 
         })
         .await
     };
-    let (disk, network) = tokio::try_join!(disk, new_network(mode, trace))?;
+    let (disk, network) = tokio::try_join!(disk, new_network(node, mode, trace))?;
     Ok(Parts { images, disk, network })
 }
 

@@ -16,6 +16,9 @@
 //! Invariants: nothing here opens a path, all files come as descriptors; a file is checked whole before anything is
 //! changed by what it says; the files are never written by a restore. `docs/snapshot-format.md` has them byte by byte.
 
+// Lists of one range, and ranges that are none, are what tests mean here.
+#![cfg_attr(test, allow(clippy::single_range_in_vec_init, clippy::reversed_empty_ranges))]
+
 pub mod freeze;
 pub mod mapping;
 pub mod memory_map;

@@ -2,13 +2,13 @@
 //!
 //! [`Greeting::Become`] is fail-closed: whatever cannot be applied is named in the acknowledgement, nothing after it is
 //! touched, no port is opened and no stopped workload goes on. Its order is the promise: entropy before anything that
-//! could use it, the clock while what the host said is fresh, then identity, then size, and last of all the workloads.
+//! could use it, the clock, then identity, then size, and last of all the workloads.
 
 use std::io;
 
 use thaw_protocol::handshake::{
-    Acknowledgement, Greeting, HANDSHAKE_VERSION, Identity, MIN_ENTROPY, Network, Quiesced, read_frame,
-    write_frame,
+    Acknowledgement, FromAgent, Greeting, HANDSHAKE_VERSION, Identity, MIN_ENTROPY, Network, Quiesced, Time,
+    read_frame, write_frame,
 };
 
 use crate::error::{Error, Result};
@@ -60,7 +60,7 @@ pub fn answer<T>(
     let received = clock::boottime_ns();
     match greeting {
         Greeting::Become(identity) => {
-            let outcome = apply(&identity, guest).and_then(|()| open()).and_then(|opened| {
+            let outcome = apply(&identity, received, guest).and_then(|()| open()).and_then(|opened| {
                 guest.release()?;
                 Ok(opened)
             });
@@ -72,10 +72,11 @@ pub fn answer<T>(
                 agent_ready: times.ready,
                 received,
                 applied: clock::boottime_ns(),
+                time_round_trip_ns,
                 wall_clock_ns: clock::wall_clock_ns(),
                 test_hooks: guest.test_hooks(),
             };
-            reply(&mut stream, &acknowledgement)?;
+            reply(&mut stream, &FromAgent::Acknowledged(Box::new(acknowledgement)))?;
             outcome.map(Some)
         }
         Greeting::Quiesce => say_done(&mut stream, guest.quiesce()),
@@ -97,7 +98,7 @@ fn reply(stream: &mut impl Stream, answer: &impl serde::Serialize) -> Result<()>
         .map_err(|e| Error::State(format!("the answer was not sent: {e}")))
 }
 
-fn apply(identity: &Identity, guest: &mut impl Apply) -> Result<()> {
+fn apply(identity: &Identity, received: u64, guest: &mut impl Apply) -> Result<()> {
     if identity.version != HANDSHAKE_VERSION {
         return Err(Error::Invalid(format!(
             "handshake version {}: this guest image speaks version {HANDSHAKE_VERSION}; use the image made with this host's Thaw",
@@ -111,7 +112,12 @@ fn apply(identity: &Identity, guest: &mut impl Apply) -> Result<()> {
         )));
     }
     guest.entropy(&identity.entropy)?;
-    guest.wall_clock(identity.wall_clock_ns)?;
+    // What the entropy took since the host's word came is on the guest's own clock.
+    let since = clock::boottime_ns().saturating_sub(received);
+    guest.wall_clock(match identity.wall_clock_ns {
+        0 => 0,
+        ns => ns.saturating_add(since),
+    })?;
     guest.hostname(&identity.hostname, identity.network.as_ref())?;
     guest.machine_id(identity.machine_id)?;
     guest.network(identity.network.as_ref())?;

@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use thaw_protocol::handshake::{
-    Acknowledgement, Greeting, HANDSHAKE_VERSION, Identity, read_frame, write_frame,
+    Acknowledgement, FromAgent, Greeting, HANDSHAKE_VERSION, Identity, Time, read_frame, write_frame,
 };
 
 /// Where the time of one boot went, in milliseconds.
@@ -34,7 +34,8 @@ pub const MEMORY_MIB: u32 = 128;
 pub fn cmdline(root: &str) -> String {
     format!(
         "console=ttyS0 loglevel=3 reboot=k panic=-1 {root} rootfstype=erofs rootwait ro init=/sbin/init pci=off \
-         tsc=reliable swiotlb=noforce noreplace-smp rcupdate.rcu_expedited=1 memhp_default_state=online"
+         tsc=reliable swiotlb=noforce noreplace-smp maxcpus=1 rcupdate.rcu_expedited=1 memhp_default_state=online \
+         dummy.numdummies=0 sysctl.net.ipv4.ip_unprivileged_port_start=0 sysctl.vm.overcommit_memory=1"
     )
 }
 
@@ -51,14 +52,10 @@ fn agent_span(connection: impl Read + Write) -> io::Result<f64> {
 pub fn handshake(mut connection: impl Read + Write, memory_mib: u32) -> io::Result<Acknowledgement> {
     let mut entropy = vec![0u8; 64];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut entropy)?;
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_err(io::Error::other)?;
     let identity = Identity {
         version: HANDSHAKE_VERSION,
         nonce: [1; 16],
         entropy,
-        wall_clock_ns: now.as_nanos() as u64,
         hostname: "bench".into(),
         machine_id: [2; 16],
         network: None,
@@ -66,9 +63,21 @@ pub fn handshake(mut connection: impl Read + Write, memory_mib: u32) -> io::Resu
         memory_mib,
     };
     write_frame(&mut connection, &Greeting::Become(Box::new(identity))).map_err(io::Error::other)?;
-    let answer: Acknowledgement = read_frame(&mut connection).map_err(io::Error::other)?;
-    match answer.failure {
-        None => Ok(answer),
-        Some(why) => Err(io::Error::other(why)),
+    loop {
+        match read_frame(&mut connection).map_err(io::Error::other)? {
+            FromAgent::WhatTime => {
+                let now = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_err(io::Error::other)?;
+                let time = Time {
+                    wall_clock_ns: now.as_nanos() as u64,
+                };
+                write_frame(&mut connection, &time).map_err(io::Error::other)?;
+            }
+            FromAgent::Acknowledged(answer) => match answer.failure {
+                None => return Ok(*answer),
+                Some(why) => return Err(io::Error::other(why)),
+            },
+        }
     }
 }

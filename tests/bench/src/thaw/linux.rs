@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::net::SocketType;
 use thaw_pools::vmm;
 use thaw_protocol::control::{Backend, Command, DeviceId};
+use thaw_protocol::handshake::WARM;
 
 use super::files::{Files, sealable};
 use crate::boot::{MEMORY_MIB, cmdline, handshake, thaw::dial};
@@ -68,13 +69,13 @@ impl Host {
     /// Boots a guest and shakes hands: spawn of its VMM to the acknowledgement.
     pub fn cold(&self) -> io::Result<Ready> {
         let start = monotonic_ns();
-        let (vmm, vsock) = self.booted()?;
+        let (vmm, vsock) = self.booted(&command_line())?;
         self.shake_hands(vmm, &vsock, start)
     }
 
-    /// Boots a guest and freezes it before its handshake.
+    /// Boots a guest as templates are booted, and freezes it before its handshake.
     pub fn template(&self) -> io::Result<Template> {
-        let (mut vmm, _vsock) = self.booted()?;
+        let (mut vmm, _vsock) = self.booted(&format!("{} {WARM}", command_line()))?;
         vmm.call(Command::Pause, &[])?;
         Ok(Template {
             files: Files::freeze(&mut vmm)?,
@@ -124,14 +125,14 @@ impl Host {
     }
 
     /// A guest that has rung, and its vsock.
-    fn booted(&self) -> io::Result<(Vmm, Vsock)> {
+    fn booted(&self, command_line: &str) -> io::Result<(Vmm, Vsock)> {
         let vsock = Vsock::listen(&self.directory)?;
         let mut vmm = Vmm::spawn(&self.directory, &self.log)?;
         vmm.create(&self.kvm, 1, MEMORY_MIB)?;
         self.attach(&mut vmm, &vsock)?;
         vmm.settle()?;
         let boot = Command::Boot {
-            cmdline: cmdline("root=/dev/pmem0 rootflags=dax"),
+            cmdline: command_line.into(),
         };
         vmm.call(boot, &[self.kernel.as_fd()])?;
         vmm.doorbell()?;
@@ -159,6 +160,11 @@ impl Host {
     }
 }
 
+fn command_line() -> String {
+    cmdline("root=/dev/pmem0 rootflags=dax")
+}
+
+/// Devices that have a backend; the others have none.
 const USED: [DeviceId; 3] = [DeviceId::Vsock, DeviceId::Pmem0, DeviceId::Console];
 
 /// A listening socket, whose name is removed with it.

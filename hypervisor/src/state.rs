@@ -7,6 +7,8 @@
 
 mod clock;
 mod interrupts;
+#[cfg(test)]
+mod state_test;
 mod vcpu;
 
 pub use clock::ClockState;

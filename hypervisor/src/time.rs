@@ -37,3 +37,22 @@ impl GuestTime {
         self.tsc.wrapping_add(cycles as u64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_runs_at_the_saved_frequency_for_centuries() {
+        let time = GuestTime {
+            tsc: 5,
+            tsc_khz: 3_000_000,
+            start: Instant::now(),
+        };
+        assert_eq!(time.tsc_at(0), 5);
+        assert_eq!(time.tsc_at(1), 8);
+        assert_eq!(time.tsc_at(1_000_000_000), 3_000_000_005);
+        let century = 100 * 365 * 86_400 * 1_000_000_000;
+        assert_eq!(time.tsc_at(century), 100 * 365 * 86_400 * 3_000_000_000 + 5);
+    }
+}

@@ -1,6 +1,6 @@
 //! Saving a vCPU and restoring it, in the orders KVM asks for (Documentation/virt/kvm/api.rst).
 
-use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_msr_entry};
+use kvm_bindings::kvm_msr_entry;
 
 use crate::state::VcpuState;
 use crate::{Error, GuestTime, Result, Vcpu, msr, xsave};
@@ -28,9 +28,7 @@ impl Vcpu {
             .get_vcpu_events()
             .map_err(Error::ioctl("KVM_GET_VCPU_EVENTS"))?;
         Ok(VcpuState {
-            cpuid: fd
-                .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
-                .map_err(Error::ioctl("KVM_GET_CPUID2"))?,
+            cpuid: self.cpuid.clone(),
             tsc_khz: self.tsc_khz()?,
             mp_state,
             regs: self.regs()?,

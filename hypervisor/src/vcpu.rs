@@ -42,6 +42,9 @@ pub struct Vcpu {
     pub(crate) index: u8,
     /// A vCPU reaches the machine's memory: it must not outlive the mappings.
     pub(crate) vm: Arc<Vm>,
+    /// What it was told to say it is. Not what KVM_GET_CPUID2 tells: that has what changes while the guest runs (OSXSAVE),
+    /// and on some KVMs the host's features that the guest was not given.
+    pub(crate) cpuid: CpuId,
     /// The last exit asks for something that KVM finishes when it is entered again.
     pub(crate) unfinished: bool,
     /// Restored, and [`Vcpu::start_time`] is still to come: the TSC deadline to arm then.
@@ -56,6 +59,7 @@ impl Vcpu {
             kicker,
             index,
             vm,
+            cpuid: CpuId::new(0).map_err(|_| Error::Missing("room for a CPUID"))?,
             unfinished: false,
             stopped: None,
         })
@@ -72,8 +76,12 @@ impl Vcpu {
     }
 
     /// Sets what it says it is. Before it first runs.
-    pub fn set_cpuid(&self, cpuid: &CpuId) -> Result<()> {
-        self.fd.set_cpuid2(cpuid).map_err(Error::ioctl("KVM_SET_CPUID2"))
+    pub fn set_cpuid(&mut self, cpuid: &CpuId) -> Result<()> {
+        self.fd
+            .set_cpuid2(cpuid)
+            .map_err(Error::ioctl("KVM_SET_CPUID2"))?;
+        self.cpuid = cpuid.clone();
+        Ok(())
     }
 
     pub fn regs(&self) -> Result<kvm_regs> {

@@ -22,7 +22,7 @@ const MSRS_MAX: usize = 4096;
 #[repr(u16)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VcpuPart {
-    /// 1: what the vCPU says it is: up to 256 `struct kvm_cpuid_entry2`, 40 bytes each (KVM_GET_CPUID2).
+    /// 1: what the vCPU says it is: up to 256 `struct kvm_cpuid_entry2`, 40 bytes each (KVM_SET_CPUID2).
     Cpuid = 1,
     /// 2: the frequency of its TSC in kHz: one u32 (KVM_GET_TSC_KHZ).
     TscKhz = 2,

@@ -357,6 +357,24 @@ fn shutdown_is_answered_and_then_done() {
 }
 
 #[test]
+fn a_guest_that_never_rang_is_seen_where_it_was_last() {
+    let mut vmm = Vmm::spawn_logging();
+    let mut control = vmm.connect();
+    control.create(spec(2, 64)).unwrap();
+    control.boot(&spinning()).unwrap();
+    control.request(Command::Shutdown, &[]).unwrap();
+    assert_eq!(vmm.wait(), 0);
+    let mut log = String::new();
+    std::io::Read::read_to_string(vmm.child.stderr.as_mut().unwrap(), &mut log).unwrap();
+    for vcpu in ["vCPU 0 at 0x100000, rflags", "vCPU 1 at"] {
+        assert!(
+            log.contains(&format!("before the guest was ready: {vcpu}")),
+            "{log}"
+        );
+    }
+}
+
+#[test]
 fn the_moments_of_a_start_are_in_order() {
     let (_vmm, mut control, mut console) = started(
         spec(1, 64),

@@ -68,6 +68,96 @@ fn a_source_and_its_clone_both_go_on_after_the_freeze() {
     }
 }
 
+/// Fills pages from a memory file whose regions are `regions`, until the machine is gone.
+fn serve(uffd: std::os::fd::OwnedFd, regions: &[MappedRegion], memory: &File) {
+    #[repr(C)]
+    struct UffdioCopy {
+        dst: u64,
+        src: u64,
+        len: u64,
+        mode: u64,
+        copy: i64,
+    }
+    /// `_IOWR(0xAA, 3, struct uffdio_copy)` of linux/userfaultfd.h.
+    const UFFDIO_COPY: libc::Ioctl = 0xC028_AA03;
+    // struct uffd_msg: the event in byte 0 (0x12: a page fault), the address at byte 16.
+    let mut message = [0; 32];
+    loop {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut ready = [PollFd::new(&uffd, PollFlags::IN)];
+        poll(&mut ready, None).unwrap();
+        match rustix::io::read(&uffd, &mut message) {
+            Ok(32) => {}
+            Err(rustix::io::Errno::AGAIN) => continue,
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(message[0], 0x12);
+        let address = u64::from_le_bytes(message[16..24].try_into().unwrap()) & !4095;
+        let mut before = 0;
+        let mut offset = None;
+        for region in regions {
+            match address.checked_sub(region.host_address) {
+                Some(inside) if inside < region.size => offset = Some(before + inside),
+                _ => before += region.size,
+            }
+        }
+        let mut page = [0u8; 4096];
+        memory.read_exact_at(&mut page, offset.unwrap()).unwrap();
+        let mut copy = UffdioCopy {
+            dst: address,
+            src: page.as_ptr() as u64,
+            len: 4096,
+            mode: 0,
+            copy: 0,
+        };
+        // SAFETY: it reads a page of ours and fills one of another process's.
+        let done = unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&uffd), UFFDIO_COPY, &raw mut copy) };
+        if done != 0 {
+            // ESRCH: that process has ended.
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ESRCH));
+            return;
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_not_here_is_filled_by_who_holds_the_userfaultfd_even_what_kvm_looks_at_itself() {
+    let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") else {
+        eprintln!("skipped: this host has no /dev/userfaultfd, or not for us");
+        return;
+    };
+    // The guest tells KVM where its clock is (MSR 0x4b564d01): mov ecx, 0x4b564d01; mov eax, 3 MiB + 1; cdq; wrmsr
+    let clocked = Code::default().raw(&[
+        0xb9, 0x01, 0x4d, 0x56, 0x4b, 0xb8, 1, 0, 0x30, 0, 0x99, 0x0f, 0x30,
+    ]);
+    let snapshot = frozen_at(&stepping(clocked).kernel(), STEPS_READY);
+    let vmm = Vmm::spawn();
+    let mut control = vmm.connect();
+    control.create(spec(1, 64)).unwrap();
+    let command = Command::Restore {
+        layers: 1,
+        working_set: false,
+        mode: MemoryMode::Uffd,
+    };
+    let fds = [&snapshot.state, &device].map(std::os::fd::AsFd::as_fd);
+    let (response, mut beside) = control.request_for_fds(command, &fds).unwrap();
+    let Response::Restored { regions, .. } = response else {
+        panic!("{response:?}")
+    };
+    assert_eq!((regions.len(), beside.len()), (1, 1));
+    assert_eq!((regions[0].guest_address, regions[0].size), (0, 64 * MIB));
+    let (uffd, memory) = (beside.remove(0), snapshot.layers[0].try_clone().unwrap());
+    // It ends with the test's process.
+    std::thread::spawn(move || serve(uffd, &regions, &memory));
+    let mut console = swap(&mut control);
+    thaw(&mut control).unwrap();
+    assert_eq!(read_exactly(&mut console, 1), b"\n");
+    // Frozen from there, it is whole.
+    control.request(Command::Pause, &[]).unwrap();
+    let full = Snapshot::full(&vmm, &mut control);
+    assert_eq!(read_exactly(&mut full.thawed(spec(1, 64)).2, 1), b"\n");
+}
+
 /// Where the guests below leave a page a generation: linear addresses from here.
 const STEPS: u32 = 2 * MIB as u32;
 const STEPS_READY: &str = "ready\n";
@@ -648,4 +738,60 @@ fn a_recorded_working_set_spares_the_next_clone_most_of_its_page_faults() {
         .unwrap_err();
     assert_eq!(refused.code, ErrorCode::Snapshot);
     assert_eq!(control.state(), MachineState::Created);
+}
+
+/// Says which x86-64 level's registers it is told of: a digit, 3 with AVX2 (CPUID leaf 7, EBX bit 5), else 2; at boot
+/// and when its generation changes.
+fn avx2_teller() -> Code {
+    // mov eax, 7; xor ecx, ecx; cpuid; shr ebx, 5; and bl, 1; add bl, '2'; mov al, bl; mov dx, 0x3f8; out dx, al
+    let tell = |code: Code| {
+        code.raw(&[0xb8, 7, 0, 0, 0, 0x31, 0xc9, 0x0f, 0xa2, 0xc1, 0xeb, 5])
+            .raw(&[
+                0x80, 0xe3, 1, 0x80, 0xc3, b'2', 0x88, 0xd8, 0x66, 0xba, 0xf8, 0x03, 0xee,
+            ])
+            .print("\n")
+    };
+    let code = tell(Code::default())
+        .raw(&[0xbe])
+        .raw(&GENERATION_ID.to_le_bytes())
+        // mov ebx, [esi]; 1: cmp ebx, [esi]; je 1b
+        .raw(&[0x8b, 0x1e])
+        .print(STEPS_READY)
+        .raw(&[0x3b, 0x1e, 0x74, 0xfc]);
+    let code = tell(code);
+    let end = code.0.len();
+    code.repeat_from(end)
+}
+
+#[test]
+fn a_machine_of_a_lower_baseline_stays_one_wherever_it_is_thawed() {
+    let low = MachineSpec {
+        cpu: CpuBaseline::V2,
+        ..spec(1, 64)
+    };
+    let ready = format!("2\n{STEPS_READY}");
+    let (vmm, mut control, _console) = paused_at(low, &avx2_teller().kernel(), &ready);
+    let snapshot = Snapshot::full(&vmm, &mut control);
+    let (_vmm, _control, mut console) = snapshot.thawed(spec(1, 64));
+    assert_eq!(read_exactly(&mut console, 2), b"2\n");
+}
+
+#[test]
+fn a_host_that_lacks_a_feature_refuses_and_names_it() {
+    let snapshot = frozen_at(&bare::bare(0).kernel(), READY);
+    let mut bytes = snapshot.state_bytes();
+    // struct kvm_cpuid_entry2 of leaf 7: function 7, index 0, KVM_CPUID_FLAG_SIGNIFCANT_INDEX; then EAX, EBX.
+    let leaf7 = [7u8, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    let at = bytes
+        .windows(leaf7.len())
+        .position(|window| window == leaf7)
+        .unwrap();
+    // AVX512PF, ER and 4VNNIW's like: of a processor that is no longer made.
+    bytes[at + 16..at + 20].copy_from_slice(&u32::MAX.to_le_bytes());
+    refuse(
+        spec(1, 64),
+        &snapshot.with_state(&sealed(bytes)),
+        ErrorCode::Incompatible,
+        "avx512er",
+    );
 }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use thaw_hypervisor::Vcpu;
 use thaw_protocol::control::ErrorCode;
 
-use super::refusal::{invalid, kernel_error, kvm_error, refused, spawn_error};
+use super::refusal::{invalid, kernel_error, kvm_error, refused, system};
 use super::{Created, Outcome, Started, descriptors};
 use crate::arch::x86_64::{acpi, pvh, registers};
 use crate::events::EventSink;
@@ -32,8 +32,8 @@ pub fn prepare(created: &Created, cmdline: &str, fds: Vec<OwnedFd>) -> Outcome<(
 pub fn start(created: Created, events: &EventSink) -> Outcome<Started> {
     let Created { body, vcpus } = created;
     let ready = |vcpu| (vcpu, Box::new(|_: &mut Vcpu| Ok(())) as Prepare);
-    let vcpus =
-        VcpuThreads::spawn(vcpus.into_iter().map(ready).collect(), &body.bus, events).map_err(spawn_error)?;
+    let vcpus = VcpuThreads::spawn(vcpus.into_iter().map(ready).collect(), &body.bus, events)
+        .map_err(system("starting vCPU threads"))?;
     body.bus.start_work();
     vcpus.resume();
     Ok(Started {

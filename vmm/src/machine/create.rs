@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use thaw_hypervisor::{Exit, Kvm, Vcpu, Vm, cpuid};
-use thaw_protocol::control::{CONTROL_VERSION, ErrorCode, MEMORY_MIB, MachineSpec, VCPUS};
+use thaw_hypervisor::{CpuId, Exit, Kvm, Vcpu, Vm, cpuid};
+use thaw_protocol::control::{CONTROL_VERSION, CpuBaseline, ErrorCode, MEMORY_MIB, MachineSpec, VCPUS};
 
 use super::refusal::{invalid, inventory_error, kvm_error, memory_error, refused, system};
 use super::{Body, Created, Outcome, descriptors};
@@ -50,8 +50,11 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
     vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
         .map_err(kvm_error)?;
     vm.create_irqchip().map_err(kvm_error)?;
+    let features = baseline(spec.cpu)
+        .limit(kvm.supported_cpuid())
+        .map_err(kvm_error)?;
     let mut vcpus: Vec<Vcpu> = (0..spec.vcpus)
-        .map(|index| create_vcpu(kvm, &vm, index, spec))
+        .map(|index| create_vcpu(&vm, &features, index, spec))
         .collect::<Outcome<_>>()?;
     if let Some(boot_vcpu) = vcpus.first_mut() {
         enter_once(boot_vcpu)?;
@@ -92,9 +95,18 @@ fn check_host(kvm: &Kvm, spec: &MachineSpec) -> Outcome<()> {
     Ok(())
 }
 
-fn create_vcpu(kvm: &Kvm, vm: &Arc<Vm>, index: u8, spec: &MachineSpec) -> Outcome<Vcpu> {
-    let vcpu = vm.create_vcpu(index).map_err(kvm_error)?;
-    let cpuid = cpuid::for_vcpu(kvm.supported_cpuid(), index, spec.vcpus).map_err(kvm_error)?;
+fn baseline(cpu: CpuBaseline) -> cpuid::Baseline {
+    match cpu {
+        CpuBaseline::Host => cpuid::Baseline::Host,
+        CpuBaseline::V2 => cpuid::Baseline::V2,
+        CpuBaseline::V3 => cpuid::Baseline::V3,
+        CpuBaseline::V4 => cpuid::Baseline::V4,
+    }
+}
+
+fn create_vcpu(vm: &Arc<Vm>, features: &CpuId, index: u8, spec: &MachineSpec) -> Outcome<Vcpu> {
+    let mut vcpu = vm.create_vcpu(index).map_err(kvm_error)?;
+    let cpuid = cpuid::for_vcpu(features, index, spec.vcpus).map_err(kvm_error)?;
     vcpu.set_cpuid(&cpuid).map_err(kvm_error)?;
     registers::set_firmware_msrs(&vcpu).map_err(kvm_error)?;
     Ok(vcpu)

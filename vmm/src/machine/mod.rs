@@ -26,7 +26,7 @@ mod restore;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use thaw_hypervisor::{ClockState, CpuId, GuestTime, Vcpu, VcpuState, Vm};
+use thaw_hypervisor::{ClockState, CpuId, GuestTime, InterruptState, Vcpu, VcpuState, Vm};
 use thaw_protocol::control::{
     Backend, ControlError, DeviceId, ErrorCode, Event, ExitReason, FreezeKind, ImageSpec, MachineSpec,
     MachineState, MemoryMode, StartTimes,
@@ -82,6 +82,7 @@ struct Parked {
     base: Base,
     /// As they were frozen: their time goes on from there.
     frozen: Vec<VcpuState>,
+    interrupts: InterruptState,
     clock: ClockState,
 }
 
@@ -97,7 +98,7 @@ struct Started {
 struct Base {
     map: MemoryMap,
     /// Keeps the userfaultfd open as long as the machine.
-    _watch: Option<Watch>,
+    watch: Option<Watch>,
 }
 
 type Outcome<T> = Result<T, ControlError>;
@@ -184,7 +185,8 @@ impl Machine {
         let State::Parked(parked) = &self.state else {
             return Err(self.wrong_state("thaw"));
         };
-        parked.thaw(memory_mib)?;
+        parked.check_thaw(memory_mib)?;
+        parked.prepare_thaw().inspect_err(|e| self.end(e))?;
         self.times.thawed = parked.go();
         match std::mem::replace(&mut self.state, State::Shell) {
             State::Parked(Parked {
@@ -370,15 +372,9 @@ impl Machine {
 }
 
 impl Parked {
-    /// All of a thaw that can be refused, and what the guest shall find when it runs.
-    fn thaw(&self, memory_mib: u32) -> Outcome<()> {
-        let Body {
-            vm,
-            bus,
-            memory,
-            spec,
-            ..
-        } = &self.body;
+    /// All of a thaw that can be refused.
+    fn check_thaw(&self, memory_mib: u32) -> Outcome<()> {
+        let Body { bus, spec, .. } = &self.body;
         let unswapped = bus.unswapped();
         if !unswapped.is_empty() {
             let message = format!(
@@ -386,8 +382,17 @@ impl Parked {
             );
             return Err(refused(ErrorCode::Unswapped, message));
         }
-        if memory_mib > spec.memory_mib {
-            self.body.request_memory(memory_mib)?;
+        match memory_mib > spec.memory_mib {
+            true => self.body.request_memory(memory_mib),
+            false => Ok(()),
+        }
+    }
+
+    /// What the guest shall find when it runs.
+    fn prepare_thaw(&self) -> Outcome<()> {
+        let Body { vm, memory, .. } = &self.body;
+        if self.base.watch.is_some() {
+            self.await_vcpus()?;
         }
         vmgenid::write(memory).map_err(|e| refused(ErrorCode::System, e.to_string()))?;
         vm.set_clock(&self.clock).map_err(kvm_error)

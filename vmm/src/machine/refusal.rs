@@ -7,7 +7,6 @@ use crate::memory::MemoryError;
 use crate::snapshot::freeze::FreezeError;
 use crate::snapshot::uffd::UffdError;
 use crate::snapshot::{FileError, RestoreError};
-use crate::vcpu::SpawnError;
 use crate::virtio::{AttachError, InventoryError};
 
 pub fn refused(code: ErrorCode, message: String) -> ControlError {
@@ -24,8 +23,10 @@ pub fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ControlError
 }
 
 pub fn kvm_error(e: thaw_hypervisor::Error) -> ControlError {
+    use thaw_hypervisor::Error as E;
     let code = match e {
-        thaw_hypervisor::Error::NotKvm(_) => ErrorCode::Invalid,
+        E::NotKvm(_) => ErrorCode::Invalid,
+        E::TscFrequency { .. } | E::XsaveSize { .. } | E::BelowBaseline { .. } => ErrorCode::Incompatible,
         _ => ErrorCode::Kvm,
     };
     refused(code, e.to_string())
@@ -63,14 +64,6 @@ pub fn inventory_error(e: InventoryError) -> ControlError {
     let code = match e {
         InventoryError::Kvm { .. } => ErrorCode::Kvm,
         _ => ErrorCode::System,
-    };
-    refused(code, e.to_string())
-}
-
-pub fn spawn_error(e: SpawnError) -> ControlError {
-    let code = match e {
-        SpawnError::Thread(_) => ErrorCode::System,
-        SpawnError::Prepare(_) => ErrorCode::Kvm,
     };
     refused(code, e.to_string())
 }

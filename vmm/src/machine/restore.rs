@@ -6,13 +6,12 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
-use thaw_hypervisor::Vcpu;
+use thaw_hypervisor::{Vcpu, VcpuState, cpuid};
 use thaw_protocol::control::{ErrorCode, MappedRegion, MemoryMode};
 
 use super::freeze::shape;
 use super::refusal::{
-    device_restore_error, file_error, invalid, kvm_error, memory_restore_error, refused, spawn_error, system,
-    uffd_error,
+    device_restore_error, file_error, invalid, kvm_error, memory_restore_error, refused, system, uffd_error,
 };
 use super::{Base, Body, Created, Outcome, Parked};
 use crate::events::EventSink;
@@ -96,6 +95,7 @@ impl Plan {
         let Created { body, .. } = created;
         let snapshot = Snapshot::read(&files.state).map_err(file_error)?;
         check_shape(body, &snapshot)?;
+        check_cpus(body, &snapshot.vcpus)?;
         body.bus.check(&snapshot.bus).map_err(device_restore_error)?;
         let needs = snapshot.memory.layers();
         if needs != files.layers {
@@ -175,20 +175,37 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>, events: &EventSi
     // Each by its own thread, which will run it: all at once, and no processor has to fetch another's.
     let prepared = vcpus.into_iter().zip(&frozen).map(|(vcpu, state)| {
         let state = state.clone();
-        let prepare = move |vcpu: &mut Vcpu| vcpu.restore(&state).map_err(|e| e.to_string());
+        let prepare = move |vcpu: &mut Vcpu| vcpu.restore(&state);
         (vcpu, Box::new(prepare) as Prepare)
     });
-    let vcpus = VcpuThreads::spawn(prepared.collect(), &body.bus, events).map_err(spawn_error)?;
-    // After every local APIC, which it sends pending interrupts to.
-    body.vm.restore_interrupts(&interrupts).map_err(kvm_error)?;
-    let base = Base { map, _watch: watch };
-    Ok(Parked {
+    let vcpus =
+        VcpuThreads::spawn(prepared.collect(), &body.bus, events).map_err(system("starting vCPU threads"))?;
+    let parked = Parked {
         body,
         vcpus,
-        base,
+        base: Base { map, watch },
         frozen,
+        interrupts,
         clock,
-    })
+    };
+    // KVM looks at the guest's memory when it is told where the guest's clock is. Pages that somebody else fills come
+    // only once that somebody knows of this restore: then it is the thaw that waits.
+    if parked.base.watch.is_none() {
+        parked.await_vcpus()?;
+    }
+    Ok(parked)
+}
+
+impl Parked {
+    /// Returns when the vCPUs are what they were, and the interrupt controllers too. The second time it does nothing slow.
+    pub fn await_vcpus(&self) -> Outcome<()> {
+        self.vcpus.ready().map_err(kvm_error)?;
+        // After every local APIC, which it sends pending interrupts to.
+        self.body
+            .vm
+            .restore_interrupts(&self.interrupts)
+            .map_err(kvm_error)
+    }
 }
 
 fn check_shape(body: &Body, snapshot: &Snapshot) -> Outcome<()> {
@@ -212,6 +229,22 @@ fn check_shape(body: &Body, snapshot: &Snapshot) -> Outcome<()> {
     }
     if frozen.memory_mib != here.memory_mib {
         return Err(differs("MiB of boot memory", frozen.memory_mib, here.memory_mib));
+    }
+    Ok(())
+}
+
+/// Whether this host can be every one of the frozen vCPUs.
+fn check_cpus(body: &Body, frozen: &[VcpuState]) -> Outcome<()> {
+    for state in frozen {
+        let missing = cpuid::missing(state.cpuid(), &body.supported);
+        if !missing.is_empty() {
+            let message = format!(
+                "this host lacks what the snapshot's vCPUs have: {}; thaw where that is, or freeze a machine booted with a \
+                 lower CPU baseline",
+                missing.join(", ")
+            );
+            return Err(refused(ErrorCode::Incompatible, message));
+        }
     }
     Ok(())
 }

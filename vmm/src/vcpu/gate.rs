@@ -49,7 +49,7 @@ struct State {
     /// vCPUs past the gate.
     inside: usize,
     /// Why a vCPU could not be made ready.
-    failed: Option<String>,
+    failed: Option<thaw_hypervisor::Error>,
     /// Counts how often faults were asked for.
     census: u64,
     /// By vCPU: page faults of its thread, the census it last answered, and whether it is inside.
@@ -88,7 +88,7 @@ impl Gate {
     }
 
     /// vCPU `index` is ready to stand before the gate, or never will be.
-    pub fn arrive(&self, outcome: Result<(), String>) {
+    pub fn arrive(&self, outcome: thaw_hypervisor::Result<()>) {
         let mut state = self.state();
         state.coming -= 1;
         if let Err(why) = outcome {
@@ -102,12 +102,12 @@ impl Gate {
     ///
     /// # Errors
     /// Why the first of those could not be made ready that could not.
-    pub fn await_all(&self) -> Result<(), String> {
+    pub fn await_all(&self) -> thaw_hypervisor::Result<()> {
         let mut state = self.state();
         while state.coming > 0 {
             state = self.wait_for_news(state);
         }
-        state.failed.clone().map_or(Ok(()), Err)
+        state.failed.take().map_or(Ok(()), Err)
     }
 
     /// Waits before the gate; false: end.

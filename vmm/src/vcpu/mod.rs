@@ -26,16 +26,6 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// Stack of a vCPU's thread, in bytes.
 const STACK: usize = 256 * 1024;
 
-/// Why vCPUs could not be put before the gate.
-#[derive(Debug, thiserror::Error)]
-pub enum SpawnError {
-    #[error("starting vCPU threads: {0}")]
-    Thread(#[from] io::Error),
-    /// What the first of the failed preparations said.
-    #[error("{0}")]
-    Prepare(String),
-}
-
 /// The vCPUs of a machine that was started. Dropped, their threads end.
 #[derive(Debug)]
 pub struct VcpuThreads {
@@ -45,12 +35,8 @@ pub struct VcpuThreads {
 }
 
 impl VcpuThreads {
-    /// Starts a thread for each vCPU, which prepares it and then stands before the closed gate: all do when this returns.
-    pub fn spawn(
-        vcpus: Vec<(Vcpu, Prepare)>,
-        bus: &Arc<Bus>,
-        events: &EventSink,
-    ) -> Result<VcpuThreads, SpawnError> {
+    /// Starts a thread for each vCPU, which prepares it and then stands before the closed gate.
+    pub fn spawn(vcpus: Vec<(Vcpu, Prepare)>, bus: &Arc<Bus>, events: &EventSink) -> io::Result<VcpuThreads> {
         let kickers = vcpus.iter().map(|(vcpu, _)| vcpu.kicker()).collect();
         let mut threads = VcpuThreads {
             gate: Arc::new(Gate::new(kickers)),
@@ -73,8 +59,15 @@ impl VcpuThreads {
                 .spawn(|| worker.work(prepare))?;
             threads.threads.push(thread);
         }
-        threads.gate.await_all().map_err(SpawnError::Prepare)?;
         Ok(threads)
+    }
+
+    /// Returns when every vCPU stands before the gate.
+    ///
+    /// # Errors
+    /// What the first of the failed preparations said; once.
+    pub fn ready(&self) -> thaw_hypervisor::Result<()> {
+        self.gate.await_all()
     }
 
     /// Lets the vCPUs run.

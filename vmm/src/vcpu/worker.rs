@@ -11,7 +11,7 @@ use crate::bus::Bus;
 use crate::events::EventSink;
 
 /// What makes a vCPU ready, on its own thread, before it stands at the gate.
-pub type Prepare = Box<dyn FnOnce(&mut Vcpu) -> Result<(), String> + Send>;
+pub type Prepare = Box<dyn FnOnce(&mut Vcpu) -> thaw_hypervisor::Result<()> + Send>;
 
 /// What a vCPU's thread works with.
 pub struct Worker {

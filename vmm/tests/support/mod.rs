@@ -36,6 +36,21 @@ impl Vmm {
 
     /// As [`Self::spawn`], from another file, as user and group `id`.
     pub fn spawn_binary(binary: &std::path::Path, id: Option<u32>) -> Vmm {
+        Self::spawn_as(binary, |command| {
+            if let Some(id) = id {
+                command.uid(id).gid(id);
+            }
+        })
+    }
+
+    /// As [`Self::spawn`], with all it logs to be read from `child.stderr`.
+    pub fn spawn_logging() -> Vmm {
+        Self::spawn_as(env!("CARGO_BIN_EXE_thaw-vmm").as_ref(), |command| {
+            command.env("THAW_LOG", "info").stderr(Stdio::piped());
+        })
+    }
+
+    fn spawn_as(binary: &std::path::Path, configure: impl FnOnce(&mut std::process::Command)) -> Vmm {
         let name = format!(
             "thaw-vmm-test-{}-{}",
             std::process::id(),
@@ -48,9 +63,7 @@ impl Vmm {
         let raw = listener.as_raw_fd();
         let mut command = std::process::Command::new(binary);
         command.stdin(Stdio::null()).env("THAW_LOG", "warn");
-        if let Some(id) = id {
-            command.uid(id).gid(id);
-        }
+        configure(&mut command);
         // SAFETY: only dup2, which is async-signal-safe, between fork and exec.
         unsafe {
             command.pre_exec(move || match libc::dup2(raw, CONTROL_FD) {

@@ -14,12 +14,13 @@ impl Watched {
     fn new(size: u64) -> Option<(Watched, OwnedFd)> {
         use std::os::fd::FromRawFd;
         let size = size as usize;
-        // SAFETY: a new descriptor, ours alone.
+        // SAFETY: no memory of ours is named.
         let fd = match unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } {
             -1 => {
                 eprintln!("skipped: userfaultfd: {}", io::Error::last_os_error());
                 return None;
             }
+            // SAFETY: the descriptor the kernel just made.
             fd => unsafe { OwnedFd::from_raw_fd(fd as i32) },
         };
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

@@ -80,13 +80,11 @@ impl Making<'_> {
     /// After the acknowledgement: what the machine says of its start.
     pub(super) async fn thawed(&mut self) {
         let Ok(control) = self.resources.control() else { return };
-        match control.call(Command::Status, &[]).await {
-            Ok(Response::Status { times, faults, .. }) => {
-                tracing::debug!(faults, "page faults of the vCPUs up to the acknowledgement");
-                self.trace.add_monotonic("entry", times.thawed, times.entered);
-                self.trace.count("faults", faults);
-            }
-            Ok(_) | Err(_) => {}
+        // A machine that ended meanwhile is told by whoever attends it.
+        if let Ok(Response::Status { times, faults, .. }) = control.call(Command::Status, &[]).await {
+            tracing::debug!(faults, "page faults of the vCPUs up to the acknowledgement");
+            self.trace.add_monotonic("entry", times.thawed, times.entered);
+            self.trace.count("faults", faults);
         }
         if let Some(pages) = self.record.vmm.and_then(|v| major_faults(v.pid))
             && pages > 0
@@ -144,7 +142,7 @@ pub(super) async fn restore(
     }
     fds.extend(from.working_set.as_ref().map(|f| f.as_fd()));
     let restore = Command::Restore {
-        layers: if watched.is_some() { 0 } else { from.memory.len() as u8 },
+        layers: from.memory.len() as u8,
         working_set: from.working_set.is_some(),
         mode,
     };

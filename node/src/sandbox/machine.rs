@@ -1,10 +1,10 @@
 //! A VMM process with its machine: spawned, jailed, created; and what it wrote when it fails.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::Path;
 
-use rustix::net::SocketType;
-use thaw_pools::vmm::{self, VmmProcess};
+use thaw_pools::machine::{MachineError, Place, Process, Vm};
+use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, Response, StartTimes};
 
 use super::files::MachineFiles;
@@ -19,41 +19,27 @@ pub(super) const LOG: &str = "vmm.log";
 /// Lines of it shown with a failure.
 const LOG_LINES: usize = 10;
 
-/// Where a machine's process is made.
-pub(super) struct Place<'a> {
-    pub program: &'a Path,
-    /// Its control socket.
-    pub control: PathBuf,
-    pub log: PathBuf,
-}
-
-/// Starts a VMM and makes its machine. `started` is told of the process as soon as there is one.
-///
-/// We connect, and ask for the machine, before the process exists: the socket keeps both for it. So however early we
-/// are killed, a tethered VMM finds a closed connection and ends.
+/// Starts a VMM and makes its machine. `started` is told of the process as soon as there is one, and writes down who it
+/// is: until it is asked for a machine, a VMM ends with our connection; from then on an untethered one does not.
 pub(super) async fn make(
-    place: &Place<'_>,
+    program: &Path,
+    place: &Place,
     files: &MachineFiles,
     machine: MachineSpec,
     started: impl FnOnce(&VmmProcess) -> Result<(), Failure>,
 ) -> Result<(ControlClient, VmmProcess), Failure> {
-    let listener = vmm::listen(&place.control, SocketType::SEQPACKET)?;
-    let control = ControlClient::connect(&place.control)?;
-    if machine.tethered {
-        // Nobody else is to connect, now or later.
-        std::fs::remove_file(&place.control)
-            .map_err(|e| Failure::system(format!("cannot unlink {}", place.control.display()), &e))?;
-    }
-    let log = open_log(&place.log)?;
+    let process = Process::start(program, place).map_err(|e| match e {
+        MachineError::Start(e) => e.into(),
+        other => Failure::new(ExitCode::VmmFailed, other.to_string()),
+    })?;
+    started(process.process())?;
+    let (process, socket, _) = Vm::Process(process).into_parts();
+    let control = ControlClient::new(socket)?;
     let create = Command::Create {
         version: CONTROL_VERSION,
         machine,
     };
-    let created = control.request(create, &[files.kvm.as_fd()]).await?;
-    let process = vmm::spawn(place.program, &listener, &log)?;
-    drop(listener);
-    started(&process)?;
-    match created.answer().await {
+    match control.call(create, &[files.kvm.as_fd()]).await {
         Ok(_) => Ok((control, process)),
         Err(e) => Err(vmm_failure(e, &process, &place.log)),
     }
@@ -71,12 +57,12 @@ pub(super) async fn spawn(
     let stage = trace.stage("spawn");
     let began = monotonic_ns();
     let place = Place {
-        program,
         control: resources.directory.control_socket(),
         log: resources.directory.path().join(LOG),
+        tethered: machine.tethered,
     };
     let (directory, cgroup) = (&resources.directory, &resources.cgroup);
-    let made = make(&place, files, machine, |process| {
+    let made = make(program, &place, files, machine, |process| {
         record.vmm = Some(process.record());
         directory.write(record)?;
         if let Some(cgroup) = cgroup
@@ -135,17 +121,6 @@ pub(super) fn describe(reason: &ExitReason) -> String {
         ExitReason::Reset => "the guest's kernel panicked or its agent died".into(),
         ExitReason::Fault(what) => format!("the guest's CPU could not go on: {what}"),
     }
-}
-
-fn open_log(path: &Path) -> Result<OwnedFd, Failure> {
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .read(true)
-        .open(path);
-    Ok(file
-        .map_err(|e| Failure::system(format!("cannot open {}", path.display()), &e))?
-        .into())
 }
 
 /// Why the VMM did not make its machine: its refusal, or what it wrote before it ended.

@@ -17,8 +17,10 @@ use crate::resource::{Kind, Unfit};
 const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// Directory of all sandboxes, under each hierarchy's root.
 const PARENT: &str = "thaw";
-/// How long the kernel may take to agree that the processes of a cgroup have ended.
-const EMPTY_LIMIT: Duration = Duration::from_millis(250);
+/// How long the kernel may take to agree that the processes of a cgroup have ended, where it says so and where it must
+/// be asked.
+const TOLD_LIMIT: Duration = Duration::from_secs(5);
+const ASKED_LIMIT: Duration = Duration::from_millis(250);
 
 /// What this host has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,8 +177,8 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Removes it. Its processes must have ended; the kernel may take a moment to agree, which is waited for here, off
-    /// anybody's path, for at most a quarter of a second.
+    /// Removes it. Its processes must have been killed; the kernel may take a moment to agree that they have ended, which
+    /// is waited for here, off anybody's path.
     pub fn destroy(self) {
         for directory in &self.directories {
             if let Err(e) = remove(directory)
@@ -209,7 +211,7 @@ fn remove(directory: &Path) -> io::Result<()> {
 
 /// cgroup v2 says in `cgroup.events` whether there are processes, and raises POLLPRI when that changes.
 fn wait_until_empty(events: &File) -> io::Result<()> {
-    let end = Instant::now() + EMPTY_LIMIT;
+    let end = Instant::now() + TOLD_LIMIT;
     loop {
         let mut text = [0; 256];
         let length = events.read_at(&mut text, 0)?;
@@ -221,7 +223,7 @@ fn wait_until_empty(events: &File) -> io::Result<()> {
             return Ok(());
         }
         let left = Timespec {
-            tv_sec: 0,
+            tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         };
         match poll(&mut [PollFd::new(events, PollFlags::PRI)], Some(&left)) {
@@ -233,7 +235,7 @@ fn wait_until_empty(events: &File) -> io::Result<()> {
 
 /// cgroup v1 tells nobody when a cgroup is empty: it is tried again, more and more rarely.
 fn remove_by_trying(directory: &Path) -> io::Result<()> {
-    let (end, mut wait) = (Instant::now() + EMPTY_LIMIT, Duration::from_millis(1));
+    let (end, mut wait) = (Instant::now() + ASKED_LIMIT, Duration::from_millis(1));
     loop {
         match fs::remove_dir(directory) {
             Err(e) if is_busy(&e) && Instant::now() < end => {}
@@ -368,5 +370,35 @@ mod tests {
         inhabited.unwrap_err();
         assert!(seen.contains(&format!("/thaw/{id}")), "{seen}");
         assert!(directories.iter().all(|d| !d.exists()));
+    }
+
+    #[test]
+    fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let unified = mounts.lines().find(|l| l.contains(" - cgroup2 "));
+        let Some(root) = unified.and_then(|l| l.split(' ').nth(4)) else {
+            return eprintln!("skipped: no cgroup v2 is mounted");
+        };
+        let hierarchy = Hierarchy::V2 {
+            root: root.into(),
+            favordynmods: false,
+        };
+        let cgroup = match hierarchy.make(&format!("test-v2-{}", std::process::id())) {
+            Ok(cgroup) => cgroup,
+            Err(reason) => return eprintln!("skipped: {reason}"),
+        };
+        let directories = cgroup.directories().to_vec();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let added = cgroup.add(child.id() as i32);
+        let busy = fs::remove_dir(&directories[0]).is_err_and(|e| is_busy(&e));
+        // Killed, and nobody has waited for it to be gone.
+        child.kill().unwrap();
+        cgroup.destroy();
+        child.wait().unwrap();
+        assert!(directories.iter().all(|d| !d.exists()));
+        match added {
+            Ok(()) => assert!(busy),
+            Err(e) => eprintln!("skipped the process: {e}"),
+        }
     }
 }

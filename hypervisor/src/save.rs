@@ -77,6 +77,8 @@ impl Vcpu {
 
     /// Starts a restored vCPU's time: its TSC is what `time` says, and a TSC deadline that was armed is armed again. One
     /// cheap call, on whatever thread, right before it first runs. Does nothing where no time is stopped.
+    ///
+    /// A software KVM may show guests the host's own TSC and ignore this; their kvmclock goes on rightly all the same.
     pub fn start_time(&mut self, time: &GuestTime) -> Result<()> {
         let Some(deadline) = self.stopped.take() else {
             return Ok(());

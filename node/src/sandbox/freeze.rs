@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::control::{Command, FreezeKind, Response};
+use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 
 use super::create::blocking;
 use super::machine::odd;
@@ -79,6 +79,11 @@ impl Sandbox {
         // One at a time: each would resume what the other has paused.
         let _one = self.freezing.lock().await;
         let subject = self.subject(node, options.delta)?;
+        let state = self.machine().await?;
+        if state != MachineState::Running {
+            let what = format!("sandbox {} cannot be frozen: it does not run", self.record().id);
+            return Err(Failure::new(ExitCode::Runtime, what).remedy("thaw resume it first"));
+        }
         let place = target.to_owned();
         let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
         let vsock = self.vsock();

@@ -45,7 +45,7 @@ mod sources;
 mod thaw;
 
 pub use freeze::{FreezeOptions, Frozen};
-pub use snapshot::ThawSpec;
+pub use snapshot::{Snapshots, ThawSpec};
 pub use sources::Sources;
 use machine::{describe, odd};
 
@@ -112,6 +112,7 @@ pub struct Node {
     pub cgroups: Hierarchy,
     pub sources: Arc<Sources>,
     pub templates: Templates,
+    pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
     pub test_templates: bool,
 }
@@ -133,6 +134,7 @@ impl Node {
         let images = Images::open(&paths.images())?;
         Ok(Node {
             templates: Templates::open(&paths, hold)?,
+            snapshots: Snapshots::default(),
             sources: Arc::new(Sources::new(&paths, cgroups.clone())),
             paths,
             run,

@@ -1,7 +1,8 @@
 //! A sandbox of a snapshot: the same images in the same slots, copies of its disks, another identity.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::MemoryMode;
@@ -31,16 +32,38 @@ pub struct ThawSpec {
     pub memory_mode: MemoryMode,
 }
 
+/// The snapshots sandboxes of this process were thawed from: clones of one share what is held of it.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshots(Arc<Mutex<HashMap<PathBuf, Weak<Registered>>>>);
+
+impl Snapshots {
+    /// Verifies and holds a snapshot, unless a living sandbox was thawed from the very same.
+    fn register(&self, node: &Node, directory: &Path) -> Result<Arc<Registered>, Failure> {
+        let registry = node.templates.registry();
+        let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+        let found = registry.find(&directory)?.hash();
+        let held = self.table().get(&directory).and_then(Weak::upgrade);
+        if let Some(held) = held.filter(|held| held.hash == found) {
+            return Ok(held);
+        }
+        let registered = Arc::new(registry.register(&directory)?);
+        let mut table = self.table();
+        table.retain(|_, held| held.strong_count() > 0);
+        table.insert(directory, Arc::downgrade(&registered));
+        Ok(registered)
+    }
+
+    fn table(&self) -> MutexGuard<'_, HashMap<PathBuf, Weak<Registered>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Failure> {
     refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
     let registered = {
         let _stage = trace.stage("snapshot");
-        let (registry, directory) = (node.templates.registry().clone(), spec.directory.clone());
-        blocking(move || {
-            let directory = std::fs::canonicalize(&directory).unwrap_or(directory);
-            Ok(Arc::new(registry.register(&directory)?))
-        })
-        .await?
+        let (node, directory) = (node.clone(), spec.directory.clone());
+        blocking(move || node.snapshots.register(&node, &directory)).await?
     };
     let workload = workload(&registered)?;
     let subject = &registered.manifest.subject;

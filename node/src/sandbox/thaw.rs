@@ -57,6 +57,10 @@ impl Making<'_> {
             let text = "the snapshot has no working set: pages come one fault at a time";
             self.trace.reason("no-working-set", text);
         }
+        if from.take_just_read() {
+            let text = "the snapshot was read and compared with its hashes this time";
+            self.trace.reason("snapshot-verified", text);
+        }
         let parked = {
             let _stage = self.trace.stage("restore");
             restore(self.resources.control()?, &from, mode, self.record.vmm, self.trace).await

@@ -145,8 +145,8 @@ impl SnapshotDir {
         Ok(())
     }
 
-    /// The same, unless it was done since this boot and nothing has been touched since.
-    pub fn verify_once(&self, stamps: &Stamps) -> Result<(), SnapshotError> {
+    /// The same, unless it was done since this boot and nothing has been touched since. Says whether it was done now.
+    pub fn verify_once(&self, stamps: &Stamps) -> Result<bool, SnapshotError> {
         let place = fs::canonicalize(&self.path).map_err(SnapshotError::io("find", &self.path))?;
         let look = || {
             self.files
@@ -155,7 +155,7 @@ impl SnapshotDir {
         };
         let before = look()?;
         if stamps.recall(&place, &before) == Some(self.hash) {
-            return Ok(());
+            return Ok(false);
         }
         let began = SystemTime::now();
         self.verify()?;
@@ -166,7 +166,7 @@ impl SnapshotDir {
             });
         }
         stamps.remember(&place, before, self.hash, began);
-        Ok(())
+        Ok(true)
     }
 
     /// Says of a check what it is of.

@@ -10,6 +10,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -44,6 +45,15 @@ pub struct Registered {
     pub working_set: Option<OwnedFd>,
     /// The disks as they were at the freeze, to be cloned; by id.
     pub disks: Vec<(String, OwnedFd)>,
+    /// Its memory was read and compared for this, and nobody was told yet.
+    just_read: AtomicBool,
+}
+
+impl Registered {
+    /// Whether its memory had to be read and compared for this. The first who asks is told.
+    pub fn take_just_read(&self) -> bool {
+        self.just_read.swap(false, Ordering::Relaxed)
+    }
 }
 
 /// Opens snapshots, as this node trusts them.
@@ -83,11 +93,12 @@ impl Registry {
     pub fn register(&self, directory: &Path) -> Result<Registered, SnapshotError> {
         let layers = self.layers(directory)?;
         let mut memory = Vec::with_capacity(layers.len());
+        let mut just_read = self.hold == Hold::Sealed;
         for layer in layers.iter().rev() {
             memory.push(match self.hold {
                 Hold::Sealed => sealed_memory(layer)?,
                 Hold::Files => {
-                    layer.verify_once(&self.stamps)?;
+                    just_read |= layer.verify_once(&self.stamps)?;
                     read_only(&layer.files().memory).map_err(io_at(layer))?
                 }
             });
@@ -117,6 +128,7 @@ impl Registry {
             memory,
             working_set,
             disks: files.disks.into_iter().map(|(id, f)| (id, f.into())).collect(),
+            just_read: just_read.into(),
         })
     }
 

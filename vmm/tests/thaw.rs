@@ -789,7 +789,7 @@ fn has_v2() -> bool {
         Ok(_) => true,
         Err(refused) => {
             assert_eq!(refused.code, ErrorCode::Incompatible, "{refused}");
-            assert!(refused.message.contains("sse4_2"), "{refused}");
+            assert!(refused.message.contains("x86-64-v2"), "{refused}");
             assert_eq!(control.state(), MachineState::Shell);
             control.create(spec(1, 64)).unwrap();
             false

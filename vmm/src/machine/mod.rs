@@ -82,7 +82,7 @@ struct Parked {
     base: Base,
     /// As they were frozen: their time goes on from there.
     frozen: Vec<VcpuState>,
-    interrupts: InterruptState,
+    interrupts: Box<InterruptState>,
     clock: ClockState,
 }
 

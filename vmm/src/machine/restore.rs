@@ -185,7 +185,7 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>, events: &EventSi
         vcpus,
         base: Base { map, watch },
         frozen,
-        interrupts,
+        interrupts: Box::new(interrupts),
         clock,
     };
     // KVM looks at the guest's memory when it is told where the guest's clock is. Pages that somebody else fills come

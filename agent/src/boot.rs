@@ -64,6 +64,7 @@ pub fn run(started: u64, transport: Transport) -> ! {
     if transport == Transport::Vsock && command_line_has(WARM) {
         warm::up(&sandbox, &runtime);
     }
+    guest.prepare();
     let ready = clock::boottime_ns();
     ring_doorbell(&transport);
     info!("listening for the handshake on port {HANDSHAKE_PORT}");

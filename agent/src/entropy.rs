@@ -31,10 +31,7 @@ pub fn reseed(bytes: &[u8]) -> Result<()> {
             bytes.len()
         )));
     }
-    let device = File::options()
-        .write(true)
-        .open("/dev/urandom")
-        .for_(|| "open /dev/urandom".into())?;
+    let device = device()?;
     for chunk in bytes.chunks(MOST) {
         let mut info = PoolInfo {
             entropy_bits: chunk.len() as libc::c_int * 8,
@@ -47,6 +44,21 @@ pub fn reseed(bytes: &[u8]) -> Result<()> {
             return Err(Error::last("add entropy to the kernel's pool"));
         }
     }
+    reseed_from_pool(&device)
+}
+
+/// Reseeds the kernel's generator from what its pool has. By itself it would do so again only after half of the time the
+/// guest is up (`crng_reseed_interval` in Linux 6.1): until then it goes on with this seed.
+pub fn renew() -> Result<()> {
+    reseed_from_pool(&device()?)
+}
+
+fn device() -> Result<File> {
+    let device = File::options().write(true).open("/dev/urandom");
+    device.for_(|| "open /dev/urandom".into())
+}
+
+fn reseed_from_pool(device: &File) -> Result<()> {
     // SAFETY: this request takes no argument.
     if unsafe { libc::ioctl(device.as_raw_fd(), RNDRESEEDCRNG) } != 0 {
         return Err(Error::last("reseed the kernel's random generator"));

@@ -33,6 +33,16 @@ impl Guest {
             keep_entropy: boot::command_line_has(KEEP_ENTROPY),
         }
     }
+
+    /// Last of all before the doorbell: what of the test hooks is due then.
+    pub fn prepare(&self) {
+        // A seed about to be replaced by the kernel itself would hide that nobody else replaced it.
+        if self.keep_entropy
+            && let Err(e) = entropy::renew()
+        {
+            error!("{KEEP_ENTROPY}: {e}");
+        }
+    }
 }
 
 impl Apply for Guest {

@@ -60,7 +60,9 @@ pub fn answer<T>(
     let received = clock::boottime_ns();
     match greeting {
         Greeting::Become(identity) => {
-            let outcome = apply(&identity, received, guest).and_then(|()| open()).and_then(|opened| {
+            let mut time_round_trip_ns = 0;
+            let time = || ask_time(&mut stream, &mut time_round_trip_ns);
+            let outcome = apply(&identity, guest, time).and_then(|()| open()).and_then(|opened| {
                 guest.release()?;
                 Ok(opened)
             });
@@ -98,7 +100,17 @@ fn reply(stream: &mut impl Stream, answer: &impl serde::Serialize) -> Result<()>
         .map_err(|e| Error::State(format!("the answer was not sent: {e}")))
 }
 
-fn apply(identity: &Identity, received: u64, guest: &mut impl Apply) -> Result<()> {
+/// Asks the host the time: nanoseconds since the Unix epoch, now, wrong by at most half of `round_trip`.
+fn ask_time(stream: &mut impl Stream, round_trip: &mut u64) -> Result<u64> {
+    let asked = clock::boottime_ns();
+    reply(stream, &FromAgent::WhatTime)?;
+    let time: Time = read_frame(&mut Reader(stream))
+        .map_err(|e| Error::Invalid(format!("the host did not tell the time: {e}")))?;
+    *round_trip = clock::boottime_ns().saturating_sub(asked);
+    Ok(time.wall_clock_ns.saturating_add(*round_trip / 2))
+}
+
+fn apply(identity: &Identity, guest: &mut impl Apply, time: impl FnOnce() -> Result<u64>) -> Result<()> {
     if identity.version != HANDSHAKE_VERSION {
         return Err(Error::Invalid(format!(
             "handshake version {}: this guest image speaks version {HANDSHAKE_VERSION}; use the image made with this host's Thaw",
@@ -112,12 +124,7 @@ fn apply(identity: &Identity, received: u64, guest: &mut impl Apply) -> Result<(
         )));
     }
     guest.entropy(&identity.entropy)?;
-    // What the entropy took since the host's word came is on the guest's own clock.
-    let since = clock::boottime_ns().saturating_sub(received);
-    guest.wall_clock(match identity.wall_clock_ns {
-        0 => 0,
-        ns => ns.saturating_add(since),
-    })?;
+    guest.wall_clock(time()?)?;
     guest.hostname(&identity.hostname, identity.network.as_ref())?;
     guest.machine_id(identity.machine_id)?;
     guest.network(identity.network.as_ref())?;

@@ -25,7 +25,8 @@ impl Apply for Record {
         assert_eq!(bytes, [9; 48]);
         self.call("entropy")
     }
-    fn wall_clock(&mut self, _: u64) -> Result<()> {
+    fn wall_clock(&mut self, ns: u64) -> Result<()> {
+        assert!((NOW..NOW + 1_000_000_000_000).contains(&ns), "{ns}");
         self.call("clock")
     }
     fn hostname(&mut self, _: &str, _: Option<&Network>) -> Result<()> {
@@ -65,7 +66,6 @@ fn identity() -> Identity {
         version: HANDSHAKE_VERSION,
         nonce: [7; 16],
         entropy: vec![9; 48],
-        wall_clock_ns: 1_700_000_000_000_000_000,
         hostname: "h".into(),
         machine_id: [1; 16],
         network: Some(Network {
@@ -79,6 +79,9 @@ fn identity() -> Identity {
         memory_mib: 512,
     }
 }
+
+/// What time the host says it is.
+const NOW: u64 = 1_700_000_000_000_000_000;
 
 const ORDER: [&str; 8] = [
     "entropy",
@@ -97,10 +100,24 @@ const TIMES: Handshake = Handshake {
 };
 
 fn exchange(identity: &Identity, guest: &mut Record) -> (Result<Option<bool>>, Acknowledgement) {
+    exchange_and(identity, guest, || Ok(true))
+}
+
+fn exchange_and<T>(
+    identity: &Identity,
+    guest: &mut Record,
+    open: impl FnOnce() -> Result<T>,
+) -> (Result<Option<T>>, Acknowledgement) {
     let (mut host, agent) = UnixStream::pair().unwrap();
     write_frame(&mut host, &Greeting::Become(Box::new(identity.clone()))).unwrap();
-    let outcome = answer(agent, &TIMES, guest, || Ok(true));
-    (outcome, read_frame(&mut host).unwrap())
+    // Nobody minds that the answer is there before the question.
+    write_frame(&mut host, &Time { wall_clock_ns: NOW }).unwrap();
+    let outcome = answer(agent, &TIMES, guest, open);
+    loop {
+        if let FromAgent::Acknowledged(acknowledgement) = read_frame(&mut host).unwrap() {
+            return (outcome, *acknowledgement);
+        }
+    }
 }
 
 #[test]
@@ -180,13 +197,10 @@ fn what_cannot_be_applied_is_named_and_the_port_stays_closed() {
         fail_at: Some("hostname"),
         ..Default::default()
     };
-    let (mut host, agent) = UnixStream::pair().unwrap();
-    write_frame(&mut host, &Greeting::Become(Box::new(identity()))).unwrap();
-    let outcome = answer(agent, &TIMES, &mut guest, || -> Result<()> {
+    let (outcome, ack) = exchange_and(&identity(), &mut guest, || -> Result<()> {
         panic!("the API must not be opened")
     });
     assert!(outcome.is_err());
-    let ack: Acknowledgement = read_frame(&mut host).unwrap();
     assert_eq!(ack.failure.as_deref(), Some("hostname broke"));
     assert_eq!(guest.calls, ["entropy", "clock", "hostname"]);
 }
@@ -211,6 +225,21 @@ fn a_wrong_version_or_too_little_entropy_touches_nothing() {
 }
 
 #[test]
+fn a_host_that_does_not_tell_the_time_is_answered_with_the_reason() {
+    let mut guest = Record::default();
+    let (mut host, agent) = UnixStream::pair().unwrap();
+    write_frame(&mut host, &Greeting::Become(Box::new(identity()))).unwrap();
+    host.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(answer(agent, &TIMES, &mut guest, || Ok(())).is_err());
+    assert_eq!(read_frame::<FromAgent>(&mut host).unwrap(), FromAgent::WhatTime);
+    let FromAgent::Acknowledged(ack) = read_frame(&mut host).unwrap() else {
+        panic!("asked twice");
+    };
+    assert!(ack.failure.unwrap().contains("did not tell the time"));
+    assert_eq!(guest.calls, ["entropy"]);
+}
+
+#[test]
 fn garbage_is_an_error_and_gets_no_acknowledgement() {
     let (mut host, agent) = UnixStream::pair().unwrap();
     host.write_all(&[4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).unwrap();
@@ -218,5 +247,5 @@ fn garbage_is_an_error_and_gets_no_acknowledgement() {
     let mut guest = Record::default();
     assert!(answer(agent, &TIMES, &mut guest, || Ok(())).is_err());
     assert!(guest.calls.is_empty());
-    assert!(read_frame::<Acknowledgement>(&mut host).is_err());
+    assert!(read_frame::<FromAgent>(&mut host).is_err());
 }

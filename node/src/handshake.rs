@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
 use thaw_protocol::handshake::{
-    Acknowledgement, Greeting, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, Quiesced, read_frame,
-    write_frame,
+    Acknowledgement, FromAgent, Greeting, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, Quiesced, Time,
+    read_frame, write_frame,
 };
 
 use crate::exit::{ExitCode, Failure};
@@ -48,21 +48,20 @@ pub struct Performed {
 /// What the acknowledgement says of the guest's wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// Guest minus host, nanoseconds, at the middle of the round trip.
+    /// By how much it lies, at least, before (negative) or after what it can be, nanoseconds.
     pub off_ns: i64,
-    /// What of the round trip was not the guest's own work, nanoseconds.
+    /// How long the guest waited for the answer when it asked the time, nanoseconds.
     pub round_trip_ns: u64,
 }
 
 impl Clock {
-    /// From host CLOCK_REALTIME when the identity was sent and the acknowledgement was there, the guest's span between
-    /// reading the one and writing the other, and its wall clock at the latter: half a round trip before it was there.
-    fn of(sent: u64, arrived: u64, guest_span: u64, guest: u64) -> Clock {
-        let round_trip = arrived.saturating_sub(sent).saturating_sub(guest_span);
-        let at = arrived.saturating_sub(round_trip / 2);
+    /// The guest read its clock, `guest`, after the host told it the time (`told`) and before the acknowledgement was
+    /// there (`arrived`), all CLOCK_REALTIME nanoseconds.
+    fn of(told: u64, arrived: u64, guest: u64, round_trip_ns: u64) -> Clock {
+        let nearest = guest.clamp(told, arrived.max(told));
         Clock {
-            off_ns: i64::try_from(i128::from(guest) - i128::from(at)).unwrap_or(i64::MAX),
-            round_trip_ns: round_trip,
+            off_ns: i64::try_from(i128::from(guest) - i128::from(nearest)).unwrap_or(i64::MAX),
+            round_trip_ns,
         }
     }
 
@@ -80,7 +79,7 @@ pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed
     let connected = monotonic_ns();
     let random = |e: io::Error| Failure::system("cannot read random bytes", &e);
     let nonce = crate::random::<16>().map_err(random)?;
-    let mut identity = Identity {
+    let identity = Identity {
         version: HANDSHAKE_VERSION,
         nonce,
         entropy: crate::random::<ENTROPY>().map_err(random)?.to_vec(),
@@ -89,25 +88,38 @@ pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed
         network: wanted.network,
         cpus: wanted.cpus,
         memory_mib: wanted.memory_mib,
-        wall_clock_ns: 0,
     };
-    // Last: it is stale as soon as it is read.
-    identity.wall_clock_ns = wall_clock_ns();
-    let sent = identity.wall_clock_ns;
     let greeting = Greeting::Become(Box::new(identity));
     write_frame(&mut stream, &greeting).map_err(|e| failed(format!("cannot send the identity: {e}")))?;
-    let answer: Acknowledgement =
-        read_frame(&mut stream).map_err(|e| failed(format!("no acknowledgement of the identity: {e}")))?;
+    let (answer, told) = acknowledgement(&mut stream)?;
     let (arrived, acknowledged) = (wall_clock_ns(), monotonic_ns());
     check(&answer, &nonce, wanted.test_hooks)?;
-    let span = answer.applied.saturating_sub(answer.received);
-    let clock = Clock::of(sent, arrived, span, answer.wall_clock_ns);
+    let clock = Clock::of(told, arrived, answer.wall_clock_ns, answer.time_round_trip_ns);
     Ok(Performed {
         acknowledgement: answer,
         connected,
         acknowledged,
         clock,
     })
+}
+
+/// Tells the agent the time, once, and waits for its acknowledgement: that, and the time it was told.
+fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Failure> {
+    let mut told = 0;
+    loop {
+        let said: FromAgent =
+            read_frame(stream).map_err(|e| failed(format!("no acknowledgement of the identity: {e}")))?;
+        match said {
+            FromAgent::Acknowledged(answer) => return Ok((*answer, told)),
+            FromAgent::WhatTime if told == 0 => {
+                // Read last: it is stale as soon as it is read.
+                told = wall_clock_ns();
+                let time = Time { wall_clock_ns: told };
+                write_frame(stream, &time).map_err(|e| failed(format!("cannot tell the guest the time: {e}")))?;
+            }
+            FromAgent::WhatTime => return Err(failed("the agent asked the time twice".into())),
+        }
+    }
 }
 
 /// Stops every workload of the guest behind the vsock socket at `path`. Blocks, for at most `limit` per step.
@@ -225,7 +237,9 @@ mod tests {
                 panic!("another greeting");
             };
             assert!(identity.entropy.len() >= thaw_protocol::handshake::MIN_ENTROPY);
-            assert!(identity.wall_clock_ns > 0);
+            write_frame(&mut stream, &FromAgent::WhatTime).unwrap();
+            let time: Time = read_frame(&mut stream).unwrap();
+            assert!(time.wall_clock_ns > 0);
             let mut answer = Acknowledgement {
                 version: HANDSHAKE_VERSION,
                 nonce: identity.nonce,
@@ -234,11 +248,12 @@ mod tests {
                 agent_ready: 2,
                 received: 3,
                 applied: 4,
+                time_round_trip_ns: 5,
                 wall_clock_ns: wall_clock_ns(),
                 test_hooks: false,
             };
             change(&mut answer);
-            write_frame(&mut stream, &answer).unwrap();
+            write_frame(&mut stream, &FromAgent::Acknowledged(Box::new(answer))).unwrap();
             identity
         });
         let wanted = Wanted {
@@ -274,13 +289,13 @@ mod tests {
     #[test]
     fn a_clock_is_right_within_the_margin_and_half_the_way_there_and_back() {
         let ms = 1_000_000;
-        // 100 ms in all, 60 of them the guest's own: 20 each way.
-        let clock = |off: i64| Clock::of(1000 * ms, 1100 * ms, 60 * ms, (1080 * ms).wrapping_add_signed(off * 1_000_000));
-        assert_eq!(clock(0), Clock { off_ns: 0, round_trip_ns: 40 * ms });
-        for (off, right) in [(0, true), (30, true), (-30, true), (31, false), (-31, false)] {
-            assert_eq!(clock(off).is_right(), right, "{off} ms");
+        // Told at 1000, acknowledged at 1100; asking took 40: 20 each way.
+        let clock = |guest: u64| Clock::of(1000 * ms, 1100 * ms, guest * ms, 40 * ms);
+        assert_eq!(clock(1050), Clock { off_ns: 0, round_trip_ns: 40 * ms });
+        for (guest, right) in [(1000, true), (1100, true), (970, true), (1130, true), (969, false), (1131, false)] {
+            assert_eq!(clock(guest).is_right(), right, "{guest} ms");
         }
-        assert!(!Clock::of(0, 0, 0, u64::MAX).is_right(), "no clock is far enough off to look right");
+        assert!(!Clock::of(0, 0, u64::MAX, 0).is_right(), "no clock is far enough off to look right");
     }
 
     #[test]

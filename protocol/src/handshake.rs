@@ -2,8 +2,9 @@
 //!
 //! The agent listens on [`HANDSHAKE_PORT`], then dials the same port of the host once: the VMM reports that as a
 //! doorbell and resets the connection. The host connects, sends one [`Greeting`], gets its answer, and the connection
-//! closes. [`Greeting::Become`]: the agent applies the identity, opens [`AGENT_PORT`] and answers one
-//! [`Acknowledgement`]. Until then the agent starts no process, and a host that gets no valid acknowledgement destroys
+//! closes. [`Greeting::Become`]: the agent takes the entropy, asks the time ([`FromAgent::WhatTime`], answered by one
+//! [`Time`]: a clock sent along would be wrong by however long the way and the entropy took), applies the rest, opens
+//! [`AGENT_PORT`] and answers [`FromAgent::Acknowledged`]. Until then the agent starts no process, and a host that gets no valid acknowledgement destroys
 //! the machine.
 //!
 //! A guest with workloads is frozen and thawed by the same port, which stays open: [`Greeting::Quiesce`] stops every
@@ -60,7 +61,7 @@ pub struct Network {
 /// What the host says on a connection to [`HANDSHAKE_PORT`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Greeting {
-    /// Answered by an [`Acknowledgement`].
+    /// Answered by [`FromAgent`]s, the last an acknowledgement.
     Become(Box<Identity>),
     /// Stops every workload. Answered by [`Quiesced`].
     Quiesce,
@@ -84,8 +85,6 @@ pub struct Identity {
     pub nonce: [u8; 16],
     /// Fresh random bytes, at least [`MIN_ENTROPY`]: credited to the kernel's pool, which is then reseeded.
     pub entropy: Vec<u8>,
-    /// Wall clock, nanoseconds since the Unix epoch, read as late as possible.
-    pub wall_clock_ns: u64,
     pub hostname: String,
     pub machine_id: [u8; 16],
     /// Absent: the interface stays down.
@@ -95,6 +94,22 @@ pub struct Identity {
     /// Memory to have in all, MiB. What is above boot memory comes by virtio-mem, and is online before the
     /// acknowledgement.
     pub memory_mib: u32,
+}
+
+/// What the agent says once it was told to become somebody.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromAgent {
+    /// Asks for a [`Time`], at once. At most once.
+    WhatTime,
+    /// The end: the identity is in force, or is not.
+    Acknowledged(Box<Acknowledgement>),
+}
+
+/// From the host: the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Time {
+    /// Nanoseconds since the Unix epoch, read as late as possible.
+    pub wall_clock_ns: u64,
 }
 
 /// From the agent: the identity is in force.
@@ -111,6 +126,8 @@ pub struct Acknowledgement {
     /// Guest CLOCK_BOOTTIME nanoseconds: the identity was read, and was in force.
     pub received: u64,
     pub applied: u64,
+    /// Guest nanoseconds between its asking the time and its knowing it: the clock is off by at most half of them.
+    pub time_round_trip_ns: u64,
     /// Guest CLOCK_REALTIME nanoseconds just before this was sent.
     pub wall_clock_ns: u64,
     /// A `thaw.test=` word of the kernel's command line weakened what was applied: refuse it outside tests.
@@ -166,7 +183,6 @@ mod tests {
             version: HANDSHAKE_VERSION,
             nonce: [7; 16],
             entropy: vec![9; 48],
-            wall_clock_ns: 1,
             hostname: "h".into(),
             machine_id: [1; 16],
             network: Some(Network {
@@ -212,7 +228,8 @@ mod tests {
         fn decoding_any_bytes_never_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..256)) {
             let _ = decode::<Greeting>(&bytes);
             let _ = decode::<Quiesced>(&bytes);
-            let _ = decode::<Acknowledgement>(&bytes);
+            let _ = decode::<FromAgent>(&bytes);
+            let _ = decode::<Time>(&bytes);
         }
     }
 }

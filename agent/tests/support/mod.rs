@@ -465,7 +465,17 @@ async fn connect_api(dir: &Path) -> AgentServiceClient {
 fn shake_hands(dir: &Path, identity: Identity) -> Acknowledgement {
     let mut stream = connect(&dir.join("1023"));
     write_frame(&mut stream, &Greeting::Become(Box::new(identity))).unwrap();
-    read_frame(&mut stream).unwrap()
+    loop {
+        match read_frame(&mut stream).unwrap() {
+            FromAgent::Acknowledged(acknowledgement) => return *acknowledgement,
+            // As late as possible: it is this machine's clock that is set, to what it says.
+            FromAgent::WhatTime => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+                let time = Time { wall_clock_ns: now.as_nanos() as u64 };
+                write_frame(&mut stream, &time).unwrap();
+            }
+        }
+    }
 }
 
 /// An identity that shows its number.
@@ -478,8 +488,6 @@ pub fn identity(n: u8) -> Identity {
         version: HANDSHAKE_VERSION,
         nonce: [5; 16],
         entropy: (0..64).collect(),
-        // As late as possible: it is this machine's clock that is set, to what it says.
-        wall_clock_ns: SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64,
         hostname: format!("guest-{n}"),
         machine_id: [n; 16],
         network: Some(Network {

@@ -37,9 +37,11 @@ fn woken(filled_mib: u32) -> Code {
         .raw(&[0x8b, 0x1e, 0x8b, 0x4e, 0x04])
         .print(READY);
     // 1: cmp ebx, [esi]; jne 2f; cmp ecx, [esi+4]; je 1b; 2: eight bytes of sixteen differ in any two IDs that exist.
-    code.raw(&[0x3b, 0x1e, 0x75, 0x05])
-        .raw(&[0x3b, 0x4e, 0x04, 0x74, (-9i8).to_le_bytes()[0]])
-        .print("\n")
+    let code = code
+        .raw(&[0x3b, 0x1e, 0x75, 0x05])
+        .raw(&[0x3b, 0x4e, 0x04, 0x74, (-9i8).to_le_bytes()[0]]);
+    // out dx, al: port and newline are still there from READY, so that nothing but this stands before the first byte.
+    code.raw(&[0xee])
 }
 
 fn halted(code: Code) -> Guest {

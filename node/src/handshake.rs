@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
 use thaw_protocol::handshake::{
-    Acknowledgement, FromAgent, Greeting, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, Quiesced, Time,
-    read_frame, write_frame,
+    Acknowledgement, FromAgent, Greeting, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, Quiesced,
+    Time, read_frame, write_frame,
 };
 
 use crate::exit::{ExitCode, Failure};
@@ -115,7 +115,8 @@ fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Fa
                 // Read last: it is stale as soon as it is read.
                 told = wall_clock_ns();
                 let time = Time { wall_clock_ns: told };
-                write_frame(stream, &time).map_err(|e| failed(format!("cannot tell the guest the time: {e}")))?;
+                write_frame(stream, &time)
+                    .map_err(|e| failed(format!("cannot tell the guest the time: {e}")))?;
             }
             FromAgent::WhatTime => return Err(failed("the agent asked the time twice".into())),
         }
@@ -135,7 +136,8 @@ pub fn resume(path: &Path, limit: Duration) -> Result<(), Failure> {
 }
 
 fn greet(path: &Path, greeting: &Greeting, limit: Duration) -> Result<(), String> {
-    let mut stream = connect(path, HANDSHAKE_PORT, limit).map_err(|e| format!("cannot reach the agent: {e}"))?;
+    let mut stream =
+        connect(path, HANDSHAKE_PORT, limit).map_err(|e| format!("cannot reach the agent: {e}"))?;
     write_frame(&mut stream, greeting).map_err(|e| e.to_string())?;
     let answer: Quiesced = read_frame(&mut stream).map_err(|e| format!("the agent does not answer: {e}"))?;
     match answer.failure {
@@ -158,10 +160,14 @@ fn check(answer: &Acknowledgement, nonce: &[u8; 16], test_hooks: bool) -> Result
         return Err(failed(wrong_version(answer.version)));
     }
     if answer.nonce != *nonce {
-        return Err(failed("the agent acknowledged another identity than it was sent".into()));
+        return Err(failed(
+            "the agent acknowledged another identity than it was sent".into(),
+        ));
     }
     if let Some(reason) = &answer.failure {
-        return Err(failed(format!("the agent could not apply its identity: {reason}")));
+        return Err(failed(format!(
+            "the agent could not apply its identity: {reason}"
+        )));
     }
     if answer.test_hooks && !test_hooks {
         return Err(failed("a test hook in the guest weakened its identity".into())
@@ -221,9 +227,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     /// An agent behind a socket, which answers what `change` makes of a good acknowledgement.
-    fn with_agent(
-        change: impl FnOnce(&mut Acknowledgement) + Send + 'static,
-    ) -> Result<Performed, Failure> {
+    fn with_agent(change: impl FnOnce(&mut Acknowledgement) + Send + 'static) -> Result<Performed, Failure> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vsock.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -291,11 +295,27 @@ mod tests {
         let ms = 1_000_000;
         // Told at 1000, acknowledged at 1100; asking took 40: 20 each way.
         let clock = |guest: u64| Clock::of(1000 * ms, 1100 * ms, guest * ms, 40 * ms);
-        assert_eq!(clock(1050), Clock { off_ns: 0, round_trip_ns: 40 * ms });
-        for (guest, right) in [(1000, true), (1100, true), (970, true), (1130, true), (969, false), (1131, false)] {
+        assert_eq!(
+            clock(1050),
+            Clock {
+                off_ns: 0,
+                round_trip_ns: 40 * ms
+            }
+        );
+        for (guest, right) in [
+            (1000, true),
+            (1100, true),
+            (970, true),
+            (1130, true),
+            (969, false),
+            (1131, false),
+        ] {
             assert_eq!(clock(guest).is_right(), right, "{guest} ms");
         }
-        assert!(!Clock::of(0, 0, u64::MAX, 0).is_right(), "no clock is far enough off to look right");
+        assert!(
+            !Clock::of(0, 0, u64::MAX, 0).is_right(),
+            "no clock is far enough off to look right"
+        );
     }
 
     #[test]

@@ -167,7 +167,10 @@ impl<S: PageSource> Server<S> {
         let mut message = [0u8; MESSAGE];
         match rustix::io::read(&self.userfaultfd, &mut message) {
             Ok(MESSAGE) if message[0] == UFFD_EVENT_PAGEFAULT => Ok(Some(fault_address(&message))),
-            Ok(n) => Err(format!("an event of {n} bytes, kind {:#x}, that was not asked for", message[0])),
+            Ok(n) => Err(format!(
+                "an event of {n} bytes, kind {:#x}, that was not asked for",
+                message[0]
+            )),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
             Err(e) => Err(format!("read: {e}")),
         }
@@ -197,7 +200,9 @@ impl<S: PageSource> Server<S> {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
         buffer.resize(length as usize, 0);
-        self.source.read(number, &mut buffer).map_err(|e| broken(e.to_string()))?;
+        self.source
+            .read(number, &mut buffer)
+            .map_err(|e| broken(e.to_string()))?;
         if Some(Hash::of(&buffer)) != self.source.hash(number) {
             return Err(broken("it is not what the manifest says".into()));
         }

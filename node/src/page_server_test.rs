@@ -23,7 +23,10 @@ impl Watched {
             // SAFETY: the descriptor the kernel just made.
             fd => unsafe { OwnedFd::from_raw_fd(fd as i32) },
         };
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (prot, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
         // SAFETY: a new mapping at an address of the kernel's choice.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), size, prot, flags, -1, 0) };
         assert_ne!(address, libc::MAP_FAILED);
@@ -57,8 +60,16 @@ fn regions(watched: &Watched) -> [MappedRegion; 2] {
     // In the address space the other way round than in the file.
     let first = watched.address as u64 + REGIONS[1];
     [
-        MappedRegion { host_address: first, size: REGIONS[0], guest_address: 0 },
-        MappedRegion { host_address: watched.address as u64, size: REGIONS[1], guest_address: 1 << 32 },
+        MappedRegion {
+            host_address: first,
+            size: REGIONS[0],
+            guest_address: 0,
+        },
+        MappedRegion {
+            host_address: watched.address as u64,
+            size: REGIONS[1],
+            guest_address: 1 << 32,
+        },
     ]
 }
 
@@ -74,7 +85,9 @@ fn memory() -> (File, ChunkedFile) {
 
 #[test]
 fn pages_come_as_they_are_touched_whatever_their_region() {
-    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else { return };
+    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else {
+        return;
+    };
     let (file, expected) = memory();
     let source = FileSource::new(file, &expected);
     let server = PageServer::start(fd, &regions(&watched), source, |reason| panic!("{reason}")).unwrap();
@@ -90,29 +103,45 @@ fn pages_come_as_they_are_touched_whatever_their_region() {
 
 #[test]
 fn a_page_given_back_is_zero_when_touched_again() {
-    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else { return };
+    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else {
+        return;
+    };
     let (file, expected) = memory();
     let source = FileSource::new(file, &expected);
     let server = PageServer::start(fd, &regions(&watched), source, |reason| panic!("{reason}")).unwrap();
     assert_eq!(watched.read(2 * PAGE), 9);
     // SAFETY: our mapping.
-    unsafe { libc::madvise(watched.address as *mut libc::c_void, watched.size, libc::MADV_DONTNEED) };
+    unsafe {
+        libc::madvise(
+            watched.address as *mut libc::c_void,
+            watched.size,
+            libc::MADV_DONTNEED,
+        )
+    };
     assert_eq!(watched.read(2 * PAGE), 0);
     drop(server);
 }
 
 #[test]
 fn a_chunk_that_is_not_what_the_manifest_says_is_not_served() {
-    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else { return };
+    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else {
+        return;
+    };
     let (file, expected) = memory();
     file.write_all_at(&[1], 6 * PAGE).unwrap();
     let (sender, broken) = mpsc::channel();
     let source = FileSource::new(file, &expected);
-    let server = PageServer::start(fd, &regions(&watched), source, move |reason| sender.send(reason).unwrap()).unwrap();
+    let server = PageServer::start(fd, &regions(&watched), source, move |reason| {
+        sender.send(reason).unwrap()
+    })
+    .unwrap();
     std::thread::scope(|scope| {
         let touching = scope.spawn(|| watched.read(REGIONS[1] + 6 * PAGE));
         let reason = broken.recv().unwrap();
-        assert!(reason.contains("chunk 0") && reason.contains("manifest"), "{reason}");
+        assert!(
+            reason.contains("chunk 0") && reason.contains("manifest"),
+            "{reason}"
+        );
         // Its descriptor closed with the server's thread, so the fault ends; in a machine the VMM is killed instead.
         let _ = touching.join();
     });
@@ -122,15 +151,29 @@ fn a_chunk_that_is_not_what_the_manifest_says_is_not_served() {
 #[test]
 fn addresses_and_offsets_are_each_others_inverse() {
     let regions = [
-        MappedRegion { host_address: 0x7000_0000, size: 3 * PAGE, guest_address: 0 },
-        MappedRegion { host_address: 0x1000_0000, size: 2 * PAGE, guest_address: 1 << 32 },
+        MappedRegion {
+            host_address: 0x7000_0000,
+            size: 3 * PAGE,
+            guest_address: 0,
+        },
+        MappedRegion {
+            host_address: 0x1000_0000,
+            size: 2 * PAGE,
+            guest_address: 1 << 32,
+        },
     ];
     for page in 0..5 {
         let address = host_address(&regions, page * PAGE).unwrap();
         assert_eq!(file_offset(&regions, address), Some(page * PAGE));
     }
     assert_eq!(host_address(&regions, 5 * PAGE), None);
-    for outside in [0, 0x1000_0000 - 1, 0x1000_0000 + 2 * PAGE, 0x7000_0000 + 3 * PAGE, u64::MAX] {
+    for outside in [
+        0,
+        0x1000_0000 - 1,
+        0x1000_0000 + 2 * PAGE,
+        0x7000_0000 + 3 * PAGE,
+        u64::MAX,
+    ] {
         assert_eq!(file_offset(&regions, outside), None, "{outside:#x}");
     }
 }

@@ -157,10 +157,19 @@ mod tests {
     fn anothers_account_is_moved_in_time_and_each_reason_counts_once() {
         let trace = Trace::new();
         trace.reason("cold", "the pages were cold");
-        let stage = |name: &str, start_ns| Stage { name: name.into(), start_ns, duration_ns: 1 };
+        let stage = |name: &str, start_ns| Stage {
+            name: name.into(),
+            start_ns,
+            duration_ns: 1,
+        };
         let other = Account {
             stages: vec![stage("theirs", 5)],
-            reasons: ["cold", "late"].map(|c| Reason { code: c.into(), text: String::new() }).into(),
+            reasons: ["cold", "late"]
+                .map(|c| Reason {
+                    code: c.into(),
+                    text: String::new(),
+                })
+                .into(),
             counts: [("faults".to_owned(), 7)].into(),
         };
         trace.add_all(other, 100);

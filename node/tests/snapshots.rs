@@ -32,7 +32,12 @@ fn what_cannot_be_frozen_or_thawed_has_its_own_code() {
         (vec!["run", "--memory-mode", "magic", "x"], 125),
     ] {
         let output = place.command("thaw").args(&line).output().unwrap();
-        assert_eq!(output.status.code(), Some(code), "{line:?}: {}", text(&output.stderr));
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{line:?}: {}",
+            text(&output.stderr)
+        );
     }
     assert!(!place.path("nowhere").exists());
     assert_eq!(place.leftovers(), Leftovers::none());
@@ -43,6 +48,10 @@ fn a_mode_in_the_environment_that_is_none_is_told() {
     let Some(place) = Place::new(HALT) else { return };
     let output = place.run().env("THAW_MEMORY_MODE", "magic").output().unwrap();
     assert_eq!(output.status.code(), Some(125));
-    assert!(one_line(&output).contains("THAW_MEMORY_MODE=magic"), "{}", text(&output.stderr));
+    assert!(
+        one_line(&output).contains("THAW_MEMORY_MODE=magic"),
+        "{}",
+        text(&output.stderr)
+    );
     assert_eq!(place.leftovers(), Leftovers::none());
 }

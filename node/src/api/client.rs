@@ -6,8 +6,8 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use serde::de::DeserializeOwned;
 use rustix::net::SocketType;
+use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, ErrorBody, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, Sandbox,

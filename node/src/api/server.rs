@@ -74,7 +74,10 @@ impl Daemon {
 
     fn may_make(&self) -> Result<(), Failure> {
         match self.single {
-            true => Err(Failure::new(ExitCode::Runtime, "this process owns one sandbox and makes no other")),
+            true => Err(Failure::new(
+                ExitCode::Runtime,
+                "this process owns one sandbox and makes no other",
+            )),
             false => Ok(()),
         }
     }
@@ -184,7 +187,10 @@ impl Daemon {
             delta: request.delta,
             stop: request.stop,
         };
-        let frozen = self.find(wanted)?.freeze(&self.node, &request.directory, options).await?;
+        let frozen = self
+            .find(wanted)?
+            .freeze(&self.node, &request.directory, options)
+            .await?;
         Ok(FrozenSandbox {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
@@ -349,7 +355,9 @@ async fn freeze(
     request: Body<FreezeSandbox>,
 ) -> Result<Json<FrozenSandbox>, Failure> {
     let request = body(request)?;
-    whole(async move { daemon.freeze(&id, request).await }).await.map(Json)
+    whole(async move { daemon.freeze(&id, request).await })
+        .await
+        .map(Json)
 }
 
 async fn list(State(daemon): State<Arc<Daemon>>) -> Json<Vec<Described>> {
@@ -434,7 +442,10 @@ impl OwnerService {
     /// Waits until nobody is being served any more: the sandbox's machine has ended, so nobody is for long.
     pub async fn stop(mut self) {
         let _ = self.end.send(());
-        if tokio::time::timeout(OWNER_LINGERS, &mut self.served).await.is_err() {
+        if tokio::time::timeout(OWNER_LINGERS, &mut self.served)
+            .await
+            .is_err()
+        {
             self.served.abort();
         }
     }
@@ -509,14 +520,23 @@ mod tests {
             ExitCode::SandboxNotFound
         );
 
-        assert_eq!(client.pause("nobody").await.unwrap_err().code, ExitCode::SandboxNotFound);
-        assert_eq!(client.resume("nobody").await.unwrap_err().code, ExitCode::SandboxNotFound);
+        assert_eq!(
+            client.pause("nobody").await.unwrap_err().code,
+            ExitCode::SandboxNotFound
+        );
+        assert_eq!(
+            client.resume("nobody").await.unwrap_err().code,
+            ExitCode::SandboxNotFound
+        );
         let freeze = FreezeSandbox {
             directory: path("s"),
             delta: false,
             stop: false,
         };
-        assert_eq!(client.freeze("nobody", &freeze).await.unwrap_err().code, ExitCode::SandboxNotFound);
+        assert_eq!(
+            client.freeze("nobody", &freeze).await.unwrap_err().code,
+            ExitCode::SandboxNotFound
+        );
         let nowhere = ThawSandbox {
             directory: path("s"),
             hostname: None,
@@ -524,7 +544,10 @@ mod tests {
             client: None,
             memory_mode: Default::default(),
         };
-        assert_eq!(client.thaw(&nowhere).await.unwrap_err().code, ExitCode::SnapshotNotFound);
+        assert_eq!(
+            client.thaw(&nowhere).await.unwrap_err().code,
+            ExitCode::SnapshotNotFound
+        );
 
         let tiny = CreateSandbox {
             memory_mib: 1,

@@ -62,7 +62,11 @@ pub(super) async fn detached(arguments: &[OsString], ui: &Ui) -> Result<String, 
         if let Some(failure) = failure(&value) {
             return Err(failure);
         }
-        match (value["event"].as_str(), value["id"].as_str(), value["message"].as_str()) {
+        match (
+            value["event"].as_str(),
+            value["id"].as_str(),
+            value["message"].as_str(),
+        ) {
             (Some("started"), Some(id), _) => return Ok(id.to_owned()),
             (Some(event), _, Some(message)) => ui.note(event, message),
             _ => {}
@@ -106,7 +110,10 @@ mod tests {
         }});
         let failure = failure(&line).unwrap();
         assert_eq!(failure.code, ExitCode::DiskFull);
-        assert_eq!((failure.to_string().as_str(), &failure.context[..]), ("no room: /x; free space", &["a".to_owned()][..]));
+        assert_eq!(
+            (failure.to_string().as_str(), &failure.context[..]),
+            ("no room: /x; free space", &["a".to_owned()][..])
+        );
         assert!(super::failure(&serde_json::json!({"event": "started"})).is_none());
     }
 }

@@ -43,7 +43,10 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     ui.fact(serde_json::json!({"event": "sandbox", "id": home.id}));
     let Some(config) = home.config.clone() else {
         home.close().await;
-        return Err(Failure::new(ExitCode::ImageMalformed, "the image's configuration cannot be read"));
+        return Err(Failure::new(
+            ExitCode::ImageMalformed,
+            "the image's configuration cannot be read",
+        ));
     };
     let options = Options {
         entrypoint: arguments.entrypoint.clone(),
@@ -183,7 +186,12 @@ impl Started {
     }
 
     /// Attends it to its end.
-    pub(super) async fn attended(self, home: &Home, how: Attendance, signals: Signals) -> Result<End, Failure> {
+    pub(super) async fn attended(
+        self,
+        home: &Home,
+        how: Attendance,
+        signals: Signals,
+    ) -> Result<End, Failure> {
         let status = tokio::select! {
             status = attend(&self.agent, &self.process, how, signals) => status?,
             reason = home.machine_end() => return Err(Failure::new(ExitCode::GuestEnded, reason)),

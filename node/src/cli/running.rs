@@ -27,10 +27,18 @@ impl Owner {
             false => paths.daemon_socket(),
         };
         let client = Client::connect(&socket).ok_or_else(|| {
-            let what = format!("the owner of sandbox {} does not answer: {}", record.id, socket.display());
-            Failure::new(ExitCode::DaemonUnreachable, what).remedy("it is being made or ended, or thawd must be started again")
+            let what = format!(
+                "the owner of sandbox {} does not answer: {}",
+                record.id,
+                socket.display()
+            );
+            Failure::new(ExitCode::DaemonUnreachable, what)
+                .remedy("it is being made or ended, or thawd must be started again")
         })?;
-        Ok(Owner { id: record.id, client })
+        Ok(Owner {
+            id: record.id,
+            client,
+        })
     }
 }
 

@@ -91,7 +91,9 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
 }
 
 /// All at once, each with its outcome, in order.
-async fn join_all<T>(work: impl Iterator<Item = impl Future<Output = Result<T, Failure>>>) -> Vec<Result<T, Failure>> {
+async fn join_all<T>(
+    work: impl Iterator<Item = impl Future<Output = Result<T, Failure>>>,
+) -> Vec<Result<T, Failure>> {
     let mut running: Vec<_> = work.map(Box::pin).collect();
     let mut done: Vec<Option<Result<T, Failure>>> = running.iter().map(|_| None).collect();
     std::future::poll_fn(|context| {
@@ -109,5 +111,7 @@ async fn join_all<T>(work: impl Iterator<Item = impl Future<Output = Result<T, F
     })
     .await;
     let missing = || Err(Failure::new(ExitCode::Runtime, "a clone was not waited for"));
-    done.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
+    done.into_iter()
+        .map(|outcome| outcome.unwrap_or_else(missing))
+        .collect()
 }

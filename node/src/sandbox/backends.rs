@@ -53,7 +53,8 @@ impl<'a> Backends<'a> {
         for device in SWAPPABLE {
             if !self.spoken_of.contains(&device) {
                 let backend = Backend::Empty;
-                self.requests.push((Command::Attach { device, backend }, Vec::new()));
+                self.requests
+                    .push((Command::Attach { device, backend }, Vec::new()));
                 self.spoken_of.push(device);
             }
         }
@@ -132,10 +133,27 @@ mod tests {
                 .map(|_| packet::receive::<Request>(&vmm).unwrap())
                 .collect();
             for (request, _) in requests.iter().rev() {
-                let refused = matches!(&request.command, Command::Attach { device: DeviceId::Blk0 | DeviceId::Net, .. });
-                let error = ControlError { code: ErrorCode::Invalid, message: "no".into() };
+                let refused = matches!(
+                    &request.command,
+                    Command::Attach {
+                        device: DeviceId::Blk0 | DeviceId::Net,
+                        ..
+                    }
+                );
+                let error = ControlError {
+                    code: ErrorCode::Invalid,
+                    message: "no".into(),
+                };
                 let result = if refused { Err(error) } else { Ok(Response::Done) };
-                packet::send(&vmm, &FromVmm::Reply { id: request.id, result }, &[]).unwrap();
+                packet::send(
+                    &vmm,
+                    &FromVmm::Reply {
+                        id: request.id,
+                        result,
+                    },
+                    &[],
+                )
+                .unwrap();
             }
             requests
         });
@@ -143,7 +161,9 @@ mod tests {
         assert_eq!(refusal.what, "blk0: no");
         let mut devices = Vec::new();
         for (request, fds) in vmm.join().unwrap() {
-            let Command::Attach { device, backend } = request.command else { panic!("not an attach") };
+            let Command::Attach { device, backend } = request.command else {
+                panic!("not an attach")
+            };
             assert_eq!(fds.is_empty(), backend == Backend::Empty, "{device:?}");
             devices.push(device);
         }

@@ -4,7 +4,9 @@ use std::os::fd::AsFd;
 
 use rustix::net::SocketType;
 use thaw_pools::vmm;
-use thaw_protocol::control::{Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response};
+use thaw_protocol::control::{
+    Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response,
+};
 
 use super::backends::{Backends, Ends};
 use super::create::{Making, new_record};
@@ -44,7 +46,9 @@ fn with_words(more: Option<&str>) -> String {
 
 /// Whether a guest booted with this command line is weaker than it must be outside tests.
 pub fn has_test_hooks(command_line: &str) -> bool {
-    command_line.split_whitespace().any(|word| word.starts_with(TEST_WORD))
+    command_line
+        .split_whitespace()
+        .any(|word| word.starts_with(TEST_WORD))
 }
 
 impl Making<'_> {
@@ -56,7 +60,15 @@ impl Making<'_> {
             cpu: CpuBaseline::Host,
             tethered: spec.tethered,
         };
-        spawn(&self.program, &self.files, machine, &mut self.resources, &mut self.record, self.trace).await
+        spawn(
+            &self.program,
+            &self.files,
+            machine,
+            &mut self.resources,
+            &mut self.record,
+            self.trace,
+        )
+        .await
     }
 
     /// Boots it, until its agent rings: CLOCK_MONOTONIC nanoseconds.
@@ -102,7 +114,15 @@ pub async fn freeze_template(
     let mut making = Making::begin(node, template_record(recipe)?, &trace)?;
     progress(Step::Booting);
     let machine = super::thaw::machine(recipe.shape, true);
-    spawn(&making.program, &making.files, machine, &mut making.resources, &mut making.record, &trace).await?;
+    spawn(
+        &making.program,
+        &making.files,
+        machine,
+        &mut making.resources,
+        &mut making.record,
+        &trace,
+    )
+    .await?;
     making.attach_to_template(false).await?;
     making.boot_with(recipe.command_line.clone()).await?;
     progress(Step::Freezing);
@@ -164,21 +184,33 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
     let memory_mib = record.memory_mib;
     let mut making = Making::begin(node, record, &trace)?;
     let machine = super::thaw::machine(recipe.shape, true);
-    spawn(&making.program, &making.files, machine, &mut making.resources, &mut making.record, &trace).await?;
+    spawn(
+        &making.program,
+        &making.files,
+        machine,
+        &mut making.resources,
+        &mut making.record,
+        &trace,
+    )
+    .await?;
     let restore = Command::Restore {
         layers: 1,
         working_set: false,
         mode: MemoryMode::Cow,
     };
     let control = making.resources.control()?;
-    let restored = control.call(restore, &[into.state.as_fd(), into.memory.as_fd()]).await;
+    let restored = control
+        .call(restore, &[into.state.as_fd(), into.memory.as_fd()])
+        .await;
     restored.map_err(|e| explain(e.into(), &making.resources))?;
     making.attach_to_template(true).await?;
     making.thaw(memory_mib).await?;
     making.become_sandbox(None).await?;
     let pagemap = pagemap(making.record.vmm)?;
     let control = making.resources.control()?;
-    let recorded = control.call(Command::WorkingSet, &[into.working_set.as_fd(), pagemap.as_fd()]).await;
+    let recorded = control
+        .call(Command::WorkingSet, &[into.working_set.as_fd(), pagemap.as_fd()])
+        .await;
     recorded.map_err(|e| explain(e.into(), &making.resources))?;
     drop(tokio::task::spawn_blocking(move || drop(making.resources)).await);
     Ok(())

@@ -114,7 +114,8 @@ impl<'a> Making<'a> {
             test_hooks: self.node.test_templates,
         };
         let path = self.resources.directory.vsock_socket();
-        let performed = tokio::task::spawn_blocking(move || handshake::perform(&path, wanted, READY_LIMIT)).await;
+        let performed =
+            tokio::task::spawn_blocking(move || handshake::perform(&path, wanted, READY_LIMIT)).await;
         let performed = performed
             .map_err(|e| Failure::new(ExitCode::HandshakeFailed, e.to_string()))?
             .map_err(|e| explain(e, &self.resources))?;
@@ -133,11 +134,16 @@ impl<'a> Making<'a> {
             tracing::debug!(off_us = off, round_trip_us = trip, "the guest's clock is right");
         } else {
             let id = &self.record.id;
-            tracing::warn!("sandbox {id}: the guest's clock is off by {off} us; the round trip took {trip} us");
+            tracing::warn!(
+                "sandbox {id}: the guest's clock is off by {off} us; the round trip took {trip} us"
+            );
         }
         let identity = said.applied.saturating_sub(said.received);
-        self.trace
-            .add_monotonic("identity", performed.acknowledged.saturating_sub(identity), performed.acknowledged);
+        self.trace.add_monotonic(
+            "identity",
+            performed.acknowledged.saturating_sub(identity),
+            performed.acknowledged,
+        );
     }
 
     pub(super) fn done(self) -> Result<Sandbox, Failure> {
@@ -173,7 +179,11 @@ pub(super) async fn create(
             name: image_name(IMAGE_SLOT),
             image,
         }];
-        Ok(Parts { images, disk, network })
+        Ok(Parts {
+            images,
+            disk,
+            network,
+        })
     };
     let machine = async {
         match spec.cold {

@@ -69,13 +69,21 @@ pub(super) fn pagemap(vmm: Option<ProcessRecord>) -> Result<OwnedFd, Failure> {
 impl Sandbox {
     fn disk(&self) -> Result<&OwnedFd, Failure> {
         self.resources.disk.as_ref().ok_or_else(|| {
-            let what = format!("sandbox {} cannot be frozen: its disk is an earlier thawd's", self.record().id);
+            let what = format!(
+                "sandbox {} cannot be frozen: its disk is an earlier thawd's",
+                self.record().id
+            );
             Failure::new(ExitCode::Runtime, what)
         })
     }
 
     /// Freezes it into a new directory.
-    pub async fn freeze(&self, node: &Node, target: &Path, options: FreezeOptions) -> Result<Frozen, Failure> {
+    pub async fn freeze(
+        &self,
+        node: &Node,
+        target: &Path,
+        options: FreezeOptions,
+    ) -> Result<Frozen, Failure> {
         // One at a time: each would resume what the other has paused.
         let _one = self.freezing.lock().await;
         let subject = self.subject(node, options.delta)?;
@@ -132,7 +140,11 @@ impl Sandbox {
             false => FreezeKind::Full,
         };
         let fds = [draft.state().as_fd(), draft.memory().as_fd(), pagemap.as_fd()];
-        let answer = self.resources.control()?.call(Command::Freeze { kind }, &fds).await?;
+        let answer = self
+            .resources
+            .control()?
+            .call(Command::Freeze { kind }, &fds)
+            .await?;
         let Response::Frozen { memory_bytes } = answer else {
             return Err(odd(&answer));
         };
@@ -165,7 +177,11 @@ impl Sandbox {
                 slot: shown.slot,
                 name: shown.name.clone(),
                 digest: shown.image.digest.to_string(),
-                metadata: node.templates.registry().stamps().hash_file(&shown.image.metadata)?,
+                metadata: node
+                    .templates
+                    .registry()
+                    .stamps()
+                    .hash_file(&shown.image.metadata)?,
             })
         });
         let images = images.collect::<Result<_, SnapshotError>>()?;
@@ -177,7 +193,8 @@ impl Sandbox {
             network: self.resources.network.is_some(),
             containers,
         };
-        let workload = serde_json::to_value(workload).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+        let workload =
+            serde_json::to_value(workload).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
         Ok(Subject {
             kind: Kind::Sandbox,
             images,

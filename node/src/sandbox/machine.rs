@@ -95,7 +95,10 @@ pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Failure> {
     let mut life = control.life();
     let told = life.wait_for(|l| l.doorbell.is_some() || l.exited.is_some() || l.closed);
     let told = tokio::time::timeout(READY_LIMIT, told).await.map_err(|_| {
-        let what = format!("the guest did not become ready within {} s", READY_LIMIT.as_secs());
+        let what = format!(
+            "the guest did not become ready within {} s",
+            READY_LIMIT.as_secs()
+        );
         Failure::new(ExitCode::GuestNotReady, what)
     })?;
     let told = told.map(|l| l.clone()).unwrap_or_default();
@@ -105,13 +108,19 @@ pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Failure> {
             ExitCode::GuestNotReady,
             format!("before it was ready, {}", describe(reason)),
         )),
-        (_, None) => Err(Failure::new(ExitCode::VmmFailed, "thaw-vmm ended while the guest booted")),
+        (_, None) => Err(Failure::new(
+            ExitCode::VmmFailed,
+            "thaw-vmm ended while the guest booted",
+        )),
     }
 }
 
 /// An answer to another question than was asked.
 pub(super) fn odd(answer: &Response) -> Failure {
-    Failure::new(ExitCode::VmmFailed, format!("thaw-vmm answered another question: {answer:?}"))
+    Failure::new(
+        ExitCode::VmmFailed,
+        format!("thaw-vmm answered another question: {answer:?}"),
+    )
 }
 
 /// A machine's end in words.

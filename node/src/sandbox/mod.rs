@@ -45,9 +45,9 @@ mod sources;
 mod thaw;
 
 pub use freeze::{FreezeOptions, Frozen};
+use machine::{describe, odd};
 pub use snapshot::{Snapshots, ThawSpec};
 pub use sources::Sources;
-use machine::{describe, odd};
 
 /// How long a guest may take to ring, and the agent to take its identity.
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -276,7 +276,9 @@ impl Sandbox {
             None => None,
         };
         if let Some(image) = &image {
-            resources.leases.push(image.lease().map_err(crate::images::failure)?);
+            resources
+                .leases
+                .push(image.lease().map_err(crate::images::failure)?);
         }
         resources.control = Some(control.into());
         let record = Record {
@@ -341,13 +343,23 @@ impl Sandbox {
     /// Stops its CPUs outside guest code.
     pub async fn pause(&self) -> Result<(), Failure> {
         let _one = self.freezing.lock().await;
-        Ok(self.resources.control()?.call(Command::Pause, &[]).await.map(drop)?)
+        Ok(self
+            .resources
+            .control()?
+            .call(Command::Pause, &[])
+            .await
+            .map(drop)?)
     }
 
     /// Lets them run again.
     pub async fn resume(&self) -> Result<(), Failure> {
         let _one = self.freezing.lock().await;
-        Ok(self.resources.control()?.call(Command::Resume, &[]).await.map(drop)?)
+        Ok(self
+            .resources
+            .control()?
+            .call(Command::Resume, &[])
+            .await
+            .map(drop)?)
     }
 
     /// Ends its machine: whoever holds it sees it end.

@@ -91,8 +91,19 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
             },
             spec.tethered,
         );
-        spawn(&making.program, &making.files, machine, &mut making.resources, &mut making.record, trace).await?;
-        trace.reason("no-parked-vm", "no machine was parked with this snapshot in it: one was restored now");
+        spawn(
+            &making.program,
+            &making.files,
+            machine,
+            &mut making.resources,
+            &mut making.record,
+            trace,
+        )
+        .await?;
+        trace.reason(
+            "no-parked-vm",
+            "no machine was parked with this snapshot in it: one was restored now",
+        );
         trace.reason("no-shell", "no thaw-vmm was waiting: one was started now");
         making.restore(registered.clone(), spec.memory_mode).await
     };
@@ -107,7 +118,10 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
 
 fn workload(registered: &Registered) -> Result<Workload, Failure> {
     let refuse = |why: &str| {
-        let what = format!("{} is no snapshot of a sandbox: {why}", registered.directory.display());
+        let what = format!(
+            "{} is no snapshot of a sandbox: {why}",
+            registered.directory.display()
+        );
         Failure::new(ExitCode::SnapshotIncompatible, what)
     };
     match registered.manifest.subject.kind {
@@ -122,20 +136,30 @@ fn workload(registered: &Registered) -> Result<Workload, Failure> {
 
 /// The guest has the guest image mapped: another would change under it.
 fn same_guest_image(node: &Node, subject: &Subject) -> Result<(), Failure> {
-    let here = node.templates.registry().stamps().hash_file(&node.paths.guest_image)?;
+    let here = node
+        .templates
+        .registry()
+        .stamps()
+        .hash_file(&node.paths.guest_image)?;
     match subject.guest_image {
         Some(frozen) if frozen != here => {
             let what = format!(
                 "the snapshot was frozen with guest image {frozen}, and {} is {here}",
                 node.paths.guest_image.display()
             );
-            Err(Failure::new(ExitCode::SnapshotIncompatible, what).remedy("name the right one in THAW_GUEST_IMAGE"))
+            Err(Failure::new(ExitCode::SnapshotIncompatible, what)
+                .remedy("name the right one in THAW_GUEST_IMAGE"))
         }
         _ => Ok(()),
     }
 }
 
-async fn parts(node: &Node, registered: &Arc<Registered>, network: bool, trace: &Trace) -> Result<Parts, Failure> {
+async fn parts(
+    node: &Node,
+    registered: &Arc<Registered>,
+    network: bool,
+    trace: &Trace,
+) -> Result<Parts, Failure> {
     let mode = match network {
         true => NetworkMode::Private,
         false => NetworkMode::None,
@@ -150,7 +174,10 @@ async fn parts(node: &Node, registered: &Arc<Registered>, network: bool, trace: 
         blocking(move || {
             let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
             let (_, frozen) = frozen.ok_or_else(|| {
-                let what = format!("the snapshot at {} has no disk {DISK_ID}", registered.directory.display());
+                let what = format!(
+                    "the snapshot at {} has no disk {DISK_ID}",
+                    registered.directory.display()
+                );
                 Failure::new(ExitCode::SnapshotIncompatible, what)
             })?;
             disk::nameless_copy(frozen, &directory)
@@ -159,7 +186,11 @@ async fn parts(node: &Node, registered: &Arc<Registered>, network: bool, trace: 
         .await
     };
     let (disk, network) = tokio::try_join!(disk, new_network(node, mode, trace))?;
-    Ok(Parts { images, disk, network })
+    Ok(Parts {
+        images,
+        disk,
+        network,
+    })
 }
 
 /// The images the guest had, with the very metadata it had: its inode numbers are of it.
@@ -167,12 +198,18 @@ fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Failure> {
     let stamps = node.templates.registry().stamps();
     let shown = subject.images.iter().map(|record| {
         let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
-            let what = format!("image {}, which the snapshot needs, is not in the store", record.digest);
+            let what = format!(
+                "image {}, which the snapshot needs, is not in the store",
+                record.digest
+            );
             Failure::new(ExitCode::ImageNotStored, what)
         })?;
         let metadata = stamps.hash_file(&image.metadata)?;
         if metadata != record.metadata {
-            let what = format!("image {} has other metadata here than it was frozen with", record.digest);
+            let what = format!(
+                "image {} has other metadata here than it was frozen with",
+                record.digest
+            );
             return Err(Failure::new(ExitCode::SnapshotIncompatible, what));
         }
         Ok(Shown {

@@ -28,7 +28,11 @@ pub(super) struct Parked {
 
 impl Making<'_> {
     /// A machine with the template for this sandbox in it, parked.
-    pub(super) async fn restore_template(&mut self, spec: &SandboxSpec, building: Progress) -> Result<(), Failure> {
+    pub(super) async fn restore_template(
+        &mut self,
+        spec: &SandboxSpec,
+        building: Progress,
+    ) -> Result<(), Failure> {
         refuse_test_hooks(self.node, &command_line())?;
         refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
         let (node, trace) = (self.node, self.trace);
@@ -41,9 +45,19 @@ impl Making<'_> {
             node.templates.get(node, shape, None, &building).await
         };
         let machine = machine(shape, spec.tethered);
-        let spawned = spawn(&self.program, &self.files, machine, &mut self.resources, &mut self.record, trace);
+        let spawned = spawn(
+            &self.program,
+            &self.files,
+            machine,
+            &mut self.resources,
+            &mut self.record,
+            trace,
+        );
         let (template, ()) = tokio::try_join!(template, spawned)?;
-        trace.reason("no-parked-vm", "no machine was parked with this template in it: one was restored now");
+        trace.reason(
+            "no-parked-vm",
+            "no machine was parked with this template in it: one was restored now",
+        );
         trace.reason("no-shell", "no thaw-vmm was waiting: one was started now");
         if template.built {
             trace.reason("template-built", "the template was built this time");
@@ -63,7 +77,14 @@ impl Making<'_> {
         }
         let parked = {
             let _stage = self.trace.stage("restore");
-            restore(self.resources.control()?, &from, mode, self.record.vmm, self.trace).await
+            restore(
+                self.resources.control()?,
+                &from,
+                mode,
+                self.record.vmm,
+                self.trace,
+            )
+            .await
         };
         let parked = parked.map_err(|e| explain(e, &self.resources))?;
         self.resources.pages = parked.pages;
@@ -83,7 +104,9 @@ impl Making<'_> {
 
     /// After the acknowledgement: what the machine says of its start.
     pub(super) async fn thawed(&mut self) {
-        let Ok(control) = self.resources.control() else { return };
+        let Ok(control) = self.resources.control() else {
+            return;
+        };
         // A machine that ended meanwhile is told by whoever attends it.
         if let Ok(Response::Status { times, faults, .. }) = control.call(Command::Status, &[]).await {
             tracing::debug!(faults, "page faults of the vCPUs up to the acknowledgement");
@@ -93,7 +116,8 @@ impl Making<'_> {
         if let Some(pages) = self.record.vmm.and_then(|v| major_faults(v.pid))
             && pages > 0
         {
-            let text = format!("{pages} page faults waited for the disk: the snapshot was not in the page cache");
+            let text =
+                format!("{pages} page faults waited for the disk: the snapshot was not in the page cache");
             self.trace.reason("pages-not-resident", &text);
         }
     }
@@ -113,7 +137,9 @@ pub(super) fn machine(shape: Shape, tethered: bool) -> MachineSpec {
 pub(super) fn refuse_test_hooks(node: &Node, command_line: &str) -> Result<(), Failure> {
     if !node.test_templates && has_test_hooks(command_line) {
         let what = "this guest was weakened for a test by a thaw.test= word on its kernel's command line";
-        return Err(Failure::new(ExitCode::SnapshotIncompatible, what).remedy("start thawd with --test-templates"));
+        return Err(
+            Failure::new(ExitCode::SnapshotIncompatible, what).remedy("start thawd with --test-templates")
+        );
     }
     Ok(())
 }
@@ -191,13 +217,22 @@ fn page_server(
 
 fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Failure> {
     if from.memory.len() != 1 {
-        let what = format!("{} is a delta: its memory cannot be served page by page", from.directory.display());
-        return Err(Failure::new(ExitCode::SnapshotIncompatible, what).remedy("choose --memory-mode cow or populate"));
+        let what = format!(
+            "{} is a delta: its memory cannot be served page by page",
+            from.directory.display()
+        );
+        return Err(
+            Failure::new(ExitCode::SnapshotIncompatible, what).remedy("choose --memory-mode cow or populate")
+        );
     }
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(USERFAULTFD);
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(USERFAULTFD);
     let fail = |e: std::io::Error| {
-        Failure::system(format!("cannot open {USERFAULTFD}"), &e)
-            .remedy("this needs Linux 6.1 with CONFIG_USERFAULTFD and the right to open it; or --memory-mode cow")
+        Failure::system(format!("cannot open {USERFAULTFD}"), &e).remedy(
+            "this needs Linux 6.1 with CONFIG_USERFAULTFD and the right to open it; or --memory-mode cow",
+        )
     };
     Ok(file.map_err(fail)?.into())
 }

@@ -62,10 +62,12 @@ pub fn answer<T>(
         Greeting::Become(identity) => {
             let mut time_round_trip_ns = 0;
             let time = || ask_time(&mut stream, &mut time_round_trip_ns);
-            let outcome = apply(&identity, guest, time).and_then(|()| open()).and_then(|opened| {
-                guest.release()?;
-                Ok(opened)
-            });
+            let outcome = apply(&identity, guest, time)
+                .and_then(|()| open())
+                .and_then(|opened| {
+                    guest.release()?;
+                    Ok(opened)
+                });
             let acknowledgement = Acknowledgement {
                 version: HANDSHAKE_VERSION,
                 nonce: identity.nonce,

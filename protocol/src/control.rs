@@ -178,7 +178,11 @@ pub enum Command {
     /// /dev/userfaultfd), then, if `working_set`, that file. All are only read. What a device had as backend is gone: each
     /// needs an [`Command::Attach`] (the root device an image or a miss socket) before [`Command::Thaw`].
     /// Answered by [`Response::Restored`].
-    Restore { layers: u8, working_set: bool, mode: MemoryMode },
+    Restore {
+        layers: u8,
+        working_set: bool,
+        mode: MemoryMode,
+    },
     /// Lets a parked machine run, with a new VM generation ID. Refused, naming them, while devices are neither attached
     /// nor declared [`Backend::Empty`]. With `memory_mib` above boot memory, virtio-mem offers the guest the difference.
     Thaw { memory_mib: u32 },

@@ -471,7 +471,9 @@ fn shake_hands(dir: &Path, identity: Identity) -> Acknowledgement {
             // As late as possible: it is this machine's clock that is set, to what it says.
             FromAgent::WhatTime => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-                let time = Time { wall_clock_ns: now.as_nanos() as u64 };
+                let time = Time {
+                    wall_clock_ns: now.as_nanos() as u64,
+                };
                 write_frame(&mut stream, &time).unwrap();
             }
         }

@@ -62,8 +62,12 @@ fn a_killed_daemon_leaves_nothing_half_made() {
         (&false.into(), &false.into())
     );
     let vmm = record["vmm"]["pid"].as_i64().unwrap() as i32;
-    // Before it has a machine it ends with thawd's connection.
-    eventually("it has a machine", || has_machine(vmm));
+    // Until it has a machine it ends with thawd's connection; its vsock is made after.
+    let vsock = place
+        .path("run/sandboxes")
+        .join(record["id"].as_str().unwrap())
+        .join("vsock.sock");
+    eventually("it has a machine", || vsock.exists());
     daemon.0.kill().unwrap();
     daemon.0.wait().unwrap();
     assert_eq!(thaw.wait().unwrap().code(), Some(93), "thawd went away");
@@ -73,12 +77,4 @@ fn a_killed_daemon_leaves_nothing_half_made() {
     let _next = Daemon::start(&place);
     assert!(!lives(vmm));
     assert_eq!(place.leftovers(), Leftovers::none());
-}
-
-/// Whether a VMM has made its VM: KVM's descriptors are named in /proc.
-fn has_machine(vmm: i32) -> bool {
-    let descriptors = std::fs::read_dir(format!("/proc/{vmm}/fd")).into_iter().flatten();
-    descriptors
-        .filter_map(|d| std::fs::read_link(d.ok()?.path()).ok())
-        .any(|target| target.to_string_lossy().contains("kvm-vm"))
 }

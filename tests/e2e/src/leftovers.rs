@@ -76,7 +76,7 @@ fn names(folder: &str) -> BTreeSet<String> {
 }
 
 /// Every path below `folder`, itself not included.
-fn walk(folder: &Path) -> Vec<String> {
+pub fn walk(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();

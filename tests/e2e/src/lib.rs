@@ -7,10 +7,12 @@
 // A test helper that cannot do its work must fail the test at once, where it happened.
 #![allow(clippy::unwrap_used)]
 
+pub mod entries;
 pub mod layout;
 pub mod leftovers;
 pub mod probe;
 pub mod registry;
+pub mod survivor;
 pub mod terminal;
 
 use std::io::{Read, Write};

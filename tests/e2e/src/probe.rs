@@ -6,7 +6,9 @@ use crate::layout::{Layout, tar_of};
 
 /// The file in the image.
 pub const FILE: &str = "/known";
-/// Its bytes.
+/// Where `survive` also writes its lines, on the container's writable layer.
+pub const TICKS: &str = "/ticks";
+/// Bytes of [`FILE`].
 const LENGTH: usize = 4 << 20;
 
 /// Byte `index` of [`FILE`].

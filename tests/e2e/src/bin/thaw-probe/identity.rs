@@ -16,7 +16,10 @@ pub fn random() -> Vec<u8> {
 
 pub fn all(first: &[u8]) -> Value {
     let mut urandom = [0u8; 16];
-    fs::File::open("/dev/urandom").unwrap().read_exact(&mut urandom).unwrap();
+    fs::File::open("/dev/urandom")
+        .unwrap()
+        .read_exact(&mut urandom)
+        .unwrap();
     json!({
         "getrandom": hex(first),
         "urandom": hex(&urandom),
@@ -45,7 +48,10 @@ fn memory_kib() -> u64 {
 }
 
 fn now(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: the clock exists and the structure is ours.
     assert_eq!(unsafe { libc::clock_gettime(clock, &mut time) }, 0);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

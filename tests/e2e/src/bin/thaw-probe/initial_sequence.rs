@@ -7,19 +7,35 @@
 use std::mem::{size_of, zeroed};
 
 /// The connections whose numbers are read: source port, destination port, on loopback.
-const CONNECTIONS: [(u16, u16); 6] = [(20001, 31), (20002, 32), (20003, 33), (20004, 34), (20005, 35), (20006, 36)];
+const CONNECTIONS: [(u16, u16); 6] = [
+    (20001, 31),
+    (20002, 32),
+    (20003, 33),
+    (20004, 34),
+    (20005, 35),
+    (20006, 36),
+];
 
 /// The numbers of [`CONNECTIONS`], in order; empty without the right to see packets.
 pub fn sample() -> Vec<u32> {
-    let Some(wire) = packet_socket() else { return Vec::new() };
-    CONNECTIONS.iter().map(|&(from, to)| syn_of(wire, from, to)).collect()
+    let Some(wire) = packet_socket() else {
+        return Vec::new();
+    };
+    CONNECTIONS
+        .iter()
+        .map(|&(from, to)| syn_of(wire, from, to))
+        .collect()
 }
 
 fn packet_socket() -> Option<i32> {
     let everything = (libc::ETH_P_ALL as u16).to_be();
     // SAFETY: plain system calls on descriptors and structures of ours.
     unsafe {
-        let socket = libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, everything.into());
+        let socket = libc::socket(
+            libc::AF_PACKET,
+            libc::SOCK_DGRAM | libc::SOCK_CLOEXEC,
+            everything.into(),
+        );
         if socket < 0 {
             return None;
         }
@@ -27,7 +43,11 @@ fn packet_socket() -> Option<i32> {
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = everything;
         address.sll_ifindex = libc::if_nametoindex(c"lo".as_ptr()) as i32;
-        let bound = libc::bind(socket, (&raw const address).cast(), size_of::<libc::sockaddr_ll>() as u32);
+        let bound = libc::bind(
+            socket,
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_ll>() as u32,
+        );
         assert_eq!(bound, 0, "bind to lo: {}", std::io::Error::last_os_error());
         Some(socket)
     }
@@ -39,11 +59,22 @@ fn syn_of(wire: i32, from: u16, to: u16) -> u32 {
     unsafe {
         let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         let one = 1i32;
-        libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, (&raw const one).cast(), 4);
+        libc::setsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_REUSEADDR,
+            (&raw const one).cast(),
+            4,
+        );
         let (source, target) = (loopback(from), loopback(to));
         let size = size_of::<libc::sockaddr_in>() as u32;
         let bound = libc::bind(socket, (&raw const source).cast(), size);
-        assert_eq!(bound, 0, "bind to port {from}: {}", std::io::Error::last_os_error());
+        assert_eq!(
+            bound,
+            0,
+            "bind to port {from}: {}",
+            std::io::Error::last_os_error()
+        );
         libc::connect(socket, (&raw const target).cast(), size);
         libc::close(socket);
     }
@@ -54,7 +85,9 @@ fn syn_of(wire: i32, from: u16, to: u16) -> u32 {
         assert!(length > 0, "recv: {}", std::io::Error::last_os_error());
         let packet = &packet[..length as usize];
         let header = usize::from(packet[0] & 0xf) * 4;
-        let Some(tcp) = packet.get(header..header + 20) else { continue };
+        let Some(tcp) = packet.get(header..header + 20) else {
+            continue;
+        };
         let is_syn = packet[9] == libc::IPPROTO_TCP as u8 && tcp[13] & 0x12 == 0x02;
         if is_syn && tcp[..2] == from.to_be_bytes() && tcp[2..4] == to.to_be_bytes() {
             return u32::from_be_bytes(tcp[4..8].try_into().unwrap());

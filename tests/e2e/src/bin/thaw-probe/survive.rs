@@ -1,8 +1,8 @@
 //! A workload made of all that a freeze could break: an open file, a mapped file, a timer, a tree of processes, a TCP
-//! connection, a thread that reads without pause. Every check compares with what must have happened, never with a clock
-//! alone: a frozen guest does not feel the time.
+//! connection, a thread that reads without pause, a file that is written. Every check compares with what must have
+//! happened, never with a clock alone: a frozen guest does not feel the time.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
-use thaw_e2e::probe::pattern;
+use thaw_e2e::probe::{TICKS, pattern};
 
 use crate::identity;
 
@@ -25,6 +25,7 @@ pub fn forever(path: &str) -> ! {
     let mut timer = timer();
     let mut tree = process_tree();
     let mut echo = echo();
+    let mut ticks = OpenOptions::new().create(true).append(true).open(TICKS).unwrap();
     let passes = Arc::new(AtomicU64::new(0));
     let reader = (path.to_string(), passes.clone());
     thread::spawn(move || read_without_pause(&reader.0, &reader.1));
@@ -36,22 +37,25 @@ pub fn forever(path: &str) -> ! {
         check("mapped file", mapped[at] == pattern(at));
         let mut byte = [0];
         kept.seek(SeekFrom::Start(at as u64)).unwrap();
-        kept.read_exact(&mut byte).unwrap_or_else(|e| fail(&format!("open file: {e}")));
+        kept.read_exact(&mut byte)
+            .unwrap_or_else(|e| fail(&format!("open file: {e}")));
         check("open file", byte[0] == pattern(at));
         let mut count = [0; 8];
-        timer.read_exact(&mut count).unwrap_or_else(|e| fail(&format!("timer: {e}")));
+        timer
+            .read_exact(&mut count)
+            .unwrap_or_else(|e| fail(&format!("timer: {e}")));
         expirations += u64::from_ne_bytes(count);
-        let descendant = ask(&mut tree.0, &mut tree.1, tick).unwrap_or_else(|e| fail(&format!("process tree: {e}")));
+        let descendant =
+            ask(&mut tree.0, &mut tree.1, tick).unwrap_or_else(|e| fail(&format!("process tree: {e}")));
         check("process tree", descendant == tick + 2);
         let answered = exchange(&mut echo, tick).unwrap_or_else(|e| fail(&format!("TCP: {e}")));
         check("TCP", answered == tick);
-        println!(
-            "{}",
-            json!({
-                "tick": tick, "timer": expirations, "passes": passes.load(Ordering::Relaxed),
-                "random": identity::random(), "hostname": std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim(),
-            })
-        );
+        let line = json!({
+            "tick": tick, "timer": expirations, "passes": passes.load(Ordering::Relaxed),
+            "random": identity::random(), "hostname": std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim(),
+        });
+        writeln!(ticks, "{line}").unwrap_or_else(|e| fail(&format!("written file: {e}")));
+        println!("{line}");
     }
     unreachable!("no program counts that far");
 }
@@ -71,7 +75,14 @@ fn map(file: &File) -> &'static [u8] {
     let length = file.metadata().unwrap().len() as usize;
     // SAFETY: a private read-only mapping of a file nobody changes, never unmapped.
     unsafe {
-        let at = libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0);
+        let at = libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ,
+            libc::MAP_PRIVATE,
+            file.as_raw_fd(),
+            0,
+        );
         assert_ne!(at, libc::MAP_FAILED);
         std::slice::from_raw_parts(at.cast(), length)
     }
@@ -79,8 +90,14 @@ fn map(file: &File) -> &'static [u8] {
 
 /// Fires 20 times a second.
 fn timer() -> File {
-    let period = libc::timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-    let setting = libc::itimerspec { it_interval: period, it_value: period };
+    let period = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
+    let setting = libc::itimerspec {
+        it_interval: period,
+        it_value: period,
+    };
     // SAFETY: the descriptor is new and owned by the file; the setting is ours.
     unsafe {
         let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC);
@@ -157,11 +174,16 @@ fn read_without_pause(path: &str, passes: &AtomicU64) {
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         let mut position = 0;
         loop {
-            let length = file.read(&mut buffer).unwrap_or_else(|e| fail(&format!("reading thread: {e}")));
+            let length = file
+                .read(&mut buffer)
+                .unwrap_or_else(|e| fail(&format!("reading thread: {e}")));
             if length == 0 {
                 break;
             }
-            let right = buffer[..length].iter().enumerate().all(|(i, byte)| *byte == pattern(position + i));
+            let right = buffer[..length]
+                .iter()
+                .enumerate()
+                .all(|(i, byte)| *byte == pattern(position + i));
             check("reading thread", right);
             position += length;
         }

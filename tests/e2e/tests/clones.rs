@@ -1,0 +1,238 @@
+//! Sandboxes thawed from one template: alike in nothing that must differ, right in what must be right, of any size.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+use thaw_e2e::{image, probe, run, thaw};
+
+/// How many clones the comparison takes where `THAW_CLONES` does not say; `make soak` asks for 100.
+const CLONES: usize = 30;
+/// Sandboxes started at once: one a CPU of the smallest machine this runs on.
+const AT_ONCE: usize = 2;
+/// What no two clones may share.
+const UNIQUE: [&str; 5] = ["getrandom", "urandom", "at_random", "boot_id", "hostname"];
+/// Kernel words that make a guest keep the template's randomness.
+const WITHOUT_RESEED: &str = "thaw.test=keep-entropy initcall_blacklist=vmgenid_driver_init";
+
+/// How far a clone's wall clock may be off, beyond half of the round trip in which it was told the time.
+const CLOCK_MARGIN_NS: u64 = 10_000_000;
+
+/// A clone, and when it was made: nanoseconds since the epoch.
+struct Clone {
+    /// What it says of itself.
+    identity: Value,
+    started: u64,
+    ended: u64,
+    /// How long it waited when it asked the time.
+    round_trip_ns: u64,
+}
+
+/// Makes `count` clones.
+fn clones(count: usize, kernel_arguments: &str) -> Vec<Clone> {
+    let folder = tempfile::tempdir().unwrap();
+    let reference = probe::image(folder.path(), env!("CARGO_BIN_EXE_thaw-probe"));
+    let left = Mutex::new(count);
+    let found = Mutex::new(Vec::new());
+    let next = || {
+        let mut left = left.lock().unwrap();
+        *left = left.checked_sub(1)?;
+        Some(())
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while next().is_some() {
+                    let mut command = thaw(&["run", "--rm", &reference, "/probe", "identity"]);
+                    if !kernel_arguments.is_empty() {
+                        command.env("THAW_KERNEL_ARGS", kernel_arguments);
+                    }
+                    command.env("THAW_LOG", "warn,thaw_node=debug");
+                    let started = now();
+                    let outcome = run(&mut command);
+                    let ended = now();
+                    assert!(outcome.status.success(), "{outcome:?}");
+                    let said = &outcome.stdout;
+                    found.lock().unwrap().push(Clone {
+                        identity: serde_json::from_str(said).unwrap_or_else(|e| panic!("{e}: {said}")),
+                        started,
+                        ended,
+                        round_trip_ns: round_trip_ns(&outcome.stderr),
+                    });
+                }
+            });
+        }
+    });
+    found.into_inner().unwrap()
+}
+
+/// From the log: how long the guest waited for the time.
+fn round_trip_ns(log: &str) -> u64 {
+    let number = log
+        .split("round_trip_us=")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next());
+    let us: u64 = number
+        .and_then(|n| n.parse().ok())
+        .unwrap_or_else(|| panic!("no round trip is told: {log}"));
+    us * 1000
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
+}
+
+/// Every value that two clones share, by name. `isn` for TCP secrets.
+fn shared(identities: &[&Value]) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in UNIQUE {
+        let mut seen = BTreeMap::new();
+        for identity in identities {
+            *seen
+                .entry(identity[name].as_str().unwrap().to_string())
+                .or_insert(0) += 1;
+        }
+        if seen.values().any(|times| *times > 1) || seen.contains_key("") {
+            found.push(name.to_string());
+        }
+    }
+    let sequences: Vec<Vec<u32>> = identities.iter().map(|i| differences(&i["isn"])).collect();
+    let same_secret = |a: &[u32], b: &[u32]| {
+        a.iter()
+            .zip(b)
+            .all(|(a, b)| a.wrapping_sub(*b).wrapping_add(NEAR) <= 2 * NEAR)
+    };
+    let pairs = sequences
+        .iter()
+        .enumerate()
+        .flat_map(|(i, a)| sequences[..i].iter().map(move |b| (a, b)));
+    if pairs.into_iter().any(|(a, b)| same_secret(a, b)) {
+        found.push("isn".to_string());
+    }
+    found
+}
+
+/// How far apart two numbers of one secret may be for the time between them: a second, in units of 64 ns.
+const NEAR: u32 = 1 << 24;
+
+/// The sequence numbers relative to the first, which the time they were made at is not in.
+fn differences(numbers: &Value) -> Vec<u32> {
+    let numbers: Vec<u32> = numbers
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|n| n.as_u64().unwrap() as u32)
+        .collect();
+    assert!(
+        numbers.len() > 3,
+        "too few sequence numbers to compare: {numbers:?}"
+    );
+    numbers
+        .iter()
+        .skip(1)
+        .map(|n| n.wrapping_sub(numbers[0]))
+        .collect()
+}
+
+#[test]
+fn no_two_clones_share_randomness_identity_or_a_secret() {
+    let count = std::env::var("THAW_CLONES").map_or(CLONES, |n| n.parse().unwrap());
+    let found = clones(count, "");
+    assert_eq!(found.len(), count);
+    let all: Vec<&Value> = found.iter().map(|c| &c.identity).collect();
+    assert_eq!(shared(&all), Vec::<String>::new());
+    for clone in &found {
+        let wall = clone.identity["realtime_ns"].as_u64().unwrap();
+        let margin = CLOCK_MARGIN_NS + clone.round_trip_ns / 2;
+        let right = clone.started - margin..=clone.ended + margin;
+        assert!(right.contains(&wall), "wall clock {wall} outside {right:?}");
+    }
+    // A guest's own time goes on from its template's freeze, however long ago that was.
+    let up = |clone: &Clone| clone.identity["monotonic_ns"].as_u64().unwrap();
+    let first = found.iter().min_by_key(|c| c.started).unwrap();
+    let last = found.iter().max_by_key(|c| c.started).unwrap();
+    let lain = last.started - first.started;
+    assert!(up(first) > 0, "no time at all");
+    assert!(
+        up(last) < up(first) + lain / 2,
+        "CLOCK_MONOTONIC {}, and {lain} ns later {}: it ran while the template lay there",
+        up(first),
+        up(last)
+    );
+}
+
+/// The comparison above must notice: without fresh entropy these clones are one guest twice.
+#[test]
+fn clones_that_were_not_reseeded_are_noticed() {
+    let found = clones(4, WITHOUT_RESEED);
+    let all: Vec<&Value> = found.iter().map(|c| &c.identity).collect();
+    let same = shared(&all);
+    assert!(
+        !same.is_empty(),
+        "they differ even without reseeding: the hook does nothing: {all:?}"
+    );
+}
+
+#[test]
+fn one_template_serves_many_sizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let reference = probe::image(folder.path(), env!("CARGO_BIN_EXE_thaw-probe"));
+    let mut templates = Vec::new();
+    for (memory, mib, cpus) in [("128m", 128, 1), ("512m", 512, 2), ("2g", 2048, 4)] {
+        let said = run(&mut thaw(&[
+            "run",
+            "--rm",
+            "--memory",
+            memory,
+            "--cpus",
+            &cpus.to_string(),
+            &reference,
+            "/probe",
+            "identity",
+        ]))
+        .ok();
+        let identity: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(identity["cpus"], cpus, "{said}");
+        // MemTotal lacks what the kernel took for itself: its own image, and 1/64 for page structures.
+        let kib = identity["memory_kib"].as_u64().unwrap();
+        assert!(
+            (mib * 1024 * 80 / 100..=mib * 1024).contains(&kib),
+            "--memory {memory} gave {kib} KiB"
+        );
+        templates.push(the_templates());
+    }
+    templates.dedup();
+    assert_eq!(templates.len(), 1, "another template was built: {templates:?}");
+}
+
+/// The keys of this host's templates.
+fn the_templates() -> Vec<String> {
+    let listed = run(&mut thaw(&["--json", "template", "ls"])).ok();
+    let all: Value = serde_json::from_str(&listed).unwrap_or_else(|e| panic!("{e}: {listed}"));
+    all.as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["key"].as_str().unwrap().to_string())
+        .collect()
+}
+
+#[test]
+fn a_cold_boot_is_there_for_who_asks() {
+    let out = run(&mut thaw(&[
+        "run",
+        "--rm",
+        "--cold",
+        "--timings",
+        &image("busybox"),
+        "echo",
+        "booted",
+    ]));
+    assert!(
+        out.stderr.contains("kernel"),
+        "a cold boot has the stage kernel: {out:?}"
+    );
+    assert_eq!(out.ok(), "booted\n");
+}

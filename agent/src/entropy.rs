@@ -53,6 +53,14 @@ pub fn renew() -> Result<()> {
     reseed_from_pool(&device()?)
 }
 
+/// The generator's next bytes, in hexadecimal.
+pub fn next_bytes() -> Result<String> {
+    let mut bytes = [0u8; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .for_(|| "read random bytes".into())?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
 fn device() -> Result<File> {
     let device = File::options().write(true).open("/dev/urandom");
     device.for_(|| "open /dev/urandom".into())

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thaw_protocol::handshake::{KEEP_ENTROPY, Network};
+use thaw_protocol::handshake::{KEEP_ENTROPY, Network, SHOW_ENTROPY};
 use tokio::runtime::Handle;
 
 use crate::error::Result;
@@ -20,6 +20,7 @@ pub struct Guest {
     hotplug: Hotplug,
     stopped: Option<Stopped>,
     keep_entropy: bool,
+    show_entropy: bool,
 }
 
 impl Guest {
@@ -31,16 +32,17 @@ impl Guest {
             hotplug: Hotplug::default(),
             stopped: None,
             keep_entropy: boot::command_line_has(KEEP_ENTROPY),
+            show_entropy: boot::command_line_has(SHOW_ENTROPY),
         }
     }
 
     /// Last of all before the doorbell: what of the test hooks is due then.
     pub fn prepare(&self) {
         // A seed about to be replaced by the kernel itself would hide that nobody else replaced it.
-        if self.keep_entropy
+        if self.test_hooks()
             && let Err(e) = entropy::renew()
         {
-            error!("{KEEP_ENTROPY}: {e}");
+            error!("the random generator was not reseeded for a test: {e}");
         }
     }
 }
@@ -49,9 +51,13 @@ impl Apply for Guest {
     fn entropy(&mut self, bytes: &[u8]) -> Result<()> {
         if self.keep_entropy {
             error!("{KEEP_ENTROPY}: the random generator is NOT reseeded; clones of this guest are alike");
-            return Ok(());
+        } else {
+            entropy::reseed(bytes)?;
         }
-        entropy::reseed(bytes)
+        if self.show_entropy {
+            error!("{SHOW_ENTROPY}: {}", entropy::next_bytes()?);
+        }
+        Ok(())
     }
 
     fn wall_clock(&mut self, ns: u64) -> Result<()> {
@@ -59,7 +65,9 @@ impl Apply for Guest {
     }
 
     fn hostname(&mut self, name: &str, network: Option<&Network>) -> Result<()> {
+        let old = rustix::system::uname().nodename().to_owned();
         identity::set_hostname(name)?;
+        identity::rename_containers(&self.sandbox, &old, name)?;
         let addresses: Vec<_> = network.iter().flat_map(|n| &n.addresses).map(|a| a.ip).collect();
         identity::write_etc(name, &addresses, network.map_or(&[], |n| &n.nameservers))
     }
@@ -95,6 +103,6 @@ impl Apply for Guest {
     }
 
     fn test_hooks(&self) -> bool {
-        self.keep_entropy
+        self.keep_entropy || self.show_entropy
     }
 }

@@ -1,10 +1,17 @@
 //! Hostname, machine-id and the files under `/run/thaw/etc` that containers get bound over their own.
 
-use std::fs;
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::fs::{self, File};
 use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
 use crate::error::{Error, For, Result};
+use crate::sandbox::Sandbox;
 
 /// Where `hosts`, `hostname` and `resolv.conf` are, for a container's bind mounts.
 pub const ETC: &str = "/run/thaw/etc";
@@ -22,6 +29,37 @@ pub fn set_hostname(name: &str) -> Result<()> {
         )));
     }
     rustix::system::sethostname(name.as_bytes()).for_(|| "set the hostname".into())
+}
+
+/// Gives `name` to every container with a host name of its own that is `old`: in a clone of a running sandbox that is
+/// the original's. A container that was called otherwise keeps what it is called.
+pub fn rename_containers(sandbox: &Sandbox, old: &CStr, name: &str) -> Result<()> {
+    let mut namespaces = BTreeMap::new();
+    for container in sandbox.all() {
+        for pid in container.cgroup.processes() {
+            // A process that has just ended has none.
+            if let Ok(namespace) = File::open(format!("/proc/{pid}/ns/uts"))
+                && let Ok(metadata) = namespace.metadata()
+            {
+                namespaces.insert(metadata.ino(), namespace);
+            }
+        }
+    }
+    let rename = |namespace: &File| {
+        let kind = LinkNameSpaceType::HostNameAndNISDomainName;
+        move_into_link_name_space(namespace.as_fd(), Some(kind))
+            .for_(|| "enter a container's names".into())?;
+        match rustix::system::uname().nodename() == old {
+            true => set_hostname(name),
+            false => Ok(()),
+        }
+    };
+    for namespace in namespaces.values() {
+        // On a thread of its own, which ends in there.
+        let renamed = std::thread::scope(|scope| scope.spawn(|| rename(namespace)).join());
+        renamed.map_err(|_| Error::State("a container was not renamed".into()))??;
+    }
+    Ok(())
 }
 
 /// Writes `/run/machine-id`, and shows it at `/etc/machine-id` where the guest image has one.

@@ -38,6 +38,9 @@ pub const WARM: &str = "thaw.warm";
 /// reseeded. The kernel's own answer to a new VM generation ID must be switched off beside it
 /// (`initcall_blacklist=vmgenid_driver_init`).
 pub const KEEP_ENTROPY: &str = "thaw.test=keep-entropy";
+/// Word of the guest kernel's command line, for the same test: after the entropy is credited, or is not, the agent tells its
+/// console the generator's next bytes.
+pub const SHOW_ENTROPY: &str = "thaw.test=show-entropy";
 
 /// One network address of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

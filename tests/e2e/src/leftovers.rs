@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// What exists now, by kind. Two of these are equal when nothing came or went.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +29,51 @@ impl Leftovers {
                 .iter()
                 .flat_map(|d| walk(Path::new(d)))
                 .collect(),
+        }
+    }
+}
+
+impl Leftovers {
+    /// What came or went since `before`: a line each.
+    pub fn changes(&self, before: &Leftovers) -> Vec<String> {
+        let kinds = [
+            (&self.processes, &before.processes),
+            (&self.interfaces, &before.interfaces),
+            (&self.mounts, &before.mounts),
+            (&self.cgroups, &before.cgroups),
+            (&self.sockets, &before.sockets),
+            (&self.files, &before.files),
+        ];
+        let come = |(now, before): &(_, _)| {
+            BTreeSet::difference(*now, *before)
+                .map(|n| format!("came: {n}"))
+                .collect::<Vec<String>>()
+        };
+        let gone = |(now, before): &(_, _)| {
+            BTreeSet::difference(*before, *now)
+                .map(|n| format!("went: {n}"))
+                .collect::<Vec<String>>()
+        };
+        kinds
+            .iter()
+            .flat_map(|kind| [come(kind), gone(kind)])
+            .flatten()
+            .collect()
+    }
+
+    /// Fails unless all is as it was `before`, once what was told to end has had time to.
+    pub fn settle(before: &Leftovers) {
+        let since = Instant::now();
+        loop {
+            let changes = Leftovers::now().changes(before);
+            if changes.is_empty() {
+                return;
+            }
+            assert!(
+                since.elapsed() < Duration::from_secs(20),
+                "it is not as it was: {changes:#?}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
 }

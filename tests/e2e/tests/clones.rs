@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,8 +15,12 @@ const CLONES: usize = 30;
 const AT_ONCE: usize = 2;
 /// What no two clones may share.
 const UNIQUE: [&str; 5] = ["getrandom", "urandom", "at_random", "boot_id", "hostname"];
-/// Kernel words that make a guest keep the template's randomness.
-const WITHOUT_RESEED: &str = "thaw.test=keep-entropy initcall_blacklist=vmgenid_driver_init";
+/// Kernel words that leave fresh randomness to the agent alone, and make it tell what the kernel's generator gives next
+/// once it has done its part.
+const AGENT_ALONE: &str = "initcall_blacklist=vmgenid_driver_init thaw.test=show-entropy";
+/// The same without the agent's part.
+const WITHOUT_RESEED: &str =
+    "initcall_blacklist=vmgenid_driver_init thaw.test=show-entropy thaw.test=keep-entropy";
 
 /// How far a clone's wall clock may be off, beyond half of the round trip in which it was told the time.
 const CLOCK_MARGIN_NS: u64 = 10_000_000;
@@ -29,6 +33,8 @@ struct Clone {
     ended: u64,
     /// How long it waited when it asked the time.
     round_trip_ns: u64,
+    /// What its kernel's generator gave first, if it was to tell.
+    first_bytes: Option<String>,
 }
 
 /// Makes `count` clones.
@@ -50,7 +56,7 @@ fn clones(count: usize, kernel_arguments: &str) -> Vec<Clone> {
                     if !kernel_arguments.is_empty() {
                         command.env("THAW_KERNEL_ARGS", kernel_arguments);
                     }
-                    command.env("THAW_LOG", "warn,thaw_node=debug");
+                    command.env("THAW_LOG", "warn,thaw_node=debug,console=debug");
                     let started = now();
                     let outcome = run(&mut command);
                     let ended = now();
@@ -61,6 +67,7 @@ fn clones(count: usize, kernel_arguments: &str) -> Vec<Clone> {
                         started,
                         ended,
                         round_trip_ns: round_trip_ns(&outcome.stderr),
+                        first_bytes: first_bytes(&outcome.stderr),
                     });
                 }
             });
@@ -79,6 +86,14 @@ fn round_trip_ns(log: &str) -> u64 {
         .and_then(|n| n.parse().ok())
         .unwrap_or_else(|| panic!("no round trip is told: {log}"));
     us * 1000
+}
+
+/// From the console: the bytes the agent told.
+fn first_bytes(log: &str) -> Option<String> {
+    let told = log.split("thaw.test=show-entropy: ").nth(1)?;
+    let bytes: String = told.chars().take_while(char::is_ascii_hexdigit).collect();
+    assert_eq!(bytes.len(), 32, "{log}");
+    Some(bytes)
 }
 
 fn now() -> u64 {
@@ -164,15 +179,25 @@ fn no_two_clones_share_randomness_identity_or_a_secret() {
     );
 }
 
-/// The comparison above must notice: without fresh entropy these clones are one guest twice.
+/// The first bytes after the handshake's first step, with the kernel's own answer to a new generation ID switched off:
+/// different when the agent reseeds, and the same, noticed by the same comparison, when it does not.
 #[test]
-fn clones_that_were_not_reseeded_are_noticed() {
-    let found = clones(4, WITHOUT_RESEED);
-    let all: Vec<&Value> = found.iter().map(|c| &c.identity).collect();
-    let same = shared(&all);
+fn the_first_random_bytes_differ_because_the_agent_reseeds_and_for_no_other_reason() {
+    let all_differ = |kernel_arguments: &str| {
+        let found = clones(4, kernel_arguments);
+        let told = found
+            .iter()
+            .map(|c| c.first_bytes.clone().expect("the agent told no bytes"));
+        let different: BTreeSet<String> = told.collect();
+        different.len() == found.len()
+    };
     assert!(
-        !same.is_empty(),
-        "they differ even without reseeding: the hook does nothing: {all:?}"
+        all_differ(AGENT_ALONE),
+        "clones are alike though they were reseeded"
+    );
+    assert!(
+        !all_differ(WITHOUT_RESEED),
+        "clones differ without being reseeded: this test sees nothing"
     );
 }
 

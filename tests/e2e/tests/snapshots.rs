@@ -114,7 +114,13 @@ impl Place {
         }
         assert_eq!(outcome.stdout, "", "{what}");
         assert_eq!(self.entered(), 0, "{what}: a vCPU ran");
-        assert_eq!(self.everything(), before, "{what}: something is left");
+        let (host, data) = self.everything();
+        assert_eq!(
+            host.changes(&before.0),
+            Vec::<String>::new(),
+            "{what}: something is left"
+        );
+        assert_eq!(data, before.1, "{what}: something is left");
     }
 }
 

@@ -60,7 +60,11 @@ impl From<CallError> for Failure {
             },
             CallError::Closed | CallError::Send(_) => ExitCode::VmmFailed,
         };
-        Failure::new(code, error.to_string())
+        let failure = Failure::new(code, error.to_string());
+        match error {
+            CallError::Closed => failure.lost(),
+            CallError::Refused(_) | CallError::Send(_) => failure,
+        }
     }
 }
 
@@ -164,7 +168,12 @@ impl ControlClient {
         match packet::send(self.shared.socket.get_ref().as_fd(), request, fds) {
             Ok(()) => Some(Ok(())),
             Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => None,
-            Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => {
+            Err(PacketError::Io(e))
+                if matches!(
+                    e.kind(),
+                    std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset
+                ) =>
+            {
                 Some(Err(CallError::Closed))
             }
             Err(e) => Some(Err(CallError::Send(e))),

@@ -109,6 +109,8 @@ pub struct Failure {
     pub remedy: Option<String>,
     /// Lines that explain it, shown before it: the guest's console, the VMM's log.
     pub context: Vec<String>,
+    /// A machine died or fell silent before it was ready; nothing was refused. Another may do.
+    pub machine_lost: bool,
 }
 
 impl Failure {
@@ -119,6 +121,23 @@ impl Failure {
             what: what.into(),
             remedy: None,
             context: Vec::new(),
+            machine_lost: false,
+        }
+    }
+
+    /// The same, of a machine that died or fell silent.
+    pub fn lost(self) -> Failure {
+        Failure {
+            machine_lost: true,
+            ..self
+        }
+    }
+
+    /// The same, after which nothing is tried again.
+    pub fn for_good(self) -> Failure {
+        Failure {
+            machine_lost: false,
+            ..self
         }
     }
 

@@ -12,6 +12,7 @@ use thaw_protocol::handshake::{
     Acknowledgement, FromAgent, Greeting, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, Quiesced,
     Time, read_frame, write_frame,
 };
+use thaw_protocol::packet::PacketError;
 
 use crate::exit::{ExitCode, Failure};
 use crate::trace::monotonic_ns;
@@ -74,8 +75,13 @@ impl Clock {
 /// Gives the guest behind the vsock socket at `path` its identity and waits for it to be in force. Blocks, for at most
 /// `limit` per step.
 pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed, Failure> {
-    let mut stream =
-        connect(path, HANDSHAKE_PORT, limit).map_err(|e| failed(format!("cannot reach the agent: {e}")))?;
+    let mut stream = connect(path, HANDSHAKE_PORT, limit).map_err(|e| {
+        let failure = failed(format!("cannot reach the agent: {e}"));
+        match e.kind() {
+            io::ErrorKind::InvalidData => failure,
+            _ => failure.lost(),
+        }
+    })?;
     let connected = monotonic_ns();
     let random = |e: io::Error| Failure::system("cannot read random bytes", &e);
     let nonce = crate::random::<16>().map_err(random)?;
@@ -90,7 +96,7 @@ pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed
         memory_mib: wanted.memory_mib,
     };
     let greeting = Greeting::Become(Box::new(identity));
-    write_frame(&mut stream, &greeting).map_err(|e| failed(format!("cannot send the identity: {e}")))?;
+    write_frame(&mut stream, &greeting).map_err(|e| unheard("cannot send the identity", &e))?;
     let (answer, told) = acknowledgement(&mut stream)?;
     let (arrived, acknowledged) = (wall_clock_ns(), monotonic_ns());
     check(&answer, &nonce, wanted.test_hooks)?;
@@ -108,15 +114,14 @@ fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Fa
     let mut told = 0;
     loop {
         let said: FromAgent =
-            read_frame(stream).map_err(|e| failed(format!("no acknowledgement of the identity: {e}")))?;
+            read_frame(stream).map_err(|e| unheard("no acknowledgement of the identity", &e))?;
         match said {
             FromAgent::Acknowledged(answer) => return Ok((*answer, told)),
             FromAgent::WhatTime if told == 0 => {
                 // Read last: it is stale as soon as it is read.
                 told = wall_clock_ns();
                 let time = Time { wall_clock_ns: told };
-                write_frame(stream, &time)
-                    .map_err(|e| failed(format!("cannot tell the guest the time: {e}")))?;
+                write_frame(stream, &time).map_err(|e| unheard("cannot tell the guest the time", &e))?;
             }
             FromAgent::WhatTime => return Err(failed("the agent asked the time twice".into())),
         }
@@ -149,6 +154,15 @@ fn greet(path: &Path, greeting: &Greeting, limit: Duration) -> Result<(), String
 
 fn failed(what: String) -> Failure {
     Failure::new(ExitCode::HandshakeFailed, what)
+}
+
+/// A step the agent did not take: because it is gone or does not answer, or because what it said is wrong.
+fn unheard(what: &str, error: &PacketError) -> Failure {
+    let failure = failed(format!("{what}: {error}"));
+    match error {
+        PacketError::Closed | PacketError::Io(_) => failure.lost(),
+        _ => failure,
+    }
 }
 
 fn wrong_version(theirs: u32) -> String {
@@ -206,11 +220,17 @@ pub fn connect(path: &Path, port: u32, limit: Duration) -> io::Result<UnixStream
             return if answered {
                 Ok(stream)
             } else {
-                Err(io::Error::other("the VMM answered nonsense"))
+                Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the VMM answered nonsense",
+                ))
             };
         }
     }
-    Err(io::Error::other("the VMM answered nonsense"))
+    Err(io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the VMM answered nonsense",
+    ))
 }
 
 fn wall_clock_ns() -> u64 {

@@ -39,6 +39,80 @@ fn a_guest_that_crashes_before_it_is_ready_is_told() {
 }
 
 #[test]
+fn a_machine_that_dies_before_it_is_ready_is_made_again_once_and_never_silently() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(place) = Place::new(CRASH) else { return };
+    let fault = "the guest's CPU could not go on";
+    for (first, cause) in [
+        (":", fault),
+        (
+            "echo last words; exit 1",
+            "thaw-vmm closed its control connection",
+        ),
+        ("kill -9 $$", "thaw-vmm closed its control connection"),
+    ] {
+        let _ = std::fs::remove_file(place.path("starts"));
+        let output = place
+            .run()
+            .env("THAW_VMM", place.counted_vmm(first))
+            .output()
+            .unwrap();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(71), "{stderr}");
+        assert!(
+            one_line(&output).contains(fault),
+            "the second failure is the failure: {stderr}"
+        );
+        let warning = stderr.lines().find(|l| l.contains("WARN")).unwrap();
+        assert!(
+            warning.contains("the first machine died before it was ready"),
+            "{stderr}"
+        );
+        assert!(warning.contains(cause), "{stderr}");
+        assert_eq!(
+            stderr.contains("last words"),
+            first.contains("last words"),
+            "{stderr}"
+        );
+        assert_eq!(place.starts(), 2);
+        assert_eq!(place.leftovers(), Leftovers::none());
+    }
+}
+
+#[test]
+fn a_template_whose_machine_dies_is_begun_anew_once() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(place) = Place::new(CRASH) else { return };
+    let output = place
+        .command("thaw")
+        .args(["template", "build"])
+        .env("THAW_VMM", place.counted_vmm(":"))
+        .output()
+        .unwrap();
+    let stderr = text(&output.stderr);
+    assert_eq!((output.status.code(), place.starts()), (Some(71), 2), "{stderr}");
+    assert!(
+        stderr.contains("the first machine died before it was ready"),
+        "{stderr}"
+    );
+    assert_eq!(place.leftovers(), Leftovers::none());
+}
+
+#[test]
+fn what_is_refused_is_not_tried_again() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(place) = Place::new(HALT) else { return };
+    std::fs::write(place.path("kernel"), b"\x7fELF but not much of one").unwrap();
+    let output = place
+        .run()
+        .env("THAW_VMM", place.counted_vmm(":"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(68), "{}", text(&output.stderr));
+    assert_eq!(place.starts(), 1);
+}
+
+#[test]
 fn a_signal_during_the_start_ends_it_cleanly() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(place) = Place::new(HALT) else { return };

@@ -14,7 +14,7 @@ use crate::api::client::Client;
 use crate::api::server::OwnerService;
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
-use crate::sandbox::{Node, Sandbox, SandboxSpec, ThawSpec};
+use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, ThawSpec};
 use crate::state::{RunDirectory, vsock_socket};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -111,6 +111,10 @@ impl Home {
         paths: Paths,
         trace: &Trace,
     ) -> Result<Home, Failure> {
+        // Its log is thawd's: what is never silent is said here too.
+        for again in created.account.reasons.iter().filter(|r| r.code == MADE_AGAIN) {
+            tracing::warn!("{}", again.text);
+        }
         trace.add_all(created.account, before_ns);
         let vsock = PathBuf::from(&created.sandbox.vsock);
         let directory = vsock.parent().map(PathBuf::from).unwrap_or_default();

@@ -144,6 +144,8 @@ pub(super) fn progress(ui: &Ui) -> Progress {
             Step::Waiting => "another process builds the template: waiting for it",
             Step::Booting => "building the template: a guest boots, once",
             Step::Freezing => "building the template: its agent is ready, it is frozen",
+            // The log has it, with the lines that explain it.
+            Step::Again(_) => "building the template: once more",
             Step::Hashing => "building the template: hashing",
             Step::Ready => "building the template: done",
         };

@@ -1,5 +1,7 @@
 //! Booting a guest: for a sandbox asked for with `--cold`, and once for each template.
 
+use std::fs::File;
+use std::io::Seek;
 use std::os::fd::AsFd;
 
 use rustix::net::SocketType;
@@ -8,6 +10,7 @@ use thaw_protocol::control::{
     Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response,
 };
 
+use super::again::once_more;
 use super::backends::{Backends, Ends};
 use super::create::{Making, new_record};
 use super::freeze::pagemap;
@@ -110,6 +113,26 @@ pub async fn freeze_template(
     into: FrozenInto,
     progress: &Progress,
 ) -> Result<(), Failure> {
+    let again = |text: &str| progress(Step::Again(text.to_owned()));
+    once_more(again, || boot_and_freeze(node, recipe, &into, progress)).await?;
+    once_more(again, || rehearse(node, recipe, &into)).await
+}
+
+/// Empties files a lost machine may have begun to write.
+fn empty<const N: usize>(files: [&File; N]) -> Result<(), Failure> {
+    let emptied = files
+        .into_iter()
+        .try_for_each(|mut file| file.set_len(0).and_then(|()| file.rewind()));
+    emptied.map_err(|e| Failure::system("cannot empty a snapshot's file", &e))
+}
+
+async fn boot_and_freeze(
+    node: &Node,
+    recipe: &Recipe,
+    into: &FrozenInto,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    empty([&into.state, &into.memory])?;
     let trace = Trace::new();
     let mut making = Making::begin(node, template_record(recipe)?, &trace)?;
     progress(Step::Booting);
@@ -126,10 +149,10 @@ pub async fn freeze_template(
     making.attach_to_template(false).await?;
     making.boot_with(recipe.command_line.clone()).await?;
     progress(Step::Freezing);
-    let frozen = freeze(&making, &into).await;
+    let frozen = freeze(&making, into).await;
     frozen.map_err(|e| explain(e, &making.resources))?;
     drop(tokio::task::spawn_blocking(move || drop(making.resources)).await);
-    rehearse(node, recipe, &into).await
+    Ok(())
 }
 
 fn template_record(recipe: &Recipe) -> Result<Record, Failure> {
@@ -176,6 +199,7 @@ async fn freeze(making: &Making<'_>, into: &FrozenInto) -> Result<(), Failure> {
 
 /// Thaws what was just frozen, makes it somebody nobody is, and has the pages written down it touched for that.
 async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(), Failure> {
+    empty([&into.working_set])?;
     let trace = Trace::new();
     let record = Record {
         vcpus: 1,

@@ -17,6 +17,7 @@ use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::Image;
 
+use super::again::{MADE_AGAIN, once_more, with_end};
 use super::backends::{Backends, Ends};
 use super::files::MachineFiles;
 use super::machine::explain;
@@ -94,7 +95,8 @@ impl<'a> Making<'a> {
         if thawed {
             backends.rest_is_empty();
         }
-        backends.send(self.resources.control()?).await?;
+        let sent = backends.send(self.resources.control()?).await;
+        sent.map_err(|e| explain(e, &self.resources))?;
         self.resources.misses = Some(ends.misses);
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
@@ -116,9 +118,11 @@ impl<'a> Making<'a> {
         let path = self.resources.directory.vsock_socket();
         let performed =
             tokio::task::spawn_blocking(move || handshake::perform(&path, wanted, READY_LIMIT)).await;
-        let performed = performed
-            .map_err(|e| Failure::new(ExitCode::HandshakeFailed, e.to_string()))?
-            .map_err(|e| explain(e, &self.resources))?;
+        let performed = performed.map_err(|e| Failure::new(ExitCode::HandshakeFailed, e.to_string()))?;
+        let performed = match performed {
+            Ok(performed) => performed,
+            Err(e) => return Err(explain(with_end(e, &self.resources).await, &self.resources)),
+        };
         self.tell(&performed);
         self.record.ready = true;
         self.resources.directory.write(&self.record)?;
@@ -167,10 +171,23 @@ pub(super) async fn create(
     building: TemplateProgress,
 ) -> Result<Sandbox, Failure> {
     check_shape(&spec)?;
-    let mut making = Making::begin(node, record(&spec)?, trace)?;
+    let told = |text: &str| trace.reason(MADE_AGAIN, text);
+    let make = || make(node, &spec, trace, progress.clone(), building.clone());
+    once_more(told, make).await
+}
+
+/// Makes all of it. A failure leaves nothing.
+async fn make(
+    node: &Node,
+    spec: &SandboxSpec,
+    trace: &Trace,
+    progress: Arc<dyn Progress>,
+    building: TemplateProgress,
+) -> Result<Sandbox, Failure> {
+    let mut making = Making::begin(node, record(spec)?, trace)?;
     let parts = async {
         let (image, disk, network) = tokio::try_join!(
-            image(node, &spec, trace, progress),
+            image(node, spec, trace, progress),
             new_disk(node, trace),
             new_network(node, spec.network, trace),
         )?;
@@ -187,8 +204,8 @@ pub(super) async fn create(
     };
     let machine = async {
         match spec.cold {
-            true => making.make_cold(&spec).await,
-            false => making.restore_template(&spec, building).await,
+            true => making.make_cold(spec).await,
+            false => making.restore_template(spec, building).await,
         }
     };
     let (parts, ()) = tokio::try_join!(parts, machine)?;
@@ -201,7 +218,7 @@ pub(super) async fn create(
     } else {
         making.thaw(spec.memory_mib).await?;
     }
-    let performed = making.become_sandbox(spec.hostname).await?;
+    let performed = making.become_sandbox(spec.hostname.clone()).await?;
     match spec.cold {
         true => making.trace_boot(&performed).await?,
         false => making.thawed().await,

@@ -99,7 +99,7 @@ pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Failure> {
             "the guest did not become ready within {} s",
             READY_LIMIT.as_secs()
         );
-        Failure::new(ExitCode::GuestNotReady, what)
+        Failure::new(ExitCode::GuestNotReady, what).lost()
     })?;
     let told = told.map(|l| l.clone()).unwrap_or_default();
     match (told.doorbell, &told.exited) {
@@ -107,11 +107,9 @@ pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Failure> {
         (_, Some(reason)) => Err(Failure::new(
             ExitCode::GuestNotReady,
             format!("before it was ready, {}", describe(reason)),
-        )),
-        (_, None) => Err(Failure::new(
-            ExitCode::VmmFailed,
-            "thaw-vmm ended while the guest booted",
-        )),
+        )
+        .lost()),
+        (_, None) => Err(Failure::new(ExitCode::VmmFailed, "thaw-vmm ended while the guest booted").lost()),
     }
 }
 
@@ -162,6 +160,8 @@ pub(super) fn explain(failure: Failure, resources: &Resources) -> Failure {
     let starved = |l: &String| l.contains("Out of memory") || l.contains("System is deadlocked on memory");
     if failure.code == ExitCode::GuestNotReady && failure.context.iter().any(starved) {
         failure.code = ExitCode::MemoryTooSmall;
+        // Another would starve too.
+        failure.machine_lost = false;
         failure.what.push_str(": it ran out of memory");
     }
     failure

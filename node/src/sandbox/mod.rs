@@ -33,6 +33,7 @@ use crate::template::Templates;
 use crate::trace::Trace;
 use backends::{Backends, Ends};
 
+mod again;
 mod backends;
 pub mod cold;
 mod create;
@@ -44,6 +45,7 @@ mod snapshot;
 mod sources;
 mod thaw;
 
+pub use again::MADE_AGAIN;
 pub use freeze::{FreezeOptions, Frozen};
 use machine::{describe, odd};
 pub use snapshot::{Snapshots, ThawSpec};

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::MemoryMode;
 
+use super::again::{MADE_AGAIN, once_more};
 use super::create::{Making, Parts, blocking, new_network, new_record};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
@@ -69,6 +70,19 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
     let subject = &registered.manifest.subject;
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
     same_guest_image(node, subject)?;
+    let told = |text: &str| trace.reason(MADE_AGAIN, text);
+    once_more(told, || make(node, &spec, &registered, &workload, trace)).await
+}
+
+/// Makes all of it. A failure leaves nothing.
+async fn make(
+    node: &Node,
+    spec: &ThawSpec,
+    registered: &Arc<Registered>,
+    workload: &Workload,
+    trace: &Trace,
+) -> Result<Sandbox, Failure> {
+    let subject = &registered.manifest.subject;
     let record = Record {
         name: spec.name.clone(),
         image: workload.image.clone(),
@@ -81,7 +95,7 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
         ..new_record()?
     };
     let mut making = Making::begin(node, record, trace)?;
-    let parts = parts(node, &registered, workload.network, trace);
+    let parts = parts(node, registered, workload.network, trace);
     let restored = async {
         let machine = machine(
             Shape {
@@ -110,9 +124,9 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
     let (parts, ()) = tokio::try_join!(parts, restored)?;
     making.attach(parts, true).await?;
     making.thaw(workload.memory_mib).await?;
-    making.become_sandbox(spec.hostname).await?;
+    making.become_sandbox(spec.hostname.clone()).await?;
     making.thawed().await;
-    write_containers(&making, &workload)?;
+    write_containers(&making, workload)?;
     making.done()
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::{Command, MachineSpec, MappedRegion, MemoryMode, Response};
 
+use super::again::{MADE_AGAIN, with_end};
 use super::cold::{command_line, has_test_hooks};
 use super::create::Making;
 use super::machine::{explain, odd, spawn};
@@ -14,7 +15,7 @@ use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
 use crate::page_server::{FileSource, PageServer};
 use crate::snapshot::Registered;
-use crate::template::{Progress, Shape};
+use crate::template::{Progress, Shape, Step};
 use crate::trace::Trace;
 
 /// The device through which a process without privileges for it watches page faults of its kernel's.
@@ -40,6 +41,13 @@ impl Making<'_> {
             let (store, cpus, memory) = (node.templates.clone(), spec.vcpus, spec.memory_mib);
             super::create::blocking(move || Ok(store.shape_for(cpus, memory, &command_line()))).await?
         };
+        let account = trace.clone();
+        let building: Progress = Arc::new(move |step| {
+            if let Step::Again(why) = &step {
+                account.reason(MADE_AGAIN, why);
+            }
+            building(step);
+        });
         let template = async {
             let _stage = trace.stage("template");
             node.templates.get(node, shape, None, &building).await
@@ -86,7 +94,7 @@ impl Making<'_> {
             )
             .await
         };
-        let parked = parked.map_err(|e| explain(e, &self.resources))?;
+        let parked = parked.map_err(|e| of_snapshot(explain(e, &self.resources), &from))?;
         self.resources.pages = parked.pages;
         self.origin = Some(Origin { registered: from });
         Ok(())
@@ -99,7 +107,13 @@ impl Making<'_> {
             let thaw = Command::Thaw { memory_mib };
             self.resources.control()?.call(thaw, &[]).await
         };
-        thawed.map(drop).map_err(|e| explain(e.into(), &self.resources))
+        match thawed {
+            Ok(_) => Ok(()),
+            Err(e) => Err(explain(
+                with_end(e.into(), &self.resources).await,
+                &self.resources,
+            )),
+        }
     }
 
     /// After the acknowledgement: what the machine says of its start.
@@ -120,6 +134,17 @@ impl Making<'_> {
                 format!("{pages} page faults waited for the disk: the snapshot was not in the page cache");
             self.trace.reason("pages-not-resident", &text);
         }
+    }
+}
+
+/// A refusal of the VMM, which knows the snapshot by its descriptors only, with the snapshot's place.
+fn of_snapshot(refusal: Failure, from: &Registered) -> Failure {
+    match refusal.code {
+        ExitCode::SnapshotDamaged | ExitCode::SnapshotIncompatible => {
+            let what = format!("the snapshot at {}: {}", from.directory.display(), refusal.what);
+            Failure { what, ..refusal }
+        }
+        _ => refusal,
     }
 }
 

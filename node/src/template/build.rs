@@ -49,7 +49,7 @@ pub struct FrozenInto {
 }
 
 /// How far a build is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Another process builds the same template; it is waited for.
     Waiting,
@@ -57,6 +57,8 @@ pub enum Step {
     Booting,
     /// Its agent has rung: memory and state are written.
     Freezing,
+    /// A machine was lost and another is made: why.
+    Again(String),
     /// What was written is hashed.
     Hashing,
     /// The template is there.

@@ -78,6 +78,25 @@ impl Place {
         command
     }
 
+    /// A thaw-vmm that counts its starts, see [`Place::starts`], and whose first does `first` before it is one.
+    pub fn counted_vmm(&self, first: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let (program, starts) = (self.path("counted-vmm"), self.path("starts"));
+        let script = format!(
+            "#!/bin/sh\n[ -e {0} ] || {{ echo >> {0}; {first}; exec {1}; }}\necho >> {0}\nexec {1}\n",
+            starts.display(),
+            vmm().display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        program
+    }
+
+    /// How often [`Place::counted_vmm`] was started.
+    pub fn starts(&self) -> usize {
+        fs::read_to_string(self.path("starts")).unwrap_or_default().len()
+    }
+
     pub fn image(&self) -> String {
         format!("oci:{}", self.path("image").display())
     }

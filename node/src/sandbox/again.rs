@@ -1,0 +1,101 @@
+//! A machine that is lost before it is ready is made again, once.
+//!
+//! Nothing of the user's runs before the acknowledgement, so making all of it anew repeats nothing. Only death and silence
+//! ([`Failure::machine_lost`]) are answered so: what was refused would be refused again. It is never silent.
+
+use std::time::Duration;
+
+use super::Resources;
+use super::machine::describe;
+use crate::exit::Failure;
+
+/// The reason's name in a start's account.
+pub const MADE_AGAIN: &str = "machine-made-again";
+
+/// How long after its silence a machine's end may be told: the VMM says why, then ends.
+const END_LINGERS: Duration = Duration::from_secs(1);
+
+/// Does what makes a machine; if it is lost, says so to `told`, and does it again. The second failure is the failure.
+pub(super) async fn once_more<T, F: Future<Output = Result<T, Failure>>>(
+    told: impl Fn(&str),
+    make: impl Fn() -> F,
+) -> Result<T, Failure> {
+    match make().await {
+        Err(first) if first.machine_lost => {
+            let text = format!("the first machine died before it was ready: {}", first.what);
+            tracing::warn!("{text}");
+            for line in &first.context {
+                tracing::warn!("  | {line}");
+            }
+            told(&text);
+            make().await.map_err(Failure::for_good)
+        }
+        other => other,
+    }
+}
+
+/// The same failure, with why the machine ended if it has.
+pub(super) async fn with_end(failure: Failure, resources: &Resources) -> Failure {
+    let Some(control) = resources.control.as_ref().filter(|_| failure.machine_lost) else {
+        return failure;
+    };
+    let mut life = control.life();
+    let ended = life.wait_for(|l| l.exited.is_some() || l.closed);
+    let Ok(Ok(ended)) = tokio::time::timeout(END_LINGERS, ended).await else {
+        return failure;
+    };
+    let why = ended.exited.as_ref().map_or("thaw-vmm ended".into(), describe);
+    let what = format!("{why} ({})", failure.what);
+    Failure { what, ..failure }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::ExitCode;
+    use std::cell::{Cell, RefCell};
+
+    fn lost(what: &str) -> Failure {
+        Failure::new(ExitCode::GuestNotReady, what).lost()
+    }
+
+    /// Makes with each outcome in turn: what came of it, how often it was tried, and what was told.
+    async fn outcome(outcomes: [Result<u8, Failure>; 2]) -> (Result<u8, Failure>, usize, Vec<String>) {
+        let (left, tried, told) = (
+            RefCell::new(Vec::from(outcomes)),
+            Cell::new(0),
+            RefCell::new(vec![]),
+        );
+        let made = once_more(
+            |text| told.borrow_mut().push(text.to_owned()),
+            || {
+                tried.set(tried.get() + 1);
+                std::future::ready(left.borrow_mut().remove(0))
+            },
+        )
+        .await;
+        (made, tried.get(), told.into_inner())
+    }
+
+    #[tokio::test]
+    async fn a_lost_machine_is_made_again_once_and_a_refusal_stands() {
+        let (made, tried, told) = outcome([Ok(1), Ok(2)]).await;
+        assert_eq!((made.unwrap(), tried, told.len()), (1, 1, 0));
+
+        let (made, tried, told) = outcome([Err(lost("it fell over")), Ok(2)]).await;
+        assert_eq!((made.unwrap(), tried), (2, 2));
+        assert_eq!(told, ["the first machine died before it was ready: it fell over"]);
+
+        let (made, tried, _) = outcome([Err(lost("first")), Err(lost("second"))]).await;
+        let second = made.unwrap_err();
+        assert_eq!((second.what.as_str(), tried), ("second", 2));
+        assert!(!second.machine_lost, "nobody outside tries a third time");
+
+        let refused = Failure::new(ExitCode::SnapshotDamaged, "damaged");
+        let (made, tried, told) = outcome([Err(refused), Ok(2)]).await;
+        assert_eq!(
+            (made.unwrap_err().what.as_str(), tried, told.len()),
+            ("damaged", 1, 0)
+        );
+    }
+}

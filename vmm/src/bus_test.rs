@@ -11,6 +11,7 @@ use super::*;
 use crate::events::EventSink;
 use crate::layout;
 use crate::memory::{self, GuestMemory};
+use crate::virtio::Windows;
 use crate::virtio::mmio::register;
 use crate::virtio::testing::Layout;
 
@@ -29,9 +30,10 @@ fn machine() -> Option<(Bus, Arc<Vm>, &'static GuestMemory)> {
     };
     let vm = Kvm::from_fd(device.into()).unwrap().create_vm().unwrap();
     let memory = memory::create(&vm, 64).unwrap();
+    let windows = Windows::create(&vm).unwrap();
     vm.create_irqchip().unwrap();
     let bus = Bus {
-        inventory: Inventory::new(&memory, &vm, EventSink::new().unwrap()).unwrap(),
+        inventory: Inventory::new(&memory, windows, &vm, EventSink::new().unwrap()).unwrap(),
         console: Console::new(&vm).unwrap(),
     };
     Some((bus, vm, Box::leak(Box::new(memory))))

@@ -13,7 +13,7 @@ use crate::bus::Bus;
 use crate::console::Console;
 use crate::events::EventSink;
 use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, TSS_ADDRESS, memslot};
-use crate::virtio::Inventory;
+use crate::virtio::{Inventory, Windows};
 use crate::{jail, memory};
 
 /// Makes a machine of `spec`. `fds`: /dev/kvm.
@@ -38,7 +38,7 @@ pub fn create(version: u32, spec: &MachineSpec, fds: Vec<OwnedFd>, events: &Even
     build(&kvm, spec, events)
 }
 
-/// In the order that is cheap: memory slots, interrupt controllers, vCPUs, then irqfds and ioeventfds.
+/// In the order that is cheap: all memory slots, interrupt controllers, vCPUs, then irqfds and ioeventfds.
 fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> {
     let vm = kvm.create_vm().map_err(kvm_error)?;
     if kvm.capabilities().disable_nx_huge_pages && !vm.disable_nx_huge_pages() {
@@ -46,6 +46,7 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
     }
     jail::give_up_last_capability().map_err(system("giving up CAP_SYS_BOOT"))?;
     let memory = memory::create(&vm, spec.memory_mib).map_err(memory_error)?;
+    let windows = Windows::create(&vm).map_err(inventory_error)?;
     vm.set_tss_address(TSS_ADDRESS).map_err(kvm_error)?;
     vm.set_identity_map_address(IDENTITY_MAP_ADDRESS)
         .map_err(kvm_error)?;
@@ -59,7 +60,7 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
     if let Some(boot_vcpu) = vcpus.first_mut() {
         enter_once(boot_vcpu)?;
     }
-    let inventory = Inventory::new(&memory, &vm, events.clone()).map_err(inventory_error)?;
+    let inventory = Inventory::new(&memory, windows, &vm, events.clone()).map_err(inventory_error)?;
     let console = Console::new(&vm).map_err(kvm_error)?;
     let body = Body {
         bus: Arc::new(Bus { console, inventory }),

@@ -1,7 +1,8 @@
 //! The thirteen virtio devices of every machine, by slot.
 //!
-//! [`Inventory::new`] makes them all with empty backends, and their memslots, irqfds, ioeventfds and threads: what takes
-//! host-wide locks is done here, none of it later. Slots, MMIO windows and interrupt lines follow from [`DeviceId`].
+//! [`Inventory::new`] makes them all with empty backends, and their irqfds, ioeventfds and threads; [`Windows`] are made
+//! before: what takes host-wide locks is done by then, none of it later. Slots, MMIO windows and interrupt lines follow
+//! from [`DeviceId`].
 //!
 //! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`], and not while
 //! [`Inventory::quiesce`]d. A restored device has answered to [`Swap`] before that.
@@ -65,6 +66,32 @@ pub enum InventoryError {
     },
 }
 
+/// The windows of a machine whose devices show files as memory.
+pub struct Windows {
+    root: HostWindow,
+    pmem0: HostWindow,
+    pmem1: HostWindow,
+}
+
+impl Windows {
+    /// Reserves them and shows them to the guest, read-only. Before the irqchip is made: after it, KVM waits for readers
+    /// of its tables at each memory slot, milliseconds long.
+    pub fn create(vm: &Vm) -> Result<Windows, InventoryError> {
+        let show = |device, window: Window, slot| {
+            let window =
+                HostWindow::reserve(window).map_err(|error| InventoryError::Window { device, error })?;
+            vm.set_memory(slot, window.region().clone(), Access::ReadOnly)
+                .map_err(|error| InventoryError::Kvm { device, error })?;
+            Ok(window)
+        };
+        Ok(Windows {
+            root: show(DeviceId::Root, layout::ROOT_DAX, memslot::ROOT_DAX)?,
+            pmem0: show(DeviceId::Pmem0, layout::PMEM0, memslot::PMEM0)?,
+            pmem1: show(DeviceId::Pmem1, layout::PMEM1, memslot::PMEM1)?,
+        })
+    }
+}
+
 /// Every virtio device of a machine.
 pub struct Inventory {
     /// By slot.
@@ -85,19 +112,22 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Makes the devices and registers what KVM must know of them. Boot memory's slots, the irqchip and the vCPUs exist
-    /// by then: an irqfd needs the irqchip.
-    pub fn new(memory: &GuestMemory, vm: &Arc<Vm>, events: EventSink) -> Result<Inventory, InventoryError> {
+    /// Makes the devices and registers what KVM must know of them. Memory's slots, `windows` among them, the irqchip and
+    /// the vCPUs exist by then: an irqfd needs the irqchip.
+    pub fn new(
+        memory: &GuestMemory,
+        windows: Windows,
+        vm: &Arc<Vm>,
+        events: EventSink,
+    ) -> Result<Inventory, InventoryError> {
         let event_loop = EventLoop::new().map_err(|error| InventoryError::System { what: "epoll", error })?;
         let gate = Arc::new(Gate::new());
-        let dax = dax_window(vm, DeviceId::Root, layout::ROOT_DAX, memslot::ROOT_DAX)?;
-        let root = Arc::new(Mutex::new(Fs::root(dax, gate.clone())));
+        let root = Arc::new(Mutex::new(Fs::root(windows.root, gate.clone())));
         let hotplug = Arc::new(hotplug_region(layout::VIRTIO_MEM)?);
         let memory = memory
             .insert_region(hotplug.clone())
             .map_err(|e| InventoryError::Region(e.to_string()))?;
         let mem = Arc::new(Mutex::new(Mem::new(MemorySlots::new(hotplug, vm.clone()))));
-        let pmem = |device, window, slot| Ok(Pmem::new(dax_window(vm, device, window, slot)?));
 
         let devices: Vec<Arc<Mutex<dyn VirtioDevice>>> = vec![
             root.clone(),
@@ -111,8 +141,8 @@ impl Inventory {
                 event_loop.registrar(DeviceId::Vsock),
                 events,
             ))),
-            Arc::new(Mutex::new(pmem(DeviceId::Pmem0, layout::PMEM0, memslot::PMEM0)?)),
-            Arc::new(Mutex::new(pmem(DeviceId::Pmem1, layout::PMEM1, memslot::PMEM1)?)),
+            Arc::new(Mutex::new(Pmem::new(windows.pmem0))),
+            Arc::new(Mutex::new(Pmem::new(windows.pmem1))),
             mem.clone(),
             Arc::new(Mutex::new(Balloon::new())),
             Arc::new(Mutex::new(Rng::new())),
@@ -321,14 +351,6 @@ fn assemble(
         transports.push(transport);
     }
     Ok((transports, event_loop))
-}
-
-/// A window's address space, shown to the guest read-only.
-fn dax_window(vm: &Vm, device: DeviceId, window: Window, slot: u32) -> Result<HostWindow, InventoryError> {
-    let window = HostWindow::reserve(window).map_err(|error| InventoryError::Window { device, error })?;
-    vm.set_memory(slot, window.region().clone(), Access::ReadOnly)
-        .map_err(|error| InventoryError::Kvm { device, error })?;
-    Ok(window)
 }
 
 /// Address space for all that virtio-mem may plug. Costs nothing until touched, so devices may know it from the start.

@@ -19,8 +19,9 @@ fn machine() -> Option<(Inventory, Arc<Vm>)> {
     let kvm = Kvm::from_fd(device.into()).unwrap();
     let vm = kvm.create_vm().unwrap();
     let memory = memory::create(&vm, 64).unwrap();
+    let windows = Windows::create(&vm).unwrap();
     vm.create_irqchip().unwrap();
-    let inventory = Inventory::new(&memory, &vm, EventSink::new().unwrap()).unwrap();
+    let inventory = Inventory::new(&memory, windows, &vm, EventSink::new().unwrap()).unwrap();
     Some((inventory, vm))
 }
 

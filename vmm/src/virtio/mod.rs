@@ -46,7 +46,7 @@ pub(crate) mod testing;
 pub use config::ConfigSpace;
 pub use device::{Activation, AttachError, DeviceError, SharedMemory, VirtioDevice};
 pub use interrupt::Interrupt;
-pub use inventory::{Inventory, InventoryError};
+pub use inventory::{Inventory, InventoryError, Windows};
 pub use queue::{Chain, DeviceQueue, QueueError};
 pub use state::{BusRecords, ConsoleRecord, DeviceRecord, DeviceState, RestoreError};
 pub use window::HostWindow;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use thaw_protocol::handshake::{AGENT_PORT, HANDSHAKE_PORT, WARM};
+use thaw_protocol::handshake::{AGENT_PORT, HANDSHAKE_PORT, Identity, WARM};
 
 use crate::error::Result;
 use crate::guest::Guest;
@@ -69,7 +69,12 @@ pub fn run(started: u64, transport: Transport) -> ! {
     ring_doorbell(&transport);
     info!("listening for the handshake on port {HANDSHAKE_PORT}");
     let times = Handshake { started, ready };
-    let api = wait_for_identity(&listener, &transport, &times, &mut guest);
+    let api = wait_for_identity(&listener, &times, &mut guest, |identity| {
+        if identity.rehearsal {
+            warm::up(&sandbox, &runtime);
+        }
+        Listener::bind(&transport, AGENT_PORT)
+    });
     // The API's thread is this one; whoever freezes or clones the sandbox must be heard while it works.
     let later = std::thread::Builder::new()
         .name("handshake".into())
@@ -84,7 +89,7 @@ pub fn run(started: u64, transport: Transport) -> ! {
 /// Answers greetings for the life of the guest.
 fn listen_on(listener: &Listener, times: &Handshake, guest: &mut Guest) -> ! {
     loop {
-        greet(listener, times, guest, || Ok(()));
+        greet(listener, times, guest, |_| Ok(()));
     }
 }
 
@@ -93,7 +98,7 @@ fn greet<T>(
     listener: &Listener,
     times: &Handshake,
     guest: &mut Guest,
-    open: impl FnOnce() -> Result<T>,
+    open: impl FnOnce(&Identity) -> Result<T>,
 ) -> Option<T> {
     let stream = match listener.accept() {
         Ok(stream) => stream,
@@ -110,15 +115,16 @@ fn greet<T>(
     })
 }
 
-/// Answers greetings until an identity is in force; returns the API's listener, which listens before the acknowledgement.
+/// Answers greetings until an identity is in force; returns what it opened: the API's listener, which listens before the
+/// acknowledgement.
 fn wait_for_identity(
     listener: &Listener,
-    transport: &Transport,
     times: &Handshake,
     guest: &mut Guest,
+    open: impl Fn(&Identity) -> Result<Listener>,
 ) -> Listener {
     loop {
-        if let Some(api) = greet(listener, times, guest, || Listener::bind(transport, AGENT_PORT)) {
+        if let Some(api) = greet(listener, times, guest, &open) {
             return api;
         }
     }

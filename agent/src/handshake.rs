@@ -53,7 +53,7 @@ pub fn answer<T>(
     mut stream: impl Stream,
     times: &Handshake,
     guest: &mut impl Apply,
-    open: impl FnOnce() -> Result<T>,
+    open: impl FnOnce(&Identity) -> Result<T>,
 ) -> Result<Option<T>> {
     let greeting: Greeting = read_frame(&mut Reader(&mut stream))
         .map_err(|e| Error::Invalid(format!("no greeting was read: {e}")))?;
@@ -63,7 +63,7 @@ pub fn answer<T>(
             let mut time_round_trip_ns = 0;
             let time = || ask_time(&mut stream, &mut time_round_trip_ns);
             let outcome = apply(&identity, guest, time)
-                .and_then(|()| open())
+                .and_then(|()| open(&identity))
                 .and_then(|opened| {
                     guest.release()?;
                     Ok(opened)

@@ -77,6 +77,7 @@ fn identity() -> Identity {
         }),
         cpus: 2,
         memory_mib: 512,
+        rehearsal: false,
     }
 }
 
@@ -100,13 +101,13 @@ const TIMES: Handshake = Handshake {
 };
 
 fn exchange(identity: &Identity, guest: &mut Record) -> (Result<Option<bool>>, Acknowledgement) {
-    exchange_and(identity, guest, || Ok(true))
+    exchange_and(identity, guest, |_| Ok(true))
 }
 
 fn exchange_and<T>(
     identity: &Identity,
     guest: &mut Record,
-    open: impl FnOnce() -> Result<T>,
+    open: impl FnOnce(&Identity) -> Result<T>,
 ) -> (Result<Option<T>>, Acknowledgement) {
     let (mut host, agent) = UnixStream::pair().unwrap();
     write_frame(&mut host, &Greeting::Become(Box::new(identity.clone()))).unwrap();
@@ -179,7 +180,7 @@ fn workloads_are_stopped_and_let_go_without_an_identity() {
             };
             let (mut host, agent) = UnixStream::pair().unwrap();
             write_frame(&mut host, &greeting).unwrap();
-            let outcome = answer(agent, &TIMES, &mut guest, || -> Result<()> {
+            let outcome = answer(agent, &TIMES, &mut guest, |_| -> Result<()> {
                 panic!("the API must not be opened")
             });
             assert_eq!(outcome.is_err(), fail_at.is_some());
@@ -197,7 +198,7 @@ fn what_cannot_be_applied_is_named_and_the_port_stays_closed() {
         fail_at: Some("hostname"),
         ..Default::default()
     };
-    let (outcome, ack) = exchange_and(&identity(), &mut guest, || -> Result<()> {
+    let (outcome, ack) = exchange_and(&identity(), &mut guest, |_| -> Result<()> {
         panic!("the API must not be opened")
     });
     assert!(outcome.is_err());
@@ -230,7 +231,7 @@ fn a_host_that_does_not_tell_the_time_is_answered_with_the_reason() {
     let (mut host, agent) = UnixStream::pair().unwrap();
     write_frame(&mut host, &Greeting::Become(Box::new(identity()))).unwrap();
     host.shutdown(std::net::Shutdown::Write).unwrap();
-    assert!(answer(agent, &TIMES, &mut guest, || Ok(())).is_err());
+    assert!(answer(agent, &TIMES, &mut guest, |_| Ok(())).is_err());
     assert_eq!(read_frame::<FromAgent>(&mut host).unwrap(), FromAgent::WhatTime);
     let FromAgent::Acknowledged(ack) = read_frame(&mut host).unwrap() else {
         panic!("asked twice");
@@ -245,7 +246,7 @@ fn garbage_is_an_error_and_gets_no_acknowledgement() {
     host.write_all(&[4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).unwrap();
     host.shutdown(std::net::Shutdown::Write).unwrap();
     let mut guest = Record::default();
-    assert!(answer(agent, &TIMES, &mut guest, || Ok(())).is_err());
+    assert!(answer(agent, &TIMES, &mut guest, |_| Ok(())).is_err());
     assert!(guest.calls.is_empty());
     assert!(read_frame::<FromAgent>(&mut host).is_err());
 }

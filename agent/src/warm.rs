@@ -4,7 +4,9 @@
 //! made its caches and patched its code (the first memory cgroup, the first seccomp filter, the first overlay), and the
 //! agent's heap, threads and page tables are as they will be needed. Its program is the agent, which exits at once. It opens no
 //! TCP or UDP socket, reads no `boot_id`, and keeps no random number. It costs about as much as it saves, so only a guest
-//! that becomes a template does it ([`thaw_protocol::handshake::WARM`]). It may not fail a start: what goes wrong is logged.
+//! that becomes a template does it ([`thaw_protocol::handshake::WARM`]), and its first clone, which is thawed to record the
+//! pages a sandbox touches ([`thaw_protocol::handshake::Identity::rehearsal`]). It may not fail a start: what goes wrong is
+//! logged.
 
 use std::sync::Arc;
 use std::time::Duration;

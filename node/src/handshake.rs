@@ -32,6 +32,8 @@ pub struct Wanted {
     pub cpus: u8,
     /// Memory in all, MiB.
     pub memory_mib: u32,
+    /// It is thawed only to see what a sandbox touches.
+    pub rehearsal: bool,
     /// Take the acknowledgement of a guest whose kernel command line weakens it for a test.
     pub test_hooks: bool,
 }
@@ -94,6 +96,7 @@ pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed
         network: wanted.network,
         cpus: wanted.cpus,
         memory_mib: wanted.memory_mib,
+        rehearsal: wanted.rehearsal,
     };
     let greeting = Greeting::Become(Box::new(identity));
     write_frame(&mut stream, &greeting).map_err(|e| unheard("cannot send the identity", &e))?;
@@ -285,6 +288,7 @@ mod tests {
             network: None,
             cpus: 1,
             memory_mib: 128,
+            rehearsal: false,
             test_hooks: false,
         };
         let result = perform(&path, wanted, Duration::from_secs(5));

@@ -97,6 +97,9 @@ pub struct Identity {
     /// Memory to have in all, MiB. What is above boot memory comes by virtio-mem, and is online before the
     /// acknowledgement.
     pub memory_mib: u32,
+    /// Before the acknowledgement a container is made, run and removed: this guest is thawed only to record which pages a
+    /// sandbox touches.
+    pub rehearsal: bool,
 }
 
 /// What the agent says once it was told to become somebody.
@@ -200,6 +203,7 @@ mod tests {
             }),
             cpus: 2,
             memory_mib: 512,
+            rehearsal: false,
         }
     }
 

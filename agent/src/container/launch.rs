@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags};
@@ -165,10 +166,8 @@ fn first(launch: &Launch<'_>, socket: &OwnedFd) {
     });
     keep.extend(crate::log::descriptor());
     fork::close_all_but(keep);
-    let born = enter_namespaces(launch)
-        .and_then(|()| fork(|| second(launch, socket)).for_(|| "fork into the namespaces".into()));
-    match born {
-        Ok(pid) => {
+    match beget(launch, socket) {
+        Ok((pid, _unsaid)) => {
             say(socket, &Report::Pid(pid), &[]);
             fork::exit(0)
         }
@@ -177,6 +176,19 @@ fn first(launch: &Launch<'_>, socket: &OwnedFd) {
             fork::exit(1)
         }
     }
+}
+
+/// Forks the second child: its PID, and what this one holds until it has said it.
+fn beget(launch: &Launch<'_>, socket: &OwnedFd) -> Result<(i32, Option<OwnedFd>)> {
+    let (said, unsaid) = pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into())?;
+    enter_namespaces(launch)?;
+    let mut unsaid = Some(unsaid);
+    let child = || {
+        unsaid = None;
+        second(launch, socket, &said);
+    };
+    let pid = fork(child).for_(|| "fork into the namespaces".into())?;
+    Ok((pid, unsaid))
 }
 
 fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
@@ -207,8 +219,9 @@ fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
     }
 }
 
-fn second(launch: &Launch<'_>, socket: &OwnedFd) {
-    let Err(e) = become_program(launch, socket);
+/// `said` is at its end once the first child has said the PID, or is gone.
+fn second(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) {
+    let Err(e) = become_program(launch, socket, said);
     let code = match e {
         Error::CommandNotFound(_) => 127,
         Error::CommandNotExecutable(_) => 126,
@@ -218,7 +231,7 @@ fn second(launch: &Launch<'_>, socket: &OwnedFd) {
     fork::exit(code)
 }
 
-fn become_program(launch: &Launch<'_>, socket: &OwnedFd) -> Result<std::convert::Infallible> {
+fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Result<std::convert::Infallible> {
     let process = launch.process;
     rustix::process::setsid().for_(|| "begin a session".into())?;
     if let Place::New { spec, .. } = &launch.place {
@@ -245,6 +258,8 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd) -> Result<std::convert:
     connect_stdio(launch, console.as_ref().map(|(_, slave)| slave), user.uid)?;
 
     let master = console.as_ref().map(|(master, _)| master.as_fd());
+    // The agent knows a process by its PID, so that comes first, whichever of us runs first.
+    let _end = rustix::io::retry_on_intr(|| rustix::io::read(said, &mut [0u8]));
     say(socket, &Report::Ready, master.as_slice());
     drop(console);
     if let Place::New { go, .. } = &launch.place {

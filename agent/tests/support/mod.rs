@@ -508,6 +508,7 @@ pub fn identity(n: u8) -> Identity {
         // What this machine has in any case: it is its own sysfs that the agent would write to.
         cpus: 1,
         memory_mib: 1,
+        rehearsal: false,
     }
 }
 

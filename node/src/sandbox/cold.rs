@@ -9,6 +9,7 @@ use thaw_pools::vmm;
 use thaw_protocol::control::{
     Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response,
 };
+use thaw_protocol::handshake::WARM;
 
 use super::again::once_more;
 use super::backends::{Backends, Ends};
@@ -35,8 +36,13 @@ const KERNEL_ARGUMENTS: &str = "THAW_KERNEL_ARGS";
 /// What such words begin with when they weaken the guest for a test.
 const TEST_WORD: &str = "thaw.test=";
 
-/// The guest kernel's command line here: part of what a template is made of.
+/// A template's command line here: part of what it is made of. Its agent does ahead what clones would do first.
 pub fn command_line() -> String {
+    format!("{} {WARM}", cold_command_line())
+}
+
+/// That of a sandbox that is booted.
+fn cold_command_line() -> String {
     with_words(std::env::var(KERNEL_ARGUMENTS).ok().as_deref())
 }
 
@@ -76,7 +82,7 @@ impl Making<'_> {
 
     /// Boots it, until its agent rings: CLOCK_MONOTONIC nanoseconds.
     pub(super) async fn boot(&mut self) -> Result<u64, Failure> {
-        self.boot_with(command_line()).await
+        self.boot_with(cold_command_line()).await
     }
 
     async fn boot_with(&mut self, cmdline: String) -> Result<u64, Failure> {
@@ -229,7 +235,7 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
     restored.map_err(|e| explain(e.into(), &making.resources))?;
     making.attach_to_template(true).await?;
     making.thaw(memory_mib).await?;
-    making.become_sandbox(None).await?;
+    making.become_somebody(None, true).await?;
     let pagemap = pagemap(making.record.vmm)?;
     let control = making.resources.control()?;
     let recorded = control

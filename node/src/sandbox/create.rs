@@ -107,12 +107,22 @@ impl<'a> Making<'a> {
 
     /// Makes the guest this sandbox, or fails: then nothing of the user's has run in it.
     pub(super) async fn become_sandbox(&mut self, hostname: Option<String>) -> Result<Performed, Failure> {
+        self.become_somebody(hostname, false).await
+    }
+
+    /// The same; a `rehearsal` makes a container and removes it before it says so.
+    pub(super) async fn become_somebody(
+        &mut self,
+        hostname: Option<String>,
+        rehearsal: bool,
+    ) -> Result<Performed, Failure> {
         let _stage = self.trace.stage("handshake");
         let wanted = Wanted {
             hostname: hostname.unwrap_or_else(|| self.record.id.clone()),
             network: self.resources.network.as_ref().map(|n| n.config.clone()),
             cpus: self.record.vcpus,
             memory_mib: self.record.memory_mib,
+            rehearsal,
             test_hooks: self.node.test_templates,
         };
         let path = self.resources.directory.vsock_socket();

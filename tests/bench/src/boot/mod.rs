@@ -61,6 +61,7 @@ pub fn handshake(mut connection: impl Read + Write, memory_mib: u32) -> io::Resu
         network: None,
         cpus: 1,
         memory_mib,
+        rehearsal: false,
     };
     write_frame(&mut connection, &Greeting::Become(Box::new(identity))).map_err(io::Error::other)?;
     loop {

@@ -13,7 +13,7 @@ use rustix::net::SocketType;
 use thaw_protocol::control::{
     Command, ControlError, ErrorCode, Event, ExitReason, FromVmm, Request, Response,
 };
-use thaw_protocol::packet::{self, PacketError};
+use thaw_protocol::packet::{self, PacketError, Receiver};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
@@ -210,12 +210,13 @@ impl Drop for ControlClient {
 }
 
 async fn read_all(shared: Arc<Shared>) {
+    let mut receiver = Receiver::default();
     let end = loop {
         let mut ready = match shared.socket.readable().await {
             Ok(ready) => ready,
             Err(e) => break PacketError::Io(e),
         };
-        match packet::receive::<FromVmm>(shared.socket.get_ref().as_fd()) {
+        match receiver.receive::<FromVmm>(shared.socket.get_ref().as_fd()) {
             Ok((message, descriptors)) => shared.take(message, descriptors),
             Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
             Err(e) => break e,

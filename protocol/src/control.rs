@@ -110,8 +110,6 @@ pub enum Backend {
     /// One descriptor: a SEQPACKET socket to ask for missing chunks over ([`crate::miss`]). Replaces an earlier one;
     /// pending misses are issued again.
     Misses,
-    /// No descriptor: this device is to have none. For a thaw, which refuses devices nobody spoke of.
-    Empty,
 }
 
 /// How a restored machine's memory gets its contents.
@@ -176,16 +174,18 @@ pub enum Command {
     /// Loads a snapshot into a created machine, which is then parked: all is set, no vCPU has run. Descriptors: the state
     /// file, then `layers` memory files, the one at the bottom first (none with [`MemoryMode::Uffd`], but
     /// /dev/userfaultfd), then, if `working_set`, that file. All are only read. What a device had as backend is gone: each
-    /// needs an [`Command::Attach`] (the root device an image or a miss socket) before [`Command::Thaw`].
+    /// needs an [`Command::Attach`] (the root device an image or a miss socket), or to be declared empty by
+    /// [`Command::Thaw`].
     /// Answered by [`Response::Restored`].
     Restore {
         layers: u8,
         working_set: bool,
         mode: MemoryMode,
     },
-    /// Lets a parked machine run, with a new VM generation ID. Refused, naming them, while devices are neither attached
-    /// nor declared [`Backend::Empty`]. With `memory_mib` above boot memory, virtio-mem offers the guest the difference.
-    Thaw { memory_mib: u32 },
+    /// Lets a parked machine run, with a new VM generation ID. The devices in `empty` shall have no backend. Refused, naming
+    /// them, while devices are neither attached nor among those, and where one among those had a backend when frozen or
+    /// has one now. With `memory_mib` above boot memory, virtio-mem offers the guest the difference.
+    Thaw { memory_mib: u32, empty: Vec<DeviceId> },
     /// Writes a paused machine's state and memory. Three descriptors: the state file and the memory file, both empty and
     /// writable, and this process's `/proc/<pid>/pagemap`. The machine stays paused. Answered by [`Response::Frozen`].
     Freeze { kind: FreezeKind },

@@ -71,31 +71,55 @@ pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]
     Ok(())
 }
 
-/// Receives one message and its descriptors (close-on-exec). Blocks unless the socket is non-blocking.
+/// Receives one message and its descriptors, for who receives few: as [`Receiver::receive`].
 pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> Result<(T, Vec<OwnedFd>), PacketError> {
-    let mut bytes = vec![0u8; MAX_PACKET];
-    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::io::retry_on_intr(|| {
-        let mut iov = [IoSliceMut::new(&mut bytes)];
-        rustix::net::recvmsg(&socket, &mut iov, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-    })?;
-    let mut fds = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
+    Receiver::default().receive(socket)
+}
+
+/// Room for one packet, used for each anew: making it takes longer than receiving.
+#[derive(Debug)]
+pub struct Receiver {
+    bytes: Box<[u8]>,
+    space: Box<[MaybeUninit<u8>]>,
+}
+
+impl Default for Receiver {
+    fn default() -> Receiver {
+        Receiver {
+            bytes: vec![0; MAX_PACKET].into(),
+            space: vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))].into(),
         }
     }
-    if received
-        .flags
-        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-    {
-        return Err(PacketError::Truncated);
+}
+
+impl Receiver {
+    /// Receives one message and its descriptors (close-on-exec). Blocks unless the socket is non-blocking.
+    pub fn receive<T: DeserializeOwned>(
+        &mut self,
+        socket: impl AsFd,
+    ) -> Result<(T, Vec<OwnedFd>), PacketError> {
+        let mut ancillary = RecvAncillaryBuffer::new(&mut self.space);
+        let received = rustix::io::retry_on_intr(|| {
+            let mut iov = [IoSliceMut::new(&mut self.bytes)];
+            rustix::net::recvmsg(&socket, &mut iov, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        })?;
+        let mut fds = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                fds.extend(received);
+            }
+        }
+        if received
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(PacketError::Truncated);
+        }
+        if received.bytes == 0 {
+            return Err(PacketError::Closed);
+        }
+        Ok((decode(&self.bytes[..received.bytes])?, fds))
     }
-    if received.bytes == 0 {
-        return Err(PacketError::Closed);
-    }
-    Ok((decode(&bytes[..received.bytes])?, fds))
 }
 
 #[cfg(test)]
@@ -136,6 +160,18 @@ mod tests {
             f.read_to_string(&mut s).unwrap();
             assert_eq!(s, i.to_string());
         }
+    }
+
+    #[test]
+    fn nothing_of_a_packet_is_in_the_next() {
+        let (a, b) = pair();
+        let mut receiver = Receiver::default();
+        send(&a, &vec![7u8; 100], &[a.as_fd()]).unwrap();
+        send(&a, &vec![1u8], &[]).unwrap();
+        let (long, fds) = receiver.receive::<Vec<u8>>(&b).unwrap();
+        assert_eq!((long.len(), fds.len()), (100, 1));
+        let (short, fds) = receiver.receive::<Vec<u8>>(&b).unwrap();
+        assert_eq!((short, fds.len()), (vec![1], 0));
     }
 
     #[test]

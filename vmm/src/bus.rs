@@ -10,7 +10,7 @@ use crate::console::Console;
 use crate::layout::{MMIO_BASE, MMIO_WINDOW};
 use crate::power;
 use crate::virtio::mem::SizeError;
-use crate::virtio::{AttachError, BusRecords, Inventory, RestoreError};
+use crate::virtio::{AttachError, BusRecords, Inventory, RestoreError, Unsettled};
 
 /// Virtio-mmio windows: the devices of the machine but the console.
 const VIRTIO_DEVICES: u64 = thaw_protocol::control::DeviceId::ALL.len() as u64 - 1;
@@ -49,8 +49,7 @@ impl Drop for Quiesced<'_> {
 }
 
 impl Bus {
-    /// Gives a device, the console included, its backend. [`Backend::Empty`] says that it shall have none: refused for
-    /// a device that has one, or had one when it was frozen.
+    /// Gives a device, the console included, its backend.
     pub fn attach(&self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let attached = match device {
             DeviceId::Console => self.console.attach(backend, fds),
@@ -86,14 +85,15 @@ impl Bus {
         self.inventory.restore(&records.devices)
     }
 
-    /// The devices nobody spoke of since the restore: neither given a backend nor declared [`Backend::Empty`]. None
-    /// may be left at a thaw. Memory, balloon and random numbers need none. Nothing after a cold boot.
-    pub fn unswapped(&self) -> Vec<DeviceId> {
-        let mut devices = self.inventory.unswapped();
-        if self.console.is_unswapped() {
-            devices.push(DeviceId::Console);
-        }
-        devices
+    /// The devices that forbid a thaw in which those in `empty` are to have no backend, and why: those that were neither
+    /// attached since the restore nor are in `empty`, and those in `empty` that have a backend or had one when frozen.
+    /// Memory, balloon and random numbers need none. Nothing after a cold boot.
+    pub fn unsettled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, Unsettled)> {
+        let console = self.console.unsettled(empty.contains(&DeviceId::Console));
+        let console = console.map(|why| (DeviceId::Console, why));
+        let mut unsettled = self.inventory.unsettled(empty);
+        unsettled.extend(console);
+        unsettled
     }
 
     /// Asks the guest, by virtio-mem, to have `total_mib` MiB in all; what boot memory does not cover is offered, in

@@ -102,12 +102,9 @@ fn a_parked_machine_s_devices_touch_nothing_until_they_are_let_and_then_lose_not
     copy(memory, other);
     let after = Layout::at(other, RINGS, 16);
     thawed.restore(&records).unwrap();
-    let unswapped = thawed.unswapped();
-    assert_eq!(unswapped.len(), 11, "ten devices and the console: {unswapped:?}");
-    for device in unswapped {
-        thawed.attach(device, Backend::Empty, vec![]).unwrap();
-    }
-    assert!(thawed.unswapped().is_empty());
+    let unspoken: Vec<DeviceId> = thawed.unsettled(&[]).iter().map(|(id, _)| *id).collect();
+    assert_eq!(unspoken.len(), 11, "ten devices and the console: {unspoken:?}");
+    assert!(thawed.unsettled(&unspoken).is_empty());
     thawed.request_memory(128).unwrap();
     thawed.notify_generation();
     assert_eq!(after.used_index(), 0, "parked");
@@ -152,7 +149,7 @@ fn a_machine_refuses_the_records_of_another_and_stays_as_it_was() {
     bad.devices[DeviceId::Blk3 as usize].inventory.features ^= 1 << 9;
     let error = bus.restore(&bad).unwrap_err().to_string();
     assert!(error.contains("Blk3: features"), "{error}");
-    assert!(bus.unswapped().is_empty());
+    assert!(bus.unsettled(&[]).is_empty());
     let mut bad = good.clone();
     bad.console.in_buffer = vec![0; 65];
     assert!(bus.restore(&bad).is_err());
@@ -187,11 +184,12 @@ fn a_backend_that_is_less_than_what_was_frozen_is_refused_by_name() {
             disk(1 << 20),
             "Blk0: a read-only disk",
         ),
-        (Backend::Empty, vec![], "Blk0: it had a backend"),
     ] {
         let error = thawed.attach(DeviceId::Blk0, backend, fds).unwrap_err();
         assert!(matches!(error, AttachError::Frozen(_)));
         assert!(error.to_string().starts_with(says), "{error}");
     }
-    assert!(thawed.unswapped().contains(&DeviceId::Blk0));
+    let blk0 = |why| (DeviceId::Blk0, why);
+    assert!(thawed.unsettled(&[]).contains(&blk0(Unsettled::Unspoken)));
+    assert_eq!(thawed.unsettled(&DeviceId::ALL), [blk0(Unsettled::WasBacked)]);
 }

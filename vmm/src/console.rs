@@ -21,7 +21,7 @@ use vm_superio::{Serial, SerialState, Trigger};
 use crate::layout::{CONSOLE_GSI, CONSOLE_PORT};
 use crate::virtio::device::{AttachError, one_descriptor};
 use crate::virtio::state::{ConsoleRecord, RestoreError};
-use crate::virtio::swap::Swap;
+use crate::virtio::swap::{Swap, Unsettled};
 
 /// Most bytes gathered before they are written: a pipe takes this much whole or not at all (PIPE_BUF).
 pub const LINE: usize = 4096;
@@ -69,7 +69,7 @@ impl Console {
         }
     }
 
-    /// Where output goes from now on, with [`Backend::Empty`] nowhere.
+    /// Where output goes from now on.
     pub fn attach(&self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let mut uart = self.uart();
         match backend {
@@ -80,11 +80,6 @@ impl Console {
                 self.swap.settle();
                 Ok(())
             }
-            Backend::Empty if fds.is_empty() => self.swap.declare_empty(uart.writer().to.is_some()),
-            Backend::Empty => Err(AttachError::Descriptors {
-                expected: 0,
-                got: fds.len(),
-            }),
             _ => Err(AttachError::WrongKind(
                 "the console takes a descriptor to write to",
             )),
@@ -141,9 +136,10 @@ impl Console {
         Ok(())
     }
 
-    /// Whether nobody has said, since the restore, where output goes.
-    pub fn is_unswapped(&self) -> bool {
-        self.swap.is_awaited()
+    /// What forbids a thaw, if output is to go nowhere (`declared_empty`) or where [`Self::attach`] said.
+    pub fn unsettled(&self, declared_empty: bool) -> Option<Unsettled> {
+        self.swap
+            .unsettled(declared_empty.then(|| self.uart().writer().to.is_some()))
     }
 
     /// Raises a restored console's interrupt if its driver has not acknowledged it.
@@ -333,24 +329,22 @@ mod tests {
             .attach(Backend::Console, vec![write.try_clone().unwrap()])
             .unwrap();
         let thawed = console();
-        assert!(!thawed.is_unswapped());
+        assert_eq!(thawed.unsettled(false), None);
         thawed.restore(&frozen.save()).unwrap();
-        assert!(matches!(
-            thawed.attach(Backend::Empty, vec![]),
-            Err(AttachError::Frozen(_))
-        ));
+        assert_eq!(thawed.unsettled(true), Some(Unsettled::WasBacked));
         assert!(matches!(
             thawed.attach(Backend::Vsock, vec![write.try_clone().unwrap()]),
             Err(AttachError::WrongKind(_))
         ));
-        assert!(thawed.is_unswapped());
+        assert_eq!(thawed.unsettled(false), Some(Unsettled::Unspoken));
         thawed.attach(Backend::Console, vec![write]).unwrap();
-        assert!(!thawed.is_unswapped());
+        assert_eq!(thawed.unsettled(false), None);
+        assert_eq!(thawed.unsettled(true), Some(Unsettled::IsBacked));
 
         let silent = console();
         silent.restore(&console().save()).unwrap();
-        silent.attach(Backend::Empty, vec![]).unwrap();
-        assert!(!silent.is_unswapped());
+        assert_eq!(silent.unsettled(false), Some(Unsettled::Unspoken));
+        assert_eq!(silent.unsettled(true), None);
     }
 
     #[test]

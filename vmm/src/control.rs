@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use thaw_protocol::control::{Command, ControlError, Event, FromVmm, MachineState, Request, Response};
-use thaw_protocol::packet::{self, PacketError};
+use thaw_protocol::packet::{self, PacketError, Receiver};
 
 use crate::events::EventSink;
 use crate::machine::{Machine, Restored};
@@ -41,6 +41,7 @@ pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> st
     let mut server = Server {
         machine,
         events,
+        receiver: Receiver::default(),
         tethered: false,
     };
     let mut patience = Some(SHELL_PATIENCE);
@@ -97,6 +98,7 @@ impl From<Response> for Answer {
 struct Server<'a> {
     machine: &'a mut Machine,
     events: &'a EventSink,
+    receiver: Receiver,
     tethered: bool,
 }
 
@@ -158,7 +160,7 @@ impl Server<'_> {
 
     /// Reads one request and does it.
     fn answer(&mut self, socket: &OwnedFd, outgoing: &mut VecDeque<Outgoing>) -> Step {
-        let (request, fds) = match packet::receive::<Request>(socket) {
+        let (request, fds) = match self.receiver.receive::<Request>(socket) {
             Ok(received) => received,
             Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Step::Continue,
             Err(PacketError::Closed) => return Step::Closed,
@@ -225,7 +227,7 @@ impl Server<'_> {
                 working_set,
                 mode,
             } => return Ok(restored(machine.restore(layers, working_set, mode, fds)?)),
-            Command::Thaw { memory_mib } => machine.thaw(memory_mib)?,
+            Command::Thaw { memory_mib, empty } => machine.thaw(memory_mib, &empty)?,
             Command::Freeze { kind } => {
                 let memory_bytes = machine.freeze(kind, fds)?;
                 return Ok(Response::Frozen { memory_bytes }.into());

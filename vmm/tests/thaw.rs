@@ -149,7 +149,7 @@ fn memory_that_is_not_here_is_filled_by_who_holds_the_userfaultfd_even_what_kvm_
     let (uffd, memory) = (beside.remove(0), snapshot.layers[0].try_clone().unwrap());
     // It ends with the test's process.
     std::thread::spawn(move || serve(uffd, &regions, &memory));
-    let mut console = swap(&mut control);
+    let mut console = control.console();
     thaw(&mut control).unwrap();
     assert_eq!(read_exactly(&mut console, 1), b"\n");
     // Frozen from there, it is whole.
@@ -307,8 +307,9 @@ fn a_thaw_names_every_device_nobody_spoke_of() {
         .into_iter()
         .filter(|id| !needs_none.contains(id))
         .collect();
+    let mut empty = Vec::new();
     while let Some(device) = left.first().copied() {
-        let refused = thaw(&mut control).unwrap_err();
+        let refused = thaw_without(&mut control, &empty).unwrap_err();
         assert_eq!(refused.code, ErrorCode::Unswapped);
         for id in DeviceId::ALL {
             let named = refused.message.contains(&format!("{id:?}"));
@@ -317,25 +318,18 @@ fn a_thaw_names_every_device_nobody_spoke_of() {
         assert_eq!(control.state(), MachineState::Parked);
         if device == DeviceId::Console {
             // It had a backend: it cannot be without one.
-            let command = Command::Attach {
-                device,
-                backend: Backend::Empty,
-            };
-            assert_eq!(
-                control.request(command, &[]).unwrap_err().code,
-                ErrorCode::Unswapped
-            );
+            let refused = thaw_without(&mut control, &DeviceId::ALL).unwrap_err();
+            assert_eq!(refused.code, ErrorCode::Unswapped);
+            assert!(refused.message.starts_with("[Console] had"), "{refused}");
             control.console();
+            let refused = thaw_without(&mut control, &DeviceId::ALL).unwrap_err();
+            assert!(refused.message.starts_with("[Console] cannot"), "{refused}");
         } else {
-            let command = Command::Attach {
-                device,
-                backend: Backend::Empty,
-            };
-            control.request(command, &[]).unwrap();
+            empty.push(device);
         }
         left.remove(0);
     }
-    thaw(&mut control).unwrap();
+    thaw_without(&mut control, &empty).unwrap();
 }
 
 #[test]
@@ -356,7 +350,10 @@ fn requests_that_do_not_fit_the_state_are_refused() {
     let boot = Command::Boot {
         cmdline: String::new(),
     };
-    let thaw = Command::Thaw { memory_mib: 0 };
+    let thaw = Command::Thaw {
+        memory_mib: 0,
+        empty: Vec::new(),
+    };
     let resize = Command::Resize { memory_mib: 128 };
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
@@ -382,7 +379,7 @@ fn requests_that_do_not_fit_the_state_are_refused() {
         refused(&mut control, command.clone());
     }
     assert_eq!(control.state(), MachineState::Parked);
-    let mut console = swap(&mut control);
+    let mut console = control.console();
     support::snapshot::thaw(&mut control).unwrap();
     generation(&mut console);
     for command in [&restore, &boot, &freeze, &thaw, &Command::Resume] {
@@ -453,7 +450,7 @@ fn a_damaged_state_file_is_refused_wherever_it_is_damaged_and_a_whole_one_still_
     refuse(&[&whole[..], &[0]].concat(), "one byte more");
     assert_eq!(control.state(), MachineState::Created);
     snapshot.restore(&mut control).unwrap();
-    let mut console = swap(&mut control);
+    let mut console = control.console();
     thaw(&mut control).unwrap();
     generation(&mut console);
 }
@@ -722,7 +719,7 @@ fn a_recorded_working_set_spares_the_next_clone_most_of_its_page_faults() {
         let Response::Restored { populated_pages, .. } = response else {
             panic!("{response:?}")
         };
-        let mut console = swap(&mut control);
+        let mut console = control.console();
         thaw(&mut control).unwrap();
         read_exactly(&mut console, 1);
         (populated_pages, control.status().2)

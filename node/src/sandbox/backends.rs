@@ -48,20 +48,11 @@ impl<'a> Backends<'a> {
         self.spoken_of.push(device);
     }
 
-    /// Says of every device not spoken of that it is to have none: a thaw wants an answer for each.
-    pub(super) fn rest_is_empty(&mut self) {
-        for device in SWAPPABLE {
-            if !self.spoken_of.contains(&device) {
-                let backend = Backend::Empty;
-                self.requests
-                    .push((Command::Attach { device, backend }, Vec::new()));
-                self.spoken_of.push(device);
-            }
-        }
-    }
-
-    /// Sends all, then waits for the answers: the first refusal is the error.
-    pub(super) async fn send(self, control: &ControlClient) -> Result<(), Failure> {
+    /// Sends all, then waits for the answers: the first refusal is the error. The devices not spoken of, which a thaw must
+    /// declare empty: it wants an answer for each.
+    pub(super) async fn send(self, control: &ControlClient) -> Result<Vec<DeviceId>, Failure> {
+        let unspoken = |device: &DeviceId| !self.spoken_of.contains(device);
+        let empty = SWAPPABLE.into_iter().filter(unspoken).collect();
         let mut pending = Vec::with_capacity(self.requests.len());
         for (command, fds) in self.requests {
             let device = match &command {
@@ -77,7 +68,7 @@ impl<'a> Backends<'a> {
                 Failure { what, ..failure }
             })?;
         }
-        Ok(())
+        Ok(empty)
     }
 }
 
@@ -117,59 +108,55 @@ mod tests {
     use thaw_protocol::control::{ControlError, ErrorCode, FromVmm, Request, Response};
     use thaw_protocol::packet;
 
-    #[tokio::test]
-    async fn every_device_is_spoken_of_once_without_waiting_and_the_first_refusal_is_told() {
-        let kind = SocketType::SEQPACKET;
-        let (ours, vmm) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-        let control = ControlClient::new(ours).unwrap();
-        let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-        let mut backends = Backends::default();
-        backends.attach(DeviceId::Blk0, Backend::Disk { read_only: false }, &file);
-        backends.attach(DeviceId::Console, Backend::Console, &file);
-        backends.rest_is_empty();
-        let vmm = std::thread::spawn(move || {
-            // All are read before any is answered.
-            let requests: Vec<_> = (0..SWAPPABLE.len())
-                .map(|_| packet::receive::<Request>(&vmm).unwrap())
+    /// Reads three requests, then answers them from the last to the first, refusing those of the named devices.
+    fn vmm(socket: OwnedFd, refused: &'static [DeviceId]) -> std::thread::JoinHandle<Vec<DeviceId>> {
+        std::thread::spawn(move || {
+            let requests: Vec<_> = (0..3)
+                .map(|_| packet::receive::<Request>(&socket).unwrap())
                 .collect();
-            for (request, _) in requests.iter().rev() {
-                let refused = matches!(
-                    &request.command,
-                    Command::Attach {
-                        device: DeviceId::Blk0 | DeviceId::Net,
-                        ..
-                    }
-                );
+            let mut devices = Vec::new();
+            for (Request { id, command }, fds) in requests.into_iter().rev() {
+                let Command::Attach { device, .. } = command else {
+                    panic!("not an attach")
+                };
+                assert_eq!(fds.len(), 1, "{device:?}");
                 let error = ControlError {
                     code: ErrorCode::Invalid,
                     message: "no".into(),
                 };
-                let result = if refused { Err(error) } else { Ok(Response::Done) };
-                packet::send(
-                    &vmm,
-                    &FromVmm::Reply {
-                        id: request.id,
-                        result,
-                    },
-                    &[],
-                )
-                .unwrap();
+                let result = match refused.contains(&device) {
+                    true => Err(error),
+                    false => Ok(Response::Done),
+                };
+                packet::send(&socket, &FromVmm::Reply { id, result }, &[]).unwrap();
+                devices.push(device);
             }
-            requests
-        });
-        let refusal = backends.send(&control).await.unwrap_err();
-        assert_eq!(refusal.what, "blk0: no");
-        let mut devices = Vec::new();
-        for (request, fds) in vmm.join().unwrap() {
-            let Command::Attach { device, backend } = request.command else {
-                panic!("not an attach")
-            };
-            assert_eq!(fds.is_empty(), backend == Backend::Empty, "{device:?}");
-            devices.push(device);
+            devices
+        })
+    }
+
+    #[tokio::test]
+    async fn every_device_is_attached_or_empty_without_waiting_and_the_first_refusal_is_told() {
+        let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        for refused in [&[][..], &[DeviceId::Net, DeviceId::Blk0]] {
+            let kind = SocketType::SEQPACKET;
+            let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+            let control = ControlClient::new(ours).unwrap();
+            let vmm = vmm(theirs, refused);
+            let mut backends = Backends::default();
+            backends.attach(DeviceId::Blk0, Backend::Disk { read_only: false }, &file);
+            backends.attach(DeviceId::Net, Backend::Tap { mac: [2; 6] }, &file);
+            backends.attach(DeviceId::Console, Backend::Console, &file);
+            let sent = backends.send(&control).await;
+            let attached = vmm.join().unwrap();
+            match refused {
+                [] => {
+                    let mut devices = [attached, sent.unwrap()].concat();
+                    devices.sort();
+                    assert_eq!(devices, SWAPPABLE, "which is in slot order");
+                }
+                _ => assert_eq!(sent.unwrap_err().what, "blk0: no"),
+            }
         }
-        devices.sort();
-        let mut expected = SWAPPABLE.to_vec();
-        expected.sort();
-        assert_eq!(devices, expected);
     }
 }

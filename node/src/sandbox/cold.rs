@@ -152,7 +152,7 @@ async fn boot_and_freeze(
         &trace,
     )
     .await?;
-    making.attach_to_template(false).await?;
+    making.attach_to_template().await?;
     making.boot_with(recipe.command_line.clone()).await?;
     progress(Step::Freezing);
     let frozen = freeze(&making, into).await;
@@ -171,20 +171,17 @@ fn template_record(recipe: &Recipe) -> Result<Record, Failure> {
 }
 
 impl Making<'_> {
-    /// What a template is booted with, and thawed with to see that it thaws.
-    async fn attach_to_template(&mut self, thawed: bool) -> Result<(), Failure> {
+    /// What a template is booted with, and thawed with to see that it thaws; the devices that have nothing.
+    async fn attach_to_template(&mut self) -> Result<Vec<DeviceId>, Failure> {
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
         let ends = Ends::make(self.node.images.clone())?;
         let mut backends = Backends::default();
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
         backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
         backends.attach(DeviceId::Console, Backend::Console, &ends.console_pipe);
-        if thawed {
-            backends.rest_is_empty();
-        }
-        backends.send(self.resources.control()?).await?;
+        let empty = backends.send(self.resources.control()?).await?;
         self.resources.console = Some(ends.console);
-        Ok(())
+        Ok(empty)
     }
 }
 
@@ -233,8 +230,8 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
         .call(restore, &[into.state.as_fd(), into.memory.as_fd()])
         .await;
     restored.map_err(|e| explain(e.into(), &making.resources))?;
-    making.attach_to_template(true).await?;
-    making.thaw(memory_mib).await?;
+    let empty = making.attach_to_template().await?;
+    making.thaw(memory_mib, empty).await?;
     making.become_somebody(None, true).await?;
     let pagemap = pagemap(making.record.vmm)?;
     let control = making.resources.control()?;

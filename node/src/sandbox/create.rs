@@ -67,8 +67,8 @@ impl<'a> Making<'a> {
         })
     }
 
-    /// Gives every device its backend. `thawed`: those without one are told so.
-    pub(super) async fn attach(&mut self, parts: Parts, thawed: bool) -> Result<(), Failure> {
+    /// Gives every device its backend. Those that have none, for [`Self::thaw`].
+    pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Failure> {
         let _stage = self.trace.stage("attach");
         let mut exported = Vec::with_capacity(parts.images.len());
         for shown in &parts.images {
@@ -92,17 +92,14 @@ impl<'a> Making<'a> {
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
         backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
         ends.attach(&mut backends);
-        if thawed {
-            backends.rest_is_empty();
-        }
         let sent = backends.send(self.resources.control()?).await;
-        sent.map_err(|e| explain(e, &self.resources))?;
+        let empty = sent.map_err(|e| explain(e, &self.resources))?;
         self.resources.misses = Some(ends.misses);
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
         self.resources.network = parts.network;
         self.resources.images = parts.images;
-        Ok(())
+        Ok(empty)
     }
 
     /// Makes the guest this sandbox, or fails: then nothing of the user's has run in it.
@@ -222,11 +219,11 @@ async fn make(
     if let Some(shown) = parts.images.first() {
         making.record.image_digest = Some(shown.image.digest.to_string());
     }
-    making.attach(parts, !spec.cold).await?;
+    let empty = making.attach(parts).await?;
     if spec.cold {
         making.boot().await?;
     } else {
-        making.thaw(spec.memory_mib).await?;
+        making.thaw(spec.memory_mib, empty).await?;
     }
     let performed = making.become_sandbox(spec.hostname.clone()).await?;
     match spec.cold {

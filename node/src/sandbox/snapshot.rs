@@ -122,8 +122,8 @@ async fn make(
         making.restore(registered.clone(), spec.memory_mode).await
     };
     let (parts, ()) = tokio::try_join!(parts, restored)?;
-    making.attach(parts, true).await?;
-    making.thaw(workload.memory_mib).await?;
+    let empty = making.attach(parts).await?;
+    making.thaw(workload.memory_mib, empty).await?;
     making.become_sandbox(spec.hostname.clone()).await?;
     making.thawed().await;
     write_containers(&making, workload)?;

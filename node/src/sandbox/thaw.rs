@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::control::{Command, MachineSpec, MappedRegion, MemoryMode, Response};
+use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
 
 use super::again::{MADE_AGAIN, with_end};
 use super::cold::{command_line, has_test_hooks};
@@ -100,11 +100,11 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Lets it run.
-    pub(super) async fn thaw(&mut self, memory_mib: u32) -> Result<(), Failure> {
+    /// Lets it run, without backends for the devices in `empty`.
+    pub(super) async fn thaw(&mut self, memory_mib: u32, empty: Vec<DeviceId>) -> Result<(), Failure> {
         let thawed = {
             let _stage = self.trace.stage("thaw");
-            let thaw = Command::Thaw { memory_mib };
+            let thaw = Command::Thaw { memory_mib, empty };
             self.resources.control()?.call(thaw, &[]).await
         };
         match thawed {

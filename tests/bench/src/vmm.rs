@@ -12,12 +12,13 @@ use thaw_protocol::control::{
     Backend, CONTROL_VERSION, Command, CpuBaseline, DeviceId, Event, FromVmm, MachineSpec, Request, Response,
     StartTimes,
 };
-use thaw_protocol::packet::{receive, send};
+use thaw_protocol::packet::{Receiver, send};
 
 /// A thaw-vmm, killed when dropped.
 pub struct Vmm {
     process: VmmProcess,
     socket: OwnedFd,
+    receiver: Receiver,
     next: u32,
     /// Id of the newest request that was answered.
     answered: u32,
@@ -36,6 +37,7 @@ impl Vmm {
         Ok(Vmm {
             process,
             socket,
+            receiver: Receiver::default(),
             next: 0,
             answered: 0,
         })
@@ -111,13 +113,13 @@ impl Vmm {
         &mut self,
         device: DeviceId,
         backend: Backend,
-        descriptor: Option<BorrowedFd<'_>>,
+        descriptor: BorrowedFd<'_>,
     ) -> io::Result<()> {
-        self.ask(Command::Attach { device, backend }, descriptor.as_slice())
+        self.ask(Command::Attach { device, backend }, &[descriptor])
     }
 
     /// When its guest's agent next rings, in CLOCK_MONOTONIC nanoseconds.
-    pub fn doorbell(&self) -> io::Result<u64> {
+    pub fn doorbell(&mut self) -> io::Result<u64> {
         loop {
             match self.receive()? {
                 FromVmm::Event(Event::Doorbell { at }) => return Ok(at),
@@ -137,10 +139,16 @@ impl Vmm {
         }
     }
 
-    fn receive(&self) -> io::Result<FromVmm> {
-        let (message, _) = receive(&self.socket).map_err(io::Error::other)?;
+    fn receive(&mut self) -> io::Result<FromVmm> {
+        let (message, _) = self.receiver.receive(&self.socket).map_err(io::Error::other)?;
         Ok(message)
     }
+}
+
+/// What a thaw declares empty where only the devices in `used` have a backend.
+pub fn every_device_but(used: &[DeviceId]) -> Vec<DeviceId> {
+    let unused = |id: &DeviceId| !used.contains(id);
+    DeviceId::ALL.into_iter().filter(unused).collect()
 }
 
 fn ended(reason: impl std::fmt::Debug) -> io::Error {

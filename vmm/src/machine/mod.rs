@@ -123,7 +123,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives a device its backend, or says that it shall have none.
+    /// Gives a device its backend.
     pub fn attach(&mut self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Outcome<()> {
         self.bus("attach a backend")?
             .attach(device, backend, fds)
@@ -180,12 +180,12 @@ impl Machine {
 
     /// Lets a parked machine run as a new one: its generation ID is another than that of any other machine with the same
     /// past. With more than boot memory in `memory_mib` virtio-mem offers the difference; with less, what the guest was
-    /// last asked to have stays. [`Self::after_reply`] must follow.
-    pub fn thaw(&mut self, memory_mib: u32) -> Outcome<()> {
+    /// last asked to have stays. The devices in `empty` have no backend. [`Self::after_reply`] must follow.
+    pub fn thaw(&mut self, memory_mib: u32, empty: &[DeviceId]) -> Outcome<()> {
         let State::Parked(parked) = &self.state else {
             return Err(self.wrong_state("thaw"));
         };
-        parked.check_thaw(memory_mib)?;
+        parked.check_thaw(memory_mib, empty)?;
         parked.prepare_thaw().inspect_err(|e| self.end(e))?;
         self.times.thawed = parked.go();
         match std::mem::replace(&mut self.state, State::Shell) {
@@ -373,14 +373,11 @@ impl Machine {
 
 impl Parked {
     /// All of a thaw that can be refused.
-    fn check_thaw(&self, memory_mib: u32) -> Outcome<()> {
+    fn check_thaw(&self, memory_mib: u32, empty: &[DeviceId]) -> Outcome<()> {
         let Body { bus, spec, .. } = &self.body;
-        let unswapped = bus.unswapped();
-        if !unswapped.is_empty() {
-            let message = format!(
-                "nobody said what is behind {unswapped:?} now: attach a backend to each, or declare it empty"
-            );
-            return Err(refused(ErrorCode::Unswapped, message));
+        let unsettled = bus.unsettled(empty);
+        if !unsettled.is_empty() {
+            return Err(refusal::unsettled(&unsettled));
         }
         match memory_mib > spec.memory_mib {
             true => self.body.request_memory(memory_mib),

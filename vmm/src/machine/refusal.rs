@@ -1,13 +1,13 @@
 //! What is told to who asked for what cannot be: each error's stable code.
 
-use thaw_protocol::control::{ControlError, ErrorCode};
+use thaw_protocol::control::{ControlError, DeviceId, ErrorCode};
 
 use crate::kernel::KernelError;
 use crate::memory::MemoryError;
 use crate::snapshot::freeze::FreezeError;
 use crate::snapshot::uffd::UffdError;
 use crate::snapshot::{FileError, RestoreError};
-use crate::virtio::{AttachError, InventoryError};
+use crate::virtio::{AttachError, InventoryError, Unsettled};
 
 pub fn refused(code: ErrorCode, message: String) -> ControlError {
     ControlError { code, message }
@@ -58,6 +58,31 @@ pub fn attach_error(e: AttachError) -> ControlError {
         _ => ErrorCode::Invalid,
     };
     refused(code, e.to_string())
+}
+
+/// Names every device of `unsettled`, which is not empty, by what is the matter with it.
+pub fn unsettled(unsettled: &[(DeviceId, Unsettled)]) -> ControlError {
+    let why = [
+        (
+            Unsettled::Unspoken,
+            "nobody said what is behind DEVICES now: attach a backend to each, or declare it empty",
+        ),
+        (
+            Unsettled::WasBacked,
+            "DEVICES had a backend when frozen and cannot be empty",
+        ),
+        (
+            Unsettled::IsBacked,
+            "DEVICES cannot be empty: a backend is attached",
+        ),
+    ];
+    let sentence = |(why, sentence): (Unsettled, &str)| {
+        let of_this = unsettled.iter().filter(|(_, other)| *other == why);
+        let devices: Vec<DeviceId> = of_this.map(|(device, _)| *device).collect();
+        (!devices.is_empty()).then(|| sentence.replace("DEVICES", &format!("{devices:?}")))
+    };
+    let message: Vec<String> = why.into_iter().filter_map(sentence).collect();
+    refused(ErrorCode::Unswapped, message.join("; "))
 }
 
 pub fn inventory_error(e: InventoryError) -> ControlError {

@@ -30,7 +30,7 @@ use super::net::Net;
 use super::pmem::Pmem;
 use super::rng::Rng;
 use super::state::{DeviceRecord, RestoreError};
-use super::swap::Swap;
+use super::swap::{Swap, Unsettled};
 use super::vsock::Vsock;
 use super::window::{HostWindow, WindowError};
 use crate::events::EventSink;
@@ -182,26 +182,15 @@ impl Inventory {
         self.mem().plugged()
     }
 
-    /// Gives `device` its backend, or with [`Backend::Empty`] says that it shall have none. Not for the console. The
-    /// device may be running: it takes effect at once.
+    /// Gives `device` its backend. Not for the console. The device may be running: it takes effect at once.
     pub fn attach(&self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let slot = device as usize;
         let (Some(device), Some(swap)) = (self.devices.get(slot), self.swaps.get(slot)) else {
             return Err(AttachError::WrongKind("the console is not a virtio device"));
         };
-        let mut device = lock(device);
-        match backend {
-            Backend::Empty if !fds.is_empty() => Err(AttachError::Descriptors {
-                expected: 0,
-                got: fds.len(),
-            }),
-            Backend::Empty => swap.declare_empty(device.is_backed()),
-            backend => {
-                device.attach(backend, fds)?;
-                swap.settle();
-                Ok(())
-            }
-        }
+        lock(device).attach(backend, fds)?;
+        swap.settle();
+        Ok(())
     }
 
     /// Shows an image in a slot of the root device; `fds` as [`ImageSpec::blobs`] says.
@@ -258,13 +247,14 @@ impl Inventory {
         Ok(())
     }
 
-    /// The devices nobody spoke of since the restore.
-    pub fn unswapped(&self) -> Vec<DeviceId> {
-        let slots = DeviceId::ALL.into_iter().zip(&self.swaps);
-        slots
-            .filter(|(_, swap)| swap.is_awaited())
-            .map(|(id, _)| id)
-            .collect()
+    /// The devices that forbid a thaw in which those in `empty` are to have no backend, and why.
+    pub fn unsettled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, Unsettled)> {
+        let slots = DeviceId::ALL.into_iter().zip(&self.devices).zip(&self.swaps);
+        let unsettled = |((id, device), swap): ((DeviceId, &Arc<Mutex<dyn VirtioDevice>>), &Swap)| {
+            let declared_empty = empty.contains(&id).then(|| lock(device).is_backed());
+            Some((id, swap.unsettled(declared_empty)?))
+        };
+        slots.filter_map(unsettled).collect()
     }
 
     /// Asks the guest, by virtio-mem, for `total` bytes of memory in all: what boot memory does not cover.

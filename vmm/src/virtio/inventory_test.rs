@@ -109,26 +109,21 @@ fn every_device_must_be_spoken_of_after_a_restore_and_what_was_backed_may_not_be
     }) else {
         return;
     };
-    let all = thawed.unswapped();
+    let unspoken = DeviceId::ALL.map(|id| (id, Unsettled::Unspoken));
     assert_eq!(
-        all,
-        DeviceId::ALL[..10],
+        thawed.unsettled(&[]),
+        unspoken[..10],
         "memory, balloon and random numbers need nothing"
     );
-    for id in all {
-        if id != DeviceId::Blk0 {
-            thawed.attach(id, Backend::Empty, vec![]).unwrap();
-        }
-    }
-    let refused = thawed.attach(DeviceId::Blk0, Backend::Empty, vec![]);
-    assert!(matches!(refused, Err(AttachError::Frozen(_))));
+    let blk0 = |why| [(DeviceId::Blk0, why)];
+    assert_eq!(thawed.unsettled(&DeviceId::ALL), blk0(Unsettled::WasBacked));
+    let others: Vec<DeviceId> = DeviceId::ALL.into_iter().filter(|id| *id != DeviceId::Blk0).collect();
     let wrong = thawed.attach(DeviceId::Blk0, Backend::Pmem, vec![file()]);
     assert!(matches!(wrong, Err(AttachError::WrongKind(_))));
-    assert_eq!(thawed.unswapped(), [DeviceId::Blk0]);
+    assert_eq!(thawed.unsettled(&others), blk0(Unsettled::Unspoken));
     thawed.attach(DeviceId::Blk0, DISK, vec![file()]).unwrap();
-    assert!(thawed.unswapped().is_empty());
-    let taken = thawed.attach(DeviceId::Blk0, Backend::Empty, vec![]);
-    assert!(matches!(taken, Err(AttachError::Invalid(_))));
+    assert!(thawed.unsettled(&others).is_empty());
+    assert_eq!(thawed.unsettled(&DeviceId::ALL), blk0(Unsettled::IsBacked));
 }
 
 #[test]
@@ -146,14 +141,15 @@ fn a_miss_socket_is_enough_for_the_root_device() {
     thawed
         .attach(DeviceId::Root, Backend::Misses, vec![socket])
         .unwrap();
-    assert!(!thawed.unswapped().contains(&DeviceId::Root));
+    let unsettled = thawed.unsettled(&[]);
+    assert!(unsettled.iter().all(|(id, _)| *id != DeviceId::Root));
 }
 
 #[test]
 fn a_machine_that_was_not_restored_owes_nothing() {
     let Some((inventory, _vm)) = machine() else { return };
-    assert!(inventory.unswapped().is_empty());
-    inventory.attach(DeviceId::Net, Backend::Empty, vec![]).unwrap();
+    assert!(inventory.unsettled(&[]).is_empty());
+    assert!(inventory.unsettled(&DeviceId::ALL).is_empty());
 }
 
 #[test]
@@ -172,7 +168,7 @@ fn devices_missing_extra_or_elsewhere_are_refused_and_nothing_is_restored() {
     other[9].config[8] ^= 1;
     let error = frozen.restore(&other).unwrap_err().to_string();
     assert!(error.contains("Pmem1: configuration"), "{error}");
-    assert!(frozen.unswapped().is_empty());
+    assert!(frozen.unsettled(&[]).is_empty());
     assert_eq!(frozen.save(), records);
 }
 

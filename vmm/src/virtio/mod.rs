@@ -49,4 +49,5 @@ pub use interrupt::Interrupt;
 pub use inventory::{Inventory, InventoryError, Windows};
 pub use queue::{Chain, DeviceQueue, QueueError};
 pub use state::{BusRecords, ConsoleRecord, DeviceRecord, DeviceState, RestoreError};
+pub use swap::Unsettled;
 pub use window::HostWindow;

@@ -4,8 +4,6 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::device::AttachError;
-
 /// One device's answer.
 #[derive(Debug, Default)]
 pub struct Swap(Mutex<State>);
@@ -22,6 +20,17 @@ enum State {
     },
 }
 
+/// Why a machine cannot be thawed with a device as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsettled {
+    /// Nobody has spoken of it since it was restored.
+    Unspoken,
+    /// It is declared empty, and had a backend when frozen.
+    WasBacked,
+    /// It is declared empty, and has a backend.
+    IsBacked,
+}
+
 impl Swap {
     /// The device was restored; `backed` as it was frozen.
     pub fn restored(&self, backed: bool) {
@@ -33,28 +42,14 @@ impl Swap {
         *self.state() = State::Settled;
     }
 
-    /// It is to have none. `has_one`: it has one now.
-    pub fn declare_empty(&self, has_one: bool) -> Result<(), AttachError> {
-        let mut state = self.state();
-        match *state {
-            State::Awaited { backed: true } => {
-                return Err(AttachError::Frozen(
-                    "it had a backend when frozen, and cannot be without".into(),
-                ));
-            }
-            _ if has_one => {
-                return Err(AttachError::Invalid(
-                    "it has a backend, which cannot be taken away".into(),
-                ));
-            }
-            _ => *state = State::Settled,
+    /// What forbids a thaw, if the device is to have a backend (None) or none (whether it has one now).
+    pub fn unsettled(&self, declared_empty: Option<bool>) -> Option<Unsettled> {
+        match (*self.state(), declared_empty) {
+            (State::Awaited { .. }, None) => Some(Unsettled::Unspoken),
+            (State::Awaited { backed: true }, Some(_)) => Some(Unsettled::WasBacked),
+            (_, Some(true)) => Some(Unsettled::IsBacked),
+            (State::Awaited { backed: false }, Some(false)) | (State::Settled, _) => None,
         }
-        Ok(())
-    }
-
-    /// Whether nobody has spoken of it since it was restored.
-    pub fn is_awaited(&self) -> bool {
-        matches!(*self.state(), State::Awaited { .. })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -69,17 +64,18 @@ mod tests {
     #[test]
     fn what_was_backed_may_not_be_empty_and_silence_is_no_answer() {
         let swap = Swap::default();
-        assert!(!swap.is_awaited());
+        assert_eq!(swap.unsettled(None), None);
+        assert_eq!(swap.unsettled(Some(false)), None);
         swap.restored(true);
-        assert!(matches!(swap.declare_empty(false), Err(AttachError::Frozen(_))));
-        assert!(swap.is_awaited());
+        assert_eq!(swap.unsettled(None), Some(Unsettled::Unspoken));
+        assert_eq!(swap.unsettled(Some(false)), Some(Unsettled::WasBacked));
         swap.settle();
-        assert!(!swap.is_awaited());
-        assert!(matches!(swap.declare_empty(true), Err(AttachError::Invalid(_))));
+        assert_eq!(swap.unsettled(None), None);
+        assert_eq!(swap.unsettled(Some(true)), Some(Unsettled::IsBacked));
 
         swap.restored(false);
-        assert!(swap.is_awaited());
-        swap.declare_empty(false).unwrap();
-        assert!(!swap.is_awaited());
+        assert_eq!(swap.unsettled(None), Some(Unsettled::Unspoken));
+        assert_eq!(swap.unsettled(Some(false)), None);
+        assert_eq!(swap.unsettled(Some(true)), Some(Unsettled::IsBacked));
     }
 }

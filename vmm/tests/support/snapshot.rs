@@ -66,7 +66,7 @@ impl Snapshot {
         control.create(machine).unwrap();
         self.restore(&mut control).unwrap();
         assert_eq!(control.state(), MachineState::Parked);
-        let console = swap(&mut control);
+        let console = control.console();
         (vmm, control, console)
     }
 
@@ -91,23 +91,15 @@ impl Snapshot {
     }
 }
 
-/// A console for a restored machine; every other device that must be spoken of is empty.
-pub fn swap(control: &mut Connection) -> File {
-    let console = control.console();
-    for device in DeviceId::ALL {
-        let needs_none = [DeviceId::Mem, DeviceId::Balloon, DeviceId::Rng, DeviceId::Console];
-        if !needs_none.contains(&device) {
-            let backend = Backend::Empty;
-            control
-                .request(Command::Attach { device, backend }, &[])
-                .unwrap_or_else(|e| panic!("{device:?}: {e}"));
-        }
-    }
-    console
+/// Thaws a machine that has a console and nothing else.
+pub fn thaw(control: &mut Connection) -> Result<Response, ControlError> {
+    thaw_without(control, &DeviceId::ALL[..DeviceId::Console as usize])
 }
 
-pub fn thaw(control: &mut Connection) -> Result<Response, ControlError> {
-    control.request(Command::Thaw { memory_mib: 0 }, &[])
+/// Thaws a machine in which the devices in `empty` have no backend.
+pub fn thaw_without(control: &mut Connection, empty: &[DeviceId]) -> Result<Response, ControlError> {
+    let empty = empty.to_vec();
+    control.request(Command::Thaw { memory_mib: 0, empty }, &[])
 }
 
 pub fn freeze(

@@ -28,8 +28,8 @@ pub fn boot(kernel: &Path, guest_image: &Path, directory: &Path) -> io::Result<B
     vmm.create(&kvm, 1, MEMORY_MIB)?;
     vmm.settle()?;
     let vsock = vmm::listen(&vsock_path, SocketType::STREAM).map_err(io::Error::other)?;
-    vmm.attach(DeviceId::Vsock, Backend::Vsock, Some(vsock.as_fd()))?;
-    vmm.attach(DeviceId::Pmem0, Backend::Pmem, Some(guest_image.as_fd()))?;
+    vmm.attach(DeviceId::Vsock, Backend::Vsock, vsock.as_fd())?;
+    vmm.attach(DeviceId::Pmem0, Backend::Pmem, guest_image.as_fd())?;
     let boot = Command::Boot {
         cmdline: cmdline("root=/dev/pmem0 rootflags=dax"),
     };

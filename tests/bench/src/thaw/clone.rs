@@ -12,7 +12,7 @@ use thaw_tiny_guest::bare::{READY, terse};
 
 use super::files::Files;
 use crate::clock::{monotonic_ns, us_since};
-use crate::vmm::{Vmm, open_kvm};
+use crate::vmm::{Vmm, every_device_but, open_kvm};
 
 /// How long a clone may be silent.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ impl Template {
         let mut vmm = Vmm::spawn(directory, &log)?;
         vmm.create(&kvm, 1, memory_mib)?;
         let (mut console, theirs) = UnixStream::pair()?;
-        vmm.attach(DeviceId::Console, Backend::Console, Some(theirs.as_fd()))?;
+        vmm.attach(DeviceId::Console, Backend::Console, theirs.as_fd())?;
         let kernel = terse(if filled { memory_mib } else { 0 }).kernel();
         let boot = Command::Boot {
             cmdline: String::new(),
@@ -132,17 +132,12 @@ impl Template {
         Ok(vmm)
     }
 
-    /// Asks `vmm` to load the template and gives its console a socket and every other device nothing; our end of it.
+    /// Asks `vmm` to load the template and gives its console a socket; our end of it.
     fn restore(&self, vmm: &mut Vmm) -> io::Result<UnixStream> {
         let (console, theirs) = UnixStream::pair()?;
         console.set_read_timeout(Some(PATIENCE))?;
         self.files.restore(vmm, None)?;
-        vmm.attach(DeviceId::Console, Backend::Console, Some(theirs.as_fd()))?;
-        for device in DeviceId::ALL {
-            if device != DeviceId::Console {
-                vmm.attach(device, Backend::Empty, None)?;
-            }
-        }
+        vmm.attach(DeviceId::Console, Backend::Console, theirs.as_fd())?;
         Ok(console)
     }
 }
@@ -152,6 +147,7 @@ impl Clone {
     pub fn thaw(&mut self) -> io::Result<()> {
         let thaw = Command::Thaw {
             memory_mib: self.memory_mib,
+            empty: every_device_but(&[DeviceId::Console]),
         };
         self.vmm.ask(thaw, &[])
     }

@@ -16,7 +16,7 @@ use thaw_protocol::handshake::WARM;
 use super::files::{Files, sealable};
 use crate::boot::{MEMORY_MIB, cmdline, handshake, thaw::dial};
 use crate::clock::{monotonic_ns, us_since};
-use crate::vmm::{Vmm, open_kvm};
+use crate::vmm::{Vmm, every_device_but, open_kvm};
 
 /// What machines are made with.
 pub struct Host {
@@ -96,17 +96,13 @@ impl Host {
         let working_set = template.working_set.as_ref().filter(|_| use_working_set);
         template.files.restore(&mut vmm, working_set)?;
         self.attach(&mut vmm, &vsock)?;
-        for device in DeviceId::ALL {
-            if !USED.contains(&device) {
-                vmm.attach(device, Backend::Empty, None)?;
-            }
-        }
         vmm.settle()?;
         if start == Start::Parked {
             claimed = monotonic_ns();
         }
         let thaw = Command::Thaw {
             memory_mib: MEMORY_MIB,
+            empty: every_device_but(&USED),
         };
         vmm.call(thaw, &[])?;
         self.shake_hands(vmm, &vsock, claimed)
@@ -141,9 +137,9 @@ impl Host {
 
     /// Gives the devices in [`USED`] their backends.
     fn attach(&self, vmm: &mut Vmm, vsock: &Vsock) -> io::Result<()> {
-        vmm.attach(DeviceId::Vsock, Backend::Vsock, Some(vsock.listener.as_fd()))?;
-        vmm.attach(DeviceId::Pmem0, Backend::Pmem, Some(self.guest_image.as_fd()))?;
-        vmm.attach(DeviceId::Console, Backend::Console, Some(self.console.as_fd()))
+        vmm.attach(DeviceId::Vsock, Backend::Vsock, vsock.listener.as_fd())?;
+        vmm.attach(DeviceId::Pmem0, Backend::Pmem, self.guest_image.as_fd())?;
+        vmm.attach(DeviceId::Console, Backend::Console, self.console.as_fd())
     }
 
     fn shake_hands(&self, mut vmm: Vmm, vsock: &Vsock, start: u64) -> io::Result<Ready> {

@@ -31,6 +31,12 @@ e2e: ## end-to-end tests on real images; `make e2e TEST=name` runs those whose n
 	@$(MAKE) kernel build
 	@tests/e2e/run $(TEST)
 
+soak: ## 1,000 thaws in a row, 100 at once, 100 clones compared: hours in the lab, minutes elsewhere
+	@./setup test
+	@$(MAKE) kernel build
+	@THAW_SOAK_SUCCESSIVE=1000 THAW_SOAK_PARALLEL=100 THAW_CLONES=100 \
+	  tests/e2e/run --timeout 14400 --memory 20G many_thaws no_two_clones
+
 lint: ## formatting, clippy, dependency licences and advisories
 	cargo fmt --all --check
 	cargo clippy --release --workspace --all-targets -- -D warnings
@@ -77,4 +83,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e test-lab lint deny build kernel bench-boot bench-thaw bench-report clean
+.PHONY: help demo test unit e2e soak test-lab lint deny build kernel bench-boot bench-thaw bench-report clean

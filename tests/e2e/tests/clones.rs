@@ -17,10 +17,10 @@ const AT_ONCE: usize = 2;
 const UNIQUE: [&str; 5] = ["getrandom", "urandom", "at_random", "boot_id", "hostname"];
 /// Kernel words that leave fresh randomness to the agent alone, and make it tell what the kernel's generator gives next
 /// once it has done its part.
-const AGENT_ALONE: &str = "initcall_blacklist=vmgenid_driver_init thaw.test=show-entropy";
+const AGENT_ALONE: &str = "loglevel=4 initcall_blacklist=vmgenid_driver_init thaw.test=show-entropy";
 /// The same without the agent's part.
 const WITHOUT_RESEED: &str =
-    "initcall_blacklist=vmgenid_driver_init thaw.test=show-entropy thaw.test=keep-entropy";
+    "loglevel=4 initcall_blacklist=vmgenid_driver_init thaw.test=show-entropy thaw.test=keep-entropy";
 
 /// How far a clone's wall clock may be off, beyond half of the round trip in which it was told the time.
 const CLOCK_MARGIN_NS: u64 = 10_000_000;

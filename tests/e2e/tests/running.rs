@@ -163,6 +163,17 @@ fn goes_on_unattended(sandbox: &str, tick: u64) -> Vec<Value> {
     }
 }
 
+/// Sandboxes nobody attends: removed when this goes, also by a failed test.
+struct Unattended(Vec<String>);
+
+impl Drop for Unattended {
+    fn drop(&mut self) {
+        for sandbox in &self.0 {
+            run(&mut thaw(&["rm", sandbox]));
+        }
+    }
+}
+
 fn name(test: &str) -> String {
     format!("{test}-{}", std::process::id())
 }
@@ -263,12 +274,12 @@ fn a_fork_makes_many_of_one_each_on_a_disk_of_its_own() {
     let name = name("fork");
     let mut original = place.survivor(&name);
     let said = run(&mut thaw(&["fork", &name, "-n", "3"])).ok();
-    let clones: Vec<&str> = said.lines().collect();
-    assert_eq!(clones.len(), 3, "{said}");
+    let clones = Unattended(said.lines().map(str::to_owned).collect());
+    assert_eq!(clones.0.len(), 3, "{said}");
     original.go_on(3);
     let tick = original.tick();
     let mut names = vec![original.seen().last().unwrap()["hostname"].clone()];
-    for clone in &clones {
+    for clone in &clones.0 {
         let lines = goes_on_unattended(clone, tick);
         names.push(lines.last().unwrap()["hostname"].clone());
     }
@@ -276,8 +287,8 @@ fn a_fork_makes_many_of_one_each_on_a_disk_of_its_own() {
     names.dedup();
     assert_eq!(names.len(), 4, "{names:?}");
     let listed = run(&mut thaw(&["--json", "ps"])).ok();
-    assert!(clones.iter().all(|c| listed.contains(c)), "{listed}");
-    run(&mut thaw(&[&["rm"], &clones[..]].concat())).ok();
+    assert!(clones.0.iter().all(|c| listed.contains(c)), "{listed}");
+    drop(clones);
     original.go_on(3);
     end([original], place, &before);
 }
@@ -295,7 +306,8 @@ fn a_sandbox_that_is_stopped_by_its_freeze_goes_on_when_it_is_thawed() {
     let told = original.tick();
     original.wait();
     run(&mut thaw(&["thaw", "--detach", "--name", &again, &directory])).ok();
-    goes_on_unattended(&again, told + 5);
-    run(&mut thaw(&["rm", &again])).ok();
+    let again = Unattended(vec![again]);
+    goes_on_unattended(&again.0[0], told + 5);
+    drop(again);
     end([], place, &before);
 }

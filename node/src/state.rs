@@ -3,7 +3,8 @@
 //! The owner of a sandbox holds a lock on its directory for as long as it lives; the kernel lets go of it whatever ends
 //! the owner. Invariant: a directory whose lock can be taken has no living owner, and everything its sandbox has that
 //! outlives a process (a cgroup, sockets, an untethered VMM) is found from that directory: it is made before them and
-//! removed after them.
+//! removed after them. The directory of all sandboxes is removed with its last, and only by who holds its lock, so it
+//! stays between being found and getting another.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -90,7 +91,7 @@ impl RunDirectory {
         let path = self.sandboxes.join(&record.id);
         let fail = |e: io::Error| Failure::system(format!("cannot create {}", path.display()), &e);
         // Held so that no cleaner meets a directory whose owner has not locked it yet, and no two take one name.
-        let _all = self.make_and_lock_all().map_err(fail)?;
+        let all = self.make_and_lock_all().map_err(fail)?;
         if let Some(name) = &record.name
             && self
                 .list()
@@ -108,18 +109,25 @@ impl RunDirectory {
             _lock: lock,
             remove_on_drop: true,
         };
-        directory.write(record)?;
-        Ok(directory)
+        let written = directory.write(record);
+        // Before the directory may go, which waits for this lock.
+        drop(all);
+        written.map(|()| directory)
     }
 
     /// The directory of all sandboxes goes with its last, so it may have to be made, more than once.
     fn make_and_lock_all(&self) -> io::Result<File> {
         loop {
-            fs::DirBuilder::new()
+            let made = fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
-                .create(&self.sandboxes)?;
-            match self.lock_all() {
+                .create(&self.sandboxes);
+            match made {
+                // Said also of one that was there and is gone again.
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            match lock_all(&self.sandboxes) {
                 Ok(all) => return Ok(all),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
@@ -179,7 +187,9 @@ impl RunDirectory {
     /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns how many
     /// sandboxes that was. An untethered VMM that lives is left for thawd to [`adopt`](RunDirectory::adopt).
     pub fn clean(&self, cgroups: &Hierarchy) -> usize {
-        let Ok(_all) = self.lock_all() else { return 0 };
+        let Ok(all) = lock_all(&self.sandboxes) else {
+            return 0;
+        };
         let mut cleaned = 0;
         for path in self.directories() {
             let Some(_lock) = try_lock(&path) else { continue };
@@ -192,7 +202,7 @@ impl RunDirectory {
                 cleaned += 1;
             }
         }
-        self.remove_if_empty();
+        remove_if_empty(&self.sandboxes, &all);
         cleaned
     }
 
@@ -203,18 +213,15 @@ impl RunDirectory {
             return false;
         };
         let removed = remove(&path, read_record(&path).ok().as_ref(), cgroups);
-        self.remove_if_empty();
+        if let Ok(all) = lock_all(&self.sandboxes) {
+            remove_if_empty(&self.sandboxes, &all);
+        }
         removed
-    }
-
-    /// Fails, as it should, while there are sandboxes.
-    fn remove_if_empty(&self) {
-        let _ = fs::remove_dir(&self.sandboxes);
     }
 
     /// The living untethered sandboxes no process owns: now ours.
     pub fn adopt(&self) -> Vec<(Record, SandboxDirectory)> {
-        let Ok(_all) = self.lock_all() else {
+        let Ok(_all) = lock_all(&self.sandboxes) else {
             return Vec::new();
         };
         let mut adopted = Vec::new();
@@ -245,18 +252,23 @@ impl RunDirectory {
             .map(|e| e.path())
             .collect()
     }
+}
 
-    /// Locks the directory of all sandboxes: the one that is there once the lock is had.
-    fn lock_all(&self) -> io::Result<File> {
-        loop {
-            let file = File::open(&self.sandboxes)?;
-            rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
-            let (locked, named) = (file.metadata()?, fs::metadata(&self.sandboxes)?);
-            if (locked.dev(), locked.ino()) == (named.dev(), named.ino()) {
-                return Ok(file);
-            }
+/// Locks the directory of all sandboxes: the one that is there once the lock is had.
+fn lock_all(sandboxes: &Path) -> io::Result<File> {
+    loop {
+        let file = File::open(sandboxes)?;
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
+        let (locked, named) = (file.metadata()?, fs::metadata(sandboxes)?);
+        if (locked.dev(), locked.ino()) == (named.dev(), named.ino()) {
+            return Ok(file);
         }
     }
+}
+
+/// Fails, as it should, while there are sandboxes. Without its lock, who is about to make one would find it gone.
+fn remove_if_empty(sandboxes: &Path, _lock: &File) {
+    let _ = fs::remove_dir(sandboxes);
 }
 
 /// Removes what a sandbox without an owner has: its VMM, its cgroup, its directory. Its lock is held.
@@ -336,9 +348,10 @@ impl Drop for SandboxDirectory {
         if let Err(e) = fs::remove_dir_all(&self.path) {
             tracing::warn!("cannot remove {}: {e}", self.path.display());
         }
-        if let Some(all) = self.path.parent() {
-            // Fails, as it should, while there are others.
-            let _ = fs::remove_dir(all);
+        if let Some(sandboxes) = self.path.parent()
+            && let Ok(all) = lock_all(sandboxes)
+        {
+            remove_if_empty(sandboxes, &all);
         }
     }
 }
@@ -462,6 +475,43 @@ mod tests {
         assert_eq!(run.create(&again).unwrap_err().code, ExitCode::NameInUse);
         vmm.kill().unwrap();
         vmm.wait().unwrap();
+    }
+
+    #[test]
+    fn many_begin_and_end_at_once() {
+        let root = tempfile::tempdir().unwrap();
+        let run = RunDirectory::open(root.path()).unwrap();
+        let start = std::sync::Barrier::new(8);
+        let none = Hierarchy::None;
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (run, start, none) = (&run, &start, &none);
+                scope.spawn(move || {
+                    start.wait();
+                    for n in 0..200 {
+                        let id = format!("{thread}-{n}");
+                        let directory = run.create(&record(&id, None, true)).unwrap();
+                        assert!(directory.path().join(RECORD).exists());
+                        match n % 3 {
+                            // Each way a directory goes takes that of all with it, if it is the last.
+                            0 => drop(run.clean(none)),
+                            1 => {
+                                let mut directory = directory;
+                                directory.keep();
+                                drop(directory);
+                                // Unless a cleaner was faster.
+                                run.end(&id, none);
+                            }
+                            _ => {}
+                        }
+                    }
+                });
+            }
+        });
+        assert!(
+            !root.path().join("sandboxes").exists(),
+            "it goes with its last sandbox"
+        );
     }
 
     #[test]

@@ -11,8 +11,7 @@ use super::{ForkArguments, ThawArguments, detach};
 use crate::container::{RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
-use crate::snapshot::{Hold, Registry, directory};
-use crate::state::new_id;
+use crate::snapshot::{Hold, Registry, Scratch};
 use crate::stdio::{Attendance, Signals, Stdin};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -64,16 +63,16 @@ async fn attend(
 pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failure> {
     let owner = Owner::find(&arguments.sandbox)?;
     let data = Paths::from_env().data;
-    let unique = new_id().map_err(|e| Failure::system("cannot read random bytes", &e))?;
-    // Beside the disks: there they may be cloned.
-    let directory = data.join("forks").join(unique);
+    let registry = Registry::open(&data, Hold::Files)?;
+    let scratch = Scratch::make(&data, registry.stamps().clone())?;
+    let directory = scratch.snapshot();
     let request = FreezeSandbox {
         directory: directory.clone(),
         delta: false,
         stop: false,
     };
     owner.client.freeze(&owner.id, &request).await?;
-    let line: [OsString; 2] = ["thaw".into(), directory.clone().into()];
+    let line: [OsString; 2] = ["thaw".into(), directory.into()];
     let clones = (0..arguments.count).map(|_| detach::detached(&line, ui));
     let mut failed = None;
     for clone in join_all(clones).await {
@@ -83,10 +82,7 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
         }
     }
     // Who was thawed from it has all of it open.
-    let registry = Registry::open(&data, Hold::Files)?;
-    if let Err(e) = directory::remove(&directory, registry.stamps()) {
-        tracing::warn!("cannot remove {}: {e}", directory.display());
-    }
+    drop(scratch);
     failed.map_or(Ok(0), Err)
 }
 

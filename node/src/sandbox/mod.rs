@@ -27,7 +27,7 @@ use crate::images::{Images, Pull};
 use crate::misses::MissServer;
 use crate::page_server::PageServer;
 use crate::paths::Paths;
-use crate::snapshot::{Hold, Registered};
+use crate::snapshot::{Hold, Registered, Scratch};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 use crate::template::Templates;
 use crate::trace::Trace;
@@ -127,12 +127,13 @@ impl Node {
         Node::open_as(paths, Hold::Files, test_templates)
     }
 
-    /// Opens the run directory and the image store, and removes what dead owners left. A process that lives long holds
+    /// Opens the run directory and the image store, and removes what dead owners left, forks' snapshots too. A process that lives long holds
     /// templates in sealed memory of its own.
     pub fn open_as(paths: Paths, hold: Hold, test_templates: bool) -> Result<Node, Failure> {
         let run = RunDirectory::open(&paths.run)?;
         let cgroups = Hierarchy::detect();
         run.clean(&cgroups);
+        Scratch::sweep(&paths.data);
         let images = Images::open(&paths.images())?;
         Ok(Node {
             templates: Templates::open(&paths, hold)?,

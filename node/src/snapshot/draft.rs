@@ -246,7 +246,7 @@ pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
 }
 
 /// Removes the half-made snapshots in `parent` whose makers are dead.
-fn sweep(parent: &Path) {
+pub(super) fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let partial = entries
         .filter_map(|e| e.ok())

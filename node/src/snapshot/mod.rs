@@ -9,6 +9,7 @@
 //! | [`contents`] | reading sparse files chunk by chunk, on all cores |
 //! | [`stamp`] | what was verified since this boot and has not been touched since |
 //! | [`signature`] | Ed25519 over the manifest's bytes |
+//! | [`scratch`] | where a fork's snapshot is, for as long as it forks |
 //! | [`register`] | verified files as the descriptors a VMM restores from |
 //!
 //! Invariant: what a VMM is handed has been compared with the manifest, every byte, since this boot; and the manifest is
@@ -22,6 +23,7 @@ pub mod error;
 pub mod hash;
 pub mod manifest;
 pub mod register;
+pub mod scratch;
 pub mod signature;
 pub mod stamp;
 
@@ -31,5 +33,6 @@ pub use error::SnapshotError;
 pub use hash::Hash;
 pub use manifest::{Base, Cpu, ImageRecord, Kind, Machine, Manifest, Subject, inventory};
 pub use register::{Hold, Registered, Registry};
+pub use scratch::Scratch;
 pub use signature::{SigningKey, TrustedKeys};
 pub use stamp::Stamps;

@@ -1,0 +1,90 @@
+//! Places for snapshots only one process needs, `THAW_DATA/forks/`: gone with it.
+//!
+//! Invariant: each is locked by the process that made it, for as long as that lives; one nobody has locked is a dead
+//! maker's, and the next start removes it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use super::draft::{make_locked, sweep};
+use super::error::SnapshotError;
+use super::stamp::Stamps;
+
+/// Under the data directory, beside the disks: there they may be cloned.
+const FORKS: &str = "forks";
+const SNAPSHOT: &str = "snapshot";
+
+/// A place for one snapshot. Dropped, it is removed with it.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    stamps: Stamps,
+    _lock: File,
+}
+
+impl Scratch {
+    /// Makes one under the data directory.
+    pub fn make(data: &Path, stamps: Stamps) -> Result<Scratch, SnapshotError> {
+        let forks = data.join(FORKS);
+        fs::create_dir_all(&forks).map_err(SnapshotError::io("create", &forks))?;
+        let (path, lock) = make_locked(&forks).map_err(SnapshotError::io("create a directory in", &forks))?;
+        Ok(Scratch {
+            path,
+            stamps,
+            _lock: lock,
+        })
+    }
+
+    /// Where the snapshot is to be. Nothing is there yet.
+    pub fn snapshot(&self) -> PathBuf {
+        self.path.join(SNAPSHOT)
+    }
+
+    /// Removes those under the data directory whose makers are dead.
+    pub fn sweep(data: &Path) {
+        sweep(&data.join(FORKS));
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Ok(place) = fs::canonicalize(self.snapshot()) {
+            self.stamps.forget(&place);
+        }
+        if let Err(e) = fs::remove_dir_all(&self.path) {
+            tracing::warn!("cannot remove {}: {e}", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left(data: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(data.join(FORKS)).into_iter().flatten();
+        entries.map(|e| e.unwrap().path()).collect()
+    }
+
+    #[test]
+    fn a_living_makers_place_stays_and_a_dead_ones_is_swept() {
+        let data = tempfile::tempdir().unwrap();
+        let stamps = Stamps::open(&data.path().join("verified")).unwrap();
+        Scratch::sweep(data.path());
+        let living = Scratch::make(data.path(), stamps.clone()).unwrap();
+        let dead = Scratch::make(data.path(), stamps.clone()).unwrap();
+        for scratch in [&living, &dead] {
+            fs::create_dir(scratch.snapshot()).unwrap();
+            fs::write(scratch.snapshot().join("memory"), b"secret").unwrap();
+        }
+        // As a kill leaves it: the lock goes with the process, nothing else does.
+        rustix::fs::flock(&dead._lock, rustix::fs::FlockOperation::Unlock).unwrap();
+        std::mem::forget(dead);
+        assert_eq!(left(data.path()).len(), 2);
+        Scratch::sweep(data.path());
+        assert_eq!(left(data.path()), [living.path.clone()]);
+        assert!(living.snapshot().join("memory").exists());
+        drop(living);
+        assert!(left(data.path()).is_empty());
+    }
+}

@@ -67,7 +67,7 @@ exit_codes! {
     AgentFailed = 95, "agent-failed", "the guest's agent refused or broke the connection", "see the line above; THAW_LOG=debug says more";
     SnapshotDamaged = 96, "snapshot-damaged", "a snapshot's file is not what its manifest says, or cannot be read", "remove it: a template is built again, thaw template rm";
     SnapshotIncompatible = 97, "snapshot-incompatible", "the snapshot is whole, but not for this host, this machine or this version", "build it on this kind of host; thaw template inspect says what it was made for";
-    SnapshotSignature = 98, "snapshot-signature", "the snapshot is not signed by a key this node trusts", "sign it when it is built, thaw template build --sign KEY, or see the keys in THAW_DATA/keys";
+    SnapshotSignature = 98, "snapshot-signature", "the snapshot is not signed by a key this node trusts", "sign it when it is made, --sign KEY, or see the keys in THAW_DATA/keys";
     SnapshotNotFound = 99, "snapshot-not-found", "there is no such template or snapshot", "see `thaw template ls`";
     Runtime = 125, "runtime", "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "not-executable", "the container's command cannot be executed", "check its permissions and its format";

@@ -104,6 +104,9 @@ pub struct FreezeSandbox {
     /// Leave the sandbox paused afterwards, its workloads stopped.
     #[serde(default)]
     pub stop: bool,
+    /// The private key's file to sign the snapshot with, absolute; whoever owns the sandbox reads it.
+    #[serde(default)]
+    pub sign: Option<PathBuf>,
 }
 
 /// What a freeze did.

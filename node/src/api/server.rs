@@ -186,6 +186,7 @@ impl Daemon {
         let options = FreezeOptions {
             delta: request.delta,
             stop: request.stop,
+            sign: request.sign,
         };
         let frozen = self
             .find(wanted)?
@@ -532,6 +533,7 @@ mod tests {
             directory: path("s"),
             delta: false,
             stop: false,
+            sign: None,
         };
         assert_eq!(
             client.freeze("nobody", &freeze).await.unwrap_err().code,

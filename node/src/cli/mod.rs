@@ -186,6 +186,9 @@ pub struct FreezeArguments {
     /// End the sandbox once it is frozen
     #[arg(long)]
     pub stop: bool,
+    /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
+    #[arg(long, value_name = "FILE")]
+    pub sign: Option<std::path::PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -222,6 +225,9 @@ pub struct ForkArguments {
     /// How many clones
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub count: u16,
+    /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
+    #[arg(long, value_name = "FILE")]
+    pub sign: Option<std::path::PathBuf>,
 }
 
 /// How a process is run.

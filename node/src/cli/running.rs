@@ -70,6 +70,7 @@ pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8
         directory: directory.clone(),
         delta: arguments.delta,
         stop: arguments.stop,
+        sign: arguments.sign.as_deref().map(absolute).transpose()?,
     };
     let frozen = owner.client.freeze(&owner.id, &request).await?;
     if arguments.stop {

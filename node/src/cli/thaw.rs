@@ -64,12 +64,19 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
     let owner = Owner::find(&arguments.sandbox)?;
     let data = Paths::from_env().data;
     let registry = Registry::open(&data, Hold::Files)?;
+    if registry.trusted().any() && arguments.sign.is_none() {
+        let what = "only signed snapshots are thawed here, and clones are thawed from one";
+        return Err(
+            Failure::new(ExitCode::SnapshotSignature, what).remedy("name a key trusted here: --sign KEY")
+        );
+    }
     let scratch = Scratch::make(&data, registry.stamps().clone())?;
     let directory = scratch.snapshot();
     let request = FreezeSandbox {
         directory: directory.clone(),
         delta: false,
         stop: false,
+        sign: arguments.sign.as_deref().map(absolute).transpose()?,
     };
     owner.client.freeze(&owner.id, &request).await?;
     let line: [OsString; 2] = ["thaw".into(), directory.into()];

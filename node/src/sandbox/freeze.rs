@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -18,18 +18,20 @@ use super::{Node, READY_LIMIT, Sandbox};
 use crate::container::{RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake;
-use crate::snapshot::{Base, Draft, ImageRecord, Kind, SnapshotError, Subject};
+use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Subject};
 
 /// The writable layer's name in a snapshot.
 pub(super) const DISK_ID: &str = "blk0";
 
 /// How to freeze.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreezeOptions {
     /// Only what was written since the sandbox was thawed, to lie on what it was thawed from.
     pub delta: bool,
     /// Leave the original stopped: its owner ends it.
     pub stop: bool,
+    /// The private key's file to sign with.
+    pub sign: Option<PathBuf>,
 }
 
 /// What a freeze did.
@@ -87,6 +89,7 @@ impl Sandbox {
         // One at a time: each would resume what the other has paused.
         let _one = self.freezing.lock().await;
         let subject = self.subject(node, options.delta)?;
+        let key = options.sign.as_deref().map(SigningKey::load).transpose()?;
         let state = self.machine().await?;
         if state != MachineState::Running {
             let what = format!("sandbox {} cannot be frozen: it does not run", self.record().id);
@@ -98,7 +101,7 @@ impl Sandbox {
         let path = vsock.clone();
         let quiesced = blocking(move || handshake::quiesce(&path, READY_LIMIT)).await;
         let written = match quiesced {
-            Ok(()) => self.write_down(&mut draft, options).await,
+            Ok(()) => self.write_down(&mut draft, &options).await,
             Err(e) => Err(e),
         };
         let stays = options.stop && written.is_ok();
@@ -111,12 +114,12 @@ impl Sandbox {
         }
         let frozen = written?;
         resumed?;
-        blocking(move || Ok(draft.finish(subject, None).map(drop)?)).await?;
+        blocking(move || Ok(draft.finish(subject, key.as_ref()).map(drop)?)).await?;
         Ok(frozen)
     }
 
     /// Pauses the machine, writes it down, and lets it go on unless it is to stop.
-    async fn write_down(&self, draft: &mut Draft, options: FreezeOptions) -> Result<Frozen, Failure> {
+    async fn write_down(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Failure> {
         let control = self.resources.control()?;
         control.call(Command::Pause, &[]).await?;
         let paused = Instant::now();
@@ -133,7 +136,7 @@ impl Sandbox {
         })
     }
 
-    async fn write_files(&self, draft: &mut Draft, options: FreezeOptions) -> Result<u64, Failure> {
+    async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Failure> {
         let pagemap = pagemap(self.record().vmm)?;
         let kind = match options.delta {
             true => FreezeKind::Delta,

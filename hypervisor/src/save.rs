@@ -54,7 +54,9 @@ impl Vcpu {
     pub fn restore(&mut self, state: &VcpuState) -> Result<()> {
         // First what the others are checked against; then segments and EFER before the general registers' RFLAGS, the APIC
         // base before the APIC, the APIC's timer mode before its MSRs, and last what the others would clear.
-        self.set_cpuid(&state.cpuid)?;
+        if self.cpuid.as_slice() != state.cpuid.as_slice() {
+            self.set_cpuid(&state.cpuid)?;
+        }
         self.set_tsc_khz(state.tsc_khz)?;
         self.set_sregs(&state.sregs)?;
         self.set_regs(&state.regs)?;

@@ -3,42 +3,36 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use thaw_hypervisor::Vcpu;
 use thaw_protocol::control::ErrorCode;
 
-use super::refusal::{invalid, kernel_error, kvm_error, refused, system};
+use super::refusal::{invalid, kernel_error, kvm_error, refused};
 use super::{Created, Outcome, Started, descriptors};
 use crate::arch::x86_64::{acpi, pvh, registers};
-use crate::events::EventSink;
 use crate::layout::PVH_START_INFO;
-use crate::vcpu::{Prepare, VcpuThreads};
 use crate::{kernel, vmgenid};
 
 /// Puts kernel, start info and ACPI tables into memory and points the boot vCPU at them. `fds`: the kernel.
 pub fn prepare(created: &Created, cmdline: &str, fds: Vec<OwnedFd>) -> Outcome<()> {
     let [file] = descriptors(fds, "the kernel")?;
     let memory = &created.body.memory;
-    let [boot_vcpu, ..] = created.vcpus.as_slice() else {
+    let Some(boot_vcpu) = created.vcpus.boot_vcpu() else {
         return Err(invalid("the machine has no vCPU".into()));
     };
     let entry = kernel::load(memory, &mut File::from(file)).map_err(kernel_error)?;
     let rsdp = acpi::write_tables(memory, created.body.spec.vcpus).map_err(|e| invalid(e.to_string()))?;
     pvh::write_start_info(memory, cmdline, rsdp).map_err(|e| invalid(e.to_string()))?;
     vmgenid::write(memory).map_err(|e| refused(ErrorCode::System, e.to_string()))?;
-    registers::set_entry(boot_vcpu, entry, PVH_START_INFO).map_err(kvm_error)
+    registers::set_entry(&boot_vcpu, entry, PVH_START_INFO).map_err(kvm_error)
 }
 
-/// Starts device and vCPU threads and lets the guest run.
-pub fn start(created: Created, events: &EventSink) -> Outcome<Started> {
+/// Lets devices and guest run.
+pub fn start(created: Created) -> Started {
     let Created { body, vcpus } = created;
-    let ready = |vcpu| (vcpu, Box::new(|_: &mut Vcpu| Ok(())) as Prepare);
-    let vcpus = VcpuThreads::spawn(vcpus.into_iter().map(ready).collect(), &body.bus, events)
-        .map_err(system("starting vCPU threads"))?;
     body.bus.start_work();
     vcpus.resume();
-    Ok(Started {
+    Started {
         body,
         vcpus,
         base: None,
-    })
+    }
 }

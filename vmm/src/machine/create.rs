@@ -13,8 +13,9 @@ use crate::bus::Bus;
 use crate::console::Console;
 use crate::events::EventSink;
 use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, TSS_ADDRESS, memslot};
+use crate::vcpu::VcpuThreads;
 use crate::virtio::{Inventory, Windows};
-use crate::{jail, memory};
+use crate::{jail, memory, snapshot};
 
 /// Makes a machine of `spec`. `fds`: /dev/kvm.
 pub fn create(version: u32, spec: &MachineSpec, fds: Vec<OwnedFd>, events: &EventSink) -> Outcome<Created> {
@@ -62,8 +63,11 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
     }
     let inventory = Inventory::new(&memory, windows, &vm, events.clone()).map_err(inventory_error)?;
     let console = Console::new(&vm).map_err(kvm_error)?;
+    let bus = Arc::new(Bus { console, inventory });
+    let vcpus = VcpuThreads::spawn(vcpus, &bus, events).map_err(system("starting vCPU threads"))?;
+    snapshot::warm_up();
     let body = Body {
-        bus: Arc::new(Bus { console, inventory }),
+        bus,
         vm,
         memory,
         spec: spec.clone(),

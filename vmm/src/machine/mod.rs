@@ -26,7 +26,7 @@ mod restore;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use thaw_hypervisor::{ClockState, CpuId, GuestTime, InterruptState, Vcpu, VcpuState, Vm};
+use thaw_hypervisor::{ClockState, CpuId, GuestTime, InterruptState, VcpuState, Vm};
 use thaw_protocol::control::{
     Backend, ControlError, DeviceId, ErrorCode, Event, ExitReason, FreezeKind, ImageSpec, MachineSpec,
     MachineState, MemoryMode, StartTimes,
@@ -69,24 +69,24 @@ struct Body {
     supported: CpuId,
 }
 
-/// Made, not started.
+/// Made, not started. The vCPUs belong to their threads, which stand before the gate.
 struct Created {
     body: Body,
-    vcpus: Vec<Vcpu>,
+    vcpus: VcpuThreads,
 }
 
-/// A snapshot is loaded. The vCPUs belong to their threads, which stand before the gate.
+/// A snapshot is loaded. The vCPUs stand before the gate.
 struct Parked {
     body: Body,
     vcpus: VcpuThreads,
     base: Base,
     /// As they were frozen: their time goes on from there.
-    frozen: Vec<VcpuState>,
+    frozen: Arc<Vec<VcpuState>>,
     interrupts: Box<InterruptState>,
     clock: ClockState,
 }
 
-/// Started: the vCPUs belong to their threads.
+/// Started.
 struct Started {
     body: Body,
     vcpus: VcpuThreads,
@@ -152,8 +152,7 @@ impl Machine {
             return Err(self.wrong_state("boot"));
         };
         boot::prepare(created, cmdline, fds)?;
-        let started = boot::start(self.take_created(), &self.events).inspect_err(|e| self.end(e))?;
-        self.state = State::Running(started);
+        self.state = State::Running(boot::start(self.take_created()));
         Ok(())
     }
 
@@ -171,8 +170,7 @@ impl Machine {
         let files = restore::Files::sort(layers, working_set, mode, fds)?;
         let plan = restore::Plan::check(created, files)?;
         let (memory, restored) = plan.map_memory(&created.body)?;
-        let parked =
-            restore::load(self.take_created(), plan, memory, &self.events).inspect_err(|e| self.end(e))?;
+        let parked = restore::load(self.take_created(), plan, memory).inspect_err(|e| self.end(e))?;
         self.state = State::Parked(parked);
         self.times.restored = monotonic_ns();
         Ok(restored)

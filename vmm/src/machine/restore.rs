@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use thaw_hypervisor::{Vcpu, VcpuState, cpuid};
 use thaw_protocol::control::{ErrorCode, MappedRegion, MemoryMode};
@@ -14,13 +15,12 @@ use super::refusal::{
     device_restore_error, file_error, invalid, kvm_error, memory_restore_error, refused, system, uffd_error,
 };
 use super::{Base, Body, Created, Outcome, Parked};
-use crate::events::EventSink;
 use crate::layout;
 use crate::snapshot::Snapshot;
 use crate::snapshot::restore::{check_memory, map_memory, populate_all};
 use crate::snapshot::uffd::{Watch, watch};
 use crate::snapshot::working_set::{Populated, WorkingSet, populate};
-use crate::vcpu::{Prepare, VcpuThreads};
+use crate::vcpu::Prepare;
 use crate::vmgenid;
 
 /// The descriptors of a restore, by what they are.
@@ -161,7 +161,7 @@ impl Plan {
 }
 
 /// Puts the rest of the snapshot into a machine whose memory is there: devices, vCPUs, interrupt controllers.
-pub fn load(created: Created, plan: Plan, watch: Option<Watch>, events: &EventSink) -> Outcome<Parked> {
+pub fn load(created: Created, plan: Plan, watch: Option<Watch>) -> Outcome<Parked> {
     let Created { body, vcpus } = created;
     let Snapshot {
         vcpus: frozen,
@@ -171,15 +171,14 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>, events: &EventSi
         memory: map,
         ..
     } = plan.snapshot;
+    let frozen = Arc::new(frozen);
+    let preparation = |index: usize| {
+        let frozen = frozen.clone();
+        Box::new(move |vcpu: &mut Vcpu| vcpu.restore(&frozen[index])) as Prepare
+    };
+    vcpus.prepare((0..frozen.len()).map(preparation));
+    // Meanwhile: devices do nothing by it.
     body.bus.restore(&bus).map_err(device_restore_error)?;
-    // Each by its own thread, which will run it: all at once, and no processor has to fetch another's.
-    let prepared = vcpus.into_iter().zip(&frozen).map(|(vcpu, state)| {
-        let state = state.clone();
-        let prepare = move |vcpu: &mut Vcpu| vcpu.restore(&state);
-        (vcpu, Box::new(prepare) as Prepare)
-    });
-    let vcpus =
-        VcpuThreads::spawn(prepared.collect(), &body.bus, events).map_err(system("starting vCPU threads"))?;
     let parked = Parked {
         body,
         vcpus,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use thaw_hypervisor::{GuestTime, Kicker};
+use thaw_hypervisor::{GuestTime, Kicker, Vcpu};
 
 use crate::clock::monotonic_ns;
 
@@ -22,7 +22,18 @@ pub enum Wanted {
     Quit,
 }
 
-#[derive(Debug)]
+/// What makes a vCPU ready, on its own thread, before it first passes the gate.
+pub type Prepare = Box<dyn FnOnce(&mut Vcpu) -> thaw_hypervisor::Result<()> + Send>;
+
+/// What a vCPU's thread is to do next.
+pub enum Turn {
+    /// Make its vCPU ready, and [`Gate::arrive`].
+    Prepare(Prepare),
+    /// Run it, and [`Gate::leave`]: it is past the gate.
+    Run,
+    Quit,
+}
+
 pub struct Gate {
     state: Mutex<State>,
     lanes: Vec<Lane>,
@@ -35,16 +46,16 @@ pub struct Gate {
 }
 
 /// What belongs to one vCPU.
-#[derive(Debug)]
 struct Lane {
     turn: Condvar,
     kicker: Arc<Kicker>,
 }
 
-#[derive(Debug)]
 struct State {
     wanted: Wanted,
-    /// vCPUs that never stood before the gate.
+    /// By vCPU: what its thread has not begun to do.
+    preparations: Vec<Option<Prepare>>,
+    /// vCPUs that are being made ready.
     coming: usize,
     /// vCPUs past the gate.
     inside: usize,
@@ -68,7 +79,8 @@ impl Gate {
     pub fn new(kickers: Vec<Arc<Kicker>>) -> Gate {
         let state = State {
             wanted: Wanted::Hold,
-            coming: kickers.len(),
+            preparations: kickers.iter().map(|_| None).collect(),
+            coming: 0,
             inside: 0,
             failed: None,
             census: 0,
@@ -87,7 +99,18 @@ impl Gate {
         }
     }
 
-    /// vCPU `index` is ready to stand before the gate, or never will be.
+    /// Has the threads make their vCPUs ready, by vCPU. While all stand before the gate, which is closed.
+    pub fn prepare(&self, preparations: impl IntoIterator<Item = Prepare>) {
+        let mut state = self.state();
+        for (place, preparation) in state.preparations.iter_mut().zip(preparations) {
+            *place = Some(preparation);
+        }
+        state.coming = state.preparations.iter().flatten().count();
+        drop(state);
+        self.wake(0..self.lanes.len());
+    }
+
+    /// A vCPU is ready to pass the gate, or never will be.
     pub fn arrive(&self, outcome: thaw_hypervisor::Result<()>) {
         let mut state = self.state();
         state.coming -= 1;
@@ -98,7 +121,7 @@ impl Gate {
         self.news.notify_all();
     }
 
-    /// Returns when every vCPU stands before the gate.
+    /// Returns when every vCPU is ready.
     ///
     /// # Errors
     /// Why the first of those could not be made ready that could not.
@@ -110,21 +133,29 @@ impl Gate {
         state.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Waits before the gate; false: end.
-    pub fn pass(&self, index: usize) -> bool {
+    /// Waits before the gate for something to do.
+    pub fn turn(&self, index: usize) -> Turn {
         let mut state = self.state();
-        while state.wanted == Wanted::Hold {
+        loop {
+            if state.wanted == Wanted::Quit {
+                return Turn::Quit;
+            }
+            if let Some(prepare) = state.preparations[index].take() {
+                return Turn::Prepare(prepare);
+            }
+            if state.wanted == Wanted::Run {
+                break;
+            }
             state = self.lanes[index]
                 .turn
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        let run = state.wanted == Wanted::Run;
         let census = state.census;
-        state.inside += usize::from(run);
+        state.inside += 1;
         let count = &mut state.counts[index];
-        (count.inside, count.census) = (run, census);
-        run
+        (count.inside, count.census) = (true, census);
+        Turn::Run
     }
 
     /// vCPU `index` is about to enter the guest.

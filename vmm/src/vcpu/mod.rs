@@ -8,7 +8,7 @@ mod gate;
 mod worker;
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use thaw_hypervisor::{GuestTime, Vcpu};
 
 use crate::bus::Bus;
 use crate::events::EventSink;
+pub use gate::Prepare;
 use gate::{Gate, Wanted};
-pub use worker::Prepare;
 use worker::Worker;
 
 /// How long somebody who only wants to know something waits for a vCPU that does not answer: it answers at once, but
@@ -26,8 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// Stack of a vCPU's thread, in bytes.
 const STACK: usize = 256 * 1024;
 
-/// The vCPUs of a machine that was started. Dropped, their threads end.
-#[derive(Debug)]
+/// The vCPUs of a machine. Dropped, their threads end.
 pub struct VcpuThreads {
     gate: Arc<Gate>,
     vcpus: Vec<Arc<Mutex<Vcpu>>>,
@@ -35,34 +34,48 @@ pub struct VcpuThreads {
 }
 
 impl VcpuThreads {
-    /// Starts a thread for each vCPU, which prepares it and then stands before the closed gate.
-    pub fn spawn(vcpus: Vec<(Vcpu, Prepare)>, bus: &Arc<Bus>, events: &EventSink) -> io::Result<VcpuThreads> {
-        let kickers = vcpus.iter().map(|(vcpu, _)| vcpu.kicker()).collect();
+    /// Starts a thread for each vCPU, which stands before the closed gate.
+    pub fn spawn(vcpus: Vec<Vcpu>, bus: &Arc<Bus>, events: &EventSink) -> io::Result<VcpuThreads> {
+        let kickers = vcpus.iter().map(Vcpu::kicker).collect();
         let mut threads = VcpuThreads {
             gate: Arc::new(Gate::new(kickers)),
             vcpus: Vec::with_capacity(vcpus.len()),
             threads: Vec::with_capacity(vcpus.len()),
         };
-        for (index, (vcpu, prepare)) in vcpus.into_iter().enumerate() {
+        for (index, vcpu) in vcpus.into_iter().enumerate() {
+            let kicker = vcpu.kicker();
             let vcpu = Arc::new(Mutex::new(vcpu));
             let worker = Worker {
                 gate: threads.gate.clone(),
                 bus: bus.clone(),
                 events: events.clone(),
                 vcpu: vcpu.clone(),
+                kicker,
                 index,
             };
             threads.vcpus.push(vcpu);
             let thread = std::thread::Builder::new()
                 .name(format!("vcpu{index}"))
                 .stack_size(STACK)
-                .spawn(|| worker.work(prepare))?;
+                .spawn(|| worker.work())?;
             threads.threads.push(thread);
         }
         Ok(threads)
     }
 
-    /// Returns when every vCPU stands before the gate.
+    /// Has each vCPU made ready, by vCPU: by its own thread, all at once, and no processor has to fetch another's. Before
+    /// they first run.
+    pub fn prepare(&self, preparations: impl IntoIterator<Item = Prepare>) {
+        self.gate.prepare(preparations);
+    }
+
+    /// The vCPU that starts a cold boot. Before it first runs.
+    pub fn boot_vcpu(&self) -> Option<MutexGuard<'_, Vcpu>> {
+        let vcpu = self.vcpus.first()?;
+        Some(vcpu.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns when every vCPU is ready.
     ///
     /// # Errors
     /// What the first of the failed preparations said; once.
@@ -118,7 +131,7 @@ impl VcpuThreads {
         self.gate.entered()
     }
 
-    /// Page faults of the vCPU threads since they stood before the gate for the first time. Each counts its own
+    /// Page faults of the vCPU threads since their vCPUs were ready. Each counts its own
     /// ([`faults`]): those in guest code are made to leave it for a moment, and one that cannot is counted as of its last
     /// pause.
     pub fn faults(&self) -> u64 {

@@ -1,17 +1,14 @@
 //! What a vCPU's thread does: runs it, and answers what it asks of ports and devices.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use thaw_hypervisor::{Exit, Vcpu};
+use thaw_hypervisor::{Exit, Kicker, Vcpu};
 use thaw_protocol::control::{Event, ExitReason};
 
 use super::faults;
-use super::gate::{Gate, Wanted};
+use super::gate::{Gate, Turn, Wanted};
 use crate::bus::Bus;
 use crate::events::EventSink;
-
-/// What makes a vCPU ready, on its own thread, before it stands at the gate.
-pub type Prepare = Box<dyn FnOnce(&mut Vcpu) -> thaw_hypervisor::Result<()> + Send>;
 
 /// What a vCPU's thread works with.
 pub struct Worker {
@@ -20,40 +17,51 @@ pub struct Worker {
     pub events: EventSink,
     /// Held by this thread while it is past the gate.
     pub vcpu: Arc<Mutex<Vcpu>>,
+    pub kicker: Arc<Kicker>,
     pub index: usize,
 }
 
 impl Worker {
     /// The thread's whole life.
-    pub fn work(self, prepare: Prepare) {
-        let kicker = {
-            let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
-            vcpu.kicker().bind_current_thread();
-            let ready = prepare(&mut vcpu);
-            self.gate.arrive(ready);
-            vcpu.kicker()
-        };
-        let before = faults::of_this_thread();
-        let taken = || faults::of_this_thread() - before;
-        while self.gate.pass(self.index) {
-            let mut vcpu = self.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
-            // Of a thawed machine, time stands still until here; ever after this does nothing.
-            let time = self.gate.time().map_or(Ok(()), |time| vcpu.start_time(time));
-            let ended = match time {
-                Err(e) => Some(ExitReason::Fault(describe(&vcpu, &e.to_string()))),
-                Ok(()) => self.run_until_wanted(&mut vcpu, &taken),
-            };
-            // Its soft-lockup watchdog shall not hold the pause against the guest.
-            vcpu.notify_paused();
-            drop(vcpu);
-            if let Some(reason) = ended {
-                self.bus.console.flush();
-                self.events.send(Event::Exited(reason));
-                self.gate.close(Wanted::Quit);
+    pub fn work(self) {
+        self.kicker.bind_current_thread();
+        let mut before = faults::of_this_thread();
+        loop {
+            match self.gate.turn(self.index) {
+                Turn::Prepare(prepare) => {
+                    let ready = prepare(&mut self.vcpu());
+                    before = faults::of_this_thread();
+                    self.gate.arrive(ready);
+                }
+                Turn::Run => self.run(&|| faults::of_this_thread() - before),
+                Turn::Quit => break,
             }
-            self.gate.leave(self.index, taken());
         }
-        kicker.unbind();
+        self.kicker.unbind();
+    }
+
+    /// Past the gate: runs the vCPU until it shall stand before the gate again.
+    fn run(&self, taken: &impl Fn() -> u64) {
+        let mut vcpu = self.vcpu();
+        // Of a thawed machine, time stands still until here; ever after this does nothing.
+        let time = self.gate.time().map_or(Ok(()), |time| vcpu.start_time(time));
+        let ended = match time {
+            Err(e) => Some(ExitReason::Fault(describe(&vcpu, &e.to_string()))),
+            Ok(()) => self.run_until_wanted(&mut vcpu, taken),
+        };
+        // Its soft-lockup watchdog shall not hold the pause against the guest.
+        vcpu.notify_paused();
+        drop(vcpu);
+        if let Some(reason) = ended {
+            self.bus.console.flush();
+            self.events.send(Event::Exited(reason));
+            self.gate.close(Wanted::Quit);
+        }
+        self.gate.leave(self.index, taken());
+    }
+
+    fn vcpu(&self) -> MutexGuard<'_, Vcpu> {
+        self.vcpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs the vCPU until the gate closes (none) or the machine ends (why).

@@ -117,7 +117,10 @@ fn every_device_must_be_spoken_of_after_a_restore_and_what_was_backed_may_not_be
     );
     let blk0 = |why| [(DeviceId::Blk0, why)];
     assert_eq!(thawed.unsettled(&DeviceId::ALL), blk0(Unsettled::WasBacked));
-    let others: Vec<DeviceId> = DeviceId::ALL.into_iter().filter(|id| *id != DeviceId::Blk0).collect();
+    let others: Vec<DeviceId> = DeviceId::ALL
+        .into_iter()
+        .filter(|id| *id != DeviceId::Blk0)
+        .collect();
     let wrong = thawed.attach(DeviceId::Blk0, Backend::Pmem, vec![file()]);
     assert!(matches!(wrong, Err(AttachError::WrongKind(_))));
     assert_eq!(thawed.unsettled(&others), blk0(Unsettled::Unspoken));

@@ -17,6 +17,7 @@ use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 
 use crate::exit::{ExitCode, Failure};
+use crate::sandbox::Provenance;
 
 const RECORD: &str = "record.json";
 
@@ -46,6 +47,9 @@ pub struct Record {
     pub ready: bool,
     pub vcpus: u8,
     pub memory_mib: u32,
+    /// What a later owner needs to freeze it.
+    #[serde(default)]
+    pub provenance: Option<Provenance>,
 }
 
 impl Record {
@@ -381,6 +385,7 @@ mod tests {
             ready: true,
             vcpus: 1,
             memory_mib: 128,
+            provenance: None,
         }
     }
 

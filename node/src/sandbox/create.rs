@@ -17,6 +17,7 @@ use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::Image;
 
+use super::adoption::Provenance;
 use super::again::{MADE_AGAIN, once_more, with_end};
 use super::backends::{Backends, Ends};
 use super::files::MachineFiles;
@@ -99,6 +100,9 @@ impl<'a> Making<'a> {
         self.resources.disk = Some(parts.disk);
         self.resources.network = parts.network;
         self.resources.images = parts.images;
+        // Written with the record, once it is ready: before, nobody adopts it.
+        self.record.provenance = Provenance::of(&self.resources, self.origin.as_ref())
+            .map_err(|e| Failure::system("cannot look at the sandbox's disk", &e))?;
         Ok(empty)
     }
 
@@ -293,6 +297,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         ready: false,
         vcpus: 1,
         memory_mib: *MEMORY_MIB.start(),
+        provenance: None,
     })
 }
 

@@ -72,7 +72,7 @@ impl Sandbox {
     fn disk(&self) -> Result<&OwnedFd, Failure> {
         self.resources.disk.as_ref().ok_or_else(|| {
             let what = format!(
-                "sandbox {} cannot be frozen: its disk is an earlier thawd's",
+                "sandbox {} cannot be frozen: its disk is an earlier thawd's, and could not be had",
                 self.record().id
             );
             Failure::new(ExitCode::Runtime, what)
@@ -165,11 +165,16 @@ impl Sandbox {
             let what = format!("sandbox {} cannot be frozen: {why}", record.id);
             Err(Failure::new(ExitCode::Runtime, what))
         };
-        self.disk()?;
         let Some(origin) = &self.origin else {
-            return refuse("it was booted with --cold, so there is no template to describe its machine by")
-                .map_err(|f| f.remedy("run it without --cold"));
+            return match record.provenance {
+                Some(_) => refuse("an earlier thawd made it, and what it was thawed from could not be had"),
+                None => {
+                    refuse("it was booted with --cold, so there is no template to describe its machine by")
+                        .map_err(|f| f.remedy("run it without --cold"))
+                }
+            };
         };
+        self.disk()?;
         let text = std::fs::read(self.directory().join(RUNNING_FILE));
         let containers = match text.ok().and_then(|t| serde_json::from_slice::<Running>(&t).ok()) {
             Some(container) => vec![container],
@@ -193,7 +198,7 @@ impl Sandbox {
             command: record.command.clone(),
             cpus: record.vcpus,
             memory_mib: record.memory_mib,
-            network: self.resources.network.is_some(),
+            network: record.provenance.as_ref().is_some_and(|p| p.network),
             containers,
         };
         let workload =
@@ -203,10 +208,10 @@ impl Sandbox {
             images,
             workload: Some(workload),
             base: delta.then(|| Base {
-                manifest: origin.registered.hash,
-                place: origin.registered.directory.clone(),
+                manifest: origin.manifest,
+                place: origin.directory.clone(),
             }),
-            ..origin.registered.manifest.subject.clone()
+            ..origin.subject.clone()
         })
     }
 }

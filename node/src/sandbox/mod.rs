@@ -27,12 +27,13 @@ use crate::images::{Images, Pull};
 use crate::misses::MissServer;
 use crate::page_server::PageServer;
 use crate::paths::Paths;
-use crate::snapshot::{Hold, Registered, Scratch};
+use crate::snapshot::{Hash, Hold, Registered, Scratch, Subject};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 use crate::template::Templates;
 use crate::trace::Trace;
 use backends::{Backends, Ends};
 
+mod adoption;
 mod again;
 mod backends;
 pub mod cold;
@@ -45,6 +46,7 @@ mod snapshot;
 mod sources;
 mod thaw;
 
+pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
 pub use freeze::{FreezeOptions, Frozen};
 use machine::{describe, odd};
@@ -102,7 +104,23 @@ struct Shown {
 /// What a sandbox was thawed from.
 #[derive(Clone, Debug)]
 struct Origin {
-    registered: Arc<Registered>,
+    subject: Subject,
+    /// Hash of the manifest.
+    manifest: Hash,
+    directory: PathBuf,
+    /// Clones of one snapshot share it. Not had of a sandbox that was adopted.
+    _held: Option<Arc<Registered>>,
+}
+
+impl Origin {
+    fn of(registered: Arc<Registered>) -> Origin {
+        Origin {
+            subject: registered.manifest.subject.clone(),
+            manifest: registered.hash,
+            directory: registered.directory.clone(),
+            _held: Some(registered),
+        }
+    }
 }
 
 /// What sandboxes are made from and where.
@@ -160,7 +178,7 @@ struct Resources {
     cgroup: Option<Cgroup>,
     leases: Vec<Lease>,
     images: Vec<Shown>,
-    /// The writable layer. Not known of a sandbox that was adopted.
+    /// The writable layer.
     disk: Option<OwnedFd>,
     network: Option<NetworkSlot>,
     directory: SandboxDirectory,
@@ -182,6 +200,23 @@ impl Resources {
             network: None,
             directory,
             keep: false,
+        }
+    }
+
+    /// Of an adopted sandbox: its disk, its images and what it was thawed from, for a freeze. It runs on without.
+    fn recover(&mut self, node: &Node, record: &Record) -> Option<Origin> {
+        let (provenance, vmm) = (record.provenance.as_ref()?, record.vmm?);
+        let recovered =
+            || -> Result<_, Failure> { Ok((provenance.disk(vmm)?, provenance.images(node)?, provenance.origin(node)?)) };
+        match recovered() {
+            Ok((disk, images, origin)) => {
+                (self.disk, self.images) = (Some(disk), images);
+                Some(origin)
+            }
+            Err(e) => {
+                tracing::warn!(sandbox = record.id, "adopted, but it cannot be frozen: {e}");
+                None
+            }
         }
     }
 
@@ -289,7 +324,8 @@ impl Sandbox {
             ..record
         };
         resources.directory.write(&record)?;
-        Sandbox::new(record, image.map(|i| i.config), None, resources)
+        let origin = resources.recover(node, &record);
+        Sandbox::new(record, image.map(|i| i.config), origin, resources)
     }
 
     /// What is known of it.

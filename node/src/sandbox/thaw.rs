@@ -96,7 +96,7 @@ impl Making<'_> {
         };
         let parked = parked.map_err(|e| of_snapshot(explain(e, &self.resources), &from))?;
         self.resources.pages = parked.pages;
-        self.origin = Some(Origin { registered: from });
+        self.origin = Some(Origin::of(from));
         Ok(())
     }
 

@@ -60,10 +60,8 @@ fn serve(uffd: OwnedFd, regions: Vec<MappedRegion>, file: File, stop: OwnedFd) -
             copy: 0,
         };
         // SAFETY: `copy` names a page of ours to read and a missing page of guest memory to fill.
-        assert_eq!(
-            unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_COPY, &raw mut copy) },
-            0
-        );
+        let copied = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_COPY, &raw mut copy) };
+        assert_eq!(copied, 0);
         served += 1;
     }
 }

@@ -249,12 +249,12 @@ impl Inventory {
 
     /// The devices that forbid a thaw in which those in `empty` are to have no backend, and why.
     pub fn unsettled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, Unsettled)> {
-        let slots = DeviceId::ALL.into_iter().zip(&self.devices).zip(&self.swaps);
-        let unsettled = |((id, device), swap): ((DeviceId, &Arc<Mutex<dyn VirtioDevice>>), &Swap)| {
+        let mut unsettled = Vec::new();
+        for ((id, device), swap) in DeviceId::ALL.into_iter().zip(&self.devices).zip(&self.swaps) {
             let declared_empty = empty.contains(&id).then(|| lock(device).is_backed());
-            Some((id, swap.unsettled(declared_empty)?))
-        };
-        slots.filter_map(unsettled).collect()
+            unsettled.extend(swap.unsettled(declared_empty).map(|why| (id, why)));
+        }
+        unsettled
     }
 
     /// Asks the guest, by virtio-mem, for `total` bytes of memory in all: what boot memory does not cover.

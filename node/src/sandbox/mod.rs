@@ -206,8 +206,13 @@ impl Resources {
     /// Of an adopted sandbox: its disk, its images and what it was thawed from, for a freeze. It runs on without.
     fn recover(&mut self, node: &Node, record: &Record) -> Option<Origin> {
         let (provenance, vmm) = (record.provenance.as_ref()?, record.vmm?);
-        let recovered =
-            || -> Result<_, Failure> { Ok((provenance.disk(vmm)?, provenance.images(node)?, provenance.origin(node)?)) };
+        let recovered = || -> Result<_, Failure> {
+            Ok((
+                provenance.disk(vmm)?,
+                provenance.images(node)?,
+                provenance.origin(node)?,
+            ))
+        };
         match recovered() {
             Ok((disk, images, origin)) => {
                 (self.disk, self.images) = (Some(disk), images);

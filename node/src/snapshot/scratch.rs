@@ -82,7 +82,7 @@ mod tests {
         std::mem::forget(dead);
         assert_eq!(left(data.path()).len(), 2);
         Scratch::sweep(data.path());
-        assert_eq!(left(data.path()), [living.path.clone()]);
+        assert_eq!(left(data.path()), std::slice::from_ref(&living.path));
         assert!(living.snapshot().join("memory").exists());
         drop(living);
         assert!(left(data.path()).is_empty());

@@ -111,13 +111,17 @@ impl Templates {
         })
         .await?;
         let name = ingredients.key();
-        let there = |registered| Template {
-            key: name.clone(),
-            registered,
-            built: false,
+        let wanted = subject(&recipe, &ingredients);
+        let there = |registered: Arc<Registered>| {
+            must_be(&wanted, &registered)?;
+            Ok(Template {
+                key: name.clone(),
+                registered,
+                built: false,
+            })
         };
         if let Some(registered) = found {
-            return Ok(there(registered));
+            return there(registered);
         }
         self.may_build(key.as_ref())?;
         let (store, wanted, told) = (self.clone(), name.clone(), progress.clone());
@@ -127,7 +131,7 @@ impl Templates {
         })
         .await?;
         let template = match found {
-            Some(registered) => Ok(there(registered)),
+            Some(registered) => there(registered),
             None => self.build(recipe, ingredients, key, progress, freeze).await,
         };
         drop(lock);
@@ -219,6 +223,32 @@ impl Shape {
             cpu: manifest.subject.cpu.baseline,
         }
     }
+}
+
+/// A directory's name is no proof: what lies in the place of the template wanted must say that it is that.
+fn must_be(wanted: &Subject, found: &Registered) -> Result<(), Failure> {
+    let is = &found.manifest.subject;
+    let differs = [
+        ("kind", is.kind != wanted.kind),
+        ("machine", is.machine != wanted.machine),
+        ("CPU baseline", is.cpu.baseline != wanted.cpu.baseline),
+        ("thaw-vmm", is.vmm != wanted.vmm),
+        ("kernel", is.kernel != wanted.kernel),
+        ("guest image", is.guest_image != wanted.guest_image),
+        ("kernel command line", is.command_line != wanted.command_line),
+    ];
+    let differs: Vec<&str> = differs
+        .into_iter()
+        .filter(|(_, other)| *other)
+        .map(|(what, _)| what)
+        .collect();
+    if differs.is_empty() {
+        return Ok(());
+    }
+    let (place, what) = (found.directory.display(), differs.join(", "));
+    let what = format!("the snapshot at {place} is in the place of a template of another {what}");
+    Err(Failure::new(ExitCode::SnapshotIncompatible, what)
+        .remedy("remove it: it is built again when it is needed"))
 }
 
 fn subject(recipe: &Recipe, ingredients: &Ingredients) -> Subject {

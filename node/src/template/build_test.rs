@@ -206,3 +206,31 @@ async fn where_keys_are_trusted_a_template_is_signed_or_not_built_at_all() {
     let (got, booted) = with(Some(&ours)).await;
     assert_eq!((got.unwrap_err().code, booted), (ExitCode::SnapshotSignature, 0));
 }
+
+#[tokio::test]
+async fn a_template_in_the_place_of_another_is_refused_with_what_differs() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Files);
+    let small = built(&store, recipe(1, 128)).await;
+    let loud = built(
+        &store,
+        Recipe {
+            command_line: "loud".into(),
+            ..recipe(1, 128)
+        },
+    )
+    .await;
+    let (wanted, other) = (store.directory(&small.key), store.directory(&loud.key));
+    fs::remove_dir_all(&wanted).unwrap();
+    fs::rename(other, &wanted).unwrap();
+    let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("something is there") };
+    let refused = store
+        .get_by(recipe(1, 128), None, &SILENT, never)
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code, ExitCode::SnapshotIncompatible);
+    assert!(
+        refused.what.contains("kernel command line") && refused.what.contains(wanted.to_str().unwrap()),
+        "{refused}"
+    );
+}

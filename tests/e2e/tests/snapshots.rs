@@ -22,6 +22,7 @@ const INCOMPATIBLE: i32 = 97;
 const UNSIGNED: i32 = 98;
 const NOT_FOUND: i32 = 99;
 const NOT_STORED: i32 = 92;
+const REFUSED_BY_VMM: i32 = 87;
 
 /// A data directory of the test's own, with a template, and the frozen sandbox made from it.
 struct Place {
@@ -107,7 +108,7 @@ impl Place {
         self.entered();
         let before = self.everything();
         let outcome = run(command);
-        let sentence = sentence(&outcome);
+        let sentence = sentence(what, &outcome);
         assert_eq!(outcome.status.code(), Some(code), "{what}: {outcome:?}");
         for word in words {
             assert!(sentence.contains(word), "{what}: {word:?} is not in {sentence:?}");
@@ -125,13 +126,13 @@ impl Place {
 }
 
 /// The one line that says why.
-fn sentence(outcome: &Outcome) -> String {
+fn sentence(what: &str, outcome: &Outcome) -> String {
     let lines: Vec<&str> = outcome
         .stderr
         .lines()
         .filter(|l| l.starts_with("thaw:"))
         .collect();
-    assert_eq!(lines.len(), 1, "one clear line: {outcome:?}");
+    assert_eq!(lines.len(), 1, "{what}: one clear line: {outcome:?}");
     lines[0].to_owned()
 }
 
@@ -389,6 +390,17 @@ fn a_template_that_is_not_what_it_was_is_refused_wherever_it_differs() {
     all.push(spoiled("its manifest gone".into(), DAMAGED, &["manifest"], |d| {
         fs::remove_file(d.join("manifest.json")).unwrap()
     }));
+    // Whole, and of something else than its place says.
+    for (field, word) in [
+        ("kernel", "kernel"),
+        ("guest_image", "guest image"),
+        ("vmm", "thaw-vmm"),
+    ] {
+        let what = format!("of another {word}");
+        all.push(spoiled(what, INCOMPATIBLE, &[word], move |d| {
+            forge(d, |m| m[field] = "00".repeat(32).into());
+        }));
+    }
     for spoiled in &all {
         copy(&whole, &template);
         (spoiled.deed)(&template);
@@ -421,8 +433,8 @@ fn a_frozen_sandbox_that_is_not_what_it_was_is_refused_wherever_it_differs() {
     }));
     all.push(spoiled(
         "a disk smaller than it was".into(),
-        INCOMPATIBLE,
-        &["blk0"],
+        REFUSED_BY_VMM,
+        &["Blk0", "smaller"],
         |d| {
             let half = fs::metadata(d.join("disks/blk0")).unwrap().len() / 2;
             cut(&d.join("disks/blk0"), half);
@@ -469,8 +481,9 @@ fn a_frozen_sandbox_that_is_not_what_it_was_is_refused_wherever_it_differs() {
         copy(&whole, &snapshot);
         (spoiled.deed)(&snapshot);
         let mut words: Vec<&str> = spoiled.words.iter().map(String::as_str).collect();
-        // What an image lacks is not the snapshot's doing, so its place is not told.
-        if spoiled.code != NOT_STORED && !spoiled.what.contains("metadata") {
+        // What an image lacks is not the snapshot's doing, and a VMM knows no places: then these are not told.
+        let elsewhere = [NOT_STORED, REFUSED_BY_VMM].contains(&spoiled.code);
+        if !elsewhere && !spoiled.what.contains("metadata") {
             words.push(directory);
         }
         let what = format!("sandbox: {}", spoiled.what);

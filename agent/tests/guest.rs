@@ -702,6 +702,25 @@ fn a_second_identity_replaces_the_first_while_containers_run() {
 }
 
 #[test]
+fn containers_called_as_the_guest_was_are_renamed_with_it_and_others_are_not() {
+    with_guest(|g| async move {
+        assert_eq!(g.becomes(identity(8)).failure, None);
+        for (id, hostname) in [("same", "guest-8"), ("other", "its-own")] {
+            let mut s = spec(&g, &["sh", "-c", "cat; hostname"]);
+            s.Hostname = hostname.into();
+            g.create(id, s).await.unwrap();
+            g.start(id).await.unwrap();
+        }
+        assert_eq!(g.becomes(identity(9)).failure, None);
+        for (id, hostname) in [("same", "guest-9\n"), ("other", "its-own\n")] {
+            g.close_stdin(id, id).await.unwrap();
+            let out = String::from_utf8(g.read_all(id, id, false).await).unwrap();
+            assert_eq!(out, hostname, "{id}");
+        }
+    });
+}
+
+#[test]
 fn output_survives_the_connection_it_was_sent_on() {
     with_guest(|mut g| async move {
         g.create("c", spec(&g, &["sh", "-c", "echo 1234; cat; echo end"]))

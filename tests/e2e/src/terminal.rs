@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 
@@ -27,6 +28,8 @@ impl Terminal {
         let slave: OwnedFd = File::options()
             .read(true)
             .write(true)
+            // It is to be the command's, not ours: a session's leader would be hung up with it.
+            .custom_flags(libc::O_NOCTTY)
             .open(name.to_str().unwrap())
             .unwrap()
             .into();

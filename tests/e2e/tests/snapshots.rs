@@ -344,8 +344,8 @@ fn forge_state(directory: &Path, change: impl Fn(&mut Vec<u8>)) {
     });
 }
 
-/// What is whole, but of another version, another machine, or for nobody here.
-fn every_misfit() -> Vec<Spoiled> {
+/// What is whole, but of another version or another machine. `cpus` and `memory`: words of what is said of those.
+fn every_misfit(cpus: &str, memory: &str) -> Vec<Spoiled> {
     vec![
         spoiled(
             "a manifest of version 2".into(),
@@ -362,7 +362,7 @@ fn every_misfit() -> Vec<Spoiled> {
         spoiled(
             "of a machine with other CPUs".into(),
             INCOMPATIBLE,
-            &["vCPU"],
+            &[cpus],
             |d| {
                 forge(d, |m| m["machine"]["vcpus"] = 1.into());
             },
@@ -370,7 +370,7 @@ fn every_misfit() -> Vec<Spoiled> {
         spoiled(
             "of a machine with other memory".into(),
             INCOMPATIBLE,
-            &["MiB"],
+            &[memory],
             |d| {
                 forge(d, |m| m["machine"]["memory_mib"] = 256.into());
             },
@@ -386,7 +386,7 @@ fn a_template_that_is_not_what_it_was_is_refused_wherever_it_differs() {
     let whole = place.path("whole");
     copy(&template, &whole);
     let mut all = every_damage(&whole);
-    all.extend(every_misfit());
+    all.extend(every_misfit("machine", "machine"));
     all.push(spoiled("its manifest gone".into(), DAMAGED, &["manifest"], |d| {
         fs::remove_file(d.join("manifest.json")).unwrap()
     }));
@@ -427,7 +427,7 @@ fn a_frozen_sandbox_that_is_not_what_it_was_is_refused_wherever_it_differs() {
     let snapshot = place.path("snapshot");
     let directory = snapshot.to_str().unwrap();
     let mut all = every_damage(&whole);
-    all.extend(every_misfit());
+    all.extend(every_misfit("vCPU", "MiB"));
     all.push(spoiled("its manifest gone".into(), NOT_FOUND, &[], |d| {
         fs::remove_file(d.join("manifest.json")).unwrap()
     }));
@@ -483,7 +483,7 @@ fn a_frozen_sandbox_that_is_not_what_it_was_is_refused_wherever_it_differs() {
         let mut words: Vec<&str> = spoiled.words.iter().map(String::as_str).collect();
         // What an image lacks is not the snapshot's doing, and a VMM knows no places: then these are not told.
         let elsewhere = [NOT_STORED, REFUSED_BY_VMM].contains(&spoiled.code);
-        if !elsewhere && !spoiled.what.contains("metadata") {
+        if !elsewhere && !spoiled.what.contains("metadata") && !spoiled.what.contains("guest image") {
             words.push(directory);
         }
         let what = format!("sandbox: {}", spoiled.what);

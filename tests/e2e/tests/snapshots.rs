@@ -85,11 +85,14 @@ impl Place {
     }
 
     /// A running sandbox, frozen to `directory` and ended.
-    fn freeze(&self, directory: &str) -> PathBuf {
-        let target = self.path(directory);
+    fn freeze(&self, directory: &str, how: &[&str]) -> PathBuf {
+        let (target, before) = (self.path(directory), Leftovers::now());
         let busybox = image("busybox");
         run(&mut self.thaw(&["run", "--detach", "--name", "source", &busybox, "sleep", "10000"])).ok();
-        run(&mut self.thaw(&["freeze", "--stop", "source", target.to_str().unwrap()])).ok();
+        let line = [&["freeze", "--stop", "source", target.to_str().unwrap()], how].concat();
+        run(&mut self.thaw(&line)).ok();
+        // Who kept it has ended too.
+        Leftovers::settle(&before);
         target
     }
 
@@ -387,9 +390,12 @@ fn a_template_that_is_not_what_it_was_is_refused_wherever_it_differs() {
     copy(&template, &whole);
     let mut all = every_damage(&whole);
     all.extend(every_misfit("machine", "machine"));
-    all.push(spoiled("its manifest gone".into(), DAMAGED, &["manifest"], |d| {
-        fs::remove_file(d.join("manifest.json")).unwrap()
-    }));
+    all.push(spoiled(
+        "its manifest gone".into(),
+        DAMAGED,
+        &["there is no snapshot"],
+        |d| fs::remove_file(d.join("manifest.json")).unwrap(),
+    ));
     // Whole, and of something else than its place says.
     for (field, word) in [
         ("kernel", "kernel"),
@@ -423,7 +429,7 @@ fn a_template_that_is_not_what_it_was_is_refused_wherever_it_differs() {
 fn a_frozen_sandbox_that_is_not_what_it_was_is_refused_wherever_it_differs() {
     let place = Place::new();
     place.run_one();
-    let whole = place.freeze("whole");
+    let whole = place.freeze("whole", &[]);
     let snapshot = place.path("snapshot");
     let directory = snapshot.to_str().unwrap();
     let mut all = every_damage(&whole);
@@ -520,11 +526,9 @@ fn what_is_no_snapshot_for_this_is_told_apart() {
     );
 
     // A delta whose base is another than it was made over, and then none.
-    let busybox = image("busybox");
-    run(&mut place.thaw(&["run", "--detach", "--name", "source", &busybox, "sleep", "10000"])).ok();
-    let delta = place.path("delta");
+    let delta = place.freeze("delta", &["--delta"]);
     let delta = delta.to_str().unwrap();
-    run(&mut place.thaw(&["freeze", "--delta", "--stop", "source", delta])).ok();
+    let busybox = image("busybox");
     let (base, whole) = (Path::new(template), place.path("whole"));
     copy(base, &whole);
     forge(base, |m| m["created"] = 1.into());

@@ -39,7 +39,7 @@ impl Survivor {
     }
 
     /// The next line; whatever is wrong in the guest fails the test here.
-    pub fn next(&mut self) -> &Value {
+    pub fn next_line(&mut self) -> &Value {
         let Ok(line) = self.lines.recv_timeout(PATIENCE) else {
             self.ended()
         };
@@ -59,14 +59,14 @@ impl Survivor {
     /// Reads until `count` more lines have come.
     pub fn go_on(&mut self, count: usize) {
         for _ in 0..count {
-            self.next();
+            self.next_line();
         }
     }
 
     /// Reads until the line of this tick has come.
     pub fn reach(&mut self, tick: u64) {
         while self.seen.last().is_none_or(|last| number(last, "tick") < tick) {
-            self.next();
+            self.next_line();
         }
     }
 

@@ -190,7 +190,7 @@ fn a_paused_sandbox_does_nothing_and_goes_on_where_it_was() {
     original.drain(QUIET);
     assert_eq!(original.tick(), paused, "it ran while it was paused");
     run(&mut thaw(&["resume", &name])).ok();
-    assert_eq!(number(original.next(), "tick"), paused + 1);
+    assert_eq!(number(original.next_line(), "tick"), paused + 1);
     original.go_on(3);
     end([original], place, &before);
 }
@@ -223,7 +223,7 @@ fn a_workload_survives_its_freeze_and_so_do_its_clones_and_theirs() {
     let identity = run(&mut thaw(&["exec", "elder", "/probe", "identity"])).ok();
     let identity: Value = serde_json::from_str(&identity).unwrap();
     let [mut elder, younger] = clones;
-    assert_eq!(identity["hostname"], elder.next()["hostname"]);
+    assert_eq!(identity["hostname"], elder.next_line()["hostname"]);
 
     // The second generation: a clone is frozen, and goes on, and so does what is thawed from it.
     let directory = place.snapshot("second");

@@ -17,10 +17,10 @@ use crate::resource::{Kind, Unfit};
 const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// Directory of all sandboxes, under each hierarchy's root.
 const PARENT: &str = "thaw";
-/// How long the kernel may take to agree that the processes of a cgroup have ended, where it says so and where it must
-/// be asked.
-const TOLD_LIMIT: Duration = Duration::from_secs(5);
-const ASKED_LIMIT: Duration = Duration::from_millis(250);
+/// How long the kernel may take to agree that the processes of a cgroup have ended.
+const LIMIT: Duration = Duration::from_secs(5);
+/// The longest pause between two questions, where it must be asked.
+const PAUSE: Duration = Duration::from_millis(32);
 
 /// What this host has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,7 +211,7 @@ fn remove(directory: &Path) -> io::Result<()> {
 
 /// cgroup v2 says in `cgroup.events` whether there are processes, and raises POLLPRI when that changes.
 fn wait_until_empty(events: &File) -> io::Result<()> {
-    let end = Instant::now() + TOLD_LIMIT;
+    let end = Instant::now() + LIMIT;
     loop {
         let mut text = [0; 256];
         let length = events.read_at(&mut text, 0)?;
@@ -235,14 +235,14 @@ fn wait_until_empty(events: &File) -> io::Result<()> {
 
 /// cgroup v1 tells nobody when a cgroup is empty: it is tried again, more and more rarely.
 fn remove_by_trying(directory: &Path) -> io::Result<()> {
-    let (end, mut wait) = (Instant::now() + ASKED_LIMIT, Duration::from_millis(1));
+    let (end, mut wait) = (Instant::now() + LIMIT, Duration::from_millis(1));
     loop {
         match fs::remove_dir(directory) {
             Err(e) if is_busy(&e) && Instant::now() < end => {}
             done => return done,
         }
         std::thread::sleep(wait);
-        wait *= 2;
+        wait = (wait * 2).min(PAUSE);
     }
 }
 

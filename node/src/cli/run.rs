@@ -227,8 +227,9 @@ pub(super) fn environment(process: &ProcessArguments) -> Result<Vec<String>, Fai
     container::resolve_environment(&given, |name| std::env::var_os(name))
 }
 
-/// Waits for a signal that ends us: the exit status it makes.
-pub(super) async fn interrupted() -> u8 {
+/// Waits for a signal that ends us: the exit status it makes. From this call on, not from when it is first polled, no such
+/// signal ends us by itself: what is being made beside it is removed.
+pub(super) fn interrupted() -> impl Future<Output = u8> {
     let mut waiting = Vec::new();
     for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         if let Ok(mut caught) = signal(SignalKind::from_raw(number)) {
@@ -247,7 +248,6 @@ pub(super) async fn interrupted() -> u8 {
         });
         ended.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
     })
-    .await
 }
 
 #[cfg(test)]

@@ -110,6 +110,11 @@ pub enum Backend {
     /// One descriptor: a SEQPACKET socket to ask for missing chunks over ([`crate::miss`]). Replaces an earlier one;
     /// pending misses are issued again.
     Misses,
+    /// One descriptor: a SEQPACKET socket the root device tells over which bytes it read ([`crate::access`]).
+    Accesses,
+    /// A read-only disk that holds an image as one EROFS file system: its metadata, then its blobs at their addresses.
+    /// Descriptors: the metadata file, then for each blob data and ready bitmap, then a SEQPACKET socket for misses.
+    Image { blobs: Vec<BlobRange> },
 }
 
 /// How a restored machine's memory gets its contents.

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`control`] | thawd (or the CLI) and thaw-vmm | SEQPACKET unix socket, file descriptors beside the message |
 //! | [`miss`] | thaw-vmm and thawd | SEQPACKET unix socket handed over [`control`] |
+//! | [`access`] | thaw-vmm to thawd | SEQPACKET unix socket handed over [`control`] |
 //! | [`handshake`] | host and guest agent | vsock port [`handshake::HANDSHAKE_PORT`] |
 //! | `agent` (feature `agent`) | host and guest agent | ttrpc on vsock port [`handshake::AGENT_PORT`] |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
@@ -11,6 +12,7 @@
 //! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the types here.
 //! All decoding is of untrusted bytes: it returns an error and never panics, and every frame has a size limit.
 
+pub mod access;
 #[cfg(feature = "agent")]
 pub mod agent;
 pub mod api;

@@ -5,13 +5,16 @@ mod compression;
 pub mod digest;
 pub mod erofs;
 pub mod error;
+pub mod fetch;
 pub mod fs;
 pub mod guest_image;
+pub mod index;
 pub mod layer;
 pub mod merge;
 pub mod progress;
 pub mod reference;
 pub mod source;
+pub mod span;
 pub mod store;
 pub mod tree;
 

@@ -1,10 +1,13 @@
-//! Generates the agent's ttrpc API from `proto/`, with a parser in Rust: no protoc on the building machine.
+//! Generates the agent's ttrpc API and containerd's snapshots service from `proto/`, with parsers in Rust: no protoc on the
+//! building machine.
 
 fn main() -> std::io::Result<()> {
     println!("cargo::rerun-if-changed=proto");
     println!("cargo::rerun-if-changed=build.rs");
     #[cfg(feature = "agent")]
     generate()?;
+    #[cfg(feature = "snapshots")]
+    snapshots()?;
     Ok(())
 }
 
@@ -40,4 +43,10 @@ fn generate() -> std::io::Result<()> {
         out.join("mod.rs"),
         modules.map(|name| format!("pub mod {name};\n")).concat(),
     )
+}
+
+#[cfg(feature = "snapshots")]
+fn snapshots() -> std::io::Result<()> {
+    let parsed = protox::compile(["containerd/snapshots.proto"], ["proto"]).map_err(std::io::Error::other)?;
+    tonic_prost_build::configure().compile_fds(parsed)
 }

@@ -7,6 +7,7 @@
 //! | [`access`] | thaw-vmm to thawd | SEQPACKET unix socket handed over [`control`] |
 //! | [`handshake`] | host and guest agent | vsock port [`handshake::HANDSHAKE_PORT`] |
 //! | `agent` (feature `agent`) | host and guest agent | ttrpc on vsock port [`handshake::AGENT_PORT`] |
+//! | `snapshots` (feature `snapshots`) | containerd and thawd | gRPC on a unix socket |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
 //!
 //! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the types here.
@@ -20,3 +21,5 @@ pub mod control;
 pub mod handshake;
 pub mod miss;
 pub mod packet;
+#[cfg(feature = "snapshots")]
+pub mod snapshots;

@@ -8,7 +8,7 @@ mod archive;
 mod auth;
 mod http;
 mod layout;
-mod manifest;
+pub mod manifest;
 mod registry;
 mod resolve;
 

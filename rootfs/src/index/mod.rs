@@ -4,6 +4,10 @@
 //! bootstrap), the rest of Thaw sees the same three things: the tree, the pieces that say where in the stream each part of
 //! the data file is, and the spans that say where in the stored blob each part of the stream is.
 
+pub mod estargz;
+pub mod form;
+pub mod soci;
+
 use std::ops::Range;
 
 use crate::span::SpanTable;

@@ -1,0 +1,18 @@
+//! SOCI: an image made lazy by documents beside it (awslabs/soci-snapshotter's index, version 2, and ztoc, version 0.9).
+//!
+//! An image manifest names its index by an annotation, the index names one ztoc per layer, and a ztoc has the layer's
+//! table of contents, and zran checkpoints with a SHA-256 of the stored bytes of each span. All of it is bound to the
+//! image by digests, and read as hostile nevertheless. No document is fetched here.
+
+mod manifest;
+mod ztoc;
+
+pub use manifest::{Index, Ztoc, bound_index, index_manifest, is_index};
+pub use ztoc::{Toc, read_ztoc, scan, write_ztoc};
+
+/// Spans of SOCI's own tool.
+pub const DEFAULT_SPAN: u64 = 4 << 20;
+/// Layers smaller than this get no ztoc from SOCI's own tool.
+pub const DEFAULT_LEAST_LAYER: u64 = 10 << 20;
+/// No ztoc is larger: 40 bytes of checkpoint for each KiB of a 4 TiB layer, or 4 million files.
+pub const MAX_ZTOC: u64 = 1 << 30;

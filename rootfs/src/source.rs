@@ -9,6 +9,8 @@ mod auth;
 mod http;
 mod layout;
 pub mod manifest;
+pub mod push;
+mod referrers;
 mod registry;
 mod resolve;
 
@@ -29,6 +31,8 @@ use crate::reference::ImageRef;
 pub use auth::Credentials;
 pub use http::Retry;
 pub use manifest::{Descriptor, Platform};
+pub use push::{Push, Upload};
+pub use referrers::{Referrer, referrers};
 pub use resolve::resolve;
 
 /// What a reference names, before a platform is chosen.

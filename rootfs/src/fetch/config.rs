@@ -1,0 +1,108 @@
+//! How registries are read: mirrors, budgets and limits, as the configuration file has them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The `[fetch]` table of the configuration. Everything has a default; an unknown key is an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Mirrors by the registry they stand for (`docker.io`, `host:port`), in the order in which they are asked, before
+    /// the registry itself. Those under `"*"` stand for every registry that has none of its own.
+    pub mirrors: BTreeMap<String, Vec<Mirror>>,
+    /// Bytes a second that prefetches of the whole process may take. None: no limit.
+    pub prefetch_bandwidth: Option<u64>,
+    /// Prefetches of the whole process in flight at once.
+    pub prefetch_requests: usize,
+    /// Milliseconds after which a read on demand has ended, with bytes or with an error, all retries included.
+    pub budget_ms: u64,
+    /// Milliseconds within which a server has to begin its answer.
+    pub answer_ms: u64,
+    /// Milliseconds within which a server has to send `window_bytes` of a body, or its rest; else it is too slow.
+    pub window_ms: u64,
+    /// Bytes of a body that have to come in each window.
+    pub window_bytes: u64,
+    /// Milliseconds of the longest first pause between attempts; later ones are up to twice as long each.
+    pub pause_ms: u64,
+    /// Milliseconds of the longest pause between attempts.
+    pub longest_pause_ms: u64,
+    /// Failures in a row after which a registry or mirror is left alone for a while.
+    pub breaker_failures: u32,
+    /// Milliseconds for which it is left alone the first time; then one request tries it, and if that fails it is
+    /// twice as long.
+    pub breaker_open_ms: u64,
+    /// Milliseconds for which it is left alone at most.
+    pub breaker_longest_ms: u64,
+    /// Milliseconds for which the place a registry redirects to is asked directly, where it does not say itself when it expires.
+    pub redirect_ms: u64,
+    /// Where a server ignores ranges and sends the whole: bytes before the wanted ones that are read and thrown away.
+    pub whole_skip: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mirrors: BTreeMap::new(),
+            prefetch_bandwidth: None,
+            prefetch_requests: 4,
+            budget_ms: 60_000,
+            answer_ms: 15_000,
+            window_ms: 10_000,
+            window_bytes: 64 << 10,
+            pause_ms: 200,
+            longest_pause_ms: 5_000,
+            breaker_failures: 3,
+            breaker_open_ms: 1_000,
+            breaker_longest_ms: 30_000,
+            redirect_ms: 300_000,
+            whole_skip: 1 << 20,
+        }
+    }
+}
+
+/// One mirror of a registry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mirror {
+    /// `http://HOST[:PORT]` or `https://…`, and a path up to and with `/v2/…` where the mirror keeps the registry's
+    /// repositories under another one.
+    pub url: String,
+    /// What it speaks.
+    #[serde(default)]
+    pub kind: MirrorKind,
+    /// Headers for every request to it.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// Show credentials to it even where they travel in the clear (plain HTTP to another host).
+    #[serde(default)]
+    pub credentials_in_clear: bool,
+}
+
+/// What a mirror speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MirrorKind {
+    /// The distribution specification, with credentials of its own (filed under its host). It is told which registry
+    /// is meant by the query `ns`, as containerd does.
+    #[default]
+    Registry,
+    /// Dragonfly's dfdaemon: told the registry by the header `X-Dragonfly-Registry`, shown the registry's credentials, and
+    /// believed only with a `Content-Range`.
+    Dragonfly,
+}
+
+impl Config {
+    /// The mirrors that stand for `registry`.
+    pub fn mirrors_of(&self, registry: &str) -> &[Mirror] {
+        self.mirrors
+            .get(registry)
+            .or_else(|| self.mirrors.get("*"))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn budget(&self) -> Duration {
+        Duration::from_millis(self.budget_ms)
+    }
+}

@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use crate::erofs::{self, Summary, WriteError};
-use crate::tree::{Attributes, Extent, Inode, InodeIndex, Kind, PAGE, Tree};
+use crate::tree::{Attributes, BlobExtent, Inode, InodeIndex, Kind, PAGE, Tree};
 
 /// The image's length is a multiple of this.
 pub const ALIGNMENT: u64 = 2 << 20;
@@ -139,8 +139,9 @@ fn contents(program: &[u8]) -> (Tree, Vec<u8>) {
         let length = data.len() as u64 - data_offset;
         let extents = match length {
             0 => Vec::new(),
-            _ => vec![Extent {
+            _ => vec![BlobExtent {
                 file_offset: 0,
+                blob: 0,
                 data_offset,
                 length,
             }],
@@ -151,7 +152,6 @@ fn contents(program: &[u8]) -> (Tree, Vec<u8>) {
             mode,
             Kind::File {
                 size: content.len() as u64,
-                blob: 0,
                 extents,
             },
         );

@@ -39,7 +39,7 @@ pub enum MergeError {
     TooManyInodes,
 }
 
-/// Applies layers, bottom first. The data of a file lies in the data file of the layer its `blob` counts.
+/// Applies layers, bottom first. The data of a file lies in the data file of the layer the extents' `blob` counts.
 ///
 /// # Errors
 /// When a layer does not fit on those below it; see [`MergeError`].
@@ -140,8 +140,10 @@ impl Merger {
                 let kind = match leaf.clone() {
                     Leaf::File { size, extents } => Kind::File {
                         size,
-                        blob: self.layer as u32,
-                        extents,
+                        extents: extents
+                            .into_iter()
+                            .map(|extent| extent.of_blob(self.layer as u32))
+                            .collect(),
                     },
                     Leaf::Symlink { target } => Kind::Symlink { target },
                     Leaf::CharDevice { major, minor } => Kind::CharDevice { major, minor },

@@ -1,7 +1,7 @@
 //! Each rule of the image-spec's layer.md, on trees small enough to read.
 
 use super::*;
-use crate::tree::{LayerEntry, Timestamp};
+use crate::tree::{Extent, LayerEntry, PAGE, Timestamp};
 
 fn attributes(mode: u16) -> Attributes {
     Attributes {
@@ -22,9 +22,14 @@ fn dir(path: &str) -> LayerEntry {
 }
 
 fn file(path: &str, size: u64) -> LayerEntry {
+    let extent = Extent {
+        file_offset: 0,
+        data_offset: 0,
+        length: PAGE,
+    };
     let leaf = Leaf::File {
         size,
-        extents: vec![],
+        extents: vec![extent],
     };
     LayerEntry {
         path: path.into(),
@@ -99,10 +104,10 @@ fn upper_files_replace_lower_ones_and_missing_parents_are_made() {
     assert_eq!(paths(&tree), ["a/", "a/b/", "a/b/c=2", "x=1"]);
     let made = tree.inode(tree.lookup(b"a/b").unwrap());
     assert_eq!(made.attributes, Attributes::implied_directory());
-    let Kind::File { blob, .. } = tree.inode(tree.lookup(b"a/b/c").unwrap()).kind else {
+    let Kind::File { extents, .. } = &tree.inode(tree.lookup(b"a/b/c").unwrap()).kind else {
         panic!()
     };
-    assert_eq!(blob, 1);
+    assert_eq!(extents[0].blob, 1);
 }
 
 #[test]

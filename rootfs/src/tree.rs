@@ -60,6 +60,36 @@ pub struct Extent {
     pub length: u64,
 }
 
+/// A piece of a file of a [`Tree`] that is stored. As [`Extent`], and neighbours may touch where they are stored apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlobExtent {
+    /// Where in the file; a multiple of [`PAGE`].
+    pub file_offset: u64,
+    /// Which data file, counted as the lengths are that are given to [`crate::erofs::write`].
+    pub blob: u32,
+    /// Where in that data file; a multiple of [`PAGE`].
+    pub data_offset: u64,
+    /// Bytes, a multiple of [`PAGE`]; may reach past the end of the file by less than a page.
+    pub length: u64,
+}
+
+impl Extent {
+    /// The extent, of data file `blob`.
+    pub fn of_blob(self, blob: u32) -> BlobExtent {
+        let Self {
+            file_offset,
+            data_offset,
+            length,
+        } = self;
+        BlobExtent {
+            file_offset,
+            blob,
+            data_offset,
+            length,
+        }
+    }
+}
+
 /// What a non-directory is. Directories differ between [`LayerTree`] and [`Tree`] and are spelled out there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Leaf {
@@ -145,11 +175,11 @@ pub enum Kind {
     Directory {
         entries: BTreeMap<Box<[u8]>, InodeIndex>,
     },
-    /// A regular file whose extents lie in the data file of layer `blob`, counted from the bottom.
+    /// A regular file. Of a merged tree all extents lie in the data file of the layer that named it, counted from the
+    /// bottom.
     File {
         size: u64,
-        blob: u32,
-        extents: Vec<Extent>,
+        extents: Vec<BlobExtent>,
     },
     Symlink {
         target: Vec<u8>,

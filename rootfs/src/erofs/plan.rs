@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use crate::tree::{Extent, Inode, InodeIndex, Kind, Timestamp, Tree};
+use crate::tree::{BlobExtent, Inode, InodeIndex, Kind, Timestamp, Tree};
 
 use super::format::{
     BLOCK, BLOCK_BITS, CHUNK_BITS_MASK, INODE_COMPACT, INODE_EXTENDED, SLOT, SLOT_BITS, SUPER_OFFSET,
@@ -199,10 +199,10 @@ pub fn plan<'a>(tree: &'a Tree, blob_lengths: &[u64]) -> Result<Plan<'a>, WriteE
             continue;
         };
         match (&mut place.layout, &tree.inode(*index).kind) {
-            (Layout::Plain { block }, Kind::File { blob, extents, .. }) => {
-                let data = extents
-                    .first()
-                    .map_or(0, |extent| blobs[*blob as usize].address + extent.data_offset);
+            (Layout::Plain { block }, Kind::File { extents, .. }) => {
+                let data = extents.first().map_or(0, |extent| {
+                    blobs[extent.blob as usize].address + extent.data_offset
+                });
                 *block = (data >> BLOCK_BITS) as u32;
             }
             (
@@ -310,8 +310,8 @@ fn check_blobs(tree: &Tree, blob_lengths: &[u64]) -> Result<(), WriteError> {
                 "a timestamp has more than 999,999,999 nanoseconds",
             ));
         }
-        let (size, blob, extents) = match &inode.kind {
-            Kind::File { size, blob, extents } => (*size, *blob, extents),
+        let (size, extents) = match &inode.kind {
+            Kind::File { size, extents } => (*size, extents),
             Kind::Symlink { target } if !(1..=4095).contains(&target.len()) => {
                 return Err(WriteError::Malformed(
                     "a symbolic link's target is empty or longer than 4095 bytes",
@@ -325,22 +325,17 @@ fn check_blobs(tree: &Tree, blob_lengths: &[u64]) -> Result<(), WriteError> {
                 limit: MAX_FILE,
             });
         }
-        let available = match blob_lengths.get(blob as usize) {
-            Some(length) => *length,
-            None if extents.is_empty() => continue,
-            None => {
-                return Err(WriteError::Malformed(
-                    "a file's data is in a data file that is not given",
-                ));
-            }
-        };
         let mut end = 0;
         for extent in extents {
-            let Extent {
+            let BlobExtent {
                 file_offset,
+                blob,
                 data_offset,
                 length,
             } = *extent;
+            let available = *blob_lengths.get(blob as usize).ok_or(WriteError::Malformed(
+                "a file's data is in a data file that is not given",
+            ))?;
             let is_aligned = (file_offset | data_offset | length).is_multiple_of(BLOCK) && length > 0;
             let fits = |start: u64, limit: u64| start.checked_add(length).is_some_and(|end| end <= limit);
             if !is_aligned
@@ -371,7 +366,7 @@ fn inline_offset(cursor: u64, head: u64, tail: u64) -> Option<u64> {
 }
 
 /// A file in one piece is plain; one with gaps, or in several pieces, has chunks as large as its pieces allow.
-fn file_layout(size: u64, extents: &[Extent]) -> Layout {
+fn file_layout(size: u64, extents: &[BlobExtent]) -> Layout {
     let end = size.next_multiple_of(BLOCK);
     match extents {
         [] if size == 0 => return Layout::Plain { block: 0 },

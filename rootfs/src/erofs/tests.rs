@@ -13,7 +13,9 @@ use super::*;
 use crate::layer::testing::{END, header, padded, pax, seal};
 use crate::layer::{Limits, unpack};
 use crate::merge::flatten;
-use crate::tree::{Attributes, Extent, Inode as TreeInode, Kind, LayerTree, PAGE, Timestamp, Tree, Xattr};
+use crate::tree::{
+    Attributes, BlobExtent, Inode as TreeInode, Kind, LayerTree, PAGE, Timestamp, Tree, Xattr,
+};
 use walk::{Walk, walk_directory, walk_image, walk_tree};
 
 /// A small generator of numbers: the tests want variety, not chance.
@@ -286,8 +288,9 @@ fn directory(entries: &[(&str, u32)]) -> TreeInode {
 fn file(size: u64, extents: &[(u64, u64, u64)]) -> TreeInode {
     let extents = extents
         .iter()
-        .map(|(file_offset, data_offset, length)| Extent {
+        .map(|(file_offset, data_offset, length)| BlobExtent {
             file_offset: *file_offset,
+            blob: 0,
             data_offset: *data_offset,
             length: *length,
         })
@@ -298,11 +301,7 @@ fn file(size: u64, extents: &[(u64, u64, u64)]) -> TreeInode {
     };
     TreeInode {
         attributes,
-        kind: Kind::File {
-            size,
-            blob: 0,
-            extents,
-        },
+        kind: Kind::File { size, extents },
     }
 }
 

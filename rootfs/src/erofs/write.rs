@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 
-use crate::tree::{Extent, Inode, InodeIndex, Kind, Tree};
+use crate::tree::{BlobExtent, Inode, InodeIndex, Kind, Tree};
 
 use super::checksum::crc32c;
 use super::format::{
@@ -12,7 +12,7 @@ use super::format::{
     LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, MAGIC, NULL_ADDRESS, SUPER_OFFSET, SUPER_SIZE,
 };
 use super::plan::{Layout, Place, Plan, plan};
-use super::{Summary, WriteError, directory, xattr};
+use super::{BlobPlacement, Summary, WriteError, directory, xattr};
 
 /// Writes the metadata of `tree`; `blob_lengths` are the lengths of the layers' data files, bottom first. The same tree
 /// and lengths give the same bytes.
@@ -131,15 +131,15 @@ impl Plan<'_> {
                     image[at..at + target.len()].copy_from_slice(target);
                 }
             }
-            Kind::File { size, blob, extents } => {
+            Kind::File { size, extents } => {
                 if let Layout::Chunks { bits } = place.layout {
-                    let address = self
-                        .summary
-                        .blobs
-                        .get(*blob as usize)
-                        .map_or(0, |blob| blob.address);
                     let count = size.div_ceil(1 << bits) as usize;
-                    encode_chunks(&mut image[behind..behind + count * 4], bits, extents, address);
+                    encode_chunks(
+                        &mut image[behind..behind + count * 4],
+                        bits,
+                        extents,
+                        &self.summary.blobs,
+                    );
                 }
             }
             _ => {}
@@ -164,10 +164,11 @@ fn block_offsets(place: &Place, behind: usize) -> impl Iterator<Item = usize> {
         .chain(inline)
 }
 
-fn encode_chunks(table: &mut [u8], bits: u32, extents: &[Extent], address: u64) {
+fn encode_chunks(table: &mut [u8], bits: u32, extents: &[BlobExtent], blobs: &[BlobPlacement]) {
     table.fill(0xff);
     debug_assert_eq!(NULL_ADDRESS.to_le_bytes(), [0xff; 4]);
     for extent in extents {
+        let address = blobs[extent.blob as usize].address;
         for offset in (0..extent.length).step_by(1 << bits) {
             let chunk = ((extent.file_offset + offset) >> bits) as usize;
             let block = ((address + extent.data_offset + offset) >> BLOCK_BITS) as u32;

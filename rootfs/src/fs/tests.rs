@@ -14,7 +14,7 @@ use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 use super::*;
 use crate::blob::{BootId, CHUNK_SIZE, ReadyFile};
 use crate::erofs;
-use crate::tree::{Attributes, Extent, Inode, Kind, PAGE, Timestamp, Tree, Xattr};
+use crate::tree::{Attributes, BlobExtent, Inode, Kind, PAGE, Timestamp, Tree, Xattr};
 
 const DIGEST: [u8; 32] = [9; 32];
 const LENGTH: u64 = 2 * CHUNK_SIZE;
@@ -100,12 +100,14 @@ fn image(more: usize) -> Shown {
         ..Attributes::default()
     });
     let extents = vec![
-        Extent {
+        BlobExtent {
+            blob: 0,
             file_offset: 0,
             data_offset: 0,
             length: CHUNK_SIZE,
         },
-        Extent {
+        BlobExtent {
+            blob: 0,
             file_offset: 2 * CHUNK_SIZE,
             data_offset: CHUNK_SIZE,
             length: CHUNK_SIZE,
@@ -116,7 +118,6 @@ fn image(more: usize) -> Shown {
         "file",
         Kind::File {
             size: 3 * CHUNK_SIZE - 1,
-            blob: 0,
             extents,
         },
     );
@@ -146,7 +147,6 @@ fn image(more: usize) -> Shown {
             &format!("more-{index}"),
             Kind::File {
                 size: 0,
-                blob: 0,
                 extents: vec![],
             },
         );

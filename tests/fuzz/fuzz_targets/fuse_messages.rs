@@ -37,7 +37,6 @@ fn guest() -> Guest {
             &b"file"[..],
             Kind::File {
                 size: 100_000,
-                blob: 0,
                 extents: vec![],
             },
         ),

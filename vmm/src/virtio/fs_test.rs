@@ -18,7 +18,7 @@ use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet;
 use thaw_rootfs::blob::{BootId, CHUNK_SIZE, ReadyFile};
 use thaw_rootfs::erofs;
-use thaw_rootfs::tree::{Attributes, Extent, Inode, Kind, Tree};
+use thaw_rootfs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 use vm_memory::ByteValued;
 
 use super::*;
@@ -59,7 +59,8 @@ struct Image {
 
 impl Image {
     fn new(name: &str) -> Image {
-        let extent = |file_offset, data_offset, length| Extent {
+        let extent = |file_offset, data_offset, length| BlobExtent {
+            blob: 0,
             file_offset,
             data_offset,
             length,
@@ -77,11 +78,7 @@ impl Image {
                 mode: 0o644,
                 ..Attributes::default()
             },
-            kind: Kind::File {
-                size: SIZE,
-                blob: 0,
-                extents,
-            },
+            kind: Kind::File { size: SIZE, extents },
         });
         let Kind::Directory { entries } = &mut tree.inodes[0].kind else {
             unreachable!()

@@ -62,12 +62,12 @@ pub fn walk_tree(tree: &Tree, data: &[Vec<u8>]) -> Walk {
         let inode = tree.inode(index);
         let (kind, size, device, content) = match &inode.kind {
             Kind::Directory { .. } => (libc::S_IFDIR, 0, (0, 0), vec![]),
-            Kind::File { size, blob, extents } => {
+            Kind::File { size, extents } => {
                 let mut file = vec![0; size.next_multiple_of(4096) as usize];
                 for extent in extents {
                     let (from, to) = (extent.data_offset as usize, extent.file_offset as usize);
                     let length = extent.length as usize;
-                    file[to..to + length].copy_from_slice(&data[*blob as usize][from..from + length]);
+                    file[to..to + length].copy_from_slice(&data[extent.blob as usize][from..from + length]);
                 }
                 file.truncate(*size as usize);
                 (libc::S_IFREG, *size, (0, 0), hash(&file))

@@ -36,7 +36,7 @@ pub enum Expansion {
 pub struct Window(Arc<[u8]>);
 
 /// What a span is compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpanDigest {
     /// Nothing: whoever uses it compares what the span becomes part of.
     None,
@@ -44,8 +44,11 @@ pub enum SpanDigest {
     StoredSha256([u8; 32]),
     /// SHA-256 of the stream bytes (eStargz, Nydus).
     StreamSha256([u8; 32]),
-    /// BLAKE3 of the stream bytes (converted images, Nydus).
+    /// BLAKE3 of the stream bytes (Nydus).
     StreamBlake3([u8; 32]),
+    /// Length and BLAKE3 of each piece the stream bytes consist of, in order (converted images, whose spans are frames of
+    /// several chunks). The lengths must sum to the span's.
+    StreamChunksBlake3(Arc<[(u32, [u8; 32])]>),
 }
 
 /// One span.

@@ -1,5 +1,6 @@
 //! Images: sources, layers, EROFS metadata, the blob cache and the read-only filesystem.
 
+pub mod accelerated;
 pub mod blob;
 mod compression;
 pub mod digest;
@@ -11,6 +12,7 @@ pub mod guest_image;
 pub mod index;
 pub mod layer;
 pub mod merge;
+pub mod nydus;
 pub mod progress;
 pub mod reference;
 pub mod source;

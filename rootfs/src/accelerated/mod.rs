@@ -1,0 +1,66 @@
+//! Converted images: chunk-deduplicated, compressed in frames, with EROFS metadata of their own (`docs/image-format.md`).
+//!
+//! A converted image is an OCI artifact whose layers are documents of Thaw: the EROFS metadata; for each *blob* a chunk
+//! table and the stored bytes; perhaps a load order. [`convert`] writes one from any image of the store, referring to
+//! the blobs of *dictionary* images for chunks they have; [`open`] reads one.
+//!
+//! Invariants: the same input and options give the same bytes. What [`open`] returns has been compared with the
+//! manifest's digests and checked: no table's frames overlap or leave their blob, no address of a file leaves its blob,
+//! nothing is allocated by a length a document states beyond the limits here. Every byte that is read later through a
+//! blob's [`Content`] is compared with the BLAKE3 digest of its chunk, whoever made the blob.
+
+mod manifest;
+mod open;
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::fetch::StoredBlob;
+use crate::index::Content;
+
+pub use manifest::{Manifest, StoredTable};
+pub use open::open;
+
+/// `artifactType` of a converted image's manifest.
+pub const ARTIFACT_TYPE: &str = "application/vnd.thaw.image.v1";
+/// The EROFS metadata.
+pub const METADATA_TYPE: &str = "application/vnd.thaw.image.metadata.v1";
+/// The chunk table of the blob that follows it.
+pub const TABLE_TYPE: &str = "application/vnd.thaw.image.chunks.v1";
+/// File data: frames of chunks.
+pub const BLOB_TYPE: &str = "application/vnd.thaw.image.blob.v1";
+/// The load order.
+pub const LOAD_ORDER_TYPE: &str = "application/vnd.thaw.image.load-order.v1";
+
+/// An image whose metadata is had whole and whose file data can be read in pieces: of a converted image or a RAFS one.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// The EROFS metadata image: a multiple of 4096 bytes, checked.
+    pub metadata: Vec<u8>,
+    /// The ranges past the metadata, by address.
+    pub blobs: Vec<OpenedBlob>,
+    /// What a start is known to read, in order; empty when nothing is known.
+    pub load_order: Vec<LoadRange>,
+}
+
+/// One range of an image's address space, and what its cache file is filled from.
+#[derive(Clone, Debug)]
+pub struct OpenedBlob {
+    /// First byte in the image's synthesized address space.
+    pub address: u64,
+    /// Names the cache file in the store: follows from the stored blob *and* the document that describes it, so that a
+    /// hostile document poisons nobody else's blob.
+    pub key: Digest,
+    /// What any part of the data file is made from; `content.data_length` is the length of the range.
+    pub content: Content,
+    pub stored: StoredBlob,
+}
+
+/// A run of bytes of one data file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadRange {
+    /// Counts [`Opened::blobs`] (when read), or the source's data files (when converting).
+    pub blob: u32,
+    pub offset: u64,
+    pub length: u64,
+}

@@ -25,6 +25,7 @@ use std::io::Read;
 pub use data::{DataSink, FileSink};
 pub use error::LayerError;
 
+use crate::index::Piece;
 use crate::tree::{Attributes, Change, LayerEntry, LayerTree, Leaf, Timestamp, Xattr};
 use data::FilePages;
 use header::{Header, TypeFlag};
@@ -72,6 +73,26 @@ const MAX_XATTR_VALUE: usize = u16::MAX as usize;
 /// # Errors
 /// See [`LayerError`]: the stream is truncated, malformed or unsafe, a limit is passed, or `data` cannot be written.
 pub fn unpack(tar: impl Read, data: &mut impl DataSink, limits: &Limits) -> Result<LayerTree, LayerError> {
+    unpack_indexed(tar, data, limits).map(|unpacked| unpacked.tree)
+}
+
+/// What a layer's stream holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unpacked {
+    pub tree: LayerTree,
+    /// Where in the stream the bytes of the data file stand. What lies between the pieces is zeros.
+    pub pieces: Vec<Piece>,
+}
+
+/// As [`unpack`], and says where in the stream each part of the data file was.
+///
+/// # Errors
+/// As those of [`unpack`].
+pub fn unpack_indexed(
+    tar: impl Read,
+    data: &mut impl DataSink,
+    limits: &Limits,
+) -> Result<Unpacked, LayerError> {
     let mut unpacker = Unpacker {
         stream: TarStream::new(tar),
         data,
@@ -79,12 +100,16 @@ pub fn unpack(tar: impl Read, data: &mut impl DataSink, limits: &Limits) -> Resu
         data_length: 0,
         tree_bytes: 0,
         entries: Vec::new(),
+        pieces: Vec::new(),
     };
     while unpacker.next_entry()? {}
     unpacker.stream.drain(limits.data_bytes)?;
-    Ok(LayerTree {
-        entries: unpacker.entries,
-        data_length: unpacker.data_length,
+    Ok(Unpacked {
+        tree: LayerTree {
+            entries: unpacker.entries,
+            data_length: unpacker.data_length,
+        },
+        pieces: unpacker.pieces,
     })
 }
 
@@ -95,6 +120,7 @@ struct Unpacker<'a, R, D> {
     data_length: u64,
     tree_bytes: u64,
     entries: Vec<LayerEntry>,
+    pieces: Vec<Piece>,
 }
 
 /// One entry with its extension headers applied.

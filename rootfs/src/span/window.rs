@@ -1,0 +1,53 @@
+//! The output before a checkpoint, which what follows may refer back to.
+
+use std::sync::Arc;
+
+/// How far back deflate can refer.
+pub const WINDOW: usize = 32 << 10;
+
+/// Windows are many and seldom used: the level costs a hundred microseconds a window and leaves a third of it.
+const LEVEL: i32 = 1;
+
+/// Up to 32 KiB of output before a checkpoint, kept compressed in memory.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Window(Arc<[u8]>);
+
+impl Window {
+    /// The end of `bytes`, at most 32 KiB: what comes before cannot be referred to.
+    pub fn new(bytes: &[u8]) -> Window {
+        let bytes = &bytes[bytes.len().saturating_sub(WINDOW)..];
+        if bytes.is_empty() {
+            return Window::default();
+        }
+        // Only memory could be lacking, and then for anything else, too.
+        let compressed = zstd::bulk::compress(bytes, LEVEL).unwrap_or_default();
+        Window(compressed.into())
+    }
+
+    /// A window that was compressed before; whether it really was shows in [`Window::bytes`].
+    pub(crate) fn from_compressed(compressed: &[u8]) -> Window {
+        Window(compressed.into())
+    }
+
+    /// One zstd frame; empty for an empty window.
+    pub(crate) fn compressed(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The window, uncompressed: empty at the start of deflate data, 32 KiB anywhere behind its first 32 KiB.
+    ///
+    /// # Errors
+    /// When it is damaged or larger than 32 KiB.
+    pub fn bytes(&self) -> Result<Vec<u8>, &'static str> {
+        if self.0.is_empty() {
+            return Ok(Vec::new());
+        }
+        zstd::bulk::decompress(&self.0, WINDOW).map_err(|_| "its window is damaged")
+    }
+}
+
+impl std::fmt::Debug for Window {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Window({} bytes compressed)", self.0.len())
+    }
+}

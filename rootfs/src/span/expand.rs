@@ -4,6 +4,21 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Expansion, SpanDigest, SpanError, SpanTable, length};
 
+/// Whether `stream` is exactly chunks of these lengths and digests.
+fn are_chunks(chunks: &[(u32, [u8; 32])], stream: &[u8]) -> bool {
+    let mut rest = stream;
+    for (length, digest) in chunks {
+        let Some((chunk, after)) = rest.split_at_checked(*length as usize) else {
+            return false;
+        };
+        if blake3::hash(chunk) != *digest {
+            return false;
+        }
+        rest = after;
+    }
+    rest.is_empty()
+}
+
 impl SpanTable {
     /// Whether `stored` can be the stored bytes of span `index`: their length, and their digest where it is one of the
     /// stored bytes; where it is one of the stream bytes, they are expanded to see.
@@ -11,9 +26,11 @@ impl SpanTable {
     /// # Errors
     /// [`SpanError`] when they are not.
     pub fn check(&self, index: usize, stored: &[u8]) -> Result<(), SpanError> {
-        match self.spans()[index].digest {
+        match &self.spans()[index].digest {
             SpanDigest::None | SpanDigest::StoredSha256(_) => self.check_stored(index, stored),
-            SpanDigest::StreamSha256(_) | SpanDigest::StreamBlake3(_) => self.expand(index, stored).map(drop),
+            SpanDigest::StreamSha256(_) | SpanDigest::StreamBlake3(_) | SpanDigest::StreamChunksBlake3(_) => {
+                self.expand(index, stored).map(drop)
+            }
         }
     }
 
@@ -36,10 +53,11 @@ impl SpanTable {
         if stream.len() != most {
             return Err(fail("it yields another length than the index says"));
         }
-        let is_same = match span.digest {
+        let is_same = match &span.digest {
             SpanDigest::None | SpanDigest::StoredSha256(_) => true,
-            SpanDigest::StreamSha256(digest) => <[u8; 32]>::from(Sha256::digest(&stream)) == digest,
-            SpanDigest::StreamBlake3(digest) => blake3::hash(&stream) == digest,
+            SpanDigest::StreamSha256(digest) => <[u8; 32]>::from(Sha256::digest(&stream)) == *digest,
+            SpanDigest::StreamBlake3(digest) => blake3::hash(&stream) == *digest,
+            SpanDigest::StreamChunksBlake3(chunks) => are_chunks(chunks, &stream),
         };
         if is_same {
             Ok(stream)
@@ -60,8 +78,8 @@ impl SpanTable {
                 ),
             });
         }
-        match span.digest {
-            SpanDigest::StoredSha256(digest) if <[u8; 32]>::from(Sha256::digest(stored)) != digest => {
+        match &span.digest {
+            SpanDigest::StoredSha256(digest) if <[u8; 32]>::from(Sha256::digest(stored)) != *digest => {
                 Err(SpanError::Digest { span: index })
             }
             _ => Ok(()),

@@ -162,6 +162,11 @@ impl SpanTable {
             if length(stored) > MAX_SPAN || length(stream) > MAX_SPAN {
                 return Err(SpanError::Table("a span is larger than 64 MiB"));
             }
+            if let SpanDigest::StreamChunksBlake3(chunks) = &span.digest
+                && chunks.iter().map(|(chunk, _)| u64::from(*chunk)).sum::<u64>() != length(stream)
+            {
+                return Err(SpanError::Table("a span is not as long as its pieces"));
+            }
             match &span.expansion {
                 Expansion::Plain if length(stored) != length(stream) => {
                     return Err(SpanError::Table("a plain span is not as long as what it yields"));

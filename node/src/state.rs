@@ -17,7 +17,7 @@ use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::Provenance;
+use crate::sandbox::{Provenance, RootServing};
 
 const RECORD: &str = "record.json";
 
@@ -50,6 +50,9 @@ pub struct Record {
     /// What a later owner needs to freeze it.
     #[serde(default)]
     pub provenance: Option<Provenance>,
+    /// How its image is served.
+    #[serde(default)]
+    pub root: RootServing,
 }
 
 impl Record {
@@ -386,6 +389,7 @@ mod tests {
             vcpus: 1,
             memory_mib: 128,
             provenance: None,
+            root: RootServing::Virtiofs,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The access log: which bytes of its images a guest reads, in order, for `--record`.
 //!
-//! Packets from the VMM to the node over a SEQPACKET socket attached to the root device ([`crate::control::Backend::Accesses`]).
+//! Packets from the VMM to the node over a SEQPACKET socket attached to the root device, or the disk that is the image ([`crate::control::Backend::Accesses`]).
 //! The VMM never waits: a packet that does not fit is dropped, and the next one says how many were.
 
 use serde::{Deserialize, Serialize};

@@ -72,6 +72,9 @@ pub struct CreateSandbox {
     /// How a thawed guest gets its memory; `uffd` is refused.
     #[serde(default)]
     pub memory_mode: MemoryMode,
+    /// How the image is served: `virtiofs` or `erofs`.
+    #[serde(default = "virtiofs")]
+    pub root: String,
 }
 
 /// A sandbox to make of a snapshot.
@@ -120,6 +123,10 @@ pub struct FrozenSandbox {
 
 fn missing() -> String {
     "missing".into()
+}
+
+fn virtiofs() -> String {
+    "virtiofs".into()
 }
 
 fn private() -> String {

@@ -110,10 +110,12 @@ pub enum Backend {
     /// One descriptor: a SEQPACKET socket to ask for missing chunks over ([`crate::miss`]). Replaces an earlier one;
     /// pending misses are issued again.
     Misses,
-    /// One descriptor: a SEQPACKET socket the root device tells over which bytes it read ([`crate::access`]).
+    /// One descriptor: a SEQPACKET socket over which the root device, or a disk that is an image, tells which bytes of
+    /// blobs it was asked for ([`crate::access`]). Replaces an earlier one.
     Accesses,
     /// A read-only disk that holds an image as one EROFS file system: its metadata, then its blobs at their addresses.
-    /// Descriptors: the metadata file, then for each blob data and ready bitmap, then a SEQPACKET socket for misses.
+    /// Descriptors: the metadata file, then for each blob data and ready bitmap, then a SEQPACKET socket for misses, which
+    /// [`Backend::Misses`] replaces.
     Image { blobs: Vec<BlobRange> },
 }
 

@@ -26,7 +26,7 @@ use thaw_rootfs::progress::Silent;
 use crate::exit::{ExitCode, Failure};
 use crate::images::Pull;
 use crate::readiness;
-use crate::sandbox::{FreezeOptions, NetworkMode, Node, Sandbox, SandboxSpec, ThawSpec};
+use crate::sandbox::{FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, ThawSpec};
 use crate::trace::Trace;
 
 /// How long the last callers of an owner are waited for.
@@ -137,6 +137,8 @@ impl Daemon {
             client: request.client.map(process),
             cold: request.cold,
             memory_mode: request.memory_mode,
+            root: parse::<RootServing>("root", &request.root)?,
+            record: None,
         };
         let trace = Trace::new();
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
@@ -476,6 +478,7 @@ mod tests {
             }),
             cold: true,
             memory_mode: Default::default(),
+            root: "virtiofs".into(),
         }
     }
 

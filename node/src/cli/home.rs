@@ -73,6 +73,8 @@ impl Home {
             client: None,
             cold: arguments.cold,
             memory_mode,
+            root: arguments.root,
+            record: None,
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await?;
         Home::of_ours(node, sandbox, run)
@@ -245,6 +247,7 @@ fn daemon_request(
         client: myself(),
         cold: arguments.cold,
         memory_mode,
+        root: name(&arguments.root),
     })
 }
 

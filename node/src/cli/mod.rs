@@ -6,7 +6,7 @@ use thaw_protocol::control::MemoryMode;
 use crate::exit::{ExitCode, Failure};
 use crate::images::Pull;
 use crate::paths::VARIABLES;
-use crate::sandbox::NetworkMode;
+use crate::sandbox::{NetworkMode, RootServing};
 use crate::ui::Ui;
 
 mod detach;
@@ -145,6 +145,9 @@ pub struct RunArguments {
     pub network: NetworkMode,
     #[command(flatten)]
     pub source: SourceArguments,
+    /// How the image is served: `virtiofs`: as files; `erofs`: as a disk that the guest mounts itself
+    #[arg(long, value_name = "HOW", value_enum, default_value_t)]
+    pub root: RootServing,
     /// Boot a kernel instead of thawing a template
     #[arg(long)]
     pub cold: bool,

@@ -12,7 +12,7 @@ use super::{ProcessArguments, RunArguments, detach};
 use crate::agent_client::{AgentClient, ProcessId};
 use crate::container::{self, Options, RUNNING_FILE};
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::READY_LIMIT;
+use crate::sandbox::{READY_LIMIT, RootServing};
 use crate::stdio::{Attendance, Signals, Stdin, attend, terminal};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -69,7 +69,7 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     let result = match Signals::new() {
         Ok(signals) => tokio::select! {
             // Once it is started, signals are the container's.
-            started = start(&home, &config, &options, &trace) => match started {
+            started = start(&home, &config, &options, arguments.root, &trace) => match started {
                 Ok(started) => {
                     ui.fact(serde_json::json!({"event": "started", "id": home.id}));
                     started.attended(&home, how, signals).await
@@ -126,6 +126,7 @@ async fn start(
     home: &Home,
     config: &ImageConfiguration,
     options: &Options,
+    root: RootServing,
     trace: &Trace,
 ) -> Result<Started, Failure> {
     let id = home.id.clone();
@@ -141,7 +142,7 @@ async fn start(
         let request = CreateContainerRequest {
             container_id: id.clone(),
             exec_id: id.clone(),
-            storages: container::storages(&id),
+            storages: container::storages(&id, root),
             OCI: MessageField::some(spec),
             ..Default::default()
         };

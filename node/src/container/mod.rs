@@ -14,7 +14,7 @@ mod environment;
 mod storages;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
-pub use storages::{IMAGE_SLOT, image_name, storages};
+pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name, storages};
 
 /// What the flags of `thaw run` say about the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

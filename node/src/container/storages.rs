@@ -1,13 +1,23 @@
-//! How the agent makes the root filesystem: the image below, read-only over virtio-fs; the sandbox's disk above; an
-//! overlay of both. One disk per sandbox, one directory per container.
+//! How the agent makes the root filesystem: the image below, read-only, over virtio-fs or as a disk with EROFS on it; the
+//! sandbox's disk above; an overlay of both. One disk per sandbox, one directory per container.
 
 use thaw_protocol::agent::agent::Storage;
+use thaw_protocol::control::DeviceId;
+
+use crate::sandbox::RootServing;
 
 /// The slot of the root device the sandbox's image is shown in.
 pub const IMAGE_SLOT: u16 = 1;
+/// In place of a slot, of an image that is a disk: the root device's slot 0 is its own.
+pub const IMAGE_DISK_SLOT: u16 = 0;
+/// The disk that holds it, the last one: volumes count from the first after the writable layer.
+pub const IMAGE_DISK: DeviceId = DeviceId::Blk3;
+/// Its name in the guest.
+const IMAGE_DISK_PATH: &str = "/dev/vdd";
 
 /// Where the guest has the root device and the disk, whatever the container.
 const IMAGES: &str = "/run/thaw/images";
+const IMAGE: &str = "/run/thaw/image";
 const DISK: &str = "/run/thaw/disk";
 /// Driver option that names a directory the agent makes before it mounts the overlay.
 const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory";
@@ -23,14 +33,31 @@ pub(super) fn root_path(id: &str) -> String {
 }
 
 /// What to mount before the container is made, in this order.
-pub fn storages(id: &str) -> Vec<Storage> {
-    let images = Storage {
-        driver: "virtio-fs".into(),
-        source: "thaw".into(),
-        fstype: "virtiofs".into(),
-        options: vec!["ro".into()],
-        mount_point: IMAGES.into(),
-        ..Default::default()
+pub fn storages(id: &str, root: RootServing) -> Vec<Storage> {
+    let (images, lower) = match root {
+        RootServing::Virtiofs => {
+            let images = Storage {
+                driver: "virtio-fs".into(),
+                source: "thaw".into(),
+                fstype: "virtiofs".into(),
+                // Files the device says so of are mapped, the others read.
+                options: vec!["ro".into(), "dax=inode".into()],
+                mount_point: IMAGES.into(),
+                ..Default::default()
+            };
+            (images, format!("{IMAGES}/{}", image_name(IMAGE_SLOT)))
+        }
+        RootServing::Erofs => {
+            let image = Storage {
+                driver: "mmioblk".into(),
+                source: IMAGE_DISK_PATH.into(),
+                fstype: "erofs".into(),
+                options: vec!["ro".into()],
+                mount_point: IMAGE.into(),
+                ..Default::default()
+            };
+            (image, IMAGE.into())
+        }
     };
     let disk = Storage {
         driver: "mmioblk".into(),
@@ -49,7 +76,7 @@ pub fn storages(id: &str) -> Vec<Storage> {
         source: "overlay".into(),
         fstype: "overlay".into(),
         options: vec![
-            format!("lowerdir={IMAGES}/{}", image_name(IMAGE_SLOT)),
+            format!("lowerdir={lower}"),
             format!("upperdir={upper}"),
             format!("workdir={work}"),
         ],

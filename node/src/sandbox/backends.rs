@@ -10,6 +10,9 @@ use crate::exit::Failure;
 use crate::images::Exported;
 use crate::misses::MissServer;
 
+use super::Shown;
+use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT};
+
 /// Devices whose backend is handed in; that of the others is the VMM itself.
 const SWAPPABLE: [DeviceId; 11] = [
     DeviceId::Root,
@@ -39,6 +42,20 @@ impl<'a> Backends<'a> {
         let image = image.spec.clone();
         self.requests.push((Command::AddImage { slot, image }, fds));
         self.spoken_of.push(DeviceId::Root);
+    }
+
+    /// An image that is a disk; its missing bytes are asked for over `misses`.
+    pub(super) fn disk_image(&mut self, device: DeviceId, image: &'a Exported, misses: &'a OwnedFd) {
+        let blobs = image.spec.blobs.clone();
+        let backend = Backend::Image { blobs };
+        let fds = image
+            .descriptors
+            .iter()
+            .chain([misses])
+            .map(|f| f.as_fd())
+            .collect();
+        self.requests.push((Command::Attach { device, backend }, fds));
+        self.spoken_of.push(device);
     }
 
     /// A backend that is one descriptor.
@@ -72,32 +89,69 @@ impl<'a> Backends<'a> {
     }
 }
 
-/// The ends of a machine's miss socket and console that are ours, and those to be attached.
+/// Whether one of the images is a disk.
+pub(super) fn has_image_disk(images: &[Shown]) -> bool {
+    images.iter().any(|shown| shown.slot == IMAGE_DISK_SLOT)
+}
+
+/// The ends of a machine's miss sockets and console that are ours, and those to be attached.
 #[derive(Debug)]
 pub(super) struct Ends {
-    pub misses: MissServer,
-    pub miss_socket: OwnedFd,
+    /// Of the root device, and of the disk that is an image, if one is.
+    pub misses: Vec<MissServer>,
+    root_misses: OwnedFd,
+    disk_misses: Option<OwnedFd>,
     pub console: Console,
     pub console_pipe: OwnedFd,
 }
 
 impl Ends {
-    pub(super) fn make(images: crate::images::Images) -> Result<Ends, Failure> {
-        let (misses, miss_socket) =
-            MissServer::start(images).map_err(|e| Failure::system("cannot make a miss socket", &e))?;
+    pub(super) fn make(images: crate::images::Images, with_disk: bool) -> Result<Ends, Failure> {
+        let start = || {
+            MissServer::start(images.clone()).map_err(|e| Failure::system("cannot make a miss socket", &e))
+        };
+        let (server, root_misses) = start()?;
+        let mut misses = vec![server];
+        let disk_misses = match with_disk {
+            true => {
+                let (server, socket) = start()?;
+                misses.push(server);
+                Some(socket)
+            }
+            false => None,
+        };
         let (console, console_pipe) =
             Console::new().map_err(|e| Failure::system("cannot make a console pipe", &e))?;
         Ok(Ends {
             misses,
-            miss_socket,
+            root_misses,
+            disk_misses,
             console,
             console_pipe,
         })
     }
 
     pub(super) fn attach<'a>(&'a self, backends: &mut Backends<'a>) {
-        backends.attach(DeviceId::Root, Backend::Misses, &self.miss_socket);
+        backends.attach(DeviceId::Root, Backend::Misses, &self.root_misses);
         backends.attach(DeviceId::Console, Backend::Console, &self.console_pipe);
+    }
+
+    /// Images where the guest has them.
+    pub(super) fn show<'a>(&'a self, images: &'a [(u16, Exported)], backends: &mut Backends<'a>) {
+        for (slot, image) in images {
+            match &self.disk_misses {
+                Some(misses) if *slot == IMAGE_DISK_SLOT => backends.disk_image(IMAGE_DISK, image, misses),
+                _ => backends.image(*slot, image),
+            }
+        }
+    }
+
+    /// For a machine that runs already: where to ask from now on.
+    pub(super) fn attach_again<'a>(&'a self, backends: &mut Backends<'a>) {
+        self.attach(backends);
+        if let Some(misses) = &self.disk_misses {
+            backends.attach(IMAGE_DISK, Backend::Misses, misses);
+        }
     }
 }
 

@@ -19,12 +19,12 @@ use thaw_rootfs::store::Image;
 
 use super::adoption::Provenance;
 use super::again::{MADE_AGAIN, once_more, with_end};
-use super::backends::{Backends, Ends};
+use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
 use super::sources::taken;
-use super::{NetworkMode, Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown};
-use crate::container::{IMAGE_SLOT, image_name};
+use super::{NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown};
+use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
 use crate::images;
@@ -79,11 +79,9 @@ impl<'a> Making<'a> {
             exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
         }
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
-        let ends = Ends::make(self.node.images.clone())?;
+        let ends = Ends::make(self.node.images.clone(), has_image_disk(&parts.images))?;
         let mut backends = Backends::default();
-        for (slot, image) in &exported {
-            backends.image(*slot, image);
-        }
+        ends.show(&exported, &mut backends);
         let writable = Backend::Disk { read_only: false };
         backends.attach(DeviceId::Blk0, writable, &parts.disk);
         if let Some(network) = &parts.network {
@@ -93,9 +91,16 @@ impl<'a> Making<'a> {
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
         backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
         ends.attach(&mut backends);
+        if let Some(record) = &parts.record {
+            let device = match has_image_disk(&parts.images) {
+                true => IMAGE_DISK,
+                false => DeviceId::Root,
+            };
+            backends.attach(device, Backend::Accesses, record);
+        }
         let sent = backends.send(self.resources.control()?).await;
         let empty = sent.map_err(|e| explain(e, &self.resources))?;
-        self.resources.misses = Some(ends.misses);
+        self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
         self.resources.network = parts.network;
@@ -172,6 +177,8 @@ pub(super) struct Parts {
     pub images: Vec<Shown>,
     pub disk: OwnedFd,
     pub network: Option<NetworkSlot>,
+    /// Where the VMM tells what of the images is read.
+    pub record: Option<Arc<OwnedFd>>,
 }
 
 pub(super) async fn create(
@@ -203,7 +210,10 @@ async fn make(
             new_network(node, spec.network, trace),
         )?;
         let images = vec![Shown {
-            slot: IMAGE_SLOT,
+            slot: match spec.root {
+                RootServing::Virtiofs => IMAGE_SLOT,
+                RootServing::Erofs => IMAGE_DISK_SLOT,
+            },
             name: image_name(IMAGE_SLOT),
             image,
         }];
@@ -211,6 +221,7 @@ async fn make(
             images,
             disk,
             network,
+            record: spec.record.clone(),
         })
     };
     let machine = async {
@@ -275,6 +286,7 @@ fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
         tethered: spec.tethered,
         vcpus: spec.vcpus,
         memory_mib: spec.memory_mib,
+        root: spec.root,
         ..new_record()?
     })
 }
@@ -298,6 +310,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         vcpus: 1,
         memory_mib: *MEMORY_MIB.start(),
         provenance: None,
+        root: RootServing::Virtiofs,
     })
 }
 

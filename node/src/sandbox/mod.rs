@@ -69,6 +69,17 @@ pub enum NetworkMode {
     Private,
 }
 
+/// How the guest gets its image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum RootServing {
+    /// As files, over virtio-fs: what clones read is once in the host's memory.
+    #[default]
+    Virtiofs,
+    /// As a read-only disk with EROFS on it, which the guest mounts itself.
+    Erofs,
+}
+
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct SandboxSpec {
@@ -90,13 +101,18 @@ pub struct SandboxSpec {
     pub cold: bool,
     /// How a thawed guest gets its memory.
     pub memory_mode: MemoryMode,
+    /// How the image is served.
+    pub root: RootServing,
+    /// A SEQPACKET socket: the VMM tells over it which bytes of the image are read ([`thaw_protocol::access`]).
+    pub record: Option<Arc<OwnedFd>>,
 }
 
-/// An image in a slot of the root device.
+/// An image as it is shown to the guest.
 #[derive(Clone, Debug)]
 struct Shown {
+    /// The slot of the root device; [`IMAGE_DISK_SLOT`], which no image has there, of one that is a disk.
     slot: u16,
-    /// Directory name under the root device's root.
+    /// Directory name under the root device's root; of a disk, nobody sees it.
     name: String,
     image: Image,
 }
@@ -173,7 +189,7 @@ struct Resources {
     control: Option<Arc<ControlClient>>,
     vmm: Option<VmmProcess>,
     pages: Option<PageServer>,
-    misses: Option<MissServer>,
+    misses: Vec<MissServer>,
     console: Option<Console>,
     cgroup: Option<Cgroup>,
     leases: Vec<Lease>,
@@ -191,7 +207,7 @@ impl Resources {
             control: None,
             vmm: None,
             pages: None,
-            misses: None,
+            misses: Vec::new(),
             console: None,
             cgroup: None,
             leases: Vec::new(),
@@ -309,11 +325,12 @@ impl Sandbox {
         resources.vmm = Some(vmm);
         resources.cgroup = Some(node.cgroups.adopt(&record.id));
         let control = ControlClient::connect(&resources.directory.control_socket())?;
-        let ends = Ends::make(node.images.clone())?;
+        let has_disk = record.root == RootServing::Erofs;
+        let ends = Ends::make(node.images.clone(), has_disk)?;
         let mut backends = Backends::default();
-        ends.attach(&mut backends);
+        ends.attach_again(&mut backends);
         backends.send(&control).await?;
-        (resources.misses, resources.console) = (Some(ends.misses), Some(ends.console));
+        (resources.misses, resources.console) = (ends.misses, Some(ends.console));
         let image: Option<Image> = match &record.image_digest {
             Some(digest) => node.images.by_digest(digest)?,
             None => None,

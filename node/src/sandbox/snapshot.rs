@@ -12,8 +12,8 @@ use super::create::{Making, Parts, blocking, new_network, new_record};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
-use super::{NetworkMode, Node, Sandbox, Shown, disk};
-use crate::container::RUNNING_FILE;
+use super::{NetworkMode, Node, RootServing, Sandbox, Shown, disk};
+use crate::container::{IMAGE_DISK_SLOT, RUNNING_FILE};
 use crate::exit::{ExitCode, Failure};
 use crate::snapshot::{Kind, Registered, Subject};
 use crate::state::Record;
@@ -92,6 +92,10 @@ async fn make(
         tethered: spec.tethered,
         vcpus: workload.cpus,
         memory_mib: workload.memory_mib,
+        root: match subject.images.iter().any(|image| image.slot == IMAGE_DISK_SLOT) {
+            true => RootServing::Erofs,
+            false => RootServing::Virtiofs,
+        },
         ..new_record()?
     };
     let mut making = Making::begin(node, record, trace)?;
@@ -204,6 +208,7 @@ async fn parts(
         images,
         disk,
         network,
+        record: None,
     })
 }
 

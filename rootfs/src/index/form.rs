@@ -25,11 +25,17 @@ pub enum FormError {
 
 impl FormError {
     pub(crate) fn malformed(form: &'static str, why: impl Into<String>) -> FormError {
-        FormError::Malformed { form, why: why.into() }
+        FormError::Malformed {
+            form,
+            why: why.into(),
+        }
     }
 
     pub(crate) fn unsupported(form: &'static str, what: impl Into<String>) -> FormError {
-        FormError::Unsupported { form, what: what.into() }
+        FormError::Unsupported {
+            form,
+            what: what.into(),
+        }
     }
 }
 
@@ -39,6 +45,10 @@ pub(crate) fn verify(form: &'static str, bytes: &[u8], expected: &Digest) -> Res
     if got == *expected {
         Ok(())
     } else {
-        Err(FormError::Digest { form, expected: *expected, got })
+        Err(FormError::Digest {
+            form,
+            expected: *expected,
+            got,
+        })
     }
 }

@@ -67,7 +67,9 @@ pub fn bound_index<'a>(
         .find(|(name, _)| *name == INDEX_DIGEST)
         .map(|(_, value)| value.parse::<Digest>())
         .transpose()
-        .map_err(|error| FormError::malformed(FORM, format!("the image's annotation {INDEX_DIGEST}: {error}")))
+        .map_err(|error| {
+            FormError::malformed(FORM, format!("the image's annotation {INDEX_DIGEST}: {error}"))
+        })
 }
 
 /// Whether a manifest with a config of this media type is a SOCI index and not an image.
@@ -101,7 +103,9 @@ impl Index {
             let layer = ztoc.annotation(LAYER_DIGEST).map(str::parse::<Digest>);
             match layer {
                 Some(Ok(layer)) => ztocs.insert(layer, ztoc),
-                Some(Err(error)) => return Err(FormError::malformed(FORM, format!("{LAYER_DIGEST}: {error}"))),
+                Some(Err(error)) => {
+                    return Err(FormError::malformed(FORM, format!("{LAYER_DIGEST}: {error}")));
+                }
                 // Not a ztoc: whatever else a later version keeps here.
                 None => continue,
             };

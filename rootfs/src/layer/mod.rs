@@ -12,8 +12,10 @@ mod error;
 mod header;
 mod path;
 mod pax;
+pub(crate) mod rules;
 mod sparse;
 mod stream;
+pub(crate) mod walk;
 
 #[cfg(test)]
 pub(crate) mod testing;
@@ -26,7 +28,7 @@ pub use data::{DataSink, FileSink};
 pub use error::LayerError;
 
 use crate::index::Piece;
-use crate::tree::{Attributes, Change, LayerEntry, LayerTree, Leaf, Timestamp, Xattr};
+use crate::tree::{Attributes, Change, LayerEntry, LayerTree, Leaf, Timestamp};
 use data::FilePages;
 use header::{Header, TypeFlag};
 use path::Place;
@@ -59,13 +61,7 @@ impl Default for Limits {
 }
 
 /// Largest file: 16 TiB, what ext4 and EROFS's 32-bit block numbers reach.
-const MAX_FILE_SIZE: u64 = 1 << 44;
-/// Longest symbolic link target: Linux's PATH_MAX less the final NUL.
-const MAX_SYMLINK: usize = 4095;
-/// Longest extended attribute name and value (Linux's XATTR_NAME_MAX; EROFS counts a value's bytes in 16 bits).
-const MAX_XATTR_NAME: usize = 255;
-const MAX_XATTR_VALUE: usize = u16::MAX as usize;
-
+pub(crate) const MAX_FILE_SIZE: u64 = 1 << 44;
 /// Reads an uncompressed tar stream to its end, padding included. File data goes to `data`, each file on a page of its
 /// own and padded with zeros to a page; pages of zeros are skipped, and where a large enough part of a file is zeros it
 /// is not in the data file at all but a gap between two extents.
@@ -126,6 +122,8 @@ struct Unpacker<'a, R, D> {
 /// One entry with its extension headers applied.
 struct Described {
     offset: u64,
+    /// The header as it stands in the stream.
+    block: [u8; stream::BLOCK],
     header: Header,
     pax: Pax,
     name: Vec<u8>,
@@ -204,6 +202,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
                     let link = pax.link_path().map(<[u8]>::to_vec);
                     return Ok(Some(Described {
                         offset,
+                        block,
                         name: name.or(long_name).unwrap_or_else(|| header.name.clone()),
                         link: link.or(long_link).unwrap_or_else(|| header.link.clone()),
                         header,
@@ -235,7 +234,6 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
     /// What the entry says about its path; its content is read.
     fn change(&mut self, entry: &Described) -> Result<Change, LayerError> {
         let attributes = attributes(entry)?;
-        let device = || (entry.header.device_major, entry.header.device_minor);
         let leaf = match entry.header.type_flag {
             // Before ustar, a directory was a file whose name ends in a slash.
             TypeFlag::Regular if entry.name.ends_with(b"/") => {
@@ -245,27 +243,11 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
             TypeFlag::Regular | TypeFlag::GnuSparse => self.file(entry)?,
             TypeFlag::Directory => return Ok(Change::Directory(attributes)),
             TypeFlag::HardLink => return hard_link(entry),
-            TypeFlag::Symlink => match entry.link.len() {
-                1..=MAX_SYMLINK if !entry.link.contains(&0) => Leaf::Symlink {
-                    target: entry.link.clone(),
-                },
-                _ => {
-                    return Err(
-                        entry.bad("a symbolic link's target must have 1 to 4095 bytes, none of them NUL")
-                    );
-                }
-            },
+            TypeFlag::Symlink => rules::symlink(&entry.link).map_err(|why| entry.bad(why))?,
             TypeFlag::CharDevice | TypeFlag::BlockDevice => {
-                let (major, minor) = device();
-                // Linux has 12 bits of major and 20 of minor number.
-                if major >= 1 << 12 || minor >= 1 << 20 {
-                    return Err(entry.bad("the device number is beyond Linux's 12 and 20 bits"));
-                }
-                if entry.header.type_flag == TypeFlag::CharDevice {
-                    Leaf::CharDevice { major, minor }
-                } else {
-                    Leaf::BlockDevice { major, minor }
-                }
+                let is_char = entry.header.type_flag == TypeFlag::CharDevice;
+                let (major, minor) = (entry.header.device_major, entry.header.device_minor);
+                rules::device(is_char, major, minor).map_err(|why| entry.bad(why))?
             }
             TypeFlag::Fifo => Leaf::Fifo,
             TypeFlag::Other(type_flag) => {
@@ -362,27 +344,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
 
     /// Counts what the entry keeps in memory.
     fn account(&mut self, entry: &Described, path: &[u8], change: &Change) -> Result<(), LayerError> {
-        let xattr_bytes = |attributes: &Attributes| -> usize {
-            attributes
-                .xattrs
-                .iter()
-                .map(|xattr| 48 + xattr.name.len() + xattr.value.len())
-                .sum()
-        };
-        let kept = match change {
-            Change::Directory(attributes) => xattr_bytes(attributes),
-            Change::Leaf(attributes, leaf) => {
-                xattr_bytes(attributes)
-                    + match leaf {
-                        Leaf::File { extents, .. } => size_of_val(extents.as_slice()),
-                        Leaf::Symlink { target } => target.len(),
-                        _ => 0,
-                    }
-            }
-            Change::HardLink { target } => target.len(),
-            Change::Whiteout | Change::Opaque => 0,
-        };
-        self.tree_bytes += (path.len() + kept) as u64;
+        self.tree_bytes += rules::kept_bytes(path, change);
         if self.tree_bytes > self.limits.tree_bytes {
             return Err(LayerError::limit(
                 entry.offset,
@@ -404,34 +366,13 @@ fn stored_size(entry: &Described) -> Result<u64, LayerError> {
 }
 
 fn hard_link(entry: &Described) -> Result<Change, LayerError> {
-    let unsafe_link = || LayerError::unsafe_hard_link(entry.offset, &entry.name, &entry.link);
-    match path::clean(&entry.link) {
-        Ok(target) if !target.is_empty() => Ok(Change::HardLink { target }),
-        _ => Err(unsafe_link()),
-    }
+    rules::hard_link(entry.offset, &entry.name, &entry.link)
 }
 
 fn attributes(entry: &Described) -> Result<Attributes, LayerError> {
     let bad = |why| entry.bad(why);
     let header = &entry.header;
-    let mut xattrs: Vec<Xattr> = Vec::new();
-    for (name, value) in entry.pax.xattrs() {
-        if !is_kept_xattr(name) {
-            continue;
-        }
-        if name.len() > MAX_XATTR_NAME || name.contains(&0) || value.len() > MAX_XATTR_VALUE {
-            return Err(bad("an extended attribute is larger than Linux allows"));
-        }
-        xattrs.push(Xattr {
-            name: name.to_vec(),
-            value: value.to_vec(),
-        });
-    }
-    // The last record of a name counts: a stable sort keeps their order, and the later of two neighbours stays.
-    xattrs.sort_by(|one, other| one.name.cmp(&other.name));
-    xattrs.reverse();
-    xattrs.dedup_by(|later, earlier| later.name == earlier.name);
-    xattrs.reverse();
+    let xattrs = rules::xattrs(entry.pax.xattrs()).map_err(bad)?;
     Ok(Attributes {
         mode: header.mode,
         uid: entry.pax.uid().map_err(bad)?.unwrap_or(header.uid),
@@ -442,17 +383,6 @@ fn attributes(entry: &Described) -> Result<Attributes, LayerError> {
         }),
         xattrs,
     })
-}
-
-/// Whether Linux can hold the attribute, and the image may set it: others are dropped, as other runtimes drop what the
-/// file system refuses. `trusted.overlay.` belongs to the overlay the image was made on; kept, it would steer ours.
-fn is_kept_xattr(name: &[u8]) -> bool {
-    let in_namespace = |namespace: &[u8]| name.len() > namespace.len() && name.starts_with(namespace);
-    let is_acl = name == b"system.posix_acl_access" || name == b"system.posix_acl_default";
-    is_acl
-        || in_namespace(b"user.")
-        || in_namespace(b"security.")
-        || (in_namespace(b"trusted.") && !name.starts_with(b"trusted.overlay."))
 }
 
 fn until_nul(mut bytes: Vec<u8>) -> Vec<u8> {

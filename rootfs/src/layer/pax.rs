@@ -54,7 +54,14 @@ impl Pax {
         self.records.is_empty()
     }
 
-    fn get(&self, key: &[u8]) -> Option<&[u8]> {
+    /// Every record, in order.
+    pub fn records(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.records
+            .iter()
+            .map(|(key, value)| (key.as_slice(), value.as_slice()))
+    }
+
+    pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
         let (_, value) = self.records.iter().rev().find(|(name, _)| name == key)?;
         (!value.is_empty()).then_some(value)
     }

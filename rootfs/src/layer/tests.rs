@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::testing::{END, header, padded, pax, seal};
 use super::*;
-use crate::tree::PAGE;
+use crate::tree::{PAGE, Xattr};
 
 fn unpack_bytes(tar: &[u8]) -> Result<(LayerTree, Vec<u8>), LayerError> {
     let mut data = Vec::new();

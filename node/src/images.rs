@@ -162,7 +162,7 @@ pub fn export(image: &Image, name: String) -> Result<Exported, Failure> {
         blobs.push(BlobRange {
             address: blob.address,
             length: blob.length,
-            digest: *blob.diff_id.bytes(),
+            digest: *blob.id.bytes(),
         });
     }
     Ok(Exported {

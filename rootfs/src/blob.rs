@@ -14,7 +14,7 @@ mod writer;
 use std::fs::File;
 use std::ops::Range;
 
-pub use ready::{BootId, ReadyFile};
+pub use ready::{BootId, Digests, ReadyFile};
 pub use writer::{BlobSummary, BlobWriter, RefillSummary};
 
 use ready::{Header, Mapping};
@@ -34,7 +34,7 @@ pub enum BlobError {
     #[error("blob cache: the ready file is damaged: {0}; pull the image again")]
     Damaged(&'static str),
     #[error(
-        "blob cache: the ready file has format version {0}, this program reads version 1; pull the image again"
+        "blob cache: the ready file has format version {0}, this program reads version 2; pull the image again"
     )]
     Version(u32),
     #[error(
@@ -85,9 +85,9 @@ impl BlobFile {
         self.header.length == 0
     }
 
-    /// The layer this is the file data of: SHA-256 of its uncompressed tar.
-    pub fn diff_id(&self) -> [u8; 32] {
-        self.header.diff_id
+    /// The blob's name: its layer's DiffID where the data was compared with that, else a key of the form it came in.
+    pub fn id(&self) -> [u8; 32] {
+        self.header.id
     }
 
     /// Bytes per chunk of this file; a power of two.

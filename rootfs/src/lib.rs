@@ -7,6 +7,7 @@ pub mod digest;
 pub mod erofs;
 pub mod error;
 pub mod fetch;
+pub mod fill;
 pub mod fs;
 pub mod guest_image;
 pub mod index;

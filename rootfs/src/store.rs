@@ -1,7 +1,7 @@
 //! The local store of images: a directory, no database, safe to kill at any point and to share between processes.
 //!
 //! ```text
-//! layers/HEX/{data,ready,tree}                     file data of a layer, by DiffID (docs/blob-cache.md)
+//! layers/HEX/{data,ready,tree,index}               a layer: file data, tree, where it comes from (docs/blob-cache.md)
 //! images/HEX/{record.json,config.json,metadata.erofs,lease}   an image, by its manifest's digest
 //! refs/HEX                                         what a reference named last, by the reference's SHA-256
 //! locks/NAME                                       flock files: store, layer-HEX, image-HEX
@@ -18,10 +18,13 @@
 //! Compressed layers are not kept: they are needed again only when a host crash tore a cache file, and then the layer
 //! is unpacked again from the source its image was pulled from. Keeping them would double every image on disk.
 
+mod chain;
 mod collect;
 mod fill;
+mod form;
 mod layer;
 mod lock;
+mod manage;
 mod pull;
 mod record;
 
@@ -36,6 +39,11 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::reference::ImageRef;
 
+pub use chain::{ReadyMade, ReadyMadeBlob, StoredLayer, WhichLayer};
+pub use form::{Form, layer_key};
+pub use manage::{
+    ImageUsage, Inspection, LayerInspection, Pruned, Usage, VerifyReport,
+};
 pub use pull::{PullOptions, PullPolicy};
 
 use lock::Lock;
@@ -70,8 +78,8 @@ pub struct ImageBlob {
     pub address: u64,
     /// Bytes.
     pub length: u64,
-    /// The layer.
-    pub diff_id: Digest,
+    /// The blob: its layer's key.
+    pub id: Digest,
     pub data: PathBuf,
     pub ready: PathBuf,
 }
@@ -179,16 +187,16 @@ impl Store {
             return Ok(None);
         }
         for layer in record.distinct_layers() {
-            if !self.layer_is_whole(&layer.diff_id)? {
+            if !self.layer_is_whole(&layer.key)? {
                 return Ok(None);
             }
         }
         let blobs = record.blobs.iter().map(|blob| {
-            let directory = self.layer_directory(&blob.diff_id);
+            let directory = self.layer_directory(&blob.key);
             ImageBlob {
                 address: blob.address,
                 length: blob.length,
-                diff_id: blob.diff_id,
+                id: blob.key,
                 data: directory.join(layer::DATA),
                 ready: directory.join(layer::READY),
             }
@@ -228,8 +236,8 @@ impl Store {
     }
 
     /// Whether the layer is complete. Damage after a crash is found here: the layer then counts as absent.
-    fn layer_is_whole(&self, diff_id: &Digest) -> Result<bool, Error> {
-        let path = self.layer_directory(diff_id).join(layer::READY);
+    fn layer_is_whole(&self, key: &Digest) -> Result<bool, Error> {
+        let path = self.layer_directory(key).join(layer::READY);
         if !path.exists() {
             return Ok(false);
         }
@@ -240,25 +248,25 @@ impl Store {
             .open(&path)
             .ok()
             .map(ReadyFile::open);
-        if current.is_some_and(|ready| ready.is_ok_and(|ready| ready.is_active(self.boot, diff_id.bytes()))) {
+        if current.is_some_and(|ready| ready.is_ok_and(|ready| ready.is_active(self.boot, key.bytes()))) {
             return Ok(true);
         }
-        let _lock = self.lock_exclusive(&format!("layer-{}", diff_id.hex()))?;
-        match self.activate(diff_id) {
+        let _lock = self.lock_exclusive(&format!("layer-{}", key.hex()))?;
+        match self.activate(key) {
             Ok(_) => Ok(true),
             Err(BlobError::Io(error)) if error.kind() != io::ErrorKind::NotFound => {
                 Err(Error::io(&path, error))
             }
             Err(error) => {
-                tracing::warn!(layer = %diff_id, %error, "a layer in the store is damaged and will be made again");
+                tracing::warn!(layer = %key, %error, "a layer in the store is damaged and will be made again");
                 Ok(false)
             }
         }
     }
 
     /// Opens a layer's ready file, its bits meaning this boot and its data file as long as promised.
-    fn activate(&self, diff_id: &Digest) -> Result<ReadyFile, BlobError> {
-        let directory = self.layer_directory(diff_id);
+    fn activate(&self, key: &Digest) -> Result<ReadyFile, BlobError> {
+        let directory = self.layer_directory(key);
         let writable = |name| {
             std::fs::File::options()
                 .read(true)
@@ -266,7 +274,7 @@ impl Store {
                 .open(directory.join(name))
         };
         let mut ready = ReadyFile::open(writable(layer::READY)?)?;
-        if ready.diff_id() != *diff_id.bytes() {
+        if ready.id() != *key.bytes() {
             return Err(BlobError::Damaged("it belongs to another layer"));
         }
         let data = writable(layer::DATA)?;
@@ -279,8 +287,8 @@ impl Store {
         Ok(ready)
     }
 
-    fn layer_directory(&self, diff_id: &Digest) -> PathBuf {
-        self.root.join("layers").join(diff_id.hex())
+    fn layer_directory(&self, key: &Digest) -> PathBuf {
+        self.root.join("layers").join(key.hex())
     }
 
     fn image_directory(&self, digest: &Digest) -> PathBuf {

@@ -1,5 +1,9 @@
 //! The ready file: a header, one bit per chunk, one digest per chunk.
 //!
+//! The digests of a *sealed* file are all known when it is made; those of a *learned* one are zero until a chunk arrives
+//! and its digest is recorded, which is done before its bit is set. A digest torn by a crash does not match, so its
+//! chunk counts as missing.
+//!
 //! The header and the bitmap are mapped shared and touched only as atomics, so a file another process changes under
 //! us, rightly or not, can give wrong answers but no undefined behaviour. Files are never truncated while mapped.
 
@@ -15,11 +19,17 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::{BlobError, CHUNK_LOG2};
 
 const MAGIC: [u8; 8] = *b"THAWREDY";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER_SIZE: u64 = 4096;
 const HEADER_USED: usize = 128;
 const BOOT_ID: Range<usize> = 32..48;
 const DIGEST_SIZE: u64 = 32;
+/// The digest of a chunk nobody has seen.
+const UNKNOWN: [u8; DIGEST_SIZE as usize] = [0; DIGEST_SIZE as usize];
+const ID: Range<usize> = 48..80;
+const FLAGS: Range<usize> = 112..116;
+/// The only flag: digests are learned.
+const LEARNED: u32 = 1;
 
 /// No layer is larger: bounds what a hostile header makes a reader map.
 const MAX_LENGTH: u64 = 1 << 42;
@@ -55,8 +65,19 @@ pub(super) struct Header {
     pub chunk_log2: u32,
     pub length: u64,
     pub boot: BootId,
-    pub diff_id: [u8; 32],
+    pub id: [u8; 32],
     seal: [u8; 32],
+    /// Whether digests are learned as chunks arrive.
+    pub learned: bool,
+}
+
+/// What is known of a new blob's chunks.
+#[derive(Clone, Copy, Debug)]
+pub enum Digests<'a> {
+    /// Everything: one digest for each chunk. The table never changes and is sealed.
+    Sealed(&'a [[u8; 32]]),
+    /// Nothing yet.
+    Learned,
 }
 
 fn field<const N: usize>(bytes: &[u8; HEADER_USED], at: usize) -> [u8; N] {
@@ -81,12 +102,17 @@ impl Header {
         if version != VERSION {
             return Err(BlobError::Version(version));
         }
+        let flags = u32::from_le_bytes(field(&bytes, FLAGS.start));
+        if flags & !LEARNED != 0 {
+            return Err(BlobError::Damaged("flags this program does not know"));
+        }
         let header = Self {
             chunk_log2: u32::from_le_bytes(field(&bytes, 12)),
             length: u64::from_le_bytes(field(&bytes, 16)),
             boot: BootId(field(&bytes, BOOT_ID.start)),
-            diff_id: field(&bytes, 48),
+            id: field(&bytes, ID.start),
             seal: field(&bytes, 80),
+            learned: flags & LEARNED != 0,
         };
         if !(12..=24).contains(&header.chunk_log2) {
             return Err(BlobError::Damaged("a chunk size out of bounds"));
@@ -113,19 +139,23 @@ impl Header {
         bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.chunk_count().to_le_bytes());
         bytes[BOOT_ID].copy_from_slice(&self.boot.0);
-        bytes[48..80].copy_from_slice(&self.diff_id);
+        bytes[ID].copy_from_slice(&self.id);
         bytes[80..112].copy_from_slice(&self.seal);
+        bytes[FLAGS].copy_from_slice(&(if self.learned { LEARNED } else { 0 }).to_le_bytes());
         bytes
     }
 
-    /// BLAKE3 over all that never changes: the header without boot id and seal, and the digest table.
+    /// BLAKE3 over all that never changes: the header without boot id and seal, and the digest table of a sealed file.
     fn seal_of(&self, table: &[u8]) -> [u8; 32] {
         let bytes = self.encode();
         let mut hasher = blake3::Hasher::new();
         hasher
             .update(&bytes[..BOOT_ID.start])
-            .update(&bytes[48..80])
-            .update(table);
+            .update(&bytes[ID])
+            .update(&bytes[FLAGS]);
+        if !self.learned {
+            hasher.update(table);
+        }
         *hasher.finalize().as_bytes()
     }
 
@@ -228,9 +258,9 @@ impl ReadyFile {
     /// Writes a new ready file and flushes it to the disk: header, digests, and all bits set or none.
     pub fn create(
         mut file: File,
-        diff_id: [u8; 32],
+        id: [u8; 32],
         length: u64,
-        digests: &[[u8; 32]],
+        digests: Digests<'_>,
         complete: bool,
         boot: BootId,
     ) -> Result<Self, BlobError> {
@@ -238,22 +268,34 @@ impl ReadyFile {
             chunk_log2: CHUNK_LOG2,
             length,
             boot,
-            diff_id,
+            id,
             seal: [0; 32],
+            learned: matches!(digests, Digests::Learned),
         };
-        if digests.len() as u64 != header.chunk_count() {
-            return Err(BlobError::Damaged("a digest is wanted for every chunk"));
+        if length > MAX_LENGTH || !length.is_multiple_of(super::BLOCK_SIZE) {
+            return Err(BlobError::Damaged("a blob length out of bounds"));
         }
-        header.seal = header.seal_of(digests.as_flattened());
+        let table = match digests {
+            Digests::Sealed(table) if table.len() as u64 != header.chunk_count() => {
+                return Err(BlobError::Damaged("a digest is wanted for every chunk"));
+            }
+            Digests::Sealed(table) => table.as_flattened(),
+            Digests::Learned if complete => {
+                return Err(BlobError::Damaged("chunks nobody has seen cannot be ready"));
+            }
+            Digests::Learned => &[],
+        };
+        header.seal = header.seal_of(table);
         let mut bytes = vec![0; header.digests_at() as usize];
         bytes[..HEADER_USED].copy_from_slice(&header.encode());
         if complete {
-            for chunk in 0..digests.len() {
+            for chunk in 0..table.len() / DIGEST_SIZE as usize {
                 bytes[HEADER_SIZE as usize + chunk / 8] |= 1 << (chunk % 8);
             }
         }
         file.write_all(&bytes)?;
-        file.write_all(digests.as_flattened())?;
+        file.write_all(table)?;
+        file.set_len(header.digests_at() + header.chunk_count() * DIGEST_SIZE)?;
         file.sync_all()?;
         Self::map(file, header)
     }
@@ -261,8 +303,11 @@ impl ReadyFile {
     /// Opens a ready file for reading and writing, and checks its digests against their seal: a torn one is an error.
     pub fn open(file: File) -> Result<Self, BlobError> {
         let header = Header::read(&file)?;
-        let mut table = vec![0; (header.chunk_count() * DIGEST_SIZE) as usize];
-        file.read_exact_at(&mut table, header.digests_at())?;
+        let mut table = Vec::new();
+        if !header.learned {
+            table.resize((header.chunk_count() * DIGEST_SIZE) as usize, 0);
+            file.read_exact_at(&mut table, header.digests_at())?;
+        }
         if header.seal_of(&table) != header.seal {
             return Err(BlobError::Damaged("its digests do not match their seal"));
         }
@@ -279,7 +324,7 @@ impl ReadyFile {
     ///
     /// Call it before anybody is handed the files, under the layer's lock.
     pub fn activate(&mut self, boot: BootId) -> Result<bool, BlobError> {
-        if self.is_active(boot, &self.header.diff_id) {
+        if self.is_active(boot, &self.header.id) {
             return Ok(false);
         }
         let bitmap = HEADER_SIZE as usize..self.header.digests_at() as usize;
@@ -291,14 +336,19 @@ impl ReadyFile {
         Ok(true)
     }
 
-    /// Whether the file is this layer's and its bits mean this boot.
-    pub fn is_active(&self, boot: BootId, diff_id: &[u8; 32]) -> bool {
-        boot != BootId::NONE && self.header.boot == boot && self.header.diff_id == *diff_id
+    /// Whether the file is this blob's and its bits mean this boot.
+    pub fn is_active(&self, boot: BootId, id: &[u8; 32]) -> bool {
+        boot != BootId::NONE && self.header.boot == boot && self.header.id == *id
     }
 
-    /// The layer's DiffID.
-    pub fn diff_id(&self) -> [u8; 32] {
-        self.header.diff_id
+    /// The blob's name.
+    pub fn id(&self) -> [u8; 32] {
+        self.header.id
+    }
+
+    /// Whether digests are learned as chunks arrive, and not sealed from the start.
+    pub fn is_learned(&self) -> bool {
+        self.header.learned
     }
 
     /// Bytes of the blob.
@@ -326,15 +376,28 @@ impl ReadyFile {
         self.map.is_set(chunk)
     }
 
-    /// BLAKE3 of the chunk's bytes.
-    pub fn digest(&self, chunk: u64) -> Result<[u8; 32], BlobError> {
+    /// BLAKE3 of the chunk's bytes; none where nobody has seen it yet.
+    pub fn digest(&self, chunk: u64) -> Result<Option<[u8; 32]>, BlobError> {
         if chunk >= self.chunk_count() {
             return Err(BlobError::Damaged("a chunk beyond the end was asked for"));
         }
         let mut digest = [0; 32];
         self.file
             .read_exact_at(&mut digest, self.header.digests_at() + chunk * DIGEST_SIZE)?;
-        Ok(digest)
+        Ok((!self.header.learned || digest != UNKNOWN).then_some(digest))
+    }
+
+    /// Learns the digest of a chunk whose bytes were verified otherwise. To be done before [`ReadyFile::set_ready`]: a
+    /// ready chunk has a digest to be compared with after the next boot.
+    ///
+    /// # Errors
+    /// `Damaged` for a sealed file, whose digests do not change, and for a chunk beyond the end; `Io`.
+    pub fn record(&self, chunk: u64, digest: &[u8; 32]) -> Result<(), BlobError> {
+        if !self.header.learned || chunk >= self.chunk_count() {
+            return Err(BlobError::Damaged("a digest that cannot be learned was given"));
+        }
+        let at = self.header.digests_at() + chunk * DIGEST_SIZE;
+        Ok(self.file.write_all_at(digest, at)?)
     }
 
     /// Says that the chunk's bytes are in the data file and are the right ones. Release: whoever sees the bit sees them.
@@ -357,7 +420,10 @@ impl ReadyFile {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        let agrees = *blake3::hash(buffer).as_bytes() == self.digest(chunk)?;
+        let Some(digest) = self.digest(chunk)? else {
+            return Ok(false);
+        };
+        let agrees = *blake3::hash(buffer).as_bytes() == digest;
         if agrees {
             self.set_ready(chunk);
         }

@@ -29,7 +29,7 @@ fn a_written_blob_reads_back_padded_and_ready() {
     let file = BlobFile::open(data, ready).unwrap();
     assert_eq!(file.len(), 3 * CHUNK_SIZE + 8192);
     assert_eq!(summary.digests.len(), 4);
-    assert_eq!(file.diff_id(), [1; 32]);
+    assert_eq!(file.id(), [1; 32]);
     assert!(file.is_ready(0, file.len()));
     assert!(!file.is_ready(0, file.len() + 1));
     assert!(!file.is_ready(u64::MAX, 2));
@@ -146,7 +146,7 @@ fn torn_and_hostile_files_are_errors() {
             "length {length}"
         );
     }
-    for (at, value) in [(0, b'X'), (8, 2), (12, 3), (12, 60), (16, 1), (22, 255), (24, 9)] {
+    for (at, value) in [(0, b'X'), (8, 3), (8, 1), (112, 2), (115, 1), (12, 3), (12, 60), (16, 1), (22, 255), (24, 9)] {
         assert!(open(with(&|bytes| bytes[at] = value)).is_some(), "byte {at}");
     }
     // A digest changed: the reader does not look, the owner must.
@@ -173,7 +173,8 @@ proptest! {
         let ready = tempfile::tempfile().unwrap();
         let digests = vec![[0; 32]; set.len()];
         let owner =
-            ReadyFile::create(ready.try_clone().unwrap(), [0; 32], size, &digests, false, BOOT).unwrap();
+            ReadyFile::create(
+                ready.try_clone().unwrap(), [0; 32], size, Digests::Sealed(&digests), false, BOOT).unwrap();
         for (chunk, _) in set.iter().enumerate().filter(|(_, set)| **set) {
             owner.set_ready(chunk as u64);
         }

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::layer::DataSink;
 
-use super::ready::{BootId, ReadyFile};
+use super::ready::{BootId, Digests, ReadyFile};
 use super::{BLOCK_SIZE, BlobError, CHUNK_SIZE};
 
 /// What a finished new blob holds.
@@ -89,7 +89,7 @@ impl BlobWriter {
             }
             Target::Refill { ready, repaired } => {
                 let chunk = self.flushed / CHUNK_SIZE;
-                if chunk >= ready.chunk_count() || ready.digest(chunk)? != digest {
+                if chunk >= ready.chunk_count() || ready.digest(chunk)? != Some(digest) {
                     return Err(BlobError::Unrepeatable { offset: self.flushed });
                 }
                 if !ready.is_ready(chunk) {
@@ -126,10 +126,17 @@ impl BlobWriter {
     pub fn seal(
         summary: &BlobSummary,
         ready: File,
-        diff_id: [u8; 32],
+        id: [u8; 32],
         boot: BootId,
     ) -> Result<ReadyFile, BlobError> {
-        ReadyFile::create(ready, diff_id, summary.length, &summary.digests, true, boot)
+        ReadyFile::create(
+            ready,
+            id,
+            summary.length,
+            Digests::Sealed(&summary.digests),
+            true,
+            boot,
+        )
     }
 
     /// Ends a repair. Every chunk has been seen, or the error says where the layer ended.

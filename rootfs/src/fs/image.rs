@@ -58,7 +58,7 @@ impl Image {
                     "the cache file has another length than the image was made for",
                 ));
             }
-            if blob.file.diff_id() != blob.digest {
+            if blob.file.id() != blob.digest {
                 return Err(bad(
                     "the cache file is of another layer than the image was made for",
                 ));

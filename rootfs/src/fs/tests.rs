@@ -12,7 +12,7 @@ use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
 use super::*;
-use crate::blob::{BootId, CHUNK_SIZE, ReadyFile};
+use crate::blob::{BootId, CHUNK_SIZE, Digests, ReadyFile};
 use crate::erofs;
 use crate::tree::{Attributes, BlobExtent, Inode, Kind, PAGE, Timestamp, Tree, Xattr};
 
@@ -161,7 +161,7 @@ fn image(more: usize) -> Shown {
         ready.try_clone().unwrap(),
         DIGEST,
         LENGTH,
-        &[[0; 32]; 2],
+        Digests::Sealed(&[[0; 32]; 2]),
         false,
         BootId([1; 16]),
     )

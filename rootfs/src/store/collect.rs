@@ -27,7 +27,7 @@ impl Store {
             match Record::read(&directory)? {
                 Some(record) => {
                     images.insert(digest);
-                    layers.extend(record.layers.iter().map(|layer| layer.diff_id));
+                    layers.extend(record.layers.iter().map(|layer| layer.key));
                 }
                 // Of another version or torn: of no use to anyone.
                 None => self.remove_directory(&directory)?,

@@ -12,6 +12,7 @@ use crate::progress::{Event, Progress};
 use crate::source::{self, LayerBody};
 
 use super::Store;
+use super::form::Origin;
 use super::layer::{self, Job};
 use super::pull::{PullOptions, blocking};
 use super::record::Record;
@@ -93,7 +94,13 @@ impl Store {
         let mut options = self.source_options(options);
         options.plain_http |= record.plain_http;
         let source = source::open(&record.reference.parse()?, &options, progress.clone()).await?;
-        let layer = record.layers[at].clone();
+        let Origin::Layer(layer) = record.layers[at].origin.clone() else {
+            return Err(Error::NotFound {
+                what: format!("the index of layer {diff_id}"),
+                place: self.root.display().to_string(),
+                advice: "remove the image and pull it again".into(),
+            });
+        };
         let LayerBody { reader: body, .. } = source.open(&layer).await?;
         let store = self.clone();
         blocking(move || {
@@ -128,7 +135,7 @@ impl Store {
             let Some(record) = Record::read(&self.image_directory(&digest))? else {
                 continue;
             };
-            if let Some(at) = record.layers.iter().position(|layer| layer.diff_id == *diff_id) {
+            if let Some(at) = record.layers.iter().position(|layer| layer.key == *diff_id) {
                 return Ok((record, at));
             }
         }

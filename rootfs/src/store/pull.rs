@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::digest::Digest;
 use crate::erofs;
 use crate::error::Error;
+use crate::fetch::Fetcher;
 use crate::merge;
 use crate::progress::{Event, Progress};
 use crate::reference::ImageRef;
@@ -20,7 +21,8 @@ use crate::tree::LayerTree;
 
 use super::layer::{self, Job};
 use super::lock::Lock;
-use super::record::{self, BlobRecord, Record};
+use super::form::{Form, Origin};
+use super::record::{self, BlobRecord, LayerRecord, Record};
 use super::{Image, PARTIAL, Store, sync_parent};
 
 /// Layers unpacked at a time.
@@ -40,13 +42,30 @@ pub enum PullPolicy {
 }
 
 /// How to pull.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct PullOptions {
     pub policy: PullPolicy,
     /// See [`SourceOptions::plain_http`].
     pub plain_http: bool,
     pub credentials: Credentials,
     pub retry: Retry,
+    /// Whether file data may stay in the registry until it is read. Without, all of it is in the store at the end.
+    pub lazy: bool,
+    /// What reads ranges, to share its limits and connections; without, one is made for the pull.
+    pub fetcher: Option<Arc<Fetcher>>,
+}
+
+impl Default for PullOptions {
+    fn default() -> Self {
+        Self {
+            policy: PullPolicy::default(),
+            plain_http: false,
+            credentials: Credentials::default(),
+            retry: Retry::default(),
+            lazy: true,
+            fetcher: None,
+        }
+    }
 }
 
 impl Store {
@@ -135,7 +154,7 @@ impl Store {
         progress.event(Event::Assembling);
         let store = self.clone();
         let plain_http = options.plain_http;
-        blocking(move || store.assemble(&resolved, name, plain_http)).await
+        blocking(move || store.assemble_image(&resolved, name, plain_http)).await
     }
 
     pub(super) fn source_options(&self, options: &PullOptions) -> SourceOptions {
@@ -223,7 +242,7 @@ impl Store {
     }
 
     /// Writes the image's directory from its layers.
-    fn assemble(&self, resolved: &Resolved, reference: String, plain_http: bool) -> Result<Image, Error> {
+    fn assemble_image(&self, resolved: &Resolved, reference: String, plain_http: bool) -> Result<Image, Error> {
         let digest = resolved.digest;
         let _lock = self.lock_exclusive(&format!("image-{}", digest.hex()))?;
         let image = match self.image(&digest)? {
@@ -242,11 +261,17 @@ impl Store {
     fn write_image(&self, resolved: &Resolved, reference: &str, plain_http: bool) -> Result<(), Error> {
         let directory = self.image_directory(&resolved.digest);
         let partial = Partial::create(&directory)?;
+        let layers = resolved.layers.iter().map(|layer| LayerRecord {
+            key: layer.diff_id,
+            form: Form::Tar,
+            origin: Origin::Layer(layer.clone()),
+        });
+        let layers = layers.collect();
         let mut record = Record::new(
             resolved.digest,
             reference.to_owned(),
             plain_http,
-            resolved.layers.clone(),
+            layers,
         );
         self.write_metadata(&mut record, &partial.path)?;
         let bytes = serde_json::to_vec_pretty(&record);
@@ -269,7 +294,7 @@ impl Store {
     fn write_metadata(&self, record: &mut Record, directory: &Path) -> Result<(), Error> {
         let mut trees = Vec::new();
         for layer in &record.layers {
-            trees.push(self.layer_tree(&layer.diff_id)?);
+            trees.push(self.layer_tree(&layer.key)?);
         }
         let lengths: Vec<u64> = trees.iter().map(|tree| tree.data_length).collect();
         let tree = merge::flatten(&trees)?;
@@ -294,7 +319,7 @@ impl Store {
             .map(|(layer, blob)| BlobRecord {
                 address: blob.address,
                 length: blob.length,
-                diff_id: layer.diff_id,
+                key: layer.key,
             })
             .collect();
         Ok(())

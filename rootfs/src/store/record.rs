@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::source::LayerSource;
-
+use super::form::{Form, Origin};
 use super::Store;
 
 pub const RECORD: &str = "record.json";
@@ -18,7 +17,8 @@ pub const CONFIG: &str = "config.json";
 pub const METADATA: &str = "metadata.erofs";
 pub const LEASE: &str = "lease";
 
-const VERSION: u32 = 1;
+/// Records of version 1, which knew neither keys nor forms, count as absent: their images are made again.
+const VERSION: u32 = 2;
 
 /// `record.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,8 +28,8 @@ pub struct Record {
     /// Where it came from, paths absolute: layers are repaired from there.
     pub reference: String,
     pub plain_http: bool,
-    /// Bottom first.
-    pub layers: Vec<LayerSource>,
+    /// Bottom first; of an image with ready-made metadata, its data blobs.
+    pub layers: Vec<LayerRecord>,
     pub metadata_length: u64,
     pub blobs: Vec<BlobRecord>,
 }
@@ -39,7 +39,17 @@ pub struct Record {
 pub struct BlobRecord {
     pub address: u64,
     pub length: u64,
-    pub diff_id: Digest,
+    pub key: Digest,
+}
+
+/// A layer, or a data blob, of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerRecord {
+    /// What the store calls it.
+    pub key: Digest,
+    pub form: Form,
+    /// Where its bytes can be had again, in what the record's reference names.
+    pub origin: Origin,
 }
 
 /// A file under `refs/`.
@@ -50,7 +60,7 @@ struct Referred {
 }
 
 impl Record {
-    pub fn new(digest: Digest, reference: String, plain_http: bool, layers: Vec<LayerSource>) -> Self {
+    pub fn new(digest: Digest, reference: String, plain_http: bool, layers: Vec<LayerRecord>) -> Self {
         Self {
             version: VERSION,
             digest,
@@ -73,9 +83,9 @@ impl Record {
     }
 
     /// Layers, each once however often the image repeats it.
-    pub fn distinct_layers(&self) -> impl Iterator<Item = &LayerSource> {
+    pub fn distinct_layers(&self) -> impl Iterator<Item = &LayerRecord> {
         let mut seen = HashSet::new();
-        self.layers.iter().filter(move |layer| seen.insert(layer.diff_id))
+        self.layers.iter().filter(move |layer| seen.insert(layer.key))
     }
 }
 

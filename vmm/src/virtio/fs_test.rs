@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use thaw_protocol::control::BlobRange;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet;
-use thaw_rootfs::blob::{BootId, CHUNK_SIZE, ReadyFile};
+use thaw_rootfs::blob::{BootId, CHUNK_SIZE, Digests, ReadyFile};
 use thaw_rootfs::erofs;
 use thaw_rootfs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 use vm_memory::ByteValued;
@@ -95,7 +95,7 @@ impl Image {
             ready_file.try_clone().unwrap(),
             DIGEST,
             DATA,
-            &digests,
+            Digests::Sealed(&digests),
             false,
             BOOT,
         )

@@ -23,7 +23,7 @@ async fn a_layout_is_pulled_once() {
     assert_eq!((log.started(), log.cached()), (3, 0));
     assert_eq!(pulled.blobs.len(), 3);
     for (number, blob) in pulled.blobs.iter().enumerate() {
-        assert_eq!(blob.diff_id, layers[number].diff_id);
+        assert_eq!(blob.id, layers[number].diff_id);
         let file = open_blob(blob);
         assert!(file.is_ready(0, blob.length) && file.len() == blob.length);
         let mut bytes = vec![0; blob.length as usize];
@@ -211,7 +211,7 @@ async fn a_torn_cache_is_repaired_from_the_source_and_never_served() {
 
     let fill = |offset, length, log: &Arc<Log>| {
         let (store, blob, log) = (rebooted.clone(), blob.clone(), log.clone());
-        async move { store.fill(&blob.diff_id, offset, length, &options(), log).await }
+        async move { store.fill(&blob.id, offset, length, &options(), log).await }
     };
     let repairs = |log: &Log| log.count(|event| matches!(event, Event::Repairing { .. }));
     let log = Arc::new(Log::default());
@@ -237,7 +237,7 @@ async fn a_torn_cache_is_repaired_from_the_source_and_never_served() {
     data.write_all_at(&[0; 4096], 200_000).unwrap();
     std::fs::remove_dir_all(bench.path("layout")).unwrap();
     let error = third
-        .fill(&blob.diff_id, 200_000, 1, &options(), log)
+        .fill(&blob.id, 200_000, 1, &options(), log)
         .await
         .unwrap_err();
     assert_eq!(error.code(), "not_found");

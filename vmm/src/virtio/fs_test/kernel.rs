@@ -15,6 +15,7 @@ use thaw_rootfs::layer::{FileSink, Limits, unpack};
 use thaw_rootfs::merge::flatten;
 
 use super::*;
+use thaw_rootfs::blob::Digests;
 
 /// A source tree with all that matters; made by a shell, packed by tar.
 const SOURCE: &str = "
@@ -78,7 +79,7 @@ fn make() -> Made {
 
     let ready = tempfile::tempfile().unwrap();
     let digests = vec![[0; 32]; length.div_ceil(CHUNK_SIZE) as usize];
-    ReadyFile::create(ready.try_clone().unwrap(), DIGEST, length, &digests, true, BOOT).unwrap();
+    ReadyFile::create(ready.try_clone().unwrap(), DIGEST, length, Digests::Sealed(&digests), true, BOOT).unwrap();
     let blob = BlobRange {
         address: summary.blobs[0].address,
         length,

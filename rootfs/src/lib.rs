@@ -14,6 +14,7 @@ pub mod index;
 pub mod layer;
 pub mod merge;
 pub mod nydus;
+pub mod prefetch;
 pub mod progress;
 pub mod reference;
 pub mod source;

@@ -1,0 +1,10 @@
+//! What a run of an image read, in order, and reading it ahead the next time.
+//!
+//! A [`Recorder`] makes a [`LoadOrder`] of the accesses a guest's root device tells; `thaw image convert` puts one into a
+//! converted image; a later start fetches in that order.
+
+mod order;
+mod record;
+
+pub use order::{LoadOrder, OrderedBlob, Run};
+pub use record::Recorder;

@@ -8,12 +8,14 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod entries;
+pub mod home;
 pub mod layout;
 pub mod leftovers;
 pub mod probe;
 pub mod registry;
 pub mod survivor;
 pub mod terminal;
+pub mod upstream;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

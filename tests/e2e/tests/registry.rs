@@ -5,52 +5,14 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use thaw_e2e::upstream::Upstream;
 use thaw_e2e::{Outcome, binary, run, thaw};
-
-/// A docker-registry with the test images, stopped when dropped.
-struct Registry<'a> {
-    state: &'a Path,
-    /// `host:port`.
-    host: String,
-}
-
-impl Registry<'_> {
-    fn start<'a>(state: &'a Path, tls: Option<&Path>) -> Registry<'a> {
-        let mut command = tool(state, "start");
-        if let Some(folder) = tls {
-            command.env("THAW_REGISTRY_TLS", folder);
-        }
-        // Its own output would be kept open by the registry it leaves behind.
-        let log = std::fs::File::create(state.with_extension("url")).unwrap();
-        assert!(command.stdout(log).status().unwrap().success());
-        let url = std::fs::read_to_string(state.with_extension("url")).unwrap();
-        Registry {
-            state,
-            host: url.trim().split_once("://").unwrap().1.to_string(),
-        }
-    }
-}
-
-impl Drop for Registry<'_> {
-    fn drop(&mut self) {
-        let _ = tool(self.state, "stop").status();
-    }
-}
-
-fn tool(state: &Path, verb: &str) -> Command {
-    let mut command = Command::new(std::env::current_dir().unwrap().join("tests/images/registry"));
-    command
-        .arg(verb)
-        .env("THAW_REGISTRY_STATE", state)
-        .stdin(Stdio::null());
-    command
-}
 
 #[test]
 fn an_image_is_pulled_over_http_and_runs() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("registry");
-    let registry = Registry::start(&state, None);
+    let registry = Upstream::test_images(&state, None);
     let from = |name: &str| format!("{}/{name}:latest", registry.host);
     let out = run(&mut thaw(&[
         "run",
@@ -105,7 +67,7 @@ fn an_image_is_pulled_over_https_from_a_registry_whose_authority_is_trusted() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path());
     let state = folder.path().join("registry");
-    let registry = Registry::start(&state, Some(folder.path()));
+    let registry = Upstream::test_images(&state, Some(folder.path()));
     let reference = format!("{}/busybox:latest", registry.host);
     let pull = ["-q", "image", "pull", &reference];
     let distrusted = thaw_at_registry(folder.path(), None, &pull);

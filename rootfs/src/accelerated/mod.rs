@@ -10,7 +10,11 @@
 //! blob's [`Content`] is compared with the BLAKE3 digest of its chunk, whoever made the blob.
 
 mod manifest;
+mod metadata;
 mod open;
+mod order;
+mod table;
+mod wire;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +23,8 @@ use crate::fetch::StoredBlob;
 use crate::index::Content;
 
 pub use manifest::{Manifest, StoredTable};
-pub use open::open;
+pub use open::{Documents, open};
+pub use table::{Chunk, Frame, Table};
 
 /// `artifactType` of a converted image's manifest.
 pub const ARTIFACT_TYPE: &str = "application/vnd.thaw.image.v1";

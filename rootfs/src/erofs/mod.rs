@@ -12,6 +12,7 @@ mod directory;
 mod format;
 mod plan;
 mod read;
+mod tree;
 mod write;
 mod xattr;
 
@@ -25,6 +26,7 @@ pub use read::{
     DirectoryEntry, Entries, FileType, Inode, Mapping, Mappings, Nid, ReadError, Reader, ResolvedXattr,
     Superblock, Xattrs,
 };
+pub use tree::{read_tree, read_tree_with};
 pub use write::{write, write_with_data};
 
 /// Where a blob is in the synthesized address space.

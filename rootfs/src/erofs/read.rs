@@ -313,6 +313,14 @@ impl<B: AsRef<[u8]>> Reader<B> {
 }
 
 impl Inode {
+    /// Entries of its chunk table; none of a file in one piece.
+    pub fn chunks(&self) -> u64 {
+        match self.layout {
+            Layout::Chunks { bits, .. } => self.size.div_ceil(1 << bits),
+            Layout::Plain { .. } | Layout::Inline { .. } => 0,
+        }
+    }
+
     /// Where inline data or the chunk table is.
     fn inline_start(&self) -> u64 {
         self.xattr_start + self.xattr_length

@@ -143,7 +143,9 @@ fn decode_head(cursor: &mut Cursor) -> Result<Head, Error> {
             .checked_add(blob.length)
             .filter(|end| *end <= u64::from(u32::MAX) * PAGE);
         match fits {
-            Some(next) if blob.address >= end && (blob.address | blob.length).is_multiple_of(PAGE) => end = next,
+            Some(next) if blob.address >= end && (blob.address | blob.length).is_multiple_of(PAGE) => {
+                end = next
+            }
             _ => return Err(cursor.malformed("its blobs overlap, are unaligned or out of bounds")),
         }
         blobs.push(blob);

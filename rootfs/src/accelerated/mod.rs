@@ -7,7 +7,7 @@
 //! Invariants: the same input and options give the same bytes. What [`open`] returns has been compared with the
 //! manifest's digests and checked: no table's frames overlap or leave their blob, no address of a file leaves its blob,
 //! nothing is allocated by a length a document states beyond the limits here. Every byte that is read later through a
-//! blob's [`Content`] is compared with the BLAKE3 digest of its chunk, whoever made the blob.
+//! blob's [`crate::index::Content`] is compared with the BLAKE3 digest of its chunk, whoever made the blob.
 
 mod manifest;
 mod metadata;
@@ -18,9 +18,7 @@ mod wire;
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
-use crate::fetch::StoredBlob;
-use crate::index::Content;
+use crate::store::ReadyMadeBlob;
 
 pub use manifest::{Manifest, StoredTable};
 pub use open::{Documents, open};
@@ -43,22 +41,9 @@ pub struct Opened {
     /// The EROFS metadata image: a multiple of 4096 bytes, checked.
     pub metadata: Vec<u8>,
     /// The ranges past the metadata, by address.
-    pub blobs: Vec<OpenedBlob>,
+    pub blobs: Vec<ReadyMadeBlob>,
     /// What a start is known to read, in order; empty when nothing is known.
     pub load_order: Vec<LoadRange>,
-}
-
-/// One range of an image's address space, and what its cache file is filled from.
-#[derive(Clone, Debug)]
-pub struct OpenedBlob {
-    /// First byte in the image's synthesized address space.
-    pub address: u64,
-    /// Names the cache file in the store: follows from the stored blob *and* the document that describes it, so that a
-    /// hostile document poisons nobody else's blob.
-    pub key: Digest,
-    /// What any part of the data file is made from; `content.data_length` is the length of the range.
-    pub content: Content,
-    pub stored: StoredBlob,
 }
 
 /// A run of bytes of one data file.

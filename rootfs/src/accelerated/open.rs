@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
-
 use crate::digest::Digest;
 use crate::erofs::{self, BlobPlacement, Reader};
 use crate::error::Error;
 use crate::fetch::{Check, Priority, Ranges, StoredBlob};
 use crate::source::Descriptor;
+use crate::store::{Form, ReadyMadeBlob};
 
 use super::table::{MAX_TABLE, Table};
-use super::{LoadRange, Manifest, Opened, OpenedBlob, metadata, order};
+use super::{LoadRange, Manifest, Opened, metadata, order};
 
 /// Most bytes of all chunk tables of an image, which bounds what opening it costs.
 const MAX_TABLES: u64 = 128 << 20;
@@ -55,7 +54,7 @@ impl Documents {
                 manifest
                     .blobs
                     .iter()
-                    .map(|blob| document(ranges, "chunk table", &blob.table, MAX_TABLE))
+                    .map(|blob| document(ranges, "chunk table", &blob.table, MAX_TABLE)),
             ),
             async {
                 match &manifest.load_order {
@@ -105,9 +104,11 @@ impl Documents {
                     descriptor.digest
                 )));
             }
-            blobs.push(OpenedBlob {
+            blobs.push(ReadyMadeBlob {
                 address: placed.address,
-                key: key("accelerated", &data.digest, &descriptor.digest),
+                form: Form::Accelerated,
+                document: descriptor.digest,
+                digests: None,
                 content: table.content(&format!("chunk table {}", descriptor.digest))?,
                 stored: StoredBlob {
                     digest: data.digest,
@@ -169,7 +170,10 @@ pub async fn document(
     if descriptor.size == 0 || descriptor.size > limit {
         return Err(Error::malformed(
             what,
-            format!("it has {} bytes, at least 1 and at most {limit} are read", descriptor.size),
+            format!(
+                "it has {} bytes, at least 1 and at most {limit} are read",
+                descriptor.size
+            ),
         ));
     }
     let blob = StoredBlob {
@@ -186,15 +190,4 @@ pub async fn document(
         .read(&blob, 0..descriptor.size, Priority::Demand, check)
         .await?;
     Ok(bytes.to_vec())
-}
-
-/// The store's key of a data file whose shape a document decides.
-pub fn key(form: &str, stored: &Digest, document: &Digest) -> Digest {
-    let mut hasher = Sha256::new();
-    hasher.update(b"thaw data file\0");
-    hasher.update(form.as_bytes());
-    hasher.update(b"\0");
-    hasher.update(stored.bytes());
-    hasher.update(document.bytes());
-    Digest::from(<[u8; 32]>::from(hasher.finalize()))
 }

@@ -214,7 +214,8 @@ impl Table {
         Ok(Content {
             data_length: self.data_length,
             pieces: Pieces::Identity,
-            spans: SpanTable::new(spans, self.stored_length).map_err(|error| Error::malformed(what, error))?,
+            spans: SpanTable::new(spans, self.stored_length)
+                .map_err(|error| Error::malformed(what, error))?,
         })
     }
 }

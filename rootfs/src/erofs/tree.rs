@@ -137,10 +137,7 @@ pub fn read_tree_with<B: AsRef<[u8]>, E: From<ReadError>>(
 }
 
 fn corrupt(what: &'static str, inode: &Inode) -> ReadError {
-    ReadError::Corrupt {
-        what,
-        nid: inode.nid,
-    }
+    ReadError::Corrupt { what, nid: inode.nid }
 }
 
 fn attributes<B: AsRef<[u8]>>(

@@ -81,6 +81,17 @@ impl Images {
             })
     }
 
+    /// The image of the lowest `count` layers of one, with its config but for the layers above.
+    pub async fn lowest_layers(&self, image: &Image, count: usize) -> Result<Image, Failure> {
+        if count == image.config.rootfs().diff_ids().len() {
+            return Ok(image.clone());
+        }
+        Err(Failure::new(
+            ExitCode::ImageNotStored,
+            format!("an image of the lowest {count} layers of {} is not in the store", image.digest),
+        ))
+    }
+
     /// Makes bytes of a blob's cache file ready.
     pub async fn fill(&self, blob: [u8; 32], offset: u64, length: u32) -> Result<(), String> {
         let diff_id = Digest::from(blob);

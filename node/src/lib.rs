@@ -10,6 +10,7 @@
 //! | [`container`] | image configuration and flags into an OCI runtime specification |
 //! | [`stdio`] | a process's standard streams, terminal, signals |
 //! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
+//! | [`snapshotter`] | containerd's remote snapshotter |
 //! | [`page_server`] | filling a machine's memory as it is touched |
 //! | [`misses`] | answering a VMM's chunk misses from the image store |
 //! | [`state`] | what is running, on disk |
@@ -38,6 +39,7 @@ pub mod paths;
 pub mod readiness;
 pub mod sandbox;
 pub mod snapshot;
+pub mod snapshotter;
 pub mod state;
 pub mod stdio;
 pub mod template;

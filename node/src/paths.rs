@@ -116,6 +116,11 @@ impl Paths {
         self.data.join("images")
     }
 
+    /// containerd's snapshots.
+    pub fn snapshots(&self) -> PathBuf {
+        self.data.join("snapshots")
+    }
+
     /// Disk templates, and on the same filesystem the disks cloned from them.
     pub fn disks(&self) -> PathBuf {
         self.data.join("disks")

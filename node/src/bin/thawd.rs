@@ -9,6 +9,7 @@ use thaw_node::exit::Failure;
 use thaw_node::paths::{Paths, VARIABLES};
 use thaw_node::sandbox::Node;
 use thaw_node::snapshot::Hold;
+use thaw_node::snapshotter::Listening;
 use thaw_node::ui::Ui;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -21,6 +22,11 @@ struct Arguments {
     /// Where to listen [default: thawd.sock in the run directory]
     #[arg(long, value_name = "PATH")]
     socket: Option<std::path::PathBuf>,
+    /// Where to serve containerd as a remote snapshotter [default: not at all]
+    ///
+    /// In containerd's configuration: [proxy_plugins.thaw] type = "snapshot", address = "PATH".
+    #[arg(long, value_name = "PATH")]
+    snapshots_socket: Option<std::path::PathBuf>,
     /// Take guests weakened for a test (a thaw.test= word on their kernel's command line)
     #[arg(long)]
     test_templates: bool,
@@ -70,12 +76,30 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
             ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
         }
-        let daemon = Daemon::start(Node::open_as(paths, Hold::Sealed, arguments.test_templates)?).await;
+        let node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
+        let snapshotter = match &arguments.snapshots_socket {
+            Some(socket) => {
+                Some(Listening::open(node.images.clone(), &node.paths.snapshots(), socket).await?)
+            }
+            None => None,
+        };
+        let daemon = Daemon::start(node).await;
         tracing::info!(socket = %socket.display(), "listening");
+        let (stop, mut stopped) = tokio::sync::watch::channel(());
         let end = async move {
             let [first, second] = &mut ends[..] else { return };
             tokio::select! { _ = first.recv() => {}, _ = second.recv() => {} }
+            // Whoever waits for it sees that it is gone.
+            drop(stop);
         };
-        serve(daemon, &socket, end).await
+        let snapshotter = async {
+            let ended = async { while stopped.changed().await.is_ok() {} };
+            match snapshotter {
+                Some(snapshotter) => snapshotter.serve(ended).await,
+                None => Ok(()),
+            }
+        };
+        let (served, snapshotter) = tokio::join!(serve(daemon, &socket, end), snapshotter);
+        served.and(snapshotter)
     })
 }

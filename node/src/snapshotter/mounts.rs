@@ -1,0 +1,203 @@
+//! What containerd is told to mount for a snapshot.
+//!
+//! A chain of directories is a bind or an overlay, as containerd's own overlayfs snapshotter has it, so that any runtime can
+//! use it and containerd can unpack into it. A chain of image layers is one mount of type [`TYPE`], which Thaw's shim
+//! recognises: it gives the guest the image by virtio-fs, and mounts nothing on the host.
+
+use std::path::Path;
+
+use thaw_protocol::snapshots::types::Mount;
+
+use super::record::{Files, Record, Stage};
+use super::table::TableError;
+
+/// The type of a mount that is an image in Thaw's store. Its source is the image's manifest digest; its options are `ro` or
+/// `rw`, and for `rw` `upperdir=` and `workdir=`.
+pub const TYPE: &str = "thaw";
+
+/// What a snapshot stands on.
+pub enum Lower {
+    /// Nothing.
+    Empty,
+    /// Directories, the nearest first.
+    Directories(Vec<Record>),
+    /// All of an image, by its manifest digest.
+    Image(String),
+}
+
+/// The mounts of an active snapshot or a view.
+pub fn mounts(root: &Path, record: &Record, lower: Lower) -> Result<Vec<Mount>, TableError> {
+    let directory = record.directory(root);
+    let own = |name: &str| directory.join(name).display().to_string();
+    let is_active = match record.stage {
+        Stage::Active => true,
+        Stage::View => false,
+        Stage::Committed => {
+            return Err(TableError::Precondition {
+                name: record.name.clone(),
+                problem: "a committed snapshot is mounted by making a view of it".into(),
+            });
+        }
+    };
+    let written = || {
+        [
+            format!("upperdir={}", own("fs")),
+            format!("workdir={}", own("work")),
+        ]
+    };
+    let mode = if is_active { "rw" } else { "ro" };
+    let mount = match lower {
+        Lower::Image(digest) => {
+            let mut options = vec![mode.to_owned()];
+            if is_active {
+                options.extend(written());
+            }
+            mount(TYPE, digest, options)
+        }
+        Lower::Empty => bind(own("fs"), mode),
+        Lower::Directories(parents) => {
+            let paths: Vec<String> = parents
+                .iter()
+                .map(|parent| parent.directory(root).join("fs").display().to_string())
+                .collect();
+            match (&paths[..], is_active) {
+                ([only], false) => bind(only.clone(), mode),
+                _ => {
+                    let mut options = Vec::new();
+                    if is_active {
+                        options.extend(written());
+                    }
+                    options.push(format!("lowerdir={}", paths.join(":")));
+                    mount("overlay", "overlay".into(), options)
+                }
+            }
+        }
+    };
+    Ok(vec![mount])
+}
+
+/// What a snapshot's chain is made of; `below` is the nearest first. An image's layers and directories do not mix.
+pub fn lower(record: &Record, below: Vec<Record>) -> Result<Base, TableError> {
+    let mixed = |problem: &str| TableError::Precondition {
+        name: record.name.clone(),
+        problem: problem.into(),
+    };
+    let Some(first) = below.first() else {
+        return Ok(Base::Empty);
+    };
+    match first.files.clone() {
+        Files::Image { digest, layer } => Ok(Base::Layers {
+            digest,
+            count: layer + 1,
+        }),
+        Files::Directory if below.iter().all(|it| it.files == Files::Directory) => {
+            Ok(Base::Directories(below))
+        }
+        Files::Directory => Err(mixed(
+            "it stands on a directory that stands on layers in the image store; pull its image again through this snapshotter",
+        )),
+    }
+}
+
+/// A chain, before an image is had for it.
+pub enum Base {
+    Empty,
+    Directories(Vec<Record>),
+    /// The lowest `count` layers of an image.
+    Layers {
+        digest: String,
+        count: usize,
+    },
+}
+
+fn bind(source: String, mode: &str) -> Mount {
+    mount("bind", source, vec![mode.to_owned(), "rbind".to_owned()])
+}
+
+fn mount(kind: &str, source: String, options: Vec<String>) -> Mount {
+    Mount {
+        r#type: kind.into(),
+        source,
+        target: String::new(),
+        options,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: &str, stage: Stage, files: Files) -> Record {
+        Record {
+            id: id.into(),
+            stage,
+            files,
+            ..Record::for_test()
+        }
+    }
+
+    #[test]
+    fn directories_are_mounted_as_overlayfs_snapshots_are() {
+        let root = Path::new("/s");
+        let active = record("top", Stage::Active, Files::Directory);
+        let parents = || {
+            vec![
+                record("b", Stage::Committed, Files::Directory),
+                record("a", Stage::Committed, Files::Directory),
+            ]
+        };
+        let of = |record: &Record, lower| mounts(root, record, lower).unwrap().remove(0);
+        let one = of(&active, Lower::Empty);
+        assert_eq!((one.r#type.as_str(), one.source.as_str()), ("bind", "/s/top/fs"));
+        assert_eq!(one.options, ["rw", "rbind"]);
+        let two = of(&active, Lower::Directories(parents()));
+        assert_eq!(two.r#type, "overlay");
+        assert_eq!(
+            two.options,
+            [
+                "upperdir=/s/top/fs",
+                "workdir=/s/top/work",
+                "lowerdir=/s/b/fs:/s/a/fs"
+            ]
+        );
+        let view = record("v", Stage::View, Files::Directory);
+        let three = of(&view, Lower::Directories(parents()));
+        assert_eq!(three.options, ["lowerdir=/s/b/fs:/s/a/fs"]);
+        let four = of(&view, Lower::Directories(parents()[..1].to_vec()));
+        assert_eq!((four.source.as_str(), &four.options[0][..]), ("/s/b/fs", "ro"));
+        assert!(mounts(root, &parents()[0], Lower::Empty).is_err());
+    }
+
+    #[test]
+    fn an_image_is_one_mount_the_shim_knows() {
+        let active = record("top", Stage::Active, Files::Directory);
+        let mount = mounts(Path::new("/s"), &active, Lower::Image("sha256:ab".into()))
+            .unwrap()
+            .remove(0);
+        assert_eq!(
+            (mount.r#type.as_str(), mount.source.as_str()),
+            (TYPE, "sha256:ab")
+        );
+        assert_eq!(mount.options, ["rw", "upperdir=/s/top/fs", "workdir=/s/top/work"]);
+    }
+
+    #[test]
+    fn a_chain_is_one_thing_or_refused() {
+        let layer = |n: usize| {
+            let files = Files::Image {
+                digest: "sha256:ab".into(),
+                layer: n,
+            };
+            record("i", Stage::Committed, files)
+        };
+        let directory = || record("d", Stage::Committed, Files::Directory);
+        let top = record("top", Stage::Active, Files::Directory);
+        assert!(matches!(
+            lower(&top, vec![layer(1), layer(0)]),
+            Ok(Base::Layers { count: 2, .. })
+        ));
+        assert!(matches!(lower(&top, vec![directory()]), Ok(Base::Directories(_))));
+        assert!(matches!(lower(&top, vec![]), Ok(Base::Empty)));
+        assert!(lower(&top, vec![directory(), layer(0)]).is_err());
+    }
+}

@@ -83,13 +83,51 @@ impl Images {
 
     /// The image of the lowest `count` layers of one, with its config but for the layers above.
     pub async fn lowest_layers(&self, image: &Image, count: usize) -> Result<Image, Failure> {
-        if count == image.config.rootfs().diff_ids().len() {
+        let all = image.config.rootfs().diff_ids();
+        if count == all.len() {
             return Ok(image.clone());
         }
-        Err(Failure::new(
-            ExitCode::ImageNotStored,
-            format!("an image of the lowest {count} layers of {} is not in the store", image.digest),
-        ))
+        let gone = || {
+            Failure::new(
+                ExitCode::ImageNotStored,
+                format!(
+                    "the lowest {count} layers of image {} are not in the store",
+                    image.digest
+                ),
+            )
+            .remedy("pull it again")
+        };
+        let inspection = self.store.inspect(&image.digest).map_err(failure)?;
+        let mut layers = Vec::new();
+        for layer in inspection.layers.get(..count).ok_or_else(gone)? {
+            layers.push(
+                self.store
+                    .stored_layer(&layer.key)
+                    .map_err(failure)?
+                    .ok_or_else(gone)?,
+            );
+        }
+        let mut config = image.config.clone();
+        let diff_ids = all.get(..count).ok_or_else(gone)?.to_vec();
+        config.rootfs_mut().set_diff_ids(diff_ids);
+        let reference: ImageRef = image.reference.parse().map_err(failure)?;
+        self.store
+            .assemble(&layers, &config, &reference, false)
+            .await
+            .map_err(failure)
+    }
+
+    /// Bytes of an image's layer, counted from the bottom, that are on this host.
+    pub fn layer_bytes(&self, image: &Image, layer: usize) -> Result<u64, Failure> {
+        use std::os::unix::fs::MetadataExt;
+        let inspection = self.store.inspect(&image.digest).map_err(failure)?;
+        let blob = inspection
+            .layers
+            .get(layer)
+            .and_then(|layer| image.blobs.iter().find(|blob| blob.id == layer.key));
+        Ok(blob
+            .and_then(|blob| std::fs::metadata(&blob.data).ok())
+            .map_or(0, |data| data.blocks() * 512))
     }
 
     /// Makes bytes of a blob's cache file ready.

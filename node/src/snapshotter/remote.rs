@@ -121,16 +121,8 @@ impl Layers for Images {
     }
 
     async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure> {
-        use std::os::unix::fs::MetadataExt;
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
-        let ids = diff_ids(&image)?;
-        let blob = image
-            .blobs
-            .iter()
-            .find(|blob| Some(&blob.diff_id) == ids.get(layer));
-        Ok(blob
-            .and_then(|blob| std::fs::metadata(&blob.data).ok())
-            .map_or(0, |data| data.blocks() * 512))
+        self.layer_bytes(&image, layer)
     }
 }
 

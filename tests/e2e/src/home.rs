@@ -54,9 +54,10 @@ impl Home {
     }
 
     /// `thawd` here, listening.
-    pub fn thawd(&self) -> Child {
+    pub fn thawd(&self, arguments: &[&str]) -> Child {
         let mut child = Command::new(binary("thawd"))
             .arg("--json")
+            .args(arguments)
             .env("THAW_DATA", self.data())
             .env("THAW_RUN", self.run())
             .stdin(Stdio::null())

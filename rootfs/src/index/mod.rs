@@ -5,8 +5,10 @@
 //! the data file is, and the spans that say where in the stored blob each part of the stream is.
 
 pub mod estargz;
+mod foreign;
 pub mod form;
 pub mod kept;
+mod rfc3339;
 pub mod soci;
 
 use std::ops::Range;

@@ -79,7 +79,7 @@ impl LayerError {
         }
     }
 
-    pub(super) fn bad_header(offset: u64, entry: &[u8], why: &'static str) -> LayerError {
+    pub(crate) fn bad_header(offset: u64, entry: &[u8], why: &'static str) -> LayerError {
         LayerError::BadHeader {
             offset,
             entry: printable(entry),
@@ -87,7 +87,7 @@ impl LayerError {
         }
     }
 
-    pub(super) fn unsupported(offset: u64, entry: &[u8], type_flag: u8) -> LayerError {
+    pub(crate) fn unsupported(offset: u64, entry: &[u8], type_flag: u8) -> LayerError {
         LayerError::UnsupportedType {
             offset,
             entry: printable(entry),
@@ -95,7 +95,7 @@ impl LayerError {
         }
     }
 
-    pub(super) fn limit(offset: u64, what: &'static str, limit: u64) -> LayerError {
+    pub(crate) fn limit(offset: u64, what: &'static str, limit: u64) -> LayerError {
         LayerError::LimitExceeded { offset, what, limit }
     }
 

@@ -9,7 +9,7 @@
 
 mod data;
 mod error;
-mod header;
+pub(crate) mod header;
 mod path;
 mod pax;
 pub(crate) mod rules;

@@ -4,11 +4,15 @@
 //! table of contents, and zran checkpoints with a SHA-256 of the stored bytes of each span. All of it is bound to the
 //! image by digests, and read as hostile nevertheless. No document is fetched here.
 
+mod checkpoints;
+mod flat;
 mod manifest;
+mod write;
 mod ztoc;
 
 pub use manifest::{Index, Ztoc, bound_index, index_manifest, is_index};
-pub use ztoc::{Toc, read_ztoc, scan, write_ztoc};
+pub use write::{Toc, scan, write_ztoc};
+pub use ztoc::read_ztoc;
 
 /// Spans of SOCI's own tool.
 pub const DEFAULT_SPAN: u64 = 4 << 20;

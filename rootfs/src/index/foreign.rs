@@ -34,11 +34,8 @@ pub struct Owner {
 /// The type of an entry.
 pub enum What<'a> {
     Directory,
-    /// A regular file whose bytes stand at `stream_offset`.
-    File {
-        size: u64,
-        stream_offset: u64,
-    },
+    /// A regular file, made of these parts from its start to its end.
+    File(&'a [Part]),
     Symlink(&'a [u8]),
     HardLink(&'a [u8]),
     Device {
@@ -47,6 +44,14 @@ pub enum What<'a> {
         minor: u32,
     },
     Fifo,
+}
+
+/// A part of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub length: u64,
+    /// Where in the stream; none for zeros that are not in it.
+    pub stream_offset: Option<u64>,
 }
 
 /// Takes entries in the order of the tar stream.
@@ -125,52 +130,68 @@ impl<'a> Builder<'a> {
         let leaf = match entry.what {
             What::Directory => return Ok(Change::Directory(attributes)),
             // Before ustar, a directory was a file whose name ends in a slash.
-            What::File { .. } if entry.name.ends_with(b"/") => return Ok(Change::Directory(attributes)),
-            What::File { size, stream_offset } => self.file(entry, size, stream_offset)?,
+            What::File(_) if entry.name.ends_with(b"/") => return Ok(Change::Directory(attributes)),
+            What::File(parts) => self.file(entry, parts)?,
             What::Symlink(target) => rules::symlink(target).map_err(|why| self.bad(entry, why))?,
             What::HardLink(target) => {
                 return rules::hard_link(entry.at, entry.name, target).map_err(|error| self.refused(error));
             }
-            What::Device { is_char, major, minor } => {
-                rules::device(is_char, major, minor).map_err(|why| self.bad(entry, why))?
-            }
+            What::Device {
+                is_char,
+                major,
+                minor,
+            } => rules::device(is_char, major, minor).map_err(|why| self.bad(entry, why))?,
             What::Fifo => Leaf::Fifo,
         };
         Ok(Change::Leaf(attributes, leaf))
     }
 
-    /// A file in one piece and one extent: where its zeros are, only its bytes say.
-    fn file(&mut self, entry: &Entry<'_>, size: u64, stream_offset: u64) -> Result<Leaf, FormError> {
-        if size > MAX_FILE_SIZE {
-            let error = LayerError::limit(entry.at, "bytes of one file", MAX_FILE_SIZE);
-            return Err(self.refused(error));
+    /// A file of one extent: where its zeros are, only its bytes say.
+    fn file(&mut self, entry: &Entry<'_>, parts: &[Part]) -> Result<Leaf, FormError> {
+        let limit = |what, limit| self.refused(LayerError::limit(entry.at, what, limit));
+        let size = parts
+            .iter()
+            .try_fold(0u64, |size, part| size.checked_add(part.length))
+            .filter(|size| *size <= MAX_FILE_SIZE)
+            .ok_or_else(|| limit("bytes of one file", MAX_FILE_SIZE))?;
+        let (data_offset, length) = (self.data_length, size.next_multiple_of(PAGE));
+        if data_offset + length > self.limits.data_bytes {
+            return Err(limit("bytes of file data", self.limits.data_bytes));
         }
-        if size == 0 {
-            return Ok(Leaf::File {
-                size,
-                extents: Vec::new(),
-            });
+        let mut at = data_offset;
+        for part in parts.iter().filter(|part| part.length > 0) {
+            self.piece(at, part);
+            at += part.length;
         }
-        let data_offset = self.data_length;
-        let length = size.next_multiple_of(PAGE);
-        self.data_length += length;
-        if self.data_length > self.limits.data_bytes {
-            let error = LayerError::limit(entry.at, "bytes of file data", self.limits.data_bytes);
-            return Err(self.refused(error));
+        self.data_length = data_offset + length;
+        let extent = Extent {
+            file_offset: 0,
+            data_offset,
+            length,
+        };
+        Ok(Leaf::File {
+            size,
+            extents: if size > 0 { vec![extent] } else { Vec::new() },
+        })
+    }
+
+    /// Notes where a part is; parts that go on in the stream where the last one ended make one piece with it.
+    fn piece(&mut self, data_offset: u64, part: &Part) {
+        let Some(stream_offset) = part.stream_offset else {
+            return;
+        };
+        if let Some(last) = self.pieces.last_mut()
+            && last.data_offset + last.length == data_offset
+            && last.stream_offset.checked_add(last.length) == Some(stream_offset)
+        {
+            last.length += part.length;
+            return;
         }
         self.pieces.push(Piece {
             data_offset,
-            length: size,
+            length: part.length,
             stream_offset,
         });
-        Ok(Leaf::File {
-            size,
-            extents: vec![Extent {
-                file_offset: 0,
-                data_offset,
-                length,
-            }],
-        })
     }
 
     /// The index, checked: every piece is in a span.

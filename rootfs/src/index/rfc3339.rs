@@ -53,11 +53,20 @@ pub fn parse(text: &[u8]) -> Option<Timestamp> {
     let mut at = 19;
     let mut nanoseconds = 0;
     if is(at, b'.').is_some() {
-        let digits = text[at + 1..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let digits = text[at + 1..]
+            .iter()
+            .take_while(|byte| byte.is_ascii_digit())
+            .count();
         if digits == 0 {
             return None;
         }
-        let digit = |index: usize| if index < digits { u32::from(text[at + 1 + index] - b'0') } else { 0 };
+        let digit = |index: usize| {
+            if index < digits {
+                u32::from(text[at + 1 + index] - b'0')
+            } else {
+                0
+            }
+        };
         nanoseconds = (0..9).fold(0, |value, index| value * 10 + digit(index));
         at += 1 + digits;
     }
@@ -119,11 +128,27 @@ mod tests {
         }
         assert_eq!(parse(b"1970-01-01T02:00:00+02:00"), at(0, 0));
         assert_eq!(parse(b"1969-12-31T22:30:00.1234567899-01:30"), at(0, 123_456_789));
-        assert_eq!(format(Timestamp { seconds: 253_402_300_800, nanoseconds: 0 }), None);
+        assert_eq!(
+            format(Timestamp {
+                seconds: 253_402_300_800,
+                nanoseconds: 0
+            }),
+            None
+        );
         for wrong in [
-            "", "Z", "2023-02-29T00:00:00Z", "2024-13-01T00:00:00Z", "2024-00-10T00:00:00Z", "2024-01-01T24:00:00Z",
-            "2024-01-01T00:00:00", "2024-01-01T00:00:00.Z", "2024-01-01 00:00:00Z", "2024-01-01T00:00:00Zx",
-            "2024-01-01T00:00:00+0100", "+024-01-01T00:00:00Z", "2024-01-0éT00:00:00Z",
+            "",
+            "Z",
+            "2023-02-29T00:00:00Z",
+            "2024-13-01T00:00:00Z",
+            "2024-00-10T00:00:00Z",
+            "2024-01-01T24:00:00Z",
+            "2024-01-01T00:00:00",
+            "2024-01-01T00:00:00.Z",
+            "2024-01-01 00:00:00Z",
+            "2024-01-01T00:00:00Zx",
+            "2024-01-01T00:00:00+0100",
+            "+024-01-01T00:00:00Z",
+            "2024-01-0éT00:00:00Z",
         ] {
             assert_eq!(parse(wrong.as_bytes()), None, "{wrong}");
         }

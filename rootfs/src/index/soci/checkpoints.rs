@@ -82,7 +82,14 @@ pub fn read_gzip(
         // Of the first 32 KiB, what comes before the stream's start is not there, and the rest is at the window's end.
         let known = usize::try_from(output).map_or(WINDOW, |output| output.min(WINDOW));
         let window = Window::new(&window[window.len().saturating_sub(known)..]);
-        spans.push(Span::deflate(input, bits, window, next_input, stream, digest.clone()));
+        spans.push(Span::deflate(
+            input,
+            bits,
+            window,
+            next_input,
+            stream,
+            digest.clone(),
+        ));
     }
     Ok(spans)
 }
@@ -128,7 +135,10 @@ pub fn write(spans: &SpanTable, span_size: u64, stored_length: u64) -> Result<Wr
         })
         .collect::<Result<Vec<_>, _>>()?;
     let last = all.last().ok_or_else(|| unfit("without any spans"))?;
-    let is_gapless = all[0].stream.start == 0 && all.windows(2).all(|pair| pair[0].stream.end == pair[1].stream.start);
+    let is_gapless = all[0].stream.start == 0
+        && all
+            .windows(2)
+            .all(|pair| pair[0].stream.end == pair[1].stream.start);
     if last.stored.end != stored_length || !is_gapless {
         return Err(unfit("whose spans do not hold all of it"));
     }
@@ -157,7 +167,9 @@ pub fn write(spans: &SpanTable, span_size: u64, stored_length: u64) -> Result<Wr
     blob.extend(count.to_le_bytes());
     blob.extend(signed(span_size)?.to_le_bytes());
     for (index, span) in all.iter().enumerate() {
-        let point = span.checkpoint().ok_or_else(|| unfit("that is not one gzip member"))?;
+        let point = span
+            .checkpoint()
+            .ok_or_else(|| unfit("that is not one gzip member"))?;
         let next = all.get(index + 1).and_then(Span::checkpoint);
         if next.is_some_and(|next| next.input != span.stored.end) {
             return Err(unfit("whose spans do not touch"));

@@ -58,7 +58,11 @@ impl<'a> Table<'a> {
             .and_then(|fields| usize::try_from(fields).ok())
             .ok_or(OUTSIDE)?;
         let fields_length = u16_at(buffer, fields)?;
-        if fields_length < 4 || fields.checked_add(fields_length).is_none_or(|end| end > buffer.len()) {
+        if fields_length < 4
+            || fields
+                .checked_add(fields_length)
+                .is_none_or(|end| end > buffer.len())
+        {
             return Err(OUTSIDE);
         }
         Ok(Table {

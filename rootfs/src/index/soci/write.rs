@@ -54,7 +54,11 @@ pub fn scan(tar: impl Read, limits: &Limits) -> Result<Toc, FormError> {
     let mut kept = 0;
     walk(tar, limits, |walked| {
         let entry = TocEntry::of(walked)?;
-        let records: usize = entry.records.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let records: usize = entry
+            .records
+            .iter()
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
         kept += (entry.name.len() + entry.link.len() + records) as u64;
         if kept > limits.tree_bytes {
             let what = "bytes of names, links and extension headers";
@@ -136,8 +140,16 @@ impl TocEntry {
 
     /// About the bytes it takes.
     fn length(&self) -> u64 {
-        let records = self.records.iter().map(|(key, value)| key.len() + value.len() + 40);
-        (self.name.len() + self.link.len() + self.user.len() + self.group.len() + records.sum::<usize>() + 200) as u64
+        let records = self
+            .records
+            .iter()
+            .map(|(key, value)| key.len() + value.len() + 40);
+        (self.name.len()
+            + self.link.len()
+            + self.user.len()
+            + self.group.len()
+            + records.sum::<usize>()
+            + 200) as u64
     }
 }
 
@@ -175,7 +187,10 @@ pub fn write_ztoc(
         return Err(FormError::unsupported(FORM, "more than 2^63 bytes"));
     };
     if about + written.blob.len() as u64 + 128 * written.digests.len() as u64 > MAX_ZTOC {
-        return Err(FormError::unsupported(FORM, "a layer whose ztoc would have more than 1 GiB"));
+        return Err(FormError::unsupported(
+            FORM,
+            "a layer whose ztoc would have more than 1 GiB",
+        ));
     }
     let mut buffer = Buffer::with_capacity(about as usize + written.blob.len());
     let version = buffer.create_byte_string(VERSION).as_union_value();

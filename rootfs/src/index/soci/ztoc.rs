@@ -5,7 +5,7 @@
 
 use crate::digest::Digest;
 use crate::index::LayerIndex;
-use crate::index::foreign::{Builder, Entry, What, owner};
+use crate::index::foreign::{Builder, Entry, Part, What, owner};
 use crate::index::form::FormError;
 use crate::index::rfc3339;
 use crate::layer::Limits;
@@ -90,7 +90,10 @@ pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &Limits) -> Result<Laye
         let what = format!("version {}", version[..version.len().min(32)].escape_ascii());
         return Err(FormError::unsupported(FORM, what));
     }
-    let said = natural(root.i64(field::ztoc::COMPRESSED_SIZE)?, "its layer's size is negative")?;
+    let said = natural(
+        root.i64(field::ztoc::COMPRESSED_SIZE)?,
+        "its layer's size is negative",
+    )?;
     if said != stored_size {
         return Err(malformed("it is of a layer of another size"));
     }
@@ -185,21 +188,21 @@ fn push(builder: &mut Builder<'_>, file: &Table<'_>, work: &mut Budget) -> Resul
         }
     }
     let device = |is_char| -> Result<What<'_>, FormError> {
-        let number = |id| {
-            u32::try_from(file.i64(id)?).map_err(|_| malformed("a device number is out of range"))
-        };
+        let number =
+            |id| u32::try_from(file.i64(id)?).map_err(|_| malformed("a device number is out of range"));
         Ok(What::Device {
             is_char,
             major: number(field::file::MAJOR)?,
             minor: number(field::file::MINOR)?,
         })
     };
+    let content = Part {
+        length: natural(file.i64(field::file::SIZE)?, "a file's size is negative")?,
+        stream_offset: Some(offset),
+    };
     let what = match file.bytes(field::file::TYPE)? {
         b"reg" if is_sparse => return Err(FormError::unsupported(FORM, "a sparse file")),
-        b"reg" => What::File {
-            size: natural(file.i64(field::file::SIZE)?, "a file's size is negative")?,
-            stream_offset: offset,
-        },
+        b"reg" => What::File(std::slice::from_ref(&content)),
         b"dir" => What::Directory,
         b"symlink" => What::Symlink(link),
         b"hardlink" => What::HardLink(link),

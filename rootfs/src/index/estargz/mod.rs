@@ -49,6 +49,27 @@ pub enum Bound {
     Zstd { stored: Digest, location: Range<u64> },
 }
 
+/// The digest of the table of a layer with these annotations; none where it is not an eStargz layer. [`bound`] knows
+/// zstd:chunked as well.
+///
+/// # Errors
+/// When the annotation is there and is no digest.
+pub fn toc_digest<'a>(
+    annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Result<Option<Digest>, FormError> {
+    annotations
+        .into_iter()
+        .find(|(name, _)| *name == TOC_DIGEST)
+        .map(|(_, value)| digest_of(value))
+        .transpose()
+}
+
+fn digest_of(value: &str) -> Result<Digest, FormError> {
+    value
+        .parse::<Digest>()
+        .map_err(|error| FormError::malformed(FORM, format!("the layer's annotation: {error}")))
+}
+
 /// What binds a layer with these annotations to its table; none where it is neither eStargz nor zstd:chunked.
 /// `stored_size` is the layer's.
 ///
@@ -67,18 +88,13 @@ pub fn bound<'a>(
             _ => {}
         }
     }
-    let digest = |value: &String| {
-        value
-            .parse::<Digest>()
-            .map_err(|error| FormError::malformed(FORM, format!("the layer's annotation: {error}")))
-    };
     // zstd:chunked layers may have eStargz's annotation, too.
     match (checksum, position, toc) {
         (Some(checksum), Some(position), _) => Ok(Some(Bound::Zstd {
-            stored: digest(checksum)?,
+            stored: digest_of(checksum)?,
             location: zstd_location(position, stored_size)?,
         })),
-        (_, _, Some(toc)) => Ok(Some(Bound::Gzip { toc: digest(toc)? })),
+        (_, _, Some(toc)) => Ok(Some(Bound::Gzip { toc: digest_of(toc)? })),
         _ => Ok(None),
     }
 }

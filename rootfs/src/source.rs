@@ -30,7 +30,7 @@ use crate::reference::ImageRef;
 
 pub use auth::Credentials;
 pub use http::Retry;
-pub use manifest::{Descriptor, Platform};
+pub use manifest::{Descriptor, Document, OCI_CONFIG, OCI_MANIFEST, Platform};
 pub use push::{Push, Upload};
 pub use referrers::{Referrer, referrers};
 pub use resolve::resolve;

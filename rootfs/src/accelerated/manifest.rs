@@ -1,11 +1,20 @@
 //! The manifest of a converted image: an OCI image manifest with `artifactType` and `subject`.
 
-use serde::Deserialize;
+use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
 use crate::error::Error;
-use crate::source::Descriptor;
+use crate::source::{Descriptor, OCI_MANIFEST};
 
+use super::cut::Chunking;
 use super::{ARTIFACT_TYPE, BLOB_TYPE, LOAD_ORDER_TYPE, METADATA_TYPE, TABLE_TYPE};
+
+/// How files were cut.
+pub const CHUNKING_ANNOTATION: &str = "vnd.thaw.image.chunking";
+/// How frames were compressed.
+pub const COMPRESSION_ANNOTATION: &str = "vnd.thaw.image.compression";
 
 /// Blobs of one image, its dictionaries' included.
 pub const MAX_BLOBS: usize = 256;
@@ -21,6 +30,8 @@ pub struct Manifest {
     /// In the order of their addresses.
     pub blobs: Vec<StoredTable>,
     pub load_order: Option<Descriptor>,
+    /// How files were cut, where it says so in words that are understood.
+    pub chunking: Option<Chunking>,
 }
 
 /// A blob and its chunk table.
@@ -43,6 +54,34 @@ struct Wire {
     config: Descriptor,
     layers: Vec<Descriptor>,
     subject: Option<Descriptor>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+/// In the order in which the image specification lists the fields.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Written<'a> {
+    schema_version: u32,
+    media_type: &'a str,
+    artifact_type: &'a str,
+    config: &'a Descriptor,
+    layers: Vec<&'a Descriptor>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subject: Option<&'a Descriptor>,
+    annotations: BTreeMap<&'a str, String>,
+}
+
+/// What describes these bytes.
+pub fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
+    Descriptor {
+        media_type: media_type.into(),
+        digest: Digest::of(bytes),
+        size: bytes.len() as u64,
+        urls: Vec::new(),
+        platform: None,
+        annotations: None,
+    }
 }
 
 impl Manifest {
@@ -97,6 +136,36 @@ impl Manifest {
             metadata,
             blobs,
             load_order,
+            chunking: wire
+                .annotations
+                .get(CHUNKING_ANNOTATION)
+                .and_then(|text| text.parse().ok()),
         }))
+    }
+
+    /// The manifest's bytes, which follow from the parts alone. `level` is what frames were compressed with.
+    ///
+    /// # Errors
+    /// `Malformed`: never, as all of it can be written as JSON.
+    pub(super) fn encode(&self, level: i32) -> Result<Vec<u8>, Error> {
+        let mut annotations = BTreeMap::from([(COMPRESSION_ANNOTATION, format!("zstd:{level}"))]);
+        annotations.extend(
+            self.chunking
+                .map(|chunking| (CHUNKING_ANNOTATION, chunking.to_string())),
+        );
+        let blobs = self.blobs.iter().flat_map(|blob| [&blob.table, &blob.data]);
+        let written = Written {
+            schema_version: 2,
+            media_type: OCI_MANIFEST,
+            artifact_type: ARTIFACT_TYPE,
+            config: &self.config,
+            layers: std::iter::once(&self.metadata)
+                .chain(blobs)
+                .chain(&self.load_order)
+                .collect(),
+            subject: self.subject.as_ref(),
+            annotations,
+        };
+        serde_json::to_vec(&written).map_err(|error| Error::malformed("the converted manifest", error))
     }
 }

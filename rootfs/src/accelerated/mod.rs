@@ -9,19 +9,30 @@
 //! nothing is allocated by a length a document states beyond the limits here. Every byte that is read later through a
 //! blob's [`crate::index::Content`] is compared with the BLAKE3 digest of its chunk, whoever made the blob.
 
+mod chunks;
+mod convert;
+mod cut;
+mod dictionary;
+mod frames;
 mod manifest;
 mod metadata;
 mod open;
-mod order;
+mod original;
+mod publish;
 mod table;
 mod wire;
 
-use serde::{Deserialize, Serialize};
-
+use crate::prefetch::LoadOrder;
 use crate::store::ReadyMadeBlob;
 
+pub use chunks::{DataFile, SourceBlob};
+pub use convert::{Body, Converted, Facts, Input, Options, Part, convert};
+pub use cut::{Chunking, ChunkingError};
+pub use dictionary::Dictionary;
 pub use manifest::{Manifest, StoredTable};
 pub use open::{Documents, open};
+pub use original::Original;
+pub use publish::{Pushed, find};
 pub use table::{Chunk, Frame, Table};
 
 /// `artifactType` of a converted image's manifest.
@@ -33,7 +44,7 @@ pub const TABLE_TYPE: &str = "application/vnd.thaw.image.chunks.v1";
 /// File data: frames of chunks.
 pub const BLOB_TYPE: &str = "application/vnd.thaw.image.blob.v1";
 /// The load order.
-pub const LOAD_ORDER_TYPE: &str = "application/vnd.thaw.image.load-order.v1";
+pub const LOAD_ORDER_TYPE: &str = "application/vnd.thaw.image.load-order.v1+json";
 
 /// An image whose metadata is had whole and whose file data can be read in pieces: of a converted image or a RAFS one.
 #[derive(Clone, Debug)]
@@ -42,15 +53,6 @@ pub struct Opened {
     pub metadata: Vec<u8>,
     /// The ranges past the metadata, by address.
     pub blobs: Vec<ReadyMadeBlob>,
-    /// What a start is known to read, in order; empty when nothing is known.
-    pub load_order: Vec<LoadRange>,
-}
-
-/// A run of bytes of one data file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoadRange {
-    /// Counts [`Opened::blobs`] (when read), or the source's data files (when converting).
-    pub blob: u32,
-    pub offset: u64,
-    pub length: u64,
+    /// What a start is known to read, in order.
+    pub load_order: Option<LoadOrder>,
 }

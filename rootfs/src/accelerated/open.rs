@@ -1,16 +1,18 @@
 //! Reading a converted image's documents.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::digest::Digest;
 use crate::erofs::{self, BlobPlacement, Reader};
 use crate::error::Error;
 use crate::fetch::{Check, Priority, Ranges, StoredBlob};
+use crate::prefetch::{LoadOrder, MAX_DOCUMENT};
 use crate::source::Descriptor;
-use crate::store::{Form, ReadyMadeBlob};
+use crate::store::{Form, ReadyMadeBlob, layer_key};
 
 use super::table::{MAX_TABLE, Table};
-use super::{LoadRange, Manifest, Opened, metadata, order};
+use super::{Manifest, Opened, metadata};
 
 /// Most bytes of all chunk tables of an image, which bounds what opening it costs.
 const MAX_TABLES: u64 = 128 << 20;
@@ -59,7 +61,7 @@ impl Documents {
             async {
                 match &manifest.load_order {
                     Some(descriptor) => {
-                        let bytes = document(ranges, "load order", descriptor, order::MAX_DOCUMENT).await?;
+                        let bytes = document(ranges, "load order", descriptor, MAX_DOCUMENT as u64).await?;
                         Ok(Some((descriptor.clone(), bytes)))
                     }
                     None => Ok(None),
@@ -128,22 +130,37 @@ impl Documents {
             .and_then(|reader| erofs::read_tree(&reader, &placements))
             .map_err(|error| malformed(error.to_string()))?;
         Ok(Opened {
-            load_order: self.load_order.map_or(Ok(Vec::new()), |(descriptor, bytes)| {
-                decode_order(&descriptor, &bytes, &placements)
-            })?,
+            load_order: self
+                .load_order
+                .map(|(descriptor, bytes)| decode_order(&descriptor, &bytes, &blobs))
+                .transpose()?,
             metadata,
             blobs,
         })
     }
 }
 
-fn decode_order(
-    descriptor: &Descriptor,
-    bytes: &[u8],
-    blobs: &[BlobPlacement],
-) -> Result<Vec<LoadRange>, Error> {
-    let lengths: Vec<u64> = blobs.iter().map(|blob| blob.length).collect();
-    order::decode(&format!("load order {}", descriptor.digest), bytes, &lengths)
+/// A load order, checked to be of these blobs.
+fn decode_order(descriptor: &Descriptor, bytes: &[u8], blobs: &[ReadyMadeBlob]) -> Result<LoadOrder, Error> {
+    let order = LoadOrder::from_json(bytes)?;
+    let keys: HashMap<Digest, u64> = blobs
+        .iter()
+        .map(|blob| {
+            let key = layer_key(blob.form, &blob.stored.digest, &blob.document);
+            (key, blob.content.data_length)
+        })
+        .collect();
+    match order
+        .blobs
+        .iter()
+        .all(|blob| keys.get(&blob.digest) == Some(&blob.length))
+    {
+        true => Ok(order),
+        false => Err(Error::malformed(
+            format!("load order {}", descriptor.digest),
+            "it is of blobs this image has not got",
+        )),
+    }
 }
 
 /// A table, checked to be of the blob it stands before.

@@ -6,5 +6,5 @@
 mod order;
 mod record;
 
-pub use order::{LoadOrder, OrderedBlob, Run};
+pub use order::{LoadOrder, MAX_DOCUMENT, OrderedBlob, Run};
 pub use record::Recorder;

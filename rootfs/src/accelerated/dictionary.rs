@@ -1,0 +1,82 @@
+//! Chunk dictionaries: the blobs of images converted before, whose chunks need not be stored again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::fetch::Ranges;
+
+use super::cut::Chunking;
+use super::manifest::{Manifest, StoredTable};
+use super::open::{decode_table, document};
+use super::table::{MAX_TABLE, Table};
+
+/// A converted image whose chunks may be referred to.
+pub struct Dictionary {
+    pub(super) blobs: Vec<DictionaryBlob>,
+    /// How it was cut: only an image cut alike shares much with it.
+    pub chunking: Option<Chunking>,
+    /// Where its blobs are, to copy them to where an image that refers to them is pushed.
+    pub(super) ranges: Arc<dyn Ranges>,
+    /// Its repository, if it is in a registry, as [`crate::source::push::Push::mount`] takes it.
+    pub repository: Option<String>,
+}
+
+/// A blob of a dictionary.
+pub(super) struct DictionaryBlob {
+    pub stored: StoredTable,
+    pub table: Table,
+    pub document: Vec<u8>,
+}
+
+/// Where a dictionary has a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    pub dictionary: u32,
+    pub blob: u32,
+    /// In the blob's data file.
+    pub offset: u64,
+    pub length: u64,
+}
+
+impl Dictionary {
+    /// Reads the chunk tables of a converted image.
+    ///
+    /// # Errors
+    /// As [`super::open`].
+    pub async fn open(manifest: &Manifest, ranges: Arc<dyn Ranges>) -> Result<Self, Error> {
+        let mut blobs = Vec::with_capacity(manifest.blobs.len());
+        for stored in &manifest.blobs {
+            let document = document(&*ranges, "chunk table", &stored.table, MAX_TABLE).await?;
+            blobs.push(DictionaryBlob {
+                table: decode_table(&stored.table, &document, &stored.data)?,
+                stored: stored.clone(),
+                document,
+            });
+        }
+        Ok(Self {
+            blobs,
+            chunking: manifest.chunking,
+            ranges,
+            repository: None,
+        })
+    }
+}
+
+/// All chunks of all dictionaries; of a chunk that several have, the place in the first.
+pub(super) fn known(dictionaries: &[Dictionary]) -> HashMap<[u8; 32], Known> {
+    let mut known = HashMap::new();
+    for (dictionary, one) in (0..).zip(dictionaries) {
+        for (blob, table) in (0..).zip(one.blobs.iter().map(|blob| &blob.table)) {
+            for (range, chunk) in table.placed() {
+                known.entry(chunk.digest).or_insert(Known {
+                    dictionary,
+                    blob,
+                    offset: range.start,
+                    length: range.end - range.start,
+                });
+            }
+        }
+    }
+    known
+}

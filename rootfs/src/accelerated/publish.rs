@@ -1,0 +1,130 @@
+//! Writing a converted image to a registry or a layout.
+
+use std::io::{Cursor, Seek, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::fetch::{Check, Priority, Ranges, StoredBlob};
+use crate::source::{Descriptor, Document, OCI_MANIFEST, Push, Root, Source};
+
+use super::convert::{Body, Converted};
+use super::dictionary::Dictionary;
+use super::manifest::Manifest;
+
+/// Bytes of a blob copied at a time.
+const STEP: u64 = 8 << 20;
+
+/// What a push came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pushed {
+    /// Bytes sent: of blobs that were not there, and of the manifest.
+    pub bytes: u64,
+    /// Blobs sent, found there, and taken over from another repository of the registry.
+    pub sent: u64,
+    pub present: u64,
+    pub mounted: u64,
+}
+
+impl Converted {
+    /// Writes all parts that are not there, then the manifest. A dictionary's blob is taken over within its registry
+    /// where that is possible, else copied by way of a file without a name in `scratch`.
+    ///
+    /// # Errors
+    /// Those of [`Push`], and of the dictionary's place.
+    pub async fn push(
+        self,
+        to: &Push,
+        tag: Option<&str>,
+        dictionaries: &[Dictionary],
+        scratch: &Path,
+    ) -> Result<Pushed, Error> {
+        let mut pushed = Pushed::default();
+        for part in self.parts {
+            let Descriptor { digest, size, .. } = part.descriptor;
+            if to.blob_exists(&digest).await? == Some(size) {
+                pushed.present += 1;
+                continue;
+            }
+            match part.body {
+                Body::Bytes(bytes) => to.upload(&digest, size, Cursor::new(bytes)).await?,
+                Body::File(file) => to.upload(&digest, size, file).await?,
+                Body::Dictionary(index) => {
+                    let dictionary = dictionaries.get(index).ok_or_else(|| {
+                        Error::malformed("the converted image", "its dictionaries are not those given")
+                    })?;
+                    if let Some(repository) = &dictionary.repository
+                        && to.mount(&digest, repository).await?
+                    {
+                        pushed.mounted += 1;
+                        continue;
+                    }
+                    let copy = copy(&*dictionary.ranges, &part.descriptor, scratch).await?;
+                    to.upload(&digest, size, copy).await?;
+                }
+            }
+            pushed.sent += 1;
+            pushed.bytes += size;
+        }
+        to.manifest(tag, OCI_MANIFEST, &self.manifest).await?;
+        pushed.bytes += self.manifest.len() as u64;
+        Ok(pushed)
+    }
+}
+
+/// The stored form of a blob, whole. Whoever takes it compares its digest.
+async fn copy(ranges: &dyn Ranges, descriptor: &Descriptor, scratch: &Path) -> Result<std::fs::File, Error> {
+    let io = |error| Error::io(scratch, error);
+    let mut file = tempfile::tempfile_in(scratch).map_err(io)?;
+    let blob = StoredBlob {
+        digest: descriptor.digest,
+        size: descriptor.size,
+        urls: descriptor.urls.clone(),
+    };
+    let check: Check = Arc::new(|_: &[u8]| Ok(()));
+    let mut at = 0;
+    while at < blob.size {
+        let range = at..blob.size.min(at + STEP);
+        let bytes = ranges
+            .read(&blob, range.clone(), Priority::Demand, check.clone())
+            .await?;
+        file.write_all(&bytes).map_err(io)?;
+        at = range.end;
+    }
+    file.rewind().map_err(io)?;
+    Ok(file)
+}
+
+/// The converted image a source's reference names, as a dictionary is named.
+///
+/// # Errors
+/// What the source says; `UnknownMediaType` when what it names is no converted image.
+pub async fn find(source: &dyn Source, what: &str) -> Result<Manifest, Error> {
+    let candidates = match source.root().await? {
+        Root::Document { bytes, media_type } => match Manifest::parse(what, &bytes)? {
+            Some(manifest) => return Ok(manifest),
+            None => match Document::parse(what, &bytes, media_type.as_deref()) {
+                Ok(Document::Index(descriptors)) => descriptors,
+                _ => Vec::new(),
+            },
+        },
+        Root::Choice(descriptors) => descriptors,
+        Root::Parts { .. } => Vec::new(),
+    };
+    for descriptor in candidates.iter().take(MAX_CANDIDATES) {
+        let bytes = source.manifest(descriptor).await?;
+        if let Some(manifest) = Manifest::parse(what, &bytes)? {
+            return Ok(manifest);
+        }
+    }
+    Err(Error::UnknownMediaType {
+        what: what.into(),
+        media_type: "an ordinary image's".into(),
+        advice: "convert it first (thaw image convert), then name the converted image".into(),
+    })
+}
+
+/// Manifests looked at.
+const MAX_CANDIDATES: usize = 64;

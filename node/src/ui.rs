@@ -126,6 +126,7 @@ impl Ui {
             mode: self.mode,
             bars: MultiProgress::with_draw_target(target),
             layers: Mutex::new(HashMap::new()),
+            whole: Mutex::new(None),
             began: Instant::now(),
         })
     }
@@ -142,6 +143,7 @@ pub struct PullProgress {
     mode: Mode,
     bars: MultiProgress,
     layers: Mutex<HashMap<Digest, Layer>>,
+    whole: Mutex<Option<ProgressBar>>,
     began: Instant,
 }
 
@@ -186,6 +188,20 @@ impl PullProgress {
             }
             Event::Assembling => json!({"event": "assembling"}),
             Event::Repairing { layer } => json!({"event": "repairing", "layer": layer.to_string()}),
+            Event::Lazy {
+                layer,
+                form,
+                fetched,
+            } => {
+                json!({"event": "layer-lazy", "layer": layer.to_string(), "form": form, "bytes": fetched})
+            }
+            Event::Pushing { blob, sent, total } if sent == total => {
+                json!({"event": "pushed", "blob": blob.to_string(), "bytes": total})
+            }
+            Event::Prefetched { done, total } if done == total => {
+                json!({"event": "prefetched", "bytes": total})
+            }
+            Event::Pushing { .. } | Event::Prefetched { .. } | Event::Converting { .. } => return,
         };
         say(&value.to_string());
     }
@@ -218,7 +234,25 @@ impl PullProgress {
                 ));
             }
             Event::Repairing { layer } => say(&format!("pull: layer {}: repairing", short(layer))),
-            Event::Resolved { .. } | Event::Cached { .. } | Event::Advanced { .. } | Event::Assembling => {}
+            Event::Lazy {
+                layer,
+                form,
+                fetched,
+            } => say(&format!(
+                "pull: layer {}: read as needed ({form}), after {}",
+                short(layer),
+                HumanBytes(*fetched)
+            )),
+            Event::Pushing { blob, sent, total } if sent == total => {
+                say(&format!("push: blob {}: {}", short(blob), HumanBytes(*total)));
+            }
+            Event::Resolved { .. }
+            | Event::Cached { .. }
+            | Event::Advanced { .. }
+            | Event::Assembling
+            | Event::Pushing { .. }
+            | Event::Prefetched { .. }
+            | Event::Converting { .. } => {}
         }
     }
 
@@ -226,14 +260,7 @@ impl PullProgress {
         let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Started { layer, total } => {
-                let bar = self.bars.add(match total {
-                    Some(total) => {
-                        ProgressBar::new(*total).with_style(style("{bar:30} {bytes:>11}/{total_bytes:<11}"))
-                    }
-                    None => ProgressBar::no_length().with_style(style("{spinner} {bytes:>11}")),
-                });
-                bar.set_prefix(short(layer));
-                if let Some(earlier) = layers.insert(*layer, Layer { bar, received: 0 }) {
+                if let Some(earlier) = layers.insert(*layer, self.begin(short(layer), *total)) {
                     self.bars.remove(&earlier.bar);
                 }
             }
@@ -264,7 +291,53 @@ impl PullProgress {
             Event::Repairing { layer } => {
                 drop(self.bars.println(format!("repairing layer {}", short(layer))))
             }
+            Event::Lazy {
+                layer,
+                form,
+                fetched,
+            } => {
+                let text = format!("{form}, read as needed");
+                let layer_bar = layers
+                    .entry(*layer)
+                    .or_insert_with(|| self.begin(short(layer), Some(*fetched)));
+                layer_bar.bar.set_position(*fetched);
+                layer_bar.bar.finish_with_message(text);
+            }
+            Event::Pushing { blob, sent, total } => {
+                let layer = layers
+                    .entry(*blob)
+                    .or_insert_with(|| self.begin(short(blob), Some(*total)));
+                layer.bar.set_position(*sent);
+                if sent == total {
+                    layer.bar.finish_with_message("pushed");
+                }
+            }
+            Event::Converting { done, total } => self.whole("converting", *done, *total),
+            Event::Prefetched { done, total } => self.whole("prefetching", *done, *total),
             Event::Resolved { .. } | Event::Cached { .. } | Event::Assembling => {}
+        }
+    }
+
+    /// A bar at the bottom.
+    fn begin(&self, prefix: String, total: Option<u64>) -> Layer {
+        let bar = self.bars.add(match total {
+            Some(total) => {
+                ProgressBar::new(total).with_style(style("{bar:30} {bytes:>11}/{total_bytes:<11}"))
+            }
+            None => ProgressBar::no_length().with_style(style("{spinner} {bytes:>11}")),
+        });
+        bar.set_prefix(prefix);
+        Layer { bar, received: 0 }
+    }
+
+    /// The one bar of what is done to all of an image.
+    fn whole(&self, what: &str, done: u64, total: u64) {
+        let mut bar = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = bar.get_or_insert_with(|| self.begin(what.into(), Some(total)).bar);
+        bar.set_length(total);
+        bar.set_position(done);
+        if done == total {
+            bar.finish();
         }
     }
 }
@@ -327,6 +400,7 @@ pub fn timing_table(stages: &[Stage]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_rootfs::store::Form;
 
     fn stage(name: &str, start_ms: u64, took_ms: u64) -> Stage {
         Stage {
@@ -377,6 +451,21 @@ mod tests {
                 unpacked: 1,
             });
             progress.event(Event::Unpacked { layer, unpacked: 1 });
+            progress.event(Event::Lazy {
+                layer,
+                form: Form::Soci,
+                fetched: 7,
+            });
+            for sent in [0, 9] {
+                let total = 9;
+                progress.event(Event::Pushing {
+                    blob: layer,
+                    sent,
+                    total,
+                });
+                progress.event(Event::Converting { done: sent, total });
+                progress.event(Event::Prefetched { done: sent, total });
+            }
         }
     }
 }

@@ -1,8 +1,9 @@
-//! What a pull tells while it runs, for the CLI to draw.
+//! What a pull, a conversion, a push or a prefetch tells while it runs, for the CLI to draw.
 
 use std::time::Duration;
 
 use crate::digest::Digest;
+use crate::store::Form;
 
 /// Something happened. Byte counts are totals so far, so a missed event loses nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +32,15 @@ pub enum Event {
     Assembling,
     /// A damaged layer is being repaired from its source.
     Repairing { layer: Digest },
+    /// The layer is in the store without its file data, which is fetched as it is read. `fetched` bytes of indexes and
+    /// metadata were had for that; `form` says from what.
+    Lazy { layer: Digest, form: Form, fetched: u64 },
+    /// Bytes of a load order's runs that are ready, of all it has.
+    Prefetched { done: u64, total: u64 },
+    /// Bytes of file data converted or indexed.
+    Converting { done: u64, total: u64 },
+    /// Bytes of a blob sent to where it is pushed; all of them at once where it was there already.
+    Pushing { blob: Digest, sent: u64, total: u64 },
 }
 
 /// Receives events, from any thread, and must not block.

@@ -12,107 +12,113 @@ use crate::error::Error;
 use super::order::{LoadOrder, OrderedBlob, Run};
 
 /// Chunks of 128 KiB a recorder remembers: of 64 GiB of files, which bounds its memory.
-const MAX_CHUNKS: u64 = 1 << 19;
+const MAX_CHUNKS: usize = 1 << 19;
 
-/// Accesses so far.
-#[derive(Debug)]
+/// Blobs a recorder remembers, which bounds what a lying guest's VMM makes it hold.
+const MAX_BLOBS: usize = 1024;
+
+/// Accesses so far, of an image that need not be known yet.
+#[derive(Debug, Default)]
 pub struct Recorder {
-    image: Digest,
     blobs: Vec<Recorded>,
-    places: HashMap<Digest, u32>,
-    runs: Vec<Run>,
-    chunks: u64,
+    places: HashMap<Digest, usize>,
+    /// Place of the blob, and chunk.
+    chunks: Vec<(usize, u64)>,
     dropped: u64,
 }
 
+/// The chunks seen of one blob, one bit each.
 #[derive(Debug)]
 struct Recorded {
-    blob: OrderedBlob,
-    /// One bit a chunk.
-    seen: Vec<u64>,
+    digest: Digest,
+    seen: HashMap<u64, u64>,
 }
 
 impl Recorder {
-    /// Of an image that has these blobs, none of which has been read.
-    pub fn new(image: Digest, blobs: Vec<OrderedBlob>) -> Self {
-        let places = (0u32..).zip(&blobs).map(|(place, blob)| (blob.digest, place));
-        let places = places.collect();
-        let blobs = blobs.into_iter().map(|blob| Recorded { blob, seen: Vec::new() });
-        Self {
-            image,
-            blobs: blobs.collect(),
-            places,
-            runs: Vec::new(),
-            chunks: 0,
-            dropped: 0,
-        }
-    }
-
-    /// The guest read bytes of a blob. What is not of this image, or not in the blob, is left out.
+    /// The guest read bytes of a blob.
     pub fn access(&mut self, blob: &Digest, offset: u64, length: u64) {
-        let Some(&place) = self.places.get(blob) else {
+        let Some(place) = self.place(blob) else {
+            self.dropped += 1;
             return;
         };
-        let Some(recorded) = self.blobs.get_mut(place as usize) else {
-            return;
-        };
-        let end = offset.saturating_add(length).min(recorded.blob.length);
-        if offset >= end {
+        if length == 0 {
             return;
         }
+        let end = offset.saturating_add(length);
         for chunk in offset / CHUNK_SIZE..end.div_ceil(CHUNK_SIZE) {
-            if self.chunks == MAX_CHUNKS {
+            if self.chunks.len() == MAX_CHUNKS {
                 self.dropped += 1;
                 return;
             }
-            if !recorded.first_read(chunk) {
-                continue;
-            }
-            self.chunks += 1;
-            let start = chunk * CHUNK_SIZE;
-            let length = CHUNK_SIZE.min(recorded.blob.length - start);
-            match self.runs.last_mut() {
-                Some(last) if last.blob == place && last.offset + last.length == start => {
-                    last.length += length;
-                }
-                _ => self.runs.push(Run {
-                    blob: place,
-                    offset: start,
-                    length,
-                }),
+            if self.blobs[place].first_read(chunk) {
+                self.chunks.push((place, chunk));
             }
         }
     }
 
     /// Accesses were lost.
     pub fn lost(&mut self, accesses: u64) {
-        self.dropped += accesses;
+        self.dropped = self.dropped.saturating_add(accesses);
     }
 
     /// Whether nothing has been read.
     pub fn is_empty(&self) -> bool {
-        self.runs.is_empty()
+        self.chunks.is_empty()
     }
 
-    /// The order so far.
+    /// The order of the reads of `image`, which has these blobs. What is of no blob of it, or beyond its end, is left out.
     ///
     /// # Errors
     /// `Malformed` for an image of more blobs than a load order holds.
-    pub fn order(&self) -> Result<LoadOrder, Error> {
-        let blobs = self.blobs.iter().map(|it| it.blob.clone()).collect();
-        LoadOrder::new(self.image, blobs, self.runs.clone(), self.dropped)
+    pub fn order(&self, image: Digest, blobs: Vec<OrderedBlob>) -> Result<LoadOrder, Error> {
+        let place = |digest: &Digest| (0u32..).zip(&blobs).find(|(_, blob)| blob.digest == *digest);
+        let places: Vec<_> = self.blobs.iter().map(|it| place(&it.digest)).collect();
+        let mut runs: Vec<Run> = Vec::new();
+        for (recorded, chunk) in &self.chunks {
+            let Some((blob, known)) = places[*recorded] else {
+                continue;
+            };
+            let start = chunk * CHUNK_SIZE;
+            if start >= known.length {
+                continue;
+            }
+            let length = CHUNK_SIZE.min(known.length - start);
+            match runs.last_mut() {
+                Some(last) if last.blob == blob && last.offset + last.length == start => {
+                    last.length += length;
+                }
+                _ => runs.push(Run {
+                    blob,
+                    offset: start,
+                    length,
+                }),
+            }
+        }
+        LoadOrder::new(image, blobs, runs, self.dropped)
+    }
+
+    fn place(&mut self, blob: &Digest) -> Option<usize> {
+        if let Some(place) = self.places.get(blob) {
+            return Some(*place);
+        }
+        let place = self.blobs.len();
+        (place < MAX_BLOBS).then(|| {
+            self.places.insert(*blob, place);
+            self.blobs.push(Recorded {
+                digest: *blob,
+                seen: HashMap::new(),
+            });
+            place
+        })
     }
 }
 
 impl Recorded {
     /// Marks a chunk. Returns whether it was not marked.
     fn first_read(&mut self, chunk: u64) -> bool {
-        let (word, bit) = ((chunk / 64) as usize, 1 << (chunk % 64));
-        if self.seen.len() <= word {
-            self.seen.resize(word + 1, 0);
-        }
-        let first = self.seen[word] & bit == 0;
-        self.seen[word] |= bit;
+        let (word, bit) = (self.seen.entry(chunk / 64).or_default(), 1 << (chunk % 64));
+        let first = *word & bit == 0;
+        *word |= bit;
         first
     }
 }
@@ -122,27 +128,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn recorder(lengths: &[u64]) -> (Recorder, Vec<Digest>) {
+    fn blobs(lengths: &[u64]) -> (Vec<OrderedBlob>, Vec<Digest>) {
         let digests: Vec<_> = (0..lengths.len()).map(|it| Digest::of(&[it as u8])).collect();
         let blobs = digests.iter().zip(lengths).map(|(digest, length)| OrderedBlob {
             digest: *digest,
             layer: Some(*digest),
             length: *length,
         });
-        (Recorder::new(Digest::of(b"image"), blobs.collect()), digests)
+        (blobs.collect(), digests)
     }
 
     #[test]
     fn first_reads_in_order_whole_chunks_neighbours_joined() {
-        let (mut recorder, blobs) = recorder(&[CHUNK_SIZE * 3 + 4096, 4096]);
+        let (known, blobs) = blobs(&[CHUNK_SIZE * 3 + 4096, 4096]);
+        let mut recorder = Recorder::default();
         recorder.access(&blobs[0], CHUNK_SIZE * 3, 10);
         recorder.access(&blobs[1], 5, 1);
         recorder.access(&blobs[0], 0, 1);
         recorder.access(&blobs[0], 0, CHUNK_SIZE + 1);
         recorder.access(&Digest::of(b"another"), 0, 1);
-        recorder.access(&blobs[1], 4096, 1);
+        recorder.access(&blobs[1], CHUNK_SIZE, u64::from(u32::MAX));
         recorder.lost(2);
-        let order = recorder.order().unwrap();
+        let order = recorder.order(Digest::of(b"image"), known).unwrap();
         let runs: Vec<_> = order.runs.iter().map(|run| (run.blob, run.offset, run.length)).collect();
         assert_eq!(
             runs,
@@ -157,16 +164,18 @@ mod tests {
             reads in proptest::collection::vec((0usize..2, 0u64..2_000_000, 0u64..400_000), 0..100)
         ) {
             let lengths = [1_048_576u64, 1_318_912];
-            let (mut recorder, blobs) = recorder(&lengths);
+            let (known, blobs) = blobs(&lengths);
+            let mut recorder = Recorder::default();
             let mut wanted = std::collections::BTreeSet::new();
             for (blob, offset, length) in reads {
                 recorder.access(&blobs[blob], offset, length);
-                let end = (offset + length).min(lengths[blob]);
-                if offset < end {
-                    wanted.extend((offset / CHUNK_SIZE..end.div_ceil(CHUNK_SIZE)).map(|it| (blob as u32, it)));
+                if length > 0 {
+                    let chunks = offset / CHUNK_SIZE..(offset + length).div_ceil(CHUNK_SIZE);
+                    let there = chunks.filter(|chunk| chunk * CHUNK_SIZE < lengths[blob]);
+                    wanted.extend(there.map(|it| (blob as u32, it)));
                 }
             }
-            let order = recorder.order().unwrap();
+            let order = recorder.order(Digest::of(b"image"), known).unwrap();
             let mut got = Vec::new();
             for run in &order.runs {
                 got.extend((run.offset / CHUNK_SIZE..(run.offset + run.length).div_ceil(CHUNK_SIZE)).map(|it| (run.blob, it)));

@@ -233,7 +233,11 @@ pub fn size(image: &Image) -> u64 {
 /// The store's errors say what to do themselves.
 pub fn failure(error: thaw_rootfs::Error) -> Failure {
     use thaw_rootfs::Error as E;
-    let code = match &error {
+    let cause = match &error {
+        E::Unreadable { source, .. } => source,
+        error => error,
+    };
+    let code = match cause {
         E::BadReference { .. } => ExitCode::BadReference,
         E::NotFound { .. } | E::RegistryNotFound { .. } => ExitCode::ImageNotFound,
         E::DigestMismatch { .. } => ExitCode::DigestMismatch,
@@ -244,7 +248,7 @@ pub fn failure(error: thaw_rootfs::Error) -> Failure {
         E::RegistryUnreachable { .. } => ExitCode::RegistryUnreachable,
         E::RegistryDenied { .. } | E::Credentials { .. } => ExitCode::RegistryDenied,
         E::RegistryRateLimited { .. } => ExitCode::RegistryRateLimited,
-        E::RegistryFailed { .. } => ExitCode::RegistryFailed,
+        E::RegistryFailed { .. } | E::Unreadable { .. } => ExitCode::RegistryFailed,
         E::DiskFull { .. } => ExitCode::DiskFull,
         E::Malformed { .. } | E::Merge(_) | E::Layer { .. } => ExitCode::ImageMalformed,
         other if is_full_somewhere(other) => ExitCode::DiskFull,

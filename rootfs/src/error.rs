@@ -94,6 +94,15 @@ pub enum Error {
         attempts: u32,
     },
 
+    #[error("bytes {start} to {end} of blob {blob} cannot be read: {source}")]
+    Unreadable {
+        blob: Digest,
+        start: u64,
+        /// Not included.
+        end: u64,
+        source: Box<Error>,
+    },
+
     #[error(
         "cannot get credentials for {registry}: {reason}; fix it or remove the entry from the Docker configuration"
     )]
@@ -157,6 +166,7 @@ impl Error {
             Self::RegistryNotFound { .. } => "registry_not_found",
             Self::RegistryRateLimited { .. } => "registry_rate_limited",
             Self::RegistryFailed { .. } => "registry_failed",
+            Self::Unreadable { source, .. } => source.code(),
             Self::Credentials { .. } => "credentials",
             Self::DiskFull { .. } => "disk_full",
             Self::Layer {

@@ -4,15 +4,17 @@
 //! image and verifies every document on the way. Layers are verified by whoever reads them: their stored form against
 //! the descriptor's digest, their tar against the DiffID.
 
-mod archive;
+pub(crate) mod archive;
 mod auth;
-mod http;
-mod layout;
+pub(crate) mod http;
+pub(crate) mod layout;
 pub mod manifest;
 pub mod push;
 mod referrers;
-mod registry;
+pub(crate) mod registry;
 mod resolve;
+pub(crate) mod token;
+pub(crate) mod wire;
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -29,6 +31,7 @@ use crate::progress::Progress;
 use crate::reference::ImageRef;
 
 pub use auth::Credentials;
+pub(crate) use auth::Login;
 pub use http::Retry;
 pub use manifest::{Descriptor, Document, OCI_CONFIG, OCI_MANIFEST, Platform};
 pub use push::{Push, Upload};

@@ -1,7 +1,6 @@
 //! How registries are read: mirrors, budgets and limits, as the configuration file has them.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -100,9 +99,5 @@ impl Config {
             .get(registry)
             .or_else(|| self.mirrors.get("*"))
             .map_or(&[], Vec::as_slice)
-    }
-
-    pub(crate) fn budget(&self) -> Duration {
-        Duration::from_millis(self.budget_ms)
     }
 }

@@ -4,8 +4,21 @@
 //! asked; a read ends within the retry budget, with bytes or with an error that names the blob, the range and the cause;
 //! a prefetch never delays a read on demand.
 
+mod answer;
+mod backoff;
+mod breaker;
+mod bucket;
+mod budget;
 mod config;
+mod endpoint;
+mod gate;
+mod local;
+mod redirect;
+mod remote;
+mod setup;
 mod stats;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,10 +31,18 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::reference::ImageRef;
+use crate::source::archive::Archive;
+use crate::source::layout::Layout;
 use crate::source::SourceOptions;
 
 pub use config::{Config, Mirror, MirrorKind};
+pub use setup::Fetcher;
 pub use stats::{EndpointCounts, Stats};
+
+/// Most bytes one read may want: bounds the memory it costs.
+pub const MAX_READ: u64 = 256 << 20;
+/// As the counters name files of this host.
+const LOCAL: &str = "local";
 
 /// A blob as its source stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -63,33 +84,6 @@ pub trait Ranges: Send + Sync {
     ) -> Result<Bytes, Error>;
 }
 
-/// What the readers of one process share: configuration, breakers, the prefetches' bandwidth, connections and counters.
-/// One per process: limits hold among those that share it.
-pub struct Fetcher {
-    config: Config,
-    stats: Arc<Stats>,
-}
-
-impl Fetcher {
-    /// # Errors
-    /// `Malformed` for a mirror whose address or headers cannot be, or a limit of zero.
-    pub fn new(config: Config) -> Result<Arc<Self>, Error> {
-        Ok(Arc::new(Self {
-            config,
-            stats: Arc::default(),
-        }))
-    }
-
-    /// The counters, for metrics.
-    pub fn stats(&self) -> &Arc<Stats> {
-        &self.stats
-    }
-
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-}
-
 /// How to read one image's blobs.
 #[derive(Clone)]
 pub struct FetchOptions {
@@ -111,9 +105,43 @@ pub async fn open(
     options: &FetchOptions,
     progress: Arc<dyn Progress>,
 ) -> Result<Arc<dyn Ranges>, Error> {
-    let _ = (options.fetcher.config().budget(), progress);
-    Err(Error::malformed(
-        reference.to_string(),
-        "reading it in ranges is not possible in this build",
-    ))
+    let fetcher = &options.fetcher;
+    match reference {
+        ImageRef::Registry(reference) => {
+            Ok(Arc::new(fetcher.remote(reference, &options.source, progress).await?))
+        }
+        ImageRef::Layout { directory, tag } => {
+            let layout = Layout::open(directory.clone(), tag.clone())?;
+            let stats = fetcher.stats.endpoint(LOCAL);
+            Ok(Arc::new(local::LocalRanges::layout(layout, stats)))
+        }
+        ImageRef::Archive { file, tag } => {
+            let (file, tag, scratch) = (file.clone(), tag.clone(), options.source.scratch.clone());
+            let stats = fetcher.stats.endpoint(LOCAL);
+            let open =
+                move || local::LocalRanges::archive(&Archive::open(file, tag, &scratch)?, stats);
+            let opened = tokio::task::spawn_blocking(open).await;
+            Ok(Arc::new(opened.map_err(|_| Error::Cancelled)??))
+        }
+    }
+}
+
+/// A range that can be read, and its length.
+fn checked_range(blob: &StoredBlob, range: &Range<u64>) -> Result<u64, Error> {
+    let length = range.end.checked_sub(range.start).unwrap_or_default();
+    if length == 0 || length > MAX_READ || range.end > blob.size {
+        let problem = format!(
+            "bytes {} to {} of {} cannot be read: it has to be some, at most {MAX_READ}, and in the blob",
+            range.start, range.end, blob.size
+        );
+        return Err(Error::malformed(format!("blob {}", blob.digest), problem));
+    }
+    Ok(length)
+}
+
+/// Has the bytes checked by a thread that may take its time. They come back, or what is wrong with them.
+async fn run_check(check: &Check, bytes: Bytes) -> Result<Result<Bytes, String>, Error> {
+    let check = check.clone();
+    let run = move || check(&bytes).map(|()| bytes);
+    tokio::task::spawn_blocking(run).await.map_err(|_| Error::Cancelled)
 }

@@ -78,6 +78,25 @@ impl Archive {
         })
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The image's layers as they are stored, by DiffID and, where it is known, digest.
+    pub(crate) fn sections(&self) -> Result<HashMap<Digest, Section>, Error> {
+        let Root::Parts { layers, .. } = Self::root(self)? else {
+            return Ok(HashMap::new());
+        };
+        let mut sections = HashMap::new();
+        for layer in layers {
+            let section = self.find(layer.member.as_deref().unwrap_or_default())?;
+            for name in std::iter::once(layer.diff_id).chain(layer.digest) {
+                sections.insert(name, section.clone());
+            }
+        }
+        Ok(sections)
+    }
+
     fn what(&self) -> String {
         self.path.display().to_string()
     }
@@ -324,10 +343,13 @@ fn members(path: &Path, file: &File) -> Result<HashMap<String, Member>, Error> {
 }
 
 /// A member, read in place.
-struct Section {
-    file: Arc<File>,
-    at: u64,
-    end: u64,
+#[derive(Clone)]
+pub struct Section {
+    pub file: Arc<File>,
+    /// Where it begins, or what is next.
+    pub at: u64,
+    /// Where it is over.
+    pub end: u64,
 }
 
 impl Read for Section {

@@ -3,24 +3,25 @@
 //! oci-client would do the requests but drops a response's headers when it fails, so it cannot honour `Retry-After`,
 //! and it cannot resume a body; hence reqwest directly.
 
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
-use reqwest::{Client, Response, StatusCode, Url};
+use bytes::Bytes;
+use reqwest::header::{
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, RANGE,
+    RETRY_AFTER, WWW_AUTHENTICATE,
+};
+use reqwest::{Body, Method, Response, StatusCode, Url};
 use serde::Deserialize;
 
 use crate::error::Error;
 use crate::progress::{Event, Progress};
 
-use super::auth::{Challenge, Login, basic};
+use super::auth::{Challenge, Credentials, Login};
+use super::token::Access;
+use super::wire::{Failure, Sent, Wire, drain, follow, same_origin};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest silence within a body.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
-const MAX_REDIRECTS: usize = 10;
 const MAX_ERROR_BODY: usize = 8 << 10;
-const MAX_TOKEN_BODY: usize = 1 << 20;
 
 /// How patiently a registry is asked.
 #[derive(Clone, Copy, Debug)]
@@ -57,257 +58,267 @@ impl Retry {
     }
 }
 
+/// Told what a connection does beside its requests.
+pub trait Observer: Send + Sync {
+    /// A token was asked for, or a password read again.
+    fn login(&self) {}
+}
+
+/// Nobody is told.
+pub struct Unobserved;
+
+impl Observer for Unobserved {}
+
+/// Where a registry is and who asks it.
+pub struct Party {
+    /// As messages name it.
+    pub name: String,
+    /// As its credentials are filed: `docker.io`, `host:port`.
+    pub registry: String,
+    /// Where credentials go: `https://host[:port]/…`.
+    pub base: String,
+    /// Tokens may be asked for over plain HTTP.
+    pub plain: bool,
+    pub credentials: Credentials,
+    /// What they are now.
+    pub login: Login,
+    /// `repository:NAME:ACTIONS`.
+    pub scope: String,
+}
+
 /// One registry and what it wants to see.
 pub struct Connection {
-    client: Client,
+    wire: Arc<dyn Wire>,
     /// As messages name it.
     pub registry: String,
-    plain: bool,
-    login: Login,
-    scope: String,
-    /// The `Authorization` header that worked last.
-    authorization: Mutex<Option<String>>,
+    origin: Url,
+    access: Access,
     retry: Retry,
     progress: Arc<dyn Progress>,
 }
 
+/// What is sent with a request.
+pub enum Payload<'a> {
+    Nothing,
+    Bytes(Bytes),
+    /// So many bytes, made anew whenever they are sent.
+    Stream(u64, &'a (dyn Fn() -> Body + Send + Sync)),
+}
+
 /// What to ask for.
 pub struct Request<'a> {
+    pub method: Method,
     pub url: &'a str,
     pub accept: Option<&'a str>,
-    /// First byte wanted, when resuming.
-    pub from: u64,
+    /// Bytes wanted: from the first to before the second, or to the end.
+    pub range: Option<(u64, Option<u64>)>,
+    pub headers: &'a [(HeaderName, HeaderValue)],
+    pub payload: Payload<'a>,
     /// As messages name it.
     pub what: &'a str,
     /// Foreign URLs get no credentials (CVE-2020-15157).
     pub foreign: bool,
 }
 
+impl<'a> Request<'a> {
+    pub fn get(url: &'a str, what: &'a str) -> Self {
+        Self {
+            method: Method::GET,
+            url,
+            accept: None,
+            range: None,
+            headers: &[],
+            payload: Payload::Nothing,
+            what,
+            foreign: false,
+        }
+    }
+
+    fn build(&self) -> Result<reqwest::Request, Failure> {
+        let lasting = |problem: &dyn std::fmt::Display| Failure::lasting(format!("{:?}: {problem}", self.url));
+        let url = Url::parse(self.url).map_err(|error| lasting(&error))?;
+        let mut request = reqwest::Request::new(self.method.clone(), url);
+        let headers = request.headers_mut();
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if let Some(accept) = self.accept {
+            headers.insert(ACCEPT, HeaderValue::from_str(accept).map_err(|error| lasting(&error))?);
+        }
+        let range = self.range.map(|(from, until)| match until {
+            Some(until) => format!("bytes={from}-{}", until.saturating_sub(1)),
+            None => format!("bytes={from}-"),
+        });
+        if let Some(range) = range {
+            headers.insert(RANGE, HeaderValue::try_from(range).map_err(|error| lasting(&error))?);
+        }
+        for (name, value) in self.headers {
+            headers.insert(name, value.clone());
+        }
+        match &self.payload {
+            Payload::Nothing if matches!(self.method, Method::GET | Method::HEAD) => {}
+            Payload::Nothing => drop(headers.insert(CONTENT_LENGTH, HeaderValue::from(0))),
+            Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.clone().into()),
+            Payload::Stream(size, body) => {
+                headers.insert(CONTENT_LENGTH, HeaderValue::from(*size));
+                *request.body_mut() = Some(body());
+            }
+        }
+        Ok(request)
+    }
+}
+
+/// Why an exchange did not come to an answer.
+pub enum Unanswered {
+    /// The request was not answered.
+    Failure(Failure),
+    /// It was not sent: there was nothing to show that the registry would take.
+    Access(Error),
+}
+
+impl From<Failure> for Unanswered {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
 impl Connection {
     pub fn new(
-        registry: String,
-        plain: bool,
-        login: Login,
-        scope: String,
+        party: Party,
+        wire: Arc<dyn Wire>,
         retry: Retry,
         progress: Arc<dyn Progress>,
+        observer: Arc<dyn Observer>,
     ) -> Result<Self, Error> {
-        let client = client().map_err(|error| Error::RegistryUnreachable {
-            registry: registry.clone(),
-            reason: cause(&error),
-            advice: "check the certificates of this host (SSL_CERT_FILE)".into(),
+        let origin = Url::parse(&party.base).map_err(|error| Error::RegistryUnreachable {
+            registry: party.name.clone(),
+            reason: format!("{:?} is no address: {error}", party.base),
+            advice: "check its name".into(),
         })?;
-        let authorization = Mutex::new(None);
         Ok(Self {
-            client,
-            registry,
-            plain,
-            login,
-            scope,
-            authorization,
+            wire,
+            registry: party.name.clone(),
+            origin,
+            access: Access::new(party, observer),
             retry,
             progress,
         })
     }
 
-    /// Asks until there is an answer or no hope: 200 or 206 come back as they are.
-    pub async fn get(&self, request: &Request<'_>) -> Result<Response, Error> {
+    /// One request, authenticated if the registry wants that, and again if it no longer takes what it took before.
+    /// Any answer comes back, but for redirects, which are followed.
+    pub async fn exchange(&self, request: &Request<'_>) -> Result<Sent, Unanswered> {
+        let wire = &*self.wire;
+        let mut renewed = false;
+        loop {
+            let mut built = request.build()?;
+            if request.foreign || !same_origin(&self.origin, built.url()) {
+                return Ok(follow(wire, built).await?);
+            }
+            let shown = self.access.shown(wire, request.what).await.map_err(Unanswered::Access)?;
+            if let Some(header) = shown.header() {
+                built.headers_mut().insert(AUTHORIZATION, header.clone());
+            }
+            let sent = follow(wire, built).await?;
+            // What somebody else thinks of a request without credentials says nothing about them.
+            if !same_origin(&self.origin, &sent.url) {
+                return Ok(sent);
+            }
+            let challenge = match sent.response.status() {
+                StatusCode::UNAUTHORIZED if !renewed => {
+                    let headers = sent.response.headers().get_all(WWW_AUTHENTICATE).iter();
+                    Challenge::parse(headers.filter_map(|it| it.to_str().ok()))
+                }
+                // Some clouds' registries say so of a password that has expired.
+                StatusCode::FORBIDDEN if !renewed && shown.was_accepted() => None,
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(sent),
+                status => {
+                    if !status.is_server_error() {
+                        shown.accept();
+                    }
+                    return Ok(sent);
+                }
+            };
+            renewed = true;
+            let anew = self.access.refused(&shown, challenge, wire, request.what).await;
+            if !anew.map_err(Unanswered::Access)? {
+                return Ok(sent);
+            }
+            drain(sent.response).await;
+        }
+    }
+
+    /// Asks until there is an answer or no hope: what is a success comes back as it is.
+    pub async fn ask(&self, request: &Request<'_>) -> Result<Sent, Error> {
         let mut asked = 0;
-        let mut authenticated = false;
         loop {
             asked += 1;
-            let response = match self.send(request).await {
-                Ok(response) => response,
-                Err(error) if asked >= self.retry.attempts.min(3) || !may_pass(&error) => {
-                    return Err(self.unreachable(&error));
-                }
-                Err(error) => {
-                    self.pause(self.retry.pause(asked), cause(&error)).await;
+            let sent = match self.exchange(request).await {
+                Ok(sent) => sent,
+                Err(Unanswered::Access(error)) => return Err(error),
+                Err(Unanswered::Failure(failure)) => {
+                    if asked >= self.retry.attempts.min(3) || !failure.may_pass {
+                        return Err(self.unreachable(&failure));
+                    }
+                    self.pause(self.retry.pause(asked), failure.reason).await;
                     continue;
                 }
             };
-            let status = response.status();
-            match status {
-                StatusCode::OK | StatusCode::PARTIAL_CONTENT => return Ok(response),
-                StatusCode::UNAUTHORIZED if !authenticated && !request.foreign => {
-                    authenticated = true;
-                    asked -= 1;
-                    if self.authenticate(&response, request.what).await? {
-                        continue;
-                    }
-                    return Err(self.denied(request.what, response).await);
-                }
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                    return Err(self.denied(request.what, response).await);
-                }
-                StatusCode::NOT_FOUND | StatusCode::GONE => {
-                    return Err(Error::RegistryNotFound {
-                        registry: self.registry.clone(),
-                        what: request.what.into(),
-                    });
-                }
-                StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {}
-                _ if status.is_server_error() => {}
-                _ => return Err(self.failed(request.what, response, asked).await),
+            let status = sent.response.status();
+            if status.is_success() {
+                return Ok(sent);
             }
-            let wanted = retry_after(response.headers());
+            let passing = passing(status);
+            let wanted = retry_after(sent.response.headers());
             let pause = wanted.unwrap_or_else(|| self.retry.pause(asked));
-            if asked >= self.retry.attempts || pause > self.retry.longest.mul_f64(1.25) {
-                if status == StatusCode::TOO_MANY_REQUESTS {
-                    return Err(Error::RegistryRateLimited {
-                        registry: self.registry.clone(),
-                        what: request.what.into(),
-                        retry_after: wanted.map(|wanted| wanted.as_secs()),
-                    });
-                }
-                return Err(self.failed(request.what, response, asked).await);
+            if !passing || asked >= self.retry.attempts || pause > self.retry.longest.mul_f64(1.25) {
+                return Err(self.refusal(request.what, sent.response, asked).await);
             }
+            drain(sent.response).await;
             self.pause(pause, format!("it answered {status}")).await;
         }
     }
 
-    async fn send(&self, request: &Request<'_>) -> reqwest::Result<Response> {
-        let mut builder = self.client.get(request.url);
-        if let Some(accept) = request.accept {
-            builder = builder.header(ACCEPT, accept);
+    /// [`Self::ask`], for what only has a body if it is 200 or 206.
+    pub async fn get(&self, request: &Request<'_>) -> Result<Response, Error> {
+        let response = self.ask(request).await?.response;
+        match response.status() {
+            StatusCode::OK | StatusCode::PARTIAL_CONTENT => Ok(response),
+            _ => Err(self.failed(request.what, response, 1).await),
         }
-        if request.from > 0 {
-            builder = builder.header(RANGE, format!("bytes={}-", request.from));
-        }
-        let authorization = self
-            .authorization
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        if let Some(authorization) = authorization.filter(|_| !request.foreign) {
-            builder = builder.header(AUTHORIZATION, authorization);
-        }
-        builder.send().await
     }
 
     async fn pause(&self, wait: Duration, reason: String) {
+        self.retrying(wait, reason);
+        tokio::time::sleep(wait).await;
+    }
+
+    /// Says that a pause is made.
+    pub fn retrying(&self, wait: Duration, reason: String) {
         self.progress.event(Event::Retrying {
             registry: self.registry.clone(),
             wait,
             reason,
         });
-        tokio::time::sleep(wait).await;
     }
 
-    /// Answers a 401. Returns whether asking again makes sense.
-    async fn authenticate(&self, response: &Response, what: &str) -> Result<bool, Error> {
-        let headers = response.headers().get_all(WWW_AUTHENTICATE).iter();
-        let authorization = match (
-            Challenge::parse(headers.filter_map(|it| it.to_str().ok())),
-            &self.login,
-        ) {
-            (Some(Challenge::Basic), Login::Basic { user, password }) => basic(user, password),
-            (
-                Some(Challenge::Bearer {
-                    realm,
-                    service,
-                    scope,
-                }),
-                _,
-            ) => {
-                let scope = scope.unwrap_or_else(|| self.scope.clone());
-                format!(
-                    "Bearer {}",
-                    self.token(&realm, service.as_deref(), &scope, what).await?
-                )
-            }
-            _ => return Ok(false),
-        };
-        *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(authorization);
-        Ok(true)
-    }
-
-    /// A token from the realm the registry names.
-    async fn token(
-        &self,
-        realm: &str,
-        service: Option<&str>,
-        scope: &str,
-        what: &str,
-    ) -> Result<String, Error> {
-        #[derive(Deserialize)]
-        struct Answer {
-            token: Option<String>,
-            access_token: Option<String>,
-        }
-        let denied = |status: StatusCode, reason: String| Error::RegistryDenied {
-            registry: self.registry.clone(),
-            status: status.as_u16(),
-            what: what.into(),
-            reason,
-        };
-        let mut url = Url::parse(realm).map_err(|error| {
-            denied(
-                StatusCode::UNAUTHORIZED,
-                format!("its token service {realm:?} is no address: {error}"),
-            )
-        })?;
-        let safe = url.scheme() == "https" || (self.plain && url.scheme() == "http");
-        if !safe {
-            let reason = format!("its token service {realm:?} would see the password in the clear");
-            return Err(denied(StatusCode::UNAUTHORIZED, reason));
-        }
-        let builder = match &self.login {
-            Login::Identity(token) => {
-                let form = [
-                    ("grant_type", "refresh_token"),
-                    ("refresh_token", token.as_str()),
-                    ("client_id", "thaw"),
-                    ("service", service.unwrap_or_default()),
-                    ("scope", scope),
-                ];
-                self.client.post(url).form(&form)
-            }
-            login => {
-                let service = service.map(|service| ("service", service));
-                url.query_pairs_mut()
-                    .extend_pairs(service.into_iter().chain([("scope", scope)]));
-                match login {
-                    Login::Basic { user, password } => {
-                        self.client.get(url).header(AUTHORIZATION, basic(user, password))
-                    }
-                    _ => self.client.get(url),
-                }
-            }
-        };
-        let response = builder.send().await.map_err(|error| self.unreachable(&error))?;
-        let status = response.status();
-        if status == StatusCode::TOO_MANY_REQUESTS {
-            let retry_after = retry_after(response.headers()).map(|wait| wait.as_secs());
-            let what = format!("a token for {what}");
-            return Err(Error::RegistryRateLimited {
+    /// What an answer that is no success means.
+    pub async fn refusal(&self, what: &str, response: Response, attempts: u32) -> Error {
+        match response.status() {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Error::RegistryDenied {
                 registry: self.registry.clone(),
-                what,
-                retry_after,
-            });
-        }
-        if status.is_server_error() {
-            return Err(self.failed(&format!("a token for {what}"), response, 1).await);
-        }
-        if !status.is_success() {
-            let reason = format!("its token service says: {}", said(response).await);
-            return Err(denied(status, reason));
-        }
-        let body = limited(response, MAX_TOKEN_BODY).await;
-        let answer: Option<Answer> = serde_json::from_slice(&body).ok();
-        let token = answer.and_then(|answer| answer.token.or(answer.access_token));
-        token
-            .filter(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()))
-            .ok_or_else(|| denied(StatusCode::UNAUTHORIZED, "its token service gave no token".into()))
-    }
-
-    async fn denied(&self, what: &str, response: Response) -> Error {
-        let status = response.status().as_u16();
-        Error::RegistryDenied {
-            registry: self.registry.clone(),
-            status,
-            what: what.into(),
-            reason: said(response).await,
+                status: response.status().as_u16(),
+                what: what.into(),
+                reason: said(response).await,
+            },
+            StatusCode::NOT_FOUND | StatusCode::GONE => Error::RegistryNotFound {
+                registry: self.registry.clone(),
+                what: what.into(),
+            },
+            StatusCode::TOO_MANY_REQUESTS => Error::RegistryRateLimited {
+                registry: self.registry.clone(),
+                what: what.into(),
+                retry_after: retry_after(response.headers()).map(|wanted| wanted.as_secs()),
+            },
+            _ => self.failed(what, response, attempts).await,
         }
     }
 
@@ -323,76 +334,18 @@ impl Connection {
     }
 
     /// No answer at all: no name, no route, no TLS, silence.
-    pub fn unreachable(&self, error: &reqwest::Error) -> Error {
-        let reason = cause(error);
-        let advice = if reason.contains("certificate") {
-            "if its certificate is your own, name its authority in SSL_CERT_FILE"
-        } else if reason.contains("corrupt message") || reason.contains("InvalidContentType") {
-            "if it speaks plain HTTP, say --plain-http"
-        } else {
-            "check its name, the network, and whether it runs"
-        };
-        Error::RegistryUnreachable {
-            registry: self.registry.clone(),
-            reason,
-            advice: advice.into(),
-        }
+    pub fn unreachable(&self, failure: &Failure) -> Error {
+        self.access.unreachable(failure)
     }
 }
 
-/// An HTTP client that verifies TLS with the host's certificates (or `SSL_CERT_FILE`), resolves names without glibc's
-/// loadable modules (a static binary has none), and follows no redirect from HTTPS to plain HTTP.
-fn client() -> reqwest::Result<Client> {
-    static PROVIDER: Once = Once::new();
-    PROVIDER.call_once(|| {
-        // Only the first provider of a process counts; whichever it is, it does.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-    });
-    let redirect = reqwest::redirect::Policy::custom(|attempt| {
-        if attempt.previous().len() > MAX_REDIRECTS {
-            return attempt.error("too many redirects");
-        }
-        let downgrade =
-            attempt.url().scheme() == "http" && attempt.previous().iter().any(|it| it.scheme() == "https");
-        if downgrade {
-            attempt.error("redirected from HTTPS to plain HTTP")
-        } else {
-            attempt.follow()
-        }
-    });
-    let builder = || {
-        Client::builder()
-            .user_agent(concat!("thaw/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
-            .hickory_dns(true)
-    };
-    // A host without any certificates can still use registries on plain HTTP.
-    let client = builder().redirect(redirect).build();
-    client.or_else(|_| builder().tls_certs_only([]).build())
-}
-
-/// Whether trying again may help.
-fn may_pass(error: &reqwest::Error) -> bool {
-    !(error.is_builder() || error.is_redirect())
-}
-
-/// The innermost cause, which is the one that tells.
-pub fn cause(error: &reqwest::Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let text = innermost.to_string();
-    if error.is_timeout() && !text.contains("time") {
-        format!("{text} (no answer in time)")
-    } else {
-        text
-    }
+/// Whether a status may be another one soon.
+pub fn passing(status: StatusCode) -> bool {
+    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT) || status.is_server_error()
 }
 
 /// `Retry-After`: seconds or a date.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse() {
         return Some(Duration::from_secs(seconds));
@@ -402,7 +355,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// The first bytes of a body; an error ends it.
-async fn limited(mut response: Response, limit: usize) -> Vec<u8> {
+pub async fn limited(mut response: Response, limit: usize) -> Vec<u8> {
     let mut body = Vec::new();
     while let Ok(Some(bytes)) = response.chunk().await {
         body.extend_from_slice(&bytes[..bytes.len().min(limit - body.len())]);
@@ -414,7 +367,7 @@ async fn limited(mut response: Response, limit: usize) -> Vec<u8> {
 }
 
 /// The registry's own words, on one line.
-async fn said(response: Response) -> String {
+pub async fn said(response: Response) -> String {
     #[derive(Deserialize)]
     struct Envelope {
         errors: Vec<One>,

@@ -3,12 +3,14 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use crate::digest::Digest;
 use crate::error::Error;
 
+use super::archive::Section;
 use super::manifest::{Document, MAX_CONFIG, MAX_MANIFEST};
 use super::{Descriptor, LayerBody, LayerSource, Root, Source, verify};
 
@@ -49,7 +51,18 @@ impl Layout {
         Ok(Self { directory, tag })
     }
 
-    fn blob(&self, digest: &Digest) -> PathBuf {
+    /// A blob's bytes in place.
+    pub(crate) fn section(&self, digest: &Digest) -> Result<Section, Error> {
+        let file = self.open_blob("blob", digest)?;
+        let metadata = file.metadata().map_err(|error| Error::io(&self.blob(digest), error))?;
+        Ok(Section {
+            at: 0,
+            end: metadata.len(),
+            file: Arc::new(file),
+        })
+    }
+
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
         self.directory.join("blobs/sha256").join(digest.hex())
     }
 

@@ -18,7 +18,8 @@ use crate::error::Error;
 use crate::progress::Progress;
 use crate::reference::{DEFAULT_REGISTRY, RegistryRef};
 
-use super::http::{Connection, Request, cause};
+use super::http::{Connection, Party, Request, Unobserved};
+use super::wire::{Failure, client};
 use super::manifest::{DOCKER_LIST, DOCKER_MANIFEST, MAX_CONFIG, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST};
 use super::{Descriptor, LayerBody, LayerSource, Root, Source, SourceOptions, verify};
 
@@ -42,27 +43,19 @@ impl Registry {
         options: &SourceOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<Self, Error> {
-        let host = if reference.registry == DEFAULT_REGISTRY {
-            HUB_HOST
-        } else {
-            &reference.registry
-        };
-        let plain = options.plain_http || is_loopback(host) || listed(host);
-        let login = options.credentials.login(&reference.registry).await?;
-        let scope = format!("repository:{}:pull", reference.repository);
-        let connection = Connection::new(
-            reference.registry.clone(),
+        let Address { plain, base } = Address::of(&reference.registry, options.plain_http);
+        let wire = client().map_err(|failure| no_client(&reference.registry, &failure))?;
+        let party = Party {
+            name: reference.registry.clone(),
+            registry: reference.registry.clone(),
+            base: base.clone(),
             plain,
-            login,
-            scope,
-            options.retry,
-            progress,
-        )?;
-        let base = format!(
-            "{}://{host}/v2/{}",
-            if plain { "http" } else { "https" },
-            reference.repository
-        );
+            credentials: options.credentials.clone(),
+            login: options.credentials.login(&reference.registry).await?,
+            scope: format!("repository:{}:pull", reference.repository),
+        };
+        let connection = Connection::new(party, Arc::new(wire), options.retry, progress, Arc::new(Unobserved))?;
+        let base = format!("{base}/v2/{}", reference.repository);
         Ok(Self {
             connection: Arc::new(connection),
             reference,
@@ -74,11 +67,8 @@ impl Registry {
         let url = format!("{}/manifests/{version}", self.base);
         let accept = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(", ");
         let request = Request {
-            url: &url,
             accept: Some(&accept),
-            from: 0,
-            what,
-            foreign: false,
+            ..Request::get(&url, what)
         };
         let response = self.connection.get(&request).await?;
         let media_type = response
@@ -106,7 +96,7 @@ impl Registry {
                             expected,
                             got: body.len() as u64,
                         },
-                        _ => self.connection.unreachable(&error),
+                        _ => self.connection.unreachable(&Failure::from(error)),
                     });
                 }
             }
@@ -117,8 +107,38 @@ impl Registry {
     }
 }
 
+/// Where a registry is.
+pub struct Address {
+    /// Without TLS.
+    pub plain: bool,
+    /// `https://host[:port]`.
+    pub base: String,
+}
+
+impl Address {
+    pub fn of(registry: &str, plain_http: bool) -> Self {
+        let host = if registry == DEFAULT_REGISTRY {
+            HUB_HOST
+        } else {
+            registry
+        };
+        let plain = plain_http || is_loopback(host) || listed(host);
+        let base = format!("{}://{host}", if plain { "http" } else { "https" });
+        Self { plain, base }
+    }
+}
+
+/// Without an HTTP client nothing can be asked.
+pub fn no_client(registry: &str, failure: &Failure) -> Error {
+    Error::RegistryUnreachable {
+        registry: registry.into(),
+        reason: failure.reason.clone(),
+        advice: "check the certificates of this host (SSL_CERT_FILE)".into(),
+    }
+}
+
 /// Loopback is the one place where plain HTTP is safe without asking.
-fn is_loopback(host: &str) -> bool {
+pub fn is_loopback(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or(rest),
         None => host.split(':').next().unwrap_or(host),
@@ -157,14 +177,7 @@ impl Source for Registry {
     async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
         let what = format!("config {}", descriptor.digest);
         let url = format!("{}/blobs/{}", self.base, descriptor.digest);
-        let request = Request {
-            url: &url,
-            accept: None,
-            from: 0,
-            what: &what,
-            foreign: false,
-        };
-        let response = self.connection.get(&request).await?;
+        let response = self.connection.get(&Request::get(&url, &what)).await?;
         verify(
             "config",
             self.body(response, &what, MAX_CONFIG).await?,
@@ -230,11 +243,9 @@ struct Download {
 impl Download {
     async fn request(&self) -> Result<Response, Error> {
         let request = Request {
-            url: &self.url,
-            accept: None,
-            from: self.received,
-            what: &self.what,
+            range: (self.received > 0).then_some((self.received, None)),
             foreign: self.foreign,
+            ..Request::get(&self.url, &self.what)
         };
         self.connection.get(&request).await
     }
@@ -269,11 +280,11 @@ impl Download {
             fruitless = if self.received > before { 0 } else { fruitless + 1 };
             // Resuming needs to know where the end is.
             let Some(expected) = self.size else {
-                return broken.map_or(Ok(()), |error| Err(self.connection.unreachable(&error)));
+                return broken.map_or(Ok(()), |failure| Err(self.connection.unreachable(&failure)));
             };
             if fruitless >= MAX_RESUMES {
                 return Err(match broken {
-                    Some(error) if error.is_timeout() => self.connection.unreachable(&error),
+                    Some(failure) if failure.timeout => self.connection.unreachable(&failure),
                     _ => Error::TruncatedLayer {
                         what: self.what.clone(),
                         expected,
@@ -283,7 +294,7 @@ impl Download {
             }
             let reason = broken
                 .as_ref()
-                .map_or_else(|| "the body ended early".into(), cause);
+                .map_or_else(|| "the body ended early".to_owned(), |it| it.reason.clone());
             tracing::debug!(what = self.what, self.received, expected, reason, "resuming");
             response = self.request().await?;
             skip = self.overlap(&response)?;
@@ -319,7 +330,7 @@ impl Download {
         mut response: Response,
         mut skip: u64,
         sender: &mpsc::Sender<Piece>,
-    ) -> Result<Option<reqwest::Error>, Error> {
+    ) -> Result<Option<Failure>, Error> {
         loop {
             match response.chunk().await {
                 Ok(Some(mut bytes)) => {
@@ -337,7 +348,7 @@ impl Download {
                     }
                 }
                 Ok(None) => return Ok(None),
-                Err(error) => return Ok(Some(error)),
+                Err(error) => return Ok(Some(error.into())),
             }
         }
     }

@@ -1,0 +1,198 @@
+//! What carries requests, and how redirects are followed.
+//!
+//! Invariants: a redirect to another origin sees no credentials and no header meant for the first; nothing is followed
+//! from HTTPS to plain HTTP, in a circle, or further than [`MAX_REDIRECTS`]; an answer's head is bounded.
+
+use std::sync::Once;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, LOCATION, RANGE};
+use reqwest::{Client, Method, Request, Response, StatusCode, Url};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest silence within a body.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Idle connections kept to one host.
+const IDLE_CONNECTIONS: usize = 32;
+const MAX_HEADERS: usize = 100;
+const MAX_REDIRECTS: usize = 10;
+/// A body up to this size is read to its end although nobody wants it, so that the connection can be used again.
+const MAX_DRAINED: u64 = 16 << 10;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// What another origin may see.
+const FOR_EVERYBODY: [HeaderName; 4] = [ACCEPT, ACCEPT_ENCODING, RANGE, CONTENT_LENGTH];
+
+/// Why there was no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub reason: String,
+    /// Trying again may help.
+    pub may_pass: bool,
+    pub timeout: bool,
+}
+
+impl Failure {
+    /// One that stays however often it is tried.
+    pub fn lasting(reason: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            may_pass: false,
+            timeout: false,
+        }
+    }
+
+    pub fn timeout(reason: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            may_pass: true,
+            timeout: true,
+        }
+    }
+}
+
+impl From<reqwest::Error> for Failure {
+    fn from(error: reqwest::Error) -> Self {
+        Self {
+            reason: cause(&error),
+            may_pass: !(error.is_builder() || error.is_redirect()),
+            timeout: error.is_timeout(),
+        }
+    }
+}
+
+/// The innermost cause, which is the one that tells.
+fn cause(error: &reqwest::Error) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let text = innermost.to_string();
+    if error.is_timeout() && !text.contains("time") {
+        format!("{text} (no answer in time)")
+    } else {
+        text
+    }
+}
+
+/// Sends one request and yields its answer, whatever its status; follows nothing.
+pub trait Wire: Send + Sync {
+    fn send(&self, request: Request) -> BoxFuture<'_, Result<Response, Failure>>;
+}
+
+impl Wire for Client {
+    fn send(&self, request: Request) -> BoxFuture<'_, Result<Response, Failure>> {
+        Box::pin(async move { Ok(self.execute(request).await?) })
+    }
+}
+
+/// An HTTP client that verifies TLS with the host's certificates (or `SSL_CERT_FILE`) and resolves names without glibc's
+/// loadable modules (a static binary has none).
+pub fn client() -> Result<Client, Failure> {
+    static PROVIDER: Once = Once::new();
+    PROVIDER.call_once(|| {
+        // Only the first provider of a process counts; whichever it is, it does.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+    let builder = || {
+        Client::builder()
+            .user_agent(concat!("thaw/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(READ_TIMEOUT)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS)
+            .http1_max_headers(MAX_HEADERS)
+            .redirect(reqwest::redirect::Policy::none())
+            .hickory_dns(true)
+    };
+    // A host without any certificates can still use registries on plain HTTP.
+    let client = builder().build();
+    Ok(client.or_else(|_| builder().tls_certs_only([]).build())?)
+}
+
+/// An answer that is no redirect.
+#[derive(Debug)]
+pub struct Sent {
+    pub response: Response,
+    /// Who gave it.
+    pub url: Url,
+    /// Redirects on the way.
+    pub redirects: usize,
+}
+
+/// Sends a request and follows where it is redirected.
+pub async fn follow(wire: &dyn Wire, mut request: Request) -> Result<Sent, Failure> {
+    let mut visited = vec![request.url().clone()];
+    loop {
+        let spare = request.try_clone();
+        let url = request.url().clone();
+        let response = wire.send(request).await?;
+        let location = match response.status() {
+            StatusCode::MOVED_PERMANENTLY
+            | StatusCode::FOUND
+            | StatusCode::SEE_OTHER
+            | StatusCode::TEMPORARY_REDIRECT
+            | StatusCode::PERMANENT_REDIRECT => response.headers().get(LOCATION),
+            _ => None,
+        };
+        let location = location.map(|it| it.to_str().map(str::to_owned));
+        let (Some(location), Some(mut next)) = (location, spare) else {
+            let redirects = visited.len() - 1;
+            return Ok(Sent {
+                response,
+                url,
+                redirects,
+            });
+        };
+        let keeps_method = matches!(
+            response.status(),
+            StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT
+        );
+        if !keeps_method && !matches!(*next.method(), Method::GET | Method::HEAD) {
+            let redirects = visited.len() - 1;
+            return Ok(Sent {
+                response,
+                url,
+                redirects,
+            });
+        }
+        let target = location
+            .ok()
+            .and_then(|location| url.join(&location).ok())
+            .filter(|target| matches!(target.scheme(), "http" | "https") && target.has_host())
+            .ok_or_else(|| Failure::lasting("redirected to what is no address of HTTP"))?;
+        drain(response).await;
+        if url.scheme() == "https" && target.scheme() == "http" {
+            return Err(Failure::lasting("redirected from HTTPS to plain HTTP"));
+        }
+        if visited.contains(&target) {
+            return Err(Failure::lasting("redirected in a circle"));
+        }
+        if visited.len() > MAX_REDIRECTS {
+            return Err(Failure::lasting("too many redirects"));
+        }
+        if !same_origin(&visited[0], &target) {
+            let meant: Vec<_> = next.headers().keys().cloned().collect();
+            for name in meant.iter().filter(|name| !FOR_EVERYBODY.contains(name)) {
+                next.headers_mut().remove(name);
+            }
+        }
+        *next.url_mut() = target.clone();
+        visited.push(target);
+        request = next;
+    }
+}
+
+/// Same scheme, host and port.
+pub fn same_origin(one: &Url, other: &Url) -> bool {
+    one.scheme() == other.scheme()
+        && one.host() == other.host()
+        && one.port_or_known_default() == other.port_or_known_default()
+}
+
+/// Ends a body nobody wants, if that is quick.
+pub async fn drain(mut response: Response) {
+    if response.content_length().is_some_and(|length| length <= MAX_DRAINED) {
+        let rest = async { while let Ok(Some(_)) = response.chunk().await {} };
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
+    }
+}

@@ -71,6 +71,11 @@ bench-thaw: ## claim to first guest byte beside the bare system calls and QEMU; 
 	@$(MAKE) kernel build
 	@tests/bench/run thaw
 
+bench-image: ## starts by an image's form, a guest's reads beside ext4, bytes saved; `make bench-image QUICK=1` is a first look
+	@./setup test
+	@$(MAKE) kernel build
+	@tests/bench/run image $(if $(QUICK),--quick)
+
 test-lab: ## the lab's and the test images' tests of themselves
 	@./setup test
 	@tests/lab/test
@@ -83,4 +88,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e soak test-lab lint deny build kernel bench-boot bench-thaw bench-report clean
+.PHONY: help demo test unit e2e soak test-lab lint deny build kernel bench-boot bench-thaw bench-image bench-report clean

@@ -9,8 +9,8 @@ use std::path::Path;
 use rustix::net::SocketType;
 use thaw_pools::vmm::{self, VmmProcess};
 use thaw_protocol::control::{
-    Backend, CONTROL_VERSION, Command, CpuBaseline, DeviceId, Event, FromVmm, MachineSpec, Request, Response,
-    StartTimes,
+    Backend, CONTROL_VERSION, Command, CpuBaseline, DeviceId, Event, ExitReason, FromVmm, MachineSpec,
+    Request, Response, StartTimes,
 };
 use thaw_protocol::packet::{Receiver, send};
 
@@ -125,6 +125,17 @@ impl Vmm {
                 FromVmm::Event(Event::Doorbell { at }) => return Ok(at),
                 FromVmm::Event(Event::Exited(reason)) => return Err(ended(reason)),
                 FromVmm::Reply { .. } => {}
+            }
+        }
+    }
+
+    /// Waits until its guest has powered off, or reset.
+    pub fn wait_for_end(&mut self) -> io::Result<()> {
+        loop {
+            match self.receive()? {
+                FromVmm::Event(Event::Exited(ExitReason::PowerOff | ExitReason::Reset)) => return Ok(()),
+                FromVmm::Event(Event::Exited(reason)) => return Err(ended(reason)),
+                FromVmm::Event(Event::Doorbell { .. }) | FromVmm::Reply { .. } => {}
             }
         }
     }

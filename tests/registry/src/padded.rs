@@ -1,10 +1,12 @@
 //! Makes an image large: layers of files as images of applications have them, half text that compresses to a quarter or
 //! so, half bytes that do not compress, of sizes from 4 KiB to 16 MiB. The same every time.
 
-use crate::image::{Image, Layout};
+use crate::image::{Image, Layer, Layout};
 
 /// Layers the padding is split into.
 const LAYERS: usize = 4;
+/// The file [`with_large_file`] adds.
+pub const LARGE: &str = "large";
 const SMALLEST: u64 = 4 << 10;
 /// Sizes are spread evenly over this many doublings.
 const DOUBLINGS: f64 = 12.0;
@@ -23,6 +25,49 @@ pub fn write(from: &Layout, tag: &str, to: &Layout, name: &str, bytes: u64) {
         layers.push(to.gzip_layer(&tar(number as u64, each)));
     }
     to.write(name, &image, &layers);
+}
+
+/// Writes `tag` of `from` into `to` with one large file on top, [`LARGE`], half of which compresses.
+pub fn with_large_file(from: &Layout, tag: &str, to: &Layout, name: &str, bytes: u64) {
+    let image = from.image(tag);
+    let mut layers: Vec<_> = image.layers.iter().map(|layer| to.take(from, layer)).collect();
+    let mut random = Random(0x1234_5678_9abc_def1);
+    let words = vocabulary(&mut random);
+    let mut content = prose(&mut random, &words, bytes as usize / 2);
+    content.extend(noise(&mut random, bytes as usize / 2));
+    let mut header = tar::Header::new_ustar();
+    header.set_mode(0o644);
+    header.set_mtime(1_700_000_000);
+    header.set_size(content.len() as u64);
+    let mut builder = tar::Builder::new(Vec::new());
+    builder.append_data(&mut header, LARGE, &content[..]).unwrap();
+    layers.push(to.gzip_layer(&builder.into_inner().unwrap()));
+    to.write(name, &image, &layers);
+}
+
+/// Writes `tag` of `from` into `to` with one byte of one file changed: the file in the middle of the largest layer.
+pub fn with_one_change(from: &Layout, tag: &str, to: &Layout, name: &str) {
+    let image = from.image(tag);
+    let size = |layer: &&Layer| layer.descriptor["size"].as_u64().unwrap();
+    let largest = image.layers.iter().max_by_key(size).unwrap();
+    let mut tar = from.tar(largest);
+    let middle = tar.len() as u64 / 2;
+    let mut archive = tar::Archive::new(&tar[..]);
+    let position = archive
+        .entries()
+        .unwrap()
+        .map(Result::unwrap)
+        .find(|entry| {
+            entry.raw_file_position() > middle && entry.header().entry_type().is_file() && entry.size() > 0
+        })
+        .map(|entry| entry.raw_file_position())
+        .unwrap();
+    tar[position as usize] ^= 1;
+    let layers = image.layers.iter().map(|layer| match layer == largest {
+        true => to.gzip_layer(&tar),
+        false => to.take(from, layer),
+    });
+    to.write(name, &image, &layers.collect::<Vec<_>>());
 }
 
 /// A tar of about `bytes`, and no more.

@@ -1,7 +1,7 @@
 //! `test-images FORM LAYOUT TAG TO-LAYOUT NAME`: writes an image in another form into an OCI layout.
 //!
 //! `padded`: with layers on top that make its tars 1 GiB in all. `estargz`: its layers as eStargz. `zstd`: its layers as
-//! zstd, in frames of 1 MiB.
+//! zstd, in frames of 1 MiB. `large-file`: with a file of 64 MiB on top, `/large`. `changed`: with one byte of one file changed.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,6 +18,8 @@ fn main() -> ExitCode {
     let (from, to) = (Layout::at(Path::new(from)), Layout::at(Path::new(to)));
     match form.as_str() {
         "padded" => padded::write(&from, tag, &to, name, 1 << 30),
+        "large-file" => padded::with_large_file(&from, tag, &to, name, 64 << 20),
+        "changed" => padded::with_one_change(&from, tag, &to, name),
         "estargz" | "zstd" => {
             let image = from.image(tag);
             let layer = |tar: Vec<u8>| match form.as_str() {
@@ -46,6 +48,6 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: test-images padded|estargz|zstd LAYOUT TAG TO-LAYOUT NAME");
+    eprintln!("usage: test-images padded|large-file|changed|estargz|zstd LAYOUT TAG TO-LAYOUT NAME");
     ExitCode::from(2)
 }

@@ -1,0 +1,187 @@
+//! `make bench-image`: starts of images in each form, file systems in a guest, deduplication.
+//!
+//! `bench-image DIRECTORY [--rounds N] [--images NAME,…] [--guest-rounds N]`: DIRECTORY holds what `tests/bench/images`
+//! made, mounted.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use thaw_bench::image::guest::{self, Setting};
+use thaw_bench::image::starts::{Form, Node, PADDED, SUBJECTS, ratios};
+use thaw_bench::{Report, table};
+use thaw_rootfs::store::Store;
+
+fn main() -> ExitCode {
+    match measure() {
+        Ok(report) => {
+            print!("{}", table::terminal(&report));
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("bench-image: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Options {
+    made: PathBuf,
+    rounds: usize,
+    guest_rounds: usize,
+    images: Vec<String>,
+}
+
+fn options() -> Result<Options, String> {
+    let mut words = std::env::args().skip(1);
+    let made = words.next().ok_or("usage: bench-image DIRECTORY [OPTIONS]")?;
+    let mut options = Options {
+        made: made.into(),
+        rounds: 3,
+        guest_rounds: 3,
+        images: SUBJECTS.iter().map(|s| s.name.to_string()).collect(),
+    };
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or(format!("{word} needs a value"))?;
+        let number = || value.parse().map_err(|e| format!("{word} {value}: {e}"));
+        match word.as_str() {
+            "--rounds" => options.rounds = number()?,
+            "--guest-rounds" => options.guest_rounds = number()?,
+            "--images" => options.images = value.split(',').map(str::to_string).collect(),
+            _ => return Err(format!("unknown option {word}")),
+        }
+    }
+    Ok(options)
+}
+
+fn measure() -> Result<Report, String> {
+    let options = options()?;
+    let variable = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .ok_or(format!("{name} is not set: run this through `make bench-image`"))
+    };
+    let (binaries, kernel) = (variable("THAW_BIN")?, variable("THAW_KERNEL")?);
+    let place = variable("THAW_DATA")
+        .ok()
+        .and_then(|p| Some(p.parent()?.to_path_buf()));
+    let directory = tempfile::tempdir_in(place.unwrap_or_else(std::env::temp_dir))
+        .map_err(|e| format!("no temporary directory: {e}"))?;
+    let upstream = Upstream::start(&options.made.join("registry"), directory.path())
+        .map_err(|e| format!("docker-registry: {e}"))?;
+    let node = Node::new(&binaries, directory.path(), &upstream.host).map_err(|e| format!("a node: {e}"))?;
+    let mut report = Report::new("image");
+    starts(&options, &node, &mut report)?;
+    if options.guest_rounds > 0 {
+        file_systems(&options, &node, &binaries, &kernel, directory.path(), &mut report)
+            .map_err(|e| format!("file systems in a guest: {e}"))?;
+        guest::ratios(&mut report)?;
+    }
+    deduplication(&options.made, &mut report).map_err(|e| format!("deduplication: {e}"))?;
+    report
+        .write(Path::new("target/bench"))
+        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    Ok(report)
+}
+
+fn starts(options: &Options, node: &Node, report: &mut Report) -> Result<(), String> {
+    let wanted = |name: &str| options.images.iter().any(|image| image == name);
+    for subject in SUBJECTS.iter().filter(|s| wanted(s.name)) {
+        for number in 1..=options.rounds {
+            for form in Form::ALL {
+                node.round(subject, form, report)
+                    .map_err(|e| format!("{}, {}, round {number}: {e}", subject.name, form.name()))?;
+            }
+        }
+    }
+    match wanted(PADDED) {
+        true => ratios(report),
+        false => Ok(()),
+    }
+}
+
+fn file_systems(
+    options: &Options,
+    node: &Node,
+    binaries: &Path,
+    kernel: &Path,
+    directory: &Path,
+    report: &mut Report,
+) -> io::Result<()> {
+    node.forget()?;
+    node.thaw(&["image", "pull", "--full", &node.reference("tree", "latest")])?;
+    let store = Store::open(&node.images()).map_err(io::Error::other)?;
+    let images = store.images().map_err(io::Error::other)?;
+    let image = images.first().ok_or(io::ErrorKind::NotFound)?;
+    // Beside the store's files, on the same file system.
+    let ext4 = directory.join("tree.ext4");
+    std::fs::copy(options.made.join("tree.ext4"), &ext4)?;
+    let program = binaries.join("bench-guest-files");
+    let setting = Setting {
+        kernel,
+        program: &program,
+        image,
+        ext4: &ext4,
+        directory,
+    };
+    guest::measure(&setting, options.guest_rounds, report)
+}
+
+/// What `tests/bench/images` counted.
+fn deduplication(made: &Path, report: &mut Report) -> io::Result<()> {
+    let counted: serde_json::Value = serde_json::from_slice(&std::fs::read(made.join("dedup.json"))?)?;
+    let mut sample = |row: &str, key: &str| {
+        let bytes = counted[key].as_f64().unwrap_or(0.0);
+        report.sample(row, "MiB", bytes / f64::from(1 << 20));
+    };
+    let (layers, chunks) = ("five images stored: gzip layers", "five images stored: chunks");
+    sample(layers, "layers");
+    sample(chunks, "chunks");
+    sample("one file changed, pushed: gzip layer", "change_layers");
+    sample(
+        "one file changed, pushed: chunks, with a dictionary",
+        "change_chunks",
+    );
+    report
+        .ratio("chunks_over_layers_stored", chunks, layers)
+        .map_err(io::Error::other)
+}
+
+/// docker-registry, stopped when dropped.
+struct Upstream {
+    state: PathBuf,
+    host: String,
+}
+
+impl Upstream {
+    fn start(storage: &Path, directory: &Path) -> io::Result<Upstream> {
+        let state = directory.join("registry");
+        // Its own output would be kept open by the registry it leaves behind.
+        let said = directory.join("registry.url");
+        let started = Command::new("tests/images/registry")
+            .arg("start")
+            .env("THAW_REGISTRY_STATE", &state)
+            .env("THAW_REGISTRY_STORAGE", storage)
+            .stdin(Stdio::null())
+            .stdout(std::fs::File::create(&said)?)
+            .status()?;
+        let url = std::fs::read_to_string(said)?;
+        match url.trim().split_once("://") {
+            Some((_, host)) if started.success() => Ok(Upstream {
+                state,
+                host: host.into(),
+            }),
+            _ => Err(io::Error::other("it did not start")),
+        }
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        let _ = Command::new("tests/images/registry")
+            .arg("stop")
+            .env("THAW_REGISTRY_STATE", &self.state)
+            .stdin(Stdio::null())
+            .status();
+    }
+}

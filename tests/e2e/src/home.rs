@@ -47,9 +47,7 @@ impl Home {
     /// `thaw` here.
     pub fn thaw(&self, args: &[&str]) -> Command {
         let mut command = thaw(args);
-        command
-            .env("THAW_DATA", self.data())
-            .env("THAW_RUN", self.run());
+        command.env("THAW_DATA", self.data()).env("THAW_RUN", self.run());
         command
     }
 

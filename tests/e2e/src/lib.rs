@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod entries;
+pub mod forms;
 pub mod home;
 pub mod layout;
 pub mod leftovers;

@@ -28,7 +28,9 @@ fn main() {
             reads::random(file, count.parse().unwrap(), seed.parse().unwrap(), pause);
         }
         _ => {
-            eprintln!("usage: thaw-probe identity | survive FILE | cat FILE | tree [--list] DIR | reads FILE COUNT SEED MS");
+            eprintln!(
+                "usage: thaw-probe identity | survive FILE | cat FILE | tree [--list] DIR | reads FILE COUNT SEED MS"
+            );
             std::process::exit(2);
         }
     }

@@ -31,7 +31,9 @@ impl ContentRange {
 
 /// Digits and nothing else: `str::parse` takes a sign too.
 fn number(text: &str) -> Option<u64> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+    text.bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| text.parse().ok())?
 }
 
 /// How the wanted bytes are cut out of a body.
@@ -87,15 +89,22 @@ pub fn judge(
                 return lie(format!("its Content-Range is {:?}", short(range)));
             };
             if sent.total.is_some_and(|total| total != size) {
-                return lie(format!("its Content-Range is {range:?} of a blob of {size} bytes"));
+                return lie(format!(
+                    "its Content-Range is {range:?} of a blob of {size} bytes"
+                ));
             }
             if sent.bytes.start != wanted.start || sent.bytes.end > wanted.end {
                 let last = wanted.end - 1;
-                return lie(format!("its Content-Range is {range:?}, asked was {}-{last}", wanted.start));
+                return lie(format!(
+                    "its Content-Range is {range:?}, asked was {}-{last}",
+                    wanted.start
+                ));
             }
             let take = sent.bytes.end - sent.bytes.start;
             if length.is_some_and(|length| length != Some(take)) {
-                return lie(format!("its Content-Range {range:?} and its Content-Length disagree"));
+                return lie(format!(
+                    "its Content-Range {range:?} and its Content-Length disagree"
+                ));
             }
             Ok(Cut { skip: 0, take })
         }
@@ -174,7 +183,13 @@ mod tests {
 
     #[test]
     fn a_part_that_does_not_say_which_is_refused() {
-        let judged = judge(StatusCode::PARTIAL_CONTENT, &HeaderMap::new(), &(0..10), 1000, TERMS);
+        let judged = judge(
+            StatusCode::PARTIAL_CONTENT,
+            &HeaderMap::new(),
+            &(0..10),
+            1000,
+            TERMS,
+        );
         assert!(matches!(judged, Err(Misfit::Lie(_))));
         let headers = head(&[(CONTENT_TYPE, "multipart/byteranges; boundary=x")]);
         let judged = judge(StatusCode::PARTIAL_CONTENT, &headers, &(0..10), 1000, TERMS);
@@ -196,7 +211,10 @@ mod tests {
 
     #[test]
     fn dragonfly_may_say_200_with_a_content_range() {
-        let strict = Terms { strict: true, ..TERMS };
+        let strict = Terms {
+            strict: true,
+            ..TERMS
+        };
         let headers = head(&[(CONTENT_RANGE, "bytes 200-299/1000"), (CONTENT_LENGTH, "100")]);
         assert_eq!(
             judge(StatusCode::OK, &headers, &(200..300), 1000, strict),

@@ -88,7 +88,11 @@ impl Machine {
             State::Probing { times } if probe => times + 1,
             _ => return false,
         };
-        let open = self.rules.first.saturating_mul(1 << times.min(16)).min(self.rules.longest);
+        let open = self
+            .rules
+            .first
+            .saturating_mul(1 << times.min(16))
+            .min(self.rules.longest);
         self.state = State::Open {
             until: now + open,
             times: times.min(16),

@@ -79,7 +79,10 @@ mod tests {
         assert_eq!(bucket.take(500, now), Duration::from_secs(1));
         assert_eq!(bucket.take(1, now), Duration::from_millis(1500));
         bucket.give_back(1);
-        assert_eq!(bucket.take(0, now + Duration::from_secs(1)), Duration::from_millis(500));
+        assert_eq!(
+            bucket.take(0, now + Duration::from_secs(1)),
+            Duration::from_millis(500)
+        );
     }
 
     proptest! {

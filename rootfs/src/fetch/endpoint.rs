@@ -114,11 +114,13 @@ impl Wire for Timed {
     fn send(&self, request: reqwest::Request) -> BoxFuture<'_, Result<Response, Failure>> {
         self.stats.count(Count::Request);
         Box::pin(async move {
-            timeout(self.answer, self.wire.send(request)).await.unwrap_or_else(|_| {
-                self.stats.count(Count::TooSlow);
-                let seconds = self.answer.as_secs_f32();
-                Err(Failure::timeout(format!("no answer within {seconds} seconds")))
-            })
+            timeout(self.answer, self.wire.send(request))
+                .await
+                .unwrap_or_else(|_| {
+                    self.stats.count(Count::TooSlow);
+                    let seconds = self.answer.as_secs_f32();
+                    Err(Failure::timeout(format!("no answer within {seconds} seconds")))
+                })
         })
     }
 }
@@ -257,7 +259,10 @@ impl Endpoint {
             let kind = match status {
                 _ if passing(status) => Kind::Passing(wait),
                 StatusCode::RANGE_NOT_SATISFIABLE => Kind::Wrong,
-                StatusCode::NOT_FOUND | StatusCode::GONE | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                StatusCode::NOT_FOUND
+                | StatusCode::GONE
+                | StatusCode::UNAUTHORIZED
+                | StatusCode::FORBIDDEN => {
                     self.missed(want.blob.digest);
                     Kind::Refused
                 }
@@ -321,7 +326,10 @@ impl Endpoint {
             got.extend_from_slice(&piece);
         }
         // A body without a length is at its end when that has been read; then the connection serves again.
-        if response.content_length().is_none() && cut.skip == 0 && response.status() == StatusCode::PARTIAL_CONTENT {
+        if response.content_length().is_none()
+            && cut.skip == 0
+            && response.status() == StatusCode::PARTIAL_CONTENT
+        {
             let _ = timeout(LAST_PIECE, response.chunk()).await;
         }
         Ok(())

@@ -67,7 +67,9 @@ impl Gate {
 
 impl Drop for Demand<'_> {
     fn drop(&mut self) {
-        self.0.demands.send_modify(|demands| *demands = demands.saturating_sub(1));
+        self.0
+            .demands
+            .send_modify(|demands| *demands = demands.saturating_sub(1));
     }
 }
 
@@ -125,6 +127,10 @@ mod tests {
         // Given up while it waited: takes nothing.
         assert!(gate.prefetch(1_000_000).now_or_never().flatten().is_none());
         drop(gate.prefetch(500).await);
-        assert!((1000..1010).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+        assert!(
+            (1000..1010).contains(&start.elapsed().as_millis()),
+            "{:?}",
+            start.elapsed()
+        );
     }
 }

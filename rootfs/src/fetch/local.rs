@@ -125,7 +125,11 @@ impl Ranges for LocalRanges {
         self.stats.bytes(priority, length);
         run_check(&check, bytes).await?.map_err(|problem| {
             self.stats.count(super::stats::Count::Wrong);
-            let what = format!("bytes {start}-{} of blob {digest} in {}", range.end - 1, path.display());
+            let what = format!(
+                "bytes {start}-{} of blob {digest} in {}",
+                range.end - 1,
+                path.display()
+            );
             Error::malformed(what, problem)
         })
     }

@@ -31,9 +31,9 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::reference::ImageRef;
+use crate::source::SourceOptions;
 use crate::source::archive::Archive;
 use crate::source::layout::Layout;
-use crate::source::SourceOptions;
 
 pub use config::{Config, Mirror, MirrorKind};
 pub use setup::Fetcher;
@@ -107,9 +107,9 @@ pub async fn open(
 ) -> Result<Arc<dyn Ranges>, Error> {
     let fetcher = &options.fetcher;
     match reference {
-        ImageRef::Registry(reference) => {
-            Ok(Arc::new(fetcher.remote(reference, &options.source, progress).await?))
-        }
+        ImageRef::Registry(reference) => Ok(Arc::new(
+            fetcher.remote(reference, &options.source, progress).await?,
+        )),
         ImageRef::Layout { directory, tag } => {
             let layout = Layout::open(directory.clone(), tag.clone())?;
             let stats = fetcher.stats.endpoint(LOCAL);
@@ -118,8 +118,7 @@ pub async fn open(
         ImageRef::Archive { file, tag } => {
             let (file, tag, scratch) = (file.clone(), tag.clone(), options.source.scratch.clone());
             let stats = fetcher.stats.endpoint(LOCAL);
-            let open =
-                move || local::LocalRanges::archive(&Archive::open(file, tag, &scratch)?, stats);
+            let open = move || local::LocalRanges::archive(&Archive::open(file, tag, &scratch)?, stats);
             let opened = tokio::task::spawn_blocking(open).await;
             Ok(Arc::new(opened.map_err(|_| Error::Cancelled)??))
         }
@@ -143,5 +142,7 @@ fn checked_range(blob: &StoredBlob, range: &Range<u64>) -> Result<u64, Error> {
 async fn run_check(check: &Check, bytes: Bytes) -> Result<Result<Bytes, String>, Error> {
     let check = check.clone();
     let run = move || check(&bytes).map(|()| bytes);
-    tokio::task::spawn_blocking(run).await.map_err(|_| Error::Cancelled)
+    tokio::task::spawn_blocking(run)
+        .await
+        .map_err(|_| Error::Cancelled)
 }

@@ -132,7 +132,14 @@ mod tests {
         assert_eq!(instant("20240229T235959Z"), Some(1_709_251_199));
         assert_eq!(instant("2024-03-01T00:00:00Z"), Some(1_709_251_200));
         assert_eq!(instant("2026-11-21T18:53:00Z"), Some(1_795_287_180));
-        for odd in ["", "Z", "20241329T000000Z", "2024-02-29T23:59:59", "00000101T000000Z", "२०२४"] {
+        for odd in [
+            "",
+            "Z",
+            "20241329T000000Z",
+            "2024-02-29T23:59:59",
+            "00000101T000000Z",
+            "२०२४",
+        ] {
             assert_eq!(instant(odd), None, "{odd}");
         }
     }
@@ -144,7 +151,10 @@ mod tests {
             let url = Url::parse(&format!("https://cdn.example/x?{query}")).unwrap();
             lifetime(&url, now).map(|life| life.as_secs())
         };
-        assert_eq!(life("X-Amz-Date=20240229T235859Z&X-Amz-Expires=900&X-Amz-Signature=1"), Some(840));
+        assert_eq!(
+            life("X-Amz-Date=20240229T235859Z&X-Amz-Expires=900&X-Amz-Signature=1"),
+            Some(840)
+        );
         assert_eq!(life("X-Goog-Date=20240229T235859Z&X-Goog-Expires=60"), Some(0));
         assert_eq!(life("Expires=1709251299&Signature=x"), Some(100));
         assert_eq!(life("se=2024-03-01T00%3A00%3A09Z&sig=x"), Some(10));

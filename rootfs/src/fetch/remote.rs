@@ -103,12 +103,14 @@ impl Ranges for Remote {
             gate,
             budget: &budget,
         };
-        self.attempts(&want, check).await.map_err(|source| Error::Unreadable {
-            blob: blob.digest,
-            start: range.start,
-            end: range.end,
-            source: Box::new(source),
-        })
+        self.attempts(&want, check)
+            .await
+            .map_err(|source| Error::Unreadable {
+                blob: blob.digest,
+                start: range.start,
+                end: range.end,
+                source: Box::new(source),
+            })
     }
 }
 
@@ -174,7 +176,8 @@ impl Remote {
                             }
                             Err(problem) => {
                                 endpoint.distrust(&want.blob.digest);
-                                let what = format!("{} as {} sent it", want.what, endpoint.connection.registry);
+                                let what =
+                                    format!("{} as {} sent it", want.what, endpoint.connection.registry);
                                 tracing::warn!(what, problem, "wrong bytes");
                                 last = Some(Error::malformed(what, problem));
                                 Kind::Wrong
@@ -186,7 +189,10 @@ impl Remote {
                                 begun = Some((index, got));
                             }
                             // What says most is what the last one who had the blob said.
-                            if fault.kind != Kind::Refused || last.is_none() || index + 1 == self.endpoints.len() {
+                            if fault.kind != Kind::Refused
+                                || last.is_none()
+                                || index + 1 == self.endpoints.len()
+                            {
                                 last = Some(fault.error);
                             }
                             fault.kind

@@ -50,13 +50,19 @@ impl Fetcher {
     /// `Malformed` for a mirror whose address or headers cannot be, or a limit that lets nothing through.
     pub fn new(config: Config) -> Result<Arc<Self>, Error> {
         let refuse = |key: &str, problem: &str| {
-            Err(Error::malformed(format!("the configuration's fetch.{key}"), problem))
+            Err(Error::malformed(
+                format!("the configuration's fetch.{key}"),
+                problem,
+            ))
         };
         for mirror in config.mirrors.values().flatten() {
             mirror.checked()?;
         }
         if config.prefetch_bandwidth == Some(0) {
-            return refuse("prefetch_bandwidth", "it lets nothing through: leave it out for no limit");
+            return refuse(
+                "prefetch_bandwidth",
+                "it lets nothing through: leave it out for no limit",
+            );
         }
         for (key, value) in [
             ("prefetch_requests", config.prefetch_requests as u64),
@@ -106,7 +112,12 @@ impl Fetcher {
         Ok(self.wire.get_or_init(|| Arc::new(made)).clone())
     }
 
-    fn endpoint(&self, plan: Plan, progress: Arc<dyn Progress>, options: &SourceOptions) -> Result<Endpoint, Error> {
+    fn endpoint(
+        &self,
+        plan: Plan,
+        progress: Arc<dyn Progress>,
+        options: &SourceOptions,
+    ) -> Result<Endpoint, Error> {
         let config = &self.config;
         let stats = self.stats.endpoint(&plan.name);
         let pace = Pace {
@@ -129,7 +140,13 @@ impl Fetcher {
             breakers.entry(plan.name).or_insert_with(made).clone()
         };
         Ok(Endpoint {
-            connection: Connection::new(plan.party, Arc::new(timed), options.retry, progress, stats.clone())?,
+            connection: Connection::new(
+                plan.party,
+                Arc::new(timed),
+                options.retry,
+                progress,
+                stats.clone(),
+            )?,
             place: plan.place,
             headers: plan.headers,
             terms: Terms {
@@ -146,7 +163,8 @@ impl Fetcher {
 
     /// An address of a descriptor, asked without credentials.
     pub(super) fn foreign(&self, url: &str) -> Result<Arc<Endpoint>, Error> {
-        let parsed = Url::parse(url).map_err(|error| Error::malformed(format!("the address {url:?}"), error))?;
+        let parsed =
+            Url::parse(url).map_err(|error| Error::malformed(format!("the address {url:?}"), error))?;
         let name = authority(&parsed);
         let plan = Plan {
             party: Party {
@@ -224,14 +242,17 @@ struct Plan {
 impl Mirror {
     /// The address, with the path up to the repository, and the headers.
     fn checked(&self) -> Result<(Url, Vec<(HeaderName, HeaderValue)>), Error> {
-        let refuse = |problem: String| Error::malformed(format!("the configuration's mirror {:?}", self.url), problem);
+        let refuse =
+            |problem: String| Error::malformed(format!("the configuration's mirror {:?}", self.url), problem);
         let mut url = Url::parse(&self.url).map_err(|error| refuse(error.to_string()))?;
         let plain = url.username().is_empty()
             && url.password().is_none()
             && url.query().is_none()
             && url.fragment().is_none();
         if !(matches!(url.scheme(), "http" | "https") && url.has_host() && plain) {
-            return Err(refuse("it has to be http:// or https://, a host, perhaps a port and a path".into()));
+            return Err(refuse(
+                "it has to be http:// or https://, a host, perhaps a port and a path".into(),
+            ));
         }
         let path = match url.path().trim_end_matches('/') {
             "" => "/v2".to_owned(),
@@ -240,7 +261,9 @@ impl Mirror {
         };
         url.set_path(&path);
         let header = |(name, value): (&String, &String)| {
-            let parsed = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
+            let parsed = HeaderName::try_from(name)
+                .ok()
+                .zip(HeaderValue::try_from(value).ok());
             let (name, mut value) = parsed.ok_or_else(|| refuse(format!("the header {name:?} cannot be")))?;
             if OWN_HEADERS.contains(&name) {
                 return Err(refuse(format!("the header {name} is not to be set")));
@@ -308,7 +331,8 @@ impl Mirror {
 /// `HOST[:PORT]`, as registries are named.
 fn authority(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
-    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+    url.port()
+        .map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
 impl Config {

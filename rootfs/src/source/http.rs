@@ -46,7 +46,7 @@ impl Default for Retry {
 
 impl Retry {
     /// The pause before asking again the `asked`th time, and up to a quarter more so that many do not ask at once.
-    fn pause(&self, asked: u32) -> Duration {
+    pub(super) fn pause(&self, asked: u32) -> Duration {
         let pause = self
             .first
             .saturating_mul(1 << asked.saturating_sub(1).min(16))
@@ -135,20 +135,27 @@ impl<'a> Request<'a> {
     }
 
     fn build(&self) -> Result<reqwest::Request, Failure> {
-        let lasting = |problem: &dyn std::fmt::Display| Failure::lasting(format!("{:?}: {problem}", self.url));
+        let lasting =
+            |problem: &dyn std::fmt::Display| Failure::lasting(format!("{:?}: {problem}", self.url));
         let url = Url::parse(self.url).map_err(|error| lasting(&error))?;
         let mut request = reqwest::Request::new(self.method.clone(), url);
         let headers = request.headers_mut();
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         if let Some(accept) = self.accept {
-            headers.insert(ACCEPT, HeaderValue::from_str(accept).map_err(|error| lasting(&error))?);
+            headers.insert(
+                ACCEPT,
+                HeaderValue::from_str(accept).map_err(|error| lasting(&error))?,
+            );
         }
         let range = self.range.map(|(from, until)| match until {
             Some(until) => format!("bytes={from}-{}", until.saturating_sub(1)),
             None => format!("bytes={from}-"),
         });
         if let Some(range) = range {
-            headers.insert(RANGE, HeaderValue::try_from(range).map_err(|error| lasting(&error))?);
+            headers.insert(
+                RANGE,
+                HeaderValue::try_from(range).map_err(|error| lasting(&error))?,
+            );
         }
         for (name, value) in self.headers {
             headers.insert(name, value.clone());
@@ -213,7 +220,11 @@ impl Connection {
             if request.foreign || !same_origin(&self.origin, built.url()) {
                 return Ok(follow(wire, built).await?);
             }
-            let shown = self.access.shown(wire, request.what).await.map_err(Unanswered::Access)?;
+            let shown = self
+                .access
+                .shown(wire, request.what)
+                .await
+                .map_err(Unanswered::Access)?;
             if let Some(header) = shown.header() {
                 built.headers_mut().insert(AUTHORIZATION, header.clone());
             }
@@ -341,7 +352,10 @@ impl Connection {
 
 /// Whether a status may be another one soon.
 pub fn passing(status: StatusCode) -> bool {
-    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT) || status.is_server_error()
+    matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT
+    ) || status.is_server_error()
 }
 
 /// `Retry-After`: seconds or a date.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde::Deserialize;
 
 use crate::digest::Digest;
 use crate::error::Error;
@@ -54,7 +55,9 @@ impl Layout {
     /// A blob's bytes in place.
     pub(crate) fn section(&self, digest: &Digest) -> Result<Section, Error> {
         let file = self.open_blob("blob", digest)?;
-        let metadata = file.metadata().map_err(|error| Error::io(&self.blob(digest), error))?;
+        let metadata = file
+            .metadata()
+            .map_err(|error| Error::io(&self.blob(digest), error))?;
         Ok(Section {
             at: 0,
             end: metadata.len(),
@@ -78,10 +81,19 @@ impl Layout {
         })
     }
 
-    fn document(&self, what: &str, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, Error> {
+    pub(super) fn document(&self, what: &str, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>, Error> {
         let file = self.open_blob(what, &descriptor.digest)?;
         let bytes = read_limited(what, &self.blob(&descriptor.digest), file, limit)?;
         verify(what, bytes, descriptor)
+    }
+
+    /// The index's name and bytes.
+    pub(super) fn index(&self) -> Result<(String, Vec<u8>), Error> {
+        let path = self.directory.join("index.json");
+        let file = File::open(&path).map_err(|error| Error::io(&path, error))?;
+        let what = path.display().to_string();
+        let bytes = read_limited(&what, &path, file, MAX_MANIFEST)?;
+        Ok((what, bytes))
     }
 
     /// The manifests the tag names, or all there are.
@@ -115,6 +127,33 @@ impl Layout {
     }
 }
 
+/// What refers to an image (an index of its layers, its converted form) lies beside it without a name, and is not meant by
+/// who asks for what is there; unless there is nothing else.
+fn images(descriptors: Vec<Descriptor>, index: &[u8]) -> Vec<Descriptor> {
+    #[derive(Deserialize)]
+    struct Index {
+        manifests: Vec<Entry>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Entry {
+        artifact_type: Option<String>,
+    }
+    let Ok(Index { manifests }) = serde_json::from_slice(index) else {
+        return descriptors;
+    };
+    let is_image = |(descriptor, entry): (&Descriptor, &Entry)| {
+        entry.artifact_type.is_none() || descriptor.annotation(REF_NAME).is_some()
+    };
+    let images: Vec<_> = descriptors
+        .iter()
+        .zip(&manifests)
+        .filter(|pair| is_image(*pair))
+        .map(|(descriptor, _)| descriptor.clone())
+        .collect();
+    if images.is_empty() { descriptors } else { images }
+}
+
 /// Tools write the bare tag, `name:tag`, or both.
 fn names_it(descriptor: &Descriptor, tag: &str) -> bool {
     [REF_NAME, IMAGE_NAME]
@@ -143,12 +182,9 @@ pub fn read_limited(what: &str, path: &Path, from: impl Read, limit: u64) -> Res
 #[async_trait]
 impl Source for Layout {
     async fn root(&self) -> Result<Root, Error> {
-        let path = self.directory.join("index.json");
-        let file = File::open(&path).map_err(|error| Error::io(&path, error))?;
-        let what = path.display().to_string();
-        let bytes = read_limited(&what, &path, file, MAX_MANIFEST)?;
+        let (what, bytes) = self.index()?;
         match Document::parse(&what, &bytes, None)? {
-            Document::Index(descriptors) => Ok(Root::Choice(self.select(descriptors)?)),
+            Document::Index(descriptors) => Ok(Root::Choice(self.select(images(descriptors, &bytes))?)),
             Document::Manifest(_) => Err(Error::malformed(what, "it is a manifest, not an index")),
         }
     }

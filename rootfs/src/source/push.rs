@@ -4,8 +4,17 @@
 //! a manifest is written only by its exact bytes; who refers to a manifest (`subject`) is found by asking the registry for
 //! referrers, or, where it does not know of them, by the index tagged `sha256-HEX`, which is kept up.
 
+mod content;
+mod layout;
+mod registry;
+#[cfg(test)]
+mod tests;
+
 use std::io::{Read, Seek};
 use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::digest::Digest;
 use crate::error::Error;
@@ -13,6 +22,8 @@ use crate::progress::Progress;
 use crate::reference::ImageRef;
 
 use super::SourceOptions;
+use super::manifest::MAX_MANIFEST;
+use content::Content;
 
 /// Bytes that can be read again when sending them broke off: a file, or a cursor over memory.
 pub trait Upload: Read + Seek + Send + 'static {}
@@ -20,8 +31,11 @@ pub trait Upload: Read + Seek + Send + 'static {}
 impl<T: Read + Seek + Send + 'static> Upload for T {}
 
 /// A place one image's parts are written to.
-pub struct Push {
-    reference: ImageRef,
+pub struct Push(Target);
+
+enum Target {
+    Registry(Box<registry::Remote>),
+    Layout(layout::Writer),
 }
 
 impl Push {
@@ -35,17 +49,22 @@ impl Push {
         options: &SourceOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<Self, Error> {
-        let _ = (options, progress);
-        Ok(Self {
-            reference: reference.clone(),
-        })
-    }
-
-    fn impossible<T>(&self) -> Result<T, Error> {
-        Err(Error::malformed(
-            self.reference.to_string(),
-            "writing to it is not possible in this build",
-        ))
+        let target = match reference {
+            ImageRef::Registry(reference) => {
+                let remote = registry::Remote::open(reference.clone(), options, progress).await?;
+                Target::Registry(Box::new(remote))
+            }
+            ImageRef::Layout { directory, .. } => {
+                Target::Layout(layout::Writer::open(directory.clone()).await?)
+            }
+            ImageRef::Archive { file, .. } => {
+                return Err(Error::malformed(
+                    file.display().to_string(),
+                    "an archive cannot be written to: write to oci:DIR or a registry",
+                ));
+            }
+        };
+        Ok(Self(target))
     }
 
     /// The size of the blob, if it is there.
@@ -53,8 +72,10 @@ impl Push {
     /// # Errors
     /// What the registry says, or `Io`.
     pub async fn blob_exists(&self, digest: &Digest) -> Result<Option<u64>, Error> {
-        let _ = digest;
-        self.impossible()
+        match &self.0 {
+            Target::Registry(remote) => remote.blob_exists(digest).await,
+            Target::Layout(writer) => writer.blob_exists(digest),
+        }
     }
 
     /// Takes the blob over from another repository of the same registry. Returns whether that was possible; if not,
@@ -63,19 +84,24 @@ impl Push {
     /// # Errors
     /// What the registry says, but for its not having the blob or not letting it be had.
     pub async fn mount(&self, digest: &Digest, from_repository: &str) -> Result<bool, Error> {
-        let _ = (digest, from_repository);
-        self.impossible()
+        match &self.0 {
+            Target::Registry(remote) => remote.mount(digest, from_repository).await,
+            Target::Layout(_) => Ok(false),
+        }
     }
 
-    /// Writes a blob, whole in one request or, where it is large, in pieces that can be sent again. `content` is read
+    /// Writes a blob, whole in one request or, where that fails, in pieces that can be sent again. `content` is read
     /// from its start, on a thread that may wait.
     ///
     /// # Errors
     /// `DigestMismatch` where `content` is not what `digest` says, `TruncatedLayer` where it ends before `size`, and what
     /// the registry says.
     pub async fn upload(&self, digest: &Digest, size: u64, content: impl Upload) -> Result<(), Error> {
-        let _ = (digest, size, content);
-        self.impossible()
+        let content = Content::new(*digest, size, content);
+        match &self.0 {
+            Target::Registry(remote) => remote.upload(&content).await,
+            Target::Layout(writer) => writer.upload(content).await,
+        }
     }
 
     /// Writes a manifest or an index, by its digest and, if given, under a tag. Where it has a `subject`, it is also
@@ -84,7 +110,96 @@ impl Push {
     /// # Errors
     /// What the registry says (`RegistryDenied`, `RegistryFailed`), `Malformed` for bytes that are no JSON, or `Io`.
     pub async fn manifest(&self, tag: Option<&str>, media_type: &str, bytes: &[u8]) -> Result<Digest, Error> {
-        let _ = (tag, media_type, bytes);
-        self.impossible()
+        let document = Document::new(media_type, bytes)?;
+        match &self.0 {
+            Target::Registry(remote) => remote.manifest(tag, &document).await?,
+            Target::Layout(writer) => writer.manifest(tag, &document).await?,
+        }
+        Ok(document.digest)
     }
+}
+
+/// A manifest or an index to be written.
+#[derive(Clone)]
+struct Document {
+    media_type: String,
+    bytes: bytes::Bytes,
+    digest: Digest,
+    subject: Option<Digest>,
+    artifact_type: Option<String>,
+    annotations: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Parts {
+    subject: Option<Pointer>,
+    artifact_type: Option<String>,
+    config: Option<Pointer>,
+    annotations: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Pointer {
+    digest: Digest,
+    media_type: Option<String>,
+}
+
+impl Document {
+    fn new(media_type: &str, bytes: &[u8]) -> Result<Self, Error> {
+        let digest = Digest::of(bytes);
+        let what = format!("manifest {digest}");
+        if bytes.len() as u64 > MAX_MANIFEST {
+            let problem = format!("it is larger than the {MAX_MANIFEST} bytes a registry has to take");
+            return Err(Error::malformed(what, problem));
+        }
+        let parts: Parts = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
+        let config = parts.config.and_then(|config| config.media_type);
+        Ok(Self {
+            media_type: media_type.to_owned(),
+            bytes: bytes::Bytes::copy_from_slice(bytes),
+            digest,
+            subject: parts.subject.map(|subject| subject.digest),
+            artifact_type: parts
+                .artifact_type
+                .or_else(|| config.filter(|_| media_type == super::manifest::OCI_MANIFEST)),
+            annotations: parts.annotations,
+        })
+    }
+
+    /// As an index lists it. `referrer` adds what one who looks for referrers wants to see.
+    fn descriptor(&self, referrer: bool) -> Value {
+        let mut descriptor =
+            json!({"mediaType": self.media_type, "digest": self.digest, "size": self.bytes.len()});
+        if let Some(artifact_type) = self.artifact_type.as_ref().filter(|_| referrer) {
+            descriptor["artifactType"] = json!(artifact_type);
+        }
+        if let Some(annotations) = self.annotations.as_ref().filter(|_| referrer) {
+            descriptor["annotations"] = annotations.clone();
+        }
+        descriptor
+    }
+}
+
+/// The tag under which registries without a referrers API keep who refers to `subject`.
+pub(super) fn fallback_tag(subject: &Digest) -> String {
+    format!("sha256-{}", subject.hex())
+}
+
+/// An index with one more manifest. `None` if it has it already.
+fn with_manifest(what: &str, index: Option<&[u8]>, descriptor: Value) -> Result<Option<Vec<u8>>, Error> {
+    let mut index: Value = match index {
+        None => json!({"schemaVersion": 2, "mediaType": super::manifest::OCI_INDEX, "manifests": []}),
+        Some(bytes) => serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?,
+    };
+    let Some(manifests) = index.get_mut("manifests").and_then(Value::as_array_mut) else {
+        return Err(Error::malformed(what, "it is no index: it has no manifests"));
+    };
+    if manifests.iter().any(|it| it["digest"] == descriptor["digest"]) {
+        return Ok(None);
+    }
+    manifests.push(descriptor);
+    let bytes = serde_json::to_vec(&index).map_err(|error| Error::malformed(what, error))?;
+    Ok(Some(bytes))
 }

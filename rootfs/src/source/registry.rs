@@ -19,8 +19,8 @@ use crate::progress::Progress;
 use crate::reference::{DEFAULT_REGISTRY, RegistryRef};
 
 use super::http::{Connection, Party, Request, Unobserved};
-use super::wire::{Failure, client};
 use super::manifest::{DOCKER_LIST, DOCKER_MANIFEST, MAX_CONFIG, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST};
+use super::wire::{Failure, client, patient_client};
 use super::{Descriptor, LayerBody, LayerSource, Root, Source, SourceOptions, verify};
 
 /// Where Docker Hub answers.
@@ -31,10 +31,10 @@ const MAX_RESUMES: u32 = 3;
 const CHANNEL: usize = 16;
 
 pub struct Registry {
-    connection: Arc<Connection>,
+    pub connection: Arc<Connection>,
     reference: RegistryRef,
     /// `https://host/v2/name`.
-    base: String,
+    pub base: String,
 }
 
 impl Registry {
@@ -43,8 +43,19 @@ impl Registry {
         options: &SourceOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<Self, Error> {
+        Self::connect(reference, options, false, progress).await
+    }
+
+    /// To read from, or to write to as well.
+    pub async fn connect(
+        reference: RegistryRef,
+        options: &SourceOptions,
+        write: bool,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Self, Error> {
         let Address { plain, base } = Address::of(&reference.registry, options.plain_http);
-        let wire = client().map_err(|failure| no_client(&reference.registry, &failure))?;
+        let wire = if write { patient_client() } else { client() };
+        let wire = wire.map_err(|failure| no_client(&reference.registry, &failure))?;
         let party = Party {
             name: reference.registry.clone(),
             registry: reference.registry.clone(),
@@ -52,9 +63,19 @@ impl Registry {
             plain,
             credentials: options.credentials.clone(),
             login: options.credentials.login(&reference.registry).await?,
-            scope: format!("repository:{}:pull", reference.repository),
+            scope: format!(
+                "repository:{}:{}",
+                reference.repository,
+                if write { "pull,push" } else { "pull" }
+            ),
         };
-        let connection = Connection::new(party, Arc::new(wire), options.retry, progress, Arc::new(Unobserved))?;
+        let connection = Connection::new(
+            party,
+            Arc::new(wire),
+            options.retry,
+            progress,
+            Arc::new(Unobserved),
+        )?;
         let base = format!("{base}/v2/{}", reference.repository);
         Ok(Self {
             connection: Arc::new(connection),
@@ -63,7 +84,7 @@ impl Registry {
         })
     }
 
-    async fn manifest_at(&self, version: &str, what: &str) -> Result<(Option<String>, Vec<u8>), Error> {
+    pub async fn manifest_at(&self, version: &str, what: &str) -> Result<(Option<String>, Vec<u8>), Error> {
         let url = format!("{}/manifests/{version}", self.base);
         let accept = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(", ");
         let request = Request {
@@ -82,7 +103,7 @@ impl Registry {
         Ok((media_type, self.body(response, what, MAX_MANIFEST).await?))
     }
 
-    async fn body(&self, mut response: Response, what: &str, limit: u64) -> Result<Vec<u8>, Error> {
+    pub async fn body(&self, mut response: Response, what: &str, limit: u64) -> Result<Vec<u8>, Error> {
         let expected = response.content_length();
         let mut body = Vec::new();
         loop {

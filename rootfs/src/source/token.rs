@@ -97,7 +97,10 @@ impl Access {
     }
 
     fn current(&self) -> Arc<Epoch> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Puts `next` in the place of `old`, if that is still there.
@@ -163,7 +166,12 @@ impl Access {
     }
 
     /// Answers a challenge, with credentials as they are now.
-    async fn ask(&self, challenge: &Challenge, wire: &dyn Wire, what: &str) -> Result<Option<Granted>, Error> {
+    async fn ask(
+        &self,
+        challenge: &Challenge,
+        wire: &dyn Wire,
+        what: &str,
+    ) -> Result<Option<Granted>, Error> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let login = match first {
             Some(login) => login,
@@ -249,7 +257,8 @@ impl Access {
             login => {
                 let service = service.map(|service| ("service", service));
                 let scopes = scopes.iter().map(|scope| ("scope", scope.as_str()));
-                url.query_pairs_mut().extend_pairs(service.into_iter().chain(scopes));
+                url.query_pairs_mut()
+                    .extend_pairs(service.into_iter().chain(scopes));
                 let mut request = Request::new(Method::GET, url);
                 if let Login::Basic { user, password } = login
                     && let Ok(mut header) = HeaderValue::try_from(basic(user, password))

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, HeaderName, LOCATION, RANGE};
-use reqwest::{Client, Method, Request, Response, StatusCode, Url};
+use reqwest::{Client, ClientBuilder, Method, Request, Response, StatusCode, Url};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest silence within a body.
@@ -89,20 +89,29 @@ impl Wire for Client {
 /// An HTTP client that verifies TLS with the host's certificates (or `SSL_CERT_FILE`) and resolves names without glibc's
 /// loadable modules (a static binary has none).
 pub fn client() -> Result<Client, Failure> {
+    build(|builder| builder.read_timeout(READ_TIMEOUT))
+}
+
+/// One that leaves it to its user how long to wait: a large body is answered only when it has been sent.
+pub fn patient_client() -> Result<Client, Failure> {
+    build(|builder| builder)
+}
+
+fn build(set: impl Fn(ClientBuilder) -> ClientBuilder) -> Result<Client, Failure> {
     static PROVIDER: Once = Once::new();
     PROVIDER.call_once(|| {
         // Only the first provider of a process counts; whichever it is, it does.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
     let builder = || {
-        Client::builder()
+        let builder = Client::builder()
             .user_agent(concat!("thaw/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
             .http1_max_headers(MAX_HEADERS)
             .redirect(reqwest::redirect::Policy::none())
-            .hickory_dns(true)
+            .hickory_dns(true);
+        set(builder)
     };
     // A host without any certificates can still use registries on plain HTTP.
     let client = builder().build();
@@ -191,7 +200,10 @@ pub fn same_origin(one: &Url, other: &Url) -> bool {
 
 /// Ends a body nobody wants, if that is quick.
 pub async fn drain(mut response: Response) {
-    if response.content_length().is_some_and(|length| length <= MAX_DRAINED) {
+    if response
+        .content_length()
+        .is_some_and(|length| length <= MAX_DRAINED)
+    {
         let rest = async { while let Ok(Some(_)) = response.chunk().await {} };
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
     }

@@ -1,8 +1,13 @@
 //! How a layer is stored, told by its first bytes: gzip (RFC 1952, several members allowed), zstd (RFC 8878), or plain.
 
+mod indexing;
+mod recorder;
+
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::MultiGzDecoder;
+
+pub(crate) use indexing::Indexing;
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -20,24 +25,43 @@ pub(crate) fn is_plain(start: &[u8]) -> bool {
     !start.starts_with(&GZIP) && !is_zstd(start)
 }
 
+/// How bytes are stored.
+enum Form {
+    Plain,
+    Gzip,
+    Zstd,
+}
+
+/// The form of `stored`, and its bytes.
+fn form<R: BufRead>(mut stored: R) -> io::Result<(Form, io::Chain<io::Cursor<Vec<u8>>, R>)> {
+    // A stream may arrive byte by byte.
+    let mut start = Vec::with_capacity(ZSTD.len());
+    stored.by_ref().take(ZSTD.len() as u64).read_to_end(&mut start)?;
+    let form = if start.starts_with(&GZIP) {
+        Form::Gzip
+    } else if is_zstd(&start) {
+        Form::Zstd
+    } else {
+        Form::Plain
+    };
+    Ok((form, io::Cursor::new(start).chain(stored)))
+}
+
 /// The uncompressed bytes of `stored`.
 ///
 /// # Errors
 /// Of the first read.
-pub(crate) fn decoder<'a, R: BufRead + Send + 'a>(mut stored: R) -> io::Result<Box<dyn Read + Send + 'a>> {
-    // A stream may arrive byte by byte.
-    let mut start = Vec::with_capacity(ZSTD.len());
-    stored.by_ref().take(ZSTD.len() as u64).read_to_end(&mut start)?;
-    let stored = io::Cursor::new(start.clone()).chain(stored);
-    if start.starts_with(&GZIP) {
-        return Ok(Box::new(MultiGzDecoder::new(stored)));
-    }
-    if is_zstd(&start) {
-        let mut decoder = zstd::stream::read::Decoder::with_buffer(stored)?;
-        decoder.window_log_max(ZSTD_WINDOW_LOG)?;
-        return Ok(Box::new(decoder));
-    }
-    Ok(Box::new(stored))
+pub(crate) fn decoder<'a, R: BufRead + Send + 'a>(stored: R) -> io::Result<Box<dyn Read + Send + 'a>> {
+    let (form, stored) = form(stored)?;
+    Ok(match form {
+        Form::Plain => Box::new(stored),
+        Form::Gzip => Box::new(MultiGzDecoder::new(stored)),
+        Form::Zstd => {
+            let mut decoder = zstd::stream::read::Decoder::with_buffer(stored)?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG)?;
+            Box::new(decoder)
+        }
+    })
 }
 
 #[cfg(test)]

@@ -1,14 +1,23 @@
-//! The index a first unpacking leaves beside a layer (`docs/layer-index.md`): file `index` of its directory.
+//! The index a layer's directory keeps (`docs/layer-index.md`): file `index`, written beside `tree`.
 //!
-//! Invariant: what [`decode`] yields is whole, or it is an error and counts as absent: a torn, foreign or hostile file is told by
-//! its checksum, and whoever made one that has a right checksum still gets no more memory than its length bounds.
+//! Invariant: what [`decode`] yields is whole and has passed every check of [`Content`], or it is an error and counts as absent: a torn
+//! file is told by its checksum, and whoever makes one with a right checksum gets no more memory than a small multiple of its length.
+
+mod codec;
 
 use crate::digest::Digest;
 use crate::index::{Content, ContentError};
 use crate::span::SpanError;
 
+use codec::{Reader, Writer};
+
 /// Name of the file in a layer's directory.
 pub const INDEX: &str = "index";
+
+const MAGIC: &[u8; 8] = b"THAWINDX";
+const VERSION: u32 = 1;
+/// Magic, version, and the checksum of all that follows it.
+const HEADER: usize = 8 + 4 + 32;
 
 /// The index of a layer, and the stored form it is of: the same DiffID may be stored in many ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,17 +42,20 @@ pub enum KeptError {
     Spans(#[from] SpanError),
     #[error("the kept index is damaged: {0}")]
     Content(#[from] ContentError),
-    #[error("the kept index cannot be compressed: {0}")]
-    Compression(#[from] std::io::Error),
 }
 
 /// The bytes of the file.
-///
-/// # Errors
-/// When out of memory.
-pub fn encode(kept: &Kept) -> Result<Vec<u8>, KeptError> {
-    let _ = kept;
-    Err(KeptError::Version)
+pub fn encode(kept: &Kept) -> Vec<u8> {
+    let mut writer = Writer::new(HEADER);
+    writer.fixed(kept.stored.bytes());
+    writer.number(kept.stored_length);
+    writer.content(&kept.content);
+    let mut bytes = writer.finish();
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    let checksum = *blake3::hash(&bytes[HEADER..]).as_bytes();
+    bytes[12..HEADER].copy_from_slice(&checksum);
+    bytes
 }
 
 /// Reads what [`encode`] made, hostile or not.
@@ -51,6 +63,25 @@ pub fn encode(kept: &Kept) -> Result<Vec<u8>, KeptError> {
 /// # Errors
 /// [`KeptError`]; the layer then counts as without one.
 pub fn decode(bytes: &[u8]) -> Result<Kept, KeptError> {
-    let _ = bytes;
-    Err(KeptError::Version)
+    let (header, body) = bytes.split_at_checked(HEADER).ok_or(KeptError::Version)?;
+    if header[..8] != *MAGIC || header[8..12] != VERSION.to_le_bytes() {
+        return Err(KeptError::Version);
+    }
+    if *blake3::hash(body).as_bytes() != header[12..] {
+        return Err(KeptError::Torn);
+    }
+    let mut reader = Reader::new(body);
+    let stored = Digest::from(reader.fixed()?);
+    let stored_length = reader.number()?;
+    let content = reader.content(stored_length)?;
+    reader.end()?;
+    Ok(Kept {
+        stored,
+        stored_length,
+        content,
+    })
 }
+
+#[cfg(test)]
+#[path = "kept/kept_test.rs"]
+mod tests;

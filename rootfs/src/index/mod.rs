@@ -129,3 +129,6 @@ impl Pieces {
         }
     }
 }
+
+#[cfg(test)]
+mod rebuild_test;

@@ -28,7 +28,7 @@ pub use data::{DataSink, FileSink};
 pub use error::LayerError;
 
 use crate::index::Piece;
-use crate::tree::{Attributes, Change, LayerEntry, LayerTree, Leaf, Timestamp};
+use crate::tree::{Attributes, Change, Extent, LayerEntry, LayerTree, Leaf, Timestamp};
 use data::FilePages;
 use header::{Header, TypeFlag};
 use path::Place;
@@ -43,7 +43,7 @@ pub struct Limits {
     pub entries: u64,
     /// Bytes of one PAX header, GNU long name or sparse map.
     pub header_bytes: u64,
-    /// Bytes of all names, link targets, xattrs and extent lists together.
+    /// Bytes of all names, link targets, xattrs, extent lists and pieces together.
     pub tree_bytes: u64,
     /// Bytes of the data file.
     pub data_bytes: u64,
@@ -60,6 +60,7 @@ impl Default for Limits {
     }
 }
 
+const TREE_BYTES: &str = "bytes of names, links, xattrs and extents";
 /// Largest file: 16 TiB, what ext4 and EROFS's 32-bit block numbers reach.
 pub(crate) const MAX_FILE_SIZE: u64 = 1 << 44;
 /// Reads an uncompressed tar stream to its end, padding included. File data goes to `data`, each file on a page of its
@@ -298,7 +299,9 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         sparse::check(&fragments, size, stored - map_bytes).map_err(|why| entry.bad(why))?;
 
         let mut pages = FilePages::new(self.data, self.data_length, size, self.limits.data_bytes);
+        let mut sources = Vec::with_capacity(fragments.len());
         for fragment in &fragments {
+            sources.push(self.stream.offset());
             pages
                 .zeros_until(fragment.offset)
                 .map_err(|error| error.at(entry.offset))?;
@@ -309,7 +312,48 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         self.stream.padding("a file")?;
         let (extents, end) = pages.finish().map_err(|error| error.at(entry.offset))?;
         self.data_length = end;
+        self.add_pieces(entry, &fragments, &sources, &extents)?;
         Ok(Leaf::File { size, extents })
+    }
+
+    /// Notes where the parts of a file that are in the data file stand in the stream: fragment `i` at `sources[i]`.
+    fn add_pieces(
+        &mut self,
+        entry: &Described,
+        fragments: &[Fragment],
+        sources: &[u64],
+        extents: &[Extent],
+    ) -> Result<(), LayerError> {
+        let before = self.pieces.len();
+        let mut extents = extents.iter().peekable();
+        for (fragment, source) in fragments.iter().zip(sources) {
+            let end = fragment.offset + fragment.length;
+            while let Some(extent) = extents.peek() {
+                let extent_end = extent.file_offset + extent.length;
+                let from = fragment.offset.max(extent.file_offset);
+                let to = end.min(extent_end);
+                if from < to {
+                    self.pieces.push(Piece {
+                        data_offset: extent.data_offset + (from - extent.file_offset),
+                        length: to - from,
+                        stream_offset: source + (from - fragment.offset),
+                    });
+                }
+                if extent_end > end {
+                    break;
+                }
+                extents.next();
+            }
+        }
+        self.tree_bytes += ((self.pieces.len() - before) * size_of::<Piece>()) as u64;
+        if self.tree_bytes > self.limits.tree_bytes {
+            return Err(LayerError::limit(
+                entry.offset,
+                TREE_BYTES,
+                self.limits.tree_bytes,
+            ));
+        }
+        Ok(())
     }
 
     /// The map of an old GNU sparse file: four fragments in the header, the others in blocks after it.
@@ -348,7 +392,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         if self.tree_bytes > self.limits.tree_bytes {
             return Err(LayerError::limit(
                 entry.offset,
-                "bytes of names, links, xattrs and extents",
+                TREE_BYTES,
                 self.limits.tree_bytes,
             ));
         }

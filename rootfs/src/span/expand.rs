@@ -2,22 +2,11 @@
 
 use sha2::{Digest as _, Sha256};
 
+use super::inflate::{Inflate, Stop, Until, Wrap};
 use super::{Expansion, SpanDigest, SpanError, SpanTable, length};
 
-/// Whether `stream` is exactly chunks of these lengths and digests.
-fn are_chunks(chunks: &[(u32, [u8; 32])], stream: &[u8]) -> bool {
-    let mut rest = stream;
-    for (length, digest) in chunks {
-        let Some((chunk, after)) = rest.split_at_checked(*length as usize) else {
-            return false;
-        };
-        if blake3::hash(chunk) != *digest {
-            return false;
-        }
-        rest = after;
-    }
-    rest.is_empty()
-}
+/// Bytes of a gzip member after its deflate data: checksum and length.
+const GZIP_TRAILER: usize = 8;
 
 impl SpanTable {
     /// Whether `stored` can be the stored bytes of span `index`: their length, and their digest where it is one of the
@@ -41,18 +30,12 @@ impl SpanTable {
     pub fn expand(&self, index: usize, stored: &[u8]) -> Result<Vec<u8>, SpanError> {
         self.check_stored(index, stored)?;
         let span = &self.spans()[index];
-        let most = length(&span.stream) as usize;
-        let fail = |why: &str| SpanError::Expansion {
+        // At most MAX_SPAN, and touched only as far as something expands to it.
+        let mut stream = vec![0; length(&span.stream) as usize];
+        expand_into(&span.expansion, stored, &mut stream).map_err(|why| SpanError::Expansion {
             span: index,
             why: why.into(),
-        };
-        let stream = match &span.expansion {
-            Expansion::Plain => stored.to_vec(),
-            _ => return Err(fail("it is of a kind that is not read yet")),
-        };
-        if stream.len() != most {
-            return Err(fail("it yields another length than the index says"));
-        }
+        })?;
         let is_same = match &span.digest {
             SpanDigest::None | SpanDigest::StoredSha256(_) => true,
             SpanDigest::StreamSha256(digest) => <[u8; 32]>::from(Sha256::digest(&stream)) == *digest,
@@ -85,4 +68,94 @@ impl SpanTable {
             _ => Ok(()),
         }
     }
+}
+
+const TOO_SHORT: &str = "it ends early";
+const TOO_LONG: &str = "it yields more than the index says";
+
+/// Fills `stream` exactly. The memory it takes beside is bounded by the form: 32 KiB for deflate, nothing for others, as
+/// all of the output is there to refer back to.
+fn expand_into(expansion: &Expansion, stored: &[u8], stream: &mut [u8]) -> Result<(), &'static str> {
+    let whole = |length: usize, expected: usize| {
+        if length == expected {
+            Ok(())
+        } else {
+            Err(TOO_SHORT)
+        }
+    };
+    match expansion {
+        Expansion::Plain if stored.len() == stream.len() => {
+            stream.copy_from_slice(stored);
+            Ok(())
+        }
+        Expansion::Plain => Err("it is not as long as what it yields"),
+        Expansion::Deflate { bits, window } => {
+            let mut inflate = Inflate::new(Wrap::Raw)?;
+            let mut rest = stored;
+            if *bits != 0 {
+                let (first, after) = stored.split_first().ok_or(TOO_SHORT)?;
+                inflate.prime(*bits, *first);
+                rest = after;
+            }
+            let window = window.bytes()?;
+            if !window.is_empty() {
+                inflate.set_dictionary(&window)?;
+            }
+            gunzip(inflate, Wrap::Raw, rest, stream)
+        }
+        Expansion::Gzip => gunzip(Inflate::new(Wrap::Gzip)?, Wrap::Gzip, stored, stream),
+        Expansion::Zstd => {
+            let expected = stream.len();
+            // The output is all there, so no window is allocated, whatever a frame's header asks for.
+            let length = zstd::bulk::decompress_to_buffer(stored, stream)
+                .map_err(|_| "its zstd frames are damaged, or yield more than the index says")?;
+            whole(length, expected)
+        }
+        Expansion::Lz4 => {
+            let expected = stream.len();
+            let length = lz4_flex::block::decompress_into(stored, stream).map_err(|error| match error {
+                lz4_flex::block::DecompressError::OutputTooSmall { .. } => TOO_LONG,
+                _ => "its LZ4 block is damaged",
+            })?;
+            whole(length, expected)
+        }
+    }
+}
+
+/// Inflates until `stream` is full, on through gzip members.
+fn gunzip(mut inflate: Inflate, wrap: Wrap, stored: &[u8], stream: &mut [u8]) -> Result<(), &'static str> {
+    let (mut rest, mut filled) = (stored, 0);
+    let mut wrap = wrap;
+    while filled < stream.len() {
+        let step = inflate.step(rest, &mut stream[filled..], Until::Full)?;
+        rest = &rest[step.read..];
+        filled += step.written;
+        match step.stop {
+            Stop::End => {
+                if wrap == Wrap::Raw {
+                    rest = rest.get(GZIP_TRAILER..).unwrap_or_default();
+                    wrap = Wrap::Gzip;
+                }
+                inflate.reset(Wrap::Gzip);
+            }
+            _ if step.read == 0 && step.written == 0 => return Err(TOO_SHORT),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether `stream` is exactly chunks of these lengths and digests.
+fn are_chunks(chunks: &[(u32, [u8; 32])], stream: &[u8]) -> bool {
+    let mut rest = stream;
+    for (length, digest) in chunks {
+        let Some((chunk, after)) = rest.split_at_checked(*length as usize) else {
+            return false;
+        };
+        if blake3::hash(chunk) != *digest {
+            return false;
+        }
+        rest = after;
+    }
+    rest.is_empty()
 }

@@ -12,12 +12,15 @@ use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 
 use crate::blob::{BlobWriter, BootId};
-use crate::compression;
+use crate::compression::{self, Indexing};
 use crate::digest::Digest;
 use crate::error::{Error, is_full};
-use crate::layer::{DataSink, LayerError, Limits, unpack};
+use crate::index::kept::{self, Kept};
+use crate::index::{Content, Piece, Pieces};
+use crate::layer::{DataSink, LayerError, Limits, Unpacked, unpack_indexed};
 use crate::progress::{Event, Progress};
 use crate::source::LayerSource;
+use crate::span::SpanTable;
 use crate::tree::LayerTree;
 
 use super::record::write_synced;
@@ -25,6 +28,7 @@ use super::record::write_synced;
 pub const DATA: &str = "data";
 pub const READY: &str = "ready";
 pub const TREE: &str = "tree";
+pub use crate::index::kept::INDEX;
 
 const BUFFER: usize = 256 << 10;
 /// Bytes received between two reports of progress.
@@ -38,7 +42,8 @@ pub struct Job {
     pub cancelled: CancellationToken,
 }
 
-/// Unpacks into an empty directory, and makes it a layer's: data, ready, tree.
+/// Unpacks into an empty directory, and makes it a layer's: data, ready, tree; and index, where the stored form has
+/// places to begin at.
 pub fn unpack_into(job: Job, directory: &Path, boot: BootId) -> Result<(), Error> {
     let diff_id = job.layer.diff_id;
     let path = directory.join(DATA);
@@ -48,7 +53,7 @@ pub fn unpack_into(job: Job, directory: &Path, boot: BootId) -> Result<(), Error
         .create_new(true)
         .open(&path);
     let mut writer = BlobWriter::create(data.map_err(|error| Error::io(&path, error))?);
-    let tree = run(job, &mut writer, &path)?;
+    let (tree, index) = run_indexed(job, &mut writer, &path)?;
     let summary = writer
         .finish()
         .map_err(|error| Error::blob(diff_id, &path, error))?;
@@ -67,12 +72,36 @@ pub fn unpack_into(job: Job, directory: &Path, boot: BootId) -> Result<(), Error
     let bytes = tree
         .to_bytes()
         .map_err(|error| Error::malformed(format!("layer {diff_id}"), error))?;
-    write_synced(&path, &bytes).map_err(|error| Error::io(&path, error))
+    write_synced(&path, &bytes).map_err(|error| Error::io(&path, error))?;
+
+    if let Some(index) = index {
+        let path = directory.join(INDEX);
+        write_synced(&path, &kept::encode(&index)).map_err(|error| Error::io(&path, error))?;
+    }
+    Ok(())
 }
 
 /// Streams a layer through decompression and unpacking into `sink`, and compares both digests. `path` is where the sink
 /// writes, for messages.
 pub fn run(job: Job, sink: &mut impl DataSink, path: &Path) -> Result<LayerTree, Error> {
+    go(job, sink, path, false).map(|(tree, _)| tree)
+}
+
+/// As [`run`], and yields the index of the stored form; none where it has too few places to begin at.
+pub fn run_indexed(
+    job: Job,
+    sink: &mut impl DataSink,
+    path: &Path,
+) -> Result<(LayerTree, Option<Kept>), Error> {
+    go(job, sink, path, true)
+}
+
+fn go(
+    job: Job,
+    sink: &mut impl DataSink,
+    path: &Path,
+    is_indexed: bool,
+) -> Result<(LayerTree, Option<Kept>), Error> {
     let Job {
         layer,
         body,
@@ -95,15 +124,16 @@ pub fn run(job: Job, sink: &mut impl DataSink, path: &Path) -> Result<LayerTree,
         counters: counters.clone(),
         cancelled,
     };
-    let (result, diff_id) = unpack_stream(&mut stored, sink, &counters, path);
+    let (result, diff_id) = unpack_stream(&mut stored, sink, &counters, path, is_indexed);
     // Whatever went wrong, a damaged transfer explains it best.
     if let Some(error) = fault.take() {
         return Err(error);
     }
-    if !matches!(result, Err(Failure::Sink(_))) {
-        stored.check(&layer)?;
-    }
-    let tree = result.map_err(|failure| failure.explain(&layer))?;
+    let received = match result {
+        Err(Failure::Sink(error)) => return Err(error),
+        _ => stored.check(&layer)?,
+    };
+    let (unpacked, spans) = result.map_err(|failure| failure.explain(&layer))?;
     if diff_id != layer.diff_id {
         let what = format!("the tar of {}", layer.name());
         return Err(Error::DigestMismatch {
@@ -116,16 +146,62 @@ pub fn run(job: Job, sink: &mut impl DataSink, path: &Path) -> Result<LayerTree,
         layer: layer.diff_id,
         unpacked: counters.unpacked(),
     });
-    Ok(tree)
+    let index = spans.and_then(|spans| index(unpacked.tree.data_length, unpacked.pieces, spans, &received));
+    Ok((unpacked.tree, index))
 }
+
+/// A layer's digest and length, as received.
+struct Received {
+    digest: Digest,
+    length: u64,
+}
+
+/// The index of what was received. It is made of what was read and checked, so that it is refused is a mistake of ours; the
+/// layer is then kept without one.
+fn index(data_length: u64, pieces: Vec<Piece>, spans: SpanTable, received: &Received) -> Option<Kept> {
+    let content = Content::new(data_length, Pieces::Map(pieces), spans)
+        .inspect_err(
+            |error| tracing::warn!(layer = %received.digest, %error, "a layer is kept without its index"),
+        )
+        .ok()?;
+    Some(Kept {
+        stored: received.digest,
+        stored_length: received.length,
+        content,
+    })
+}
+
+/// The uncompressed layer.
+enum Decoder<'a> {
+    Plain(Box<dyn Read + Send + 'a>),
+    Indexing(Box<Indexing<BufReader<&'a mut Stored>>>),
+}
+
+impl Read for Decoder<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(decoder) => decoder.read(buffer),
+            Self::Indexing(decoder) => decoder.read(buffer),
+        }
+    }
+}
+
+type Stream = (Unpacked, Option<SpanTable>);
 
 fn unpack_stream(
     stored: &mut Stored,
     sink: &mut impl DataSink,
     counters: &Counters,
     path: &Path,
-) -> (Result<LayerTree, Failure>, Digest) {
-    let decoder = match compression::decoder(BufReader::with_capacity(BUFFER, stored)) {
+    is_indexed: bool,
+) -> (Result<Stream, Failure>, Digest) {
+    let stored = BufReader::with_capacity(BUFFER, stored);
+    let decoder = if is_indexed {
+        Indexing::new(stored).map(|decoder| Decoder::Indexing(Box::new(decoder)))
+    } else {
+        compression::decoder(stored).map(Decoder::Plain)
+    };
+    let decoder = match decoder {
         Ok(decoder) => decoder,
         Err(error) => return (Err(Failure::Stream(error)), Digest::of(&[])),
     };
@@ -135,7 +211,7 @@ fn unpack_stream(
         counters: counters.clone(),
     };
     let mut sink = Watched { sink, failed: None };
-    let unpacked = unpack(
+    let unpacked = unpack_indexed(
         BufReader::with_capacity(BUFFER, &mut tar),
         &mut sink,
         &Limits::default(),
@@ -144,12 +220,17 @@ fn unpack_stream(
         return (Err(Failure::Sink(Error::io(path, error))), Digest::of(&[]));
     }
     let result = match unpacked {
-        Ok(tree) => io::copy(&mut tar, &mut io::sink())
-            .map(|_| tree)
+        Ok(unpacked) => io::copy(&mut tar, &mut io::sink())
+            .map(|_| unpacked)
             .map_err(Failure::Stream),
         Err(error) => Err(Failure::Layer(error)),
     };
-    (result, Digest::from(<[u8; 32]>::from(tar.hasher.finalize())))
+    let spans = match tar.decoder {
+        Decoder::Indexing(decoder) if result.is_ok() => decoder.into_spans(),
+        _ => None,
+    };
+    let digest = Digest::from(<[u8; 32]>::from(tar.hasher.finalize()));
+    (result.map(|unpacked| (unpacked, spans)), digest)
 }
 
 /// Where an unpacking broke.
@@ -221,7 +302,7 @@ impl Stored {
     }
 
     /// Reads what decompression left, then compares length and digest.
-    fn check(mut self, layer: &LayerSource) -> Result<(), Error> {
+    fn check(mut self, layer: &LayerSource) -> Result<Received, Error> {
         let drained = io::copy(&mut self, &mut io::sink());
         if let Some(error) = self.fault.take() {
             return Err(error);
@@ -241,7 +322,10 @@ impl Stored {
                 expected,
                 got,
             }),
-            _ => Ok(()),
+            _ => Ok(Received {
+                digest: got,
+                length: self.received,
+            }),
         }
     }
 }
@@ -282,7 +366,7 @@ impl Read for Stored {
 
 /// The uncompressed tar, hashed and counted.
 struct Tar<'a> {
-    decoder: Box<dyn Read + Send + 'a>,
+    decoder: Decoder<'a>,
     hasher: Sha256,
     counters: Counters,
 }

@@ -1,0 +1,159 @@
+//! Reading a stored layer once, and noting on the way where it can be read from later.
+//!
+//! Each decoder accepts and refuses exactly what one that does not note would: a gzip member or zstd frame that is cut, or
+//! followed by something else, is an error; an end between two of them is the end.
+
+use std::io::{self, BufRead, Read};
+
+use zstd::stream::raw::{DParameter, Decoder as ZstdStream, InBuffer, Operation, OutBuffer};
+
+use super::recorder::Recorder;
+use super::{Form, ZSTD_WINDOW_LOG, form};
+use crate::span::inflate::{Inflate, Stop, Until, Wrap};
+use crate::span::{Expansion, SPAN, SpanTable, Window};
+
+/// A stored blob, uncompressed as it is read, and indexed.
+pub(crate) struct Indexing<R> {
+    stored: io::Chain<io::Cursor<Vec<u8>>, R>,
+    decoder: Decoder,
+    recorder: Recorder,
+    /// Whether the last member or frame is whole, and no other begun.
+    is_between: bool,
+}
+
+enum Decoder {
+    Plain,
+    Gzip(Inflate),
+    Zstd(Box<ZstdStream<'static>>),
+}
+
+impl<R: BufRead> Indexing<R> {
+    /// Tells the form by the first bytes of `stored`.
+    ///
+    /// # Errors
+    /// Of the first read; or when out of memory.
+    pub(crate) fn new(stored: R) -> io::Result<Indexing<R>> {
+        let (form, stored) = form(stored)?;
+        let mut recorder = Recorder::default();
+        let decoder = match form {
+            Form::Plain => {
+                recorder.begin(Expansion::Plain);
+                Decoder::Plain
+            }
+            // Where the first member's data begins, the decoder finds.
+            Form::Gzip => Decoder::Gzip(Inflate::new(Wrap::Gzip).map_err(io::Error::other)?),
+            Form::Zstd => {
+                recorder.begin(Expansion::Zstd);
+                let mut stream = ZstdStream::new()?;
+                stream.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG))?;
+                Decoder::Zstd(Box::new(stream))
+            }
+        };
+        Ok(Indexing {
+            stored,
+            decoder,
+            recorder,
+            is_between: false,
+        })
+    }
+
+    /// The spans of the blob, which was read to its end; none where it has too few places to begin at, as a zstd layer of
+    /// one large frame.
+    pub(crate) fn into_spans(self) -> Option<SpanTable> {
+        self.recorder.finish()
+    }
+}
+
+impl<R: BufRead> Read for Indexing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            let input = self.stored.fill_buf()?;
+            let is_end = input.is_empty();
+            if is_end && (self.is_between || matches!(self.decoder, Decoder::Plain)) {
+                return Ok(0);
+            }
+            let (read, written) = match &mut self.decoder {
+                Decoder::Plain => plain(&mut self.recorder, input, buffer),
+                Decoder::Gzip(inflate) => {
+                    gzip(inflate, &mut self.recorder, &mut self.is_between, input, buffer)?
+                }
+                Decoder::Zstd(stream) => {
+                    zstd(stream, &mut self.recorder, &mut self.is_between, input, buffer)?
+                }
+            };
+            self.stored.consume(read);
+            if written > 0 {
+                return Ok(written);
+            }
+            if is_end && !self.is_between {
+                let message = "the compressed stream ends early";
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
+            }
+        }
+    }
+}
+
+fn plain(recorder: &mut Recorder, input: &[u8], output: &mut [u8]) -> (usize, usize) {
+    // Spans are cut at exact multiples.
+    if recorder.is_due(SPAN - 1) {
+        recorder.begin(Expansion::Plain);
+    }
+    let length = recorder.until(SPAN).min(input.len()).min(output.len());
+    output[..length].copy_from_slice(&input[..length]);
+    recorder.progress(&input[..length], length);
+    (length, length)
+}
+
+fn gzip(
+    inflate: &mut Inflate,
+    recorder: &mut Recorder,
+    is_between: &mut bool,
+    input: &[u8],
+    output: &mut [u8],
+) -> io::Result<(usize, usize)> {
+    let step = inflate.step(input, output, Until::Block).map_err(|why| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the gzip stream is damaged: {why}"),
+        )
+    })?;
+    recorder.progress(&input[..step.read], step.written);
+    *is_between = step.stop == Stop::End || (*is_between && step.read == 0);
+    match step.stop {
+        Stop::End => inflate.reset(Wrap::Gzip),
+        // The rule and the form of SOCI's checkpoints, so that each can be made of the other.
+        Stop::BeforeBlock { bits } if recorder.is_due(SPAN) => recorder.begin(Expansion::Deflate {
+            bits,
+            window: Window::new(&inflate.dictionary()),
+        }),
+        _ => {}
+    }
+    Ok((step.read, step.written))
+}
+
+fn zstd(
+    stream: &mut ZstdStream<'static>,
+    recorder: &mut Recorder,
+    is_between: &mut bool,
+    input: &[u8],
+    output: &mut [u8],
+) -> io::Result<(usize, usize)> {
+    let mut source = InBuffer::around(input);
+    let mut target = OutBuffer::around(output);
+    // What it thinks it needs next; nothing after a frame.
+    let hint = stream.run(&mut source, &mut target)?;
+    let (read, written) = (source.pos(), target.pos());
+    recorder.progress(&input[..read], written);
+    *is_between = hint == 0;
+    if *is_between && recorder.is_due(SPAN - 1) {
+        recorder.begin(Expansion::Zstd);
+    }
+    Ok((read, written))
+}
+
+#[cfg(test)]
+#[path = "indexing_test.rs"]
+mod tests;

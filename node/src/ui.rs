@@ -188,11 +188,7 @@ impl PullProgress {
             }
             Event::Assembling => json!({"event": "assembling"}),
             Event::Repairing { layer } => json!({"event": "repairing", "layer": layer.to_string()}),
-            Event::Lazy {
-                layer,
-                form,
-                fetched,
-            } => {
+            Event::Lazy { layer, form, fetched } => {
                 json!({"event": "layer-lazy", "layer": layer.to_string(), "form": form, "bytes": fetched})
             }
             Event::Pushing { blob, sent, total } if sent == total => {
@@ -234,11 +230,7 @@ impl PullProgress {
                 ));
             }
             Event::Repairing { layer } => say(&format!("pull: layer {}: repairing", short(layer))),
-            Event::Lazy {
-                layer,
-                form,
-                fetched,
-            } => say(&format!(
+            Event::Lazy { layer, form, fetched } => say(&format!(
                 "pull: layer {}: read as needed ({form}), after {}",
                 short(layer),
                 HumanBytes(*fetched)
@@ -291,11 +283,7 @@ impl PullProgress {
             Event::Repairing { layer } => {
                 drop(self.bars.println(format!("repairing layer {}", short(layer))))
             }
-            Event::Lazy {
-                layer,
-                form,
-                fetched,
-            } => {
+            Event::Lazy { layer, form, fetched } => {
                 let text = format!("{form}, read as needed");
                 let layer_bar = layers
                     .entry(*layer)

@@ -41,9 +41,7 @@ use crate::reference::ImageRef;
 
 pub use chain::{ReadyMade, ReadyMadeBlob, StoredLayer, WhichLayer};
 pub use form::{Form, layer_key};
-pub use manage::{
-    ImageUsage, Inspection, LayerInspection, Pruned, Usage, VerifyReport,
-};
+pub use manage::{ImageUsage, Inspection, LayerInspection, Pruned, Usage, VerifyReport};
 pub use pull::{PullOptions, PullPolicy};
 
 use lock::Lock;

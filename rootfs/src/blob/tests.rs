@@ -146,7 +146,18 @@ fn torn_and_hostile_files_are_errors() {
             "length {length}"
         );
     }
-    for (at, value) in [(0, b'X'), (8, 3), (8, 1), (112, 2), (115, 1), (12, 3), (12, 60), (16, 1), (22, 255), (24, 9)] {
+    for (at, value) in [
+        (0, b'X'),
+        (8, 3),
+        (8, 1),
+        (112, 2),
+        (115, 1),
+        (12, 3),
+        (12, 60),
+        (16, 1),
+        (22, 255),
+        (24, 9),
+    ] {
         assert!(open(with(&|bytes| bytes[at] = value)).is_some(), "byte {at}");
     }
     // A digest changed: the reader does not look, the owner must.

@@ -1,13 +1,15 @@
 //! One image: its metadata, and the blobs its file data is in.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fuse_backend_rs::api::filesystem::ZeroCopyWriter;
 
 use crate::erofs::{FileType, Inode, Mapping, Nid, ReadError, Reader};
-use crate::tree::PAGE;
 
+use super::blobs::Blobs;
 use super::mapped::Mapped;
 use super::pread::Positioned;
 use super::{ImageError, MissingRange, PlacedBlob};
@@ -19,12 +21,13 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub struct Image {
     pub name: Vec<u8>,
     pub reader: Reader<Mapped>,
-    /// By address, not overlapping.
-    blobs: Vec<PlacedBlob>,
+    blobs: Blobs,
+    /// Files of which it is known whether they can be mapped, for good.
+    mappable: Mutex<HashMap<Nid, bool>>,
 }
 
 /// Where the bytes of a mapping are.
-enum Backing<'a> {
+pub enum Backing<'a> {
     Hole,
     /// In the metadata itself: tails, or an image that carries its data.
     Metadata(&'a [u8]),
@@ -33,46 +36,18 @@ enum Backing<'a> {
 }
 
 impl Image {
-    pub fn open(name: &str, metadata: &File, mut blobs: Vec<PlacedBlob>) -> Result<Image, ImageError> {
+    pub fn open(name: &str, metadata: &File, blobs: Vec<PlacedBlob>) -> Result<Image, ImageError> {
         let reader = Reader::new(Mapped::new(metadata).map_err(ImageError::Map)?)?;
         let root = reader.inode(reader.superblock().root)?;
         if root.file_type != FileType::Directory {
             return Err(ImageError::RootNotDirectory);
         }
-        // An empty blob may share its address with the next one: it comes first, so that a search finds the other.
-        blobs.sort_by_key(|blob| (blob.address, blob.length));
-        let mut end = reader.bytes().len() as u64;
-        for blob in &blobs {
-            let bad = |why| ImageError::Blob {
-                address: blob.address,
-                why,
-            };
-            if !(blob.address | blob.length).is_multiple_of(PAGE) {
-                return Err(bad("address and length must be multiples of 4096"));
-            }
-            if blob.address < end && blob.length > 0 {
-                return Err(bad("it overlaps the metadata or another blob"));
-            }
-            if blob.file.len() != blob.length {
-                return Err(bad(
-                    "the cache file has another length than the image was made for",
-                ));
-            }
-            if blob.file.id() != blob.digest {
-                return Err(bad(
-                    "the cache file is of another layer than the image was made for",
-                ));
-            }
-            let blob_end = blob
-                .address
-                .checked_add(blob.length)
-                .ok_or(bad("it ends beyond 2^64"))?;
-            end = end.max(blob_end);
-        }
+        let blobs = Blobs::new(reader.bytes().len() as u64, blobs)?;
         Ok(Image {
             name: name.into(),
             reader,
             blobs,
+            mappable: Mutex::default(),
         })
     }
 
@@ -104,16 +79,11 @@ impl Image {
             let bytes = &metadata[address as usize..(address + length) as usize];
             return Ok((Backing::Metadata(bytes), length));
         }
-        let index = self.blobs.partition_point(|blob| blob.address <= address);
-        let blob = index.checked_sub(1).map(|index| &self.blobs[index]);
-        match blob.filter(|blob| address - blob.address < blob.length) {
-            Some(blob) => {
-                let offset = address - blob.address;
-                Ok((
-                    Backing::Blob(blob, offset),
-                    mapping.length.min(blob.length - offset),
-                ))
-            }
+        match self.blobs.at(address) {
+            Some((blob, offset)) => Ok((
+                Backing::Blob(blob, offset),
+                mapping.length.min(blob.length - offset),
+            )),
             None => {
                 tracing::error!(address, image = ?self.name.escape_ascii().to_string(), "file data is outside every blob");
                 Err(io::Error::from_raw_os_error(libc::EUCLEAN))
@@ -122,7 +92,7 @@ impl Image {
     }
 
     /// Calls `each` for the pieces of a range of a file.
-    fn pieces<'a>(
+    pub fn pieces<'a>(
         &'a self,
         nid: Nid,
         offset: u64,
@@ -148,11 +118,7 @@ impl Image {
         let mut missing = Vec::new();
         let walked = self.pieces(nid, offset, u64::from(size), |backing, length| {
             if let Backing::Blob(blob, offset) = backing {
-                missing.extend(blob.file.missing(offset, length).map(|range| MissingRange {
-                    blob: blob.digest,
-                    offset: range.start,
-                    length: range.end - range.start,
-                }));
+                missing.extend(blob.missing(offset, length));
             }
             Ok(())
         });
@@ -160,6 +126,31 @@ impl Image {
             Ok(()) => missing,
             Err(_) => Vec::new(),
         }
+    }
+
+    /// Calls `each` for the blob ranges a read of a file is about: blob, offset, bytes.
+    pub fn touched(&self, nid: Nid, offset: u64, size: u64, each: &mut dyn FnMut([u8; 32], u64, u64)) {
+        // One that fails has touched what came before.
+        let _ = self.pieces(nid, offset, size, |backing, length| {
+            if let Backing::Blob(blob, offset) = backing {
+                each(blob.digest, offset, length);
+            }
+            Ok(())
+        });
+    }
+
+    /// Whether a file can be mapped, if that is known for good.
+    pub fn known_mappable(&self, nid: Nid) -> Option<bool> {
+        self.mappable().get(&nid).copied()
+    }
+
+    pub fn remember_mappable(&self, nid: Nid, mappable: bool) {
+        self.mappable().insert(nid, mappable);
+    }
+
+    fn mappable(&self) -> MutexGuard<'_, HashMap<Nid, bool>> {
+        // Single values; whole whoever held the lock.
+        self.mappable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads a file into guest memory.
@@ -172,13 +163,9 @@ impl Image {
                 Backing::Metadata(bytes) => out.write_all(bytes)?,
                 Backing::Blob(blob, at) => {
                     // Checked by whoever parks reads, and here again: what is not verified is never served.
-                    if !blob.file.is_ready(at, length) {
-                        tracing::error!(offset = at, length, "a read came before its bytes");
-                        return Err(io::Error::from_raw_os_error(libc::EIO));
-                    }
-                    out.write_all_from(&mut Positioned(blob.file.data()), length as usize, at).inspect_err(
-                        |error| tracing::error!(%error, offset = at, length, "a blob's cache file cannot be read"),
-                    )?;
+                    blob.require_ready(at, length)?;
+                    out.write_all_from(&mut Positioned(blob.file.data()), length as usize, at)
+                        .inspect_err(|error| blob.unreadable(at, length, error))?;
                 }
             }
             total += length as usize;

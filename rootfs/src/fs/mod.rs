@@ -6,6 +6,9 @@
 //! it, the absence of a name included. An inode's generation is its image's own, so a node id that comes to mean another
 //! image is seen to be another inode, and one that comes back with its image is seen to be the same.
 
+mod blobs;
+mod dax;
+mod disk;
 mod image;
 mod mapped;
 mod pread;
@@ -19,8 +22,11 @@ use std::fs::File;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::blob::BlobFile;
+use crate::digest::Digest;
 use crate::erofs::{Nid, ReadError};
 
+pub use dax::{LEAST as DAX_LEAST, MapPart, RANGE as DAX_RANGE};
+pub use disk::{DiskImage, Source};
 use image::Image;
 
 /// Node id of the synthetic root.
@@ -37,6 +43,42 @@ pub struct PlacedBlob {
     /// SHA-256 of the layer (its DiffID), by which missing bytes are asked for.
     pub digest: [u8; 32],
     pub file: BlobFile,
+}
+
+impl PlacedBlob {
+    /// The parts of a range that are not ready.
+    fn missing(&self, offset: u64, length: u64) -> impl Iterator<Item = MissingRange> {
+        self.file.missing(offset, length).map(|range| MissingRange {
+            blob: self.digest,
+            offset: range.start,
+            length: range.end - range.start,
+        })
+    }
+
+    /// EIO if a range is not ready: what is not verified is never served.
+    fn require_ready(&self, offset: u64, length: u64) -> std::io::Result<()> {
+        if self.file.is_ready(offset, length) {
+            return Ok(());
+        }
+        tracing::error!(
+            blob = %Digest::from(self.digest),
+            offset,
+            length,
+            "a read came before its bytes"
+        );
+        Err(std::io::Error::from_raw_os_error(libc::EIO))
+    }
+
+    /// Says that a range that is ready cannot be read: the medium's fault, or the file was cut behind the store's back.
+    fn unreadable(&self, offset: u64, length: u64, error: &std::io::Error) {
+        tracing::error!(
+            blob = %Digest::from(self.digest),
+            offset,
+            length,
+            %error,
+            "a blob's cache file cannot be read; try `thaw image verify`"
+        );
+    }
 }
 
 /// Bytes a read needs that are not in their blob yet.
@@ -79,6 +121,8 @@ pub enum ImageError {
 #[derive(Default)]
 pub struct RootFs {
     slots: RwLock<BTreeMap<u16, Arc<Image>>>,
+    /// Whether there is a window to map files into.
+    has_window: bool,
 }
 
 /// What a node id names.
@@ -91,6 +135,14 @@ impl RootFs {
     /// An empty root.
     pub fn new() -> RootFs {
         RootFs::default()
+    }
+
+    /// An empty root, on a device with a window that files can be mapped into.
+    pub fn with_window() -> RootFs {
+        RootFs {
+            has_window: true,
+            ..RootFs::default()
+        }
     }
 
     /// Shows an image as directory `name`. `metadata` is mapped, and must not be changed while it is shown.
@@ -143,6 +195,21 @@ impl RootFs {
         match self.node(node) {
             Some(Node::Inode(_, image, nid)) => image.missing(nid, offset, size),
             Some(Node::Root) | None => Vec::new(),
+        }
+    }
+
+    /// Calls `each` for the blob ranges a read of `size` bytes at `offset` of a node is about: blob, offset, bytes.
+    pub fn touched(&self, node: u64, offset: u64, size: u64, each: &mut dyn FnMut([u8; 32], u64, u64)) {
+        if let Some(Node::Inode(_, image, nid)) = self.node(node) {
+            image.touched(nid, offset, size, each);
+        }
+    }
+
+    /// The image slot of a node; none for the root, and where there is no image.
+    pub fn slot(&self, node: u64) -> Option<u16> {
+        match self.node(node)? {
+            Node::Root => None,
+            Node::Inode(slot, ..) => Some(slot),
         }
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fuse_backend_rs::abi::fuse_abi::{CreateIn, stat64, statvfs64};
+use fuse_backend_rs::abi::fuse_abi::{CreateIn, FUSE_ATTR_DAX, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions,
     SetattrValid, ZeroCopyReader, ZeroCopyWriter,
@@ -53,17 +53,6 @@ fn inode_attributes(slot: u16, inode: &Inode) -> stat64 {
     stat
 }
 
-fn entry(slot: u16, image: &Image, inode: &Inode, name_lasts: Duration) -> Entry {
-    Entry {
-        inode: node_id(slot, inode.nid),
-        generation: image.generation(),
-        attr: inode_attributes(slot, inode),
-        attr_flags: 0,
-        attr_timeout: FOREVER,
-        entry_timeout: name_lasts,
-    }
-}
-
 fn directory_type(file_type: FileType) -> u32 {
     u32::from(match file_type {
         FileType::File => libc::DT_REG,
@@ -83,6 +72,25 @@ impl RootFs {
     /// The node, or ESTALE when its image is gone.
     fn find(&self, node: u64) -> io::Result<Node> {
         self.node(node).ok_or(errno(libc::ESTALE))
+    }
+
+    /// What an inode's attributes say beside `stat`.
+    pub(super) fn flags(&self, image: &Image, inode: &Inode) -> u32 {
+        match self.has_window && image.is_mappable(inode) {
+            true => FUSE_ATTR_DAX,
+            false => 0,
+        }
+    }
+
+    fn entry(&self, slot: u16, image: &Image, inode: &Inode, name_lasts: Duration) -> Entry {
+        Entry {
+            inode: node_id(slot, inode.nid),
+            generation: image.generation(),
+            attr: inode_attributes(slot, inode),
+            attr_flags: self.flags(image, inode),
+            attr_timeout: FOREVER,
+            entry_timeout: name_lasts,
+        }
     }
 
     /// The inode of a node other than the root.
@@ -149,14 +157,14 @@ impl RootFs {
             .reader
             .inode(image.reader.superblock().root)
             .map_err(read_error)?;
-        Ok(entry(*slot, image, &root, NEVER))
+        Ok(self.entry(*slot, image, &root, NEVER))
     }
 
     fn lookup_in_image(&self, slot: u16, image: &Image, parent: Nid, name: &[u8]) -> io::Result<Entry> {
         let directory = image.reader.inode(parent).map_err(read_error)?;
         // Asked when a file handle is opened (overlayfs keeps handles); of a file too.
         if name == b"." {
-            return Ok(entry(slot, image, &directory, FOREVER));
+            return Ok(self.entry(slot, image, &directory, FOREVER));
         }
         if directory.file_type != FileType::Directory {
             return Err(errno(libc::ENOTDIR));
@@ -167,7 +175,7 @@ impl RootFs {
         match image.reader.lookup(&directory, name).map_err(read_error)? {
             Some(found) => {
                 let inode = image.reader.inode(found.nid).map_err(read_error)?;
-                Ok(entry(slot, image, &inode, FOREVER))
+                Ok(self.entry(slot, image, &inode, FOREVER))
             }
             None => Ok(Entry {
                 entry_timeout: FOREVER,
@@ -206,7 +214,7 @@ impl RootFs {
                 type_: u32::from(libc::DT_DIR),
                 name: &image.name,
             };
-            let attributes = with_entries.then(|| entry(*slot, image, &root, NEVER));
+            let attributes = with_entries.then(|| self.entry(*slot, image, &root, NEVER));
             if report(listed, attributes)? == 0 {
                 return Ok(());
             }
@@ -242,7 +250,7 @@ impl RootFs {
             let attributes = match with_entries && !is_dots {
                 true => {
                     let inode = image.reader.inode(found.nid).map_err(read_error)?;
-                    Some(entry(slot, &image, &inode, FOREVER))
+                    Some(self.entry(slot, &image, &inode, FOREVER))
                 }
                 false => None,
             };
@@ -266,7 +274,12 @@ impl FileSystem for RootFs {
             );
             return Err(errno(libc::EPROTO));
         }
-        Ok(FsOptions::ASYNC_READ
+        let window = match self.has_window {
+            true => FsOptions::MAP_ALIGNMENT | FsOptions::PERFILE_DAX,
+            false => FsOptions::empty(),
+        };
+        Ok(window
+            | FsOptions::ASYNC_READ
             | FsOptions::ASYNC_DIO
             | FsOptions::BIG_WRITES
             | FsOptions::MAX_PAGES

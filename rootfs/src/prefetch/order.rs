@@ -71,11 +71,7 @@ pub struct Run {
 
 impl From<(u32, u64, u64)> for Run {
     fn from((blob, offset, length): (u32, u64, u64)) -> Self {
-        Self {
-            blob,
-            offset,
-            length,
-        }
+        Self { blob, offset, length }
     }
 }
 
@@ -150,8 +146,13 @@ impl LoadOrder {
             }
         }
         // Runs may repeat, but not so often that their sum means nothing.
-        let total = self.runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.length));
-        total.map(drop).ok_or_else(|| malformed("its runs add up to too much"))
+        let total = self
+            .runs
+            .iter()
+            .try_fold(0u64, |sum, run| sum.checked_add(run.length));
+        total
+            .map(drop)
+            .ok_or_else(|| malformed("its runs add up to too much"))
     }
 }
 

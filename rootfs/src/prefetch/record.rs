@@ -150,7 +150,11 @@ mod tests {
         recorder.access(&blobs[1], CHUNK_SIZE, u64::from(u32::MAX));
         recorder.lost(2);
         let order = recorder.order(Digest::of(b"image"), known).unwrap();
-        let runs: Vec<_> = order.runs.iter().map(|run| (run.blob, run.offset, run.length)).collect();
+        let runs: Vec<_> = order
+            .runs
+            .iter()
+            .map(|run| (run.blob, run.offset, run.length))
+            .collect();
         assert_eq!(
             runs,
             [(0, CHUNK_SIZE * 3, 4096), (1, 0, 4096), (0, 0, CHUNK_SIZE * 2)]

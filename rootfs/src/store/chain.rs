@@ -83,7 +83,10 @@ impl Store {
         _reference: &ImageRef,
         _plain_http: bool,
     ) -> Result<Image, Error> {
-        Err(Error::malformed("an image of layers", "this build cannot do that yet"))
+        Err(Error::malformed(
+            "an image of layers",
+            "this build cannot do that yet",
+        ))
     }
 
     /// A layer the store has already.

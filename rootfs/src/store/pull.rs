@@ -19,9 +19,9 @@ use crate::reference::ImageRef;
 use crate::source::{self, Credentials, LayerSource, Platform, Resolved, Retry, Source, SourceOptions};
 use crate::tree::LayerTree;
 
+use super::form::{Form, Origin};
 use super::layer::{self, Job};
 use super::lock::Lock;
-use super::form::{Form, Origin};
 use super::record::{self, BlobRecord, LayerRecord, Record};
 use super::{Image, PARTIAL, Store, sync_parent};
 
@@ -242,7 +242,12 @@ impl Store {
     }
 
     /// Writes the image's directory from its layers.
-    fn assemble_image(&self, resolved: &Resolved, reference: String, plain_http: bool) -> Result<Image, Error> {
+    fn assemble_image(
+        &self,
+        resolved: &Resolved,
+        reference: String,
+        plain_http: bool,
+    ) -> Result<Image, Error> {
         let digest = resolved.digest;
         let _lock = self.lock_exclusive(&format!("image-{}", digest.hex()))?;
         let image = match self.image(&digest)? {
@@ -267,12 +272,7 @@ impl Store {
             origin: Origin::Layer(layer.clone()),
         });
         let layers = layers.collect();
-        let mut record = Record::new(
-            resolved.digest,
-            reference.to_owned(),
-            plain_http,
-            layers,
-        );
+        let mut record = Record::new(resolved.digest, reference.to_owned(), plain_http, layers);
         self.write_metadata(&mut record, &partial.path)?;
         let bytes = serde_json::to_vec_pretty(&record);
         let bytes = bytes.map_err(|error| Error::malformed("the image's record", error))?;

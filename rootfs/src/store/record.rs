@@ -7,10 +7,10 @@ use std::path::Path;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 
+use super::Store;
+use super::form::{Form, Origin};
 use crate::digest::Digest;
 use crate::error::Error;
-use super::form::{Form, Origin};
-use super::Store;
 
 pub const RECORD: &str = "record.json";
 pub const CONFIG: &str = "config.json";

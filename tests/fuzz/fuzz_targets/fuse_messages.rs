@@ -1,4 +1,5 @@
-//! FUSE messages as a guest's driver queues them: any bytes, in any buffers, any room for an answer.
+//! FUSE messages as a guest's driver queues them: any bytes, in any buffers, any room for an answer; and a window that they
+//! map files into.
 #![no_main]
 
 use std::cell::RefCell;
@@ -6,10 +7,13 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use thaw_rootfs::erofs;
-use thaw_rootfs::fs::RootFs;
-use thaw_rootfs::tree::{Attributes, Inode, Kind, Tree};
+use thaw_rootfs::blob::{BlobFile, BootId, Digests, ReadyFile};
+use thaw_rootfs::fs::{PlacedBlob, RootFs};
+use thaw_rootfs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 use thaw_vmm::memory::GuestMemory;
-use thaw_vmm::virtio::Interrupt;
+use thaw_vmm::layout::Window;
+use thaw_vmm::virtio::fs::dax::Dax;
+use thaw_vmm::virtio::{HostWindow, Interrupt};
 use thaw_vmm::virtio::fs::message::{Messenger, Verdict};
 use thaw_vmm::virtio::queue::DeviceQueue;
 use virtio_queue::{Queue, QueueT};
@@ -21,12 +25,16 @@ const USED: u64 = 0x2000;
 const MESSAGE: u64 = 0x10000;
 const REPLY: u64 = 0x40000;
 
+/// Bytes of the image's data, of which the last chunk is never ready.
+const DATA: u64 = 5 << 19;
+
 struct Guest {
     memory: GuestMemory,
     messenger: Messenger,
+    dax: Dax,
 }
 
-/// A guest with an image of a file, a link and a directory in slot 1.
+/// A guest with an image of two files, a link and a directory in slot 1.
 fn guest() -> Guest {
     let mut tree = Tree::new(Attributes {
         mode: 0o755,
@@ -38,6 +46,18 @@ fn guest() -> Guest {
             Kind::File {
                 size: 100_000,
                 extents: vec![],
+            },
+        ),
+        (
+            b"large",
+            Kind::File {
+                size: DATA - 100,
+                extents: vec![BlobExtent {
+                    blob: 0,
+                    file_offset: 0,
+                    data_offset: 0,
+                    length: DATA,
+                }],
             },
         ),
         (
@@ -63,14 +83,45 @@ fn guest() -> Guest {
         }
     }
     let mut metadata = tempfile::tempfile().expect("a temporary file");
-    erofs::write(&tree, &[], &mut metadata).expect("a sound tree");
-    let images = Arc::new(RootFs::new());
+    let summary = erofs::write(&tree, &[DATA], &mut metadata).expect("a sound tree");
+    let images = Arc::new(RootFs::with_window());
+    let data = tempfile::tempfile().expect("a temporary file");
+    data.set_len(DATA).expect("room");
+    let ready = tempfile::tempfile().expect("a temporary file");
+    let digests = vec![[0; 32]; (DATA >> 17) as usize];
+    let bits = ReadyFile::create(
+        ready.try_clone().expect("a descriptor"),
+        [1; 32],
+        DATA,
+        Digests::Sealed(&digests),
+        false,
+        BootId([1; 16]),
+    )
+    .expect("a ready file");
+    for chunk in 1..bits.chunk_count() {
+        bits.set_ready(chunk - 1);
+    }
+    let blob = PlacedBlob {
+        address: summary.blobs[0].address,
+        length: DATA,
+        digest: [1; 32],
+        file: BlobFile::open(data, ready).expect("a sound blob"),
+    };
     images
-        .add_image(1, "image", &metadata, vec![])
+        .add_image(1, "image", &metadata, vec![blob])
         .expect("a sound image");
     let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("memory");
     let messenger = Messenger::new(images, memory.clone()).expect("scratch memory");
-    Guest { memory, messenger }
+    let window = Window {
+        start: 1 << 36,
+        size: 8 << 20,
+    };
+    let dax = Dax::new(HostWindow::reserve(window).expect("address space"));
+    Guest {
+        memory,
+        messenger,
+        dax,
+    }
 }
 
 thread_local!(static GUEST: RefCell<Guest> = RefCell::new(guest()));
@@ -79,7 +130,7 @@ thread_local!(static GUEST: RefCell<Guest> = RefCell::new(guest()));
 fuzz_target!(|input: &[u8]| {
     let [cut, room, message @ ..] = input else { return };
     let message = &message[..message.len().min(0x20000)];
-    GUEST.with_borrow_mut(|Guest { memory, messenger }| {
+    GUEST.with_borrow_mut(|Guest { memory, messenger, dax }| {
         let memory = &*memory;
         let split = usize::from(*cut).min(message.len());
         let header = u32::from(room >> 4) + 10;
@@ -117,9 +168,9 @@ fuzz_target!(|input: &[u8]| {
         let interrupt = Arc::new(Interrupt::new(eventfd()));
         let mut queue = DeviceQueue::new(0, queue, memory.clone(), interrupt, Arc::new(eventfd()));
         let chain = queue.pop().expect("a sound ring").expect("a chain");
-        match messenger.handle(&chain) {
+        match messenger.handle(&chain, Some(dax), None) {
             Verdict::Done(written) => assert!(written <= header + body),
-            Verdict::Wait(_) => unreachable!("the image has no data to wait for"),
+            Verdict::Wait(missing) => assert!(!missing.is_empty()),
         }
     });
 });

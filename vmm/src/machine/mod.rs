@@ -184,6 +184,8 @@ impl Machine {
             return Err(self.wrong_state("thaw"));
         };
         parked.check_thaw(memory_mib, empty)?;
+        let devices = parked.body.bus.inventory.before_running();
+        devices.map_err(|(device, why)| refused(ErrorCode::System, format!("{device:?}: {why}")))?;
         parked.prepare_thaw().inspect_err(|e| self.end(e))?;
         self.times.thawed = parked.go();
         match std::mem::replace(&mut self.state, State::Shell) {

@@ -1,9 +1,13 @@
-//! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device.
+//! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, or an image that a guest mounts itself.
+//!
+//! A read of an image's bytes that are not there yet waits ([`super::misses`]), and others are served meanwhile; one whose
+//! bytes cannot be had is answered `IOERR`, and the log says why.
 //!
 //! The features do not depend on the backend, so a template can be frozen with any: `F_RO` is not among them, and a
 //! write to a read-only disk is answered `IOERR`. With no backend the capacity is 0 and every request is `IOERR`.
 
 mod disk;
+pub mod image;
 mod request;
 
 use std::os::fd::OwnedFd;
@@ -14,12 +18,17 @@ use virtio_bindings::virtio_blk as b;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use self::disk::Disk;
+use self::image::ImageDisk;
 use self::request::{Kind, Request, Status};
+use super::accesses::AccessLog;
 use super::config::ConfigSpace;
 use super::device::{Activation, AttachError, DeviceError, one_descriptor};
+use super::event_loop::Registrar;
+use super::guest_io;
 use super::looped::{Handler, Looped, another_kind};
-use super::queue::Chain;
-use super::state::DeviceState;
+use super::misses::{self, Misses, Resumed, Waits, check_heads, packet_socket};
+use super::queue::{DeviceQueue, QueueError};
+use super::state::{DeviceState, QueueRecord};
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [256];
@@ -33,14 +42,44 @@ const MAX_RANGES: u32 = 32;
 const MAX_DISCARD: u32 = 1 << 21;
 const MAX_ZEROES: u32 = 1 << 15;
 
+/// The token of the miss socket in the event loop.
+const MISSES: u32 = 0;
+
 /// The device.
 pub struct Blk {
     config: Arc<ConfigSpace>,
-    backend: Option<Disk>,
+    backend: Option<Backing>,
     /// The disk the guest was frozen with.
     frozen: Option<Frozen>,
     /// What `GET_ID` answers.
     serial: String,
+    /// Reads of an image that wait.
+    misses: Misses,
+    accesses: AccessLog,
+    /// Requests that waited when the guest was frozen, by head.
+    to_replay: Vec<u16>,
+}
+
+/// What the disk's bytes are in.
+enum Backing {
+    Disk(Disk),
+    Image(ImageDisk),
+}
+
+impl Backing {
+    fn sectors(&self) -> u64 {
+        match self {
+            Backing::Disk(disk) => disk.sectors(),
+            Backing::Image(image) => image.sectors(),
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        match self {
+            Backing::Disk(disk) => disk.is_read_only(),
+            Backing::Image(_) => true,
+        }
+    }
 }
 
 /// What a restored guest counts on.
@@ -51,18 +90,21 @@ struct Frozen {
 }
 
 impl Blk {
-    pub fn new(id: DeviceId) -> Looped<Blk> {
+    pub fn new(id: DeviceId, registrar: Registrar) -> Looped<Blk> {
         let config = Arc::new(ConfigSpace::new(config(0)).varying(0..8));
         Looped::new(Blk {
             config,
             backend: None,
             frozen: None,
             serial: format!("{id:?}").to_lowercase(),
+            misses: Misses::new(Waits::Loop(registrar, MISSES)),
+            accesses: AccessLog::default(),
+            to_replay: Vec::new(),
         })
     }
 
     /// A disk for a restored guest holds all that the guest may have on the frozen one.
-    fn check_frozen(&self, disk: &Disk) -> Result<(), AttachError> {
+    fn check_frozen(&self, disk: &Backing) -> Result<(), AttachError> {
         let Some(frozen) = self.frozen else { return Ok(()) };
         if disk.sectors() < frozen.sectors {
             return Err(AttachError::Frozen(format!(
@@ -118,13 +160,34 @@ impl Handler for Blk {
     }
 
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
-        let Backend::Disk { read_only } = backend else {
-            return Err(AttachError::WrongKind("virtio-blk takes a disk"));
+        let (backing, socket) = match backend {
+            Backend::Disk { read_only } => {
+                (Backing::Disk(Disk::open(one_descriptor(fds)?, read_only)?), None)
+            }
+            Backend::Image { blobs } => {
+                let (image, socket) = ImageDisk::open(&blobs, fds)?;
+                (Backing::Image(image), Some(packet_socket(vec![socket])?))
+            }
+            Backend::Misses => {
+                self.misses.connect(packet_socket(fds)?);
+                return Ok(false);
+            }
+            Backend::Accesses => {
+                self.accesses.connect(packet_socket(fds)?);
+                return Ok(false);
+            }
+            _ => {
+                return Err(AttachError::WrongKind(
+                    "virtio-blk takes a disk, or an image and its sockets",
+                ));
+            }
         };
-        let disk = Disk::open(one_descriptor(fds)?, read_only)?;
-        self.check_frozen(&disk)?;
-        let capacity = disk.sectors();
-        self.backend = Some(disk);
+        self.check_frozen(&backing)?;
+        let capacity = backing.sectors();
+        self.backend = Some(backing);
+        if let Some(socket) = socket {
+            self.misses.connect(socket);
+        }
         Ok(self.config.set(0, &capacity.to_le_bytes()))
     }
 
@@ -134,9 +197,11 @@ impl Handler for Blk {
 
     fn save(&self) -> DeviceState {
         let disk = self.backend.as_ref();
+        let waiting = self.misses.heads().into_iter().map(|(_, head)| head);
         DeviceState::Blk {
-            read_only: disk.is_some_and(Disk::is_read_only),
-            capacity: disk.map_or(0, Disk::sectors),
+            read_only: disk.is_some_and(Backing::is_read_only),
+            capacity: disk.map_or(0, Backing::sectors),
+            parked: waiting.chain(self.to_replay.iter().copied()).collect(),
         }
     }
 
@@ -147,46 +212,161 @@ impl Handler for Blk {
         }
     }
 
+    fn check_queues(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        match state {
+            DeviceState::Blk { parked, .. } => {
+                check_heads(0, parked, queues.and_then(|queues| queues.first()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn restore(&mut self, state: &DeviceState) -> Result<(), DeviceError> {
-        if let DeviceState::Blk { read_only, capacity } = state {
+        if let DeviceState::Blk {
+            read_only,
+            capacity,
+            parked,
+        } = state
+        {
             self.frozen = Some(Frozen {
                 sectors: *capacity,
                 writable: *capacity > 0 && !*read_only,
             });
+            self.to_replay = parked.clone();
         }
         Ok(())
     }
 
+    fn restored(&mut self, active: &Activation) {
+        if !self.to_replay.is_empty()
+            && let Some(queue) = active.queues.first()
+        {
+            queue.kick_again();
+        }
+    }
+
+    fn reset(&mut self) {
+        self.misses.clear();
+        self.to_replay.clear();
+    }
+
     fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
-        let (disk, serial) = (self.backend.as_ref(), &self.serial);
-        active.queues[queue].serve(|memory, chain| answer(memory, chain, disk, serial))
+        let queue = &mut active.queues[queue];
+        for head in std::mem::take(&mut self.to_replay) {
+            let chain = queue.chain_at(head)?;
+            self.execute(queue, request_of(queue, chain))?;
+        }
+        queue.disable_kicks()?;
+        for _ in 0..queue.size() {
+            match queue.pop()? {
+                Some(chain) if self.misses.has(queue.index(), chain.head()) => {
+                    return Err(QueueError::Chain {
+                        queue: queue.index(),
+                        head: chain.head(),
+                    }
+                    .into());
+                }
+                Some(chain) => self.execute(queue, request_of(queue, chain))?,
+                None if queue.enable_kicks()? => {}
+                None => {
+                    queue.signal()?;
+                    return self.misses.ask();
+                }
+            }
+        }
+        queue.kick_again();
+        queue.signal()?;
+        self.misses.ask()
+    }
+
+    fn backend_ready(&mut self, active: Option<&mut Activation>) -> Result<(), DeviceError> {
+        let resumed = self.misses.answers();
+        if let Some(queue) = active.and_then(|active| active.queues.first_mut()) {
+            for Resumed { request, failure } in resumed {
+                match failure {
+                    None => self.execute(queue, request)?,
+                    Some(reason) => {
+                        tracing::error!(
+                            reason,
+                            disk = self.serial,
+                            "a read of an image failed: its bytes cannot be had"
+                        );
+                        refuse(queue, &request)?;
+                    }
+                }
+            }
+            queue.signal()?;
+        }
+        self.misses.ask()
     }
 }
 
-/// Answers one request; the bytes written include the status.
-fn answer(
-    memory: &GuestMemory,
-    chain: &Chain,
-    disk: Option<&Disk>,
-    serial: &str,
-) -> Result<u32, DeviceError> {
-    let request = Request::parse(memory, chain).map_err(|what| DeviceError::Unanswerable {
-        head: chain.head(),
+fn request_of(queue: &DeviceQueue, chain: super::queue::Chain) -> misses::Request {
+    misses::Request {
+        queue: queue.index(),
+        chain,
+        rounds: 0,
+    }
+}
+
+fn parse<'m>(memory: &'m GuestMemory, request: &misses::Request) -> Result<Request<'m>, DeviceError> {
+    Request::parse(memory, &request.chain).map_err(|what| DeviceError::Unanswerable {
+        head: request.chain.head(),
         what,
-    })?;
-    let (status, data) = match (&request.kind, disk) {
-        (Err(status), _) => (*status, 0),
-        (Ok(_), None) => (Status::IoErr, 0),
-        (Ok(kind), Some(disk)) => execute(kind, disk, serial),
-    };
-    request.status.copy_from(&[status as u8]);
-    Ok(data.saturating_add(1))
+    })
+}
+
+/// Answers a request whose bytes cannot be had.
+fn refuse(queue: &mut DeviceQueue, request: &misses::Request) -> Result<(), DeviceError> {
+    let memory = queue.memory().clone();
+    let parsed = parse(&memory, request)?;
+    parsed.status.copy_from(&[Status::IoErr as u8]);
+    Ok(queue.add_used(request.chain.head(), 1)?)
+}
+
+impl Blk {
+    /// Answers one request, or parks it until its bytes are there; the bytes written include the status.
+    fn execute(&mut self, queue: &mut DeviceQueue, request: misses::Request) -> Result<(), DeviceError> {
+        let memory = queue.memory().clone();
+        let parsed = parse(&memory, &request)?;
+        if let (Ok(Kind::In { sector, data }), Some(Backing::Image(image))) = (&parsed.kind, &self.backend) {
+            let length = guest_io::total(data) as u64;
+            if request.rounds == 0 {
+                image.tell(&mut self.accesses, *sector, length);
+            }
+            let missing = image.missing(*sector, length);
+            if !missing.is_empty() {
+                return match self.misses.park(request, &missing) {
+                    Ok(()) => Ok(()),
+                    Err(refused) => refuse(queue, &refused),
+                };
+            }
+        }
+        let (status, data) = match (&parsed.kind, &self.backend) {
+            (Err(status), _) => (*status, 0),
+            (Ok(_), None) => (Status::IoErr, 0),
+            (Ok(kind), Some(Backing::Disk(disk))) => execute(kind, disk, &self.serial),
+            (Ok(kind), Some(Backing::Image(image))) => execute_on_image(kind, image, &self.serial),
+        };
+        parsed.status.copy_from(&[status as u8]);
+        Ok(queue.add_used(request.chain.head(), data.saturating_add(1))?)
+    }
+}
+
+/// As [`execute`], on what can only be read, and is there.
+fn execute_on_image(kind: &Kind<'_>, image: &ImageDisk, serial: &str) -> (Status, u32) {
+    match kind {
+        Kind::In { sector, data } => read(data, image.read(*sector, data)),
+        Kind::Flush => (Status::Ok, 0),
+        Kind::GetId { data } => (Status::Ok, request::write_id(serial, data)),
+        Kind::Out { .. } | Kind::Discard(_) | Kind::WriteZeroes(_) => (Status::IoErr, 0),
+    }
 }
 
 /// Does what was asked, and says how many bytes it wrote to the guest's data buffers.
 fn execute(kind: &Kind<'_>, disk: &Disk, serial: &str) -> (Status, u32) {
     let done = match kind {
-        Kind::In { sector, data } => return read(disk, *sector, data),
+        Kind::In { sector, data } => return read(data, disk.read(*sector, data)),
         Kind::Out { sector, data } => disk.write(*sector, data),
         Kind::Flush => disk.flush(),
         Kind::GetId { data } => return (Status::Ok, request::write_id(serial, data)),
@@ -202,14 +382,14 @@ fn execute(kind: &Kind<'_>, disk: &Disk, serial: &str) -> (Status, u32) {
     }
 }
 
-fn read(disk: &Disk, sector: u64, data: &[vm_memory::VolatileSlice<'_>]) -> (Status, u32) {
-    match disk.read(sector, data) {
+fn read(data: &[vm_memory::VolatileSlice<'_>], done: std::io::Result<()>) -> (Status, u32) {
+    match done {
         Ok(()) => (
             Status::Ok,
-            u32::try_from(super::guest_io::total(data)).unwrap_or(u32::MAX),
+            u32::try_from(guest_io::total(data)).unwrap_or(u32::MAX),
         ),
         Err(error) => {
-            tracing::debug!(%error, sector, "disk read failed");
+            tracing::debug!(%error, "disk read failed");
             (Status::IoErr, 0)
         }
     }

@@ -124,6 +124,12 @@ pub trait VirtioDevice: Send {
     /// touched before an event is served; what has to be done then, the device kicks itself for.
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError>;
 
+    /// Does what has to be done before a restored guest runs, its backends attached. May wait for them. The error is a
+    /// sentence, and nothing runs.
+    fn before_running(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Queue `queue` was kicked. An error stops the device with `DEVICE_NEEDS_RESET`.
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError>;
 

@@ -6,28 +6,27 @@
 //! The thread is made with the device and sleeps until the driver is ready: starting one later would be slow, and would
 //! give it the rights of a vCPU thread.
 
+pub mod dax;
 pub mod message;
-mod parked;
 mod worker;
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::{Backend, ImageSpec};
-use thaw_rootfs::blob::BlobFile;
-use thaw_rootfs::fs::{PlacedBlob, RootFs};
+use thaw_rootfs::fs::RootFs;
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
+use self::dax::Dax;
 use self::worker::Worker;
+use super::blk::image::placed_blobs;
 use super::config::ConfigSpace;
-use super::device::{
-    Activation, AttachError, DeviceError, Saved, SharedMemory, VirtioDevice, one_descriptor,
-};
+use super::device::{Activation, AttachError, DeviceError, Saved, SharedMemory, VirtioDevice};
 use super::gate::Gate;
 use super::looped::another_kind;
+use super::misses::{check_heads, packet_socket};
 use super::state::{DeviceState, QueueRecord};
 use super::window::HostWindow;
 
@@ -48,8 +47,6 @@ const TAG_LENGTH: usize = 36;
 pub struct Fs {
     config: Arc<ConfigSpace>,
     regions: Vec<SharedMemory>,
-    /// The window's mapping: reserved, and registered as a memslot; nothing is mapped into it yet.
-    _dax: Option<HostWindow>,
     images: Arc<RootFs>,
     /// Whether it takes images and a miss socket; the shared device does not.
     is_root: bool,
@@ -81,12 +78,14 @@ impl Fs {
         dax: Option<HostWindow>,
         gate: Arc<Gate>,
     ) -> Fs {
-        let images = Arc::new(RootFs::new());
-        let worker = Worker::start(tag, images.clone(), gate);
+        let images = Arc::new(match dax {
+            Some(_) => RootFs::with_window(),
+            None => RootFs::new(),
+        });
+        let worker = Worker::start(tag, images.clone(), dax.map(Dax::new), gate);
         Fs {
             config: Arc::new(ConfigSpace::new(config(tag))),
             regions,
-            _dax: dax,
             images,
             is_root,
             backed: false,
@@ -115,26 +114,12 @@ impl Fs {
         }
         let invalid =
             |error: &dyn std::fmt::Display| AttachError::Invalid(format!("image {:?}: {error}", image.name));
-        let mut files = fds.into_iter().map(File::from);
-        let metadata = files
+        let mut fds = fds.into_iter();
+        let metadata = fds
             .next()
+            .map(File::from)
             .ok_or(AttachError::Descriptors { expected, got: 0 })?;
-        let mut blobs = Vec::with_capacity(image.blobs.len());
-        for range in &image.blobs {
-            let (Some(data), Some(ready)) = (files.next(), files.next()) else {
-                return Err(AttachError::Descriptors {
-                    expected,
-                    got: expected - 1,
-                });
-            };
-            let file = BlobFile::open(data, ready).map_err(|error| invalid(&error))?;
-            blobs.push(PlacedBlob {
-                address: range.address,
-                length: range.length,
-                digest: range.digest,
-                file,
-            });
-        }
+        let blobs = placed_blobs(&image.blobs, &mut fds).map_err(|error| invalid(&error))?;
         self.images
             .add_image(slot, &image.name, &metadata, blobs)
             .map_err(|error| invalid(&error))?;
@@ -146,7 +131,11 @@ impl Fs {
     pub fn remove_image(&mut self, slot: u16) -> Result<(), AttachError> {
         self.images
             .remove_image(slot)
-            .map_err(|error| AttachError::Invalid(error.to_string()))
+            .map_err(|error| AttachError::Invalid(error.to_string()))?;
+        if let Ok(worker) = &self.worker {
+            worker.forget_image(slot);
+        }
+        Ok(())
     }
 }
 
@@ -194,26 +183,22 @@ impl VirtioDevice for Fs {
     }
 
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        if !self.is_root || !matches!(backend, Backend::Misses) {
+        if !self.is_root || !matches!(backend, Backend::Misses | Backend::Accesses) {
             return Err(AttachError::WrongKind(
-                "the root virtio-fs device takes a miss socket, the shared one nothing",
+                "the root virtio-fs device takes sockets for misses and accesses, the shared one nothing",
             ));
         }
-        let socket = one_descriptor(fds)?;
-        let kind = rustix::net::sockopt::socket_type(&socket)
-            .map_err(AttachError::system("the miss socket's type"))?;
-        if kind != rustix::net::SocketType::SEQPACKET {
-            return Err(AttachError::Invalid(
-                "the miss socket must be of type SEQPACKET".into(),
-            ));
-        }
-        rustix::io::ioctl_fionbio(&socket, true)
-            .map_err(AttachError::system("FIONBIO of the miss socket"))?;
+        let socket = packet_socket(fds)?;
         let worker = self
             .worker()
             .map_err(|error| AttachError::Invalid(error.to_string()))?;
-        worker.connect(socket);
-        self.backed = true;
+        match backend {
+            Backend::Accesses => worker.tell(socket),
+            _ => {
+                worker.connect(socket);
+                self.backed = true;
+            }
+        }
         Ok(())
     }
 
@@ -223,22 +208,27 @@ impl VirtioDevice for Fs {
 
     /// Reads that wait for bytes are kept by their heads; here they go on waiting.
     fn save(&mut self) -> Saved {
-        match self.worker.as_ref().ok().and_then(Worker::save) {
-            Some((parked, queues)) => Saved {
-                state: DeviceState::Fs { parked },
-                queues: Some(queues),
-            },
-            None => Saved {
-                state: DeviceState::Fs { parked: Vec::new() },
-                queues: None,
-            },
+        let saved = self.worker.as_ref().ok().and_then(Worker::save);
+        let (parked, mappings, queues) = match saved {
+            Some((parked, mappings, queues)) => (parked, mappings, Some(queues)),
+            None => (Vec::new(), Vec::new(), None),
+        };
+        Saved {
+            state: DeviceState::Fs { parked, mappings },
+            queues,
         }
     }
 
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        let DeviceState::Fs { parked } = state else {
+        let DeviceState::Fs { parked, mappings } = state else {
             return Err(another_kind(state));
         };
+        // A driver that is not up has no file system, and nothing mapped.
+        let window = match (queues, self.regions.first()) {
+            (Some(_), Some(region)) => region.window.size,
+            _ => 0,
+        };
+        Dax::check(window, mappings)?;
         let queues = queues.unwrap_or_default();
         if parked.len() > queues.len() {
             return Err(format!(
@@ -248,28 +238,30 @@ impl VirtioDevice for Fs {
             ));
         }
         for (index, (heads, queue)) in parked.iter().zip(queues).enumerate() {
-            let mut seen = HashSet::new();
-            if let Some(head) = heads
-                .iter()
-                .find(|head| !queue.ready || **head >= queue.size || !seen.insert(**head))
-            {
-                return Err(format!(
-                    "head {head} cannot wait in queue {index}, or waits twice"
-                ));
-            }
+            check_heads(index, heads, Some(queue))?;
         }
         Ok(())
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        let (Some(activation), DeviceState::Fs { parked }) = (activation, state) else {
+        let (Some(activation), DeviceState::Fs { parked, mappings }) = (activation, state) else {
             return Ok(());
         };
         let replay = parked
             .iter()
             .enumerate()
             .flat_map(|(queue, heads)| heads.iter().map(move |head| (queue, *head)));
-        self.worker()?.activate(activation, replay.collect())
+        let worker = self.worker()?;
+        worker.activate(activation, replay.collect())?;
+        worker.restore(mappings);
+        Ok(())
+    }
+
+    fn before_running(&mut self) -> Result<(), String> {
+        match &self.worker {
+            Ok(worker) => worker.map_frozen(),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Never called: the device's own thread waits for kicks.

@@ -1,5 +1,7 @@
 //! The device as its driver sees it: FUSE messages in real rings, and a socket where missing bytes are asked for.
 
+#[path = "fs_test/dax.rs"]
+mod dax;
 #[path = "fs_test/freeze.rs"]
 mod freeze;
 #[path = "fs_test/kernel.rs"]
@@ -69,32 +71,40 @@ impl Image {
             extent(0, 0, 4 * CHUNK_SIZE),
             extent(4 * CHUNK_SIZE + HOLE, 4 * CHUNK_SIZE, CHUNK_SIZE),
         ];
+        Image::made(name, DATA, vec![("file", SIZE, extents)])
+    }
+
+    /// One with these files, and a data file of `length` bytes.
+    fn made(name: &str, length: u64, files: Vec<(&str, u64, Vec<BlobExtent>)>) -> Image {
         let mut tree = Tree::new(Attributes {
             mode: 0o755,
             ..Attributes::default()
         });
-        tree.inodes.push(Inode {
-            attributes: Attributes {
-                mode: 0o644,
-                ..Attributes::default()
-            },
-            kind: Kind::File { size: SIZE, extents },
-        });
-        let Kind::Directory { entries } = &mut tree.inodes[0].kind else {
-            unreachable!()
-        };
-        entries.insert(b"file"[..].into(), 1);
+        for (name, size, extents) in files {
+            let index = tree.inodes.len() as u32;
+            tree.inodes.push(Inode {
+                attributes: Attributes {
+                    mode: 0o644,
+                    ..Attributes::default()
+                },
+                kind: Kind::File { size, extents },
+            });
+            let Kind::Directory { entries } = &mut tree.inodes[0].kind else {
+                unreachable!()
+            };
+            entries.insert(name.as_bytes().into(), index);
+        }
         let mut metadata = tempfile::tempfile().unwrap();
-        let summary = erofs::write(&tree, &[DATA], &mut metadata).unwrap();
+        let summary = erofs::write(&tree, &[length], &mut metadata).unwrap();
         let data = tempfile::tempfile().unwrap();
-        data.write_all_at(&(0..DATA).map(pattern).collect::<Vec<_>>(), 0)
+        data.write_all_at(&(0..length).map(pattern).collect::<Vec<_>>(), 0)
             .unwrap();
         let ready_file = tempfile::tempfile().unwrap();
-        let digests = vec![[0; 32]; (DATA / CHUNK_SIZE) as usize];
+        let digests = vec![[0; 32]; length.div_ceil(CHUNK_SIZE) as usize];
         let ready = ReadyFile::create(
             ready_file.try_clone().unwrap(),
             DIGEST,
-            DATA,
+            length,
             Digests::Sealed(&digests),
             false,
             BOOT,
@@ -102,7 +112,7 @@ impl Image {
         .unwrap();
         let blob = BlobRange {
             address: summary.blobs[0].address,
-            length: DATA,
+            length,
             digest: DIGEST,
         };
         Image {
@@ -291,9 +301,9 @@ fn init_promises_a_file_system_without_open_files() {
     let flags = u64::from(u32::from_le_bytes(reply[12..16].try_into().unwrap()));
     let flags = FsOptions::from_bits_truncate(flags);
     assert!(flags.contains(FsOptions::POSIX_ACL | FsOptions::DO_READDIRPLUS | FsOptions::CACHE_SYMLINKS));
-    assert!(
-        !flags.intersects(FsOptions::WRITEBACK_CACHE | FsOptions::MAP_ALIGNMENT | FsOptions::PERFILE_DAX)
-    );
+    assert!(flags.contains(FsOptions::MAP_ALIGNMENT) && !flags.contains(FsOptions::WRITEBACK_CACHE));
+    let more = u64::from(u32::from_le_bytes(reply[32..36].try_into().unwrap())) << 32;
+    assert!(FsOptions::from_bits_truncate(more).contains(FsOptions::PERFILE_DAX));
     for opcode in [Opcode::Open, Opcode::Opendir] {
         assert_eq!(guest.call(opcode, 1, &[0; 8]).0, -libc::ENOSYS);
     }

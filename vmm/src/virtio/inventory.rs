@@ -132,10 +132,22 @@ impl Inventory {
         let devices: Vec<Arc<Mutex<dyn VirtioDevice>>> = vec![
             root.clone(),
             Arc::new(Mutex::new(Fs::shared(gate.clone()))),
-            Arc::new(Mutex::new(Blk::new(DeviceId::Blk0))),
-            Arc::new(Mutex::new(Blk::new(DeviceId::Blk1))),
-            Arc::new(Mutex::new(Blk::new(DeviceId::Blk2))),
-            Arc::new(Mutex::new(Blk::new(DeviceId::Blk3))),
+            Arc::new(Mutex::new(Blk::new(
+                DeviceId::Blk0,
+                event_loop.registrar(DeviceId::Blk0),
+            ))),
+            Arc::new(Mutex::new(Blk::new(
+                DeviceId::Blk1,
+                event_loop.registrar(DeviceId::Blk1),
+            ))),
+            Arc::new(Mutex::new(Blk::new(
+                DeviceId::Blk2,
+                event_loop.registrar(DeviceId::Blk2),
+            ))),
+            Arc::new(Mutex::new(Blk::new(
+                DeviceId::Blk3,
+                event_loop.registrar(DeviceId::Blk3),
+            ))),
             Arc::new(Mutex::new(Net::new(event_loop.registrar(DeviceId::Net)))),
             Arc::new(Mutex::new(Vsock::new(
                 event_loop.registrar(DeviceId::Vsock),
@@ -255,6 +267,15 @@ impl Inventory {
             unsettled.extend(swap.unsettled(declared_empty).map(|why| (id, why)));
         }
         unsettled
+    }
+
+    /// Has the devices do what comes before a restored guest runs; may wait for what stands behind them. The first that
+    /// cannot, and why.
+    pub fn before_running(&self) -> Result<(), (DeviceId, String)> {
+        let devices = DeviceId::ALL.into_iter().zip(&self.devices);
+        devices
+            .map(|(id, device)| lock(device).before_running().map_err(|why| (id, why)))
+            .collect()
     }
 
     /// Asks the guest, by virtio-mem, for `total` bytes of memory in all: what boot memory does not cover.

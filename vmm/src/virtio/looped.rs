@@ -1,11 +1,12 @@
-//! The shell of devices whose queues the event loop serves and which keep nothing of a queue to themselves: what they
-//! are asked is answered before the next event. Blk, pmem, mem, balloon and rng are such; each is a [`Handler`].
+//! The shell of devices whose queues the event loop serves: blk, pmem, mem, balloon and rng; each is a [`Handler`]. What
+//! they are asked is answered before the next event, but for reads of an image that wait for their bytes.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::Backend;
+use vmm_sys_util::epoll::EventSet;
 
 use super::config::ConfigSpace;
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
@@ -39,7 +40,23 @@ pub trait Handler: Send {
         plain(state)
     }
 
+    /// As [`Self::check`], of what the state says of the queues: those of an active device.
+    fn check_queues(&self, _state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        Ok(())
+    }
+
     fn restore(&mut self, _state: &DeviceState) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// It was restored, with its driver up: what it has to do by itself, it kicks itself for.
+    fn restored(&mut self, _active: &Activation) {}
+
+    /// Forgets what it keeps of a queue.
+    fn reset(&mut self) {}
+
+    /// A descriptor it registered with the event loop is ready.
+    fn backend_ready(&mut self, _active: Option<&mut Activation>) -> Result<(), DeviceError> {
         Ok(())
     }
 }
@@ -116,6 +133,7 @@ impl<H: Handler> VirtioDevice for Looped<H> {
 
     fn reset(&mut self) {
         self.active = None;
+        self.handler.reset();
     }
 
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
@@ -138,14 +156,22 @@ impl<H: Handler> VirtioDevice for Looped<H> {
         }
     }
 
-    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        self.handler.check(state)
+    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        self.handler.check(state)?;
+        self.handler.check_queues(state, queues)
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
         self.handler.restore(state)?;
         self.active = activation;
+        if let Some(active) = &self.active {
+            self.handler.restored(active);
+        }
         Ok(())
+    }
+
+    fn backend_ready(&mut self, _token: u32, _events: EventSet) -> Result<(), DeviceError> {
+        self.handler.backend_ready(self.active.as_mut())
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {

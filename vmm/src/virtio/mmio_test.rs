@@ -506,7 +506,7 @@ fn records_of_another_version_cut_short_or_with_something_behind_are_refused() {
     other[0] += 1;
     assert!(matches!(
         DeviceRecord::decode(&other),
-        Err(DecodeError::Version(2))
+        Err(DecodeError::Version(3))
     ));
     let longer = [&bytes[..], &[0]].concat();
     assert!(matches!(

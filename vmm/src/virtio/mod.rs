@@ -18,6 +18,7 @@
 //! answered with an error is; what cannot be answered (a corrupt ring, a looping chain) stops the device with
 //! `DEVICE_NEEDS_RESET`. Neither panics.
 
+pub mod accesses;
 pub mod balloon;
 pub mod blk;
 pub mod config;
@@ -30,6 +31,7 @@ pub mod interrupt;
 pub mod inventory;
 pub mod looped;
 pub mod mem;
+pub mod misses;
 pub mod mmio;
 pub mod net;
 pub mod pmem;

@@ -15,7 +15,7 @@ use virtio_queue::{Queue, QueueState};
 use super::device::DeviceError;
 
 /// Version of the encoding; another is refused.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Everything a freeze keeps of one virtio device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,11 +85,17 @@ pub enum DeviceState {
         read_only: bool,
         /// Sectors of 512 bytes.
         capacity: u64,
+        /// Heads of reads that waited for their bytes. They are executed again.
+        parked: Vec<u16>,
     },
     /// Bytes of the window that were mapped: 0 without a backend.
     Pmem { mapped: u64 },
-    /// For each queue the heads of reads that waited for their bytes. They are executed again.
-    Fs { parked: Vec<Vec<u16>> },
+    Fs {
+        /// For each queue the heads of reads that waited for their bytes. They are executed again.
+        parked: Vec<Vec<u16>>,
+        /// What was mapped into the DAX window.
+        mappings: Vec<MappingRecord>,
+    },
     /// What the guest must be told before anything else.
     Vsock {
         /// Resets it was owed.
@@ -107,6 +113,18 @@ pub enum DeviceState {
         /// Blocks of 2 MiB: first and count, in order, none touching the next.
         plugged: Vec<(u32, u32)>,
     },
+}
+
+/// A range of a file in the DAX window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappingRecord {
+    /// Where in the window: a multiple of 2 MiB.
+    pub window_offset: u64,
+    /// The file, as FUSE names it.
+    pub node: u64,
+    /// First byte, and how many: multiples of 4096, at most 2 MiB.
+    pub file_offset: u64,
+    pub length: u64,
 }
 
 /// A vsock port of the host, and one of the guest.

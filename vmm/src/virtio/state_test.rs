@@ -68,7 +68,7 @@ fn bench(kind: usize, memory: &GuestMemory) -> Bench {
     };
     let device: Arc<Mutex<dyn VirtioDevice>> = match kind {
         0 => Arc::new(Mutex::new(Fs::root(window(), open_gate()))),
-        1 => Arc::new(Mutex::new(Blk::new(DeviceId::Blk0))),
+        1 => Arc::new(Mutex::new(Blk::new(id, event_loop.registrar(id)))),
         2 => Arc::new(Mutex::new(Net::new(event_loop.registrar(id)))),
         3 => Arc::new(Mutex::new(Vsock::new(
             event_loop.registrar(id),
@@ -114,7 +114,8 @@ fn record(kind: usize) -> DeviceRecord {
     set(register::STATUS, 15);
     let mut record = bench.transport.save();
     match &mut record.state {
-        DeviceState::Fs { parked } => *parked = vec![vec![3], vec![1, 5]],
+        DeviceState::Fs { parked, .. } => *parked = vec![vec![3], vec![1, 5]],
+        DeviceState::Blk { parked, .. } => *parked = vec![2, 0],
         DeviceState::Vsock { connections, .. } => *connections = vec![(1 << 30, 7); 3],
         DeviceState::Mem {
             usable,
@@ -201,8 +202,10 @@ proptest! {
             queue.available = (at << 12) + 0x800;
             queue.used = (at << 12) + 0xc00;
         }
-        if let DeviceState::Fs { parked } = &mut record.state {
-            *parked = vec![vec![], heads];
+        match &mut record.state {
+            DeviceState::Fs { parked, .. } => *parked = vec![vec![], heads],
+            DeviceState::Blk { parked, .. } => *parked = heads,
+            _ => {}
         }
         survive(kind, &record, &noise);
     }
@@ -211,6 +214,6 @@ proptest! {
     fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
         let _ = DeviceRecord::decode(&bytes);
         let _ = ConsoleRecord::decode(&bytes);
-        let _ = DeviceRecord::decode(&[&[1], &bytes[..]].concat());
+        let _ = DeviceRecord::decode(&[&[VERSION as u8], &bytes[..]].concat());
     }
 }

@@ -7,7 +7,18 @@ use crate::virtio::VirtioDevice;
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
+#[path = "image_test.rs"]
+mod image;
+
 const SECTORS: u64 = 64;
+
+/// A device whose event loop never runs: tests say what is ready.
+fn blk(id: DeviceId) -> Looped<Blk> {
+    Blk::new(
+        id,
+        crate::virtio::event_loop::EventLoop::new().unwrap().registrar(id),
+    )
+}
 
 /// A disk whose sector n is filled with n, and its file.
 fn disk() -> File {
@@ -19,7 +30,7 @@ fn disk() -> File {
 }
 
 fn rig(file: &File, read_only: bool) -> Rig<Looped<Blk>> {
-    let mut blk = Blk::new(DeviceId::Blk1);
+    let mut blk = blk(DeviceId::Blk1);
     blk.attach(
         Backend::Disk { read_only },
         vec![file.try_clone().unwrap().into()],
@@ -132,7 +143,7 @@ fn a_read_only_disk_refuses_every_change() {
 
 #[test]
 fn with_no_backend_everything_fails_and_the_capacity_is_zero() {
-    let mut rig = Rig::new(Blk::new(DeviceId::Blk0), 0);
+    let mut rig = Rig::new(blk(DeviceId::Blk0), 0);
     assert_eq!(rig.device.config().bytes()[..8], [0; 8]);
     let buffer = rig.writable(512);
     assert_eq!(ask(&mut rig, b::VIRTIO_BLK_T_IN, 0, &[], &[buffer]), (IOERR, 1));
@@ -141,7 +152,7 @@ fn with_no_backend_everything_fails_and_the_capacity_is_zero() {
 
 #[test]
 fn a_disk_attached_to_a_running_guest_is_told_and_works() {
-    let mut rig = Rig::new(Blk::new(DeviceId::Blk0), 0);
+    let mut rig = Rig::new(blk(DeviceId::Blk0), 0);
     let before = rig.device.config().generation();
     rig.device
         .attach(Backend::Disk { read_only: false }, vec![disk().into()])
@@ -261,7 +272,7 @@ fn an_empty_read_touches_nothing() {
 
 #[test]
 fn what_is_no_disk_is_refused() {
-    let mut blk = Blk::new(DeviceId::Blk0);
+    let mut blk = blk(DeviceId::Blk0);
     let mut attach = |fds: Vec<OwnedFd>| blk.attach(Backend::Disk { read_only: false }, fds).unwrap_err();
     let directory = File::open("/").unwrap();
     assert!(matches!(attach(vec![directory.into()]), AttachError::Invalid(_)));
@@ -323,7 +334,7 @@ fn a_write_in_flight_at_the_freeze_goes_to_the_new_disk_once_and_not_to_a_placeh
     ];
     let head = rig.submit(0, &parts);
 
-    let mut thawed = Rig::thaw(rig.freeze(), Blk::new(DeviceId::Blk1));
+    let mut thawed = Rig::thaw(rig.freeze(), blk(DeviceId::Blk1));
     let before = thawed.device.config().generation();
     attach(&mut thawed.device, &new, false).unwrap();
     assert!(thawed.used(0).is_empty(), "nothing is answered while parked");
@@ -352,7 +363,7 @@ fn a_write_in_flight_at_the_freeze_goes_to_the_new_disk_once_and_not_to_a_placeh
 #[test]
 fn a_disk_smaller_than_frozen_or_read_only_where_writable_was_frozen_is_refused() {
     let mut frozen = rig(&disk_of(SECTORS), false);
-    let mut thawed = Rig::thaw(frozen.freeze(), Blk::new(DeviceId::Blk1));
+    let mut thawed = Rig::thaw(frozen.freeze(), blk(DeviceId::Blk1));
     for (file, read_only) in [(disk_of(SECTORS - 1), false), (disk_of(2 * SECTORS), true)] {
         let refused = attach(&mut thawed.device, &file, read_only);
         assert!(matches!(refused, Err(AttachError::Frozen(_))));
@@ -361,10 +372,10 @@ fn a_disk_smaller_than_frozen_or_read_only_where_writable_was_frozen_is_refused(
     attach(&mut thawed.device, &disk_of(SECTORS), false).unwrap();
 
     let mut frozen = rig(&disk_of(SECTORS), true);
-    let mut thawed = Rig::thaw(frozen.freeze(), Blk::new(DeviceId::Blk1));
+    let mut thawed = Rig::thaw(frozen.freeze(), blk(DeviceId::Blk1));
     attach(&mut thawed.device, &disk_of(SECTORS), true).unwrap();
 
-    let mut empty = Rig::new(Blk::new(DeviceId::Blk0), 0);
-    let mut thawed = Rig::thaw(empty.freeze(), Blk::new(DeviceId::Blk0));
+    let mut empty = Rig::new(blk(DeviceId::Blk0), 0);
+    let mut thawed = Rig::thaw(empty.freeze(), blk(DeviceId::Blk0));
     attach(&mut thawed.device, &disk_of(1), true).unwrap();
 }

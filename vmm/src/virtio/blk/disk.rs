@@ -145,15 +145,20 @@ impl Disk {
 
     /// The byte offset of `sector`, if `length` bytes from there are whole sectors inside the disk.
     fn check(&self, sector: u64, length: u64) -> io::Result<u64> {
-        let inside = sector
-            .checked_add(length / SECTOR)
-            .is_some_and(|end| end <= self.sectors);
-        if !length.is_multiple_of(SECTOR) || !inside {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{length} bytes at sector {sector} of {}", self.sectors),
-            ));
-        }
-        Ok(sector * SECTOR)
+        check(self.sectors, sector, length)
     }
+}
+
+/// The byte offset of `sector`, if `length` bytes from there are whole sectors inside a disk of `sectors`.
+pub fn check(sectors: u64, sector: u64, length: u64) -> io::Result<u64> {
+    let inside = sector
+        .checked_add(length / SECTOR)
+        .is_some_and(|end| end <= sectors);
+    if !length.is_multiple_of(SECTOR) || !inside {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{length} bytes at sector {sector} of {sectors}"),
+        ));
+    }
+    Ok(sector * SECTOR)
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use fuse_backend_rs::abi::fuse_abi::{InHeader, Opcode, OutHeader, ReadIn};
+use fuse_backend_rs::abi::fuse_abi::{AttrOut, InHeader, Opcode, OutHeader, ReadIn};
 use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
 use thaw_rootfs::fs::{MissingRange, RootFs};
@@ -15,7 +15,10 @@ use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestRegionMmap, MmapRegion, VolatileSlice};
 
+use super::dax::Dax;
 use crate::memory::GuestMemory;
+use crate::virtio::accesses::AccessLog;
+use crate::virtio::guest_io;
 use crate::virtio::queue::Chain;
 
 /// Where the scratch region is in this process's view: beyond any guest address.
@@ -36,6 +39,8 @@ const MESSAGE: u64 = USED + USED_BYTES;
 
 const IN_HEADER: usize = size_of::<InHeader>();
 const OUT_HEADER: usize = size_of::<OutHeader>();
+/// Where `fuse_attr.flags` is in the answer to GETATTR: its last field.
+const ATTRIBUTE_FLAGS: usize = OUT_HEADER + size_of::<AttrOut>() - size_of::<u32>();
 
 /// What became of a message.
 #[derive(Debug, PartialEq, Eq)]
@@ -90,7 +95,14 @@ impl Messenger {
     }
 
     /// Answers a message, unless it must wait.
-    pub fn handle(&mut self, chain: &Chain) -> Verdict {
+    ///
+    /// `dax` is the window files are mapped into, if there is one; `accesses` is told what is asked for.
+    pub fn handle(
+        &mut self,
+        chain: &Chain,
+        dax: Option<&mut Dax>,
+        accesses: Option<&mut AccessLog>,
+    ) -> Verdict {
         let readable = chain.readable_len();
         let Ok(buffers) = chain.readable(&self.guest) else {
             return Verdict::Done(0);
@@ -130,16 +142,68 @@ impl Messenger {
             if read.size > MAX_READ {
                 return Verdict::Done(self.reply_error(chain, libc::EINVAL));
             }
-            let missing = self
-                .images
-                .missing(header.nodeid, read.offset, read.size.min(room));
+            let size = read.size.min(room);
+            self.tell(accesses, header.nodeid, Some((read.offset, u64::from(size))));
+            let missing = self.images.missing(header.nodeid, read.offset, size);
             if !missing.is_empty() {
                 return Verdict::Wait(missing);
             }
+        } else if is_any(&[Opcode::SetupMapping, Opcode::RemoveMapping]) {
+            let Some(dax) = dax else {
+                return Verdict::Done(self.reply_error(chain, libc::ENOSYS));
+            };
+            let body = &message[IN_HEADER..];
+            let done = if is_any(&[Opcode::RemoveMapping]) {
+                dax.remove(body)
+            } else {
+                self.tell(accesses, header.nodeid, Dax::range(body));
+                match dax.setup(&self.images, header.nodeid, body) {
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(missing)) => return Verdict::Wait(missing),
+                    Err(error) => Err(error),
+                }
+            };
+            let errno = done
+                .err()
+                .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
+            return Verdict::Done(self.reply_error(chain, errno));
+        } else if is_any(&[Opcode::Init, Opcode::Destroy]) {
+            // Whoever mounted it before has nothing mapped any more.
+            if let Some(dax) = dax {
+                dax.clear();
+            }
+            if is_any(&[Opcode::Destroy]) {
+                return Verdict::Done(self.reply_error(chain, 0));
+            }
         }
         match self.serve(&message, chain) {
-            Some(length) => Verdict::Done(length),
+            Some(length) => {
+                if is_any(&[Opcode::Getattr]) {
+                    self.complete_attributes(chain, header.nodeid, length);
+                }
+                Verdict::Done(length)
+            }
             None => Verdict::Done(self.reply_error(chain, libc::EIO)),
+        }
+    }
+
+    /// Tells which bytes of blobs a range of a file is about.
+    fn tell(&self, accesses: Option<&mut AccessLog>, node: u64, range: Option<(u64, u64)>) {
+        if let (Some(accesses), Some((offset, length))) = (accesses.filter(|log| log.is_on()), range) {
+            let mut tell = |blob, offset, length| accesses.tell(blob, offset, length);
+            self.images.touched(node, offset, length, &mut tell);
+        }
+    }
+
+    /// GETATTR's answer has room for what the server has no word for: the flags. Without them an inode that can be mapped
+    /// would seem to have become another.
+    fn complete_attributes(&self, chain: &Chain, node: u64, length: u32) {
+        let flags = self.images.attribute_flags(node);
+        if flags != 0
+            && length as usize == ATTRIBUTE_FLAGS + size_of::<u32>()
+            && let Ok(reply) = chain.writable(&self.guest)
+        {
+            guest_io::copy_in(&reply, ATTRIBUTE_FLAGS, &flags.to_le_bytes());
         }
     }
 
@@ -173,7 +237,7 @@ impl Messenger {
         }
     }
 
-    /// Answers a message with an error; the bytes written.
+    /// Answers a message with an error, or with a success that has nothing to say; the bytes written.
     pub fn reply_error(&self, chain: &Chain, errno: i32) -> u32 {
         let Ok(request) = chain.readable(&self.guest) else {
             return 0;

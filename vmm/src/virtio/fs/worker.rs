@@ -8,26 +8,22 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use thaw_protocol::miss::Filled;
-use thaw_protocol::packet::{self, PacketError};
 use thaw_rootfs::fs::RootFs;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::dax::Dax;
 use super::message::{Messenger, Verdict};
-use super::parked::{Parked, Request};
+use crate::virtio::accesses::AccessLog;
 use crate::virtio::device::{Activation, DeviceError};
 use crate::virtio::gate::Gate;
+use crate::virtio::misses::{Misses, Request, Resumed, Waits};
 use crate::virtio::queue::{DeviceQueue, QueueError};
-use crate::virtio::state::QueueRecord;
+use crate::virtio::state::{MappingRecord, QueueRecord};
 
 /// Epoll data of the device's own eventfd and the miss socket; below them are queues.
 const WAKE: u64 = u64::MAX;
 const SOCKET: u64 = u64::MAX - 1;
-/// How often a read is asked for again when its bytes, said to be there, are not.
-const MAX_ROUNDS: u32 = 8;
-/// Answers taken from the socket before others get their turn.
-const ANSWERS: usize = 64;
 
 /// The running thread, and what it serves; dropped, it ends.
 pub struct Worker {
@@ -39,7 +35,7 @@ pub struct Worker {
 
 impl Worker {
     /// Starts a thread with no queues, which touches guest memory while `gate` is open.
-    pub fn start(tag: &str, images: Arc<RootFs>, gate: Arc<Gate>) -> io::Result<Worker> {
+    pub fn start(tag: &str, images: Arc<RootFs>, dax: Option<Dax>, gate: Arc<Gate>) -> io::Result<Worker> {
         let epoll = Arc::new(Epoll::new()?);
         let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
         epoll.ctl(
@@ -51,9 +47,9 @@ impl Worker {
             epoll: epoll.clone(),
             images,
             active: None,
-            socket: None,
-            waits_to_send: false,
-            parked: Parked::default(),
+            misses: Misses::new(Waits::Epoll(epoll.clone(), SOCKET)),
+            accesses: AccessLog::default(),
+            dax,
             to_replay: Vec::new(),
         }));
         let thread = thread::Builder::new().name(format!("fs-{tag}")).spawn({
@@ -88,19 +84,50 @@ impl Worker {
 
     /// Asks for missing bytes over this non-blocking socket from now on.
     pub fn connect(&self, socket: OwnedFd) {
-        self.served().connect(socket);
+        self.served().misses.connect(socket);
     }
 
-    /// For each queue the heads of requests that wait, and the queues; none if the device is not active.
-    pub fn save(&self) -> Option<(Vec<Vec<u16>>, Vec<QueueRecord>)> {
+    /// Tells this non-blocking socket from now on what is read.
+    pub fn tell(&self, socket: OwnedFd) {
+        self.served().accesses.connect(socket);
+    }
+
+    /// An image goes: nothing of it is mapped any more.
+    pub fn forget_image(&self, slot: u16) {
+        let mut served = self.served();
+        let Served { dax, images, .. } = &mut *served;
+        if let Some(dax) = dax {
+            dax.forget(images, slot);
+        }
+    }
+
+    /// Takes what a frozen guest had mapped; [`Self::map_frozen`] is to come before it runs.
+    pub fn restore(&self, mappings: &[MappingRecord]) {
+        if let Some(dax) = &mut self.served().dax {
+            dax.restore(mappings);
+        }
+    }
+
+    /// Makes the mappings of a frozen guest anew, and waits for what has to be fetched for it. The error is a sentence.
+    pub fn map_frozen(&self) -> Result<(), String> {
+        self.served().map_frozen()
+    }
+
+    /// For each queue the heads of requests that wait, what is mapped, and the queues; none if the device is not active.
+    pub fn save(&self) -> Option<(Vec<Vec<u16>>, Vec<MappingRecord>, Vec<QueueRecord>)> {
         let served = self.served();
         let active = served.active.as_ref()?;
         let mut heads = vec![Vec::new(); active.queues.len()];
-        let waiting = served.parked.heads();
+        let waiting = served.misses.heads();
         for (queue, head) in waiting.iter().chain(&served.to_replay) {
             heads[*queue].push(*head);
         }
-        Some((heads, active.queues.iter().map(DeviceQueue::save).collect()))
+        let mappings = served.dax.as_ref().map(Dax::save).unwrap_or_default();
+        Some((
+            heads,
+            mappings,
+            active.queues.iter().map(DeviceQueue::save).collect(),
+        ))
     }
 
     fn served(&self) -> MutexGuard<'_, Served> {
@@ -161,10 +188,9 @@ struct Served {
     epoll: Arc<Epoll>,
     images: Arc<RootFs>,
     active: Option<Active>,
-    socket: Option<OwnedFd>,
-    /// Whether the socket is full and waited for.
-    waits_to_send: bool,
-    parked: Parked,
+    misses: Misses,
+    accesses: AccessLog,
+    dax: Option<Dax>,
     /// Requests that waited when the guest was frozen: queue and head.
     to_replay: Vec<(usize, u16)>,
 }
@@ -198,7 +224,7 @@ impl Served {
             self.execute(request)?;
         }
         self.signal()?;
-        self.ask()
+        self.misses.ask()
     }
 
     /// Answers a request, or parks it until its bytes are there.
@@ -209,19 +235,20 @@ impl Served {
         let Some(queue) = active.queues.get_mut(request.queue) else {
             return Ok(());
         };
-        let written = match active.messenger.handle(&request.chain) {
+        // What is asked for again was told the first time.
+        let accesses = (request.rounds == 0).then_some(&mut self.accesses);
+        let written = match active
+            .messenger
+            .handle(&request.chain, self.dax.as_mut(), accesses)
+        {
             Verdict::Done(written) => written,
-            Verdict::Wait(_) if request.rounds > MAX_ROUNDS => {
-                tracing::error!(
-                    rounds = request.rounds,
-                    "a read of the root file system failed: its bytes were promised, and never came"
-                );
-                active.messenger.reply_error(&request.chain, libc::EIO)
-            }
-            Verdict::Wait(missing) => {
-                self.parked.park(request, &missing);
-                return Ok(());
-            }
+            Verdict::Wait(missing) => match self.misses.park(request, &missing) {
+                Ok(()) => return Ok(()),
+                Err(refused) => {
+                    let written = active.messenger.reply_error(&refused.chain, libc::EIO);
+                    return Ok(queue.add_used(refused.chain.head(), written)?);
+                }
+            },
         };
         Ok(queue.add_used(request.chain.head(), written)?)
     }
@@ -271,7 +298,10 @@ impl Served {
     }
 
     fn deactivate(&mut self) {
-        self.parked.clear();
+        self.misses.clear();
+        if let Some(dax) = &mut self.dax {
+            dax.clear();
+        }
         self.to_replay.clear();
         if let Some(active) = self.active.take() {
             for queue in &active.queues {
@@ -312,9 +342,9 @@ impl Served {
                     continue;
                 }
                 queue.signal()?;
-                return self.ask();
+                return self.misses.ask();
             };
-            if self.parked.has(index, chain.head()) {
+            if self.misses.has(index, chain.head()) {
                 return Err(QueueError::Chain {
                     queue: index,
                     head: chain.head(),
@@ -331,105 +361,33 @@ impl Served {
             queue.kick_again();
             queue.signal()?;
         }
-        self.ask()
+        self.misses.ask()
     }
 
     fn queue(&mut self, index: usize) -> Option<&mut DeviceQueue> {
         self.active.as_mut()?.queues.get_mut(index)
     }
 
-    /// Takes a new miss socket: every open question goes out over it.
-    fn connect(&mut self, socket: OwnedFd) {
-        self.disconnect();
-        let events = EventSet::IN;
-        if let Err(error) = self.watch(ControlOperation::Add, socket.as_raw_fd(), events, SOCKET) {
-            tracing::error!(%error, "the miss socket cannot be waited for");
-            return;
-        }
-        self.socket = Some(socket);
-        if let Err(error) = self.ask() {
-            tracing::error!(%error, "the miss socket cannot be waited for");
-        }
-    }
-
-    /// Drops the socket; what it was asked is asked again over the next one.
-    fn disconnect(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            // Closing it would do, unless the descriptor was duplicated.
-            let _ = self.watch(
-                ControlOperation::Delete,
-                socket.as_raw_fd(),
-                EventSet::empty(),
-                SOCKET,
-            );
-        }
-        self.waits_to_send = false;
-        self.parked.ask_again();
-    }
-
-    /// Sends questions until the socket is full or there are none left.
-    fn ask(&mut self) -> Result<(), DeviceError> {
-        while let (Some(socket), Some(miss)) = (&self.socket, self.parked.next_unsent()) {
-            match packet::send(socket, miss, &[]) {
-                Ok(()) => {
-                    let id = miss.id;
-                    self.parked.sent(id);
-                }
-                Err(PacketError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => {
-                    tracing::warn!(%error, "the miss socket is gone; reads wait for the next one");
-                    self.disconnect();
-                }
-            }
-        }
-        let must_wait = self.parked.next_unsent().is_some();
-        if let Some(socket) = &self.socket
-            && must_wait != self.waits_to_send
-        {
-            let events = if must_wait {
-                EventSet::IN | EventSet::OUT
-            } else {
-                EventSet::IN
-            };
-            self.watch(ControlOperation::Modify, socket.as_raw_fd(), events, SOCKET)?;
-            self.waits_to_send = must_wait;
-        }
-        Ok(())
-    }
-
     /// Takes answers, and runs the requests they set free.
     fn answers(&mut self) -> Result<(), DeviceError> {
-        for _ in 0..ANSWERS {
-            let Some(socket) = &self.socket else { break };
-            match packet::receive::<Filled>(socket) {
-                Ok((filled, _)) => self.filled(filled)?,
-                Err(PacketError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(PacketError::Closed) => {
-                    tracing::info!("the miss socket was closed; reads wait for the next one");
-                    self.disconnect();
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the miss socket is not usable; reads wait for the next one");
-                    self.disconnect();
-                }
+        for Resumed { request, failure } in self.misses.answers() {
+            match failure {
+                Some(reason) => self.refuse(&request, &reason)?,
+                None => self.execute(request)?,
             }
         }
         self.signal()?;
-        self.ask()
+        self.misses.ask()
     }
 
-    fn filled(&mut self, filled: Filled) -> Result<(), DeviceError> {
-        for resumed in self.parked.answered(filled) {
-            let mut request = resumed.request;
-            match resumed.failure {
-                Some(reason) => self.refuse(&request, &reason)?,
-                None => {
-                    request.rounds += 1;
-                    self.execute(request)?;
-                }
-            }
+    /// Maps again what a frozen guest had mapped, once its bytes are there.
+    fn map_frozen(&mut self) -> Result<(), String> {
+        let Some(dax) = &mut self.dax else { return Ok(()) };
+        let missing = dax.frozen_missing(&self.images);
+        if !missing.is_empty() {
+            self.misses.fetch(&missing)?;
         }
-        Ok(())
+        dax.map_frozen(&self.images)
     }
 
     /// Answers a request whose bytes cannot be had.

@@ -109,21 +109,25 @@ fn heads_no_driver_gave_are_refused_and_ones_that_lead_nowhere_stop_the_device()
     for heads in [vec![size], vec![0, 0], vec![u16::MAX]] {
         let state = DeviceState::Fs {
             parked: vec![Vec::new(), heads],
+            mappings: Vec::new(),
         };
         assert!(device.check(&state, Some(&frozen.queues)).is_err());
     }
     let three = DeviceState::Fs {
         parked: vec![Vec::new(), Vec::new(), vec![0]],
+        mappings: Vec::new(),
     };
     assert!(device.check(&three, Some(&frozen.queues)).is_err());
     let idle = DeviceState::Fs {
         parked: vec![vec![0]],
+        mappings: Vec::new(),
     };
     assert!(device.check(&idle, None).is_err());
 
     // The last descriptor was never written: it is no message, and is given back unanswered.
     frozen.state = DeviceState::Fs {
         parked: vec![Vec::new(), vec![size - 1]],
+        mappings: Vec::new(),
     };
     let parked = Arc::new(Gate::new());
     let mut thawed = Rig::thaw(frozen, root_at(&parked));

@@ -79,7 +79,15 @@ fn make() -> Made {
 
     let ready = tempfile::tempfile().unwrap();
     let digests = vec![[0; 32]; length.div_ceil(CHUNK_SIZE) as usize];
-    ReadyFile::create(ready.try_clone().unwrap(), DIGEST, length, Digests::Sealed(&digests), true, BOOT).unwrap();
+    ReadyFile::create(
+        ready.try_clone().unwrap(),
+        DIGEST,
+        length,
+        Digests::Sealed(&digests),
+        true,
+        BOOT,
+    )
+    .unwrap();
     let blob = BlobRange {
         address: summary.blobs[0].address,
         length,

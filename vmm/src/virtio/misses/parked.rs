@@ -27,7 +27,7 @@ pub struct Request {
 #[derive(Debug)]
 pub struct Resumed {
     pub request: Request,
-    /// Why its bytes cannot be had.
+    /// Why its bytes cannot be had: a sentence that names them.
     pub failure: Option<String>,
 }
 
@@ -43,6 +43,14 @@ type Ticket = u64;
 struct Question {
     miss: Miss,
     waiters: Vec<Ticket>,
+}
+
+/// A range in parts that one question may be about: blob, offset, bytes.
+pub fn pieces(range: &MissingRange) -> impl Iterator<Item = ([u8; 32], u64, u32)> + use<> {
+    let (blob, end) = (range.blob, range.offset + range.length);
+    (range.offset..end)
+        .step_by(MAX_MISS as usize)
+        .map(move |offset| (blob, offset, (end - offset).min(MAX_MISS) as u32))
 }
 
 #[derive(Default)]
@@ -69,7 +77,8 @@ impl Parked {
         heads
     }
 
-    fn number(&mut self) -> u64 {
+    /// One that no question or request had.
+    pub fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
@@ -78,13 +87,9 @@ impl Parked {
     pub fn park(&mut self, request: Request, ranges: &[MissingRange]) {
         let ticket = self.number();
         let mut left = 0;
-        for range in ranges {
-            let end = range.offset + range.length;
-            for offset in (range.offset..end).step_by(MAX_MISS as usize) {
-                let length = (end - offset).min(MAX_MISS) as u32;
-                self.ask(ticket, range.blob, offset, length);
-                left += 1;
-            }
+        for (blob, offset, length) in ranges.iter().flat_map(pieces) {
+            self.ask(ticket, blob, offset, length);
+            left += 1;
         }
         self.heads.insert((request.queue, request.chain.head()));
         self.requests.insert(ticket, Waiting { request, left });
@@ -138,7 +143,10 @@ impl Parked {
         self.unsent.remove(&filled.id);
         self.by_range
             .remove(&(question.miss.blob, question.miss.offset, question.miss.length));
-        let failure = filled.result.err();
+        let failure = filled
+            .result
+            .err()
+            .map(|reason| super::describe(&question.miss, &reason));
         let mut resumed = Vec::new();
         for ticket in question.waiters {
             let Some(waiting) = self.requests.get_mut(&ticket) else {
@@ -146,8 +154,9 @@ impl Parked {
             };
             waiting.left -= 1;
             if (waiting.left == 0 || failure.is_some())
-                && let Some(waiting) = self.requests.remove(&ticket)
+                && let Some(mut waiting) = self.requests.remove(&ticket)
             {
+                waiting.request.rounds += 1;
                 self.heads
                     .remove(&(waiting.request.queue, waiting.request.chain.head()));
                 resumed.push(Resumed {

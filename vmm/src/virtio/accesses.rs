@@ -1,0 +1,89 @@
+//! Telling which bytes of its images a guest asks for ([`thaw_protocol::access`]). Nobody is ever waited for: what the
+//! socket does not take is counted, and the next that it takes says how many were lost.
+
+use std::os::fd::OwnedFd;
+
+use thaw_protocol::access::Access;
+use thaw_protocol::packet::{self, PacketError};
+
+/// Whom to tell, if anyone.
+#[derive(Debug, Default)]
+pub struct AccessLog {
+    socket: Option<OwnedFd>,
+    dropped: u32,
+}
+
+impl AccessLog {
+    /// Tells this socket from now on, which does not block.
+    pub fn connect(&mut self, socket: OwnedFd) {
+        *self = AccessLog {
+            socket: Some(socket),
+            dropped: 0,
+        };
+    }
+
+    /// Whether anyone wants to know.
+    pub fn is_on(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// The guest asks for these bytes of a blob.
+    pub fn tell(&mut self, blob: [u8; 32], offset: u64, length: u64) {
+        let Some(socket) = &self.socket else { return };
+        let access = Access {
+            blob,
+            offset,
+            // No request is for more than a message's or a mapping's bytes.
+            length: u32::try_from(length).unwrap_or(u32::MAX),
+            dropped: self.dropped,
+        };
+        match packet::send(socket, &access, &[]) {
+            Ok(()) => self.dropped = 0,
+            Err(PacketError::Io(error)) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                self.dropped = self.dropped.saturating_add(1);
+            }
+            Err(error) => {
+                tracing::info!(%error, "nobody listens for accesses any more");
+                self.socket = None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_a_listener_that_left_is_forgotten() {
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::NONBLOCK,
+            None,
+        )
+        .unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).unwrap();
+        let mut log = AccessLog::default();
+        log.tell([1; 32], 0, 1);
+        assert!(!log.is_on());
+        log.connect(theirs);
+        for offset in 0..100 {
+            log.tell([1; 32], offset, 7);
+        }
+        let mut seen = 0;
+        while let Ok((access, _)) = packet::receive::<Access>(&ours) {
+            assert_eq!((access.offset, access.length, access.dropped), (seen, 7, 0));
+            seen += 1;
+        }
+        assert!(seen > 0 && seen < 100);
+        log.tell([2; 32], 1000, 9);
+        let (access, _) = packet::receive::<Access>(&ours).unwrap();
+        assert_eq!((access.offset, u64::from(access.dropped)), (1000, 100 - seen));
+        drop(ours);
+        log.tell([2; 32], 0, 1);
+        assert!(!log.is_on());
+    }
+}

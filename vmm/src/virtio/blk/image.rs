@@ -1,0 +1,117 @@
+//! The image behind a virtio-blk device: a disk that is only read, part of which may still have to be fetched.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use thaw_protocol::control::BlobRange;
+use thaw_rootfs::blob::BlobFile;
+use thaw_rootfs::fs::{DiskImage, MissingRange, PlacedBlob, Source};
+use vm_memory::VolatileSlice;
+
+use super::SECTOR;
+use crate::virtio::accesses::AccessLog;
+use crate::virtio::device::AttachError;
+use crate::virtio::guest_io;
+
+/// Zeros copied at once, of what lies between blobs.
+static ZEROES: [u8; 4096] = [0; 4096];
+
+/// Cache files as they come in descriptors, data and ready file of each blob in turn; what follows them is left.
+pub fn placed_blobs(
+    ranges: &[BlobRange],
+    files: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<Vec<PlacedBlob>, AttachError> {
+    ranges
+        .iter()
+        .map(|range| {
+            let (Some(data), Some(ready)) = (files.next(), files.next()) else {
+                return Err(AttachError::Invalid("a blob's descriptors are missing".into()));
+            };
+            let file = BlobFile::open(File::from(data), File::from(ready))
+                .map_err(|error| AttachError::Invalid(error.to_string()))?;
+            Ok(PlacedBlob {
+                address: range.address,
+                length: range.length,
+                digest: range.digest,
+                file,
+            })
+        })
+        .collect()
+}
+
+/// An image as a disk.
+pub struct ImageDisk {
+    image: DiskImage,
+    sectors: u64,
+}
+
+impl ImageDisk {
+    /// Takes the descriptors [`thaw_protocol::control::Backend::Image`] says; the miss socket is given back.
+    pub fn open(ranges: &[BlobRange], fds: Vec<OwnedFd>) -> Result<(ImageDisk, OwnedFd), AttachError> {
+        let (expected, got) = (2 + 2 * ranges.len(), fds.len());
+        let wrong = || AttachError::Descriptors { expected, got };
+        if got != expected {
+            return Err(wrong());
+        }
+        let mut fds = fds.into_iter();
+        let metadata = File::from(fds.next().ok_or_else(wrong)?);
+        let blobs = placed_blobs(ranges, &mut fds)?;
+        let socket = fds.next().ok_or_else(wrong)?;
+        let image =
+            DiskImage::open(metadata, blobs).map_err(|error| AttachError::Invalid(error.to_string()))?;
+        let sectors = image.length() / SECTOR;
+        Ok((ImageDisk { image, sectors }, socket))
+    }
+
+    /// Capacity in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// The byte offset of `sector`, if `length` bytes from there are whole sectors inside the disk.
+    fn check(&self, sector: u64, length: u64) -> io::Result<u64> {
+        super::disk::check(self.sectors, sector, length)
+    }
+
+    /// What a read has to wait for; nothing when it may be served, with data or with an error.
+    pub fn missing(&self, sector: u64, length: u64) -> Vec<MissingRange> {
+        match self.check(sector, length) {
+            Ok(address) => self.image.missing(address, length),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Tells which bytes of blobs a read is about.
+    pub fn tell(&self, accesses: &mut AccessLog, sector: u64, length: u64) {
+        if accesses.is_on()
+            && let Ok(address) = self.check(sector, length)
+        {
+            let tell = |blob, offset, length| accesses.tell(blob, offset, length);
+            self.image.touched(address, length, tell);
+        }
+    }
+
+    /// Reads what is there, straight into guest memory.
+    pub fn read(&self, sector: u64, data: &[VolatileSlice<'_>]) -> io::Result<()> {
+        let length = guest_io::total(data) as u64;
+        let address = self.check(sector, length)?;
+        let mut done = 0;
+        self.image.read(address, length, |source, length| {
+            let part = guest_io::part(data, done, length as usize);
+            done += length as usize;
+            match source {
+                Source::File(file, offset) => guest_io::read_exact_at(file.as_fd(), &part, offset),
+                Source::Zeros => {
+                    let mut at = 0;
+                    while at < length as usize {
+                        let now = (length as usize - at).min(ZEROES.len());
+                        guest_io::copy_in(&part, at, &ZEROES[..now]);
+                        at += now;
+                    }
+                    Ok(())
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,281 @@
+//! Requests that wait for bytes, and the socket those are asked for over ([`thaw_protocol::miss`]): of virtio-fs, and of
+//! a disk that is an image.
+//!
+//! Invariant: a request waits for an answer, not for a socket: while there is none it goes on waiting, and every open
+//! question is asked again over the next. It ends with its bytes, or with the reason why they cannot be had, said in the
+//! log with their blob and offset; a peer that promises bytes which never come is believed [`MAX_ROUNDS`] times.
+
+mod parked;
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use thaw_protocol::miss::{Filled, Miss};
+use thaw_protocol::packet::{self, PacketError};
+use thaw_rootfs::fs::MissingRange;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use self::parked::Parked;
+pub use self::parked::{Request, Resumed};
+use super::device::{AttachError, DeviceError, one_descriptor};
+use super::event_loop::Registrar;
+use super::state::QueueRecord;
+
+/// How often a request's bytes are asked for again when they, said to be there, are not.
+const MAX_ROUNDS: u32 = 8;
+/// Answers taken from the socket before others get their turn.
+const ANSWERS: usize = 64;
+/// Questions at once of one who waits for all of them.
+const AT_ONCE: usize = 16;
+
+/// Where the socket is waited for.
+#[derive(Debug)]
+pub enum Waits {
+    /// In an epoll of the device's own, with this data.
+    Epoll(std::sync::Arc<Epoll>, u64),
+    /// In the event loop, with this token.
+    Loop(Registrar, u32),
+}
+
+impl Waits {
+    fn control(&self, operation: ControlOperation, socket: RawFd, events: EventSet) -> io::Result<()> {
+        match self {
+            Waits::Epoll(epoll, data) => epoll.ctl(operation, socket, EpollEvent::new(events, *data)),
+            Waits::Loop(registrar, token) => match operation {
+                ControlOperation::Add => registrar.add(socket, *token, events),
+                ControlOperation::Modify => registrar.modify(socket, *token, events),
+                ControlOperation::Delete => registrar.remove(socket),
+            },
+        }
+    }
+}
+
+/// The one descriptor of a socket for packets, made not to be waited for.
+pub fn packet_socket(fds: Vec<OwnedFd>) -> Result<OwnedFd, AttachError> {
+    let socket = one_descriptor(fds)?;
+    let kind =
+        rustix::net::sockopt::socket_type(&socket).map_err(AttachError::system("the socket's type"))?;
+    if kind != rustix::net::SocketType::SEQPACKET {
+        return Err(AttachError::Invalid(
+            "the socket must be of type SEQPACKET".into(),
+        ));
+    }
+    rustix::io::ioctl_fionbio(&socket, true).map_err(AttachError::system("FIONBIO of the socket"))?;
+    Ok(socket)
+}
+
+/// Requests that wait, and whom they ask.
+pub struct Misses {
+    waits: Waits,
+    socket: Option<OwnedFd>,
+    /// Whether the socket is full and waited for.
+    waits_to_send: bool,
+    parked: Parked,
+}
+
+impl Misses {
+    pub fn new(waits: Waits) -> Misses {
+        Misses {
+            waits,
+            socket: None,
+            waits_to_send: false,
+            parked: Parked::default(),
+        }
+    }
+
+    /// Whether a request with this head waits already: the driver made a descriptor available that is in use.
+    pub fn has(&self, queue: usize, head: u16) -> bool {
+        self.parked.has(queue, head)
+    }
+
+    /// The heads that wait, by queue and index.
+    pub fn heads(&self) -> Vec<(usize, u16)> {
+        self.parked.heads()
+    }
+
+    /// Forgets all requests: the driver has reset the device.
+    pub fn clear(&mut self) {
+        self.parked.clear();
+    }
+
+    /// Parks a request until all ranges, of which there is at least one, are answered for; [`Self::ask`] comes after. One
+    /// whose bytes were promised too often is given back, to be refused.
+    pub fn park(&mut self, request: Request, ranges: &[MissingRange]) -> Result<(), Request> {
+        if request.rounds > MAX_ROUNDS {
+            let range = ranges.first();
+            tracing::error!(
+                blob = range.map(|range| hex(&range.blob)),
+                offset = range.map(|range| range.offset),
+                rounds = request.rounds,
+                "a read of an image failed: its bytes were promised, and never came"
+            );
+            return Err(request);
+        }
+        self.parked.park(request, ranges);
+        Ok(())
+    }
+
+    /// Takes a new socket: every open question goes out over it.
+    pub fn connect(&mut self, socket: OwnedFd) {
+        self.disconnect();
+        let added = self
+            .waits
+            .control(ControlOperation::Add, socket.as_raw_fd(), EventSet::IN);
+        if let Err(error) = added {
+            tracing::error!(%error, "the miss socket cannot be waited for");
+            return;
+        }
+        self.socket = Some(socket);
+        if let Err(error) = self.ask() {
+            tracing::error!(%error, "the miss socket cannot be waited for");
+        }
+    }
+
+    /// Drops the socket; what it was asked is asked again over the next one.
+    fn disconnect(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            // Closing it would do, unless the descriptor was duplicated.
+            let _ = self
+                .waits
+                .control(ControlOperation::Delete, socket.as_raw_fd(), EventSet::empty());
+        }
+        self.waits_to_send = false;
+        self.parked.ask_again();
+    }
+
+    /// Sends questions until the socket is full or there are none left.
+    pub fn ask(&mut self) -> Result<(), DeviceError> {
+        while let (Some(socket), Some(miss)) = (&self.socket, self.parked.next_unsent()) {
+            match packet::send(socket, miss, &[]) {
+                Ok(()) => {
+                    let id = miss.id;
+                    self.parked.sent(id);
+                }
+                Err(PacketError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    tracing::warn!(%error, "the miss socket is gone; reads wait for the next one");
+                    self.disconnect();
+                }
+            }
+        }
+        let must_wait = self.parked.next_unsent().is_some();
+        if let Some(socket) = &self.socket
+            && must_wait != self.waits_to_send
+        {
+            let events = if must_wait {
+                EventSet::IN | EventSet::OUT
+            } else {
+                EventSet::IN
+            };
+            self.waits
+                .control(ControlOperation::Modify, socket.as_raw_fd(), events)
+                .map_err(|error| DeviceError::System {
+                    what: "epoll_ctl",
+                    error,
+                })?;
+            self.waits_to_send = must_wait;
+        }
+        Ok(())
+    }
+
+    /// Takes answers; the requests they set free. [`Self::ask`] comes after.
+    pub fn answers(&mut self) -> Vec<Resumed> {
+        let mut resumed = Vec::new();
+        for _ in 0..ANSWERS {
+            let Some(socket) = &self.socket else { break };
+            match packet::receive::<Filled>(socket) {
+                Ok((filled, _)) => resumed.extend(self.parked.answered(filled)),
+                Err(PacketError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(PacketError::Closed) => {
+                    tracing::info!("the miss socket was closed; reads wait for the next one");
+                    self.disconnect();
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the miss socket is not usable; reads wait for the next one");
+                    self.disconnect();
+                }
+            }
+        }
+        resumed
+    }
+
+    /// Has these ranges filled, and waits for it: of a machine that has not run yet, whose device asks for nothing else
+    /// meanwhile. Each is asked for once. The error is a sentence; that there is nobody to ask, or not any more, is one.
+    pub fn fetch(&mut self, ranges: &[MissingRange]) -> Result<(), String> {
+        let mut unsent: Vec<Miss> = ranges
+            .iter()
+            .flat_map(parked::pieces)
+            .map(|(blob, offset, length)| Miss {
+                id: self.parked.number(),
+                blob,
+                offset,
+                length,
+            })
+            .collect();
+        unsent.reverse();
+        let mut sent: Vec<Miss> = Vec::new();
+        while !unsent.is_empty() || !sent.is_empty() {
+            let Some(socket) = &self.socket else {
+                return Err("there is no miss socket to ask for them over".into());
+            };
+            while let Some(miss) = unsent.last().filter(|_| sent.len() < AT_ONCE) {
+                match packet::send(socket, miss, &[]) {
+                    Ok(()) => sent.extend(unsent.pop()),
+                    Err(PacketError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(format!("the miss socket: {error}")),
+                }
+            }
+            let mut events = PollFlags::IN;
+            if sent.is_empty() {
+                events |= PollFlags::OUT;
+            }
+            match poll(&mut [PollFd::new(socket, events)], None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(format!("the miss socket: {error}")),
+            }
+            match packet::receive::<Filled>(socket) {
+                Ok((Filled { id, result }, _)) => {
+                    if let Some(at) = sent.iter().position(|miss| miss.id == id) {
+                        let miss = sent.swap_remove(at);
+                        result.map_err(|reason| describe(&miss, &reason))?;
+                    }
+                }
+                Err(PacketError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(format!("the miss socket: {error}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether requests with these heads could wait in a queue of an active device, if there is one.
+pub fn check_heads(index: usize, heads: &[u16], queue: Option<&QueueRecord>) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    let impossible = heads
+        .iter()
+        .find(|head| !queue.is_some_and(|queue| queue.ready && **head < queue.size) || !seen.insert(**head));
+    match impossible {
+        Some(head) => Err(format!(
+            "head {head} cannot wait in queue {index}, or waits twice"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Why bytes cannot be had, with which.
+fn describe(miss: &Miss, reason: &str) -> String {
+    format!(
+        "bytes {}..{} of blob {}: {reason}",
+        miss.offset,
+        miss.offset + u64::from(miss.length),
+        hex(&miss.blob)
+    )
+}
+
+/// A digest as it is written.
+pub fn hex(digest: &[u8; 32]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

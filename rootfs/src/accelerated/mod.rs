@@ -56,3 +56,6 @@ pub struct Opened {
     /// What a start is known to read, in order.
     pub load_order: Option<LoadOrder>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,7 +39,7 @@ pub struct Documents {
 }
 
 impl Documents {
-    async fn read(manifest: &Manifest, ranges: &dyn Ranges) -> Result<Self, Error> {
+    pub(super) async fn read(manifest: &Manifest, ranges: &dyn Ranges) -> Result<Self, Error> {
         let total = manifest
             .blobs
             .iter()

@@ -17,7 +17,7 @@ mod write;
 mod xattr;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::io;
 

@@ -1,6 +1,6 @@
 //! One tree three ways: as merged, as our reader sees its image, and as the kernel does.
 
-mod walk;
+pub(crate) mod walk;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -167,9 +167,9 @@ fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) 
     tar
 }
 
-struct Made {
-    tree: Tree,
-    data: Vec<Vec<u8>>,
+pub(crate) struct Made {
+    pub(crate) tree: Tree,
+    pub(crate) data: Vec<Vec<u8>>,
 }
 
 fn make(tars: &[Vec<u8>]) -> Made {
@@ -189,7 +189,7 @@ fn make(tars: &[Vec<u8>]) -> Made {
     }
 }
 
-fn random(seed: u64, entries: usize) -> Made {
+pub(crate) fn random(seed: u64, entries: usize) -> Made {
     let mut numbers = Numbers(seed);
     let layers = 1 + numbers.next(3);
     let mut names = Vec::new();
@@ -220,7 +220,7 @@ impl Made {
         (file, summary)
     }
 
-    fn walk(&self) -> Walk {
+    pub(crate) fn walk(&self) -> Walk {
         walk_tree(&self.tree, &self.data)
     }
 }
@@ -267,7 +267,7 @@ fn mounted(image: &Path, with: impl FnOnce(&Path)) {
     with(directory.path());
 }
 
-fn assert_same(one: &Walk, other: &Walk) {
+pub(crate) fn assert_same(one: &Walk, other: &Walk) {
     for (path, node) in one {
         assert_eq!(Some(node), other.get(path), "{}", path.escape_ascii());
     }

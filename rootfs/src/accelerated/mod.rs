@@ -30,6 +30,7 @@ pub use convert::{Body, Converted, Facts, Input, Options, Part, convert};
 pub use cut::{Chunking, ChunkingError};
 pub use dictionary::Dictionary;
 pub use manifest::{Manifest, StoredTable};
+pub(crate) use open::document;
 pub use open::{Documents, open};
 pub use original::Original;
 pub use publish::{Pushed, find};

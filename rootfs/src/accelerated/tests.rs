@@ -335,13 +335,19 @@ fn identical_files_are_stored_once_and_zeros_not_at_all() {
 fn a_change_of_one_file_pushes_little() {
     let text = |seed: u64| -> Vec<u8> {
         let noise = noise(2000, seed);
-        noise.iter().flat_map(|byte| format!("{byte:03} ").into_bytes()).collect()
+        noise
+            .iter()
+            .flat_map(|byte| format!("{byte:03} ").into_bytes())
+            .collect()
     };
-    let mut contents: Vec<(String, Vec<u8>)> = (0..200u64).map(|at| (format!("f{at}"), text(at + 1))).collect();
+    let mut contents: Vec<(String, Vec<u8>)> =
+        (0..200u64).map(|at| (format!("f{at}"), text(at + 1))).collect();
     contents.push(("large".into(), noise(4 << 20, 77)));
     let borrowed = |contents: &[(String, Vec<u8>)]| -> Made {
-        let borrowed: Vec<(&str, Vec<u8>)> =
-            contents.iter().map(|(name, content)| (&name[..], content.clone())).collect();
+        let borrowed: Vec<(&str, Vec<u8>)> = contents
+            .iter()
+            .map(|(name, content)| (&name[..], content.clone()))
+            .collect();
         files(&borrowed)
     };
     let base = borrowed(&contents);
@@ -356,7 +362,10 @@ fn a_change_of_one_file_pushes_little() {
         let (manifest, facts) = memory.take(run(input(&changed), chunking, &[dictionary]));
         assert_reads_back(&memory, &manifest, &changed);
         assert!(facts.new_bytes <= 3 * 16384, "{facts:?}");
-        assert!(facts.push_bytes < 24 << 10 && whole.push_bytes > 4 << 20, "{facts:?}");
+        assert!(
+            facts.push_bytes < 24 << 10 && whole.push_bytes > 4 << 20,
+            "{facts:?}"
+        );
         assert_eq!(manifest.blobs.len(), 2);
     }
 }
@@ -389,9 +398,13 @@ fn a_dictionary_that_lies_is_found_out_when_it_is_read() {
 #[test]
 fn a_load_order_is_laid_out_first_and_told() {
     let memory = Memory::default();
-    let contents: Vec<(String, Vec<u8>)> =
-        (0..64u64).map(|at| (format!("f{at:02}"), noise(40_000, at + 1))).collect();
-    let borrowed: Vec<(&str, Vec<u8>)> = contents.iter().map(|(name, content)| (&name[..], content.clone())).collect();
+    let contents: Vec<(String, Vec<u8>)> = (0..64u64)
+        .map(|at| (format!("f{at:02}"), noise(40_000, at + 1)))
+        .collect();
+    let borrowed: Vec<(&str, Vec<u8>)> = contents
+        .iter()
+        .map(|(name, content)| (&name[..], content.clone()))
+        .collect();
     let made = files(&borrowed);
     let mut input = input(&made);
     let length = made.data[0].len() as u64;
@@ -407,7 +420,12 @@ fn a_load_order_is_laid_out_first_and_told() {
     };
     // Of files 40, 3 and 40 again, from the middle of each; and of a blob nobody knows.
     let size = 40960;
-    let runs = [(0, 40 * size + 8192, 4096), (0, 3 * size, 100), (1, 0, 4096), (0, 40 * size, 4096)];
+    let runs = [
+        (0, 40 * size + 8192, 4096),
+        (0, 3 * size, 100),
+        (1, 0, 4096),
+        (0, 40 * size, 4096),
+    ];
     let order = LoadOrder::new(
         original().image,
         vec![blob, unknown],

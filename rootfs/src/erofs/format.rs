@@ -12,6 +12,7 @@ pub const COMPAT_MTIME: u32 = 0x2;
 /// Compressed clusters are padded at their front: without meaning where nothing is compressed, but set by older tools.
 pub const INCOMPAT_ZERO_PADDING: u32 = 0x1;
 pub const INCOMPAT_CHUNKED_FILE: u32 = 0x4;
+pub const INCOMPAT_DEVICE_TABLE: u32 = 0x8;
 
 /// Inodes are addressed in slots of 32 bytes: an inode's number (nid) is its slot.
 pub const SLOT_BITS: u32 = 5;

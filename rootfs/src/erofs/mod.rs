@@ -23,8 +23,8 @@ use std::io;
 
 pub use plan::{Plan, plan};
 pub use read::{
-    DirectoryEntry, Entries, FileType, Inode, Mapping, Mappings, Nid, ReadError, Reader, ResolvedXattr,
-    Superblock, Xattrs,
+    ChunkIndex, DirectoryEntry, Entries, FileType, Inode, Mapping, Mappings, Nid, ReadError, Reader,
+    ResolvedXattr, Superblock, Xattrs,
 };
 pub use tree::{read_tree, read_tree_with};
 pub use write::{write, write_with_data};

@@ -11,13 +11,13 @@ mod xattrs;
 use crate::tree::Timestamp;
 
 use super::format::{
-    BLOCK_BITS, CHUNK_FORMAT_ALL, INCOMPAT_CHUNKED_FILE, INCOMPAT_ZERO_PADDING, INODE_COMPACT,
-    INODE_EXTENDED, LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, MAGIC, SLOT_BITS,
-    SUPER_OFFSET, SUPER_SIZE, XATTR_ENTRY, XATTR_HEADER,
+    BLOCK_BITS, CHUNK_FORMAT_ALL, INCOMPAT_CHUNKED_FILE, INCOMPAT_DEVICE_TABLE, INCOMPAT_ZERO_PADDING,
+    INODE_COMPACT, INODE_EXTENDED, LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, MAGIC,
+    SLOT_BITS, SUPER_OFFSET, SUPER_SIZE, XATTR_ENTRY, XATTR_HEADER,
 };
 
 pub use entries::{DirectoryEntry, Entries};
-pub use mapping::{Mapping, Mappings};
+pub use mapping::{ChunkIndex, Mapping, Mappings};
 pub use xattrs::{ResolvedXattr, Xattrs};
 
 /// An inode's number: its offset from the metadata's start in slots of 32 bytes.
@@ -49,6 +49,8 @@ pub struct Superblock {
     /// Byte offsets of inode slot 0 and of shared xattr 0.
     metadata: u64,
     shared_xattrs: u64,
+    has_device_table: bool,
+    extra_devices: u16,
 }
 
 /// What an inode is.
@@ -104,6 +106,23 @@ impl<B: AsRef<[u8]>> Reader<B> {
     /// # Errors
     /// When it is not one or asks for what is not supported: compression, other block sizes, several devices.
     pub fn new(bytes: B) -> Result<Reader<B>, ReadError> {
+        let reader = Self::with_devices(bytes)?;
+        let unsupported = |what, value| Err(ReadError::Unsupported { what, value });
+        if reader.superblock.has_device_table {
+            return unsupported("feature bits", INCOMPAT_DEVICE_TABLE);
+        }
+        match reader.superblock.extra_devices {
+            0 => Ok(reader),
+            more => unsupported("extra devices", u32::from(more)),
+        }
+    }
+
+    /// As [`Reader::new`], of an image that may have several devices, as RAFS has. Only [`Reader::chunk_index`] tells on
+    /// which of them data is; [`Reader::mappings`] takes them all for one.
+    ///
+    /// # Errors
+    /// As [`Reader::new`].
+    pub fn with_devices(bytes: B) -> Result<Reader<B>, ReadError> {
         let block = bytes
             .as_ref()
             .get(SUPER_OFFSET..SUPER_OFFSET + SUPER_SIZE)
@@ -120,12 +139,10 @@ impl<B: AsRef<[u8]>> Reader<B> {
         if u32::from(block[12]) != BLOCK_BITS {
             return unsupported("block bits", u32::from(block[12]));
         }
-        let unknown = u32(80) & !(INCOMPAT_ZERO_PADDING | INCOMPAT_CHUNKED_FILE);
+        let known = INCOMPAT_ZERO_PADDING | INCOMPAT_CHUNKED_FILE | INCOMPAT_DEVICE_TABLE;
+        let unknown = u32(80) & !known;
         if unknown != 0 {
             return unsupported("feature bits", unknown);
-        }
-        if u16(86) != 0 {
-            return unsupported("extra devices", u32::from(u16(86)));
         }
         let superblock = Superblock {
             root: Nid::from(u16(14)),
@@ -138,6 +155,8 @@ impl<B: AsRef<[u8]>> Reader<B> {
             uuid: block[48..64].try_into().expect("16 bytes"),
             metadata: u64::from(u32(40)) << BLOCK_BITS,
             shared_xattrs: u64::from(u32(44)) << BLOCK_BITS,
+            has_device_table: u32(80) & INCOMPAT_DEVICE_TABLE != 0,
+            extra_devices: u16(86),
         };
         Ok(Reader { bytes, superblock })
     }
@@ -313,6 +332,14 @@ impl<B: AsRef<[u8]>> Reader<B> {
 }
 
 impl Inode {
+    /// log2 of its chunks' bytes, if it has a chunk table.
+    pub fn chunk_bits(&self) -> Option<u32> {
+        match self.layout {
+            Layout::Chunks { bits, .. } => Some(bits),
+            Layout::Plain { .. } | Layout::Inline { .. } => None,
+        }
+    }
+
     /// Entries of its chunk table; none of a file in one piece.
     pub fn chunks(&self) -> u64 {
         match self.layout {

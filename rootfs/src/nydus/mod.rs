@@ -3,10 +3,21 @@
 //! The bootstrap is hostile. What is read from it becomes a [`crate::tree::Tree`], from which Thaw's own metadata is
 //! written: no offset of a bootstrap is ever followed by a guest.
 
-use crate::accelerated::Opened;
+mod bootstrap;
+
+use std::collections::HashMap;
+use std::io::{self, Read};
+
+use crate::accelerated::{Opened, document};
+use crate::compression;
+use crate::digest::Digest;
+use crate::erofs;
 use crate::error::Error;
-use crate::fetch::Ranges;
+use crate::fetch::{Ranges, StoredBlob};
 use crate::source::Descriptor;
+use crate::store::{Form, ReadyMadeBlob};
+
+pub use bootstrap::{Bootstrap, BootstrapError};
 
 /// Media type of a data blob.
 pub const BLOB_TYPE: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
@@ -64,14 +75,91 @@ impl Manifest {
     }
 }
 
+/// Most bytes of a bootstrap layer, and of the bootstrap in it.
+const MAX_LAYER: u64 = 256 << 20;
+const MAX_BOOTSTRAP: u64 = 512 << 20;
+/// Where it is in the layer's tar.
+const BOOTSTRAP_PATH: &str = "image/image.boot";
+
 /// Reads the bootstrap; file data stays where it is.
 ///
 /// # Errors
-/// What `ranges` says; `Malformed` or `UnknownMediaType` for a bootstrap that is damaged or of a kind that is not read.
+/// What `ranges` says; `Malformed` for a bootstrap that is damaged or of a kind that is not read.
 pub async fn open(manifest: &Manifest, ranges: &dyn Ranges) -> Result<Opened, Error> {
-    let _ = ranges;
-    Err(Error::malformed(
-        format!("Nydus bootstrap {}", manifest.bootstrap.digest),
-        "this build does not read Nydus images",
-    ))
+    let layer = document(ranges, "Nydus bootstrap", &manifest.bootstrap, MAX_LAYER).await?;
+    let manifest = manifest.clone();
+    match tokio::task::spawn_blocking(move || read(&manifest, &layer)).await {
+        Ok(opened) => opened,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(Error::Cancelled),
+    }
 }
+
+/// Reads a bootstrap layer whose digest has been compared.
+fn read(manifest: &Manifest, layer: &[u8]) -> Result<Opened, Error> {
+    let what = format!("Nydus bootstrap {}", manifest.bootstrap.digest);
+    let malformed = |problem: &dyn std::fmt::Display| Error::malformed(&what, problem);
+    let bytes = extract(layer)
+        .map_err(|error| malformed(&error))?
+        .ok_or_else(|| malformed(&"its layer has no image/image.boot"))?;
+    let stored: HashMap<Digest, &Descriptor> =
+        manifest.blobs.iter().map(|blob| (blob.digest, blob)).collect();
+    let bootstrap = Bootstrap::decode(&bytes, |digest| stored.get(digest).map(|blob| blob.size))
+        .map_err(|error| malformed(&error))?;
+    drop(bytes);
+    let lengths: Vec<u64> = bootstrap
+        .blobs
+        .iter()
+        .map(|blob| blob.content.data_length)
+        .collect();
+    let mut metadata = Vec::new();
+    let summary = erofs::write(&bootstrap.tree, &lengths, &mut metadata).map_err(Error::Metadata)?;
+    let blobs = bootstrap
+        .blobs
+        .into_iter()
+        .zip(&summary.blobs)
+        .map(|(blob, placement)| {
+            let descriptor = stored
+                .get(&blob.id)
+                .ok_or_else(|| malformed(&"a blob is not among the image's layers"))?;
+            Ok(ReadyMadeBlob {
+                address: placement.address,
+                form: Form::Nydus,
+                document: manifest.bootstrap.digest,
+                stored: StoredBlob {
+                    digest: descriptor.digest,
+                    size: descriptor.size,
+                    urls: descriptor.urls.clone(),
+                },
+                content: blob.content,
+                digests: None,
+            })
+        });
+    Ok(Opened {
+        blobs: blobs.collect::<Result<_, Error>>()?,
+        metadata,
+        load_order: None,
+    })
+}
+
+/// The bootstrap in a layer, which is a tar, plain or compressed.
+fn extract(layer: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    let mut archive = tar::Archive::new(compression::decoder(layer)?.take(2 * MAX_BOOTSTRAP));
+    for entry in archive.entries()? {
+        let entry = entry?;
+        let path = entry.path_bytes();
+        if path.strip_prefix(b"./").unwrap_or(&path) != BOOTSTRAP_PATH.as_bytes() {
+            continue;
+        }
+        let mut bytes = Vec::new();
+        entry.take(MAX_BOOTSTRAP + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > MAX_BOOTSTRAP {
+            return Err(io::Error::other("its image.boot is larger than 512 MiB"));
+        }
+        return Ok(Some(bytes));
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Where the bytes of a file are.
 
 use super::super::format::{BLOCK_BITS, NULL_ADDRESS};
-use super::{Inode, Layout, ReadError, Reader, u32_at};
+use super::{Inode, Layout, ReadError, Reader, u16_at, u32_at};
 
 /// A piece of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,27 +82,48 @@ impl<B: AsRef<[u8]>> Mappings<'_, B> {
 
     /// The address of a chunk.
     fn chunk(&self, index: u64) -> Result<Option<u64>, ReadError> {
+        let chunk = self.reader.chunk_index(&self.inode, index)?;
+        Ok(chunk.block.map(|block| u64::from(block) << BLOCK_BITS))
+    }
+}
+
+/// An entry of a chunk table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkIndex {
+    /// 0 in tables that name none.
+    pub device: u16,
+    /// The chunk's first block on the device; none of a hole.
+    pub block: Option<u32>,
+}
+
+impl<B: AsRef<[u8]>> Reader<B> {
+    /// An entry of an inode's chunk table.
+    ///
+    /// # Errors
+    /// `Corrupt` when it has none, or not so many.
+    pub fn chunk_index(&self, inode: &Inode, index: u64) -> Result<ChunkIndex, ReadError> {
         let corrupt = || ReadError::Corrupt {
             what: "chunk table",
-            nid: self.inode.nid,
+            nid: inode.nid,
         };
-        let Layout::Chunks { has_indexes, .. } = self.inode.layout else {
+        let Layout::Chunks { has_indexes, .. } = inode.layout else {
             return Err(corrupt());
         };
-        // An index is advice, a device number (there is one device) and the address; else there is only the address.
+        // An index is advice, a device number and the address; else there is only the address.
         let unit: u64 = if has_indexes { 8 } else { 4 };
-        let table = self.inode.inline_start().next_multiple_of(unit);
+        let table = inode.inline_start().next_multiple_of(unit);
         let start = index
             .checked_mul(unit)
             .and_then(|offset| table.checked_add(offset))
             .ok_or(corrupt())?;
-        let entry = self.reader.slice(start, unit).ok_or(corrupt())?;
+        let entry = self.slice(start, unit).ok_or(corrupt())?;
         let block = u32_at(entry, entry.len() - 4);
-        Ok((block != NULL_ADDRESS).then_some(u64::from(block) << BLOCK_BITS))
+        Ok(ChunkIndex {
+            device: if has_indexes { u16_at(entry, 2) } else { 0 },
+            block: (block != NULL_ADDRESS).then_some(block),
+        })
     }
-}
 
-impl<B: AsRef<[u8]>> Reader<B> {
     /// Where `length` bytes from `offset` are; clipped to the file's size.
     pub fn mappings(&self, inode: &Inode, offset: u64, length: u64) -> Mappings<'_, B> {
         let end = offset.saturating_add(length).min(inode.size);

@@ -89,8 +89,25 @@ pub struct Resolved {
     /// The config as it was read.
     pub config_bytes: Vec<u8>,
     pub config: ImageConfiguration,
-    /// Bottom first; as many as the config has DiffIDs.
+    /// Bottom first; as many as the config has DiffIDs. None where the layers are no tars.
     pub layers: Vec<LayerSource>,
+    /// The manifest's layers, with their annotations; none in forms without manifests.
+    pub descriptors: Vec<Descriptor>,
+    pub form: manifest::Form,
+    /// The manifest it refers to: of a converted image, the original's.
+    pub subject: Option<Descriptor>,
+    /// The manifest's.
+    pub annotations: std::collections::BTreeMap<String, String>,
+}
+
+impl Resolved {
+    /// The digest of every layer, in the manifest's order.
+    pub fn layer_digests(&self) -> Vec<Digest> {
+        match self.descriptors.as_slice() {
+            [] => self.layers.iter().map(|layer| layer.digest.unwrap_or(layer.diff_id)).collect(),
+            descriptors => descriptors.iter().map(|layer| layer.digest).collect(),
+        }
+    }
 }
 
 /// A place images come from.

@@ -408,22 +408,66 @@ impl ReadyFile {
         }
     }
 
+    /// Makes chunks missing again, because their bytes were found to be damaged while their bits were set. A reader that
+    /// has looked at a bit before must look again after it has read ([`super::BlobFile::is_ready`]).
+    pub fn clear(&self, chunks: Range<u64>) {
+        for chunk in chunks.start..chunks.end.min(self.chunk_count()) {
+            if let (Some(byte), mask) = self.map.bit(chunk) {
+                byte.fetch_and(!mask, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// How many chunks may be served.
+    pub fn ready_count(&self) -> u64 {
+        let bitmap = HEADER_SIZE as usize..self.header.digests_at() as usize;
+        let bytes = self.map.bytes().get(bitmap).unwrap_or_default();
+        let set = bytes.iter().map(|byte| u64::from(byte.load(Ordering::Relaxed).count_ones()));
+        set.sum()
+    }
+
+    /// Writes a new ready file for the same blob with the same digests, and no chunk ready.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn write_emptied(&self, file: File, boot: BootId) -> Result<Self, BlobError> {
+        let mut table = vec![0; (self.chunk_count() * DIGEST_SIZE) as usize];
+        self.file.read_exact_at(&mut table, self.header.digests_at())?;
+        let header = Header {
+            boot,
+            ..self.header.clone()
+        };
+        let mut bytes = vec![0; header.digests_at() as usize];
+        bytes[..HEADER_USED].copy_from_slice(&header.encode());
+        file.write_all_at(&bytes, 0)?;
+        file.write_all_at(&table, header.digests_at())?;
+        file.sync_all()?;
+        Self::map(file, header)
+    }
+
+    /// Whether the bytes of `chunk` in `data` are the ones its digest is of, whatever its bit says.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn agrees(&self, data: &File, chunk: u64, buffer: &mut Vec<u8>) -> Result<bool, BlobError> {
+        let Some(digest) = self.digest(chunk)? else {
+            return Ok(false);
+        };
+        let range = self.chunk_range(chunk);
+        buffer.resize((range.end - range.start) as usize, 0);
+        match data.read_exact_at(buffer, range.start) {
+            Ok(()) => Ok(*blake3::hash(buffer).as_bytes() == digest),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Compares a chunk of `data` with its digest, and sets its bit if they agree. Returns whether it is ready.
     pub fn verify(&self, data: &File, chunk: u64, buffer: &mut Vec<u8>) -> Result<bool, BlobError> {
         if self.is_ready(chunk) {
             return Ok(true);
         }
-        let range = self.chunk_range(chunk);
-        buffer.resize((range.end - range.start) as usize, 0);
-        match data.read_exact_at(buffer, range.start) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
-            Err(error) => return Err(error.into()),
-        }
-        let Some(digest) = self.digest(chunk)? else {
-            return Ok(false);
-        };
-        let agrees = *blake3::hash(buffer).as_bytes() == digest;
+        let agrees = self.agrees(data, chunk, buffer)?;
         if agrees {
             self.set_ready(chunk);
         }

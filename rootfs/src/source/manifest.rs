@@ -2,12 +2,15 @@
 //!
 //! Parsed leniently in what does not matter (unknown fields, missing media types), strictly in what does.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::accelerated;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::nydus;
 
 /// No manifest or index is larger (the distribution specification's limit).
 pub const MAX_MANIFEST: u64 = 4 << 20;
@@ -106,6 +109,21 @@ impl Descriptor {
 pub struct Manifest {
     pub config: Descriptor,
     pub layers: Vec<Descriptor>,
+    pub form: Form,
+    /// The manifest it refers to.
+    pub subject: Option<Descriptor>,
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What the layers of a manifest are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Changes of a file tree, as tar.
+    Layers,
+    /// Documents of Thaw's own.
+    Accelerated(accelerated::Manifest),
+    /// A RAFS bootstrap and its blobs.
+    Nydus(nydus::Manifest),
 }
 
 /// A manifest or an index.
@@ -123,6 +141,9 @@ struct Wire {
     config: Option<Descriptor>,
     layers: Option<Vec<Descriptor>>,
     manifests: Option<Vec<Descriptor>>,
+    subject: Option<Descriptor>,
+    /// Tools write null too.
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 impl Document {
@@ -174,11 +195,16 @@ impl Document {
                 manifests: None,
                 config: Some(config),
                 layers,
+                subject,
+                annotations,
                 ..
             } if !index => {
                 let manifest = Manifest {
                     config,
                     layers: layers.unwrap_or_default(),
+                    form: Form::of(what, bytes)?,
+                    subject,
+                    annotations: annotations.unwrap_or_default(),
                 };
                 manifest.check(what)?;
                 Ok(Self::Manifest(manifest))
@@ -199,6 +225,15 @@ struct Head {
     media_type: Option<String>,
 }
 
+impl Form {
+    fn of(what: &str, bytes: &[u8]) -> Result<Self, Error> {
+        if let Some(manifest) = accelerated::Manifest::parse(what, bytes)? {
+            return Ok(Self::Accelerated(manifest));
+        }
+        Ok(nydus::Manifest::parse(what, bytes)?.map_or(Self::Layers, Self::Nydus))
+    }
+}
+
 impl Manifest {
     fn check(&self, what: &str) -> Result<(), Error> {
         if self.layers.len() > MAX_LAYERS {
@@ -215,7 +250,12 @@ impl Manifest {
                 "this is an artifact, not a container image",
             ));
         }
-        for layer in &self.layers {
+        // The other forms have checked their own.
+        let layers = match self.form {
+            Form::Layers => &self.layers[..],
+            _ => &[],
+        };
+        for layer in layers {
             if !LAYERS.contains(&layer.media_type.as_str()) {
                 let what = format!("layer {}", layer.digest);
                 return Err(unknown(

@@ -1,13 +1,13 @@
 //! From a reference to one platform's image.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use oci_spec::image::ImageConfiguration;
 
 use crate::digest::Digest;
 use crate::error::Error;
 
-use super::manifest::{Document, MAX_LAYERS, Manifest};
+use super::manifest::{Document, Form, MAX_LAYERS, Manifest};
 use super::{Descriptor, LayerSource, Platform, Resolved, Root, Source};
 
 /// How deep indexes may nest, and how many documents without a platform are looked into.
@@ -66,6 +66,7 @@ impl Walk<'_> {
     /// Depth-first through an index and those it nests, entries that say they fit before those that say nothing.
     async fn choose(&mut self, descriptors: Vec<Descriptor>) -> Result<Option<Resolved>, Error> {
         let mut pending = self.candidates(descriptors, 0);
+        let mut unknown = None;
         while let Some((descriptor, depth)) = pending.pop() {
             self.documents += 1;
             if self.documents > MAX_DOCUMENTS {
@@ -73,7 +74,16 @@ impl Walk<'_> {
             }
             let bytes = self.source.manifest(&descriptor).await?;
             let what = format!("manifest {}", descriptor.digest);
-            match Document::parse(&what, &bytes, Some(&descriptor.media_type))? {
+            let parsed = Document::parse(&what, &bytes, Some(&descriptor.media_type));
+            let document = match parsed {
+                // Indexes list what belongs to an image beside it: signatures, SOCI indexes.
+                Err(error @ Error::UnknownMediaType { .. }) => {
+                    unknown.get_or_insert(error);
+                    continue;
+                }
+                parsed => parsed?,
+            };
+            match document {
                 Document::Manifest(manifest) => {
                     if let Some(found) = self.image(bytes, manifest).await? {
                         return Ok(Some(found));
@@ -85,7 +95,10 @@ impl Walk<'_> {
                 Document::Index(nested) => pending.extend(self.candidates(nested, depth + 1)),
             }
         }
-        Ok(None)
+        match unknown {
+            Some(error) if self.available.is_empty() => Err(error),
+            _ => Ok(None),
+        }
     }
 
     /// What may fit, best last.
@@ -114,6 +127,23 @@ impl Walk<'_> {
         let Some((config, config_bytes)) = self.config(config)? else {
             return Ok(None);
         };
+        let found = |layers, descriptors| {
+            let (digest, manifest_bytes) = (Digest::of(&bytes), bytes);
+            Ok(Some(Resolved {
+                digest,
+                manifest: manifest_bytes,
+                config_bytes,
+                layers,
+                descriptors,
+                form: manifest.form.clone(),
+                subject: manifest.subject.clone(),
+                annotations: manifest.annotations.clone(),
+                config: config.clone(),
+            }))
+        };
+        if manifest.form != Form::Layers {
+            return found(Vec::new(), manifest.layers.clone());
+        }
         let diff_ids = diff_ids(&config)?;
         if diff_ids.len() != manifest.layers.len() {
             let problem = format!(
@@ -125,23 +155,16 @@ impl Walk<'_> {
         }
         let layers = manifest
             .layers
-            .into_iter()
+            .iter()
             .zip(diff_ids)
             .map(|(layer, diff_id)| LayerSource {
                 diff_id,
                 digest: Some(layer.digest),
                 size: Some(layer.size),
-                urls: layer.urls,
+                urls: layer.urls.clone(),
                 member: None,
             });
-        let layers = layers.collect();
-        Ok(Some(Resolved {
-            digest: Digest::of(&bytes),
-            manifest: bytes,
-            config_bytes,
-            config,
-            layers,
-        }))
+        found(layers.collect(), manifest.layers.clone())
     }
 
     fn parts(
@@ -159,6 +182,10 @@ impl Walk<'_> {
             config_bytes,
             config,
             layers,
+            descriptors: Vec::new(),
+            form: Form::Layers,
+            subject: None,
+            annotations: BTreeMap::new(),
         }))
     }
 

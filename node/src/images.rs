@@ -233,14 +233,14 @@ pub fn size(image: &Image) -> u64 {
 /// The store's errors say what to do themselves.
 pub fn failure(error: thaw_rootfs::Error) -> Failure {
     use thaw_rootfs::Error as E;
-    let cause = match &error {
-        E::Unreadable { source, .. } => source,
+    let cause = match error.inner() {
+        E::Unreadable { source, .. } => source.inner(),
         error => error,
     };
     let code = match cause {
         E::BadReference { .. } => ExitCode::BadReference,
         E::NotFound { .. } | E::RegistryNotFound { .. } => ExitCode::ImageNotFound,
-        E::DigestMismatch { .. } => ExitCode::DigestMismatch,
+        E::DigestMismatch { .. } | E::ChunkDigest { .. } => ExitCode::DigestMismatch,
         E::TruncatedLayer { .. } => ExitCode::LayerTruncated,
         E::UnknownMediaType { .. } => ExitCode::UnknownMediaType,
         E::WrongArchitecture { .. } => ExitCode::WrongArchitecture,
@@ -252,7 +252,9 @@ pub fn failure(error: thaw_rootfs::Error) -> Failure {
         E::DiskFull { .. } => ExitCode::DiskFull,
         E::Malformed { .. } | E::Merge(_) | E::Layer { .. } => ExitCode::ImageMalformed,
         other if is_full_somewhere(other) => ExitCode::DiskFull,
-        E::Metadata(_) | E::Blob { .. } | E::Io { .. } | E::InUse { .. } | E::Cancelled => ExitCode::Runtime,
+        E::Metadata(_) | E::Blob { .. } | E::Io { .. } | E::InUse { .. } | E::Cancelled | E::Shared(_) => {
+            ExitCode::Runtime
+        }
     };
     let message = error.to_string();
     match message.rsplit_once("; ") {

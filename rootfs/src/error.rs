@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::blob::BlobError;
 use crate::digest::Digest;
@@ -126,6 +127,20 @@ pub enum Error {
     #[error("layer {layer}: {source}")]
     Blob { layer: Digest, source: BlobError },
 
+    #[error(
+        "bytes of blob {blob} at {offset}, as {place} has them, have another digest than when the layer was unpacked; fetch the image again, and if it stays so, tell whoever publishes it"
+    )]
+    ChunkDigest {
+        blob: Digest,
+        /// Within the cache file.
+        offset: u64,
+        place: String,
+    },
+
+    /// What somebody else ran into who fetched the same bytes at the same time.
+    #[error(transparent)]
+    Shared(Arc<Error>),
+
     #[error("image {digest} is in use by a running sandbox; stop it first")]
     InUse { digest: Digest },
 
@@ -156,7 +171,8 @@ impl Error {
         match self {
             Self::BadReference { .. } => "bad_reference",
             Self::NotFound { .. } => "not_found",
-            Self::DigestMismatch { .. } => "digest_mismatch",
+            Self::DigestMismatch { .. } | Self::ChunkDigest { .. } => "digest_mismatch",
+            Self::Shared(error) => error.code(),
             Self::TruncatedLayer { .. } => "truncated_layer",
             Self::UnknownMediaType { .. } => "unknown_media_type",
             Self::WrongArchitecture { .. } => "wrong_architecture",
@@ -177,6 +193,14 @@ impl Error {
             Self::Metadata(_) | Self::Blob { .. } | Self::Io { .. } => "io",
             Self::InUse { .. } => "in_use",
             Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// The error itself, where it is shared.
+    pub fn inner(&self) -> &Self {
+        match self {
+            Self::Shared(error) => error.inner(),
+            error => error,
         }
     }
 

@@ -104,7 +104,11 @@ impl Resolved {
     /// The digest of every layer, in the manifest's order.
     pub fn layer_digests(&self) -> Vec<Digest> {
         match self.descriptors.as_slice() {
-            [] => self.layers.iter().map(|layer| layer.digest.unwrap_or(layer.diff_id)).collect(),
+            [] => self
+                .layers
+                .iter()
+                .map(|layer| layer.digest.unwrap_or(layer.diff_id))
+                .collect(),
             descriptors => descriptors.iter().map(|layer| layer.digest).collect(),
         }
     }

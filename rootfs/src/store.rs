@@ -18,12 +18,16 @@
 //! Compressed layers are not kept: they are needed again only when a host crash tore a cache file, and then the layer
 //! is unpacked again from the source its image was pulled from. Keeping them would double every image on disk.
 
+mod assemble;
+mod bound;
 mod chain;
 mod collect;
+mod evict;
 mod fill;
 mod form;
 mod layer;
 mod lock;
+mod make;
 mod manage;
 mod pull;
 mod record;
@@ -37,11 +41,16 @@ use oci_spec::image::ImageConfiguration;
 use crate::blob::{BlobError, BootId, ReadyFile};
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::prefetch::LoadOrder;
 use crate::reference::ImageRef;
 
-pub use chain::{ReadyMade, ReadyMadeBlob, StoredLayer, WhichLayer};
+pub use bound::indexes_passed_over;
+pub use chain::{ReadyMadeBlob, StoredLayer, WhichLayer};
+pub use evict::Pruned;
+pub(crate) use fill::{BlobFiles, BlobOrigin};
 pub use form::{Form, layer_key};
-pub use manage::{ImageUsage, Inspection, LayerInspection, Pruned, Usage, VerifyReport};
+pub use manage::{ImageUsage, Inspection, LayerInspection, Usage, VerifyReport};
+pub(crate) use pull::blocking;
 pub use pull::{PullOptions, PullPolicy};
 
 use lock::Lock;
@@ -108,9 +117,20 @@ impl Image {
         };
         let path = self.directory.join(record::LEASE);
         let lock = Lock::shared_existing(&path).map_err(|error| Error::io(&path, error))?;
-        Ok(Lease {
-            lock: lock.ok_or_else(gone)?,
-        })
+        let lock = lock.ok_or_else(gone)?;
+        // Which image was used longest ago, decides what is given back first. On a full disk nothing is lost by not knowing.
+        if let Err(error) = record::touch(&path) {
+            tracing::debug!(image = %self.digest, %error, "cannot note the lease's time");
+        }
+        Ok(Lease { lock })
+    }
+
+    /// What a start is known to read, as the image says itself.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn load_order(&self) -> Result<Option<LoadOrder>, Error> {
+        record::read_load_order(&self.directory)
     }
 }
 
@@ -246,8 +266,14 @@ impl Store {
             .open(&path)
             .ok()
             .map(ReadyFile::open);
-        if current.is_some_and(|ready| ready.is_ok_and(|ready| ready.is_active(self.boot, key.bytes()))) {
-            return Ok(true);
+        if let Some(Ok(ready)) = current
+            && ready.is_active(self.boot, key.bytes())
+        {
+            let data = self.layer_directory(key).join(layer::DATA);
+            let length = std::fs::metadata(&data).map(|it| it.len());
+            if length.is_ok_and(|length| length >= ready.length()) {
+                return Ok(true);
+            }
         }
         let _lock = self.lock_exclusive(&format!("layer-{}", key.hex()))?;
         match self.activate(key) {
@@ -276,12 +302,8 @@ impl Store {
             return Err(BlobError::Damaged("it belongs to another layer"));
         }
         let data = writable(layer::DATA)?;
-        if data.metadata()?.len() < ready.length() {
-            // Torn by a crash: the chunks that are gone will not match their digests.
-            ready.activate(BootId::NONE)?;
-            data.set_len(ready.length())?;
-        }
         ready.activate(self.boot)?;
+        restore_length(&data, &ready)?;
         Ok(ready)
     }
 
@@ -344,6 +366,19 @@ impl Store {
             Error::io(path, error)
         })
     }
+}
+
+/// Gives a data file that a crash, or somebody, has cut its length again; what was cut off is missing from now on.
+///
+/// Bits first: who looked at one before, and read zeros after, sees it unset when looking again.
+fn restore_length(data: &std::fs::File, ready: &ReadyFile) -> io::Result<bool> {
+    let length = data.metadata()?.len();
+    if length >= ready.length() {
+        return Ok(false);
+    }
+    ready.clear(ready.chunks_of(length, u64::MAX));
+    data.set_len(ready.length())?;
+    Ok(true)
 }
 
 /// Makes a rename last.

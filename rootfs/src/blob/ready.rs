@@ -422,7 +422,9 @@ impl ReadyFile {
     pub fn ready_count(&self) -> u64 {
         let bitmap = HEADER_SIZE as usize..self.header.digests_at() as usize;
         let bytes = self.map.bytes().get(bitmap).unwrap_or_default();
-        let set = bytes.iter().map(|byte| u64::from(byte.load(Ordering::Relaxed).count_ones()));
+        let set = bytes
+            .iter()
+            .map(|byte| u64::from(byte.load(Ordering::Relaxed).count_ones()));
         set.sum()
     }
 

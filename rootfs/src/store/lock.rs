@@ -36,10 +36,11 @@ impl Lock {
         }
     }
 
-    /// Takes a lock with others on a file that must be there and stay.
+    /// Waits for a lock with others on a file that must be there and stay; who holds it alone does so for moments, or is
+    /// removing it.
     pub fn shared_existing(path: &Path) -> io::Result<Option<Self>> {
         match File::open(path) {
-            Ok(file) => Self::take(file, path, FlockOperation::NonBlockingLockShared),
+            Ok(file) => Self::take(file, path, FlockOperation::LockShared),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -97,8 +98,12 @@ mod tests {
         assert!(Lock::try_exclusive(&path).unwrap().is_none());
         drop((first, second));
         let alone = Lock::try_exclusive(&path).unwrap().unwrap();
-        assert!(Lock::shared_existing(&path).unwrap().is_none());
+        let waiting = std::thread::spawn({
+            let path = path.clone();
+            move || Lock::shared_existing(&path).unwrap().is_some()
+        });
         drop(alone);
+        assert!(waiting.join().unwrap());
     }
 
     #[test]

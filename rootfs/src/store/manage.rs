@@ -1,9 +1,21 @@
-//! What an operator asks of the store: what takes its space, whether it is sound, and giving space back.
+//! What an operator asks of the store: what takes its space, and whether it is sound.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+use crate::blob::{BlobError, ReadyFile};
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::index::kept::INDEX;
 
-use super::{Form, Store};
+use super::lock::Lock;
+use super::record::{self, Record};
+use super::{Form, Store, layer};
 
 /// What one image takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,17 +40,6 @@ pub struct Usage {
     pub logical: u64,
     /// Bytes on the disk, each layer counted once.
     pub stored: u64,
-}
-
-/// What was given back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pruned {
-    /// Images removed altogether.
-    pub images: u64,
-    /// Layers emptied or removed.
-    pub layers: u64,
-    /// Bytes on the disk.
-    pub bytes: u64,
 }
 
 /// How one layer of an image stands.
@@ -94,51 +95,82 @@ impl VerifyReport {
     }
 }
 
-fn unavailable(what: &str) -> Error {
-    Error::malformed(what, "this build cannot do that yet")
-}
-
 impl Store {
-    /// Gives back the data of an image's layers and keeps their trees and indexes: the next start reads lazily. Layers
-    /// that an image in use has too are left alone.
-    ///
-    /// # Errors
-    /// `InUse` while a sandbox holds a lease, `NotFound`, `Io`. Waits for running pulls.
-    pub fn evict(&self, _digest: &Digest) -> Result<Pruned, Error> {
-        Err(unavailable("evicting"))
-    }
-
-    /// Gives back what no sandbox uses: with `keep_indexes` the data of the layers, without it the images altogether.
-    ///
-    /// # Errors
-    /// `Io`. Waits for running pulls.
-    pub fn prune(&self, _keep_indexes: bool) -> Result<Pruned, Error> {
-        Err(unavailable("pruning"))
-    }
-
-    /// Evicts images, those leased longest ago first, then removes them in the same order, until the store takes no more
-    /// than `limit` bytes of disk or all that is left is in use. Does nothing while a pull runs.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn collect_to(&self, _limit: u64) -> Result<Pruned, Error> {
-        Err(unavailable("collecting"))
-    }
-
     /// What the store and each image take.
     ///
     /// # Errors
     /// `Io`.
     pub fn usage(&self) -> Result<Usage, Error> {
-        Err(unavailable("usage"))
+        let images = self.standing()?;
+        let mut layers: HashMap<Digest, Taken> = HashMap::new();
+        let mut users: HashMap<Digest, u64> = HashMap::new();
+        for image in &images {
+            for layer in image.record.distinct_layers() {
+                if let Entry::Vacant(entry) = layers.entry(layer.key) {
+                    entry.insert(self.taken(&layer.key)?);
+                }
+                *users.entry(layer.key).or_default() += 1;
+            }
+        }
+        let mut usage = Usage {
+            logical: layers.values().map(|taken| taken.logical).sum(),
+            stored: layers.values().map(|taken| taken.disk).sum(),
+            images: Vec::new(),
+        };
+        for image in images {
+            let mut line = ImageUsage {
+                digest: image.digest,
+                reference: image.record.reference.clone(),
+                logical: 0,
+                stored: directory_bytes(&self.image_directory(&image.digest))?,
+                shared: 0,
+                leased: image.leased,
+            };
+            usage.stored += line.stored;
+            for layer in image.record.distinct_layers() {
+                let taken = layers.get(&layer.key).copied().unwrap_or_default();
+                line.logical += taken.logical;
+                line.stored += taken.disk;
+                if users.get(&layer.key).is_some_and(|users| *users > 1) {
+                    line.shared += taken.disk;
+                }
+            }
+            usage.images.push(line);
+        }
+        Ok(usage)
     }
 
     /// How an image stands.
     ///
     /// # Errors
     /// `NotFound`, `Io`.
-    pub fn inspect(&self, _digest: &Digest) -> Result<Inspection, Error> {
-        Err(unavailable("inspecting"))
+    pub fn inspect(&self, digest: &Digest) -> Result<Inspection, Error> {
+        let image = self.standing_of(digest)?;
+        let mut layers = Vec::new();
+        for layer in &image.record.layers {
+            let files = self.blob_files(&layer.key)?;
+            let stored = layer.origin.stored();
+            let index = std::fs::metadata(files.directory.join(INDEX)).ok();
+            layers.push(LayerInspection {
+                key: layer.key,
+                form: layer.form,
+                stored_digest: stored.as_ref().map(|stored| stored.digest),
+                stored_size: stored.as_ref().map(|stored| stored.size),
+                length: files.ready.length(),
+                chunks: files.ready.chunk_count(),
+                ready_chunks: files.ready.ready_count(),
+                index_bytes: index.map(|index| index.len()),
+                spans: files.kept.map(|kept| kept.content.spans.spans().len() as u64),
+                disk: self.taken(&layer.key)?.data,
+            });
+        }
+        Ok(Inspection {
+            digest: *digest,
+            reference: image.record.reference,
+            metadata: image.record.metadata_length,
+            leased: image.leased,
+            layers,
+        })
     }
 
     /// Compares every ready chunk of an image with its digest. Bad ones of layers no sandbox uses are made missing, so
@@ -146,7 +178,138 @@ impl Store {
     ///
     /// # Errors
     /// `NotFound`, `Io`.
-    pub fn verify(&self, _digest: &Digest) -> Result<VerifyReport, Error> {
-        Err(unavailable("verifying"))
+    pub fn verify(&self, digest: &Digest) -> Result<VerifyReport, Error> {
+        // Shared: nothing is collected or emptied meanwhile, and pulls go on.
+        let _store = self.lock_shared("store")?;
+        let image = self.standing_of(digest)?;
+        let mut report = VerifyReport::default();
+        let mut buffer = Vec::new();
+        for layer in image.record.distinct_layers() {
+            let directory = self.layer_directory(&layer.key);
+            let files = match self.blob_whole(&layer.key) {
+                Ok(files) => files,
+                Err(BlobError::Io(error)) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::io(&directory, error));
+                }
+                Err(_) => {
+                    report.damaged.push(layer.key);
+                    continue;
+                }
+            };
+            let (data, ready) = files;
+            let cut = data.metadata().map(|it| it.len() < ready.length());
+            if cut.map_err(|error| Error::io(&directory, error))? {
+                report.damaged.push(layer.key);
+            }
+            let mut bad = Vec::new();
+            for chunk in (0..ready.chunk_count()).filter(|chunk| ready.is_ready(*chunk)) {
+                report.checked += 1;
+                let agrees = ready.agrees(&data, chunk, &mut buffer);
+                if !agrees.map_err(|error| Error::blob(layer.key, &directory, error))? {
+                    bad.push(chunk);
+                }
+            }
+            if !bad.is_empty() {
+                tracing::warn!(layer = %layer.key, chunks = bad.len(), "a cache file was changed behind the store's back");
+                if let Some(_unused) = self.hold_unused(&layer.key)? {
+                    bad.iter().for_each(|chunk| ready.clear(*chunk..chunk + 1));
+                    report.cleared += bad.len() as u64;
+                }
+                report.bad.extend(bad.into_iter().map(|chunk| (layer.key, chunk)));
+            }
+        }
+        Ok(report)
     }
+
+    fn blob_whole(&self, key: &Digest) -> Result<(File, ReadyFile), BlobError> {
+        let directory = self.layer_directory(key);
+        let open = |name| File::options().read(true).write(true).open(directory.join(name));
+        let ready = ReadyFile::open(open(layer::READY)?)?;
+        if ready.id() != *key.bytes() {
+            return Err(BlobError::Damaged("it belongs to another layer"));
+        }
+        Ok((open(layer::DATA)?, ready))
+    }
+
+    /// Every image, with whether it is in use.
+    pub(super) fn standing(&self) -> Result<Vec<Standing>, Error> {
+        let mut images = Vec::new();
+        for digest in self.names("images")? {
+            images.extend(self.stand(&digest)?);
+        }
+        Ok(images)
+    }
+
+    pub(super) fn standing_of(&self, digest: &Digest) -> Result<Standing, Error> {
+        self.stand(digest)?.ok_or_else(|| Error::NotFound {
+            what: format!("image {digest}"),
+            place: self.root.display().to_string(),
+            advice: "`thaw images` lists what there is".into(),
+        })
+    }
+
+    fn stand(&self, digest: &Digest) -> Result<Option<Standing>, Error> {
+        let directory = self.image_directory(digest);
+        let Some(record) = Record::read(&directory)? else {
+            return Ok(None);
+        };
+        let lease = directory.join(record::LEASE);
+        let free = Lock::try_exclusive(&lease).map_err(|error| Error::io(&lease, error))?;
+        let used = std::fs::metadata(&lease).and_then(|it| it.modified());
+        Ok(Some(Standing {
+            digest: *digest,
+            record,
+            leased: free.is_none(),
+            used: used.unwrap_or(SystemTime::UNIX_EPOCH),
+        }))
+    }
+
+    /// What a layer takes.
+    pub(super) fn taken(&self, key: &Digest) -> Result<Taken, Error> {
+        let directory = self.layer_directory(key);
+        let data = std::fs::metadata(directory.join(layer::DATA)).ok();
+        Ok(Taken {
+            logical: data.as_ref().map_or(0, std::fs::Metadata::len),
+            data: data.as_ref().map_or(0, |data| data.blocks() * 512),
+            disk: directory_bytes(&directory)?,
+        })
+    }
+}
+
+/// An image as it stands.
+pub(super) struct Standing {
+    pub digest: Digest,
+    pub record: Record,
+    pub leased: bool,
+    /// When it was leased last.
+    pub used: SystemTime,
+}
+
+/// What a layer takes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Taken {
+    pub logical: u64,
+    /// Of the data file.
+    pub data: u64,
+    /// Of all its files.
+    pub disk: u64,
+}
+
+/// Bytes a directory's files take on the disk.
+pub(super) fn directory_bytes(path: &Path) -> Result<u64, Error> {
+    let failed = |error| Error::io(path, error);
+    let mut bytes = 0;
+    let entries = match std::fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(failed(error)),
+    };
+    for entry in entries {
+        match entry.map_err(failed)?.metadata() {
+            Ok(entry) => bytes += entry.blocks() * 512,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(bytes)
 }

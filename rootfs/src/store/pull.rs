@@ -1,29 +1,32 @@
-//! Getting an image: resolve, unpack the layers that are missing (a few at a time), write the metadata.
+//! Getting an image: resolve, make the layers that are missing (a few at a time), write the metadata.
+//!
+//! Of each layer the cheapest way is taken: the store has it; or an index the image is bound to lets it be read in
+//! pieces, and only its tree is made; or it is streamed and unpacked whole. An index that cannot be read costs a warning
+//! and is passed over: what it would have saved is lost, nothing else.
 
 use std::collections::HashSet;
-use std::io::BufWriter;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::digest::Digest;
-use crate::erofs;
+use crate::accelerated::Opened;
 use crate::error::Error;
-use crate::fetch::Fetcher;
-use crate::merge;
+use crate::fetch::{self, FetchOptions, Fetcher, Priority, Ranges};
+use crate::fill::Filler;
 use crate::progress::{Event, Progress};
 use crate::reference::ImageRef;
-use crate::source::{self, Credentials, LayerSource, Platform, Resolved, Retry, Source, SourceOptions};
-use crate::tree::LayerTree;
+use crate::source::{
+    self, Credentials, Descriptor, LayerSource, Platform, Resolved, Retry, Source, SourceOptions, manifest,
+};
+use crate::{accelerated, nydus};
 
+use super::assemble::Parts;
+use super::bound::Bound;
 use super::form::{Form, Origin};
-use super::layer::{self, Job};
 use super::lock::Lock;
-use super::record::{self, BlobRecord, LayerRecord, Record};
-use super::{Image, PARTIAL, Store, sync_parent};
+use super::record::LayerRecord;
+use super::{Image, Store};
 
 /// Layers unpacked at a time.
 const CONCURRENT_LAYERS: usize = 3;
@@ -123,38 +126,142 @@ impl Store {
         let making = Arc::new(blocking(move || store.lock_shared("store")).await?);
         let source = source::open(reference, &self.source_options(options), progress.clone()).await?;
         let resolved = source::resolve(&*source, platform).await?;
-        let mut seen = HashSet::new();
-        let layers: Vec<_> = resolved
-            .layers
-            .iter()
-            .filter(|it| seen.insert(it.diff_id))
-            .cloned()
-            .collect();
+        let layers: HashSet<_> = resolved.layer_digests().into_iter().collect();
         progress.event(Event::Resolved {
             digest: resolved.digest,
             layers: layers.len(),
         });
 
         let (store, digest, name) = (self.clone(), resolved.digest, reference.to_string());
-        let existing = blocking({
-            let name = name.clone();
-            move || match store.image(&digest)? {
-                Some(image) => store.refer(&name, digest).map(|()| Some(image)),
-                None => Ok(None),
-            }
+        let existing = blocking(move || match store.image(&digest)? {
+            Some(image) => store.refer(&name, digest).map(|()| Some(image)),
+            None => Ok(None),
         });
-        if let Some(image) = existing.await? {
-            layers
-                .iter()
-                .for_each(|layer| progress.event(Event::Cached { layer: layer.diff_id }));
-            return Ok(image);
+        let image = match existing.await? {
+            Some(image) => {
+                layers
+                    .iter()
+                    .for_each(|layer| progress.event(Event::Cached { layer: *layer }));
+                image
+            }
+            None => {
+                self.make_image(&*source, &resolved, reference, options, making, &progress)
+                    .await?
+            }
+        };
+        if !options.lazy {
+            self.complete(&image, options, &progress).await?;
         }
-        self.make_layers(&*source, layers, making.clone(), progress.clone())
-            .await?;
+        Ok(image)
+    }
+
+    async fn make_image(
+        &self,
+        source: &dyn Source,
+        resolved: &Resolved,
+        reference: &ImageRef,
+        options: &PullOptions,
+        making: Arc<Lock>,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Image, Error> {
+        let mut parts = Parts {
+            digest: resolved.digest,
+            reference: reference.to_string(),
+            plain_http: options.plain_http,
+            config: resolved.config_bytes.clone(),
+            layers: Vec::new(),
+            ready_made: None,
+            pinned: false,
+        };
+        let (opened, form) = match &resolved.form {
+            manifest::Form::Layers => {
+                let pulling = Pulling {
+                    source,
+                    bound: self.bound(source, resolved, reference, options, progress).await,
+                    making,
+                    progress: progress.clone(),
+                };
+                parts.layers = self.make_layers(&pulling, resolved).await?;
+                progress.event(Event::Assembling);
+                let store = self.clone();
+                return blocking(move || store.assemble_image(parts)).await;
+            }
+            manifest::Form::Accelerated(manifest) => {
+                let ranges = self.ranges(reference, options, progress).await?;
+                (accelerated::open(manifest, &*ranges).await?, Form::Accelerated)
+            }
+            manifest::Form::Nydus(manifest) => {
+                let ranges = self.ranges(reference, options, progress).await?;
+                (nydus::open(manifest, &*ranges).await?, Form::Nydus)
+            }
+        };
+        let documents = match &resolved.form {
+            manifest::Form::Accelerated(manifest) => {
+                manifest.metadata.size + manifest.blobs.iter().map(|blob| blob.table.size).sum::<u64>()
+            }
+            manifest::Form::Nydus(manifest) => manifest.bootstrap.size,
+            manifest::Form::Layers => 0,
+        };
+        for (at, blob) in opened.blobs.iter().enumerate() {
+            progress.event(Event::Lazy {
+                layer: blob.key(),
+                form,
+                fetched: if at == 0 { documents } else { 0 },
+            });
+        }
         progress.event(Event::Assembling);
         let store = self.clone();
-        let plain_http = options.plain_http;
-        blocking(move || store.assemble_image(&resolved, name, plain_http)).await
+        blocking(move || store.place(parts, opened, making)).await
+    }
+
+    /// Makes an image whose metadata is ready-made.
+    fn place(&self, mut parts: Parts, opened: Opened, making: Arc<Lock>) -> Result<Image, Error> {
+        for blob in &opened.blobs {
+            let record = self.place_blob(blob, making.clone())?;
+            parts.layers.push(record);
+        }
+        parts.ready_made = Some(opened);
+        self.assemble_image(parts)
+    }
+
+    /// What the image is bound to that lets its layers be read in pieces; none, with a warning, where it cannot be had.
+    pub(super) async fn bound(
+        &self,
+        source: &dyn Source,
+        resolved: &Resolved,
+        reference: &ImageRef,
+        options: &PullOptions,
+        progress: &Arc<dyn Progress>,
+    ) -> Option<Bound> {
+        if !options.lazy {
+            return None;
+        }
+        let ranges = || self.ranges(reference, options, progress);
+        Bound::of(source, resolved, ranges).await.unwrap_or_else(|error| {
+            super::bound::passed_over(&resolved.digest, &error);
+            None
+        })
+    }
+
+    /// A reader of an image's blobs.
+    pub(super) async fn ranges(
+        &self,
+        reference: &ImageRef,
+        options: &PullOptions,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Arc<dyn Ranges>, Error> {
+        fetch::open(reference, &self.fetch_options(options)?, progress.clone()).await
+    }
+
+    pub(super) fn fetch_options(&self, options: &PullOptions) -> Result<FetchOptions, Error> {
+        let fetcher = match &options.fetcher {
+            Some(fetcher) => fetcher.clone(),
+            None => Fetcher::new(fetch::Config::default())?,
+        };
+        Ok(FetchOptions {
+            source: self.source_options(options),
+            fetcher,
+        })
     }
 
     pub(super) fn source_options(&self, options: &PullOptions) -> SourceOptions {
@@ -166,254 +273,137 @@ impl Store {
         }
     }
 
-    /// Makes all layers, or none: after the first failure the others are stopped, and waited for.
-    async fn make_layers(
+    /// Makes every chunk of an image ready.
+    async fn complete(
         &self,
-        source: &dyn Source,
-        layers: Vec<LayerSource>,
-        making: Arc<Lock>,
-        progress: Arc<dyn Progress>,
+        image: &Image,
+        options: &PullOptions,
+        progress: &Arc<dyn Progress>,
     ) -> Result<(), Error> {
-        let cancelled = CancellationToken::new();
-        // A pull that is dropped stops its threads too.
-        let _stop = cancelled.clone().drop_guard();
-        let mut jobs = futures_util::stream::iter(layers)
-            .map(|layer| self.make_layer(source, layer, making.clone(), progress.clone(), &cancelled))
-            .buffer_unordered(CONCURRENT_LAYERS);
-        let mut first = Ok(());
-        while let Some(made) = jobs.next().await {
-            if made.is_err() && first.is_ok() {
-                first = made;
-                cancelled.cancel();
+        let mut seen = HashSet::new();
+        for blob in image.blobs.iter().filter(|blob| seen.insert(blob.id)) {
+            let (store, id) = (self.clone(), blob.id);
+            let tar = blocking(move || store.form(&id)).await? == Some(Form::Tar);
+            if tar {
+                // All of it is wanted: one stream is less than many ranges.
+                self.fill(&blob.id, 0, u64::MAX, options, progress.clone())
+                    .await?;
+            } else {
+                let filler = Filler::new(self.clone(), self.fetch_options(options)?);
+                filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await?;
             }
         }
-        first
-    }
-
-    async fn make_layer(
-        &self,
-        source: &dyn Source,
-        layer: LayerSource,
-        making: Arc<Lock>,
-        progress: Arc<dyn Progress>,
-        cancelled: &CancellationToken,
-    ) -> Result<(), Error> {
-        let (store, diff_id) = (self.clone(), layer.diff_id);
-        if cancelled.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
-        // Not raced with cancellation: what it makes must be gone before the pull's failure is told.
-        let begun = blocking(move || Making::begin(&store, &diff_id, making)).await?;
-        let Some(making) = begun else {
-            progress.event(Event::Cached { layer: diff_id });
-            return Ok(());
-        };
-        progress.event(Event::Started {
-            layer: diff_id,
-            total: layer.size,
-        });
-        let source = tokio::select! {
-            biased;
-            () = cancelled.cancelled() => Err(Error::Cancelled),
-            source = source.open(&layer) => source,
-        }?;
-        let (body, transfer) = (source.reader, AbortOnDrop(source.transfer));
-        let (boot, stop) = (self.boot, cancelled.clone());
-        let unpacking = blocking(move || {
-            layer::unpack_into(
-                Job {
-                    layer,
-                    body,
-                    progress,
-                    cancelled: stop,
-                },
-                &making.partial.path,
-                boot,
-            )?;
-            making.finish()
-        });
-        tokio::pin!(unpacking);
-        tokio::select! {
-            unpacked = &mut unpacking => return unpacked,
-            () = cancelled.cancelled() => {}
-        }
-        drop(transfer);
-        unpacking.await
-    }
-
-    /// Writes the image's directory from its layers.
-    fn assemble_image(
-        &self,
-        resolved: &Resolved,
-        reference: String,
-        plain_http: bool,
-    ) -> Result<Image, Error> {
-        let digest = resolved.digest;
-        let _lock = self.lock_exclusive(&format!("image-{}", digest.hex()))?;
-        let image = match self.image(&digest)? {
-            Some(image) => image,
-            None => {
-                self.write_image(resolved, &reference, plain_http)?;
-                self.image(&digest)?.ok_or_else(|| {
-                    Error::malformed(format!("image {digest}"), "it cannot be read back from the store")
-                })?
-            }
-        };
-        self.refer(&reference, digest)?;
-        Ok(image)
-    }
-
-    fn write_image(&self, resolved: &Resolved, reference: &str, plain_http: bool) -> Result<(), Error> {
-        let directory = self.image_directory(&resolved.digest);
-        let partial = Partial::create(&directory)?;
-        let layers = resolved.layers.iter().map(|layer| LayerRecord {
-            key: layer.diff_id,
-            form: Form::Tar,
-            origin: Origin::Layer(layer.clone()),
-        });
-        let layers = layers.collect();
-        let mut record = Record::new(resolved.digest, reference.to_owned(), plain_http, layers);
-        self.write_metadata(&mut record, &partial.path)?;
-        let bytes = serde_json::to_vec_pretty(&record);
-        let bytes = bytes.map_err(|error| Error::malformed("the image's record", error))?;
-        for (name, bytes) in [
-            (record::CONFIG, &resolved.config_bytes[..]),
-            (record::LEASE, &[]),
-            (record::RECORD, &bytes),
-        ] {
-            let path = partial.path.join(name);
-            record::write_synced(&path, bytes).map_err(|error| Error::io(&path, error))?;
-        }
-        if directory.exists() {
-            // It is there but not whole, as after a crash; no sandbox of this boot can have it.
-            self.remove_directory(&directory)?;
-        }
-        partial.rename_to(&directory)
-    }
-
-    fn write_metadata(&self, record: &mut Record, directory: &Path) -> Result<(), Error> {
-        let mut trees = Vec::new();
-        for layer in &record.layers {
-            trees.push(self.layer_tree(&layer.key)?);
-        }
-        let lengths: Vec<u64> = trees.iter().map(|tree| tree.data_length).collect();
-        let tree = merge::flatten(&trees)?;
-        drop(trees);
-        let path = directory.join(record::METADATA);
-        let io = |error| Error::io(&path, error);
-        let file = std::fs::File::create_new(&path).map_err(io)?;
-        let mut out = BufWriter::with_capacity(1 << 20, file);
-        let summary = erofs::write(&tree, &lengths, &mut out).map_err(|error| match error {
-            erofs::WriteError::Io(error) => io(error),
-            other => Error::Metadata(other),
-        })?;
-        let file = out.into_inner().map_err(|error| io(error.into_error()))?;
-        file.sync_all().map_err(io)?;
-        record.metadata_length = file.metadata().map_err(io)?.len();
-        let placed = record
-            .layers
-            .iter()
-            .zip(&summary.blobs)
-            .filter(|(_, blob)| blob.length > 0);
-        record.blobs = placed
-            .map(|(layer, blob)| BlobRecord {
-                address: blob.address,
-                length: blob.length,
-                key: layer.key,
-            })
-            .collect();
         Ok(())
     }
 
-    fn layer_tree(&self, diff_id: &Digest) -> Result<LayerTree, Error> {
-        let path = self.layer_directory(diff_id).join(layer::TREE);
-        let bytes = std::fs::read(&path).map_err(|error| Error::io(&path, error))?;
-        LayerTree::from_bytes(&bytes).map_err(|error| Error::malformed(path.display().to_string(), error))
-    }
-}
-
-/// Ends a transfer when the pull is cancelled or dropped, which wakes the thread that waits for its bytes.
-struct AbortOnDrop(Option<AbortHandle>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
-    }
-}
-
-/// A layer being made: its lock held, and the store kept from collecting it.
-struct Making {
-    partial: Partial,
-    target: PathBuf,
-    _layer: Lock,
-    _store: Arc<Lock>,
-}
-
-impl Making {
-    /// Waits for the layer's lock. None if the layer is there, perhaps because whoever held the lock has made it.
-    fn begin(store: &Store, diff_id: &Digest, making: Arc<Lock>) -> Result<Option<Self>, Error> {
-        let lock = store.lock_exclusive(&format!("layer-{}", diff_id.hex()))?;
-        let target = store.layer_directory(diff_id);
-        if target.exists() {
-            if store.activate(diff_id).is_ok() && store.layer_tree(diff_id).is_ok() {
-                return Ok(None);
+    /// Makes all layers, or none: after the first failure the others are stopped, and waited for. Bottom first.
+    async fn make_layers(
+        &self,
+        pulling: &Pulling<'_>,
+        resolved: &Resolved,
+    ) -> Result<Vec<LayerRecord>, Error> {
+        let cancelled = CancellationToken::new();
+        // A pull that is dropped stops its threads too.
+        let _stop = cancelled.clone().drop_guard();
+        let mut seen = HashSet::new();
+        let layers: Vec<(LayerSource, Option<Descriptor>)> = resolved
+            .layers
+            .iter()
+            .enumerate()
+            .filter(|(_, layer)| seen.insert(layer.diff_id))
+            .map(|(at, layer)| (layer.clone(), resolved.descriptors.get(at).cloned()))
+            .collect();
+        let mut jobs = futures_util::stream::iter(layers)
+            .map(|(layer, descriptor)| async {
+                let diff_id = layer.diff_id;
+                let made = self.make_layer(pulling, layer, descriptor, &cancelled).await;
+                made.map(|record| (diff_id, record))
+            })
+            .buffer_unordered(CONCURRENT_LAYERS);
+        let mut made = Vec::new();
+        let mut failed = None;
+        while let Some(layer) = jobs.next().await {
+            match layer {
+                Ok(layer) => made.push(layer),
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    cancelled.cancel();
+                }
             }
-            // Torn by a crash: since activation fails, nobody of this boot was handed it.
-            store.remove_directory(&target)?;
         }
-        Ok(Some(Self {
-            partial: Partial::create(&target)?,
-            target,
-            _layer: lock,
-            _store: making,
-        }))
+        drop(jobs);
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let record = |layer: &LayerSource| {
+            let found = made.iter().find(|(diff_id, _)| *diff_id == layer.diff_id);
+            found.map(|(_, record)| record.clone()).ok_or(Error::Cancelled)
+        };
+        resolved.layers.iter().map(record).collect()
     }
 
-    fn finish(self) -> Result<(), Error> {
-        self.partial.rename_to(&self.target)
+    /// Makes sure the store has a layer, the cheapest way there is.
+    pub(super) async fn make_layer(
+        &self,
+        pulling: &Pulling<'_>,
+        layer: LayerSource,
+        descriptor: Option<Descriptor>,
+        cancelled: &CancellationToken,
+    ) -> Result<LayerRecord, Error> {
+        if cancelled.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let record = |form, key| LayerRecord {
+            key,
+            form,
+            origin: Origin::Layer(layer.clone()),
+        };
+        let (store, diff_id) = (self.clone(), layer.diff_id);
+        if blocking(move || store.has_layer(&diff_id)).await? {
+            pulling.progress.event(Event::Cached { layer: diff_id });
+            return Ok(record(Form::Tar, diff_id));
+        }
+        if let (Some(bound), Some(descriptor)) = (&pulling.bound, &descriptor) {
+            let found = tokio::select! {
+                biased;
+                () = cancelled.cancelled() => return Err(Error::Cancelled),
+                found = bound.layer(&layer, descriptor) => found,
+            };
+            match found {
+                Ok(Some(found)) => {
+                    let key = found.key();
+                    let (store, form, making) = (self.clone(), found.form, pulling.making.clone());
+                    let fetched = found.fetched;
+                    blocking(move || store.place_layer(&found, making)).await?;
+                    pulling.progress.event(Event::Lazy {
+                        layer: diff_id,
+                        form,
+                        fetched,
+                    });
+                    return Ok(record(form, key));
+                }
+                Ok(None) => {}
+                Err(error) => super::bound::passed_over(&diff_id, &error),
+            }
+        }
+        let (progress, making) = (pulling.progress.clone(), pulling.making.clone());
+        self.stream_layer(pulling.source, layer.clone(), making, progress, cancelled)
+            .await?;
+        Ok(record(Form::Tar, diff_id))
     }
 }
 
-/// A directory being written beside its place; removed unless it gets there.
-struct Partial {
-    path: PathBuf,
-    kept: bool,
-}
-
-impl Partial {
-    /// Makes it, and removes what a dead process left. The lock of its place is held.
-    fn create(target: &Path) -> Result<Self, Error> {
-        let mut name = target.file_name().unwrap_or_default().to_owned();
-        name.push(PARTIAL);
-        let path = target.with_file_name(name);
-        if path.exists() {
-            std::fs::remove_dir_all(&path).map_err(|error| Error::io(&path, error))?;
-        }
-        std::fs::create_dir(&path).map_err(|error| Error::io(&path, error))?;
-        Ok(Self { path, kept: false })
-    }
-
-    fn rename_to(mut self, target: &Path) -> Result<(), Error> {
-        let io = |error| Error::io(target, error);
-        std::fs::File::open(&self.path)
-            .and_then(|directory| directory.sync_all())
-            .map_err(io)?;
-        std::fs::rename(&self.path, target).map_err(io)?;
-        self.kept = true;
-        sync_parent(target).map_err(io)
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.kept {
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
-    }
+/// What making the layers of one image works with.
+pub(super) struct Pulling<'a> {
+    pub source: &'a dyn Source,
+    pub bound: Option<Bound>,
+    /// Keeps the store from being collected.
+    pub making: Arc<Lock>,
+    pub progress: Arc<dyn Progress>,
 }
 
 /// Local references by absolute path: they must mean the same from another directory.
-fn absolute(reference: &ImageRef) -> Result<ImageRef, Error> {
+pub(super) fn absolute(reference: &ImageRef) -> Result<ImageRef, Error> {
     let mut reference = reference.clone();
     let path = match &mut reference {
         ImageRef::Layout { directory, .. } => directory,
@@ -434,7 +424,7 @@ fn fits(image: &Image, platform: &Platform) -> bool {
 }
 
 /// Runs work that reads, hashes or waits for locks on a thread of its own.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {

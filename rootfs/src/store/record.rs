@@ -1,8 +1,10 @@
 //! What the store remembers of an image, and of a reference.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::SystemTime;
 
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
@@ -11,11 +13,13 @@ use super::Store;
 use super::form::{Form, Origin};
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::prefetch::LoadOrder;
 
 pub const RECORD: &str = "record.json";
 pub const CONFIG: &str = "config.json";
 pub const METADATA: &str = "metadata.erofs";
 pub const LEASE: &str = "lease";
+pub const LOAD_ORDER: &str = "load-order.json";
 
 /// Records of version 1, which knew neither keys nor forms, count as absent: their images are made again.
 const VERSION: u32 = 2;
@@ -28,6 +32,9 @@ pub struct Record {
     /// Where it came from, paths absolute: layers are repaired from there.
     pub reference: String,
     pub plain_http: bool,
+    /// Put together of layers for somebody who removes it himself: it is emptied, but never removed unasked.
+    #[serde(default)]
+    pub pinned: bool,
     /// Bottom first; of an image with ready-made metadata, its data blobs.
     pub layers: Vec<LayerRecord>,
     pub metadata_length: u64,
@@ -52,6 +59,12 @@ pub struct LayerRecord {
     pub origin: Origin,
 }
 
+/// The load order an image came with; none where it has none, or one that cannot be read.
+pub fn read_load_order(directory: &Path) -> Result<Option<LoadOrder>, Error> {
+    let bytes = read(&directory.join(LOAD_ORDER))?;
+    Ok(bytes.and_then(|bytes| LoadOrder::from_json(&bytes).ok()))
+}
+
 /// A file under `refs/`.
 #[derive(Serialize, Deserialize)]
 struct Referred {
@@ -66,6 +79,7 @@ impl Record {
             digest,
             reference,
             plain_http,
+            pinned: false,
             layers,
             metadata_length: 0,
             blobs: Vec::new(),
@@ -108,6 +122,14 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
         }
         Err(error) => Err(Error::io(path, error)),
     }
+}
+
+/// Sets a file's modification time to now.
+pub fn touch(path: &Path) -> io::Result<()> {
+    File::options()
+        .write(true)
+        .open(path)?
+        .set_modified(SystemTime::now())
 }
 
 /// Writes a new file and flushes it to the disk.

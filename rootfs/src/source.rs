@@ -5,7 +5,7 @@
 //! the descriptor's digest, their tar against the DiffID.
 
 pub(crate) mod archive;
-mod auth;
+pub(crate) mod auth;
 pub(crate) mod http;
 pub(crate) mod layout;
 pub mod manifest;

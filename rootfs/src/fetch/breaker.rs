@@ -228,7 +228,7 @@ mod tests {
     fn it_stays_open_longer_each_time_up_to_a_bound() {
         let mut now = Instant::now();
         let mut machine = Machine::new(RULES);
-        (0..3).for_each(|_| drop(machine.failed(false, now)));
+        (0..3).for_each(|_| _ = machine.failed(false, now));
         for seconds in [1, 2, 4, 5, 5] {
             let Verdict::Until(until) = machine.admit(now) else {
                 panic!("not open")
@@ -302,7 +302,7 @@ mod tests {
                         Verdict::Probing => prop_assert!(open.contains(&true)),
                     },
                     Step::Succeed(at) if at < open.len() => machine.succeeded(open.swap_remove(at)),
-                    Step::Fail(at) if at < open.len() => drop(machine.failed(open.swap_remove(at), now)),
+                    Step::Fail(at) if at < open.len() => _ = machine.failed(open.swap_remove(at), now),
                     Step::Abandon(at) if at < open.len() => {
                         if open.swap_remove(at) { machine.abandoned(now) }
                     }

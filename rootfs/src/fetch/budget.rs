@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+/// Longer than anything waits.
+const FOR_EVER: Duration = Duration::from_secs(30 * 86_400);
+
 /// When a read has to be over. A prefetch that stands back for demands gets that time on top.
 pub struct Budget(Mutex<Instant>);
 
@@ -17,8 +20,18 @@ impl Budget {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn extend(&self, time: Duration) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += time;
+    fn change(&self, change: impl FnOnce(&mut Instant)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// What `wait` yields, however long that takes: the time does not count. Returns how long it was, too.
+    pub async fn without<T>(&self, wait: impl Future<Output = T>) -> (T, Duration) {
+        let start = Instant::now();
+        self.change(|deadline| *deadline += FOR_EVER);
+        let done = wait.await;
+        let waited = start.elapsed();
+        self.change(|deadline| *deadline = *deadline - FOR_EVER + waited);
+        (done, waited)
     }
 
     /// What `work` yields, unless the time is over before.
@@ -36,5 +49,25 @@ impl Budget {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn standing_back_does_not_count() {
+        let second = Duration::from_secs(1);
+        let budget = Budget::new(second * 10);
+        let work = async {
+            sleep(second * 9).await;
+            budget.without(sleep(second * 100)).await;
+            sleep(second / 2).await;
+        };
+        assert_eq!(budget.within(work).await, Some(()));
+        assert_eq!(budget.within(sleep(second)).await, None);
     }
 }

@@ -32,7 +32,7 @@ pub struct Config {
     /// Milliseconds for which it is left alone the first time; then one request tries it, and if that fails it is
     /// twice as long.
     pub breaker_open_ms: u64,
-    /// Milliseconds for which it is left alone at most.
+    /// Milliseconds for which it is left alone at most; a registry itself, no longer than a tenth of `budget_ms`.
     pub breaker_longest_ms: u64,
     /// Milliseconds for which the place a registry redirects to is asked directly, where it does not say itself when it expires.
     pub redirect_ms: u64,

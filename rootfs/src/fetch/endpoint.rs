@@ -286,12 +286,9 @@ impl Endpoint {
         let mut window = Instant::now() + self.pace.window;
         let mut received = 0;
         while left > 0 {
-            if want.priority == Priority::Prefetch {
-                let before = Instant::now();
-                want.gate.idle().await;
-                let waited = before.elapsed();
+            if want.priority == Priority::Prefetch && want.gate.is_busy() {
+                let ((), waited) = want.budget.without(want.gate.idle()).await;
                 window += waited;
-                want.budget.extend(waited);
             }
             let Ok(piece) = timeout_at(window, response.chunk()).await else {
                 if received < self.pace.bytes {

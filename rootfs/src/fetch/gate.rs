@@ -58,6 +58,11 @@ impl Gate {
         Some(Turn { _slot: slot })
     }
 
+    /// Whether any demand is under way.
+    pub fn is_busy(&self) -> bool {
+        *self.demands.borrow() > 0
+    }
+
     /// Waits for a moment without demands.
     pub async fn idle(&self) {
         // The sender is ours: it is not gone.

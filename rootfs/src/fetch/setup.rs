@@ -136,7 +136,13 @@ impl Fetcher {
                 .by_endpoint
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            let made = || Breaker::new(config.breaker(), self.breakers.changed.clone(), stats.clone());
+            let mut rules = config.breaker();
+            if plan.last {
+                // There is nobody else to ask: whoever waits for it has to see it come back.
+                rules.longest = rules.longest.min(config.budget() / 10);
+                rules.first = rules.first.min(rules.longest);
+            }
+            let made = || Breaker::new(rules, self.breakers.changed.clone(), stats.clone());
             breakers.entry(plan.name).or_insert_with(made).clone()
         };
         Ok(Endpoint {
@@ -180,6 +186,7 @@ impl Fetcher {
             place: Place::Foreign(url.to_owned()),
             headers: Vec::new(),
             strict: false,
+            last: true,
         };
         let options = SourceOptions::default();
         Ok(Arc::new(self.endpoint(plan, Arc::new(Silent), &options)?))
@@ -213,6 +220,7 @@ impl Fetcher {
             },
             headers: Vec::new(),
             strict: false,
+            last: true,
         };
         let mut plans = Vec::new();
         for mirror in self.config.mirrors_of(registry) {
@@ -237,6 +245,8 @@ struct Plan {
     place: Place,
     headers: Vec<(HeaderName, HeaderValue)>,
     strict: bool,
+    /// Asked when no other has done it.
+    last: bool,
 }
 
 impl Mirror {
@@ -324,6 +334,7 @@ impl Mirror {
             place: Place::Repository { base, query },
             headers,
             strict,
+            last: false,
         })
     }
 }

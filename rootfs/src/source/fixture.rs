@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use flate2::write::GzEncoder;
@@ -144,11 +145,14 @@ pub fn tagged(mut descriptor: Value, tag: &str) -> Value {
 /// What a client asked.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
+    pub method: String,
     /// Path and query.
     pub path: String,
     /// Names in lower case.
     pub headers: BTreeMap<String, String>,
     pub body: String,
+    /// The body as it came.
+    pub bytes: Vec<u8>,
 }
 
 /// What it is answered.
@@ -180,25 +184,47 @@ impl Answer {
     }
 }
 
-/// An HTTP server on loopback that answers as `handler` says, one request per connection.
+/// An HTTP server on loopback that answers as `handler` says.
 pub struct Server {
     pub address: SocketAddr,
     pub asked: Arc<Mutex<Vec<Asked>>>,
+    /// Connections so far.
+    pub connections: Arc<AtomicUsize>,
 }
 
 impl Server {
+    /// One request per connection.
     pub fn start(handler: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Self {
+        Self::serving(false, handler)
+    }
+
+    /// As many requests per connection as the client likes.
+    pub fn keeping(handler: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Self {
+        Self::serving(true, handler)
+    }
+
+    fn serving(keep: bool, handler: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let (log, handler) = (asked.clone(), Arc::new(handler));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (log, handler, count) = (asked.clone(), Arc::new(handler), connections.clone());
         std::thread::spawn(move || {
             for connection in listener.incoming() {
                 let (log, handler) = (log.clone(), handler.clone());
-                std::thread::spawn(move || serve(connection.unwrap(), &log, &*handler));
+                count.fetch_add(1, Ordering::Relaxed);
+                std::thread::spawn(move || {
+                    let connection = connection.unwrap();
+                    let mut reader = BufReader::new(connection.try_clone().unwrap());
+                    while serve(&connection, &mut reader, &log, &*handler, keep) {}
+                });
             }
         });
-        Self { address, asked }
+        Self {
+            address,
+            asked,
+            connections,
+        }
     }
 
     /// A registry that has these blobs, manifests too, and one tag.
@@ -237,29 +263,41 @@ pub fn content(blobs: &Blobs, tag: &str, manifest: Digest, asked: &Asked) -> Ans
     } else {
         "application/octet-stream".to_owned()
     };
-    let range = asked
-        .headers
-        .get("range")
-        .and_then(|it| it.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+    let range = asked.headers.get("range").and_then(|it| {
+        let (from, last) = it.strip_prefix("bytes=")?.split_once('-')?;
+        let last = if last.is_empty() {
+            bytes.len() - 1
+        } else {
+            last.parse().ok()?
+        };
+        Some((from.parse().ok()?, last))
+    });
     match range {
-        Some(from) if from < bytes.len() => {
-            let range = format!("bytes {from}-{}/{}", bytes.len() - 1, bytes.len());
-            Answer::new(206, &bytes[from..]).header("content-range", &range)
+        Some((from, last)) if from <= last && last < bytes.len() => {
+            let range = format!("bytes {from}-{last}/{}", bytes.len());
+            Answer::new(206, &bytes[from..=last]).header("content-range", &range)
         }
         _ => Answer::new(200, &bytes[..]),
     }
     .header("content-type", &media_type)
 }
 
-fn serve(connection: TcpStream, log: &Mutex<Vec<Asked>>, handler: &dyn Fn(&Asked) -> Answer) {
-    let mut reader = BufReader::new(connection.try_clone().unwrap());
+/// Serves one request. Returns whether another may follow.
+fn serve(
+    mut connection: &TcpStream,
+    reader: &mut BufReader<TcpStream>,
+    log: &Mutex<Vec<Asked>>,
+    handler: &dyn Fn(&Asked) -> Answer,
+    keep: bool,
+) -> bool {
     let mut line = String::new();
     if reader.read_line(&mut line).unwrap_or(0) == 0 {
-        return;
+        return false;
     }
     let mut words = line.split_whitespace();
     let mut asked = Asked {
-        path: words.nth(1).unwrap_or_default().into(),
+        method: words.next().unwrap_or_default().into(),
+        path: words.next().unwrap_or_default().into(),
         ..Asked::default()
     };
     loop {
@@ -275,24 +313,36 @@ fn serve(connection: TcpStream, log: &Mutex<Vec<Asked>>, handler: &dyn Fn(&Asked
         .get("content-length")
         .map_or(0, |it| it.parse().unwrap());
     let mut body = vec![0; length];
-    reader.read_exact(&mut body).unwrap();
-    asked.body = String::from_utf8(body).unwrap();
+    if reader.read_exact(&mut body).is_err() {
+        return false;
+    }
+    asked.body = String::from_utf8_lossy(&body).into_owned();
+    asked.bytes = body;
     log.lock().unwrap().push(asked.clone());
     let answer = handler(&asked);
     let mut text = format!(
-        "HTTP/1.1 {} X\r\nconnection: close\r\ncontent-length: {}\r\n",
+        "HTTP/1.1 {} X\r\ncontent-length: {}\r\n",
         answer.status,
         answer.body.len()
     );
+    if !keep {
+        text += "connection: close\r\n";
+    }
     for (name, value) in &answer.headers {
         text += &format!("{name}: {value}\r\n");
     }
     text += "\r\n";
     let mut bytes = text.into_bytes();
-    bytes.extend_from_slice(&answer.body[..answer.cut.unwrap_or(answer.body.len())]);
+    let body = if asked.method == "HEAD" {
+        &[][..]
+    } else {
+        &answer.body
+    };
+    bytes.extend_from_slice(&body[..answer.cut.unwrap_or(body.len())]);
     // A client that has seen enough may hang up.
-    let _ = (&connection).write_all(&bytes);
+    let written = connection.write_all(&bytes).is_ok();
     if answer.stall {
-        let _ = (&connection).read(&mut [0]);
+        let _ = connection.read(&mut [0]);
     }
+    keep && written && answer.cut.is_none()
 }

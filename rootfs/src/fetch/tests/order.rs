@@ -1,0 +1,123 @@
+//! Who goes first.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::Instant;
+
+use super::wire::{Network, Reply};
+use super::*;
+
+const REFERENCE: &str = "registry.example/app:1";
+
+#[tokio::test(start_paused = true)]
+async fn a_prefetch_never_begins_while_a_demand_is_under_way() {
+    let blob = pattern(100_000);
+    let content = blob.clone();
+    let network = Network::new(move |request| Reply::range(request, &content).after(Duration::from_secs(1)));
+    let fetcher = Fetcher::with_wire(Config::default(), network.clone());
+    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let demands = async {
+        for i in 0..5 {
+            read(&*reader, &blob, i * 100..i * 100 + 100, Priority::Demand)
+                .await
+                .unwrap();
+        }
+    };
+    let prefetch = async {
+        read(&*reader, &blob, 50_000..60_000, Priority::Prefetch)
+            .await
+            .unwrap();
+    };
+    tokio::join!(demands, prefetch);
+    let seen = network.to("registry.example");
+    let position = seen
+        .iter()
+        .position(|it| it.header("range") == Some("bytes=50000-59999"));
+    // Between two demands of one reader there is a moment without any: the prefetch may take it, not before.
+    assert!(position.unwrap() >= 1, "{position:?}");
+    assert_eq!(counts(&fetcher, "registry.example").prefetch_bytes, 10_000);
+    assert_eq!(counts(&fetcher, "registry.example").demand_bytes, 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prefetch_under_way_stands_back_for_a_demand_and_is_not_punished_for_it() {
+    let blob = pattern(1 << 20);
+    let content = blob.clone();
+    let network = Network::new(move |request| match wire::wanted(request).0 {
+        0 => Reply::range(request, &content).trickle(64 << 10, Duration::from_secs(1)),
+        _ => Reply::range(request, &content).after(Duration::from_secs(14)),
+    });
+    let config = Config {
+        budget_ms: 30_000,
+        ..Config::default()
+    };
+    let fetcher = Fetcher::with_wire(config, network.clone());
+    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let start = Instant::now();
+    let prefetch = async {
+        read(&*reader, &blob, 0..1 << 20, Priority::Prefetch)
+            .await
+            .unwrap();
+        start.elapsed()
+    };
+    let demands = async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        for _ in 0..2 {
+            read(&*reader, &blob, 4096..8192, Priority::Demand).await.unwrap();
+            let bytes = counts(&fetcher, "registry.example").prefetch_bytes;
+            // What was on its way when the demand came, and no more.
+            assert!(bytes <= 5 * (64 << 10), "{bytes}");
+        }
+    };
+    let (elapsed, ()) = tokio::join!(prefetch, demands);
+    // 16 seconds of its own, 28 of the demands': more than its budget, and no retry.
+    assert!(elapsed > Duration::from_secs(30), "{elapsed:?}");
+    assert_eq!(network.to("registry.example").len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prefetches_are_few_at_a_time_and_demands_are_not_counted_among_them() {
+    let blob = pattern(100_000);
+    let network = Network::new(|_| Reply::silence());
+    let config = Config {
+        prefetch_requests: 3,
+        ..Config::default()
+    };
+    let fetcher = Fetcher::with_wire(config, network.clone());
+    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let mut prefetches: Vec<_> = (0..10)
+        .map(|i| Box::pin(read(&*reader, &blob, i * 10..i * 10 + 10, Priority::Prefetch)))
+        .collect();
+    for prefetch in &mut prefetches {
+        assert!(prefetch.as_mut().now_or_never().is_none());
+    }
+    assert_eq!(network.to("registry.example").len(), 3);
+    let mut demand = Box::pin(read(&*reader, &blob, 0..10, Priority::Demand));
+    assert!(demand.as_mut().now_or_never().is_none());
+    assert_eq!(network.to("registry.example").len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prefetches_keep_to_their_bandwidth_and_demands_do_not() {
+    let blob = pattern(1 << 20);
+    let content = blob.clone();
+    let network = Network::new(move |request| Reply::range(request, &content).after(Duration::ZERO));
+    let config = Config {
+        prefetch_bandwidth: Some(100_000),
+        ..Config::default()
+    };
+    let fetcher = Fetcher::with_wire(config, network);
+    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let start = Instant::now();
+    for i in 0..11 {
+        let range = i * 50_000..i * 50_000 + 50_000;
+        read(&*reader, &blob, range, Priority::Prefetch).await.unwrap();
+    }
+    // 550 000 bytes; the first 25 000 are a burst, and the last take is paid for afterwards.
+    let elapsed = start.elapsed();
+    assert!((4_700..5_300).contains(&elapsed.as_millis()), "{elapsed:?}");
+    let start = Instant::now();
+    read(&*reader, &blob, 0..1 << 20, Priority::Demand).await.unwrap();
+    assert!(start.elapsed() < Duration::from_millis(100));
+}

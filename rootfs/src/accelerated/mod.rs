@@ -59,4 +59,4 @@ pub struct Opened {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

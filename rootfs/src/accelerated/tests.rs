@@ -21,7 +21,7 @@ use crate::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 
 /// A registry in memory.
 #[derive(Clone, Default)]
-struct Memory {
+pub(crate) struct Memory {
     blobs: Arc<Mutex<HashMap<Digest, Vec<u8>>>>,
 }
 
@@ -81,22 +81,33 @@ impl Memory {
         block_on(Dictionary::open(manifest, Arc::new(self.clone()))).unwrap()
     }
 
-    /// The data file of a blob, made from its spans.
-    fn data(&self, blob: &ReadyMadeBlob) -> Result<Vec<u8>, String> {
-        let blobs = self.blobs.lock().unwrap();
-        let stored = &blobs[&blob.stored.digest];
+    pub(crate) fn insert(&self, bytes: &[u8]) {
+        self.blobs
+            .lock()
+            .unwrap()
+            .insert(Digest::of(bytes), bytes.to_vec());
+    }
+
+    pub(crate) fn get(&self, digest: &Digest) -> Vec<u8> {
+        self.blobs.lock().unwrap()[digest].clone()
+    }
+
+    /// The data file of a blob, made from its spans; between them are zeros.
+    pub(crate) fn data(&self, blob: &ReadyMadeBlob) -> Result<Vec<u8>, String> {
+        let stored = self.get(&blob.stored.digest);
         let spans = &blob.content.spans;
         let mut data = Vec::new();
         for (index, span) in spans.spans().iter().enumerate() {
             let stored = &stored[span.stored.start as usize..span.stored.end as usize];
+            data.resize(span.stream.start as usize, 0);
             data.extend(spans.expand(index, stored).map_err(|error| error.to_string())?);
         }
-        assert_eq!(data.len() as u64, blob.content.data_length);
+        data.resize(blob.content.data_length as usize, 0);
         Ok(data)
     }
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap()

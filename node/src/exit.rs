@@ -1,7 +1,7 @@
 //! How `thaw` ends: one exit code for each thing that can be wrong, and one line that says so.
 //!
 //! The container's own exit code is passed through; 125, 126, 127 and 137 mean what they mean under `docker run`. What
-//! is Thaw's own lies in 64..=99. `docs/exit-codes.md` is this table; a test compares them.
+//! is Thaw's own lies in 64..=113. `docs/exit-codes.md` is this table; a test compares them.
 
 use std::fmt;
 use std::io;
@@ -69,6 +69,12 @@ exit_codes! {
     SnapshotIncompatible = 97, "snapshot-incompatible", "the snapshot is whole, but not for this host, this machine or this version", "build it on this kind of host; thaw template inspect says what it was made for";
     SnapshotSignature = 98, "snapshot-signature", "the snapshot is not signed by a key this node trusts", "sign it when it is made, --sign KEY, or see the keys in THAW_DATA/keys";
     SnapshotNotFound = 99, "snapshot-not-found", "there is no such template or snapshot", "see `thaw template ls`";
+    ConfigInvalid = 100, "config-invalid", "the configuration file cannot be read or says what cannot be", "correct the line it names; docs/images.md has every key";
+    ImageDamaged = 101, "image-damaged", "`thaw image verify`: file data in the store is not what it was", "thaw image verify --repair fetches it again";
+    ImageInUse = 102, "image-in-use", "a running sandbox uses the image", "end the sandbox first: thaw ps, thaw rm";
+    NotIndexable = 103, "not-indexable", "a layer cannot be indexed: no SOCI index can describe its compression", "convert the image instead: thaw image convert";
+    LoadOrderInvalid = 104, "load-order-invalid", "a load order cannot be read, or is of another image", "record it again: thaw run --record=FILE IMAGE";
+    PushRefused = 105, "push-refused", "the place an image is written to cannot take it", "name a registry repository or oci:DIR[:TAG]";
     Runtime = 125, "runtime", "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "not-executable", "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "not-found", "the container's command was not found", "check the command and the image's PATH";
@@ -224,7 +230,7 @@ mod tests {
         let count = numbers.len();
         numbers.dedup();
         assert_eq!(numbers.len(), count);
-        assert!(numbers.iter().all(|n| matches!(n, 1 | 64..=99 | 125..=127 | 137)));
+        assert!(numbers.iter().all(|n| matches!(n, 1 | 64..=113 | 125..=127 | 137)));
         let mut slugs: Vec<_> = ExitCode::ALL.iter().map(|c| c.slug()).collect();
         slugs.sort();
         slugs.dedup();

@@ -8,17 +8,30 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thaw_protocol::control::{BlobRange, ImageSpec};
 use thaw_rootfs::digest::Digest;
-use thaw_rootfs::progress::{Progress, Silent};
+use thaw_rootfs::fetch::{FetchOptions, Fetcher, Priority};
+use thaw_rootfs::fill::Filler;
+use thaw_rootfs::prefetch::{self, Prefetch};
+use thaw_rootfs::progress::Progress;
 use thaw_rootfs::reference::ImageRef;
-use thaw_rootfs::source::Platform;
+use thaw_rootfs::source::{Platform, SourceOptions};
 use thaw_rootfs::store::{Image, PullOptions, PullPolicy, Store};
 
+use crate::config::Config;
 use crate::exit::{ExitCode, Failure, is_full_somewhere};
 
-/// The store. Clones share it.
-#[derive(Clone, Debug)]
+/// The store, and what fetches into it: one of each in a process, so that limits hold and reads are shared. Clones share it.
+#[derive(Clone)]
 pub struct Images {
-    store: Store,
+    pub(crate) store: Store,
+    pub(crate) fetcher: Arc<Fetcher>,
+    pub(crate) config: Arc<Config>,
+    filler: Filler,
+}
+
+impl std::fmt::Debug for Images {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Images({})", self.store.root().display())
+    }
 }
 
 /// When to ask the source for an image.
@@ -43,11 +56,43 @@ pub struct Exported {
 }
 
 impl Images {
-    /// Opens the store, making it where it is missing.
+    /// Opens the store, making it where it is missing, with a configuration's defaults.
     pub fn open(directory: &Path) -> Result<Images, Failure> {
+        Images::open_with(directory, Config::default())
+    }
+
+    /// Opens the store, making it where it is missing.
+    pub fn open_with(directory: &Path, config: Config) -> Result<Images, Failure> {
+        let store = Store::open(directory).map_err(failure)?;
+        let fetcher = Fetcher::new(config.fetch.clone())
+            .map_err(|e| Failure::new(ExitCode::ConfigInvalid, format!("[fetch]: {e}")))?;
+        let options = FetchOptions {
+            source: SourceOptions {
+                scratch: store.root().to_owned(),
+                ..SourceOptions::default()
+            },
+            fetcher: fetcher.clone(),
+        };
         Ok(Images {
-            store: Store::open(directory).map_err(failure)?,
+            filler: Filler::new(store.clone(), options),
+            store,
+            fetcher,
+            config: Arc::new(config),
         })
+    }
+
+    /// How to pull, sharing this process's limits and connections.
+    pub(crate) fn pull_options(&self, pull: Pull, plain_http: bool) -> PullOptions {
+        PullOptions {
+            policy: match pull {
+                Pull::Missing => PullPolicy::Missing,
+                Pull::Always => PullPolicy::Always,
+                Pull::Never => PullPolicy::Never,
+            },
+            plain_http,
+            fetcher: Some(self.fetcher.clone()),
+            ..PullOptions::default()
+        }
     }
 
     /// Makes sure an image is in the store.
@@ -59,21 +104,22 @@ impl Images {
         progress: Arc<dyn Progress>,
     ) -> Result<Image, Failure> {
         let reference: ImageRef = reference.parse().map_err(failure)?;
-        let policy = match pull {
-            Pull::Missing => PullPolicy::Missing,
-            Pull::Always => PullPolicy::Always,
-            Pull::Never => PullPolicy::Never,
-        };
-        let options = PullOptions {
-            policy,
-            plain_http,
-            ..Default::default()
-        };
+        let options = self.pull_options(pull, plain_http);
+        self.pull_with(&reference, &options, progress).await
+    }
+
+    /// The same, with all that can be said of it.
+    pub(crate) async fn pull_with(
+        &self,
+        reference: &ImageRef,
+        options: &PullOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Image, Failure> {
         self.store
-            .pull(&reference, &Platform::linux_amd64(), &options, progress)
+            .pull(reference, &Platform::linux_amd64(), options, progress)
             .await
             .map_err(|e| match e {
-                thaw_rootfs::Error::NotFound { .. } if pull == Pull::Never => Failure::new(
+                thaw_rootfs::Error::NotFound { .. } if options.policy == PullPolicy::Never => Failure::new(
                     ExitCode::ImageNotStored,
                     format!("image {reference} is not in the store"),
                 ),
@@ -130,19 +176,54 @@ impl Images {
             .map_or(0, |data| data.blocks() * 512))
     }
 
-    /// Makes bytes of a blob's cache file ready.
-    pub async fn fill(&self, blob: [u8; 32], offset: u64, length: u32) -> Result<(), String> {
-        let diff_id = Digest::from(blob);
-        self.store
-            .fill(
-                &diff_id,
-                offset,
-                length.into(),
-                &PullOptions::default(),
-                Arc::new(Silent),
-            )
-            .await
-            .map_err(|e| e.to_string())
+    /// Makes bytes of a blob's cache file ready: a guest waits.
+    pub async fn fill(&self, blob: &Digest, offset: u64, length: u64) -> Result<(), thaw_rootfs::Error> {
+        self.filler.fill(blob, offset, length, Priority::Demand).await
+    }
+
+    /// What fills.
+    pub fn filler(&self) -> &Filler {
+        &self.filler
+    }
+
+    /// Begins to read ahead what a recorded run of the image read, if there is one and the configuration lets it. Within a
+    /// tokio runtime. It stops when what is returned is dropped.
+    pub fn prefetch(&self, image: &Image, progress: Arc<dyn Progress>) -> Option<Prefetch> {
+        if !self.config.prefetch.enabled {
+            return None;
+        }
+        let (order, whose) = prefetch::find(image)?;
+        let pieces = prefetch::wanted(&order, image, self.config.prefetch.limit.0);
+        if pieces.is_empty() {
+            return None;
+        }
+        tracing::debug!(image = %image.digest, ?whose, pieces = pieces.len(), "reading ahead");
+        let filler = self.filler.clone();
+        Some(Prefetch::start(pieces, progress, move |wanted| {
+            let filler = filler.clone();
+            async move {
+                filler
+                    .fill(&wanted.blob, wanted.offset, wanted.length, Priority::Prefetch)
+                    .await
+            }
+        }))
+    }
+
+    /// Gives space back, where the store takes more than it is to keep. On a thread of its own: nobody waits for it.
+    pub fn collect_in_background(&self) {
+        let Some(limit) = self.config.store.limit else {
+            return;
+        };
+        let store = self.store.clone();
+        let collect = move || match store.collect_to(limit.0) {
+            Ok(pruned) if pruned.bytes > 0 => {
+                let (images, layers, bytes) = (pruned.images, pruned.layers, pruned.bytes);
+                tracing::info!(images, layers, bytes, "the store was over its limit of {limit}");
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!("the store cannot be brought below its limit of {limit}: {error}"),
+        };
+        drop(tokio::task::spawn_blocking(collect));
     }
 
     /// The images in the store.
@@ -161,8 +242,8 @@ impl Images {
         self.store.image(&digest).map_err(failure)
     }
 
-    /// Removes the image a reference or a digest (or an unambiguous beginning of one) names. Returns its digest.
-    pub fn remove(&self, wanted: &str) -> Result<String, Failure> {
+    /// The image a reference or a digest (or an unambiguous beginning of one) names.
+    pub fn named(&self, wanted: &str) -> Result<Image, Failure> {
         let hex = wanted.strip_prefix("sha256:").unwrap_or(wanted);
         let by_digest: Vec<_> = match hex.len() >= 6 && hex.bytes().all(|b| b.is_ascii_hexdigit()) {
             true => self
@@ -172,28 +253,44 @@ impl Images {
                 .collect(),
             false => Vec::new(),
         };
-        let image = match by_digest.as_slice() {
-            [one] => one.clone(),
+        match by_digest.as_slice() {
+            [one] => Ok(one.clone()),
             [] => {
                 let reference: ImageRef = wanted.parse().map_err(failure)?;
+                let reference = absolute(reference)?;
                 self.store.find(&reference).map_err(failure)?.ok_or_else(|| {
                     Failure::new(
                         ExitCode::ImageNotStored,
                         format!("no image {wanted} is in the store"),
                     )
                     .remedy("see `thaw image ls`")
-                })?
+                })
             }
-            _ => {
-                return Err(Failure::new(
-                    ExitCode::BadReference,
-                    format!("more than one image begins with {wanted}"),
-                ));
-            }
-        };
+            _ => Err(Failure::new(
+                ExitCode::BadReference,
+                format!("more than one image begins with {wanted}"),
+            )),
+        }
+    }
+
+    /// Removes the image a reference or a digest (or an unambiguous beginning of one) names. Returns its digest.
+    pub fn remove(&self, wanted: &str) -> Result<String, Failure> {
+        let image = self.named(wanted)?;
         self.store.remove(&image.digest).map_err(failure)?;
         Ok(image.digest.to_string())
     }
+}
+
+/// A local reference by its absolute path, as the store keeps it.
+fn absolute(mut reference: ImageRef) -> Result<ImageRef, Failure> {
+    let path = match &mut reference {
+        ImageRef::Layout { directory, .. } => directory,
+        ImageRef::Archive { file, .. } => file,
+        ImageRef::Registry(_) => return Ok(reference),
+    };
+    *path = std::path::absolute(&*path)
+        .map_err(|e| Failure::system(format!("cannot tell where {} is", path.display()), &e))?;
+    Ok(reference)
 }
 
 /// Opens what a VMM needs to serve an image.
@@ -252,9 +349,8 @@ pub fn failure(error: thaw_rootfs::Error) -> Failure {
         E::DiskFull { .. } => ExitCode::DiskFull,
         E::Malformed { .. } | E::Merge(_) | E::Layer { .. } => ExitCode::ImageMalformed,
         other if is_full_somewhere(other) => ExitCode::DiskFull,
-        E::Metadata(_) | E::Blob { .. } | E::Io { .. } | E::InUse { .. } | E::Cancelled | E::Shared(_) => {
-            ExitCode::Runtime
-        }
+        E::InUse { .. } => ExitCode::ImageInUse,
+        E::Metadata(_) | E::Blob { .. } | E::Io { .. } | E::Cancelled | E::Shared(_) => ExitCode::Runtime,
     };
     let message = error.to_string();
     match message.rsplit_once("; ") {
@@ -266,6 +362,7 @@ pub fn failure(error: thaw_rootfs::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_rootfs::progress::Silent;
 
     #[test]
     fn each_kind_of_bad_image_has_its_exit_code() {

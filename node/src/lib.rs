@@ -26,12 +26,14 @@
 pub mod agent_client;
 pub mod api;
 pub mod cli;
+pub mod config;
 pub mod console;
 pub mod container;
 pub mod control_client;
 pub mod doctor;
 pub mod exit;
 pub mod handshake;
+pub mod image;
 pub mod images;
 pub mod misses;
 pub mod page_server;

@@ -1,7 +1,8 @@
 //! Answering one VMM's chunk misses: fill the cache file, then say so.
 //!
-//! Invariant: at most [`AT_ONCE`] fills run for one VMM and no more of its questions are read meanwhile, so a guest
-//! cannot make the host queue without end.
+//! Invariants: at most [`AT_ONCE`] fills run for one VMM and no more of its questions are read meanwhile, so a guest
+//! cannot make the host queue without end. Nothing is kept here that a death of this process could lose: the VMM holds
+//! its questions until they are answered, and asks whoever hands it a socket next.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,14 +10,17 @@ use std::sync::Arc;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet::{self, PacketError};
+use thaw_rootfs::digest::Digest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
 use crate::images::Images;
 use crate::readiness::{BOTH, register};
 
+/// No miss is of more bytes.
+const MAX_LENGTH: u32 = 1 << 20;
 /// Fills at once for one VMM.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
 
 /// Serves until it is dropped or the VMM closes its end.
 #[derive(Debug)]
@@ -66,20 +70,28 @@ async fn serve(socket: Arc<AsyncFd<OwnedFd>>, images: Images) {
         };
         let (socket, images) = (socket.clone(), images.clone());
         tokio::spawn(async move {
-            let result = images.fill(miss.blob, miss.offset, miss.length).await;
-            if let Err(reason) = &result {
-                tracing::warn!(
-                    offset = miss.offset,
-                    length = miss.length,
-                    "cannot fill a miss: {reason}"
-                );
-            }
+            let result = fill(&images, &miss).await;
             if let Err(e) = answer(&socket, &Filled { id: miss.id, result }).await {
                 tracing::debug!("cannot answer a miss: {e}");
             }
             drop(permit);
         });
     }
+}
+
+/// What is refused is logged, with all that is known of it: the guest sees EIO and no more.
+async fn fill(images: &Images, miss: &Miss) -> Result<(), String> {
+    let blob = Digest::from(miss.blob);
+    let (offset, length) = (miss.offset, miss.length);
+    tracing::trace!(%blob, offset, length, "a miss");
+    let filled = match length <= MAX_LENGTH {
+        true => images.fill(&blob, offset, length.into()).await,
+        false => return Err(format!("a miss of {length} bytes is more than {MAX_LENGTH}")),
+    };
+    filled.map_err(|error| {
+        tracing::error!(%blob, offset, length, code = error.code(), "a guest's read fails: {error}");
+        error.to_string()
+    })
 }
 
 async fn receive(socket: &AsyncFd<OwnedFd>) -> Result<Miss, PacketError> {

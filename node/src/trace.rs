@@ -77,6 +77,11 @@ impl Trace {
         self.lock().counts.insert(name.into(), value);
     }
 
+    /// Says what was done in a stage.
+    pub fn note(&self, stage: &str, text: &str) {
+        self.lock().notes.insert(stage.into(), text.into());
+    }
+
     /// Adds what another process traced from the moment this trace had reached `offset_ns`.
     pub fn add_all(&self, other: Account, offset_ns: u64) {
         for stage in other.stages {
@@ -88,7 +93,9 @@ impl Trace {
         for reason in other.reasons {
             self.reason(&reason.code, &reason.text);
         }
-        self.lock().counts.extend(other.counts);
+        let mut account = self.lock();
+        account.counts.extend(other.counts);
+        account.notes.extend(other.notes);
     }
 
     /// Nanoseconds since the trace began.
@@ -171,6 +178,7 @@ mod tests {
                 })
                 .into(),
             counts: [("faults".to_owned(), 7)].into(),
+            notes: Default::default(),
         };
         trace.add_all(other, 100);
         let account = trace.account();

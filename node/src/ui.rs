@@ -105,10 +105,14 @@ impl Ui {
                 "stages": account.stages,
                 "reasons": account.reasons,
                 "counts": account.counts,
+                "notes": account.notes,
             })
             .to_string()),
             _ => {
                 say(timing_table(&account.stages).trim_end());
+                for (stage, note) in &account.notes {
+                    say(&format!("{stage}: {note}"));
+                }
                 for reason in &account.reasons {
                     say(&format!("slower: {}", reason.text));
                 }

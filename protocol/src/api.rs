@@ -72,6 +72,15 @@ pub struct CreateSandbox {
     /// How a thawed guest gets its memory; `uffd` is refused.
     #[serde(default)]
     pub memory_mode: MemoryMode,
+    /// Keep what the run reads of its image, for later starts to read ahead.
+    #[serde(default)]
+    pub record: bool,
+    /// Write it to this file too, absolute.
+    #[serde(default)]
+    pub record_to: Option<PathBuf>,
+    /// Read ahead what a recorded run of the image read.
+    #[serde(default = "yes")]
+    pub prefetch: bool,
     /// How the image is served: `virtiofs` or `erofs`.
     #[serde(default = "virtiofs")]
     pub root: String,
@@ -121,6 +130,10 @@ pub struct FrozenSandbox {
     pub paused_ns: u64,
 }
 
+fn yes() -> bool {
+    true
+}
+
 fn missing() -> String {
     "missing".into()
 }
@@ -152,6 +165,9 @@ pub struct Account {
     pub reasons: Vec<Reason>,
     /// What was counted, by name: `faults`, `populated_pages`.
     pub counts: BTreeMap<String, u64>,
+    /// What was done in a stage, by its name, in words: how the image was had.
+    #[serde(default)]
+    pub notes: BTreeMap<String, String>,
 }
 
 /// One stage of a start, nanoseconds since its beginning.

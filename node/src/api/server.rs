@@ -24,6 +24,7 @@ use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
 
 use crate::exit::{ExitCode, Failure};
+use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::readiness;
 use crate::sandbox::{FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, ThawSpec};
@@ -123,6 +124,10 @@ impl Daemon {
 
     async fn create(self: &Arc<Daemon>, request: CreateSandbox) -> Result<CreatedSandbox, Failure> {
         self.may_make()?;
+        let (recording, record) = match request.record {
+            true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
+            false => (None, None),
+        };
         let spec = SandboxSpec {
             image: request.image,
             pull: parse::<Pull>("pull", &request.pull)?,
@@ -138,11 +143,16 @@ impl Daemon {
             cold: request.cold,
             memory_mode: request.memory_mode,
             root: parse::<RootServing>("root", &request.root)?,
-            record: None,
+            record,
+            prefetch: request.prefetch,
         };
         let trace = Trace::new();
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
         let sandbox = Sandbox::create(&self.node, spec, &trace, Arc::new(Silent), building).await?;
+        if let (Some(recording), Some(image)) = (recording, sandbox.image()) {
+            let (images, image, file) = (self.node.images.clone(), image.clone(), request.record_to);
+            tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
+        }
         self.made(sandbox, &trace).await
     }
 
@@ -198,6 +208,15 @@ impl Daemon {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
         })
+    }
+}
+
+/// Nobody waits for a recording: what became of it is logged.
+fn tell(recorded: Result<Option<Recorded>, Failure>) {
+    match recorded {
+        Ok(Some(recorded)) => tracing::info!("{recorded}"),
+        Ok(None) => tracing::info!("nothing was recorded: the run read nothing"),
+        Err(e) => tracing::warn!("the recording is lost: {e}"),
     }
 }
 
@@ -478,6 +497,9 @@ mod tests {
             }),
             cold: true,
             memory_mode: Default::default(),
+            record: false,
+            record_to: None,
+            prefetch: true,
             root: "virtiofs".into(),
         }
     }

@@ -1,18 +1,23 @@
 //! Where a command's sandbox is kept: by thawd where one serves, else in this process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use oci_spec::image::ImageConfiguration;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ProcessIdentity, ThawSandbox};
 use thaw_protocol::control::MemoryMode;
+use thaw_rootfs::prefetch::Ahead;
+use thaw_rootfs::store::Image;
 
 use super::{RunArguments, template};
 use crate::api::client::Client;
 use crate::api::server::OwnerService;
 use crate::exit::{ExitCode, Failure};
+use crate::image::record::Recording;
+use crate::images::Images;
 use crate::paths::Paths;
 use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, ThawSpec};
 use crate::state::{RunDirectory, vsock_socket};
@@ -23,6 +28,7 @@ use crate::ui::Ui;
 enum Keeper {
     Ourselves {
         sandbox: Arc<Sandbox>,
+        images: Images,
         /// Serves it to other commands.
         service: OwnerService,
     },
@@ -38,6 +44,27 @@ pub(super) struct Home {
     pub config: Option<ImageConfiguration>,
     run: PathBuf,
     keeper: Keeper,
+    recording: Option<Pending>,
+}
+
+/// A recording that ends with its sandbox.
+pub(super) struct Pending {
+    recording: Recording,
+    images: Images,
+    image: Image,
+    file: Option<PathBuf>,
+}
+
+impl Pending {
+    /// Writes it, once the sandbox is gone, and says so.
+    pub(super) async fn finish(self, ui: &Ui) {
+        match self.recording.finish(&self.images, &self.image, self.file).await {
+            Ok(Some(recorded)) => ui.note("recorded", &recorded.to_string()),
+            Ok(None) => ui.note("recorded", "nothing was recorded: the run read nothing"),
+            // The run is over, and what it came to is told; this is not it.
+            Err(e) => ui.note("not-recorded", &format!("the recording is lost: {e}")),
+        }
+    }
 }
 
 impl Home {
@@ -59,6 +86,11 @@ impl Home {
         }
         let run = paths.run.clone();
         let node = Node::open(paths)?;
+        let images = node.images.clone();
+        let (recording, record) = match arguments.record {
+            Some(_) => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
+            None => (None, None),
+        };
         let spec = SandboxSpec {
             image: image.to_owned(),
             pull: arguments.source.pull,
@@ -74,10 +106,20 @@ impl Home {
             cold: arguments.cold,
             memory_mode,
             root: arguments.root,
-            record: None,
+            record,
+            prefetch: !arguments.no_prefetch,
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await?;
-        Home::of_ours(node, sandbox, run)
+        let pending = recording.zip(sandbox.image().cloned());
+        let file = arguments.record.clone().filter(|path| !path.as_os_str().is_empty());
+        let mut home = Home::of_ours(node, sandbox, run)?;
+        home.recording = pending.map(|(recording, image)| Pending {
+            recording,
+            images,
+            image,
+            file,
+        });
+        Ok(home)
     }
 
     /// Makes a sandbox of a snapshot.
@@ -131,7 +173,31 @@ impl Home {
             config,
             run: paths.run,
             keeper: Keeper::Daemon(client),
+            recording: None,
         })
+    }
+
+    /// The recording of its run: to be finished once it is closed.
+    pub(super) fn take_recording(&mut self) -> Option<Pending> {
+        self.recording.take()
+    }
+
+    /// Bytes fetched for reads so far, where this process fetches them.
+    pub(super) fn fetched(&self) -> Option<u64> {
+        match &self.keeper {
+            Keeper::Ourselves { images, .. } => {
+                Some(images.filler().stats().stored_bytes.load(Ordering::Relaxed))
+            }
+            Keeper::Daemon(_) => None,
+        }
+    }
+
+    /// How far its image is read ahead, where this process does it.
+    pub(super) fn read_ahead(&self) -> Option<Ahead> {
+        match &self.keeper {
+            Keeper::Ourselves { sandbox, .. } => sandbox.read_ahead(),
+            Keeper::Daemon(_) => None,
+        }
     }
 
     fn of_ours(node: Node, sandbox: Sandbox, run: PathBuf) -> Result<Home, Failure> {
@@ -143,7 +209,9 @@ impl Home {
             directory,
             config: sandbox.config.clone(),
             run,
+            recording: None,
             keeper: Keeper::Ourselves {
+                images: node.images.clone(),
                 service: OwnerService::start(node, sandbox.clone())?,
                 sandbox,
             },
@@ -176,7 +244,7 @@ impl Home {
     /// Ends the sandbox and removes all it has.
     pub(super) async fn close(self) {
         match self.keeper {
-            Keeper::Ourselves { sandbox, service } => {
+            Keeper::Ourselves { sandbox, service, .. } => {
                 // First the machine: then nobody waits for an answer of its any more.
                 sandbox.kill();
                 service.stop().await;
@@ -247,8 +315,18 @@ fn daemon_request(
         client: myself(),
         cold: arguments.cold,
         memory_mode,
+        record: arguments.record.is_some(),
+        record_to: record_to(arguments.record.as_deref())?,
+        prefetch: !arguments.no_prefetch,
         root: name(&arguments.root),
     })
+}
+
+/// The file a recording is also written to, by its absolute path.
+fn record_to(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    flag.filter(|path| !path.as_os_str().is_empty())
+        .map(|path| std::path::absolute(path).map_err(|e| Failure::system("cannot tell where --record is", &e)))
+        .transpose()
 }
 
 /// The names flags have for values, without a type for each.

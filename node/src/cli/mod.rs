@@ -111,7 +111,7 @@ Examples:
   echo data | thaw run -i -e MODE=fast --memory 1g --cpus 2 oci:./app
   thaw run --timings --network none docker-archive:app.tar /bin/true
 
-Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 99 for what is wrong
+Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 113 for what is wrong
 with the host, the image or the registry: see docs/exit-codes.md.";
 
 #[derive(Debug, Args)]
@@ -148,6 +148,13 @@ pub struct RunArguments {
     /// How the image is served: `virtiofs`: as files; `erofs`: as a disk that the guest mounts itself
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     pub root: RootServing,
+    /// Keep what the run reads of the image, in the order of first reads: later starts read it ahead. With a FILE, write
+    /// it there too
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub record: Option<std::path::PathBuf>,
+    /// Read nothing ahead
+    #[arg(long)]
+    pub no_prefetch: bool,
     /// Boot a kernel instead of thawing a template
     #[arg(long)]
     pub cold: bool,

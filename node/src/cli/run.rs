@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::CreateContainerRequest;
@@ -85,14 +86,23 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
 
 /// Removes the sandbox and says how its container ended: the exit status.
 pub(super) async fn conclude(
-    home: Home,
+    mut home: Home,
     result: Result<End, Failure>,
     timings: Option<&Trace>,
     ui: &Ui,
 ) -> Result<u8, Failure> {
     let result = result.map_err(|failure| home.explain(failure));
+    if let (Some(trace), Some(ahead)) = (timings, home.read_ahead()) {
+        let (done, total) = (HumanBytes(ahead.done), HumanBytes(ahead.total));
+        trace.note("prefetch", &format!("{done} of {total} read ahead"));
+        trace.count("prefetched_bytes", ahead.done);
+    }
     let (id, account) = (home.id.clone(), timings.map(Trace::account));
+    let recording = home.take_recording();
     home.close().await;
+    if let Some(recording) = recording {
+        recording.finish(ui).await;
+    }
     let end = result?;
     terminal::restore();
     if let Some(account) = account {
@@ -152,6 +162,10 @@ async fn start(
     {
         let _stage = trace.stage("start");
         agent.start(&id).await?;
+    }
+    if let Some(bytes) = home.fetched() {
+        trace.count("fetched_bytes", bytes);
+        trace.note("start", &format!("{} fetched for reads until then", HumanBytes(bytes)));
     }
     let path = home.directory.join(RUNNING_FILE);
     std::fs::write(&path, running)

@@ -14,6 +14,7 @@ use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm;
 use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
+use thaw_rootfs::prefetch::Prefetch;
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::Image;
 
@@ -27,6 +28,7 @@ use super::{NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sand
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
+use crate::image::account::Counting;
 use crate::images;
 use crate::state::{Record, new_id};
 use crate::template::Progress as TemplateProgress;
@@ -104,6 +106,7 @@ impl<'a> Making<'a> {
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
         self.resources.network = parts.network;
+        self.resources.prefetch = parts.prefetch;
         self.resources.images = parts.images;
         // Written with the record, once it is ready: before, nobody adopts it.
         self.record.provenance = Provenance::of(&self.resources, self.origin.as_ref())
@@ -177,6 +180,7 @@ pub(super) struct Parts {
     pub images: Vec<Shown>,
     pub disk: OwnedFd,
     pub network: Option<NetworkSlot>,
+    pub prefetch: Option<Prefetch>,
     /// Where the VMM tells what of the images is read.
     pub record: Option<Arc<OwnedFd>>,
 }
@@ -191,7 +195,9 @@ pub(super) async fn create(
     check_shape(&spec)?;
     let told = |text: &str| trace.reason(MADE_AGAIN, text);
     let make = || make(node, &spec, trace, progress.clone(), building.clone());
-    once_more(told, make).await
+    let sandbox = once_more(told, make).await?;
+    node.images.collect_in_background();
+    Ok(sandbox)
 }
 
 /// Makes all of it. A failure leaves nothing.
@@ -204,7 +210,7 @@ async fn make(
 ) -> Result<Sandbox, Failure> {
     let mut making = Making::begin(node, record(spec)?, trace)?;
     let parts = async {
-        let (image, disk, network) = tokio::try_join!(
+        let ((image, prefetch), disk, network) = tokio::try_join!(
             image(node, spec, trace, progress),
             new_disk(node, trace),
             new_network(node, spec.network, trace),
@@ -221,6 +227,7 @@ async fn make(
             images,
             disk,
             network,
+            prefetch,
             record: spec.record.clone(),
         })
     };
@@ -319,11 +326,17 @@ async fn image(
     spec: &SandboxSpec,
     trace: &Trace,
     progress: Arc<dyn Progress>,
-) -> Result<Image, Failure> {
+) -> Result<(Image, Option<Prefetch>), Failure> {
     let _stage = trace.stage("image");
-    node.images
-        .pull(&spec.image, spec.pull, spec.plain_http, progress)
-        .await
+    let counting = Counting::new(progress.clone());
+    let image = node
+        .images
+        .pull(&spec.image, spec.pull, spec.plain_http, counting.clone())
+        .await?;
+    trace.note("image", &counting.summary());
+    trace.count("image_bytes", counting.fetched());
+    let prefetch = spec.prefetch.then(|| node.images.prefetch(&image, progress));
+    Ok((image, prefetch.flatten()))
 }
 
 async fn new_disk(node: &Node, trace: &Trace) -> Result<OwnedFd, Failure> {

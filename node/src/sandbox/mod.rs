@@ -16,10 +16,12 @@ use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
+use thaw_rootfs::prefetch::{Ahead, Prefetch};
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::{Image, Lease};
 use tokio::sync::watch;
 
+use crate::config::Config;
 use crate::console::Console;
 use crate::control_client::{ControlClient, Life};
 use crate::exit::{ExitCode, Failure};
@@ -105,6 +107,8 @@ pub struct SandboxSpec {
     pub root: RootServing,
     /// A SEQPACKET socket: the VMM tells over it which bytes of the image are read ([`thaw_protocol::access`]).
     pub record: Option<Arc<OwnedFd>>,
+    /// Read ahead what a recorded run of the image read.
+    pub prefetch: bool,
 }
 
 /// An image as it is shown to the guest.
@@ -168,7 +172,7 @@ impl Node {
         let cgroups = Hierarchy::detect();
         run.clean(&cgroups);
         Scratch::sweep(&paths.data);
-        let images = Images::open(&paths.images())?;
+        let images = Images::open_with(&paths.images(), Config::from_env()?)?;
         Ok(Node {
             templates: Templates::open(&paths, hold)?,
             snapshots: Snapshots::default(),
@@ -193,6 +197,8 @@ struct Resources {
     console: Option<Console>,
     cgroup: Option<Cgroup>,
     leases: Vec<Lease>,
+    /// What of its image is read ahead; stops with it.
+    prefetch: Option<Prefetch>,
     images: Vec<Shown>,
     /// The writable layer.
     disk: Option<OwnedFd>,
@@ -211,6 +217,7 @@ impl Resources {
             console: None,
             cgroup: None,
             leases: Vec::new(),
+            prefetch: None,
             images: Vec::new(),
             disk: None,
             network: None,
@@ -421,6 +428,16 @@ impl Sandbox {
             .call(Command::Resume, &[])
             .await
             .map(drop)?)
+    }
+
+    /// How far its image is read ahead, where it is.
+    pub fn read_ahead(&self) -> Option<Ahead> {
+        self.resources.prefetch.as_ref().map(Prefetch::status)
+    }
+
+    /// Its image, where it is still known.
+    pub fn image(&self) -> Option<&Image> {
+        self.resources.images.first().map(|shown| &shown.image)
     }
 
     /// Ends its machine: whoever holds it sees it end.

@@ -208,6 +208,7 @@ async fn parts(
         images,
         disk,
         network,
+        prefetch: None,
         record: None,
     })
 }

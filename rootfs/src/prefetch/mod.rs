@@ -3,8 +3,12 @@
 //! A [`Recorder`] makes a [`LoadOrder`] of the accesses a guest's root device tells; `thaw image convert` puts one into a
 //! converted image; a later start fetches in that order.
 
+mod ahead;
+mod beside;
 mod order;
 mod record;
 
+pub use ahead::{Ahead, Prefetch, Wanted, wanted};
+pub use beside::{Provenance, find, keep, write};
 pub use order::{LoadOrder, MAX_DOCUMENT, OrderedBlob, Run};
 pub use record::Recorder;

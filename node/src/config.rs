@@ -1,0 +1,247 @@
+//! `thawd.toml`: what an operator sets of a node's images, read by `thaw` and `thawd` alike.
+//!
+//! Invariant: what the file says is what is done, or nothing is: an unknown key, a value of another type or out of range is
+//! an error that names the line. Without a file everything has its default.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::de::{self, Deserialize, Deserializer};
+use serde::{Serialize, Serializer};
+
+use crate::exit::{ExitCode, Failure};
+
+/// The variable that names the file.
+pub const VARIABLE: &str = "THAW_CONFIG";
+/// Bytes of a file that is read.
+const MAX_FILE: u64 = 1 << 20;
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub store: StoreConfig,
+    pub prefetch: PrefetchConfig,
+    /// Mirrors, budgets and limits of reading registries.
+    pub fetch: thaw_rootfs::fetch::Config,
+}
+
+/// `[store]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreConfig {
+    /// Most bytes of disk the store keeps while they are not in use. None: as many as there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Size>,
+}
+
+/// `[prefetch]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrefetchConfig {
+    /// Whether starts read ahead what a recorded run of the image read.
+    pub enabled: bool,
+    /// Most bytes of file data one start reads ahead.
+    pub limit: Size,
+}
+
+impl Default for PrefetchConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            limit: Size(1 << 30),
+        }
+    }
+}
+
+/// A number of bytes: a whole number, or a text of one and k, m, g or t (KiB, MiB, GiB, TiB).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let wrong = || format!("{text:?} is no size: a number of bytes, or with k, m, g or t");
+        let (digits, shift) = match text.to_ascii_lowercase().chars().last() {
+            Some('k') => (&text[..text.len() - 1], 10),
+            Some('m') => (&text[..text.len() - 1], 20),
+            Some('g') => (&text[..text.len() - 1], 30),
+            Some('t') => (&text[..text.len() - 1], 40),
+            _ => (text, 0),
+        };
+        let number: u64 = digits.parse().map_err(|_| wrong())?;
+        number.checked_mul(1 << shift).map(Size).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(40, "t"), (30, "g"), (20, "m"), (10, "k")] {
+            if self.0 > 0 && self.0.is_multiple_of(1 << shift) {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes, or a text with k, m, g or t")
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
+                Ok(Size(value))
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Size, E> {
+                u64::try_from(value)
+                    .map(Size)
+                    .map_err(|_| E::custom("a size below zero"))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl Config {
+    /// Of this process's environment: the file `THAW_CONFIG` names, which must be there; else [`default_path`], which
+    /// need not be.
+    ///
+    /// # Errors
+    /// `config-invalid`: which file, which line, which key.
+    pub fn from_env() -> Result<Config, Failure> {
+        match std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
+            Some(path) => Config::read(Path::new(&path))?.ok_or_else(|| {
+                let what = format!("{VARIABLE} names {}, which is not there", path.display());
+                Failure::new(ExitCode::ConfigInvalid, what)
+            }),
+            None => Ok(Config::read(&default_path())?.unwrap_or_default()),
+        }
+    }
+
+    /// What a file says; none where there is no file.
+    fn read(path: &Path) -> Result<Option<Config>, Failure> {
+        let unreadable = |error: std::io::Error| {
+            let what = format!("cannot read {}: {error}", path.display());
+            Failure::new(ExitCode::ConfigInvalid, what).remedy("check its permissions")
+        };
+        match std::fs::metadata(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unreadable(error)),
+            Ok(metadata) if metadata.len() > MAX_FILE => {
+                let what = format!("{} is larger than {MAX_FILE} bytes", path.display());
+                return Err(Failure::new(ExitCode::ConfigInvalid, what));
+            }
+            Ok(_) => {}
+        }
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        Config::parse(&text)
+            .map(Some)
+            .map_err(|why| Failure::new(ExitCode::ConfigInvalid, format!("{}: {why}", path.display())))
+    }
+
+    /// What a text says, or the line that is wrong and why.
+    pub fn parse(text: &str) -> Result<Config, String> {
+        toml::from_str(text).map_err(|error| {
+            let message = error.message().trim_end_matches('\n');
+            match error.span() {
+                Some(span) => {
+                    let before = text.get(..span.start).unwrap_or(text);
+                    let number = before.matches('\n').count();
+                    let line = text.lines().nth(number).unwrap_or_default().trim();
+                    format!("line {}, `{line}`: {message}", number + 1)
+                }
+                None => message.to_owned(),
+            }
+        })
+    }
+}
+
+/// Where the file is when `THAW_CONFIG` does not say: `/etc/thaw/thawd.toml` for root, else
+/// `$XDG_CONFIG_HOME/thaw/thawd.toml` or `~/.config/thaw/thawd.toml`.
+pub fn default_path() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return "/etc/thaw/thawd.toml".into();
+    }
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    set("XDG_CONFIG_HOME")
+        .or_else(|| set("HOME").map(|home| home.join(".config")))
+        .unwrap_or_else(|| "/".into())
+        .join("thaw/thawd.toml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_has_a_default_and_is_read() {
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+        let config = Config::parse(
+            "[store]\nlimit = \"20g\"\n[prefetch]\nenabled = false\nlimit = 4096\n\
+             [fetch]\nprefetch_bandwidth = 1000000\n[[fetch.mirrors.\"docker.io\"]]\nurl = \"http://127.0.0.1:4001\"\nkind = \"dragonfly\"\n",
+        )
+        .unwrap();
+        assert_eq!(config.store.limit, Some(Size(20 << 30)));
+        assert_eq!(config.prefetch.limit, Size(4096));
+        assert!(!config.prefetch.enabled);
+        assert_eq!(config.fetch.prefetch_bandwidth, Some(1_000_000));
+        assert_eq!(config.fetch.mirrors_of("docker.io").len(), 1);
+        let written = toml::to_string(&config).unwrap();
+        assert_eq!(Config::parse(&written).unwrap(), config);
+    }
+
+    #[test]
+    fn errors_name_line_and_key() {
+        for (text, line, key) in [
+            ("[store]\nlimits = 1\n", "line 2", "limits"),
+            ("\n\n[prefetch]\nenabled = \"often\"\n", "line 4", "enabled"),
+            ("[store]\nlimit = \"much\"\n", "line 2", "limit"),
+            ("[store]\nlimit = -1\n", "line 2", "limit"),
+            ("[nothing]\n", "line 1", "nothing"),
+            ("[store\n", "line 1", "[store"),
+            ("[fetch]\nmirrors = 3\n", "line 2", "mirrors"),
+        ] {
+            let error = Config::parse(text).unwrap_err();
+            assert!(error.contains(line) && error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_named_file_must_be_there_and_an_unnamed_one_need_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("thawd.toml");
+        assert_eq!(Config::read(&path).unwrap(), None);
+        std::fs::write(&path, "[store]\nlimit = 1\nlimit = 2\n").unwrap();
+        let failure = Config::read(&path).unwrap_err();
+        assert_eq!(failure.code, ExitCode::ConfigInvalid);
+        assert!(failure.to_string().contains("thawd.toml: line 3"), "{failure}");
+    }
+
+    #[test]
+    fn sizes_are_read_as_they_are_shown() {
+        for text in ["0", "1", "4k", "3m", "20g", "2t", "1500"] {
+            assert_eq!(text.parse::<Size>().unwrap().to_string(), text);
+        }
+        for text in ["", "k", "-1", "1.5g", "20000000000t", "1kb"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! What a node does with images besides running them: recordings of what a run read, what a pull came to, indexes and
+//! conversions.
+
+pub mod account;
+pub mod record;

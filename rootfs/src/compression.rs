@@ -7,7 +7,7 @@ use std::io::{self, BufRead, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
-pub(crate) use indexing::Indexing;
+pub use indexing::Indexing;
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -51,7 +51,7 @@ fn form<R: BufRead>(mut stored: R) -> io::Result<(Form, io::Chain<io::Cursor<Vec
 ///
 /// # Errors
 /// Of the first read.
-pub(crate) fn decoder<'a, R: BufRead + Send + 'a>(stored: R) -> io::Result<Box<dyn Read + Send + 'a>> {
+pub fn decoder<'a, R: BufRead + Send + 'a>(stored: R) -> io::Result<Box<dyn Read + Send + 'a>> {
     let (form, stored) = form(stored)?;
     Ok(match form {
         Form::Plain => Box::new(stored),

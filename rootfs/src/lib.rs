@@ -2,7 +2,7 @@
 
 pub mod accelerated;
 pub mod blob;
-mod compression;
+pub mod compression;
 pub mod digest;
 pub mod erofs;
 pub mod error;

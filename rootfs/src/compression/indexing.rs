@@ -10,10 +10,10 @@ use zstd::stream::raw::{DParameter, Decoder as ZstdStream, InBuffer, Operation, 
 use super::recorder::Recorder;
 use super::{Form, ZSTD_WINDOW_LOG, form};
 use crate::span::inflate::{Inflate, Stop, Until, Wrap};
-use crate::span::{Expansion, SPAN, SpanTable, Window};
+use crate::span::{Expansion, Packer, SPAN, SpanTable};
 
 /// A stored blob, uncompressed as it is read, and indexed.
-pub(crate) struct Indexing<R> {
+pub struct Indexing<R> {
     stored: io::Chain<io::Cursor<Vec<u8>>, R>,
     decoder: Decoder,
     recorder: Recorder,
@@ -23,7 +23,7 @@ pub(crate) struct Indexing<R> {
 
 enum Decoder {
     Plain,
-    Gzip(Inflate),
+    Gzip(Inflate, Packer),
     Zstd(Box<ZstdStream<'static>>),
 }
 
@@ -32,7 +32,7 @@ impl<R: BufRead> Indexing<R> {
     ///
     /// # Errors
     /// Of the first read; or when out of memory.
-    pub(crate) fn new(stored: R) -> io::Result<Indexing<R>> {
+    pub fn new(stored: R) -> io::Result<Indexing<R>> {
         let (form, stored) = form(stored)?;
         let mut recorder = Recorder::default();
         let decoder = match form {
@@ -41,7 +41,10 @@ impl<R: BufRead> Indexing<R> {
                 Decoder::Plain
             }
             // Where the first member's data begins, the decoder finds.
-            Form::Gzip => Decoder::Gzip(Inflate::new(Wrap::Gzip).map_err(io::Error::other)?),
+            Form::Gzip => {
+                let inflate = Inflate::new(Wrap::Gzip).map_err(io::Error::other)?;
+                Decoder::Gzip(inflate, Packer::default())
+            }
             Form::Zstd => {
                 recorder.begin(Expansion::Zstd);
                 let mut stream = ZstdStream::new()?;
@@ -59,7 +62,7 @@ impl<R: BufRead> Indexing<R> {
 
     /// The spans of the blob, which was read to its end; none where it has too few places to begin at, as a zstd layer of
     /// one large frame.
-    pub(crate) fn into_spans(self) -> Option<SpanTable> {
+    pub fn into_spans(self) -> Option<SpanTable> {
         self.recorder.finish()
     }
 }
@@ -77,9 +80,13 @@ impl<R: BufRead> Read for Indexing<R> {
             }
             let (read, written) = match &mut self.decoder {
                 Decoder::Plain => plain(&mut self.recorder, input, buffer),
-                Decoder::Gzip(inflate) => {
-                    gzip(inflate, &mut self.recorder, &mut self.is_between, input, buffer)?
-                }
+                Decoder::Gzip(inflate, packer) => gzip(
+                    (inflate, packer),
+                    &mut self.recorder,
+                    &mut self.is_between,
+                    input,
+                    buffer,
+                )?,
                 Decoder::Zstd(stream) => {
                     zstd(stream, &mut self.recorder, &mut self.is_between, input, buffer)?
                 }
@@ -108,18 +115,28 @@ fn plain(recorder: &mut Recorder, input: &[u8], output: &mut [u8]) -> (usize, us
 }
 
 fn gzip(
-    inflate: &mut Inflate,
+    (inflate, packer): (&mut Inflate, &mut Packer),
     recorder: &mut Recorder,
     is_between: &mut bool,
     input: &[u8],
     output: &mut [u8],
 ) -> io::Result<(usize, usize)> {
-    let step = inflate.step(input, output, Until::Block).map_err(|why| {
+    // Stopping before every block costs several percent: it does so only where a checkpoint may be.
+    let (length, until) = match recorder.until(SPAN) {
+        length @ 1.. if !recorder.is_due(SPAN) => (length.min(output.len()), Until::Full),
+        _ => (output.len(), Until::Block),
+    };
+    let step = inflate.step(input, &mut output[..length], until).map_err(|why| {
         io::Error::new(
             io::ErrorKind::InvalidData,
             format!("the gzip stream is damaged: {why}"),
         )
     })?;
+    if (step.read, step.written, step.stop) == (0, 0, Stop::Within) && !input.is_empty() {
+        // It cannot be, and must not become a loop.
+        let message = "the gzip stream is damaged: nothing comes of it";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
     recorder.progress(&input[..step.read], step.written);
     *is_between = step.stop == Stop::End || (*is_between && step.read == 0);
     match step.stop {
@@ -127,7 +144,7 @@ fn gzip(
         // The rule and the form of SOCI's checkpoints, so that each can be made of the other.
         Stop::BeforeBlock { bits } if recorder.is_due(SPAN) => recorder.begin(Expansion::Deflate {
             bits,
-            window: Window::new(&inflate.dictionary()),
+            window: packer.pack(&inflate.dictionary()),
         }),
         _ => {}
     }

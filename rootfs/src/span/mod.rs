@@ -15,6 +15,7 @@ mod window;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(crate) use window::Packer;
 pub use window::{WINDOW, Window};
 
 use crate::fetch::Check;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// How far back deflate can refer.
 pub const WINDOW: usize = 32 << 10;
 
-/// Windows are many and seldom used: the level costs a hundred microseconds a window and leaves a third of it.
+/// Windows are many and seldom used: the level costs some fifty microseconds a window and leaves two fifths of it.
 const LEVEL: i32 = 1;
 
 /// Up to 32 KiB of output before a checkpoint, kept compressed in memory.
@@ -15,13 +15,7 @@ pub struct Window(Arc<[u8]>);
 impl Window {
     /// The end of `bytes`, at most 32 KiB: what comes before cannot be referred to.
     pub fn new(bytes: &[u8]) -> Window {
-        let bytes = &bytes[bytes.len().saturating_sub(WINDOW)..];
-        if bytes.is_empty() {
-            return Window::default();
-        }
-        // Only memory could be lacking, and then for anything else, too.
-        let compressed = zstd::bulk::compress(bytes, LEVEL).unwrap_or_default();
-        Window(compressed.into())
+        Packer::default().pack(bytes)
     }
 
     /// A window that was compressed before; whether it really was shows in [`Window::bytes`].
@@ -43,6 +37,26 @@ impl Window {
             return Ok(Vec::new());
         }
         zstd::bulk::decompress(&self.0, WINDOW).map_err(|_| "its window is damaged")
+    }
+}
+
+/// Makes many windows with one compressor.
+#[derive(Default)]
+pub(crate) struct Packer(Option<zstd::bulk::Compressor<'static>>);
+
+impl Packer {
+    /// See [`Window::new`].
+    pub(crate) fn pack(&mut self, bytes: &[u8]) -> Window {
+        let bytes = &bytes[bytes.len().saturating_sub(WINDOW)..];
+        if bytes.is_empty() {
+            return Window::default();
+        }
+        if self.0.is_none() {
+            self.0 = zstd::bulk::Compressor::new(LEVEL).ok();
+        }
+        // Only memory could be lacking, and then for anything else, too. What is there instead is no zstd frame.
+        let compressed = self.0.as_mut().and_then(|packer| packer.compress(bytes).ok());
+        Window(compressed.unwrap_or_else(|| vec![0]).into())
     }
 }
 

@@ -9,6 +9,7 @@ pub mod error;
 pub mod fetch;
 pub mod fill;
 pub mod fs;
+pub mod guarded;
 pub mod guest_image;
 pub mod index;
 pub mod layer;

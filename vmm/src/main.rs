@@ -51,6 +51,9 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     log_to_stderr();
+    if let Err(e) = thaw_rootfs::guarded::install() {
+        tracing::warn!("a store file that is cut would end this process: {e}");
+    }
     if let Err(e) = jail::enter() {
         tracing::error!("cannot close the jail: {e}");
         return ExitCode::FAILURE;

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::{BlobError, CHUNK_LOG2};
+use crate::guarded::{Content, Guard};
 
 const MAGIC: [u8; 8] = *b"THAWREDY";
 const VERSION: u32 = 2;
@@ -189,6 +190,8 @@ impl Header {
 
 /// The header and bitmap of a ready file, mapped shared.
 pub(super) struct Mapping {
+    /// Of a mapping that is only read; ends before it does.
+    guard: Option<Guard>,
     base: NonNull<u8>,
     length: usize,
 }
@@ -217,7 +220,8 @@ impl Mapping {
             )
         }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned null"))?;
-        Ok(Self { base, length })
+        let guard = (!protection.contains(ProtFlags::WRITE)).then(|| Guard::new(base, length, Content::Bits));
+        Ok(Self { guard, base, length })
     }
 
     fn bytes(&self) -> &[AtomicU8] {
@@ -242,6 +246,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.guard = None;
         // SAFETY: unmaps exactly what `new` mapped; borrows of it end before the owner does.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
     }

@@ -7,15 +7,20 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::guarded::{Content, Guard};
+
 /// A read-only mapping of a whole file.
 pub struct Mapped {
+    /// Ends before the mapping does.
+    guard: Option<Guard>,
     start: NonNull<u8>,
     length: usize,
 }
 
 impl Mapped {
     /// Maps a regular file of at least one byte, which must not be changed or cut while it is mapped: metadata files of
-    /// the store are written under another name, and only ever unlinked.
+    /// the store are written under another name, and only ever unlinked. Where it is cut all the same, see
+    /// [`crate::guarded`].
     pub fn new(file: &File) -> io::Result<Mapped> {
         let metadata = file.metadata()?;
         if !metadata.is_file() || metadata.len() == 0 {
@@ -37,7 +42,8 @@ impl Mapped {
             )
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapped { start, length })
+        let guard = Some(Guard::new(start, length, Content::Metadata));
+        Ok(Mapped { guard, start, length })
     }
 }
 
@@ -51,6 +57,7 @@ impl AsRef<[u8]> for Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        self.guard = None;
         // SAFETY: the mapping is ours, and no reference into it outlives `self`. Failing would only leak it.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }

@@ -10,6 +10,7 @@ use fuse_backend_rs::abi::fuse_abi::{AttrOut, InHeader, Opcode, OutHeader, ReadI
 use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
 use thaw_rootfs::fs::{MissingRange, RootFs};
+use thaw_rootfs::guarded::metadata_lost;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
@@ -176,7 +177,16 @@ impl Messenger {
                 return Verdict::Done(self.reply_error(chain, 0));
             }
         }
-        match self.serve(&message, chain) {
+        let served = self.serve(&message, chain);
+        if metadata_lost() {
+            // Zeros may have been taken for metadata, also just now.
+            tracing::error!(
+                opcode,
+                "an image's metadata file is damaged, or was cut: try `thaw image verify`"
+            );
+            return Verdict::Done(self.reply_error(chain, libc::EIO));
+        }
+        match served {
             Some(length) => {
                 if is_any(&[Opcode::Getattr]) {
                     self.complete_attributes(chain, header.nodeid, length);

@@ -12,6 +12,9 @@ use super::cut::Chunking;
 use super::dictionary::Known;
 use super::wire::PAGE;
 
+/// Bytes between two reports of progress.
+const REPORT: u64 = 4 << 20;
+
 /// Bytes that can be read from several threads.
 pub trait DataFile: Send + Sync {
     /// # Errors
@@ -99,12 +102,13 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// Cuts all files of `tree`.
+    /// Cuts all files of `tree`; `told` hears of bytes done, now and then.
     pub fn of(
         tree: &Tree,
         blobs: &[SourceBlob],
         chunking: Chunking,
         known: &HashMap<[u8; 32], Known>,
+        told: &dyn Fn(u64),
     ) -> Result<Self, Error> {
         let mut files: Vec<(u32, u64, InodeIndex)> = (0..)
             .zip(&tree.inodes)
@@ -123,10 +127,15 @@ impl Chunks {
         };
         let mut by_digest: HashMap<[u8; 32], u32> = HashMap::new();
         let mut window = Window::new(chunking.max());
+        let mut last_told = 0;
         for (_, _, inode) in files {
             let Kind::File { extents, .. } = &tree.inode(inode).kind else {
                 continue;
             };
+            if chunks.bytes - last_told >= REPORT {
+                last_told = chunks.bytes;
+                told(last_told);
+            }
             for extent in extents {
                 let blob = blobs.get(extent.blob as usize).ok_or_else(|| {
                     Error::malformed("the image", "a file's data is in a layer that is not there")

@@ -11,6 +11,7 @@ use crate::digest::Digest;
 use crate::erofs;
 use crate::error::Error;
 use crate::prefetch::{LoadOrder, OrderedBlob, Run};
+use crate::progress::{Event, Progress};
 use crate::source::Descriptor;
 use crate::store::{Form, layer_key};
 use crate::tree::{BlobExtent, Kind, Tree};
@@ -49,6 +50,17 @@ pub struct Input {
     pub blobs: Vec<SourceBlob>,
     /// What a run of the image read: laid out first, in that order, and told to readers.
     pub load_order: Option<LoadOrder>,
+}
+
+impl Input {
+    /// Bytes of file data, holes apart.
+    fn bytes(&self) -> u64 {
+        let lengths = self.tree.inodes.iter().flat_map(|inode| match &inode.kind {
+            Kind::File { extents, .. } => &extents[..],
+            _ => &[],
+        });
+        lengths.map(|extent| extent.length).sum()
+    }
 }
 
 /// What a conversion came to. Lengths are bytes.
@@ -116,12 +128,20 @@ pub fn convert(
     options: &Options,
     dictionaries: &[Dictionary],
     scratch: &Path,
+    progress: &dyn Progress,
 ) -> Result<Converted, Error> {
+    let total = input.bytes();
+    let told = |done| progress.event(Event::Converting { done, total });
     let chunking = options
         .chunking
         .or_else(|| dictionaries.iter().find_map(|dictionary| dictionary.chunking))
         .unwrap_or_default();
-    let chunks = Chunks::of(&input.tree, &input.blobs, chunking, &known(dictionaries))?;
+    // Cutting and hashing count as half of the work, compressing as the other.
+    let known = known(dictionaries);
+    let chunks = Chunks::of(&input.tree, &input.blobs, chunking, &known, &|done| {
+        told(done / 2)
+    })?;
+    drop(known);
     let order = input
         .load_order
         .as_ref()
@@ -131,10 +151,22 @@ pub fn convert(
     let groups = groups(&chunks, order.as_ref());
     let table = {
         let mut out = BufWriter::with_capacity(1 << 20, &file);
-        let table = frames::write(&groups, &chunks.distinct, &input.blobs, options.level, &mut out)?;
+        let written = |done: u64, new: u64| {
+            let share = u128::from(total - total / 2) * u128::from(done) / u128::from(new.max(1));
+            told(total / 2 + share as u64);
+        };
+        let table = frames::write(
+            &groups,
+            &chunks.distinct,
+            &input.blobs,
+            options.level,
+            &mut out,
+            &written,
+        )?;
         io::Write::flush(&mut out).map_err(|error| Error::io(scratch, error))?;
         table
     };
+    told(total);
     file.rewind().map_err(|error| Error::io(scratch, error))?;
 
     let blobs = Blobs::of(&chunks.distinct, dictionaries, table, file)?;

@@ -19,14 +19,21 @@ pub const FRAME_TARGET: u64 = 256 << 10;
 /// Frames in flight per thread.
 const AHEAD: usize = 4;
 
-/// Writes the chunks in the order of `groups`, no frame reaching from one group into another. Returns the table.
+/// Writes the chunks in the order of `groups`, no frame reaching from one group into another. Returns
+/// the table; `told` hears of bytes of data done, of all.
 pub fn write(
     groups: &[Vec<u32>],
     distinct: &[Distinct],
     sources: &[SourceBlob],
     level: i32,
     out: &mut impl Write,
+    told: &dyn Fn(u64, u64),
 ) -> Result<Table, Error> {
+    let total = groups
+        .iter()
+        .flatten()
+        .map(|index| distinct[*index as usize].length)
+        .sum();
     let frames: Vec<&[u32]> = groups.iter().flat_map(|group| split(group, distinct)).collect();
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut hasher = Sha256::new();
@@ -57,6 +64,7 @@ pub fn write(
                 });
             }
         }
+        told(table.data_length, total);
     }
     table.blob = Digest::from(<[u8; 32]>::from(hasher.finalize()));
     Ok(table)

@@ -1,8 +1,8 @@
 //! Converted images: chunk-deduplicated, compressed in frames, with EROFS metadata of their own (`docs/image-format.md`).
 //!
 //! A converted image is an OCI artifact whose layers are documents of Thaw: the EROFS metadata; for each *blob* a chunk
-//! table and the stored bytes; perhaps a load order. [`convert`] writes one from any image of the store, referring to
-//! the blobs of *dictionary* images for chunks they have; [`open`] reads one.
+//! table and the stored bytes; perhaps a load order. [`Job`] makes one of any image, referring to the blobs of *dictionary*
+//! images for chunks they have; [`open`] reads one.
 //!
 //! Invariants: the same input and options give the same bytes. What [`open`] returns has been compared with the
 //! manifest's digests and checked: no table's frames overlap or leave their blob, no address of a file leaves its blob,
@@ -14,6 +14,7 @@ mod convert;
 mod cut;
 mod dictionary;
 mod frames;
+mod job;
 mod manifest;
 mod metadata;
 mod open;
@@ -29,6 +30,7 @@ pub use chunks::{DataFile, SourceBlob};
 pub use convert::{Body, Converted, Facts, Input, Options, Part, convert};
 pub use cut::{Chunking, ChunkingError};
 pub use dictionary::Dictionary;
+pub use job::{Job, Outcome};
 pub use manifest::{Manifest, StoredTable};
 pub(crate) use open::document;
 pub use open::{Documents, open};

@@ -1,5 +1,7 @@
 //! What is converted reads back as it was; what was tampered with does not.
 
+mod whole;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -150,6 +152,7 @@ fn run(input: Input, chunking: &str, dictionaries: &[Dictionary]) -> Converted {
         &options(chunking),
         dictionaries,
         &std::env::temp_dir(),
+        &crate::progress::Silent,
     )
     .unwrap()
 }

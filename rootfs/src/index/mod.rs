@@ -7,6 +7,8 @@
 pub mod estargz;
 mod foreign;
 pub mod form;
+#[cfg(test)]
+mod interop_test;
 pub mod kept;
 mod rfc3339;
 pub mod soci;

@@ -126,7 +126,7 @@ pub fn placeless(tree: &LayerTree) -> LayerTree {
 }
 
 /// Paths and contents of all files, read from a data file.
-fn files(tree: &LayerTree, read: impl Fn(u64, usize) -> Vec<u8>) -> Vec<(Vec<u8>, Vec<u8>)> {
+pub fn files(tree: &LayerTree, read: impl Fn(u64, usize) -> Vec<u8>) -> Vec<(Vec<u8>, Vec<u8>)> {
     let content = |entry: &crate::tree::LayerEntry| {
         let Change::Leaf(_, Leaf::File { size, extents }) = &entry.change else {
             return None;

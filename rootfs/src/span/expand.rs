@@ -1,9 +1,11 @@
 //! From a span's stored bytes to its stream bytes.
 
+use std::io::Read;
+
 use sha2::{Digest as _, Sha256};
 
 use super::inflate::{Inflate, Stop, Until, Wrap};
-use super::{Expansion, SpanDigest, SpanError, SpanTable, length};
+use super::{Expansion, SpanDigest, SpanError, SpanTable, StreamPart, length};
 
 /// Bytes of a gzip member after its deflate data: checksum and length.
 const GZIP_TRAILER: usize = 8;
@@ -17,9 +19,10 @@ impl SpanTable {
     pub fn check(&self, index: usize, stored: &[u8]) -> Result<(), SpanError> {
         match &self.spans()[index].digest {
             SpanDigest::None | SpanDigest::StoredSha256(_) => self.check_stored(index, stored),
-            SpanDigest::StreamSha256(_) | SpanDigest::StreamBlake3(_) | SpanDigest::StreamChunksBlake3(_) => {
-                self.expand(index, stored).map(drop)
-            }
+            SpanDigest::StreamSha256(_)
+            | SpanDigest::StreamBlake3(_)
+            | SpanDigest::StreamChunksBlake3(_)
+            | SpanDigest::StreamPartsSha256(_) => self.expand(index, stored).map(drop),
         }
     }
 
@@ -41,6 +44,7 @@ impl SpanTable {
             SpanDigest::StreamSha256(digest) => <[u8; 32]>::from(Sha256::digest(&stream)) == *digest,
             SpanDigest::StreamBlake3(digest) => blake3::hash(&stream) == *digest,
             SpanDigest::StreamChunksBlake3(chunks) => are_chunks(chunks, &stream),
+            SpanDigest::StreamPartsSha256(parts) => has_parts(parts, &stream),
         };
         if is_same {
             Ok(stream)
@@ -107,9 +111,10 @@ fn expand_into(expansion: &Expansion, stored: &[u8], stream: &mut [u8]) -> Resul
         Expansion::Zstd => {
             let expected = stream.len();
             // The output is all there, so no window is allocated, whatever a frame's header asks for.
-            let length = zstd::bulk::decompress_to_buffer(stored, stream)
-                .map_err(|_| "its zstd frames are damaged, or yield more than the index says")?;
-            whole(length, expected)
+            match zstd::bulk::decompress_to_buffer(stored, stream) {
+                Ok(length) => whole(length, expected),
+                Err(_) => zstd_start(stored, stream),
+            }
         }
         Expansion::Lz4 => {
             let expected = stream.len();
@@ -120,6 +125,19 @@ fn expand_into(expansion: &Expansion, stored: &[u8], stream: &mut [u8]) -> Resul
             whole(length, expected)
         }
     }
+}
+
+/// Largest window of a frame that is not needed to its end: 32 MiB, what tools ask for at their highest level.
+const ZSTD_WINDOW_LOG: u32 = 25;
+
+/// Fills `stream` from frames that yield more than that.
+fn zstd_start(stored: &[u8], stream: &mut [u8]) -> Result<(), &'static str> {
+    let mut decoder =
+        zstd::stream::read::Decoder::with_buffer(stored).map_err(|_| "there is no memory for it")?;
+    decoder
+        .window_log_max(ZSTD_WINDOW_LOG)
+        .and_then(|()| decoder.read_exact(stream))
+        .map_err(|_| "its zstd frames are damaged, or yield less than the index says")
 }
 
 /// Inflates until `stream` is full, on through gzip members.
@@ -143,6 +161,22 @@ fn gunzip(mut inflate: Inflate, wrap: Wrap, stored: &[u8], stream: &mut [u8]) ->
         }
     }
     Ok(())
+}
+
+/// Whether `stream` has parts of these digests.
+fn has_parts(parts: &[StreamPart], stream: &[u8]) -> bool {
+    let mut rest = stream;
+    for part in parts {
+        let after = rest.get(part.skip as usize..).unwrap_or_default();
+        let Some((bytes, after)) = after.split_at_checked(part.length as usize) else {
+            return false;
+        };
+        if <[u8; 32]>::from(Sha256::digest(bytes)) != part.sha256 {
+            return false;
+        }
+        rest = after;
+    }
+    rest.is_empty()
 }
 
 /// Whether `stream` is exactly chunks of these lengths and digests.

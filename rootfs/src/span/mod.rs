@@ -41,7 +41,7 @@ pub enum Expansion {
     Deflate { bits: u8, window: Window },
     /// One or more whole gzip members, or the start of them: stored bytes may end after the span's last stream byte.
     Gzip,
-    /// Whole zstd frames.
+    /// Whole zstd frames, or the start of them.
     Zstd,
     /// One LZ4 block (RAFS).
     Lz4,
@@ -61,6 +61,18 @@ pub enum SpanDigest {
     /// Length and BLAKE3 of each piece the stream bytes consist of, in order (converted images, whose spans are frames of
     /// several chunks). The lengths must sum to the span's.
     StreamChunksBlake3(Arc<[(u32, [u8; 32])]>),
+    /// SHA-256 of parts of the stream bytes, in order (eStargz with several files in a gzip member). What lies between
+    /// parts is compared with nothing, and no piece of a data file is made of it; the last part ends the span.
+    StreamPartsSha256(Arc<[StreamPart]>),
+}
+
+/// A part of a span's stream bytes that has a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamPart {
+    /// Bytes between the part before it and its start.
+    pub skip: u32,
+    pub length: u32,
+    pub sha256: [u8; 32],
 }
 
 /// One span.
@@ -173,6 +185,15 @@ impl SpanTable {
                 && chunks.iter().map(|(chunk, _)| u64::from(*chunk)).sum::<u64>() != length(stream)
             {
                 return Err(SpanError::Table("a span is not as long as its pieces"));
+            }
+            if let SpanDigest::StreamPartsSha256(parts) = &span.digest
+                && parts
+                    .iter()
+                    .map(|part| u64::from(part.skip) + u64::from(part.length))
+                    .sum::<u64>()
+                    != length(stream)
+            {
+                return Err(SpanError::Table("a span is not as long as its parts"));
             }
             match &span.expansion {
                 Expansion::Plain if length(stored) != length(stream) => {

@@ -13,6 +13,7 @@ use crate::index::testing::{assert_like_unpacked, tar, tricky};
 use crate::layer::header::TypeFlag;
 use crate::layer::testing::{END, header, padded};
 use crate::layer::walk::walk;
+use crate::span::SpanError;
 
 /// A layer written as the tools write it.
 struct Made {
@@ -171,6 +172,58 @@ fn a_layer_is_as_unpacked() {
         let parts = tricky(false);
         let made = estargz(&parts, chunk);
         assert_like_unpacked(&made.read().unwrap(), &made.stored, &tar(&parts));
+    }
+}
+
+/// Several files in one member, as a least chunk size makes them.
+#[test]
+fn files_may_share_a_member() {
+    let parts: Vec<_> = tricky(false)
+        .into_iter()
+        .filter(|(_, content)| !content.is_empty())
+        .collect();
+    let (mut member, mut entries) = (Vec::new(), Vec::new());
+    for (head, content) in &parts {
+        member.extend_from_slice(head);
+        let mut entry = entry_of(head, content.len() as u64);
+        entry["size"] = content.len().into();
+        entry["innerOffset"] = member.len().into();
+        entry["chunkDigest"] = Digest::of(content).to_string().into();
+        entries.push(entry);
+        member.extend(padded(content));
+    }
+    let toc = json!({ "version": 1, "entries": entries });
+    let made = with_table(gzip(&member), &toc);
+    let index = made.read().unwrap();
+    assert_eq!(index.content.spans.spans().len(), 1);
+    assert_like_unpacked(&index, &made.stored, &tar(&parts));
+    // Each part is compared.
+    for number in 0..entries.len() {
+        let mut toc = toc.clone();
+        toc["entries"][number]["chunkDigest"] = Digest::of(b"other").to_string().into();
+        let index = with_table(gzip(&member), &toc).read().unwrap();
+        let spans = &index.content.spans;
+        let stored = &made.stored[..spans.spans()[0].stored.end as usize];
+        assert!(matches!(
+            spans.expand(0, stored),
+            Err(SpanError::Digest { span: 0 })
+        ));
+    }
+}
+
+#[test]
+fn a_zstd_layer_is_as_unpacked() {
+    for chunk in [1 << 20, 3000] {
+        let parts = tricky(false);
+        let (mut stored, entries) = make(&parts, chunk, zstd_frame);
+        let toc = zstd_frame(&serde_json::to_vec(&json!({ "version": 1, "entries": entries })).unwrap());
+        let start = stored.len() as u64 + 8;
+        stored.extend([0x50, 0x2a, 0x4d, 0x18]);
+        stored.extend((toc.len() as u32).to_le_bytes());
+        stored.extend(&toc);
+        let location = start..stored.len() as u64;
+        let index = read_zstd_toc(&toc, &Digest::of(&toc), location, &Limits::default()).unwrap();
+        assert_like_unpacked(&index, &stored, &tar(&parts));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use serde::Deserialize;
@@ -14,7 +15,7 @@ use crate::index::foreign::{Builder, Entry, Part, What, owner};
 use crate::index::form::FormError;
 use crate::index::rfc3339;
 use crate::layer::Limits;
-use crate::span::{Expansion, Span, SpanDigest, SpanTable};
+use crate::span::{Expansion, Span, SpanDigest, SpanTable, StreamPart};
 use crate::tree::Timestamp;
 
 use super::{FORM, TOC_NAME};
@@ -124,6 +125,22 @@ struct Member {
     length: u64,
     /// Start, from the member's, length and digest of each chunk.
     chunks: Vec<(u64, u64, [u8; 32])>,
+}
+
+/// The chunks as a span's digests have them.
+fn parts(chunks: &[(u64, u64, [u8; 32])]) -> Result<Arc<[StreamPart]>, FormError> {
+    let mut end = 0;
+    let part = |&(start, length, sha256): &(u64, u64, [u8; 32])| {
+        let short = |length| u32::try_from(length).map_err(|_| malformed("a chunk is larger than 4 GiB"));
+        let part = StreamPart {
+            skip: short(start - end)?,
+            length: short(length)?,
+            sha256,
+        };
+        end = start + length;
+        Ok(part)
+    };
+    chunks.iter().map(part).collect()
 }
 
 fn malformed(why: &str) -> FormError {
@@ -269,7 +286,7 @@ impl Reader<'_> {
             .ok_or_else(|| malformed("chunks end beyond 2^64"))?;
         let digest = match member.chunks[..] {
             [(0, _, digest)] => SpanDigest::StreamSha256(digest),
-            _ => return Err(FormError::unsupported(FORM, "several files in one gzip member")),
+            _ => SpanDigest::StreamPartsSha256(parts(&member.chunks)?),
         };
         self.spans.push(Span {
             stored: member.stored..stored_end,

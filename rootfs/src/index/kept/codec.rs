@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::KeptError;
 use crate::index::{Content, Piece, Pieces};
-use crate::span::{Expansion, Span, SpanDigest, SpanTable, WINDOW, Window};
+use crate::span::{Expansion, Span, SpanDigest, SpanTable, StreamPart, WINDOW, Window};
 
 const IDENTITY: u8 = 0;
 const MAP: u8 = 1;
@@ -20,6 +20,7 @@ const STORED_SHA256: u8 = 1;
 const STREAM_SHA256: u8 = 2;
 const STREAM_BLAKE3: u8 = 3;
 const CHUNKS_BLAKE3: u8 = 4;
+const PARTS_SHA256: u8 = 5;
 
 /// Most bytes of a compressed window: what zstd makes of 32 KiB it cannot compress, amply.
 const MAX_WINDOW: usize = WINDOW + 1024;
@@ -103,6 +104,15 @@ impl Writer {
                 for (length, bytes) in chunks.iter() {
                     self.number(u64::from(*length));
                     self.fixed(bytes);
+                }
+            }
+            SpanDigest::StreamPartsSha256(parts) => {
+                self.0.push(PARTS_SHA256);
+                self.number(parts.len() as u64);
+                for part in parts.iter() {
+                    self.number(u64::from(part.skip));
+                    self.number(u64::from(part.length));
+                    self.fixed(&part.sha256);
                 }
             }
         }
@@ -239,6 +249,10 @@ impl<'a> Reader<'a> {
         Ok(spans)
     }
 
+    fn short(&mut self) -> Result<u32, KeptError> {
+        u32::try_from(self.number()?).map_err(|_| KeptError::Damaged("a chunk is larger than 4 GiB"))
+    }
+
     fn digest(&mut self) -> Result<SpanDigest, KeptError> {
         Ok(match self.byte()? {
             NONE => SpanDigest::None,
@@ -249,11 +263,21 @@ impl<'a> Reader<'a> {
                 let count = self.number()?;
                 let mut chunks = Vec::new();
                 for _ in 0..count {
-                    let length = u32::try_from(self.number()?)
-                        .map_err(|_| KeptError::Damaged("a chunk is larger than 4 GiB"))?;
-                    chunks.push((length, self.fixed()?));
+                    chunks.push((self.short()?, self.fixed()?));
                 }
                 SpanDigest::StreamChunksBlake3(Arc::from(chunks))
+            }
+            PARTS_SHA256 => {
+                let count = self.number()?;
+                let mut parts = Vec::new();
+                for _ in 0..count {
+                    parts.push(StreamPart {
+                        skip: self.short()?,
+                        length: self.short()?,
+                        sha256: self.fixed()?,
+                    });
+                }
+                SpanDigest::StreamPartsSha256(Arc::from(parts))
             }
             _ => return Err(KeptError::Damaged("a span's digest is of no known kind")),
         })

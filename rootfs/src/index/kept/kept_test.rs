@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::index::{Piece, Pieces};
-use crate::span::{Expansion, MAX_SPAN, Span, SpanDigest, SpanTable, Window};
+use crate::span::{Expansion, MAX_SPAN, Span, SpanDigest, SpanTable, StreamPart, Window};
 
 /// One span of each kind, with each digest, some of the stored blob twice and out of order.
 fn kept() -> Kept {
@@ -17,6 +17,12 @@ fn kept() -> Kept {
     };
     let window = Window::new(&[9; 40_000]);
     let chunks = SpanDigest::StreamChunksBlake3(Arc::from([(3000, [1; 32]), (1000, [2; 32])]));
+    let part = |skip, length| StreamPart {
+        skip,
+        length,
+        sha256: digest,
+    };
+    let parts = SpanDigest::StreamPartsSha256(Arc::from([part(5, 1000), part(0, MAX_SPAN as u32 - 1005)]));
     let spans = vec![
         span(
             10..500,
@@ -41,12 +47,7 @@ fn kept() -> Kept {
         ),
         span(4000..4100, 5000..9000, chunks, Expansion::Zstd),
         span(4000..4100, 9000..9001, SpanDigest::None, Expansion::Lz4),
-        span(
-            0..10_000,
-            9001..9001 + MAX_SPAN,
-            SpanDigest::None,
-            Expansion::Gzip,
-        ),
+        span(0..10_000, 9001..9001 + MAX_SPAN, parts, Expansion::Gzip),
     ];
     let piece = |data_offset, length, stream_offset| Piece {
         data_offset,

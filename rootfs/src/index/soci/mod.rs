@@ -11,7 +11,7 @@ mod write;
 mod ztoc;
 
 pub use manifest::{Index, Ztoc, bound_index, index_manifest, is_index};
-pub use write::{Toc, scan, write_ztoc};
+pub use write::{Toc, index_layer, scan, write_ztoc};
 pub use ztoc::read_ztoc;
 
 /// Spans of SOCI's own tool.

@@ -1,6 +1,7 @@
 //! Ztocs against what unpacking makes of the same layer, and as nobody should write them.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 
 use proptest::prelude::*;
 
@@ -46,6 +47,104 @@ fn a_plain_layer_is_as_unpacked() {
     let index = read_all(&ztoc, &tar).unwrap();
     assert_eq!(index.content.spans, plain_spans(&tar, 5000));
     assert_like_unpacked(&index, &tar, &tar);
+}
+
+fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::new(level));
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn a_gzip_layer_is_as_unpacked() {
+    let mut parts = tricky(true);
+    for (name, seed) in [("large", 9), ("larger", 10)] {
+        let content = bytes(2_500_000 + 1000 * seed as usize, seed);
+        let head = header(name, b'0', content.len() as u64, "").to_vec();
+        parts.push((head, content));
+    }
+    let tar = tar(&parts);
+    for level in [1, 6, 9] {
+        let stored = gzip(&tar, level);
+        let ztoc = index_layer(&stored[..], &Limits::default(), TOOL)
+            .unwrap()
+            .unwrap();
+        let index = read_all(&ztoc, &stored).unwrap();
+        // The fastest level makes blocks of megabytes, and a checkpoint is only between blocks.
+        assert!(level == 1 || index.content.spans.spans().len() > 3);
+        assert_like_unpacked(&index, &stored, &tar);
+        // What comes back is what went in, checkpoints and all.
+        let toc = scan(&tar[..], &Limits::default()).unwrap();
+        let again = write_ztoc(&toc, &index.content.spans, 1 << 20, stored.len() as u64, TOOL).unwrap();
+        assert!(again == ztoc);
+    }
+}
+
+#[test]
+fn a_zstd_layer_has_no_ztoc() {
+    let stored = zstd::stream::encode_all(&tar(&tricky(true))[..], 3).unwrap();
+    assert_eq!(index_layer(&stored[..], &Limits::default(), TOOL).unwrap(), None);
+}
+
+/// The checkpoints' blob with one number changed.
+#[test]
+fn checkpoints_that_lie_are_refused() {
+    let stored_length = 1000;
+    let blob = |points: &[(i64, i64, u8)], count: i32| {
+        let mut blob = count.to_le_bytes().to_vec();
+        blob.extend((1i64 << 20).to_le_bytes());
+        for (input, output, bits) in points {
+            blob.extend(input.to_le_bytes());
+            blob.extend(output.to_le_bytes());
+            blob.push(*bits);
+            blob.extend([0; 32768]);
+        }
+        blob
+    };
+    let digests = [
+        SpanDigest::StoredSha256([0; 32]),
+        SpanDigest::StoredSha256([0; 32]),
+    ];
+    let read = |points: &[(i64, i64, u8)], count| {
+        let spans = checkpoints::read_gzip(&blob(points, count), &digests, stored_length, 5000)?;
+        SpanTable::new(spans, stored_length).map_err(|source| FormError::Spans { form: "ztoc", source })
+    };
+    let good = read(&[(10, 0, 0), (500, 2000, 3)], 2).unwrap();
+    assert_eq!(good.spans()[0].stored, 10..500);
+    assert_eq!(good.spans()[1].stored, 499..1000);
+    // The first version has the first checkpoint left out.
+    assert_eq!(read(&[(500, 2000, 3)], 2).unwrap(), good);
+    // A checkpoint behind the archive's end yields nothing.
+    assert_eq!(
+        read(&[(10, 0, 0), (500, 6000, 3)], 2).unwrap().stream_length(),
+        5000
+    );
+    for (points, count) in [
+        (&[(10, 0, 0), (500, 2000, 8)][..], 2),
+        (&[(10, 0, 0), (1001, 2000, 0)], 2),
+        (&[(600, 0, 0), (500, 2000, 0)], 2),
+        (&[(10, 3000, 0), (500, 2000, 0)], 2),
+        (&[(-1, 0, 0), (500, 2000, 0)], 2),
+        (&[(10, -1, 0), (500, 2000, 0)], 2),
+        (&[(0, 0, 1), (500, 2000, 0)], 2),
+        (&[(10, 0, 0), (500, 2000, 0)], 3),
+        (&[(10, 0, 0), (500, 2000, 0)], -2),
+        (&[(10, 0, 0), (500, 2000, 0)], 1),
+        (&[(10, 0, 0), (500, 2000, 0)], i32::MAX),
+        (&[], 2),
+        (&[], 0),
+    ] {
+        assert!(read(points, count).is_err(), "{points:?} {count}");
+    }
+    assert!(checkpoints::read_gzip(&[], &digests, 1000, 5000).is_err());
+    let plain = |span: i64, size: i64| {
+        let blob = [&2i32.to_le_bytes()[..], &span.to_le_bytes(), &size.to_le_bytes()].concat();
+        checkpoints::read_tar(&blob, &digests, stored_length)
+    };
+    assert_eq!(plain(600, 1000).unwrap()[1].stored, 600..1000);
+    for (span, size) in [(0, 1000), (600, 999), (300, 1000), (-1, 1000), (i64::MAX, 1000)] {
+        assert!(plain(span, size).is_err(), "{span} {size}");
+    }
 }
 
 #[test]

@@ -1,17 +1,18 @@
 //! Writing a ztoc.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{BufRead, Read};
 
 use flatbuffers::{FlatBufferBuilder, ForwardsUOffset, UOffsetT, Vector, WIPOffset};
 
+use crate::compression::Indexing;
 use crate::digest::Digest;
 use crate::index::form::FormError;
 use crate::index::rfc3339;
 use crate::layer::header::TypeFlag;
 use crate::layer::walk::{Walked, walk};
 use crate::layer::{LayerError, Limits};
-use crate::span::SpanTable;
+use crate::span::{Expansion, SPAN, Span, SpanTable};
 use crate::tree::Timestamp;
 
 use super::MAX_ZTOC;
@@ -84,6 +85,35 @@ impl From<FormError> for Failure {
     fn from(error: FormError) -> Failure {
         Failure(error)
     }
+}
+
+/// Reads a stored layer once, to its end, and writes its ztoc: spans of [`SPAN`](crate::span::SPAN) bytes. None for a
+/// layer that a ztoc cannot make lazy: a zstd one, or one with too few places to begin at.
+///
+/// # Errors
+/// [`FormError`] when it is no layer, or has what a ztoc cannot say.
+pub fn index_layer(
+    stored: impl BufRead,
+    limits: &Limits,
+    build_tool: &str,
+) -> Result<Option<Vec<u8>>, FormError> {
+    let unreadable = |source| FormError::Layer {
+        form: FORM,
+        source: LayerError::Read { offset: 0, source },
+    };
+    let mut indexing = Indexing::new(stored).map_err(unreadable)?;
+    let toc = scan(&mut indexing, limits)?;
+    let Some(spans) = indexing.into_spans() else {
+        return Ok(None);
+    };
+    let is_fit = |span: &Span| matches!(span.expansion, Expansion::Plain | Expansion::Deflate { .. });
+    let Some(stored_size) = spans.spans().last().map(|span| span.stored.end) else {
+        return Ok(None);
+    };
+    if !spans.spans().iter().all(is_fit) {
+        return Ok(None);
+    }
+    write_ztoc(&toc, &spans, SPAN, stored_size, build_tool).map(Some)
 }
 
 /// The field up to its first NUL.

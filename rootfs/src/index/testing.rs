@@ -143,19 +143,26 @@ pub fn files(tree: &LayerTree, read: impl Fn(u64, usize) -> Vec<u8>) -> Vec<(Vec
     tree.entries.iter().filter_map(content).collect()
 }
 
-/// A range of the data file of `index`, made from its stored blob as a filled cache file is.
-pub fn read(index: &LayerIndex, stored: &[u8], offset: u64, length: usize) -> Vec<u8> {
+/// The stream bytes of every span of `index`, made from its stored blob.
+pub fn expanded(index: &LayerIndex, stored: &[u8]) -> Vec<Vec<u8>> {
+    let spans = &index.content.spans;
+    let expand = |(number, span): (usize, &crate::span::Span)| {
+        let range = span.stored.start as usize..span.stored.end as usize;
+        spans.expand(number, &stored[range]).unwrap()
+    };
+    spans.spans().iter().enumerate().map(expand).collect()
+}
+
+/// A range of the data file of `index`, made from its spans as a filled cache file is.
+pub fn read(index: &LayerIndex, expanded: &[Vec<u8>], offset: u64, length: usize) -> Vec<u8> {
     let (content, spans) = (&index.content, &index.content.spans);
     let mut data = vec![0; length];
     for piece in content.pieces.within(offset..offset + length as u64) {
         let stream = piece.stream_offset..piece.stream_offset + piece.length;
         for number in spans.overlapping(stream.clone()) {
-            let span = &spans.spans()[number];
-            let range = span.stored.start as usize..span.stored.end as usize;
-            let expanded = spans.expand(number, &stored[range]).unwrap();
-            let from = stream.start.max(span.stream.start);
-            let to = stream.end.min(span.stream.end);
-            let source = &expanded[(from - span.stream.start) as usize..(to - span.stream.start) as usize];
+            let span = &spans.spans()[number].stream;
+            let (from, to) = (stream.start.max(span.start), stream.end.min(span.end));
+            let source = &expanded[number][(from - span.start) as usize..(to - span.start) as usize];
             let at = (piece.data_offset - offset + (from - stream.start)) as usize;
             data[at..at + source.len()].copy_from_slice(source);
         }
@@ -172,6 +179,9 @@ pub fn assert_like_unpacked(index: &LayerIndex, stored: &[u8], tar: &[u8]) {
     let expected = files(&tree, |offset, length| {
         data[offset as usize..offset as usize + length].to_vec()
     });
-    let found = files(&index.tree, |offset, length| read(index, stored, offset, length));
+    let expanded = expanded(index, stored);
+    let found = files(&index.tree, |offset, length| {
+        read(index, &expanded, offset, length)
+    });
     assert!(found == expected, "files differ");
 }

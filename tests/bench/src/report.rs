@@ -102,9 +102,14 @@ impl Report {
         self.notes.push(text.into());
     }
 
+    /// Computes the rows.
+    pub fn summarise(&mut self) {
+        self.rows = self.series.iter().map(Series::row).collect();
+    }
+
     /// Computes the rows, writes the three files into `directory` and returns the JSON's path.
     pub fn write(&mut self, directory: &Path) -> std::io::Result<PathBuf> {
-        self.rows = self.series.iter().map(Series::row).collect();
+        self.summarise();
         std::fs::create_dir_all(directory)?;
         let json = directory.join(format!("{}.json", self.name));
         std::fs::write(&json, serde_json::to_string_pretty(self)? + "\n")?;

@@ -9,6 +9,11 @@ const LINE: f64 = 26.0;
 
 /// The report as an SVG document. Rows of different units are scaled apart.
 pub fn draw(report: &Report) -> String {
+    let mut report = report.clone();
+    if report.name == crate::image::NAME {
+        report.rows.retain(crate::image::pivot::pictured);
+    }
+    let report = &report;
     let longest = report.rows.iter().map(|r| r.name.chars().count()).max();
     let label = 20.0 + CHARACTER * longest.unwrap_or(0) as f64;
     let height = LINE * (report.rows.len() + report.ratios.len()) as f64 + 60.0;

@@ -1,29 +1,29 @@
 //! A report as text: aligned columns for a terminal, Markdown for the README.
 
+use crate::image::pivot::Cells;
 use crate::report::{Report, Row};
 
 const HEAD: [&str; 8] = ["", "unit", "n", "p50", "p95", "p99", "min", "max"];
 
 /// Aligned columns, machine and commit above, ratios below.
 pub fn terminal(report: &Report) -> String {
-    let rows: Vec<[String; 8]> = std::iter::once(HEAD.map(String::from))
-        .chain(report.rows.iter().map(cells))
-        .collect();
-    let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
     let mut out = format!("{} · {} · {}\n", report.name, report.machine, report.commit);
-    for row in &rows {
-        for (c, cell) in row.iter().enumerate() {
-            let pad = " ".repeat(widths[c] - cell.chars().count());
-            // Names and units read from the left, numbers line up at the right.
-            if c < 2 {
-                out += &format!("{cell}{pad}  ")
-            } else {
-                out += &format!("{pad}{cell}  ")
+    for (rows, left) in tables(report) {
+        let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+        for row in &rows {
+            for (c, cell) in row.iter().enumerate() {
+                let pad = " ".repeat(widths[c] - cell.chars().count());
+                // Names and units read from the left, numbers line up at the right.
+                if c < left {
+                    out += &format!("{cell}{pad}  ")
+                } else {
+                    out += &format!("{pad}{cell}  ")
+                }
             }
+            out.truncate(out.trim_end().len());
+            out.push('\n');
         }
-        out.truncate(out.trim_end().len());
-        out.push('\n');
     }
     for (name, value) in &report.ratios {
         out += &format!("{name} = {value:.2}\n");
@@ -37,9 +37,15 @@ pub fn terminal(report: &Report) -> String {
 /// A Markdown table with the same content.
 pub fn markdown(report: &Report) -> String {
     let mut out = format!("Machine: {}. Commit: `{}`.\n\n", report.machine, report.commit);
-    out += &format!("| {} |\n|---|---|{}\n", HEAD.join(" | "), "---:|".repeat(6));
-    for row in &report.rows {
-        out += &format!("| {} |\n", cells(row).join(" | "));
+    for (number, (rows, left)) in tables(report).into_iter().enumerate() {
+        if number > 0 {
+            out.push('\n');
+        }
+        let rule = "---|".repeat(left) + &"---:|".repeat(rows[0].len() - left);
+        out += &format!("| {} |\n|{rule}\n", rows[0].join(" | "));
+        for row in &rows[1..] {
+            out += &format!("| {} |\n", row.join(" | "));
+        }
     }
     if !report.ratios.is_empty() {
         out.push('\n');
@@ -54,6 +60,16 @@ pub fn markdown(report: &Report) -> String {
         out += &format!("- {note}\n");
     }
     out
+}
+
+/// The report's tables, head first, and how many of their columns are words.
+fn tables(report: &Report) -> Vec<(Cells, usize)> {
+    if report.name == crate::image::NAME {
+        let tables = crate::image::pivot::tables(report);
+        return tables.into_iter().map(|table| (table, 1)).collect();
+    }
+    let rows = std::iter::once(HEAD.map(String::from)).chain(report.rows.iter().map(cells));
+    vec![(rows.map(Vec::from).collect(), 2)]
 }
 
 fn cells(row: &Row) -> [String; 8] {

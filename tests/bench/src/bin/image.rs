@@ -70,7 +70,7 @@ fn measure() -> Result<Report, String> {
     let upstream = Upstream::start(&options.made.join("registry"), directory.path())
         .map_err(|e| format!("docker-registry: {e}"))?;
     let node = Node::new(&binaries, directory.path(), &upstream.host).map_err(|e| format!("a node: {e}"))?;
-    let mut report = Report::new("image");
+    let mut report = Report::new(thaw_bench::image::NAME);
     starts(&options, &node, &mut report)?;
     if options.guest_rounds > 0 {
         file_systems(&options, &node, &binaries, &kernel, directory.path(), &mut report)

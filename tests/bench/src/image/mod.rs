@@ -5,4 +5,8 @@
 //! counted there. `tests/bench/images` makes what it serves, before.
 
 pub mod guest;
+pub mod pivot;
 pub mod starts;
+
+/// The report's name.
+pub const NAME: &str = "image";

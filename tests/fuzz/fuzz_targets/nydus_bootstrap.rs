@@ -1,0 +1,12 @@
+//! A RAFS v6 bootstrap, with a stored blob of any digest: what is accepted can be written as an image.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use thaw_rootfs::erofs::write;
+use thaw_rootfs::nydus::Bootstrap;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(bootstrap) = Bootstrap::decode(bytes, |_| Some(1 << 30)) else { return };
+    let lengths: Vec<u64> = bootstrap.blobs.iter().map(|blob| blob.content.data_length).collect();
+    let _ = write(&bootstrap.tree, &lengths, &mut std::io::sink());
+});

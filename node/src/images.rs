@@ -81,6 +81,15 @@ impl Images {
         })
     }
 
+    /// How to reach what is not the store.
+    pub(crate) fn source_options(&self, plain_http: bool) -> SourceOptions {
+        SourceOptions {
+            plain_http,
+            scratch: self.store.root().to_owned(),
+            ..SourceOptions::default()
+        }
+    }
+
     /// How to pull, sharing this process's limits and connections.
     pub(crate) fn pull_options(&self, pull: Pull, plain_http: bool) -> PullOptions {
         PullOptions {
@@ -282,7 +291,7 @@ impl Images {
 }
 
 /// A local reference by its absolute path, as the store keeps it.
-fn absolute(mut reference: ImageRef) -> Result<ImageRef, Failure> {
+pub(crate) fn absolute(mut reference: ImageRef) -> Result<ImageRef, Failure> {
     let path = match &mut reference {
         ImageRef::Layout { directory, .. } => directory,
         ImageRef::Archive { file, .. } => file,

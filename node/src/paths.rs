@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// The variables, what each names, and its default: shown by `thaw --help`.
-pub const VARIABLES: [(&str, &str); 9] = [
+pub const VARIABLES: [(&str, &str); 10] = [
     (
         "THAW_DATA",
         "images and disks [/var/lib/thaw for root, else $XDG_DATA_HOME/thaw or ~/.local/share/thaw]",
@@ -18,6 +18,10 @@ pub const VARIABLES: [(&str, &str); 9] = [
     (
         "THAW_RUN",
         "running sandboxes [/run/thaw for root, else $XDG_RUNTIME_DIR/thaw]",
+    ),
+    (
+        "THAW_CONFIG",
+        "the configuration file [/etc/thaw/thawd.toml for root, else ~/.config/thaw/thawd.toml]",
     ),
     (
         "THAW_KERNEL",

@@ -22,6 +22,7 @@ mod size;
 mod template;
 mod thaw;
 
+pub use image::ImageCommand;
 pub use size::MemorySize;
 pub use template::TemplateCommand;
 
@@ -86,7 +87,7 @@ pub enum Command {
         #[arg(required = true, value_name = "SANDBOX")]
         sandboxes: Vec<String>,
     },
-    /// Pull, list and remove images
+    /// Pull, list, check, convert and remove images
     #[command(subcommand)]
     Image(ImageCommand),
     /// Build, list, check and remove the templates sandboxes are thawed from
@@ -289,26 +290,6 @@ pub struct ExecArguments {
         value_name = "COMMAND"
     )]
     pub command: Vec<String>,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum ImageCommand {
-    /// Fetch an image into the store
-    Pull {
-        /// The image, as for `thaw run`
-        image: String,
-        /// Speak HTTP to the registry
-        #[arg(long)]
-        plain_http: bool,
-    },
-    /// List the images in the store
-    Ls,
-    /// Remove images no sandbox uses
-    Rm {
-        /// References or digests
-        #[arg(required = true, value_name = "IMAGE")]
-        images: Vec<String>,
-    },
 }
 
 fn environment_help() -> String {

@@ -2,4 +2,7 @@
 //! conversions.
 
 pub mod account;
+pub mod convert;
+pub mod index;
+pub mod place;
 pub mod record;

@@ -1,0 +1,386 @@
+//! `thaw image index`: a SOCI v2 index of an image, and the image bound to it, as AWS's `soci convert` pushes them.
+//!
+//! What is written: a ztoc for each layer it pays for, the SOCI index (a manifest whose layers are the ztocs), the image's
+//! manifest with an annotation that names the index, and an OCI image index of both under the tag. The image's layers and
+//! config are the original's.
+//!
+//! Invariant: a ztoc is pushed only of a layer whose bytes had the digest the image's manifest says.
+
+use std::io::{self, BufReader, Cursor, Read};
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use thaw_rootfs::digest::Digest;
+use thaw_rootfs::index::soci::{self, Ztoc};
+use thaw_rootfs::layer::Limits;
+use thaw_rootfs::progress::{Event, Progress};
+use thaw_rootfs::reference::ImageRef;
+use thaw_rootfs::source::manifest::{Form, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
+use thaw_rootfs::source::{self, LayerSource, Platform, Push, Resolved, Source};
+
+use super::place::{self, Place};
+use crate::exit::{ExitCode, Failure};
+use crate::images::{Images, failure};
+
+/// Who says it made the index.
+const TOOL: &str = concat!("thaw ", env!("CARGO_PKG_VERSION"));
+/// The annotation of an image's manifest that names its index, and that of the index's descriptor that names the image.
+const INDEX_DIGEST: &str = "com.amazon.soci.index-digest";
+const IMAGE_DIGEST: &str = "com.amazon.soci.image-manifest-digest";
+/// The type of the SOCI index.
+const SOCI_INDEX: &str = "application/vnd.amazon.soci.index.v2+json";
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Indexed {
+    /// Where it is.
+    pub reference: String,
+    /// Of the image index under the tag.
+    pub digest: Digest,
+    /// Of the manifest bound to the SOCI index.
+    pub image: Digest,
+    /// Of the SOCI index.
+    pub index: Digest,
+    pub layers: Vec<IndexedLayer>,
+    /// Bytes sent.
+    pub pushed_bytes: u64,
+}
+
+/// A layer, and what was made of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct IndexedLayer {
+    pub layer: Digest,
+    /// Bytes as stored.
+    pub size: u64,
+    /// Bytes of its ztoc; none where it has none.
+    pub ztoc: Option<u64>,
+    /// Why it has none.
+    pub why_not: Option<&'static str>,
+}
+
+/// Makes the index of `reference` for layers of at least `least` stored bytes, and pushes it to `destination`, or beside
+/// the image under its tag with `-soci` behind.
+pub async fn index(
+    images: &Images,
+    reference: &str,
+    destination: Option<&str>,
+    least: u64,
+    plain_http: bool,
+    progress: Arc<dyn Progress>,
+) -> Result<Indexed, Failure> {
+    let from = place::parse(reference)?;
+    let to = match destination {
+        Some(destination) => place::parse(destination)?,
+        None => beside(&from)?,
+    };
+    place::check_writable(&to)?;
+    let options = images.source_options(plain_http);
+    let source = source::open(&from, &options, progress.clone()).await.map_err(failure)?;
+    let resolved = source::resolve(&*source, &Platform::linux_amd64())
+        .await
+        .map_err(failure)?;
+    if resolved.form != Form::Layers || matches!(from, ImageRef::Archive { .. }) {
+        let what = format!("{from} has no layers that a SOCI index describes");
+        return Err(Failure::new(ExitCode::NotIndexable, what).remedy("index the image it was made of"));
+    }
+    let (layers, ztocs) = ztocs(&*source, &resolved, least, &progress).await?;
+    if ztocs.is_empty() {
+        let why: Vec<String> = layers
+            .iter()
+            .filter_map(|layer| Some(format!("{}: {}", layer.layer, layer.why_not?)))
+            .collect();
+        let what = format!("no layer of {from} can be indexed: {}", why.join(", "));
+        return Err(Failure::new(ExitCode::NotIndexable, what));
+    }
+    let push = Push::open(&to, &options, progress.clone()).await.map_err(failure)?;
+    let place = Place::new(&push, &from, &to, progress, images);
+    let mut pushed_bytes = place.copy_image(&*source, &resolved).await?;
+    let described: Vec<Ztoc> = ztocs.iter().map(|(ztoc, _)| ztoc.clone()).collect();
+    let soci_index = soci::index_manifest(&described, TOOL)
+        .map_err(|e| Failure::new(ExitCode::NotIndexable, e.to_string()))?;
+    for (ztoc, bytes) in ztocs {
+        pushed_bytes += place.blob(&ztoc.digest, bytes).await?;
+    }
+    pushed_bytes += place.blob(&Digest::of(SOCI_CONFIG), SOCI_CONFIG.to_vec()).await?;
+    let index_digest = push
+        .manifest(None, OCI_MANIFEST, &soci_index)
+        .await
+        .map_err(failure)?;
+    let bound = bound(&resolved.manifest, &index_digest)?;
+    let image_digest = push.manifest(None, OCI_MANIFEST, &bound).await.map_err(failure)?;
+    let top = top(&resolved, &image_digest, bound.len(), &index_digest, soci_index.len());
+    let digest = push
+        .manifest(place::tag(&to), OCI_INDEX, &top)
+        .await
+        .map_err(failure)?;
+    pushed_bytes += (soci_index.len() + bound.len() + top.len()) as u64;
+    Ok(Indexed {
+        reference: to.to_string(),
+        digest,
+        image: image_digest,
+        index: index_digest,
+        layers,
+        pushed_bytes,
+    })
+}
+
+/// The config of a SOCI index.
+const SOCI_CONFIG: &[u8] = b"{}";
+
+/// The image's name with `-soci` behind its tag.
+fn beside(from: &ImageRef) -> Result<ImageRef, Failure> {
+    let named = |tag: &Option<String>| match tag {
+        Some(tag) => format!("{tag}-soci"),
+        None => "soci".into(),
+    };
+    match from {
+        ImageRef::Layout { directory, tag } => Ok(ImageRef::Layout {
+            directory: directory.clone(),
+            tag: Some(named(tag)),
+        }),
+        ImageRef::Registry(registry) => {
+            let mut registry = registry.clone();
+            registry.tag = Some(named(&registry.tag));
+            registry.digest = None;
+            Ok(ImageRef::Registry(registry))
+        }
+        ImageRef::Archive { .. } => {
+            let what = format!("{from} cannot be written to");
+            Err(Failure::new(ExitCode::PushRefused, what))
+        }
+    }
+}
+
+type Made = (Ztoc, Vec<u8>);
+
+/// A ztoc for each layer that gets one.
+async fn ztocs(
+    source: &dyn Source,
+    resolved: &Resolved,
+    least: u64,
+    progress: &Arc<dyn Progress>,
+) -> Result<(Vec<IndexedLayer>, Vec<Made>), Failure> {
+    let total = resolved.descriptors.iter().map(|layer| layer.size).sum();
+    let (mut layers, mut ztocs, mut done) = (Vec::new(), Vec::<Made>::new(), 0);
+    for (layer, descriptor) in resolved.layers.iter().zip(&resolved.descriptors) {
+        let mut line = IndexedLayer {
+            layer: descriptor.digest,
+            size: descriptor.size,
+            ztoc: None,
+            why_not: None,
+        };
+        if ztocs.iter().any(|(ztoc, _)| ztoc.layer == descriptor.digest) {
+            // The same layer again.
+            continue;
+        }
+        match descriptor.size < least {
+            true => line.why_not = Some("it is smaller than the least"),
+            false => match ztoc(source, layer, descriptor.digest).await? {
+                None => line.why_not = Some("its compression has no places to begin at"),
+                Some(bytes) => {
+                    line.ztoc = Some(bytes.len() as u64);
+                    let ztoc = Ztoc {
+                        layer: descriptor.digest,
+                        layer_media_type: oci_layer_type(&descriptor.media_type).to_owned(),
+                        digest: Digest::of(&bytes),
+                        size: bytes.len() as u64,
+                    };
+                    ztocs.push((ztoc, bytes));
+                }
+            },
+        }
+        layers.push(line);
+        done += descriptor.size;
+        progress.event(Event::Converting { done, total });
+    }
+    Ok((layers, ztocs))
+}
+
+/// Reads a layer once, and makes its ztoc, if one can make it lazy.
+async fn ztoc(source: &dyn Source, layer: &LayerSource, expected: Digest) -> Result<Option<Vec<u8>>, Failure> {
+    let body = source.open(layer).await.map_err(failure)?;
+    let reader = body.reader;
+    let work = move || -> Result<Option<Vec<u8>>, Failure> {
+        let mut hashing = Hashing {
+            reader,
+            hasher: Sha256::new(),
+        };
+        let made = soci::index_layer(BufReader::with_capacity(256 << 10, &mut hashing), &Limits::default(), TOOL);
+        // Whatever became of it: what was read must be the layer, or that is what is wrong.
+        io::copy(&mut hashing, &mut io::sink()).map_err(|e| read_failed(&expected, e))?;
+        let got = Digest::from(<[u8; 32]>::from(hashing.hasher.finalize()));
+        if got != expected {
+            return Err(failure(thaw_rootfs::Error::DigestMismatch {
+                what: "the layer".into(),
+                expected,
+                got,
+            }));
+        }
+        made.map_err(|e| Failure::new(ExitCode::NotIndexable, format!("layer {expected}: {e}")))
+    };
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?
+}
+
+fn read_failed(layer: &Digest, error: io::Error) -> Failure {
+    match error.downcast::<thaw_rootfs::Error>() {
+        Ok(error) => failure(error),
+        Err(error) => Failure::system(format!("cannot read layer {layer}"), &error),
+    }
+}
+
+struct Hashing {
+    reader: Box<dyn Read + Send>,
+    hasher: Sha256,
+}
+
+impl Read for Hashing {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.reader.read(buffer)?;
+        self.hasher.update(&buffer[..length]);
+        Ok(length)
+    }
+}
+
+/// The image's manifest, bound to its index. Docker's becomes an OCI one: only that has annotations.
+fn bound(manifest: &[u8], index: &Digest) -> Result<Vec<u8>, Failure> {
+    let malformed = |why: &str| Failure::new(ExitCode::ImageMalformed, format!("the image's manifest: {why}"));
+    let mut manifest: Value = serde_json::from_slice(manifest).map_err(|e| malformed(&e.to_string()))?;
+    let object = manifest
+        .as_object_mut()
+        .ok_or_else(|| malformed("it is no object"))?;
+    object.insert("mediaType".into(), OCI_MANIFEST.into());
+    if let Some(config) = object.get_mut("config").and_then(Value::as_object_mut) {
+        config.insert("mediaType".into(), OCI_CONFIG.into());
+    }
+    for layer in object
+        .get_mut("layers")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        if let Some(kind) = layer.get_mut("mediaType")
+            && let Some(known) = kind.as_str().map(oci_layer_type)
+        {
+            *kind = known.to_owned().into();
+        }
+    }
+    match object.entry("annotations").or_insert_with(|| json!({})) {
+        Value::Object(annotations) => {
+            annotations.insert(INDEX_DIGEST.into(), index.to_string().into());
+        }
+        other => *other = json!({INDEX_DIGEST: index.to_string()}),
+    }
+    serde_json::to_vec(&manifest).map_err(|e| malformed(&e.to_string()))
+}
+
+/// What OCI calls a layer of Docker's.
+fn oci_layer_type(media_type: &str) -> &str {
+    match media_type {
+        "application/vnd.docker.image.rootfs.diff.tar" => "application/vnd.oci.image.layer.v1.tar",
+        "application/vnd.docker.image.rootfs.diff.tar.gzip"
+        | "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip" => {
+            "application/vnd.oci.image.layer.v1.tar+gzip"
+        }
+        "application/vnd.docker.image.rootfs.diff.tar.zstd" => "application/vnd.oci.image.layer.v1.tar+zstd",
+        other => other,
+    }
+}
+
+/// The image index of both manifests.
+fn top(
+    resolved: &Resolved,
+    image: &Digest,
+    image_size: usize,
+    index: &Digest,
+    index_size: usize,
+) -> Vec<u8> {
+    let mut platform = json!({
+        "architecture": resolved.config.architecture().to_string(),
+        "os": resolved.config.os().to_string(),
+    });
+    if let Some(variant) = resolved.config.variant() {
+        platform["variant"] = variant.clone().into();
+    }
+    json!({
+        "schemaVersion": 2,
+        "mediaType": OCI_INDEX,
+        "manifests": [
+            {
+                "mediaType": OCI_MANIFEST,
+                "digest": image.to_string(),
+                "size": image_size,
+                "annotations": {INDEX_DIGEST: index.to_string()},
+                "platform": platform,
+            },
+            {
+                "mediaType": OCI_MANIFEST,
+                "artifactType": SOCI_INDEX,
+                "digest": index.to_string(),
+                "size": index_size,
+                "annotations": {IMAGE_DIGEST: image.to_string()},
+            },
+        ],
+    })
+    .to_string()
+    .into_bytes()
+}
+
+/// Bytes to upload.
+pub(super) fn upload(bytes: Vec<u8>) -> Cursor<Vec<u8>> {
+    Cursor::new(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_manifest_is_an_oci_one_and_differs_in_nothing_else() {
+        let index = Digest::of(b"index");
+        let docker = json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+            "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": 2, "digest": "d"},
+            "layers": [{"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": 7, "digest": "l"}],
+        });
+        let bound: Value =
+            serde_json::from_slice(&bound(docker.to_string().as_bytes(), &index).unwrap()).unwrap();
+        assert_eq!(
+            bound,
+            json!({
+                "schemaVersion": 2,
+                "mediaType": OCI_MANIFEST,
+                "config": {"mediaType": OCI_CONFIG, "size": 2, "digest": "d"},
+                "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "size": 7, "digest": "l"}],
+                "annotations": {INDEX_DIGEST: index.to_string()},
+            })
+        );
+    }
+
+    #[test]
+    fn an_annotation_is_added_to_those_there_are() {
+        let index = Digest::of(b"index");
+        for (before, after) in [
+            (json!({"a": "b"}), json!({"a": "b", INDEX_DIGEST: index.to_string()})),
+            (Value::Null, json!({INDEX_DIGEST: index.to_string()})),
+        ] {
+            let manifest = json!({"annotations": before}).to_string();
+            let bound: Value = serde_json::from_slice(&bound(manifest.as_bytes(), &index).unwrap()).unwrap();
+            assert_eq!(bound["annotations"], after);
+        }
+        assert!(bound(b"[]", &index).is_err());
+        assert!(bound(b"{", &index).is_err());
+    }
+
+    #[test]
+    fn an_index_lies_beside_its_image() {
+        let name = |text: &str| beside(&text.parse().unwrap()).map(|it| it.to_string());
+        assert_eq!(name("oci:/d:v1").unwrap(), "oci:/d:v1-soci");
+        assert_eq!(name("registry:5000/a/b:v1").unwrap(), "registry:5000/a/b:v1-soci");
+        assert!(name("docker-archive:/x.tar").is_err());
+    }
+}

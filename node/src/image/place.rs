@@ -1,0 +1,142 @@
+//! Where a made image is written: a registry's repository or a layout directory.
+
+use std::fs::File;
+use std::io::{self, Seek};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thaw_rootfs::digest::Digest;
+use thaw_rootfs::progress::{Event, Progress};
+use thaw_rootfs::reference::ImageRef;
+use thaw_rootfs::source::{LayerSource, Push, Resolved, Source};
+
+use crate::exit::{ExitCode, Failure};
+use crate::images::{Images, failure};
+
+/// A reference, paths absolute.
+pub fn parse(reference: &str) -> Result<ImageRef, Failure> {
+    crate::images::absolute(reference.parse().map_err(failure)?)
+}
+
+/// Refuses what cannot be written to, before any work is done.
+pub fn check_writable(to: &ImageRef) -> Result<(), Failure> {
+    let why = match to {
+        ImageRef::Archive { .. } => "an archive cannot be written to",
+        ImageRef::Registry(registry) if registry.digest.is_some() => "a digest cannot be written to, only a tag",
+        _ => return Ok(()),
+    };
+    Err(Failure::new(ExitCode::PushRefused, format!("{to}: {why}")))
+}
+
+/// The tag it is written under.
+pub fn tag(to: &ImageRef) -> Option<&str> {
+    match to {
+        ImageRef::Layout { tag, .. } => Some(tag.as_deref().unwrap_or("latest")),
+        ImageRef::Registry(registry) => Some(registry.tag.as_deref().unwrap_or("latest")),
+        ImageRef::Archive { .. } => None,
+    }
+}
+
+/// The repository to take blobs over from: where both are in one registry.
+pub fn mountable(from: &ImageRef, to: &ImageRef) -> Option<String> {
+    match (from, to) {
+        (ImageRef::Registry(from), ImageRef::Registry(to)) if from.registry == to.registry => {
+            Some(from.repository.clone())
+        }
+        _ => None,
+    }
+}
+
+/// A place, and where the image comes from.
+pub struct Place<'a> {
+    push: &'a Push,
+    repository: Option<String>,
+    progress: Arc<dyn Progress>,
+    scratch: PathBuf,
+}
+
+impl<'a> Place<'a> {
+    pub fn new(
+        push: &'a Push,
+        from: &ImageRef,
+        to: &ImageRef,
+        progress: Arc<dyn Progress>,
+        images: &Images,
+    ) -> Place<'a> {
+        Place {
+            push,
+            repository: mountable(from, to),
+            progress,
+            scratch: images.store.root().to_owned(),
+        }
+    }
+
+    /// Makes sure the image's config and layers are there. Returns the bytes sent.
+    pub async fn copy_image(&self, source: &dyn Source, resolved: &Resolved) -> Result<u64, Failure> {
+        let config = &resolved.config_bytes;
+        let mut sent = self.blob(&Digest::of(config), config.clone()).await?;
+        for (layer, descriptor) in resolved.layers.iter().zip(&resolved.descriptors) {
+            let (digest, size) = (&descriptor.digest, descriptor.size);
+            if self.is_there(digest, size).await? {
+                continue;
+            }
+            let file = self.fetch(source, layer).await?;
+            self.push.upload(digest, size, file).await.map_err(failure)?;
+            self.sent(digest, size);
+            sent += size;
+        }
+        Ok(sent)
+    }
+
+    /// Makes sure a blob is there. Returns the bytes sent.
+    pub async fn blob(&self, digest: &Digest, bytes: Vec<u8>) -> Result<u64, Failure> {
+        let size = bytes.len() as u64;
+        if self.push.blob_exists(digest).await.map_err(failure)? == Some(size) {
+            return Ok(0);
+        }
+        self.push
+            .upload(digest, size, super::index::upload(bytes))
+            .await
+            .map_err(failure)?;
+        self.sent(digest, size);
+        Ok(size)
+    }
+
+    /// Whether the blob is there, or could be taken over.
+    async fn is_there(&self, digest: &Digest, size: u64) -> Result<bool, Failure> {
+        if self.push.blob_exists(digest).await.map_err(failure)? == Some(size) {
+            return Ok(true);
+        }
+        match &self.repository {
+            Some(repository) => self.push.mount(digest, repository).await.map_err(failure),
+            None => Ok(false),
+        }
+    }
+
+    /// A layer's stored form, in a file without a name.
+    async fn fetch(&self, source: &dyn Source, layer: &LayerSource) -> Result<File, Failure> {
+        let mut reader = source.open(layer).await.map_err(failure)?.reader;
+        let scratch = self.scratch.clone();
+        let copy = move || -> Result<File, Failure> {
+            let io = |e: io::Error| match e.downcast::<thaw_rootfs::Error>() {
+                Ok(error) => failure(error),
+                Err(e) => Failure::system("cannot copy a layer", &e),
+            };
+            let mut file = tempfile::tempfile_in(&scratch).map_err(io)?;
+            io::copy(&mut reader, &mut file).map_err(io)?;
+            file.rewind().map_err(io)?;
+            Ok(file)
+        };
+        tokio::task::spawn_blocking(copy)
+            .await
+            .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?
+    }
+
+    fn sent(&self, blob: &Digest, total: u64) {
+        self.progress.event(Event::Pushing {
+            blob: *blob,
+            sent: total,
+            total,
+        });
+    }
+}

@@ -4,16 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
-use thaw_rootfs::accelerated::{self, Dictionary, Facts, Input, Options, Original, Pushed, find};
+use thaw_rootfs::accelerated::{Facts, Job, Options, Pushed};
 use thaw_rootfs::digest::Digest;
-use thaw_rootfs::fetch::{self, FetchOptions};
 use thaw_rootfs::prefetch::{self, LoadOrder};
 use thaw_rootfs::progress::Progress;
-use thaw_rootfs::reference::ImageRef;
-use thaw_rootfs::source::{self, Platform, Push};
-use thaw_rootfs::store::PullOptions;
+use thaw_rootfs::source::Platform;
 
-use super::{place, record};
+use super::place;
 use crate::exit::{ExitCode, Failure};
 use crate::images::{Images, Pull, failure};
 
@@ -48,66 +45,40 @@ pub async fn convert(
     wanted: Wanted<'_>,
     progress: Arc<dyn Progress>,
 ) -> Result<Made, Failure> {
-    let (from, to) = (place::parse(wanted.from)?, place::parse(wanted.to)?);
-    place::check_writable(&to)?;
-    let trace = wanted.trace.map(read_trace).transpose()?;
-    let options = images.source_options(wanted.plain_http);
-    let mut dictionaries = Vec::new();
-    for reference in wanted.dictionaries {
-        dictionaries.push(dictionary(images, reference, &to, wanted.plain_http, progress.clone()).await?);
-    }
-    let source = source::open(&from, &options, progress.clone()).await.map_err(failure)?;
-    let resolved = source::resolve(&*source, &Platform::linux_amd64())
-        .await
-        .map_err(failure)?;
-    let original = Original::of(&resolved, &from);
-    let whole = PullOptions {
-        lazy: false,
-        ..images.pull_options(Pull::Always, wanted.plain_http)
+    let (source, destination) = (place::parse(wanted.from)?, place::parse(wanted.to)?);
+    place::check_writable(&destination)?;
+    let dictionaries = wanted
+        .dictionaries
+        .iter()
+        .map(|reference| place::parse(reference))
+        .collect::<Result<Vec<_>, _>>()?;
+    let load_order = match wanted.trace {
+        Some(path) => Some(read_trace(path)?),
+        None => images
+            .store
+            .find(&source)
+            .map_err(failure)?
+            .and_then(|image| prefetch::find(&image))
+            .map(|(order, _)| order),
     };
-    let image = images.pull_with(&from, &whole, progress.clone()).await?;
-    if image.digest != resolved.digest {
-        let what = format!("{from} was pushed again while it was converted");
-        return Err(Failure::new(ExitCode::RegistryFailed, what).remedy("convert it again"));
-    }
-    // Leased: nobody empties its files while they are read.
-    let lease = image.lease().map_err(failure)?;
-    let (shared, scratch, convert_options) =
-        (images.clone(), images.store.root().to_owned(), wanted.options);
-    let work = move || -> Result<_, Failure> {
-        let _lease = lease;
-        let order = match trace {
-            Some(order) => Some(order),
-            None => prefetch::find(&image).map(|(order, _)| order),
-        };
-        let mut input = Input::of_image(&image, order).map_err(failure)?;
-        let known = record::blobs(&shared, &image);
-        for blob in &mut input.blobs {
-            blob.layer = known
-                .iter()
-                .find(|it| it.digest == blob.id)
-                .and_then(|it| it.layer);
-        }
-        let converted =
-            accelerated::convert(input, &original, &convert_options, &dictionaries, &scratch).map_err(failure)?;
-        Ok((converted, dictionaries, original.image, scratch))
+    let job = Job {
+        store: &images.store,
+        source: &source,
+        destination: &destination,
+        platform: &Platform::linux_amd64(),
+        dictionaries: &dictionaries,
+        options: wanted.options,
+        load_order,
+        pull: images.pull_options(Pull::Always, wanted.plain_http),
     };
-    let (converted, dictionaries, original, scratch) = tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))??;
-    let (digest, facts) = (converted.digest, converted.facts.clone());
-    let push = Push::open(&to, &options, progress).await.map_err(failure)?;
-    let pushed = converted
-        .push(&push, place::tag(&to), &dictionaries, &scratch)
-        .await
-        .map_err(failure)?;
+    let done = job.run(progress).await.map_err(failure)?;
     Ok(Made {
-        reference: to.to_string(),
-        digest,
-        original,
-        load_order: facts.load_order_bytes > 0,
-        facts,
-        pushed,
+        reference: destination.to_string(),
+        digest: done.digest,
+        original: done.source,
+        load_order: done.facts.load_order_bytes > 0,
+        facts: done.facts,
+        pushed: done.pushed,
     })
 }
 
@@ -124,28 +95,4 @@ fn read_trace(path: &Path) -> Result<LoadOrder, Failure> {
     }
     let bytes = std::fs::read(path).map_err(|e| invalid(e.to_string()))?;
     LoadOrder::from_json(&bytes).map_err(|e| invalid(e.to_string()))
-}
-
-async fn dictionary(
-    images: &Images,
-    reference: &str,
-    to: &ImageRef,
-    plain_http: bool,
-    progress: Arc<dyn Progress>,
-) -> Result<Dictionary, Failure> {
-    let from = place::parse(reference)?;
-    let options = FetchOptions {
-        source: images.source_options(plain_http),
-        fetcher: images.fetcher.clone(),
-    };
-    let source = source::open(&from, &options.source, progress.clone())
-        .await
-        .map_err(failure)?;
-    let manifest = find(&*source, &format!("the dictionary {from}"))
-        .await
-        .map_err(failure)?;
-    let ranges = fetch::open(&from, &options, progress).await.map_err(failure)?;
-    let mut dictionary = Dictionary::open(&manifest, ranges).await.map_err(failure)?;
-    dictionary.repository = place::mountable(&from, to);
-    Ok(dictionary)
 }

@@ -187,7 +187,16 @@ pub fn read_toc(
     let mut json = Vec::new();
     entry.read_to_end(&mut json).map_err(damaged)?;
     verify(FORM, &json, expected)?;
-    toc::read(&json, location.start, toc::Codec::Gzip, limits)
+    read_json(&json, location.start, limits)
+}
+
+/// Reads an eStargz layer's table from its JSON, whose digest was compared elsewhere; chunks end before `end` of the
+/// stored layer, where the table begins.
+///
+/// # Errors
+/// [`FormError`] when it lies, or describes a layer that would be refused.
+pub fn read_json(json: &[u8], end: u64, limits: &Limits) -> Result<LayerIndex, FormError> {
+    toc::read(json, end, toc::Codec::Gzip, limits)
 }
 
 /// Reads a zstd:chunked layer's table from its stored bytes.

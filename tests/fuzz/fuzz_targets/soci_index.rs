@@ -1,0 +1,15 @@
+//! A SOCI index manifest, and the annotation that names one.
+#![no_main]
+
+use std::collections::BTreeMap;
+
+use libfuzzer_sys::fuzz_target;
+use thaw_rootfs::index::soci;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(index) = soci::Index::parse_unverified(bytes) {
+        assert_eq!(index.is_empty(), index.len() == 0);
+    }
+    let value = String::from_utf8_lossy(bytes).into_owned();
+    let _ = soci::bound_index(&BTreeMap::from([("com.amazon.soci.index-digest".to_owned(), value)]));
+});

@@ -303,9 +303,7 @@ mod tests {
                     },
                     Step::Succeed(at) if at < open.len() => machine.succeeded(open.swap_remove(at)),
                     Step::Fail(at) if at < open.len() => _ = machine.failed(open.swap_remove(at), now),
-                    Step::Abandon(at) if at < open.len() => {
-                        if open.swap_remove(at) { machine.abandoned(now) }
-                    }
+                    Step::Abandon(at) if at < open.len() && open.swap_remove(at) => machine.abandoned(now),
                     _ => {}
                 }
             }

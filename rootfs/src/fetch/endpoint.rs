@@ -31,6 +31,8 @@ use super::{Priority, StoredBlob};
 const MAX_PARTS: u32 = 16;
 /// How long an endpoint is not asked for a blob it does not have, as long as there is another.
 const MISSING_FOR: Duration = Duration::from_secs(60);
+/// The same where it does not let it be had: that may change with the next token.
+const DENIED_FOR: Duration = Duration::from_secs(5);
 const MAX_MISSING: usize = 4096;
 const LAST_PIECE: Duration = Duration::from_secs(1);
 
@@ -138,14 +140,14 @@ impl Endpoint {
         missing.get(blob).is_some_and(|until| Instant::now() < *until)
     }
 
-    fn missed(&self, blob: Digest) {
+    fn missed(&self, blob: Digest, time: Duration) {
         let now = Instant::now();
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         if missing.len() >= MAX_MISSING {
             missing.retain(|_, until| now < *until);
         }
         if missing.len() < MAX_MISSING {
-            missing.insert(blob, now + MISSING_FOR);
+            missing.insert(blob, now + time);
         }
     }
 
@@ -176,7 +178,7 @@ impl Endpoint {
                     return Err(Fault::wrong(&self.connection, &want.what, &problem));
                 }
                 Err(Misfit::Whole) => {
-                    self.missed(want.blob.digest);
+                    self.missed(want.blob.digest, MISSING_FOR);
                     let problem = "it ignores ranges and would send the whole blob";
                     let kind = Kind::Refused;
                     return Err(Fault {
@@ -259,11 +261,12 @@ impl Endpoint {
             let kind = match status {
                 _ if passing(status) => Kind::Passing(wait),
                 StatusCode::RANGE_NOT_SATISFIABLE => Kind::Wrong,
-                StatusCode::NOT_FOUND
-                | StatusCode::GONE
-                | StatusCode::UNAUTHORIZED
-                | StatusCode::FORBIDDEN => {
-                    self.missed(want.blob.digest);
+                StatusCode::NOT_FOUND | StatusCode::GONE => {
+                    self.missed(want.blob.digest, MISSING_FOR);
+                    Kind::Refused
+                }
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    self.missed(want.blob.digest, DENIED_FOR);
                     Kind::Refused
                 }
                 _ => Kind::Refused,

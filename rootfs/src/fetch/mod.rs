@@ -127,7 +127,7 @@ pub async fn open(
 
 /// A range that can be read, and its length.
 fn checked_range(blob: &StoredBlob, range: &Range<u64>) -> Result<u64, Error> {
-    let length = range.end.checked_sub(range.start).unwrap_or_default();
+    let length = range.end.saturating_sub(range.start);
     if length == 0 || length > MAX_READ || range.end > blob.size {
         let problem = format!(
             "bytes {} to {} of {} cannot be read: it has to be some, at most {MAX_READ}, and in the blob",

@@ -13,6 +13,7 @@ use crate::progress::{Progress, Silent};
 use crate::reference::RegistryRef;
 use crate::source::http::{Connection, Party};
 use crate::source::registry::{Address, is_loopback, no_client};
+use crate::source::token::Access;
 use crate::source::wire::{Wire, client};
 use crate::source::{Credentials, SourceOptions};
 
@@ -145,14 +146,15 @@ impl Fetcher {
             let made = || Breaker::new(rules, self.breakers.changed.clone(), stats.clone());
             breakers.entry(plan.name).or_insert_with(made).clone()
         };
+        let (party, timed) = (plan.party, Arc::new(timed));
+        let connection = match plan.access {
+            Some(access) => {
+                Connection::sharing(party.name, &party.base, access, timed, options.retry, progress)?
+            }
+            None => Connection::new(party, timed, options.retry, progress, stats.clone())?,
+        };
         Ok(Endpoint {
-            connection: Connection::new(
-                plan.party,
-                Arc::new(timed),
-                options.retry,
-                progress,
-                stats.clone(),
-            )?,
+            connection,
             place: plan.place,
             headers: plan.headers,
             terms: Terms {
@@ -187,6 +189,7 @@ impl Fetcher {
             headers: Vec::new(),
             strict: false,
             last: true,
+            access: None,
         };
         let options = SourceOptions::default();
         Ok(Arc::new(self.endpoint(plan, Arc::new(Silent), &options)?))
@@ -221,17 +224,18 @@ impl Fetcher {
             headers: Vec::new(),
             strict: false,
             last: true,
+            access: None,
         };
-        let mut plans = Vec::new();
+        let own = self.endpoint(own, progress.clone(), options)?;
+        let mut endpoints = Vec::new();
         for mirror in self.config.mirrors_of(registry) {
-            plans.push(mirror.plan(reference, &address, &scope, options).await?);
+            let access = Some(&own.connection.access);
+            let plan = mirror.plan(reference, &address, &scope, options, access).await?;
+            endpoints.push(Arc::new(self.endpoint(plan, progress.clone(), options)?));
         }
-        plans.push(own);
-        let endpoints = plans
-            .into_iter()
-            .map(|plan| Ok(Arc::new(self.endpoint(plan, progress.clone(), options)?)));
+        endpoints.push(Arc::new(own));
         Ok(Remote {
-            endpoints: endpoints.collect::<Result<_, Error>>()?,
+            endpoints,
             fetcher: self.clone(),
         })
     }
@@ -247,6 +251,8 @@ struct Plan {
     strict: bool,
     /// Asked when no other has done it.
     last: bool,
+    /// Shown what another is.
+    access: Option<Arc<Access>>,
 }
 
 impl Mirror {
@@ -291,6 +297,7 @@ impl Mirror {
         upstream: &Address,
         scope: &str,
         options: &SourceOptions,
+        access: Option<&Arc<Access>>,
     ) -> Result<Plan, Error> {
         let (url, mut headers) = self.checked()?;
         let name = authority(&url);
@@ -335,6 +342,9 @@ impl Mirror {
             headers,
             strict,
             last: false,
+            access: access
+                .filter(|_| self.kind == MirrorKind::Dragonfly && safe)
+                .cloned(),
         })
     }
 }

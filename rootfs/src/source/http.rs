@@ -92,7 +92,8 @@ pub struct Connection {
     /// As messages name it.
     pub registry: String,
     origin: Url,
-    access: Access,
+    /// What it is shown, perhaps the same as another is.
+    pub access: Arc<Access>,
     retry: Retry,
     progress: Arc<dyn Progress>,
 }
@@ -195,16 +196,30 @@ impl Connection {
         progress: Arc<dyn Progress>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Error> {
-        let origin = Url::parse(&party.base).map_err(|error| Error::RegistryUnreachable {
-            registry: party.name.clone(),
-            reason: format!("{:?} is no address: {error}", party.base),
+        let (name, base) = (party.name.clone(), party.base.clone());
+        let access = Arc::new(Access::new(party, observer));
+        Self::sharing(name, &base, access, wire, retry, progress)
+    }
+
+    /// One that is shown what another is: its mirror that passes credentials on.
+    pub fn sharing(
+        name: String,
+        base: &str,
+        access: Arc<Access>,
+        wire: Arc<dyn Wire>,
+        retry: Retry,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Self, Error> {
+        let origin = Url::parse(base).map_err(|error| Error::RegistryUnreachable {
+            registry: name.clone(),
+            reason: format!("{base:?} is no address: {error}"),
             advice: "check its name".into(),
         })?;
         Ok(Self {
             wire,
-            registry: party.name.clone(),
+            registry: name,
             origin,
-            access: Access::new(party, observer),
+            access,
             retry,
             progress,
         })

@@ -329,6 +329,30 @@ async fn dragonfly_is_told_the_registry_and_shown_its_token_on_loopback_only() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn dragonfly_that_keeps_the_challenge_to_itself_is_shown_the_token_the_registry_asked_for() {
+    let blob = pattern(10_000);
+    let issuer = Issuer::new(&blob, 3600);
+    let answers = issuer.clone();
+    let network = Network::new(move |request| {
+        let denied = header(request, "authorization").is_empty();
+        match request.url().port() {
+            Some(4001) if denied => Reply::status(401),
+            _ => answers.answer(request),
+        }
+    });
+    let fetcher = Fetcher::with_wire(dragonfly("http://127.0.0.1:4001"), network.clone());
+    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
+    tokio::time::advance(Duration::from_secs(6)).await;
+    let before = network.to("registry.example").len();
+    for _ in 0..3 {
+        read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
+    }
+    assert_eq!(network.to("registry.example").len(), before);
+    assert_eq!(issuer.issued.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn dragonfly_is_not_believed_without_a_content_range_and_the_registry_is_asked() {
     let blob = pattern(10_000);
     let content = blob.clone();

@@ -184,10 +184,9 @@ impl Remote {
         }
         let mut place = sent.url.join(location).map_err(|_| refuse("is no address"))?;
         // Behind a proxy that ends TLS, registries are known not to know that they are reached by it.
-        if sent.url.scheme() == "https" && place.scheme() == "http" {
-            if place.host() != sent.url.host() || place.set_scheme("https").is_err() {
-                return Err(refuse("would send the blob in the clear"));
-            }
+        let downgraded = sent.url.scheme() == "https" && place.scheme() == "http";
+        if downgraded && (place.host() != sent.url.host() || place.set_scheme("https").is_err()) {
+            return Err(refuse("would send the blob in the clear"));
         }
         match place.scheme() {
             "http" | "https" => Ok(place),

@@ -368,6 +368,22 @@ impl Store {
     }
 }
 
+#[cfg(test)]
+impl Store {
+    /// The same store after the host has died.
+    pub(crate) fn after_boot(&self, boot: BootId) -> Self {
+        Self {
+            boot,
+            ..self.clone()
+        }
+    }
+
+    /// The same store as another process of this boot opens it.
+    pub(crate) fn reopened(&self) -> Self {
+        Self::open(&self.root).unwrap().after_boot(self.boot)
+    }
+}
+
 /// Gives a data file that a crash, or somebody, has cut its length again; what was cut off is missing from now on.
 ///
 /// Bits first: who looked at one before, and read zeros after, sees it unset when looking again.

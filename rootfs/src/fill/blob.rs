@@ -42,7 +42,7 @@ type Reader = Arc<OnceCell<Arc<dyn Ranges>>>;
 /// Readers of images' places, by reference.
 #[derive(Default)]
 pub struct Origins {
-    readers: Mutex<HashMap<(String, bool), Reader>>,
+    pub readers: Mutex<HashMap<(String, bool), Reader>>,
 }
 
 impl Inner {

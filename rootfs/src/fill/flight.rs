@@ -67,17 +67,20 @@ impl Drop for Landing {
 }
 
 impl Inner {
-    /// The bytes of spans: kept from before, from reads others have begun, or read now.
+    /// The bytes of spans: kept from before, from reads others have begun, or read now. Those that `still` drops, because
+    /// their chunks have become ready meanwhile, are left out.
     pub async fn gather(
         self: &Arc<Self>,
         blob: &Arc<Blob>,
-        spans: &[usize],
+        mut wanted: Vec<usize>,
         priority: Priority,
+        still: &(dyn Fn(Vec<usize>) -> Vec<usize> + Sync),
     ) -> Result<HashMap<usize, Arc<[u8]>>, Error> {
         let mut got = HashMap::new();
-        let mut wanted = spans.to_vec();
         for _ in 0..ATTEMPTS {
-            for flight in self.take_off(blob, &wanted, priority, &mut got) {
+            let awaited;
+            (awaited, wanted) = self.take_off(blob, wanted, priority, still, &mut got);
+            for flight in awaited {
                 match flight.outcome().await {
                     Ok(spans) => {
                         let these = spans.iter().filter(|(span, ..)| wanted.contains(span));
@@ -100,18 +103,21 @@ impl Inner {
     fn take_off(
         self: &Arc<Self>,
         blob: &Arc<Blob>,
-        wanted: &[usize],
+        wanted: Vec<usize>,
         priority: Priority,
+        still: &dyn Fn(Vec<usize>) -> Vec<usize>,
         got: &mut HashMap<usize, Arc<[u8]>>,
-    ) -> Vec<Arc<Flight>> {
+    ) -> (Vec<Arc<Flight>>, Vec<usize>) {
         let Some(content) = blob.content() else {
-            return Vec::new();
+            return (Vec::new(), wanted);
         };
         let mut flights = lock(&self.flights);
+        // Under the lock: a flight is taken off the board only after it has set its bits.
+        let wanted = still(wanted);
         let mut recent = lock(&self.recent);
         let mut awaited: Vec<Arc<Flight>> = Vec::new();
         let mut fresh = Vec::new();
-        for span in wanted {
+        for span in &wanted {
             let key = (blob.id, *span);
             if let Some(bytes) = recent.get(&key) {
                 count(&self.stats.kept, 1);
@@ -174,7 +180,7 @@ impl Inner {
             });
             awaited.push(flight);
         }
-        awaited
+        (awaited, wanted)
     }
 
     /// Reads a run, expands it, and writes every chunk it yields whole.

@@ -199,13 +199,14 @@ impl Inner {
         while !rest.is_empty() {
             let (batch, after) = rest.split_at(blob.batch(rest, GATHERED));
             rest = after;
-            let batch: Vec<usize> = if again {
-                batch.to_vec()
-            } else {
+            let expanded = {
                 // What others have written meanwhile need not be gathered.
-                assembly.still_wanted(batch)
+                let still = |spans: Vec<usize>| match again {
+                    true => spans,
+                    false => assembly.still_wanted(&spans),
+                };
+                self.gather(blob, batch.to_vec(), priority, &still).await?
             };
-            let expanded = self.gather(blob, &batch, priority).await?;
             if !again && assembly.is_ready() {
                 return Ok(());
             }

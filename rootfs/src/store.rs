@@ -372,10 +372,7 @@ impl Store {
 impl Store {
     /// The same store after the host has died.
     pub(crate) fn after_boot(&self, boot: BootId) -> Self {
-        Self {
-            boot,
-            ..self.clone()
-        }
+        Self { boot, ..self.clone() }
     }
 
     /// The same store as another process of this boot opens it.

@@ -78,11 +78,7 @@ pub fn wanted(order: &LoadOrder, image: &Image, limit: u64) -> Vec<Wanted> {
         let end = run.offset + run.length;
         while offset < end && left > 0 {
             let length = (PIECE - offset % PIECE).min(end - offset).min(left);
-            pieces.push(Wanted {
-                blob,
-                offset,
-                length,
-            });
+            pieces.push(Wanted { blob, offset, length });
             offset += length;
             left -= length;
         }
@@ -127,12 +123,8 @@ impl Drop for Prefetch {
     }
 }
 
-async fn run<F, Filled>(
-    pieces: Vec<Wanted>,
-    progress: Arc<dyn Progress>,
-    fill: F,
-    counters: Arc<Counters>,
-) where
+async fn run<F, Filled>(pieces: Vec<Wanted>, progress: Arc<dyn Progress>, fill: F, counters: Arc<Counters>)
+where
     F: Fn(Wanted) -> Filled + Send + Sync,
     Filled: Future<Output = Result<(), Error>> + Send,
 {
@@ -205,7 +197,10 @@ mod tests {
         assert_eq!(asked.lock().unwrap().len(), 40);
         assert_eq!(most.load(Ordering::SeqCst), AT_ONCE);
         let status = prefetch.status();
-        assert_eq!((status.done, status.failed, status.total), (40 * PIECE, 0, 40 * PIECE));
+        assert_eq!(
+            (status.done, status.failed, status.total),
+            (40 * PIECE, 0, 40 * PIECE)
+        );
     }
 
     #[tokio::test]

@@ -1,4 +1,5 @@
 mod disk;
+mod lazy;
 mod local;
 mod registry;
 

@@ -25,13 +25,23 @@ async fn wrong_bytes_are_refused_and_another_place_is_asked() {
     let path = bench.stored(&layer);
     let right = std::fs::read(&path).unwrap();
     let mut wrong = right.clone();
-    wrong.iter_mut().skip(1000).step_by(5000).for_each(|byte| *byte ^= 1);
+    wrong
+        .iter_mut()
+        .skip(1000)
+        .step_by(5000)
+        .for_each(|byte| *byte ^= 1);
     std::fs::write(&path, &wrong).unwrap();
-    let error = filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap_err();
+    let error = filler
+        .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("digest"), "{error}");
     assert_eq!(bench.check(), 0);
     std::fs::write(&path, &right).unwrap();
-    filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap();
+    filler
+        .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+        .await
+        .unwrap();
     assert_eq!(bench.check(), blob.length.div_ceil(CHUNK_SIZE));
 }
 
@@ -43,7 +53,10 @@ async fn a_source_that_comes_back_is_read_again() {
     let path = bench.stored(&layer);
     let away = path.with_extension("away");
     std::fs::rename(&path, &away).unwrap();
-    filler.fill(&blob.id, 0, 4096, Priority::Demand).await.unwrap_err();
+    filler
+        .fill(&blob.id, 0, 4096, Priority::Demand)
+        .await
+        .unwrap_err();
     assert_eq!(bench.check(), 0);
     std::fs::rename(&away, &path).unwrap();
     filler.fill(&blob.id, 0, 4096, Priority::Demand).await.unwrap();
@@ -70,7 +83,10 @@ async fn layers_without_a_fitting_index_are_unpacked_again() {
     std::fs::remove_file(&index).unwrap();
     std::fs::write(&index, &bytes).unwrap();
     let filler = bench.filler();
-    filler.fill(&bench.blob().id, 0, 4096, Priority::Demand).await.unwrap();
+    filler
+        .fill(&bench.blob().id, 0, 4096, Priority::Demand)
+        .await
+        .unwrap();
     assert_eq!(seen(&filler.stats().repairs), 1);
     bench.check();
 }
@@ -96,12 +112,19 @@ async fn the_same_layer_stored_otherwise_is_not_read_by_the_wrong_index() {
     blobs.write_layout(&layout, &[image]);
     let reference = format!("oci:{}", layout.display()).parse().unwrap();
     let platform = Platform::linux_amd64();
-    let second = bench.store.pull(&reference, &platform, &options(), Arc::new(Silent)).await.unwrap();
+    let second = bench
+        .store
+        .pull(&reference, &platform, &options(), Arc::new(Silent))
+        .await
+        .unwrap();
     assert_eq!(second.blobs[0].id, bench.blob().id);
     bench.store.remove(&bench.image.digest).unwrap();
     bench.store.evict(&second.digest).unwrap();
     let filler = bench.filler();
-    filler.fill(&bench.blob().id, 0, 4096, Priority::Demand).await.unwrap();
+    filler
+        .fill(&bench.blob().id, 0, 4096, Priority::Demand)
+        .await
+        .unwrap();
     assert_eq!(seen(&filler.stats().repairs), 1);
     bench.check();
 }
@@ -110,19 +133,30 @@ async fn the_same_layer_stored_otherwise_is_not_read_by_the_wrong_index() {
 async fn a_cut_file_is_noticed_and_what_is_gone_is_fetched_again() {
     let bench = Bench::one().await;
     let (filler, blob) = (bench.filler(), bench.blob());
-    filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap();
+    filler
+        .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+        .await
+        .unwrap();
     let view = open(blob);
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
     data.set_len(CHUNK_SIZE + 1).unwrap();
     // The reader's bits are still set; its read is short, and it asks.
     let mut buffer = [0; 4096];
     assert!(view.is_ready(2 * CHUNK_SIZE, 4096));
-    view.data().read_exact_at(&mut buffer, 2 * CHUNK_SIZE).unwrap_err();
-    filler.fill(&blob.id, 2 * CHUNK_SIZE, 4096, Priority::Demand).await.unwrap();
+    view.data()
+        .read_exact_at(&mut buffer, 2 * CHUNK_SIZE)
+        .unwrap_err();
+    filler
+        .fill(&blob.id, 2 * CHUNK_SIZE, 4096, Priority::Demand)
+        .await
+        .unwrap();
     assert!(view.is_ready(2 * CHUNK_SIZE, 4096) && !view.is_ready(blob.length - 1, 1));
     assert_eq!(seen(&filler.stats().cut), 1);
     bench.check();
-    filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap();
+    filler
+        .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+        .await
+        .unwrap();
     assert_eq!(bench.check(), blob.length.div_ceil(CHUNK_SIZE));
 
     // Cut between two starts: seen when the image is looked up.
@@ -137,7 +171,10 @@ async fn a_cut_file_is_noticed_and_what_is_gone_is_fetched_again() {
 async fn flipped_bits_are_found_and_replaced() {
     let bench = Bench::one().await;
     let (filler, blob) = (bench.filler(), bench.blob());
-    filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap();
+    filler
+        .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+        .await
+        .unwrap();
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
     let flip = |offset| data.write_all_at(b"?", offset).unwrap();
     let verify = || bench.store.verify(&bench.image.digest).unwrap();
@@ -147,7 +184,10 @@ async fn flipped_bits_are_found_and_replaced() {
     let report = verify();
     assert_eq!((report.bad, report.cleared), (vec![(blob.id, 5)], 1));
     assert!(!open(blob).is_ready(5 * CHUNK_SIZE, 1));
-    filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap();
+    filler
+        .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+        .await
+        .unwrap();
     assert!(verify().is_sound());
 
     // In use: bits stay, and the right bytes are written over the wrong ones.
@@ -167,7 +207,11 @@ async fn after_a_reboot_only_what_was_torn_is_fetched() {
     let layer = layer(1, TAR_GZIP, 3 << 20);
     let bench = Bench::new(std::slice::from_ref(&layer)).await;
     let blob = bench.blob();
-    bench.filler().fill(&blob.id, 0, 2 << 20, Priority::Demand).await.unwrap();
+    bench
+        .filler()
+        .fill(&blob.id, 0, 2 << 20, Priority::Demand)
+        .await
+        .unwrap();
     let ready = bench.check();
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
     data.write_all_at(&[0; 4096], 3 * CHUNK_SIZE + 8192).unwrap();
@@ -178,7 +222,10 @@ async fn after_a_reboot_only_what_was_torn_is_fetched() {
     scripted.serve(&bench, &filler);
     filler.fill(&blob.id, 0, 4096, Priority::Demand).await.unwrap();
     assert_eq!(bench.check(), 1);
-    filler.fill(&blob.id, 0, ready * CHUNK_SIZE, Priority::Demand).await.unwrap();
+    filler
+        .fill(&blob.id, 0, ready * CHUNK_SIZE, Priority::Demand)
+        .await
+        .unwrap();
     assert!(bench.check() >= ready);
     assert_eq!(scripted.reads(Priority::Demand), 1);
 }
@@ -196,7 +243,10 @@ fn a_full_disk_is_an_error_and_no_damage() {
         let disk = root.join("disk");
         std::fs::create_dir(&disk).unwrap();
         mount("thaw-test", &disk, "tmpfs", MountFlags::empty(), c"size=12m").unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let store = Store::open(&disk.join("store")).unwrap();
             let mut blobs = Blobs::default();
@@ -204,19 +254,33 @@ fn a_full_disk_is_an_error_and_no_damage() {
             blobs.write_layout(&root.join("layout"), &[image]);
             let reference = format!("oci:{}", root.join("layout").display()).parse().unwrap();
             let platform = Platform::linux_amd64();
-            let image = store.pull(&reference, &platform, &options(), Arc::new(Silent)).await.unwrap();
+            let image = store
+                .pull(&reference, &platform, &options(), Arc::new(Silent))
+                .await
+                .unwrap();
             let whole = vec![std::fs::read(&image.blobs[0].data).unwrap()];
             store.evict(&image.digest).unwrap();
-            let bench = Bench { directory: tempfile::tempdir().unwrap(), store, image, whole };
+            let bench = Bench {
+                directory: tempfile::tempdir().unwrap(),
+                store,
+                image,
+                whole,
+            };
             let (filler, blob) = (bench.filler(), bench.blob());
             let ballast = disk.join("ballast");
             std::fs::write(&ballast, vec![1; 9 << 20]).unwrap();
-            let error = filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap_err();
+            let error = filler
+                .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+                .await
+                .unwrap_err();
             assert_eq!(error.code(), "disk_full", "{error}");
             assert!(error.to_string().contains(&*disk.to_string_lossy()), "{error}");
             assert!(bench.check() < blob.length.div_ceil(CHUNK_SIZE));
             std::fs::remove_file(&ballast).unwrap();
-            filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap();
+            filler
+                .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+                .await
+                .unwrap();
             assert_eq!(bench.check(), blob.length.div_ceil(CHUNK_SIZE));
         });
         true

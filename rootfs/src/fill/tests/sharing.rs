@@ -11,7 +11,11 @@ async fn many_misses_of_one_span_are_one_read() {
     scripted.serve(&bench, &filler);
     let one = |at: u64| {
         let (filler, id) = (filler.clone(), blob.id);
-        tokio::spawn(async move { filler.fill(&id, (1 << 20) + at * 4096, 4096, Priority::Demand).await })
+        tokio::spawn(async move {
+            filler
+                .fill(&id, (1 << 20) + at * 4096, 4096, Priority::Demand)
+                .await
+        })
     };
     let all: Vec<_> = (0..30).map(one).collect();
     while scripted.reads(Priority::Demand) == 0 {
@@ -22,7 +26,11 @@ async fn many_misses_of_one_span_are_one_read() {
         task.await.unwrap().unwrap();
     }
     // The chunks lie in at most two spans.
-    assert!(scripted.reads(Priority::Demand) <= 2, "{:?}", lock(&scripted.reads));
+    assert!(
+        scripted.reads(Priority::Demand) <= 2,
+        "{:?}",
+        lock(&scripted.reads)
+    );
     bench.check();
 }
 
@@ -71,7 +79,10 @@ async fn a_fill_that_is_dropped_lands_nevertheless() {
     }
     dropped.abort();
     scripted.permits.add_permits(1000);
-    filler.fill(&blob.id, 1 << 20, 4096, Priority::Demand).await.unwrap();
+    filler
+        .fill(&blob.id, 1 << 20, 4096, Priority::Demand)
+        .await
+        .unwrap();
     assert_eq!(scripted.reads(Priority::Demand), 1);
     assert!(lock(&filler.inner.flights).is_empty());
 }
@@ -89,18 +100,29 @@ async fn fetchers_that_race_write_the_same() {
             for step in 0..40u64 {
                 for blob in &blobs {
                     let at = (step * 7919 + racer * 104_729) * 4096 % blob.length;
-                    filler.fill(&blob.id, at, 200_000, Priority::Demand).await.unwrap();
+                    filler
+                        .fill(&blob.id, at, 200_000, Priority::Demand)
+                        .await
+                        .unwrap();
                 }
             }
             for blob in &blobs {
-                filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await.unwrap();
+                filler
+                    .fill(&blob.id, 0, u64::MAX, Priority::Demand)
+                    .await
+                    .unwrap();
             }
         }));
     }
     for racer in racers {
         racer.await.unwrap();
     }
-    let all: u64 = bench.image.blobs.iter().map(|it| it.length.div_ceil(CHUNK_SIZE)).sum();
+    let all: u64 = bench
+        .image
+        .blobs
+        .iter()
+        .map(|it| it.length.div_ceil(CHUNK_SIZE))
+        .sum();
     assert_eq!(bench.check(), all);
     let report = bench.store.verify(&bench.image.digest).unwrap();
     assert!(report.is_sound() && report.checked == all);

@@ -200,6 +200,7 @@ async fn a_converted_image_is_opened_and_filled() {
         &accelerated::Options::default(),
         &[],
         whole.directory.path(),
+        &Silent,
     )
     .unwrap();
     let mut blobs = Blobs::default();

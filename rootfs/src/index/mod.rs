@@ -117,9 +117,10 @@ impl Pieces {
             })
         };
         match self {
+            Self::Identity if data.is_empty() => Vec::new(),
             Self::Identity => vec![Piece {
                 data_offset: data.start,
-                length: data.end.saturating_sub(data.start),
+                length: data.end - data.start,
                 stream_offset: data.start,
             }],
             Self::Map(pieces) => {

@@ -12,6 +12,9 @@ mod expand;
 pub(crate) mod inflate;
 mod window;
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 use std::sync::Arc;
 

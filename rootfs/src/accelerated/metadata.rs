@@ -4,6 +4,8 @@
 //! layer's annotation ([`ROOT_ANNOTATION`]). So who has the manifest can read and verify the head, then any block, without
 //! the rest.
 
+use std::ops::Range;
+
 use crate::digest::Digest;
 use crate::error::Error;
 
@@ -38,18 +40,21 @@ pub struct Placed {
 }
 
 /// Block of the EROFS image as it is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Block {
-    stored: usize,
+    /// In the document.
+    stored: Range<u64>,
     is_zstd: bool,
     digest: [u8; 32],
 }
 
-/// What comes before the blocks.
+/// What comes before the blocks: enough to read any of them alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Head {
-    metadata_length: u64,
-    blobs: Vec<Placed>,
+pub struct MetadataHead {
+    /// Bytes of the EROFS image.
+    pub metadata_length: u64,
+    /// By address.
+    pub blobs: Vec<Placed>,
     blocks: Vec<Block>,
 }
 
@@ -90,32 +95,62 @@ pub fn encode(metadata: &[u8], blobs: &[Placed], level: i32) -> std::io::Result<
 pub fn decode(what: &str, bytes: &[u8]) -> Result<(Vec<u8>, Vec<Placed>), Error> {
     let mut cursor = Cursor::new(what, bytes);
     let head = decode_head(&mut cursor)?;
+    if head.blocks.last().map(|block| block.stored.end) != Some(bytes.len() as u64) {
+        return Err(cursor.malformed("it does not end with its last block"));
+    }
     // Grows as blocks expand: what the head states is not allocated at once.
     let mut metadata = Vec::new();
-    for (index, block) in head.blocks.iter().enumerate() {
-        let start = (index as u64) << BLOCK_LOG2;
-        let length = (head.metadata_length - start).min(1 << BLOCK_LOG2) as usize;
-        let stored = cursor.bytes(block.stored)?;
-        let expanded = expand(stored, block.is_zstd, length)
-            .filter(|expanded| blake3::hash(expanded) == block.digest)
-            .ok_or_else(|| cursor.malformed(&format!("block {index} is not what its digest says")))?;
-        metadata.extend_from_slice(&expanded);
+    for index in 0..head.blocks.len() {
+        let stored = &head.blocks[index].stored;
+        let stored = bytes
+            .get(stored.start as usize..stored.end as usize)
+            .ok_or_else(|| cursor.malformed("it ends too early"))?;
+        metadata.extend_from_slice(&head.expand(what, index, stored)?);
     }
-    match cursor.rest().is_empty() {
-        true => Ok((metadata, head.blobs)),
-        false => Err(cursor.malformed("it goes on after its last block")),
+    Ok((metadata, head.blobs))
+}
+
+impl MetadataHead {
+    /// Reads a document's first bytes, as many as [`HEAD_ANNOTATION`] says; `root` is [`ROOT_ANNOTATION`]'s.
+    ///
+    /// # Errors
+    /// `Malformed`, also when they have another digest.
+    pub fn decode(what: &str, head: &[u8], root: &[u8; 32]) -> Result<Self, Error> {
+        let mut cursor = Cursor::new(what, head);
+        if blake3::hash(head) != *root {
+            return Err(cursor.malformed("its head is not what the manifest's root says"));
+        }
+        let decoded = decode_head(&mut cursor)?;
+        match cursor.rest().is_empty() {
+            true => Ok(decoded),
+            false => Err(cursor.malformed("its head is longer than its entries")),
+        }
+    }
+
+    /// Which block has a byte of the EROFS image, and where that block is in the document.
+    pub fn block(&self, offset: u64) -> Option<(usize, Range<u64>)> {
+        let index = usize::try_from(offset >> BLOCK_LOG2).ok()?;
+        Some((index, self.blocks.get(index)?.stored.clone()))
+    }
+
+    /// A block's bytes, compared with its digest.
+    ///
+    /// # Errors
+    /// `Malformed`.
+    pub fn expand(&self, what: &str, index: usize, stored: &[u8]) -> Result<Vec<u8>, Error> {
+        let length = (self.metadata_length - ((index as u64) << BLOCK_LOG2)).min(1 << BLOCK_LOG2) as usize;
+        let block = &self.blocks[index];
+        let expanded = match block.is_zstd {
+            true => zstd::bulk::decompress(stored, length).ok(),
+            false => Some(stored.to_vec()),
+        };
+        expanded
+            .filter(|expanded| expanded.len() == length && blake3::hash(expanded) == block.digest)
+            .ok_or_else(|| Error::malformed(what, format!("block {index} is not what its digest says")))
     }
 }
 
-fn expand(stored: &[u8], is_zstd: bool, length: usize) -> Option<Vec<u8>> {
-    let expanded = match is_zstd {
-        true => zstd::bulk::decompress(stored, length).ok()?,
-        false => stored.to_vec(),
-    };
-    (expanded.len() == length).then_some(expanded)
-}
-
-fn decode_head(cursor: &mut Cursor) -> Result<Head, Error> {
+fn decode_head(cursor: &mut Cursor) -> Result<MetadataHead, Error> {
     cursor.head(MAGIC, VERSION)?;
     if cursor.u32()? != BLOCK_LOG2 {
         return Err(cursor.malformed("its blocks are not of 128 KiB"));
@@ -151,18 +186,86 @@ fn decode_head(cursor: &mut Cursor) -> Result<Head, Error> {
         blobs.push(blob);
     }
     let block_count = metadata_length.div_ceil(1 << BLOCK_LOG2) as u32;
+    let block_count = cursor.count(block_count, BLOCK)?;
+    let mut end = (HEAD + blobs.len() * BLOB + block_count * BLOCK) as u64;
     let mut blocks = Vec::new();
-    for _ in 0..cursor.count(block_count, BLOCK)? {
+    for _ in 0..block_count {
         let stored = cursor.u32()?;
+        let start = end;
+        end += u64::from(stored & !ZSTD);
         blocks.push(Block {
-            stored: (stored & !ZSTD) as usize,
+            stored: start..end,
             is_zstd: stored & ZSTD != 0,
             digest: cursor.array()?,
         });
     }
-    Ok(Head {
+    Ok(MetadataHead {
         metadata_length,
         blobs,
         blocks,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_block_is_read_and_verified_alone() {
+        let metadata: Vec<u8> = (0..300_000u32 / 4096 * 4096).map(|at| (at / 100) as u8).collect();
+        let blob = Placed {
+            address: 2 << 20,
+            length: 4096,
+            table: Digest::of(b"table"),
+        };
+        let (document, head) = encode(&metadata, &[blob], 3).unwrap();
+        assert_eq!(decode("test", &document).unwrap(), (metadata.clone(), vec![blob]));
+        let root = *blake3::hash(&document[..head]).as_bytes();
+        let decoded = MetadataHead::decode("test", &document[..head], &root).unwrap();
+        assert_eq!(decoded.blobs, [blob]);
+        for offset in [0, 131_071, 131_072, metadata.len() as u64 - 1] {
+            let (index, stored) = decoded.block(offset).unwrap();
+            let stored = &document[stored.start as usize..stored.end as usize];
+            let block = decoded.expand("test", index, stored).unwrap();
+            assert_eq!(block[offset as usize % (1 << 17)], metadata[offset as usize]);
+            let mut damaged = stored.to_vec();
+            damaged[stored.len() / 2] ^= 1;
+            assert!(decoded.expand("test", index, &damaged).is_err());
+        }
+        assert_eq!(decoded.block(1 << 20), None);
+        assert!(MetadataHead::decode("test", &document[..head], &[0; 32]).is_err());
+        assert!(decode("test", &document[..document.len() - 1]).is_err());
+        assert!(decode("test", &[&document[..], b"more"].concat()).is_err());
+    }
+
+    #[test]
+    fn heads_that_make_no_sense_are_refused() {
+        let blob = |address, length| Placed {
+            address,
+            length,
+            table: Digest::of(b"table"),
+        };
+        let metadata = vec![0; 8192];
+        let refused = |blobs: &[Placed]| {
+            let (document, _) = encode(&metadata, blobs, 3).unwrap();
+            decode("test", &document).is_err()
+        };
+        assert!(!refused(&[blob(8192, 4096), blob(12288, 0), blob(12288, 4096)]));
+        for blobs in [
+            &[blob(4096, 4096)][..],
+            &[blob(8192, 100)],
+            &[blob(8200, 4096)],
+            &[blob(8192, 8192), blob(12288, 4096)],
+            &[blob(u64::MAX - 4095, 4096)],
+            &[blob(1 << 44, 4096)],
+        ] {
+            assert!(refused(blobs), "{blobs:?}");
+        }
+        let (document, _) = encode(&metadata, &[], 3).unwrap();
+        for (at, value) in [(0, b'X'), (8, 2), (12, 16), (16, 1), (22, 1), (24, 1), (28, 1)] {
+            let mut changed = document.clone();
+            changed[at] = value;
+            assert!(decode("test", &changed).is_err(), "{at}");
+        }
+    }
 }

@@ -32,7 +32,7 @@ pub use cut::{Chunking, ChunkingError};
 pub use dictionary::Dictionary;
 pub use job::{Job, Outcome};
 pub use manifest::{Manifest, StoredTable};
-pub use metadata::{Placed, decode as decode_metadata};
+pub use metadata::{MetadataHead, Placed, decode as decode_metadata};
 pub(crate) use open::document;
 pub use open::{Documents, open};
 pub use original::Original;

@@ -219,3 +219,113 @@ impl Table {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn table() -> Table {
+        let chunk = |pages: u32| Chunk {
+            pages,
+            digest: *blake3::hash(&pages.to_le_bytes()).as_bytes(),
+        };
+        let frame = |stored, is_zstd, chunks| Frame {
+            stored,
+            is_zstd,
+            chunks,
+        };
+        Table {
+            blob: Digest::of(b"blob"),
+            stored_length: 1000 + 4096 + 30_000,
+            data_length: 4096 * (3 + 1 + 64),
+            frames: vec![
+                frame(1000, true, 2),
+                frame(4096, false, 1),
+                frame(30_000, true, 1),
+            ],
+            chunks: vec![chunk(1), chunk(2), chunk(1), chunk(64)],
+        }
+    }
+
+    #[test]
+    fn a_table_is_read_as_it_was_written() {
+        let table = table();
+        let decoded = Table::decode("test", &table.encode()).unwrap();
+        assert_eq!(decoded, table);
+        let content = decoded.content("test").unwrap();
+        let spans = content.spans.spans();
+        assert_eq!(
+            (spans[1].stored.clone(), spans[1].stream.clone()),
+            (1000..5096, 12288..16384)
+        );
+        assert_eq!(content.data_length, 68 * 4096);
+        let placed: Vec<u64> = table.placed().map(|(range, _)| range.start / 4096).collect();
+        assert_eq!(placed, [0, 1, 3, 4]);
+        let empty = Table {
+            stored_length: 0,
+            data_length: 0,
+            frames: vec![],
+            chunks: vec![],
+            ..table
+        };
+        assert_eq!(Table::decode("test", &empty.encode()).unwrap(), empty);
+    }
+
+    #[test]
+    fn sums_that_do_not_agree_are_refused() {
+        let changes: [fn(&mut Table); 14] = [
+            |table| table.stored_length += 1,
+            |table| table.data_length += 4096,
+            |table| table.data_length += 1,
+            |table| table.frames[0].stored += 1,
+            |table| table.frames[0].chunks += 1,
+            |table| table.frames[0].chunks = 0,
+            |table| table.frames[1].stored = 0,
+            |table| table.frames[1].is_zstd = true,
+            |table| table.frames[2].is_zstd = false,
+            |table| table.chunks[1].pages = 0,
+            |table| table.chunks[3].pages += 1,
+            |table| table.chunks[3].pages = u32::MAX,
+            |table| drop(table.chunks.pop()),
+            |table| drop(table.frames.pop()),
+        ];
+        for (at, change) in changes.iter().enumerate() {
+            let mut changed = table();
+            change(&mut changed);
+            assert!(Table::decode("test", &changed.encode()).is_err(), "{at}");
+        }
+        // A frame of more than 8 MiB, of chunks none of which is too large.
+        let mut large = table();
+        large.frames[2].chunks = 3;
+        large.chunks.truncate(3);
+        large.chunks.extend(
+            [Chunk {
+                pages: 1024,
+                digest: [0; 32],
+            }; 3],
+        );
+        large.data_length = 4096 * (4 + 3072);
+        let error = Table::decode("test", &large.encode()).unwrap_err();
+        assert!(error.to_string().contains("too large"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn damage_is_an_error_or_another_table(
+            at in 0usize..96 + 3 * 8 + 4 * 36,
+            value: u8,
+            end in 0usize..96 + 3 * 8 + 4 * 36,
+        ) {
+            let bytes = table().encode();
+            prop_assert!(Table::decode("test", &bytes[..end]).is_err());
+            let mut changed = bytes.clone();
+            changed[at] = value;
+            if let Ok(table) = Table::decode("test", &changed) {
+                prop_assert_eq!(table.encode(), changed);
+                prop_assert!(table.content("test").is_ok());
+            }
+        }
+    }
+}

@@ -338,6 +338,10 @@ proptest! {
             image[place] = value;
         }
         if let Ok(reader) = Reader::new(&image[..]) {
+            let blobs = [BlobPlacement { address: 2 << 20, length: 1 << 24 }];
+            if let Ok(tree) = read_tree(&reader, &blobs) {
+                prop_assert!(tree.inodes.len() <= image.len() / 32);
+            }
             for nid in 0..(image.len() / 32 + 2) as u64 {
                 let Ok(inode) = reader.inode(nid) else { continue };
                 let _ = reader.read_link(&inode);
@@ -352,6 +356,74 @@ proptest! {
             }
         }
     }
+}
+
+/// A file whose pieces lie in several blobs, one behind the other and with a hole.
+#[test]
+fn files_may_lie_in_several_blobs() {
+    let page = |number: u8| vec![number; PAGE as usize];
+    let data = vec![
+        [page(1), page(2), page(3)].concat(),
+        [page(4), page(5), page(6), page(7)].concat(),
+        [page(8), page(9)].concat(),
+    ];
+    let extent = |file_page: u64, blob, data_page: u64, pages: u64| BlobExtent {
+        file_offset: file_page * PAGE,
+        blob,
+        data_offset: data_page * PAGE,
+        length: pages * PAGE,
+    };
+    let with = |size, extents| TreeInode {
+        attributes: Attributes::implied_directory(),
+        kind: Kind::File { size, extents },
+    };
+    let tree = Tree {
+        inodes: vec![
+            directory(&[("fine", 1), ("coarse", 2), ("same", 3)]),
+            with(
+                9 * PAGE - 7,
+                vec![
+                    extent(0, 1, 3, 1),
+                    extent(1, 0, 0, 3),
+                    extent(5, 2, 1, 1),
+                    extent(6, 1, 0, 3),
+                ],
+            ),
+            with(6 * PAGE, vec![extent(0, 1, 0, 4), extent(4, 2, 0, 2)]),
+            with(2 * PAGE - 1, vec![extent(0, 0, 1, 2)]),
+        ],
+    };
+    let made = Made { tree, data };
+    let (image, summary) = made.metadata();
+    let reader = Reader::new(&image[..]).unwrap();
+    assert_same(&made.walk(), &walk_image(&reader, &summary, &made.data));
+    let read = read_tree(&reader, &summary.blobs).unwrap();
+    assert_same(&made.walk(), &walk_tree(&read, &made.data));
+    // Chunks as large as the boundaries allow: three of 16 KiB would be 12 bytes, nine of 4 KiB 36.
+    let bits = |name: &[u8]| {
+        let root = reader.inode(reader.superblock().root).unwrap();
+        let entry = reader.lookup(&root, name).unwrap().unwrap();
+        reader.inode(entry.nid).unwrap().chunk_bits()
+    };
+    assert_eq!(
+        [bits(b"fine"), bits(b"coarse"), bits(b"same")],
+        [Some(12), Some(14), None]
+    );
+    let (file, _) = made.whole();
+    fsck(file.path());
+    mounted(file.path(), |root| {
+        assert_same(&made.walk(), &walk_directory(root))
+    });
+    // A blob shorter than the image was made for has data that is in no blob.
+    let mut blobs = summary.blobs.clone();
+    blobs[1].length -= PAGE;
+    assert!(matches!(
+        read_tree(&reader, &blobs),
+        Err(ReadError::Corrupt {
+            what: "data address",
+            ..
+        })
+    ));
 }
 
 #[test]

@@ -54,7 +54,7 @@ struct Session {
 }
 
 /// Why an upload in one request was not taken.
-enum Broken {
+pub(super) enum Broken {
     /// Chunks may do better.
     Perhaps(Error),
     Final(Error),
@@ -265,7 +265,12 @@ impl Remote {
         Ok(())
     }
 
-    async fn chunks(&self, content: &Content, what: &str, fruitless: &mut u32) -> Result<(), Broken> {
+    pub(super) async fn chunks(
+        &self,
+        content: &Content,
+        what: &str,
+        fruitless: &mut u32,
+    ) -> Result<(), Broken> {
         let mut session = self.session(what).await.map_err(Broken::Final)?;
         let mut at = 0;
         while at < content.size {

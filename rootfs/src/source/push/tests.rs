@@ -467,3 +467,76 @@ async fn an_archive_cannot_be_written_to() {
     let opened = Push::open(&reference, &options(), Arc::new(Silent)).await;
     assert_eq!(opened.err().unwrap().code(), "malformed");
 }
+
+/// `THAW_TEST_REGISTRY=host:port`: an empty registry on loopback that takes what is pushed (tests/images/registry).
+#[tokio::test]
+#[ignore = "wants a registry, in THAW_TEST_REGISTRY"]
+async fn a_real_registry_takes_it_and_gives_it_back() {
+    let host = std::env::var("THAW_TEST_REGISTRY").unwrap();
+    let reference: ImageRef = format!("{host}/push:1").parse().unwrap();
+    let push = Push::open(&reference, &options(), Arc::new(Silent))
+        .await
+        .unwrap();
+    let bytes = noise(7, 300_000);
+    let digest = Digest::of(&bytes);
+    push.upload(&digest, 300_000, Cursor::new(bytes.clone()))
+        .await
+        .unwrap();
+    assert_eq!(push.blob_exists(&digest).await.unwrap(), Some(300_000));
+
+    // In chunks, as if the one request had failed.
+    let Target::Registry(remote) = &push.0 else {
+        panic!("no registry")
+    };
+    let chunked = noise(8, 300_000);
+    let content = Content::new(Digest::of(&chunked), 300_000, Cursor::new(chunked.clone()));
+    assert!(remote.chunks(&content, "a blob", &mut 1).await.is_ok());
+    assert_eq!(
+        push.blob_exists(&Digest::of(&chunked)).await.unwrap(),
+        Some(300_000)
+    );
+
+    let other: ImageRef = format!("{host}/other:1").parse().unwrap();
+    let other = Push::open(&other, &options(), Arc::new(Silent)).await.unwrap();
+    assert!(other.mount(&digest, "push").await.unwrap());
+    assert!(!other.mount(&Digest::of(b"none"), "push").await.unwrap());
+
+    let config = b"{}";
+    push.upload(&Digest::of(config), 2, Cursor::new(config))
+        .await
+        .unwrap();
+    let subject = push
+        .manifest(Some("1"), OCI_MANIFEST, &artifact(None, "subject"))
+        .await
+        .unwrap();
+    let referrer = push
+        .manifest(None, OCI_MANIFEST, &artifact(Some(&subject), "a"))
+        .await
+        .unwrap();
+    let found = referrers(&reference, &subject, &options(), Arc::new(Silent))
+        .await
+        .unwrap();
+    assert_eq!(
+        found.iter().map(|it| it.descriptor.digest).collect::<Vec<_>>(),
+        [referrer]
+    );
+
+    // And ranges of it.
+    let fetcher = crate::fetch::Fetcher::new(Default::default()).unwrap();
+    let source = options();
+    let options = crate::fetch::FetchOptions { source, fetcher };
+    let reader = crate::fetch::open(&reference, &options, Arc::new(Silent))
+        .await
+        .unwrap();
+    let blob = crate::fetch::StoredBlob {
+        digest,
+        size: 300_000,
+        urls: Vec::new(),
+    };
+    let check: crate::fetch::Check = Arc::new(|_| Ok(()));
+    let read = reader
+        .read(&blob, 1000..5000, crate::fetch::Priority::Demand, check)
+        .await
+        .unwrap();
+    assert_eq!(read, bytes[1000..5000]);
+}

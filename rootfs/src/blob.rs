@@ -109,14 +109,19 @@ impl BlobFile {
     }
 
     /// The parts of `offset..offset + length` that may not be read yet, in order, as byte ranges on chunk boundaries
-    /// (the last one ends with the blob). Bytes beyond the end of the blob are not reported.
+    /// (the last one ends with the blob). Bytes beyond the end of the blob are not reported. What is beyond the end of a data
+    /// file that somebody has cut is missing, whatever its bits say: the node, asked for it, gets it again.
     pub fn missing(&self, offset: u64, length: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut chunks = self.header.chunks_of(offset, length);
+        // One cheap call for each read, which copies a page at least.
+        let there = self.data.metadata().map_or(0, |data| data.len());
+        let is_there =
+            move |chunk: u64| self.map.is_set(chunk) && self.header.chunk_range(chunk).end <= there;
         std::iter::from_fn(move || {
-            let first = chunks.find(|chunk| !self.map.is_set(*chunk))?;
+            let first = chunks.find(|chunk| !is_there(*chunk))?;
             let last = chunks
                 .by_ref()
-                .take_while(|chunk| !self.map.is_set(*chunk))
+                .take_while(|chunk| !is_there(*chunk))
                 .last()
                 .unwrap_or(first);
             Some(self.header.chunk_range(first).start..self.header.chunk_range(last).end)

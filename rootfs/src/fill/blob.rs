@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::OnceCell;
 
+use crate::blob::CHUNK_SIZE;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::fetch::{self, FetchOptions, Ranges};
@@ -17,6 +18,8 @@ use crate::store::{BlobFiles, BlobOrigin, blocking};
 
 use super::{Inner, count, lock};
 
+/// Chunks that a span may fill unasked, however little it yields.
+const LEAST_CHUNKS: u64 = 256;
 /// Blobs kept open.
 const OPEN: usize = 256;
 
@@ -196,6 +199,9 @@ impl Blob {
             return Vec::new();
         };
         let ready = &self.files.ready;
+        // A hostile index may scatter a span over the whole blob; what was asked for is filled anyway.
+        let most = (stream.end - stream.start) / CHUNK_SIZE * 4 + LEAST_CHUNKS;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut chunks: Vec<u64> = match &content.pieces {
             Pieces::Identity => ready.chunks_of(stream.start, stream.end - stream.start).collect(),
             Pieces::Map(pieces) => {
@@ -206,6 +212,7 @@ impl Blob {
                 let first = partition(pieces.len(), |at| {
                     piece(at).is_some_and(|piece| piece.stream_offset + piece.length <= stream.start)
                 });
+                let mut last = None;
                 (first..pieces.len())
                     .map_while(piece)
                     .take_while(|piece| piece.stream_offset < stream.end)
@@ -214,6 +221,9 @@ impl Blob {
                         let to = (piece.stream_offset + piece.length).min(stream.end) - piece.stream_offset;
                         ready.chunks_of(piece.data_offset + from, to.saturating_sub(from))
                     })
+                    // Many small files share a chunk, one after the other.
+                    .filter(|chunk| last.replace(*chunk) != Some(*chunk))
+                    .take(most)
                     .collect()
             }
         };

@@ -92,7 +92,12 @@ impl Store {
             let (store, wanted) = (self.clone(), reference.clone());
             let found = blocking(move || store.find(&wanted)).await?;
             match found.filter(|image| fits(image, platform)) {
-                Some(image) => return Ok(image),
+                Some(image) => {
+                    if !options.lazy && options.policy != PullPolicy::Never {
+                        self.complete(&image, options, &progress).await?;
+                    }
+                    return Ok(image);
+                }
                 None if options.policy == PullPolicy::Never => {
                     return Err(Error::NotFound {
                         what: format!("image {reference}"),

@@ -18,7 +18,7 @@ mod remote;
 mod setup;
 mod stats;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -210,7 +210,12 @@ impl Remote {
                             permit.failed();
                         }
                         Kind::Passing(pause) => {
-                            asked_pause = asked_pause.max(pause);
+                            let until = Instant::now() + pause.unwrap_or_default();
+                            match until < want.budget.deadline() {
+                                true => asked_pause = asked_pause.max(pause),
+                                // Others may do it before.
+                                false => candidate.out = true,
+                            }
                             permit.failed();
                         }
                     }

@@ -12,6 +12,7 @@ use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE};
 use reqwest::{Response, StatusCode, Url};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
+use tokio::time::{Duration, Instant, timeout};
 
 use crate::digest::Digest;
 use crate::error::Error;
@@ -27,6 +28,11 @@ use super::{Descriptor, LayerBody, LayerSource, Root, Source, SourceOptions, ver
 const HUB_HOST: &str = "registry-1.docker.io";
 /// How often a body that breaks off is resumed without a byte of progress.
 const MAX_RESUMES: u32 = 3;
+/// A body that brings less than so many bytes while so long waited for is too slow...
+const WINDOW: Duration = Duration::from_secs(30);
+const WINDOW_BYTES: u64 = 64 << 10;
+/// ...and resuming it is without progress, unless it brought so many before.
+const WORTH_RESUMING: u64 = 1 << 20;
 /// Pieces between the network and the reader: some hundred KiB.
 const CHANNEL: usize = 16;
 
@@ -298,7 +304,13 @@ impl Download {
             if broken.is_none() && self.size.is_none_or(|size| self.received >= size) {
                 return Ok(());
             }
-            fruitless = if self.received > before { 0 } else { fruitless + 1 };
+            let slow = broken.as_ref().is_some_and(|failure| failure.timeout);
+            let least = if slow { WORTH_RESUMING } else { 1 };
+            fruitless = if self.received - before >= least {
+                0
+            } else {
+                fruitless + 1
+            };
             // Resuming needs to know where the end is.
             let Some(expected) = self.size else {
                 return broken.map_or(Ok(()), |failure| Err(self.connection.unreachable(&failure)));
@@ -352,9 +364,23 @@ impl Download {
         mut skip: u64,
         sender: &mpsc::Sender<Piece>,
     ) -> Result<Option<Failure>, Error> {
+        // Only the time spent on the network counts: the reader may be slower.
+        let (mut waited, mut came) = (Duration::ZERO, 0);
         loop {
-            match response.chunk().await {
+            let start = Instant::now();
+            let Ok(piece) = timeout(WINDOW.saturating_sub(waited), response.chunk()).await else {
+                if came < WINDOW_BYTES {
+                    let seconds = WINDOW.as_secs();
+                    let reason = format!("it sent only {came} bytes in {seconds} seconds");
+                    return Ok(Some(Failure::timeout(reason)));
+                }
+                (waited, came) = (Duration::ZERO, 0);
+                continue;
+            };
+            waited += start.elapsed();
+            match piece {
                 Ok(Some(mut bytes)) => {
+                    came += bytes.len() as u64;
                     let unwanted = (skip.min(bytes.len() as u64)) as usize;
                     skip -= unwanted as u64;
                     let bytes = bytes.split_off(unwanted);
@@ -407,7 +433,83 @@ impl Drop for Body {
 
 #[cfg(test)]
 mod tests {
-    use super::is_loopback;
+    use super::*;
+    use crate::fetch::tests::wire::{Network, Reply};
+    use crate::progress::Silent;
+    use crate::source::{Credentials, Login, Retry};
+
+    /// Runs a download of these bytes and yields what came, and how long it took.
+    async fn download(network: Arc<Network>, size: u64) -> (Result<(), Error>, Vec<u8>, Duration) {
+        let party = Party {
+            name: "registry.example".into(),
+            registry: "registry.example".into(),
+            base: "https://registry.example".into(),
+            plain: false,
+            credentials: Credentials::Anonymous,
+            login: Login::Anonymous,
+            scope: "repository:app:pull".into(),
+        };
+        let observer = Arc::new(Unobserved);
+        let connection = Connection::new(party, network, Retry::default(), Arc::new(Silent), observer);
+        let mut download = Download {
+            connection: Arc::new(connection.unwrap()),
+            url: "https://registry.example/v2/app/blobs/x".into(),
+            what: "a layer".into(),
+            foreign: false,
+            size: Some(size),
+            received: 0,
+        };
+        let start = Instant::now();
+        let (sender, mut receiver) = mpsc::channel(CHANNEL);
+        let run = async move {
+            let response = download.request().await?;
+            download.run(response, &sender).await
+        };
+        let collect = async {
+            let mut all = Vec::new();
+            while let Some(Piece::Bytes(bytes)) = receiver.recv().await {
+                all.extend_from_slice(&bytes);
+            }
+            all
+        };
+        let (result, all) = tokio::join!(run, collect);
+        (result, all, start.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_loris_does_not_hold_a_pull_for_ever() {
+        let bytes = vec![7; 100_000];
+        let slow = bytes.clone();
+        let network = Network::new(move |request| {
+            let whole = request.headers().get("range").is_none();
+            let answer = if whole {
+                Reply::status(200).body(&slow)
+            } else {
+                Reply::range_from(request, &slow)
+            };
+            answer.trickle(1, Duration::from_secs(1))
+        });
+        let (result, _, elapsed) = download(network, 100_000).await;
+        assert!(
+            matches!(result, Err(Error::RegistryUnreachable { .. })),
+            "{result:?}"
+        );
+        assert!(elapsed < Duration::from_secs(200), "{elapsed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_over_a_slow_link_goes_on() {
+        let bytes = vec![7; 2_000_000];
+        let slow = bytes.clone();
+        let network = Network::new(move |_| {
+            Reply::status(200)
+                .body(&slow)
+                .trickle(8192, Duration::from_secs(2))
+        });
+        let (result, all, _) = download(network, 2_000_000).await;
+        assert!(result.is_ok(), "{result:?}");
+        assert_eq!(all, bytes);
+    }
 
     #[test]
     fn loopback() {

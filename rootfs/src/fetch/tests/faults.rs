@@ -445,6 +445,22 @@ async fn a_registry_that_asks_for_more_than_the_budget_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_mirror_that_asks_for_more_than_the_budget_does_not_end_the_read() {
+    let blob = blob();
+    let content = blob.clone();
+    let calls = Calls::default();
+    let network = Network::new(move |request| match request.url().host_str() {
+        Some("busy.example") => Reply::status(429).header(RETRY_AFTER, "3600"),
+        _ if calls.next() == 0 => Reply::status(503),
+        _ => Reply::range(request, &content),
+    });
+    let fetcher = Fetcher::with_wire(mirrored(&["https://busy.example"]), network.clone());
+    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
+    assert_eq!(network.to("busy.example").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_foreign_blob_is_read_from_its_address_without_credentials() {
     let blob = blob();
     let content = blob.clone();

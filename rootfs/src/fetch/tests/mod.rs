@@ -5,7 +5,7 @@ mod faults;
 mod loopback;
 mod order;
 mod tokens;
-mod wire;
+pub mod wire;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -64,6 +64,23 @@ impl Reply {
             .body(&blob[first..=last])
     }
 
+    /// All from where a request asks.
+    pub fn range_from(request: &Request, blob: &[u8]) -> Self {
+        let range = request.headers()[RANGE].to_str().unwrap();
+        let first: usize = range
+            .strip_prefix("bytes=")
+            .unwrap()
+            .trim_end_matches('-')
+            .parse()
+            .unwrap();
+        Self::status(206)
+            .header(
+                CONTENT_RANGE,
+                format!("bytes {first}-{}/{}", blob.len() - 1, blob.len()),
+            )
+            .body(&blob[first..])
+    }
+
     pub fn header(mut self, name: HeaderName, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self

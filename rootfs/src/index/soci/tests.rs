@@ -59,19 +59,19 @@ fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
 fn a_gzip_layer_is_as_unpacked() {
     let mut parts = tricky(true);
     for (name, seed) in [("large", 9), ("larger", 10)] {
-        let content = bytes(2_500_000 + 1000 * seed as usize, seed);
+        let content = bytes(1_200_000 + 1000 * seed as usize, seed);
         let head = header(name, b'0', content.len() as u64, "").to_vec();
         parts.push((head, content));
     }
     let tar = tar(&parts);
-    for level in [1, 6, 9] {
+    for level in [1, 6] {
         let stored = gzip(&tar, level);
         let ztoc = index_layer(&stored[..], &Limits::default(), TOOL)
             .unwrap()
             .unwrap();
         let index = read_all(&ztoc, &stored).unwrap();
         // The fastest level makes blocks of megabytes, and a checkpoint is only between blocks.
-        assert!(level == 1 || index.content.spans.spans().len() > 3);
+        assert!(level == 1 || index.content.spans.spans().len() > 2);
         assert_like_unpacked(&index, &stored, &tar);
         // What comes back is what went in, checkpoints and all.
         let toc = scan(&tar[..], &Limits::default()).unwrap();

@@ -212,8 +212,8 @@ pub fn read_zstd_toc(
     verify(FORM, stored, expected)?;
     let damaged = |error: std::io::Error| FormError::malformed(FORM, error.to_string());
     let mut decoder = zstd::stream::read::Decoder::with_buffer(stored).map_err(damaged)?;
-    // The decoder keeps a window: 8 MiB at most, which is more than the tools that make tables ask for.
-    decoder.window_log_max(23).map_err(damaged)?;
+    // The decoder keeps a window: 32 MiB at most, what tools ask for at their highest level.
+    decoder.window_log_max(25).map_err(damaged)?;
     let mut json = Vec::new();
     decoder
         .take(MAX_TOC + 1)

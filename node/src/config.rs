@@ -130,7 +130,7 @@ impl Config {
         match std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
             Some(path) => Config::read(Path::new(&path))?.ok_or_else(|| {
                 let what = format!("{VARIABLE} names {}, which is not there", path.display());
-                Failure::new(ExitCode::ConfigInvalid, what)
+                Failure::new(ExitCode::ConfigInvalid, what).remedy("correct the variable, or unset it")
             }),
             None => Ok(Config::read(&default_path())?.unwrap_or_default()),
         }

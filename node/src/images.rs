@@ -65,7 +65,7 @@ impl Images {
     pub fn open_with(directory: &Path, config: Config) -> Result<Images, Failure> {
         let store = Store::open(directory).map_err(failure)?;
         let fetcher = Fetcher::new(config.fetch.clone())
-            .map_err(|e| Failure::new(ExitCode::ConfigInvalid, format!("[fetch]: {e}")))?;
+            .map_err(|e| Failure::new(ExitCode::ConfigInvalid, format!("[fetch]: {}", failure(e).what)))?;
         let options = FetchOptions {
             source: SourceOptions {
                 scratch: store.root().to_owned(),
@@ -190,6 +190,11 @@ impl Images {
         self.filler.fill(blob, offset, length, Priority::Demand).await
     }
 
+    /// What there is on the disk.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// What fills.
     pub fn filler(&self) -> &Filler {
         &self.filler
@@ -218,11 +223,10 @@ impl Images {
         }))
     }
 
-    /// Gives space back, where the store takes more than it is to keep. On a thread of its own: nobody waits for it.
-    pub fn collect_in_background(&self) {
-        let Some(limit) = self.config.store.limit else {
-            return;
-        };
+    /// Gives space back, where there is a limit and the store takes more. On a thread of its own, which nobody need wait
+    /// for. Within a tokio runtime.
+    pub fn collect_in_background(&self) -> Option<tokio::task::JoinHandle<()>> {
+        let limit = self.config.store.limit?;
         let store = self.store.clone();
         let collect = move || match store.collect_to(limit.0) {
             Ok(pruned) if pruned.bytes > 0 => {
@@ -232,7 +236,7 @@ impl Images {
             Ok(_) => {}
             Err(error) => tracing::warn!("the store cannot be brought below its limit of {limit}: {error}"),
         };
-        drop(tokio::task::spawn_blocking(collect));
+        Some(tokio::task::spawn_blocking(collect))
     }
 
     /// The images in the store.

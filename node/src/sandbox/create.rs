@@ -196,7 +196,8 @@ pub(super) async fn create(
     let told = |text: &str| trace.reason(MADE_AGAIN, text);
     let make = || make(node, &spec, trace, progress.clone(), building.clone());
     let sandbox = once_more(told, make).await?;
-    node.images.collect_in_background();
+    // Nobody waits for it.
+    drop(node.images.collect_in_background());
     Ok(sandbox)
 }
 

@@ -1,0 +1,236 @@
+//! Images without a machine: misses answered, load orders read ahead, the store kept below its limit, indexes and
+//! conversions made and read.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+use thaw_node::config::Config;
+use thaw_node::image::convert::{self, Wanted};
+use thaw_node::image::{index, record};
+use thaw_node::images::{Images, Pull};
+use thaw_node::misses::MissServer;
+use thaw_protocol::miss::{Filled, Miss};
+use thaw_protocol::packet;
+use thaw_rootfs::accelerated::Options;
+use thaw_rootfs::blob::{BlobFile, CHUNK_SIZE};
+use thaw_rootfs::prefetch::{self, Recorder};
+use thaw_rootfs::progress::Silent;
+use thaw_rootfs::store::Image;
+
+/// Bytes of the file in the test's image.
+const FILE: u64 = 24 * CHUNK_SIZE;
+
+/// A layout directory with an image of one file.
+fn make_layout(directory: &Path) {
+    let blobs = directory.join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    let mut state = 88_172_645_463_325_252u64;
+    let bytes: Vec<u8> = (0..FILE)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        })
+        .collect();
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_ustar();
+    header.set_size(FILE);
+    header.set_mode(0o644);
+    header.set_mtime(1);
+    tar.append_data(&mut header, "file", &bytes[..]).unwrap();
+    let layer = tar.into_inner().unwrap();
+    let put = |bytes: &[u8]| {
+        let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        fs::write(blobs.join(&hex), bytes).unwrap();
+        (format!("sha256:{hex}"), bytes.len())
+    };
+    let (layer_digest, layer_size) = put(&layer);
+    let config = serde_json::json!({
+        "architecture": "amd64", "os": "linux", "config": {"Cmd": ["/file"]},
+        "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
+    });
+    let (config_digest, config_size) = put(config.to_string().as_bytes());
+    let manifest = serde_json::json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config_digest, "size": config_size},
+        "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer_digest, "size": layer_size}],
+    });
+    let (manifest_digest, manifest_size) = put(manifest.to_string().as_bytes());
+    let index = serde_json::json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [{
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": manifest_digest, "size": manifest_size,
+            "platform": {"os": "linux", "architecture": "amd64"},
+        }],
+    });
+    fs::write(directory.join("index.json"), index.to_string()).unwrap();
+    fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+}
+
+/// A store, and a layout to pull from.
+struct Place {
+    directory: tempfile::TempDir,
+    images: Images,
+}
+
+impl Place {
+    fn new(config: &str) -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        make_layout(&directory.path().join("layout"));
+        let config = Config::parse(config).unwrap();
+        let images = Images::open_with(&directory.path().join("images"), config).unwrap();
+        Place { directory, images }
+    }
+
+    fn reference(&self, name: &str) -> String {
+        format!("oci:{}", self.directory.path().join(name).display())
+    }
+
+    async fn pull(&self, reference: &str) -> Image {
+        self.images
+            .pull(reference, Pull::Always, false, Arc::new(Silent))
+            .await
+            .unwrap()
+    }
+
+    /// Pulled and then emptied: its index is kept.
+    async fn emptied(&self) -> Image {
+        let image = self.pull(&self.reference("layout")).await;
+        self.images.store().evict(&image.digest).unwrap();
+        let image = self.images.named(&image.digest.to_string()).unwrap();
+        assert_eq!(ready(&image), 0);
+        image
+    }
+}
+
+/// Chunks of an image's one blob that may be read.
+fn ready(image: &Image) -> u64 {
+    let blob = &image.blobs[0];
+    let open = |path: &Path| fs::File::open(path).unwrap();
+    let file = BlobFile::open(open(&blob.data), open(&blob.ready)).unwrap();
+    let chunks = 0..blob.length.div_ceil(CHUNK_SIZE);
+    chunks
+        .filter(|chunk| file.is_ready(chunk * CHUNK_SIZE, 1))
+        .count() as u64
+}
+
+#[tokio::test]
+async fn a_miss_is_answered_once_its_bytes_are_there_and_a_refusal_says_why() {
+    let place = Place::new("");
+    let image = place.emptied().await;
+    let blob = *image.blobs[0].id.bytes();
+    // As after a kill: whoever comes next answers what is asked again.
+    for _ in 0..2 {
+        let (server, socket) = MissServer::start(place.images.clone()).unwrap();
+        let asked = tokio::task::spawn_blocking(move || {
+            let miss = |id, blob, offset| Miss {
+                id,
+                blob,
+                offset,
+                length: 4096,
+            };
+            for miss in [miss(1, blob, 5 * CHUNK_SIZE), miss(2, [7; 32], 0)] {
+                packet::send(socket.as_fd(), &miss, &[]).unwrap();
+            }
+            let mut answers: Vec<Filled> = (0..2)
+                .map(|_| packet::receive(socket.as_fd()).unwrap().0)
+                .collect();
+            answers.sort_by_key(|answer| answer.id);
+            answers
+        });
+        let answers = asked.await.unwrap();
+        assert_eq!(answers[0].result, Ok(()));
+        let reason = answers[1].result.clone().unwrap_err();
+        assert!(reason.contains("sha256:0707"), "{reason}");
+        drop(server);
+    }
+    let file = ready(&image);
+    assert!((1..24).contains(&file), "{file} chunks");
+}
+
+#[tokio::test]
+async fn what_was_recorded_is_read_ahead_and_nothing_else() {
+    let place = Place::new("");
+    let image = place.emptied().await;
+    assert!(place.images.prefetch(&image, Arc::new(Silent)).is_none());
+    let mut recorder = Recorder::default();
+    recorder.access(&image.blobs[0].id, 20 * CHUNK_SIZE, 4096);
+    recorder.access(&image.blobs[0].id, 3 * CHUNK_SIZE, 2 * CHUNK_SIZE);
+    let order = recorder
+        .order(image.digest, record::blobs(&place.images, &image))
+        .unwrap();
+    prefetch::keep(&image, &order).unwrap();
+    let mut ahead = place.images.prefetch(&image, Arc::new(Silent)).unwrap();
+    ahead.finished().await;
+    let status = ahead.status();
+    assert_eq!(
+        (status.done, status.failed, status.total),
+        (3 * CHUNK_SIZE, 0, 3 * CHUNK_SIZE)
+    );
+    let chunks = ready(&image);
+    assert!((3..20).contains(&chunks), "{chunks} chunks");
+    let off = Place::new("[prefetch]\nenabled = false\n");
+    let image = off.emptied().await;
+    prefetch::keep(&image, &order).unwrap();
+    assert!(off.images.prefetch(&image, Arc::new(Silent)).is_none());
+}
+
+#[tokio::test]
+async fn a_store_over_its_limit_is_brought_below_it_but_for_what_is_leased() {
+    let place = Place::new("[store]\nlimit = \"1m\"\n");
+    let image = place.pull(&place.reference("layout")).await;
+    let lease = image.lease().unwrap();
+    place.images.collect_in_background().unwrap().await.unwrap();
+    assert_eq!(ready(&image), 24);
+    drop(lease);
+    place.images.collect_in_background().unwrap().await.unwrap();
+    let image = place.images.named(&image.digest.to_string()).unwrap();
+    assert_eq!(ready(&image), 0);
+}
+
+#[tokio::test]
+async fn an_indexed_and_a_converted_image_are_read_as_needed() {
+    let place = Place::new("");
+    let from = place.reference("layout");
+    let indexed = place.reference("made:soci");
+    index::index(&place.images, &from, Some(&indexed), 0, false, Arc::new(Silent))
+        .await
+        .unwrap();
+    let converted = place.reference("made:converted");
+    let wanted = |to| Wanted {
+        from: &from,
+        to,
+        dictionaries: &[],
+        trace: None,
+        options: Options::default(),
+        plain_http: false,
+    };
+    let first = convert::convert(&place.images, wanted(&converted), Arc::new(Silent))
+        .await
+        .unwrap();
+    let again = place.reference("made:again");
+    let second = convert::convert(&place.images, wanted(&again), Arc::new(Silent))
+        .await
+        .unwrap();
+    assert_eq!(first.digest, second.digest);
+    place.images.store().prune(false).unwrap();
+    for reference in [indexed, converted] {
+        let image = place.pull(&reference).await;
+        assert_eq!(ready(&image), 0, "{reference}");
+        place
+            .images
+            .fill(&image.blobs[0].id, 7 * CHUNK_SIZE, 1)
+            .await
+            .unwrap();
+        let chunks = ready(&image);
+        assert!((1..24).contains(&chunks), "{reference}: {chunks} chunks");
+        place.images.store().prune(false).unwrap();
+    }
+}

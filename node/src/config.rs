@@ -209,6 +209,22 @@ mod tests {
     }
 
     #[test]
+    fn the_guides_example_is_read() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/images.md");
+        let guide = std::fs::read_to_string(path).unwrap();
+        let example = guide.split("```toml").nth(1).and_then(|it| it.split("```").next());
+        let config = Config::parse(example.unwrap()).unwrap();
+        assert_eq!(config.prefetch, PrefetchConfig::default());
+        assert_eq!(config.fetch.mirrors_of("quay.io").len(), 1);
+        let defaults = thaw_rootfs::fetch::Config {
+            mirrors: config.fetch.mirrors.clone(),
+            prefetch_bandwidth: config.fetch.prefetch_bandwidth,
+            ..Default::default()
+        };
+        assert_eq!(config.fetch, defaults);
+    }
+
+    #[test]
     fn errors_name_line_and_key() {
         for (text, line, key) in [
             ("[store]\nlimits = 1\n", "line 2", "limits"),

@@ -27,6 +27,7 @@ use tokio::task::AbortHandle;
 
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::fetch::Fetcher;
 use crate::progress::Progress;
 use crate::reference::ImageRef;
 
@@ -157,6 +158,8 @@ pub struct SourceOptions {
     pub retry: Retry,
     /// Where a compressed archive is expanded, as a file without a name.
     pub scratch: PathBuf,
+    /// Whose mirrors are asked for whole layers before the registry is.
+    pub fetcher: Option<Arc<Fetcher>>,
 }
 
 impl Default for SourceOptions {
@@ -166,6 +169,7 @@ impl Default for SourceOptions {
             credentials: Credentials::default(),
             retry: Retry::default(),
             scratch: std::env::temp_dir(),
+            fetcher: None,
         }
     }
 }

@@ -56,6 +56,7 @@ impl Job<'_> {
             credentials: self.pull.credentials.clone(),
             retry: self.pull.retry,
             scratch: self.store.root().to_owned(),
+            fetcher: self.pull.fetcher.clone(),
         };
         // Before anything takes long: whether the result can be written, and what it is made against.
         let push = Push::open(self.destination, &options, progress.clone()).await?;

@@ -20,7 +20,7 @@ use crate::source::http::{Connection, Observer, Request, Unanswered, passing, re
 use crate::source::wire::{Failure, Wire, drain, same_origin};
 
 use super::answer::{Cut, Misfit, Terms, judge};
-use super::breaker::Breaker;
+use super::breaker::{Admission, Breaker};
 use super::budget::Budget;
 use super::gate::Gate;
 use super::redirect::Redirects;
@@ -155,6 +155,56 @@ impl Endpoint {
     pub fn distrust(&self, blob: &Digest) {
         self.stats.count(Count::Wrong);
         self.redirects.forget(blob);
+    }
+
+    /// The whole blob, for one who compares its digest himself; once, and only if it is well.
+    pub async fn whole(&self, blob: Digest, size: u64, what: &str) -> Option<Response> {
+        let Place::Repository { base, query } = &self.place else {
+            return None;
+        };
+        let Admission::Pass(permit) = self.breaker.admit() else {
+            return None;
+        };
+        if self.misses(&blob) {
+            return None;
+        }
+        let url = format!("{base}/blobs/{blob}{query}");
+        let request = Request {
+            headers: &self.headers,
+            ..Request::get(&url, what)
+        };
+        let response = match self.connection.exchange(&request).await {
+            Ok(sent) => sent.response,
+            Err(_) => {
+                permit.failed();
+                return None;
+            }
+        };
+        match response.status() {
+            StatusCode::OK if response.content_length().is_none_or(|length| length == size) => {
+                permit.succeeded();
+                return Some(response);
+            }
+            status if status.is_client_error() && !passing(status) => {
+                permit.succeeded();
+                self.missed(blob, DENIED_FOR);
+            }
+            _ => permit.failed(),
+        }
+        drain(response).await;
+        None
+    }
+
+    /// Counts bytes of a [`Self::whole`] blob.
+    pub fn count(&self, bytes: u64) {
+        self.stats.bytes(Priority::Demand, bytes);
+    }
+
+    /// A [`Self::whole`] blob was another.
+    pub fn sent_wrong(&self, blob: Digest) {
+        self.distrust(&blob);
+        self.missed(blob, MISSING_FOR);
+        tracing::warn!(mirror = self.connection.registry, %blob, "wrong bytes");
     }
 
     /// Reads the wanted bytes behind those already there.

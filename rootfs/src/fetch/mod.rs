@@ -36,6 +36,7 @@ use crate::source::archive::Archive;
 use crate::source::layout::Layout;
 
 pub use config::{Config, Mirror, MirrorKind};
+pub(crate) use endpoint::Endpoint;
 pub use setup::Fetcher;
 pub use stats::{EndpointCounts, Stats};
 

@@ -241,6 +241,23 @@ impl Fetcher {
     }
 }
 
+impl Fetcher {
+    /// The mirrors of `reference`'s registry, in their order.
+    pub(crate) async fn mirrors(
+        self: &Arc<Self>,
+        reference: &RegistryRef,
+        options: &SourceOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Vec<Arc<Endpoint>>, Error> {
+        if self.config.mirrors_of(&reference.registry).is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut endpoints = self.remote(reference, options, progress).await?.endpoints;
+        endpoints.pop();
+        Ok(endpoints)
+    }
+}
+
 /// An endpoint to be.
 struct Plan {
     /// As its counters and its breaker go by.

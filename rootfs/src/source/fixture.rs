@@ -245,7 +245,8 @@ impl Server {
 
 /// What a registry without authentication answers.
 pub fn content(blobs: &Blobs, tag: &str, manifest: Digest, asked: &Asked) -> Answer {
-    let last = asked.path.rsplit('/').next().unwrap_or_default();
+    let path = asked.path.split('?').next().unwrap_or_default();
+    let last = path.rsplit('/').next().unwrap_or_default();
     let digest = if last == tag {
         Some(manifest)
     } else {

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE};
 use reqwest::{Response, StatusCode, Url};
+use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Duration, Instant, timeout};
 
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::fetch::Endpoint;
 use crate::progress::Progress;
 use crate::reference::{DEFAULT_REGISTRY, RegistryRef};
 
@@ -41,6 +43,8 @@ pub struct Registry {
     reference: RegistryRef,
     /// `https://host/v2/name`.
     pub base: String,
+    /// Asked for whole layers first.
+    mirrors: Vec<Arc<Endpoint>>,
 }
 
 impl Registry {
@@ -49,7 +53,11 @@ impl Registry {
         options: &SourceOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<Self, Error> {
-        Self::connect(reference, options, false, progress).await
+        let mut registry = Self::connect(reference, options, false, progress.clone()).await?;
+        if let Some(fetcher) = &options.fetcher {
+            registry.mirrors = fetcher.mirrors(&registry.reference, options, progress).await?;
+        }
+        Ok(registry)
     }
 
     /// To read from, or to write to as well.
@@ -87,6 +95,7 @@ impl Registry {
             connection: Arc::new(connection),
             reference,
             base,
+            mirrors: Vec::new(),
         })
     }
 
@@ -222,8 +231,18 @@ impl Source for Registry {
             foreign: false,
             size: layer.size,
             received: 0,
+            mirrored: None,
         };
-        let response = match download.request().await {
+        let stored = layer.digest.zip(layer.size);
+        let response = match stored {
+            Some((digest, size)) => download.mirror(&self.mirrors, digest, size).await,
+            None => None,
+        };
+        let response = match response {
+            Some(response) => Ok(response),
+            None => download.request().await,
+        };
+        let response = match response {
             Err(Error::RegistryNotFound { .. }) if !layer.urls.is_empty() => {
                 download.elsewhere(&layer.urls).await?
             }
@@ -265,6 +284,8 @@ struct Download {
     foreign: bool,
     size: Option<u64>,
     received: u64,
+    /// The mirror that sends it, until it breaks off; what it should be, and what has come.
+    mirrored: Option<(Arc<Endpoint>, Digest, Sha256)>,
 }
 
 impl Download {
@@ -275,6 +296,26 @@ impl Download {
             ..Request::get(&self.url, &self.what)
         };
         self.connection.get(&request).await
+    }
+
+    /// The layer from the first mirror that has it. If that breaks off, the registry goes on.
+    async fn mirror(&mut self, mirrors: &[Arc<Endpoint>], digest: Digest, size: u64) -> Option<Response> {
+        for mirror in mirrors {
+            if let Some(response) = mirror.whole(digest, size, &self.what).await {
+                self.mirrored = Some((mirror.clone(), digest, Sha256::new()));
+                return Some(response);
+            }
+        }
+        None
+    }
+
+    /// All has come. What a mirror sent and is not the layer, the reader will refuse; that mirror is not asked again soon.
+    fn judge_mirror(&mut self) {
+        if let Some((mirror, digest, hash)) = self.mirrored.take()
+            && Digest::from(<[u8; 32]>::from(hash.finalize())) != digest
+        {
+            mirror.sent_wrong(digest);
+        }
     }
 
     /// A foreign layer is fetched from the addresses its descriptor gives.
@@ -302,6 +343,7 @@ impl Download {
             let before = self.received;
             let broken = self.receive(response, skip, sender).await?;
             if broken.is_none() && self.size.is_none_or(|size| self.received >= size) {
+                self.judge_mirror();
                 return Ok(());
             }
             let slow = broken.as_ref().is_some_and(|failure| failure.timeout);
@@ -329,6 +371,7 @@ impl Download {
                 .as_ref()
                 .map_or_else(|| "the body ended early".to_owned(), |it| it.reason.clone());
             tracing::debug!(what = self.what, self.received, expected, reason, "resuming");
+            self.mirrored = None;
             response = self.request().await?;
             skip = self.overlap(&response)?;
         }
@@ -385,6 +428,10 @@ impl Download {
                     skip -= unwanted as u64;
                     let bytes = bytes.split_off(unwanted);
                     self.received += bytes.len() as u64;
+                    if let Some((mirror, _, hash)) = &mut self.mirrored {
+                        hash.update(&bytes);
+                        mirror.count(bytes.len() as u64);
+                    }
                     sender
                         .send(Piece::Bytes(bytes))
                         .await
@@ -458,6 +505,7 @@ mod tests {
             foreign: false,
             size: Some(size),
             received: 0,
+            mirrored: None,
         };
         let start = Instant::now();
         let (sender, mut receiver) = mpsc::channel(CHANNEL);

@@ -275,6 +275,7 @@ impl Store {
             credentials: options.credentials.clone(),
             retry: options.retry,
             scratch: self.root.clone(),
+            fetcher: options.fetcher.clone(),
         }
     }
 

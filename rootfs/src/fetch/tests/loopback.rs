@@ -281,3 +281,60 @@ async fn layouts_and_archives_are_read_in_place() {
         (57, 1000, 1)
     );
 }
+
+#[tokio::test]
+async fn whole_layers_come_from_a_mirror_and_go_on_from_the_registry_if_it_breaks_off() {
+    let blob = pattern(200_000);
+    let wrong: Vec<u8> = blob.iter().map(|byte| byte ^ 1).collect();
+    for (cut, wrong) in [(None, None), (Some(100_000), None), (None, Some(wrong))] {
+        let server = serve(&blob, |_, answer| answer);
+        let sends = wrong.clone();
+        let near = serve(&blob, move |_, mut answer| {
+            answer.cut = cut;
+            answer.body = sends.clone().unwrap_or(answer.body);
+            answer
+        });
+        let mut config = config();
+        let url = format!("http://{}", near.address);
+        config
+            .mirrors
+            .insert("*".into(), vec![mirror(&url, MirrorKind::Registry)]);
+        let fetcher = Fetcher::new(config).unwrap();
+        let options = SourceOptions {
+            credentials: Credentials::Anonymous,
+            fetcher: Some(fetcher.clone()),
+            ..SourceOptions::default()
+        };
+        let reference: ImageRef = format!("{}/app", server.address).parse().unwrap();
+        let source = crate::source::open(&reference, &options, Arc::new(Silent))
+            .await
+            .unwrap();
+        let layer = crate::source::LayerSource {
+            diff_id: Digest::of(b"tar"),
+            digest: Some(stored(&blob).digest),
+            size: Some(200_000),
+            urls: Vec::new(),
+            member: None,
+        };
+        let all = || async {
+            let mut body = source.open(&layer).await.unwrap().reader;
+            let read = move || {
+                let mut bytes = Vec::new();
+                body.read_to_end(&mut bytes).map(|_| bytes)
+            };
+            tokio::task::spawn_blocking(read).await.unwrap().unwrap()
+        };
+        let first = all().await;
+        let counted = counts(&fetcher, &near.address.to_string());
+        assert_eq!(counted.wrong_bytes, u64::from(wrong.is_some()));
+        if wrong.is_some() {
+            // Whoever reads it sees that; the next time it comes from the registry.
+            assert_ne!(first, blob);
+            assert_eq!(all().await, blob);
+        } else {
+            assert_eq!(first, blob);
+        }
+        assert_eq!(counted.demand_bytes, cut.unwrap_or(200_000) as u64);
+        assert_eq!(server.count("blobs") > 0, cut.is_some() || wrong.is_some());
+    }
+}

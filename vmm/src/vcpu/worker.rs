@@ -95,7 +95,7 @@ impl Worker {
                 Ok(Exit::Shutdown) => describe_triple_fault(vcpu),
                 Ok(Exit::InternalError) => describe_internal_error(vcpu),
                 Ok(other) => format!("{other:?}"),
-                Err(e) => e.to_string(),
+                Err(e) => describe_error(&e),
             };
             return Some(ExitReason::Fault(describe(vcpu, &fault)));
         }
@@ -106,6 +106,18 @@ impl Worker {
         if !self.events.rang() {
             tracing::info!("{}", describe(vcpu, &format!("{reason:?} before it was ready")));
         }
+    }
+}
+
+/// KVM says EFAULT where memory it is to give the guest cannot be had: no page is left, or the file it is mapped from was
+/// cut or cannot be read.
+fn describe_error(error: &thaw_hypervisor::Error) -> String {
+    match error {
+        thaw_hypervisor::Error::Ioctl { source, .. } if source.raw_os_error() == Some(libc::EFAULT) => format!(
+            "{error}: a page behind the guest's memory cannot be had; if a snapshot or an image in the store was cut or its \
+             disk fails, `thaw image verify` says so"
+        ),
+        other => other.to_string(),
     }
 }
 

@@ -113,10 +113,12 @@ impl Worker {
 /// cut or cannot be read.
 fn describe_error(error: &thaw_hypervisor::Error) -> String {
     match error {
-        thaw_hypervisor::Error::Ioctl { source, .. } if source.raw_os_error() == Some(libc::EFAULT) => format!(
-            "{error}: a page behind the guest's memory cannot be had; if a snapshot or an image in the store was cut or its \
+        thaw_hypervisor::Error::Ioctl { source, .. } if source.raw_os_error() == Some(libc::EFAULT) => {
+            format!(
+                "{error}: a page behind the guest's memory cannot be had; if a snapshot or an image in the store was cut or its \
              disk fails, `thaw image verify` says so"
-        ),
+            )
+        }
         other => other.to_string(),
     }
 }

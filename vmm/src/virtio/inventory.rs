@@ -200,8 +200,16 @@ impl Inventory {
         let (Some(device), Some(swap)) = (self.devices.get(slot), self.swaps.get(slot)) else {
             return Err(AttachError::WrongKind("the console is not a virtio device"));
         };
+        // To be listened to is not to be backed, nor is it to have somebody to ask, but for the device of image slots.
+        let settles = match backend {
+            Backend::Accesses => false,
+            Backend::Misses => slot == DeviceId::Root as usize,
+            _ => true,
+        };
         lock(device).attach(backend, fds)?;
-        swap.settle();
+        if settles {
+            swap.settle();
+        }
         Ok(())
     }
 

@@ -71,8 +71,8 @@ pub fn packet_socket(fds: Vec<OwnedFd>) -> Result<OwnedFd, AttachError> {
 pub struct Misses {
     waits: Waits,
     socket: Option<OwnedFd>,
-    /// Whether the socket is full and waited for.
-    waits_to_send: bool,
+    /// What of it is waited for.
+    waited: EventSet,
     parked: Parked,
 }
 
@@ -81,7 +81,7 @@ impl Misses {
         Misses {
             waits,
             socket: None,
-            waits_to_send: false,
+            waited: EventSet::empty(),
             parked: Parked::default(),
         }
     }
@@ -99,6 +99,8 @@ impl Misses {
     /// Forgets all requests: the driver has reset the device.
     pub fn clear(&mut self) {
         self.parked.clear();
+        // Fails only for a socket that is none.
+        let _ = self.wait_for(EventSet::empty());
     }
 
     /// Parks a request until all ranges, of which there is at least one, are answered for; [`Self::ask`] comes after. One
@@ -121,29 +123,38 @@ impl Misses {
     /// Takes a new socket: every open question goes out over it.
     pub fn connect(&mut self, socket: OwnedFd) {
         self.disconnect();
-        let added = self
-            .waits
-            .control(ControlOperation::Add, socket.as_raw_fd(), EventSet::IN);
-        if let Err(error) = added {
-            tracing::error!(%error, "the miss socket cannot be waited for");
-            return;
-        }
         self.socket = Some(socket);
         if let Err(error) = self.ask() {
             tracing::error!(%error, "the miss socket cannot be waited for");
+            self.disconnect();
         }
     }
 
     /// Drops the socket; what it was asked is asked again over the next one.
     fn disconnect(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            // Closing it would do, unless the descriptor was duplicated.
-            let _ = self
-                .waits
-                .control(ControlOperation::Delete, socket.as_raw_fd(), EventSet::empty());
-        }
-        self.waits_to_send = false;
+        // Closing it would do, unless the descriptor was duplicated.
+        let _ = self.wait_for(EventSet::empty());
+        self.socket = None;
         self.parked.ask_again();
+    }
+
+    /// Waits for these events of the socket from now on; with none, it is not looked at.
+    fn wait_for(&mut self, events: EventSet) -> Result<(), DeviceError> {
+        let Some(socket) = self.socket.as_ref().filter(|_| events != self.waited) else {
+            return Ok(());
+        };
+        let operation = match (self.waited.is_empty(), events.is_empty()) {
+            (true, _) => ControlOperation::Add,
+            (false, true) => ControlOperation::Delete,
+            (false, false) => ControlOperation::Modify,
+        };
+        self.waited = events;
+        self.waits
+            .control(operation, socket.as_raw_fd(), events)
+            .map_err(|error| DeviceError::System {
+                what: "epoll_ctl",
+                error,
+            })
     }
 
     /// Sends questions until the socket is full or there are none left.
@@ -161,24 +172,15 @@ impl Misses {
                 }
             }
         }
-        let must_wait = self.parked.next_unsent().is_some();
-        if let Some(socket) = &self.socket
-            && must_wait != self.waits_to_send
-        {
-            let events = if must_wait {
-                EventSet::IN | EventSet::OUT
-            } else {
-                EventSet::IN
-            };
-            self.waits
-                .control(ControlOperation::Modify, socket.as_raw_fd(), events)
-                .map_err(|error| DeviceError::System {
-                    what: "epoll_ctl",
-                    error,
-                })?;
-            self.waits_to_send = must_wait;
+        // Only for answers that are due: those to a device that was reset, or has failed, can wait for ever.
+        let mut events = EventSet::empty();
+        if self.parked.has_questions() {
+            events |= EventSet::IN;
         }
-        Ok(())
+        if self.parked.next_unsent().is_some() {
+            events |= EventSet::OUT;
+        }
+        self.wait_for(events)
     }
 
     /// Takes answers; the requests they set free. [`Self::ask`] comes after.

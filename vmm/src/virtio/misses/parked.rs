@@ -118,6 +118,11 @@ impl Parked {
         self.unsent.insert(id);
     }
 
+    /// Whether any answer is due.
+    pub fn has_questions(&self) -> bool {
+        !self.questions.is_empty()
+    }
+
     /// The oldest question to send.
     pub fn next_unsent(&self) -> Option<&Miss> {
         self.unsent

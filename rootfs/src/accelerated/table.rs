@@ -288,8 +288,8 @@ mod tests {
             |table| table.chunks[1].pages = 0,
             |table| table.chunks[3].pages += 1,
             |table| table.chunks[3].pages = u32::MAX,
-            |table| drop(table.chunks.pop()),
-            |table| drop(table.frames.pop()),
+            |table| table.chunks.truncate(3),
+            |table| table.frames.truncate(2),
         ];
         for (at, change) in changes.iter().enumerate() {
             let mut changed = table();

@@ -122,6 +122,53 @@ fn a_repair_that_ends_early_is_refused() {
 }
 
 #[test]
+fn digests_are_learned_as_chunks_arrive_and_torn_ones_do_not_match() {
+    let bytes = pattern(3 * CHUNK_SIZE as usize);
+    let data = tempfile::tempfile().unwrap();
+    data.set_len(3 * CHUNK_SIZE).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let create = |complete| {
+        let file = file.try_clone().unwrap();
+        ReadyFile::create(file, [3; 32], 3 * CHUNK_SIZE, Digests::Learned, complete, BOOT)
+    };
+    assert!(create(true).is_err(), "nobody has seen the chunks");
+    let ready = create(false).unwrap();
+    assert!(ready.is_learned() && ready.digest(0).unwrap().is_none());
+    let mut buffer = Vec::new();
+    // Zeros are no match for what is not known.
+    assert!(!ready.verify(&data, 0, &mut buffer).unwrap());
+    data.write_all_at(&bytes, 0).unwrap();
+    for chunk in 0..2 {
+        let range = ready.chunk_range(chunk);
+        let digest = blake3::hash(&bytes[range.start as usize..range.end as usize]);
+        ready.record(chunk, digest.as_bytes()).unwrap();
+        ready.set_ready(chunk);
+    }
+    assert!(ready.record(3, &[1; 32]).is_err());
+    assert_eq!(ready.ready_count(), 2);
+    drop(ready);
+
+    // Another boot; of one digest half was written.
+    let mut ready = ReadyFile::open(file.try_clone().unwrap()).unwrap();
+    let torn = ready.digest(1).unwrap().unwrap();
+    let half = [&torn[..16], &[0; 16]].concat();
+    ready.record(1, &half.try_into().unwrap()).unwrap();
+    assert!(ready.activate(BootId([8; 16])).unwrap());
+    let agree: Vec<bool> = (0..3)
+        .map(|chunk| ready.verify(&data, chunk, &mut buffer).unwrap())
+        .collect();
+    assert_eq!(agree, [true, false, false]);
+
+    // Emptied: digests are kept, bits are not. Of a sealed file no digest can be given.
+    let emptied = tempfile::tempfile().unwrap();
+    let emptied = ready.write_emptied(emptied, BOOT).unwrap();
+    assert!(emptied.is_learned() && emptied.ready_count() == 0);
+    assert_eq!(emptied.digest(0).unwrap(), ready.digest(0).unwrap());
+    let (_, sealed, _) = blob(&bytes);
+    assert!(ReadyFile::open(sealed).unwrap().record(0, &[1; 32]).is_err());
+}
+
+#[test]
 fn torn_and_hostile_files_are_errors() {
     let (data, ready, _) = blob(&pattern(3 * CHUNK_SIZE as usize));
     let whole = ready.metadata().unwrap().len();

@@ -37,7 +37,13 @@ pub struct Blob {
 /// The open ones, with when each was used last.
 #[derive(Default)]
 pub struct Blobs {
-    open: Mutex<(u64, HashMap<Digest, (u64, Arc<Blob>)>)>,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    clock: u64,
+    blobs: HashMap<Digest, (u64, Arc<Blob>)>,
 }
 
 type Reader = Arc<OnceCell<Arc<dyn Ranges>>>;
@@ -112,20 +118,20 @@ impl Inner {
 
 impl Blobs {
     fn get(&self, id: &Digest) -> Option<Arc<Blob>> {
-        let (clock, open) = &mut *lock(&self.open);
+        let Open { clock, blobs } = &mut *lock(&self.open);
         *clock += 1;
-        let (used, blob) = open.get_mut(id)?;
+        let (used, blob) = blobs.get_mut(id)?;
         *used = *clock;
         Some(blob.clone())
     }
 
     fn put(&self, blob: Arc<Blob>) {
-        let (clock, open) = &mut *lock(&self.open);
+        let Open { clock, blobs } = &mut *lock(&self.open);
         *clock += 1;
-        open.insert(blob.id, (*clock, blob));
-        while open.len() > OPEN {
-            let oldest = open.iter().min_by_key(|(_, (used, _))| *used).map(|(id, _)| *id);
-            oldest.and_then(|id| open.remove(&id));
+        blobs.insert(blob.id, (*clock, blob));
+        while blobs.len() > OPEN {
+            let oldest = blobs.iter().min_by_key(|(_, (used, _))| *used).map(|(id, _)| *id);
+            oldest.and_then(|id| blobs.remove(&id));
         }
     }
 }

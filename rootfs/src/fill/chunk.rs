@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::index::Piece;
 
 use super::blob::Blob;
+use super::flight::Expanded;
 use super::{FillStats, count, within};
 
 /// Some chunks of a blob, being put together.
@@ -156,7 +157,7 @@ impl Assembly {
 pub fn commit_whole(
     blob: &Blob,
     stream: &Range<u64>,
-    spans: &[(usize, Range<u64>, Arc<[u8]>)],
+    spans: &[Expanded],
     stats: &FillStats,
 ) -> Result<Vec<usize>, Error> {
     let mut partly = Vec::new();

@@ -21,8 +21,9 @@ use super::{Inner, chunk, count, lock, plan};
 /// A span of a blob.
 pub type SpanKey = (Digest, usize);
 
-/// Spans as they come back: index, where in the stream, bytes.
-type Spans = Vec<(usize, Range<u64>, Arc<[u8]>)>;
+/// A span as it comes back: index, where in the stream, bytes.
+pub type Expanded = (usize, Range<u64>, Arc<[u8]>);
+type Spans = Vec<Expanded>;
 
 type Outcome = Result<Arc<Spans>, Arc<Error>>;
 

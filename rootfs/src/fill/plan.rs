@@ -74,7 +74,8 @@ mod tests {
                 .map(|run| run.stored)
                 .collect()
         };
-        assert_eq!(stored(&[2, 3], Priority::Demand), [2 * MIB..4 * MIB]);
+        let one = stored(&[2, 3], Priority::Demand);
+        assert!(one.len() == 1 && one[0] == (2 * MIB..4 * MIB));
         assert_eq!(stored(&[0, 5], Priority::Demand), [0..MIB, 5 * MIB..6 * MIB]);
         assert_eq!(
             stored(&[0, 1, 2, 3, 4], Priority::Demand),

@@ -121,15 +121,15 @@ pub enum Form {
     /// Changes of a file tree, as tar.
     Layers,
     /// Documents of Thaw's own.
-    Accelerated(accelerated::Manifest),
+    Accelerated(Box<accelerated::Manifest>),
     /// A RAFS bootstrap and its blobs.
-    Nydus(nydus::Manifest),
+    Nydus(Box<nydus::Manifest>),
 }
 
 /// A manifest or an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Document {
-    Manifest(Manifest),
+    Manifest(Box<Manifest>),
     Index(Vec<Descriptor>),
 }
 
@@ -207,7 +207,7 @@ impl Document {
                     annotations: annotations.unwrap_or_default(),
                 };
                 manifest.check(what)?;
-                Ok(Self::Manifest(manifest))
+                Ok(Self::Manifest(Box::new(manifest)))
             }
             _ => Err(Error::malformed(
                 what,
@@ -228,9 +228,10 @@ struct Head {
 impl Form {
     fn of(what: &str, bytes: &[u8]) -> Result<Self, Error> {
         if let Some(manifest) = accelerated::Manifest::parse(what, bytes)? {
-            return Ok(Self::Accelerated(manifest));
+            return Ok(Self::Accelerated(Box::new(manifest)));
         }
-        Ok(nydus::Manifest::parse(what, bytes)?.map_or(Self::Layers, Self::Nydus))
+        Ok(nydus::Manifest::parse(what, bytes)?
+            .map_or(Self::Layers, |manifest| Self::Nydus(Box::new(manifest))))
     }
 }
 

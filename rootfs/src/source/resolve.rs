@@ -58,7 +58,7 @@ impl Walk<'_> {
         media_type: Option<&str>,
     ) -> Result<Option<Resolved>, Error> {
         match Document::parse(what, &bytes, media_type)? {
-            Document::Manifest(manifest) => self.image(bytes, manifest).await,
+            Document::Manifest(manifest) => self.image(bytes, *manifest).await,
             Document::Index(descriptors) => self.choose(descriptors).await,
         }
     }
@@ -85,7 +85,7 @@ impl Walk<'_> {
             };
             match document {
                 Document::Manifest(manifest) => {
-                    if let Some(found) = self.image(bytes, manifest).await? {
+                    if let Some(found) = self.image(bytes, *manifest).await? {
                         return Ok(Some(found));
                     }
                 }

@@ -180,7 +180,11 @@ pub fn default_path() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return "/etc/thaw/thawd.toml".into();
     }
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
     set("XDG_CONFIG_HOME")
         .or_else(|| set("HOME").map(|home| home.join(".config")))
         .unwrap_or_else(|| "/".into())
@@ -212,7 +216,10 @@ mod tests {
     fn the_guides_example_is_read() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/images.md");
         let guide = std::fs::read_to_string(path).unwrap();
-        let example = guide.split("```toml").nth(1).and_then(|it| it.split("```").next());
+        let example = guide
+            .split("```toml")
+            .nth(1)
+            .and_then(|it| it.split("```").next());
         let config = Config::parse(example.unwrap()).unwrap();
         assert_eq!(config.prefetch, PrefetchConfig::default());
         assert_eq!(config.fetch.mirrors_of("quay.io").len(), 1);

@@ -111,7 +111,10 @@ impl Home {
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await?;
         let pending = recording.zip(sandbox.image().cloned());
-        let file = arguments.record.clone().filter(|path| !path.as_os_str().is_empty());
+        let file = arguments
+            .record
+            .clone()
+            .filter(|path| !path.as_os_str().is_empty());
         let mut home = Home::of_ours(node, sandbox, run)?;
         home.recording = pending.map(|(recording, image)| Pending {
             recording,
@@ -325,7 +328,9 @@ fn daemon_request(
 /// The file a recording is also written to, by its absolute path.
 fn record_to(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     flag.filter(|path| !path.as_os_str().is_empty())
-        .map(|path| std::path::absolute(path).map_err(|e| Failure::system("cannot tell where --record is", &e)))
+        .map(|path| {
+            std::path::absolute(path).map_err(|e| Failure::system("cannot tell where --record is", &e))
+        })
         .transpose()
 }
 

@@ -165,7 +165,10 @@ async fn start(
     }
     if let Some(bytes) = home.fetched() {
         trace.count("fetched_bytes", bytes);
-        trace.note("start", &format!("{} fetched for reads until then", HumanBytes(bytes)));
+        trace.note(
+            "start",
+            &format!("{} fetched for reads until then", HumanBytes(bytes)),
+        );
     }
     let path = home.directory.join(RUNNING_FILE);
     std::fs::write(&path, running)

@@ -47,7 +47,12 @@ impl Counting {
     /// In words: `2 layers read as needed (soci), 1 streamed; 1.20 MiB fetched`.
     pub fn summary(&self) -> String {
         let mut counts: BTreeMap<(u8, &str), u64> = BTreeMap::new();
-        for layer in self.layers.lock().unwrap_or_else(PoisonError::into_inner).values() {
+        for layer in self
+            .layers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+        {
             let kind = match layer {
                 Layer::Cached => (0, "in the store"),
                 Layer::Lazy { form: Form::Tar, .. } => (1, "read as needed (kept index)"),
@@ -59,7 +64,9 @@ impl Counting {
                     form: Form::Accelerated,
                     ..
                 } => (1, "read as needed (converted)"),
-                Layer::Lazy { form: Form::Nydus, .. } => (1, "read as needed (Nydus)"),
+                Layer::Lazy {
+                    form: Form::Nydus, ..
+                } => (1, "read as needed (Nydus)"),
                 Layer::Streamed { .. } => (2, "streamed"),
             };
             *counts.entry(kind).or_default() += 1;
@@ -84,11 +91,7 @@ impl Progress for Counting {
             let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
             match &event {
                 Event::Cached { layer } => drop(layers.insert(*layer, Layer::Cached)),
-                Event::Lazy {
-                    layer,
-                    form,
-                    fetched,
-                } => {
+                Event::Lazy { layer, form, fetched } => {
                     let (form, fetched) = (*form, *fetched);
                     layers.insert(*layer, Layer::Lazy { form, fetched });
                 }

@@ -83,12 +83,8 @@ pub async fn convert(
 }
 
 fn read_trace(path: &Path) -> Result<LoadOrder, Failure> {
-    let invalid = |why: String| {
-        Failure::new(
-            ExitCode::LoadOrderInvalid,
-            format!("{}: {why}", path.display()),
-        )
-    };
+    let invalid =
+        |why: String| Failure::new(ExitCode::LoadOrderInvalid, format!("{}: {why}", path.display()));
     let length = std::fs::metadata(path).map_err(|e| invalid(e.to_string()))?.len();
     if length > prefetch::MAX_DOCUMENT as u64 {
         return Err(invalid("it is too large for a load order".into()));

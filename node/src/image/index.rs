@@ -77,7 +77,9 @@ pub async fn index(
     };
     place::check_writable(&to)?;
     let options = images.source_options(plain_http);
-    let source = source::open(&from, &options, progress.clone()).await.map_err(failure)?;
+    let source = source::open(&from, &options, progress.clone())
+        .await
+        .map_err(failure)?;
     let resolved = source::resolve(&*source, &Platform::linux_amd64())
         .await
         .map_err(failure)?;
@@ -94,7 +96,9 @@ pub async fn index(
         let what = format!("no layer of {from} can be indexed: {}", why.join(", "));
         return Err(Failure::new(ExitCode::NotIndexable, what));
     }
-    let push = Push::open(&to, &options, progress.clone()).await.map_err(failure)?;
+    let push = Push::open(&to, &options, progress.clone())
+        .await
+        .map_err(failure)?;
     let place = Place::new(&push, &from, &to, progress, images);
     let mut pushed_bytes = place.copy_image(&*source, &resolved).await?;
     let described: Vec<Ztoc> = ztocs.iter().map(|(ztoc, _)| ztoc.clone()).collect();
@@ -110,7 +114,13 @@ pub async fn index(
         .map_err(failure)?;
     let bound = bound(&resolved.manifest, &index_digest)?;
     let image_digest = push.manifest(None, OCI_MANIFEST, &bound).await.map_err(failure)?;
-    let top = top(&resolved, &image_digest, bound.len(), &index_digest, soci_index.len());
+    let top = top(
+        &resolved,
+        &image_digest,
+        bound.len(),
+        &index_digest,
+        soci_index.len(),
+    );
     let digest = push
         .manifest(place::tag(&to), OCI_INDEX, &top)
         .await
@@ -199,7 +209,11 @@ async fn ztocs(
 }
 
 /// Reads a layer once, and makes its ztoc, if one can make it lazy.
-async fn ztoc(source: &dyn Source, layer: &LayerSource, expected: Digest) -> Result<Option<Vec<u8>>, Failure> {
+async fn ztoc(
+    source: &dyn Source,
+    layer: &LayerSource,
+    expected: Digest,
+) -> Result<Option<Vec<u8>>, Failure> {
     let body = source.open(layer).await.map_err(failure)?;
     let reader = body.reader;
     let work = move || -> Result<Option<Vec<u8>>, Failure> {
@@ -207,7 +221,11 @@ async fn ztoc(source: &dyn Source, layer: &LayerSource, expected: Digest) -> Res
             reader,
             hasher: Sha256::new(),
         };
-        let made = soci::index_layer(BufReader::with_capacity(256 << 10, &mut hashing), &Limits::default(), TOOL);
+        let made = soci::index_layer(
+            BufReader::with_capacity(256 << 10, &mut hashing),
+            &Limits::default(),
+            TOOL,
+        );
         // Whatever became of it: what was read must be the layer, or that is what is wrong.
         io::copy(&mut hashing, &mut io::sink()).map_err(|e| read_failed(&expected, e))?;
         let got = Digest::from(<[u8; 32]>::from(hashing.hasher.finalize()));
@@ -247,7 +265,8 @@ impl Read for Hashing {
 
 /// The image's manifest, bound to its index. Docker's becomes an OCI one: only that has annotations.
 fn bound(manifest: &[u8], index: &Digest) -> Result<Vec<u8>, Failure> {
-    let malformed = |why: &str| Failure::new(ExitCode::ImageMalformed, format!("the image's manifest: {why}"));
+    let malformed =
+        |why: &str| Failure::new(ExitCode::ImageMalformed, format!("the image's manifest: {why}"));
     let mut manifest: Value = serde_json::from_slice(manifest).map_err(|e| malformed(&e.to_string()))?;
     let object = manifest
         .as_object_mut()
@@ -291,13 +310,7 @@ fn oci_layer_type(media_type: &str) -> &str {
 }
 
 /// The image index of both manifests.
-fn top(
-    resolved: &Resolved,
-    image: &Digest,
-    image_size: usize,
-    index: &Digest,
-    index_size: usize,
-) -> Vec<u8> {
+fn top(resolved: &Resolved, image: &Digest, image_size: usize, index: &Digest, index_size: usize) -> Vec<u8> {
     let mut platform = json!({
         "architecture": resolved.config.architecture().to_string(),
         "os": resolved.config.os().to_string(),
@@ -365,7 +378,10 @@ mod tests {
     fn an_annotation_is_added_to_those_there_are() {
         let index = Digest::of(b"index");
         for (before, after) in [
-            (json!({"a": "b"}), json!({"a": "b", INDEX_DIGEST: index.to_string()})),
+            (
+                json!({"a": "b"}),
+                json!({"a": "b", INDEX_DIGEST: index.to_string()}),
+            ),
             (Value::Null, json!({INDEX_DIGEST: index.to_string()})),
         ] {
             let manifest = json!({"annotations": before}).to_string();

@@ -22,7 +22,9 @@ pub fn parse(reference: &str) -> Result<ImageRef, Failure> {
 pub fn check_writable(to: &ImageRef) -> Result<(), Failure> {
     let why = match to {
         ImageRef::Archive { .. } => "an archive cannot be written to",
-        ImageRef::Registry(registry) if registry.digest.is_some() => "a digest cannot be written to, only a tag",
+        ImageRef::Registry(registry) if registry.digest.is_some() => {
+            "a digest cannot be written to, only a tag"
+        }
         _ => return Ok(()),
     };
     Err(Failure::new(ExitCode::PushRefused, format!("{to}: {why}")))

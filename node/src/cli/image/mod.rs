@@ -206,7 +206,9 @@ async fn pull(
     let reference = image.parse().map_err(crate::images::failure)?;
     let pulled = images.pull_with(&reference, &options, ui.pull()).await?;
     super::print(&match json {
-        true => json!({"image": image, "digest": pulled.digest.to_string(), "bytes": size(&pulled)}).to_string(),
+        true => {
+            json!({"image": image, "digest": pulled.digest.to_string(), "bytes": size(&pulled)}).to_string()
+        }
         false => pulled.digest.to_string(),
     });
     Ok(())

@@ -6,6 +6,7 @@
 
 pub(crate) mod archive;
 pub(crate) mod auth;
+mod download;
 pub(crate) mod http;
 pub(crate) mod layout;
 pub mod manifest;

@@ -32,8 +32,11 @@ enum Form {
     Zstd,
 }
 
+/// Bytes with those put back that told the form.
+type Whole<R> = io::Chain<io::Cursor<Vec<u8>>, R>;
+
 /// The form of `stored`, and its bytes.
-fn form<R: BufRead>(mut stored: R) -> io::Result<(Form, io::Chain<io::Cursor<Vec<u8>>, R>)> {
+fn form<R: BufRead>(mut stored: R) -> io::Result<(Form, Whole<R>)> {
     // A stream may arrive byte by byte.
     let mut start = Vec::with_capacity(ZSTD.len());
     stored.by_ref().take(ZSTD.len() as u64).read_to_end(&mut start)?;

@@ -8,13 +8,13 @@ use std::io::{self, BufRead, Read};
 use zstd::stream::raw::{DParameter, Decoder as ZstdStream, InBuffer, Operation, OutBuffer};
 
 use super::recorder::Recorder;
-use super::{Form, ZSTD_WINDOW_LOG, form};
+use super::{Form, Whole, ZSTD_WINDOW_LOG, form};
 use crate::span::inflate::{Inflate, Stop, Until, Wrap};
 use crate::span::{Expansion, Packer, SPAN, SpanTable};
 
 /// A stored blob, uncompressed as it is read, and indexed.
 pub struct Indexing<R> {
-    stored: io::Chain<io::Cursor<Vec<u8>>, R>,
+    stored: Whole<R>,
     decoder: Decoder,
     recorder: Recorder,
     /// Whether the last member or frame is whole, and no other begun.
@@ -58,6 +58,11 @@ impl<R: BufRead> Indexing<R> {
             recorder,
             is_between: false,
         })
+    }
+
+    /// Whether the blob is the stream.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.decoder, Decoder::Plain)
     }
 
     /// The spans of the blob, which was read to its end; none where it has too few places to begin at, as a zstd layer of

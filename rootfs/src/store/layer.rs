@@ -124,7 +124,7 @@ fn go(
         counters: counters.clone(),
         cancelled,
     };
-    let (result, diff_id) = unpack_stream(&mut stored, sink, &counters, path, is_indexed);
+    let result = unpack_stream(&mut stored, sink, &counters, path, is_indexed);
     // Whatever went wrong, a damaged transfer explains it best.
     if let Some(error) = fault.take() {
         return Err(error);
@@ -133,7 +133,12 @@ fn go(
         Err(Failure::Sink(error)) => return Err(error),
         _ => stored.check(&layer)?,
     };
-    let (unpacked, spans) = result.map_err(|failure| failure.explain(&layer))?;
+    let Stream {
+        unpacked,
+        spans,
+        diff_id,
+    } = result.map_err(|failure| failure.explain(&layer))?;
+    let diff_id = diff_id.unwrap_or(received.digest);
     if diff_id != layer.diff_id {
         let what = format!("the tar of {}", layer.name());
         return Err(Error::DigestMismatch {
@@ -186,7 +191,13 @@ impl Read for Decoder<'_> {
     }
 }
 
-type Stream = (Unpacked, Option<SpanTable>);
+/// A layer's stream, read to its end.
+struct Stream {
+    unpacked: Unpacked,
+    spans: Option<SpanTable>,
+    /// None where it is the stored layer itself, which is hashed once.
+    diff_id: Option<Digest>,
+}
 
 fn unpack_stream(
     stored: &mut Stored,
@@ -194,20 +205,18 @@ fn unpack_stream(
     counters: &Counters,
     path: &Path,
     is_indexed: bool,
-) -> (Result<Stream, Failure>, Digest) {
+) -> Result<Stream, Failure> {
     let stored = BufReader::with_capacity(BUFFER, stored);
     let decoder = if is_indexed {
         Indexing::new(stored).map(|decoder| Decoder::Indexing(Box::new(decoder)))
     } else {
         compression::decoder(stored).map(Decoder::Plain)
     };
-    let decoder = match decoder {
-        Ok(decoder) => decoder,
-        Err(error) => return (Err(Failure::Stream(error)), Digest::of(&[])),
-    };
+    let decoder = decoder.map_err(Failure::Stream)?;
+    let is_stored = matches!(&decoder, Decoder::Indexing(decoder) if decoder.is_plain());
     let mut tar = Tar {
         decoder,
-        hasher: Sha256::new(),
+        hasher: (!is_stored).then(Sha256::new),
         counters: counters.clone(),
     };
     let mut sink = Watched { sink, failed: None };
@@ -217,20 +226,20 @@ fn unpack_stream(
         &Limits::default(),
     );
     if let Some(error) = sink.failed {
-        return (Err(Failure::Sink(Error::io(path, error))), Digest::of(&[]));
+        return Err(Failure::Sink(Error::io(path, error)));
     }
-    let result = match unpacked {
-        Ok(unpacked) => io::copy(&mut tar, &mut io::sink())
-            .map(|_| unpacked)
-            .map_err(Failure::Stream),
-        Err(error) => Err(Failure::Layer(error)),
-    };
-    let spans = match tar.decoder {
-        Decoder::Indexing(decoder) if result.is_ok() => decoder.into_spans(),
-        _ => None,
-    };
-    let digest = Digest::from(<[u8; 32]>::from(tar.hasher.finalize()));
-    (result.map(|unpacked| (unpacked, spans)), digest)
+    let unpacked = unpacked.map_err(Failure::Layer)?;
+    io::copy(&mut tar, &mut io::sink()).map_err(Failure::Stream)?;
+    Ok(Stream {
+        unpacked,
+        spans: match tar.decoder {
+            Decoder::Indexing(decoder) => decoder.into_spans(),
+            Decoder::Plain(_) => None,
+        },
+        diff_id: tar
+            .hasher
+            .map(|hasher| Digest::from(<[u8; 32]>::from(hasher.finalize()))),
+    })
 }
 
 /// Where an unpacking broke.
@@ -367,14 +376,16 @@ impl Read for Stored {
 /// The uncompressed tar, hashed and counted.
 struct Tar<'a> {
     decoder: Decoder<'a>,
-    hasher: Sha256,
+    hasher: Option<Sha256>,
     counters: Counters,
 }
 
 impl Read for Tar<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.decoder.read(buffer)?;
-        self.hasher.update(&buffer[..length]);
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&buffer[..length]);
+        }
         self.counters.unpacked.fetch_add(length as u64, Ordering::Relaxed);
         Ok(length)
     }

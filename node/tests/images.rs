@@ -200,7 +200,11 @@ async fn an_indexed_and_a_converted_image_are_read_as_needed() {
     let place = Place::new("");
     let from = place.reference("layout");
     let indexed = place.reference("made:soci");
-    index::index(&place.images, &from, Some(&indexed), 0, false, Arc::new(Silent))
+    let finely = index::Cut {
+        least: 0,
+        span: 1 << 20,
+    };
+    index::index(&place.images, &from, Some(&indexed), finely, false, Arc::new(Silent))
         .await
         .unwrap();
     let converted = place.reference("made:converted");

@@ -60,13 +60,26 @@ pub struct IndexedLayer {
     pub why_not: Option<&'static str>,
 }
 
-/// Makes the index of `reference` for layers of at least `least` stored bytes, and pushes it to `destination`, or beside
+/// Which layers are indexed, and how finely.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// Bytes a layer must have, as stored, to be indexed.
+    pub least: u64,
+    /// Bytes of the tar from one place it can be read from to the next, at least.
+    pub span: u64,
+}
+
+/// Sizes of spans that are of use: a smaller one makes the index larger than what it saves, a larger one is fetched whole
+/// for a page.
+pub const SPANS: std::ops::RangeInclusive<u64> = 256 << 10..=8 << 20;
+
+/// Makes the index of `reference`, and pushes it to `destination`, or beside
 /// the image under its tag with `-soci` behind.
 pub async fn index(
     images: &Images,
     reference: &str,
     destination: Option<&str>,
-    least: u64,
+    cut: Cut,
     plain_http: bool,
     progress: Arc<dyn Progress>,
 ) -> Result<Indexed, Failure> {
@@ -87,7 +100,7 @@ pub async fn index(
         let what = format!("{from} has no layers that a SOCI index describes");
         return Err(Failure::new(ExitCode::NotIndexable, what).remedy("index the image it was made of"));
     }
-    let (layers, ztocs) = ztocs(&*source, &resolved, least, &progress).await?;
+    let (layers, ztocs) = ztocs(&*source, &resolved, cut, &progress).await?;
     if ztocs.is_empty() {
         let why: Vec<String> = layers
             .iter()
@@ -169,7 +182,7 @@ type Made = (Ztoc, Vec<u8>);
 async fn ztocs(
     source: &dyn Source,
     resolved: &Resolved,
-    least: u64,
+    cut: Cut,
     progress: &Arc<dyn Progress>,
 ) -> Result<(Vec<IndexedLayer>, Vec<Made>), Failure> {
     let total = resolved.descriptors.iter().map(|layer| layer.size).sum();
@@ -185,9 +198,9 @@ async fn ztocs(
             // The same layer again.
             continue;
         }
-        match descriptor.size < least {
+        match descriptor.size < cut.least {
             true => line.why_not = Some("it is smaller than the least"),
-            false => match ztoc(source, layer, descriptor.digest).await? {
+            false => match ztoc(source, layer, descriptor.digest, cut.span).await? {
                 None => line.why_not = Some("its compression has no places to begin at"),
                 Some(bytes) => {
                     line.ztoc = Some(bytes.len() as u64);
@@ -213,6 +226,7 @@ async fn ztoc(
     source: &dyn Source,
     layer: &LayerSource,
     expected: Digest,
+    span_size: u64,
 ) -> Result<Option<Vec<u8>>, Failure> {
     let body = source.open(layer).await.map_err(failure)?;
     let reader = body.reader;
@@ -224,6 +238,7 @@ async fn ztoc(
         let made = soci::index_layer(
             BufReader::with_capacity(256 << 10, &mut hashing),
             &Limits::default(),
+            span_size,
             TOOL,
         );
         // Whatever became of it: what was read must be the layer, or that is what is wrong.

@@ -33,8 +33,16 @@ impl<R: BufRead> Indexing<R> {
     /// # Errors
     /// Of the first read; or when out of memory.
     pub fn new(stored: R) -> io::Result<Indexing<R>> {
+        Indexing::every(SPAN, stored)
+    }
+
+    /// The same, with spans of at least `every` bytes of the stream.
+    ///
+    /// # Errors
+    /// See [`Indexing::new`].
+    pub fn every(every: u64, stored: R) -> io::Result<Indexing<R>> {
         let (form, stored) = form(stored)?;
-        let mut recorder = Recorder::default();
+        let mut recorder = Recorder::new(every);
         let decoder = match form {
             Form::Plain => {
                 recorder.begin(Expansion::Plain);
@@ -110,10 +118,10 @@ impl<R: BufRead> Read for Indexing<R> {
 
 fn plain(recorder: &mut Recorder, input: &[u8], output: &mut [u8]) -> (usize, usize) {
     // Spans are cut at exact multiples.
-    if recorder.is_due(SPAN - 1) {
+    if recorder.is_due(recorder.every - 1) {
         recorder.begin(Expansion::Plain);
     }
-    let length = recorder.until(SPAN).min(input.len()).min(output.len());
+    let length = recorder.until(recorder.every).min(input.len()).min(output.len());
     output[..length].copy_from_slice(&input[..length]);
     recorder.progress(&input[..length], length);
     (length, length)
@@ -127,8 +135,8 @@ fn gzip(
     output: &mut [u8],
 ) -> io::Result<(usize, usize)> {
     // Stopping before every block costs several percent: it does so only where a checkpoint may be.
-    let (length, until) = match recorder.until(SPAN) {
-        length @ 1.. if !recorder.is_due(SPAN) => (length.min(output.len()), Until::Full),
+    let (length, until) = match recorder.until(recorder.every) {
+        length @ 1.. if !recorder.is_due(recorder.every) => (length.min(output.len()), Until::Full),
         _ => (output.len(), Until::Block),
     };
     let step = inflate.step(input, &mut output[..length], until).map_err(|why| {
@@ -147,7 +155,7 @@ fn gzip(
     match step.stop {
         Stop::End => inflate.reset(Wrap::Gzip),
         // The rule and the form of SOCI's checkpoints, so that each can be made of the other.
-        Stop::BeforeBlock { bits } if recorder.is_due(SPAN) => recorder.begin(Expansion::Deflate {
+        Stop::BeforeBlock { bits } if recorder.is_due(recorder.every) => recorder.begin(Expansion::Deflate {
             bits,
             window: packer.pack(&inflate.dictionary()),
         }),
@@ -170,7 +178,7 @@ fn zstd(
     let (read, written) = (source.pos(), target.pos());
     recorder.progress(&input[..read], written);
     *is_between = hint == 0;
-    if *is_between && recorder.is_due(SPAN - 1) {
+    if *is_between && recorder.is_due(recorder.every - 1) {
         recorder.begin(Expansion::Zstd);
     }
     Ok((read, written))

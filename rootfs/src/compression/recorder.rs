@@ -31,8 +31,9 @@ struct Next {
 }
 
 /// Sees every stored byte once, and how much each yields.
-#[derive(Default)]
 pub struct Recorder {
+    /// Bytes of stream from one span to the next, at least.
+    pub every: u64,
     spans: Vec<Span>,
     /// The span that is being read.
     current: Option<Begin>,
@@ -45,6 +46,20 @@ pub struct Recorder {
 }
 
 impl Recorder {
+    /// Nothing seen yet.
+    pub fn new(every: u64) -> Recorder {
+        Recorder {
+            every,
+            spans: Vec::new(),
+            current: None,
+            next: None,
+            input: 0,
+            output: 0,
+            last_byte: 0,
+            given_up: false,
+        }
+    }
+
     /// `stored` was read, and yielded `yielded` bytes.
     pub fn progress(&mut self, stored: &[u8], yielded: usize) {
         self.input += stored.len() as u64;
@@ -73,7 +88,7 @@ impl Recorder {
         {
             *self = Recorder {
                 given_up: true,
-                ..Recorder::default()
+                ..Recorder::new(self.every)
             };
         }
     }

@@ -37,7 +37,7 @@ fn ztocs() {
         let size = stored.len() as u64;
         let index = soci::read_ztoc(&get(&layer, "ztoc"), size, &Limits::default()).unwrap();
         assert_like_unpacked(&index, &stored, &tar);
-        let ours = soci::index_layer(&stored[..], &Limits::default(), "thaw")
+        let ours = soci::index_layer(&stored[..], &Limits::default(), crate::span::SPAN, "thaw")
             .unwrap()
             .unwrap();
         let own = soci::read_ztoc(&ours, size, &Limits::default()).unwrap();

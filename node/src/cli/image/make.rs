@@ -22,7 +22,10 @@ pub(super) async fn index(
         images,
         &arguments.image,
         arguments.destination.as_deref(),
-        arguments.min_layer_size.0,
+        index::Cut {
+            least: arguments.min_layer_size.0,
+            span: arguments.span_size.0,
+        },
         arguments.plain_http,
         ui.pull(),
     )

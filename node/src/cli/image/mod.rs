@@ -102,9 +102,21 @@ pub struct IndexArguments {
     /// Layers of fewer stored bytes get no index: they are fetched whole
     #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = Size::from_str)]
     pub min_layer_size: Size,
+    /// Bytes of a layer from one place it can be read from to the next, from 256k to 8m: smaller ones fetch less for a read
+    /// and make the index larger, by 32 KiB each
+    #[arg(long, value_name = "SIZE", default_value = "4m", value_parser = span_size)]
+    pub span_size: Size,
     /// Speak HTTP to the registry
     #[arg(long)]
     pub plain_http: bool,
+}
+
+fn span_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    match crate::image::index::SPANS.contains(&size.0) {
+        true => Ok(size),
+        false => Err("use a size from 256k to 8m".into()),
+    }
 }
 
 #[derive(Debug, Args)]

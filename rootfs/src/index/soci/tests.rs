@@ -66,7 +66,7 @@ fn a_gzip_layer_is_as_unpacked() {
     let tar = tar(&parts);
     for level in [1, 6] {
         let stored = gzip(&tar, level);
-        let ztoc = index_layer(&stored[..], &Limits::default(), TOOL)
+        let ztoc = index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL)
             .unwrap()
             .unwrap();
         let index = read_all(&ztoc, &stored).unwrap();
@@ -83,7 +83,7 @@ fn a_gzip_layer_is_as_unpacked() {
 #[test]
 fn a_zstd_layer_has_no_ztoc() {
     let stored = zstd::stream::encode_all(&tar(&tricky(true))[..], 3).unwrap();
-    assert_eq!(index_layer(&stored[..], &Limits::default(), TOOL).unwrap(), None);
+    assert_eq!(index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL).unwrap(), None);
 }
 
 /// The checkpoints' blob with one number changed.

@@ -12,7 +12,7 @@ use crate::index::rfc3339;
 use crate::layer::header::TypeFlag;
 use crate::layer::walk::{Walked, walk};
 use crate::layer::{LayerError, Limits};
-use crate::span::{Expansion, SPAN, Span, SpanTable};
+use crate::span::{Expansion, Span, SpanTable};
 use crate::tree::Timestamp;
 
 use super::MAX_ZTOC;
@@ -87,7 +87,7 @@ impl From<FormError> for Failure {
     }
 }
 
-/// Reads a stored layer once, to its end, and writes its ztoc: spans of [`SPAN`](crate::span::SPAN) bytes. None for a
+/// Reads a stored layer once, to its end, and writes its ztoc: spans of at least `span_size` bytes. None for a
 /// layer that a ztoc cannot make lazy: a zstd one, or one with too few places to begin at.
 ///
 /// # Errors
@@ -95,13 +95,14 @@ impl From<FormError> for Failure {
 pub fn index_layer(
     stored: impl BufRead,
     limits: &Limits,
+    span_size: u64,
     build_tool: &str,
 ) -> Result<Option<Vec<u8>>, FormError> {
     let unreadable = |source| FormError::Layer {
         form: FORM,
         source: LayerError::Read { offset: 0, source },
     };
-    let mut indexing = Indexing::new(stored).map_err(unreadable)?;
+    let mut indexing = Indexing::every(span_size, stored).map_err(unreadable)?;
     let toc = scan(&mut indexing, limits)?;
     let Some(spans) = indexing.into_spans() else {
         return Ok(None);
@@ -113,7 +114,7 @@ pub fn index_layer(
     if !spans.spans().iter().all(is_fit) {
         return Ok(None);
     }
-    write_ztoc(&toc, &spans, SPAN, stored_size, build_tool).map(Some)
+    write_ztoc(&toc, &spans, span_size, stored_size, build_tool).map(Some)
 }
 
 /// The field up to its first NUL.

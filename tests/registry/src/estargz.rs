@@ -49,11 +49,14 @@ pub fn write(tar: &[u8]) -> Estargz {
     let mut entries = Vec::new();
     let mut done = 0;
     let mut archive = tar::Archive::new(tar);
+    let mut end = 0;
     for entry in archive.entries().unwrap() {
-        let mut entry = entry.unwrap();
+        let entry = entry.unwrap();
+        let pax = pax(&tar[end..entry.raw_header_position() as usize]);
         let start = entry.raw_file_position() as usize;
         let size = entry.size() as usize;
-        let mut described = describe(&mut entry);
+        end = (start + size).next_multiple_of(512);
+        let mut described = describe(&entry, &pax);
         if described["type"] != "reg" || size == 0 {
             entries.push(Value::Object(described));
             continue;
@@ -122,18 +125,30 @@ fn footer(toc_offset: u64) -> Vec<u8> {
     footer
 }
 
-/// An entry's TOC entry, but for where its content is.
-fn describe(entry: &mut tar::Entry<'_, &[u8]>) -> Map<String, Value> {
-    let mut pax = Vec::new();
-    if let Some(extensions) = entry.pax_extensions().unwrap() {
-        for extension in extensions {
-            let extension = extension.unwrap();
-            pax.push((
-                extension.key().unwrap().to_string(),
-                extension.value_bytes().to_vec(),
-            ));
-        }
+/// The records of an entry's PAX header, in the blocks before its own. The tar crate cuts records at newlines, which an
+/// attribute's value may have.
+fn pax(blocks: &[u8]) -> Vec<(String, Vec<u8>)> {
+    if blocks.get(156) != Some(&b'x') {
+        return Vec::new();
     }
+    let size = std::str::from_utf8(&blocks[124..135]).unwrap();
+    let size = usize::from_str_radix(size.trim_end_matches(['\0', ' ']), 8).unwrap();
+    let mut records = &blocks[512..512 + size];
+    let mut pax = Vec::new();
+    while !records.is_empty() {
+        let space = records.iter().position(|b| *b == b' ').unwrap();
+        let length: usize = std::str::from_utf8(&records[..space]).unwrap().parse().unwrap();
+        let record = &records[space + 1..length - 1];
+        let equals = record.iter().position(|b| *b == b'=').unwrap();
+        let key = String::from_utf8(record[..equals].to_vec()).unwrap();
+        pax.push((key, record[equals + 1..].to_vec()));
+        records = &records[length..];
+    }
+    pax
+}
+
+/// An entry's TOC entry, but for where its content is.
+fn describe(entry: &tar::Entry<'_, &[u8]>, pax: &[(String, Vec<u8>)]) -> Map<String, Value> {
     let number = |key: &str| {
         let (_, value) = pax.iter().find(|(k, _)| k == key)?;
         std::str::from_utf8(value).unwrap().parse::<u64>().ok()

@@ -230,7 +230,11 @@ mod tests {
         let count = numbers.len();
         numbers.dedup();
         assert_eq!(numbers.len(), count);
-        assert!(numbers.iter().all(|n| matches!(n, 1 | 64..=113 | 125..=127 | 137)));
+        assert!(
+            numbers
+                .iter()
+                .all(|n| matches!(n, 1 | 64..=113 | 125..=127 | 137))
+        );
         let mut slugs: Vec<_> = ExitCode::ALL.iter().map(|c| c.slug()).collect();
         slugs.sort();
         slugs.dedup();

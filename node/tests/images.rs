@@ -204,9 +204,16 @@ async fn an_indexed_and_a_converted_image_are_read_as_needed() {
         least: 0,
         span: 1 << 20,
     };
-    index::index(&place.images, &from, Some(&indexed), finely, false, Arc::new(Silent))
-        .await
-        .unwrap();
+    index::index(
+        &place.images,
+        &from,
+        Some(&indexed),
+        finely,
+        false,
+        Arc::new(Silent),
+    )
+    .await
+    .unwrap();
     let converted = place.reference("made:converted");
     let wanted = |to| Wanted {
         from: &from,

@@ -209,14 +209,13 @@ impl VirtioDevice for Fs {
     /// Reads that wait for bytes are kept by their heads; here they go on waiting.
     fn save(&mut self) -> Saved {
         let saved = self.worker.as_ref().ok().and_then(Worker::save);
-        let (parked, mappings, queues) = match saved {
-            Some((parked, mappings, queues)) => (parked, mappings, Some(queues)),
-            None => (Vec::new(), Vec::new(), None),
-        };
-        Saved {
-            state: DeviceState::Fs { parked, mappings },
-            queues,
-        }
+        saved.unwrap_or(Saved {
+            state: DeviceState::Fs {
+                parked: Vec::new(),
+                mappings: Vec::new(),
+            },
+            queues: None,
+        })
     }
 
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {

@@ -280,10 +280,8 @@ impl Inventory {
     /// Has the devices do what comes before a restored guest runs; may wait for what stands behind them. The first that
     /// cannot, and why.
     pub fn before_running(&self) -> Result<(), (DeviceId, String)> {
-        let devices = DeviceId::ALL.into_iter().zip(&self.devices);
-        devices
-            .map(|(id, device)| lock(device).before_running().map_err(|why| (id, why)))
-            .collect()
+        let mut devices = DeviceId::ALL.into_iter().zip(&self.devices);
+        devices.try_for_each(|(id, device)| lock(device).before_running().map_err(|why| (id, why)))
     }
 
     /// Asks the guest, by virtio-mem, for `total` bytes of memory in all: what boot memory does not cover.

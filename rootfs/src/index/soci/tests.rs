@@ -83,7 +83,10 @@ fn a_gzip_layer_is_as_unpacked() {
 #[test]
 fn a_zstd_layer_has_no_ztoc() {
     let stored = zstd::stream::encode_all(&tar(&tricky(true))[..], 3).unwrap();
-    assert_eq!(index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL).unwrap(), None);
+    assert_eq!(
+        index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL).unwrap(),
+        None
+    );
 }
 
 /// The checkpoints' blob with one number changed.

@@ -135,7 +135,7 @@ impl Dax {
         let all: Vec<RemovemappingOne> = entries
             .chunks_exact(size_of::<RemovemappingOne>())
             .take(count as usize)
-            .map(|entry| take(entry))
+            .map(take)
             .collect::<io::Result<_>>()?;
         if all.len() != count as usize {
             return Err(errno(libc::EINVAL));

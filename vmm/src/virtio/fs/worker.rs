@@ -15,11 +15,11 @@ use vmm_sys_util::eventfd::EventFd;
 use super::dax::Dax;
 use super::message::{Messenger, Verdict};
 use crate::virtio::accesses::AccessLog;
-use crate::virtio::device::{Activation, DeviceError};
+use crate::virtio::device::{Activation, DeviceError, Saved};
 use crate::virtio::gate::Gate;
 use crate::virtio::misses::{Misses, Request, Resumed, Waits};
 use crate::virtio::queue::{DeviceQueue, QueueError};
-use crate::virtio::state::{MappingRecord, QueueRecord};
+use crate::virtio::state::{DeviceState, MappingRecord};
 
 /// Epoll data of the device's own eventfd and the miss socket; below them are queues.
 const WAKE: u64 = u64::MAX;
@@ -114,20 +114,19 @@ impl Worker {
     }
 
     /// For each queue the heads of requests that wait, what is mapped, and the queues; none if the device is not active.
-    pub fn save(&self) -> Option<(Vec<Vec<u16>>, Vec<MappingRecord>, Vec<QueueRecord>)> {
+    pub fn save(&self) -> Option<Saved> {
         let served = self.served();
         let active = served.active.as_ref()?;
-        let mut heads = vec![Vec::new(); active.queues.len()];
+        let mut parked = vec![Vec::new(); active.queues.len()];
         let waiting = served.misses.heads();
         for (queue, head) in waiting.iter().chain(&served.to_replay) {
-            heads[*queue].push(*head);
+            parked[*queue].push(*head);
         }
         let mappings = served.dax.as_ref().map(Dax::save).unwrap_or_default();
-        Some((
-            heads,
-            mappings,
-            active.queues.iter().map(DeviceQueue::save).collect(),
-        ))
+        Some(Saved {
+            state: DeviceState::Fs { parked, mappings },
+            queues: Some(active.queues.iter().map(DeviceQueue::save).collect()),
+        })
     }
 
     fn served(&self) -> MutexGuard<'_, Served> {

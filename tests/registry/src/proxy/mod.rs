@@ -52,12 +52,27 @@ pub struct Logged {
     pub bytes: u64,
 }
 
+/// A request in the log from before its answer's first byte is sent: who has the answer finds it there.
+struct Entry {
+    request: Logged,
+    sent: Arc<AtomicU64>,
+}
+
+impl Entry {
+    fn so_far(&self) -> Logged {
+        Logged {
+            bytes: self.sent.load(Ordering::Relaxed),
+            ..self.request.clone()
+        }
+    }
+}
+
 struct Shared {
     upstream: SocketAddr,
     wire: Wire,
     plan: Mutex<Plan>,
     tokens: Mutex<Option<Tokens>>,
-    log: Mutex<Vec<Logged>>,
+    log: Mutex<Vec<Entry>>,
     open: Mutex<Vec<TcpStream>>,
     requests: AtomicU64,
     down: AtomicU64,
@@ -109,12 +124,19 @@ impl Proxy {
             down: self.shared.down.swap(0, Ordering::Relaxed),
             up: self.shared.up.swap(0, Ordering::Relaxed),
         };
-        (counts, std::mem::take(&mut *self.shared.log.lock().unwrap()))
+        let log = std::mem::take(&mut *self.shared.log.lock().unwrap());
+        (counts, log.iter().map(Entry::so_far).collect())
     }
 
     /// The requests so far.
     pub fn log(&self) -> Vec<Logged> {
-        self.shared.log.lock().unwrap().clone()
+        self.shared
+            .log
+            .lock()
+            .unwrap()
+            .iter()
+            .map(Entry::so_far)
+            .collect()
     }
 
     /// Does wrong by these rules from now on, by no other. The first rule that fits a request decides.
@@ -220,12 +242,12 @@ impl Shared {
             }
             if let Some(answer) = own {
                 self.wire.round_trip();
-                self.note(&request, answer.status, answer.bytes.len() as u64);
-                self.send(client, &answer.bytes)?;
+                let sent = self.note(&request, answer.status);
+                self.send(client, &answer.bytes, &sent)?;
                 continue;
             }
             if matches!(fault, Some(Fault::Hang)) {
-                self.note(&request, 0, 0);
+                self.note(&request, 0);
                 // Until the client gives up.
                 let _ = client_in.read(&mut [0]);
                 return Ok(());
@@ -279,39 +301,45 @@ impl Shared {
             }
         };
         let body = response.response_body(&request.method)?;
-        let mut sent = self.send(client, &response.bytes(None))?;
+        let sent = self.note(request, response.status()?);
+        self.send(client, &response.bytes(None), &sent)?;
         let mut out = Out {
             shared: self,
             client,
+            sent: &sent,
             fault,
             position: 0,
         };
-        let passed = body.copy(upstream, &mut out);
-        sent += out.position;
-        self.note(request, response.status()?, sent);
-        passed?;
+        body.copy(upstream, &mut out)?;
         Ok(body != Body::UntilClose && !request.closes() && !response.closes())
     }
 
-    fn note(&self, request: &Head, status: u16, bytes: u64) {
+    /// Where the bytes sent for it are to be counted.
+    fn note(&self, request: &Head, status: u16) -> Arc<AtomicU64> {
+        let sent = Arc::new(AtomicU64::new(0));
         let mut log = self.log.lock().unwrap();
         if log.len() < LOGGED {
-            log.push(Logged {
-                method: request.method.clone(),
-                target: request.target.clone(),
-                range: request.header("range").map(str::to_string),
-                status,
-                bytes,
+            log.push(Entry {
+                request: Logged {
+                    method: request.method.clone(),
+                    target: request.target.clone(),
+                    range: request.header("range").map(str::to_string),
+                    status,
+                    bytes: 0,
+                },
+                sent: sent.clone(),
             });
         }
+        sent
     }
 
     /// Sends as the link allows.
-    fn send(&self, mut client: &TcpStream, bytes: &[u8]) -> io::Result<u64> {
+    fn send(&self, mut client: &TcpStream, bytes: &[u8], sent: &AtomicU64) -> io::Result<u64> {
         for segment in bytes.chunks(SEGMENT) {
             self.wire.carry(segment.len());
             // Before, so that who has the bytes finds them counted.
             self.down.fetch_add(segment.len() as u64, Ordering::Relaxed);
+            sent.fetch_add(segment.len() as u64, Ordering::Relaxed);
             client.write_all(segment)?;
         }
         Ok(bytes.len() as u64)
@@ -322,8 +350,15 @@ impl Shared {
 struct Out<'a> {
     shared: &'a Shared,
     client: &'a TcpStream,
+    sent: &'a AtomicU64,
     fault: Option<Fault>,
     position: u64,
+}
+
+impl Out<'_> {
+    fn send(&self, bytes: &[u8]) -> io::Result<u64> {
+        self.shared.send(self.client, bytes, self.sent)
+    }
 }
 
 impl Write for Out<'_> {
@@ -334,7 +369,7 @@ impl Write for Out<'_> {
             Some(Fault::CutAfter(limit)) => {
                 let left = limit.saturating_sub(self.position).min(taken as u64) as usize;
                 if left < taken {
-                    self.position += self.shared.send(self.client, &bytes[..left])?;
+                    self.position += self.send(&bytes[..left])?;
                     return Err(io::Error::other("cut, as planned"));
                 }
             }
@@ -343,7 +378,7 @@ impl Write for Out<'_> {
                     if self.position >= *after {
                         thread::sleep(*every);
                     }
-                    self.position += self.shared.send(self.client, std::slice::from_ref(byte))?;
+                    self.position += self.send(std::slice::from_ref(byte))?;
                 }
                 return Ok(taken);
             }
@@ -355,7 +390,7 @@ impl Write for Out<'_> {
             }
             _ => {}
         }
-        self.position += self.shared.send(self.client, &bytes)?;
+        self.position += self.send(&bytes)?;
         Ok(taken)
     }
 

@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(10))]
+    #![proptest_config(ProptestConfig::with_cases(6))]
     #[test]
     fn only_right_bytes_are_ready(steps in proptest::collection::vec(step(), 1..14)) {
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -2,6 +2,7 @@
 //
 //	interop make DIR    DIR/soci/NAME/{plain.tar,layer,ztoc}, DIR/estargz/NAME/{plain.tar,layer,annotations.json}
 //	interop check DIR   DIR/soci/NAME/ours, if it is there, against plain.tar and layer
+//	interop same DIR    DIR/thaw against DIR/ztoc: every entry
 package main
 
 import (
@@ -168,9 +169,31 @@ func check(dir string) (string, error) {
 	return fmt.Sprintf("%d entries, %d spans, %d bytes of files, ztoc of %d bytes", len(files), len(z.Digests), total, len(ours)), nil
 }
 
+// same compares the entries of two ztocs of one layer.
+func same(dir string) error {
+	var both [2]*ztoc
+	for i, name := range []string{"thaw", "ztoc"} {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		both[i] = unmarshal(content)
+	}
+	ours, theirs := both[0], both[1]
+	if len(ours.Files) != len(theirs.Files) || ours.Version != theirs.Version || ours.Stored != theirs.Stored {
+		return fmt.Errorf("%d entries instead of %d", len(ours.Files), len(theirs.Files))
+	}
+	for i := range ours.Files {
+		if err := ours.Files[i].same(&theirs.Files[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func run() error {
 	if len(os.Args) != 3 {
-		return fmt.Errorf("usage: interop make|check DIR")
+		return fmt.Errorf("usage: interop make|check|same DIR")
 	}
 	dir := os.Args[2]
 	switch os.Args[1] {
@@ -179,6 +202,8 @@ func run() error {
 			return err
 		}
 		return makeEstargz(filepath.Join(dir, "estargz"))
+	case "same":
+		return same(dir)
 	case "check":
 		layers, err := filepath.Glob(filepath.Join(dir, "soci", "*"))
 		if err != nil || len(layers) == 0 {

@@ -126,9 +126,13 @@ func build(stored, plain []byte, size int64, isGzip, firstVersion bool) (*ztoc, 
 	put := func(v any) { binary.Write(&out, binary.LittleEndian, v) }
 	if !isGzip {
 		z.Algorithm = uncompressed
-		put(int32(2))
-		put(size)
-		put(int64(len(stored)))
+		b := flatbuffers.NewBuilder(0)
+		b.StartObject(3)
+		b.PrependInt32Slot(0, 2, 0)
+		b.PrependInt64Slot(1, size, 0)
+		b.PrependInt64Slot(2, int64(len(stored)), 0)
+		b.Finish(b.EndObject())
+		out.Write(b.FinishedBytes())
 		for from := int64(0); from < int64(len(stored)); from += size {
 			z.Digests = append(z.Digests, digest(stored[from:min(from+size, int64(len(stored)))]))
 		}
@@ -325,6 +329,19 @@ func unmarshal(b []byte) *ztoc {
 
 // spans decodes the checkpoints.
 func (z *ztoc) spans() ([]span, error) {
+	if z.Algorithm == uncompressed {
+		info := table{flatbuffers.Table{Bytes: z.Checkpoints, Pos: flatbuffers.GetUOffsetT(z.Checkpoints)}}
+		size, total := info.int64(1), info.int64(2)
+		if info.uint32(0) != 2 || size <= 0 || total != z.Stored {
+			return nil, fmt.Errorf("spans of %d bytes of %d, not %d", size, total, z.Stored)
+		}
+		var spans []span
+		for from := int64(0); from < total; from += size {
+			to := min(from+size, total)
+			spans = append(spans, span{from: from, to: to, start: from, end: to})
+		}
+		return spans, nil
+	}
 	in := bytes.NewReader(z.Checkpoints)
 	get := func(v any) error { return binary.Read(in, binary.LittleEndian, v) }
 	var head int32
@@ -334,14 +351,6 @@ func (z *ztoc) spans() ([]span, error) {
 	}
 	if err := get(&size); err != nil {
 		return nil, err
-	}
-	if z.Algorithm == uncompressed {
-		var spans []span
-		for from := int64(0); from < z.Stored; from += size {
-			to := min(from+size, z.Stored)
-			spans = append(spans, span{from: from, to: to, start: from, end: to})
-		}
-		return spans, nil
 	}
 	points := make([]point, head)
 	for i := range points {

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use thaw_rootfs::digest::Digest;
+use thaw_rootfs::index::form::FormError;
 use thaw_rootfs::index::soci::{self, Ztoc};
 use thaw_rootfs::layer::Limits;
 use thaw_rootfs::progress::{Event, Progress};
@@ -57,7 +58,7 @@ pub struct IndexedLayer {
     /// Bytes of its ztoc; none where it has none.
     pub ztoc: Option<u64>,
     /// Why it has none.
-    pub why_not: Option<&'static str>,
+    pub why_not: Option<String>,
 }
 
 /// Which layers are indexed, and how finely.
@@ -104,7 +105,7 @@ pub async fn index(
     if ztocs.is_empty() {
         let why: Vec<String> = layers
             .iter()
-            .filter_map(|layer| Some(format!("{}: {}", layer.layer, layer.why_not?)))
+            .filter_map(|layer| Some(format!("{}: {}", layer.layer, layer.why_not.as_ref()?)))
             .collect();
         let what = format!("no layer of {from} can be indexed: {}", why.join(", "));
         return Err(Failure::new(ExitCode::NotIndexable, what));
@@ -199,10 +200,10 @@ async fn ztocs(
             continue;
         }
         match descriptor.size < cut.least {
-            true => line.why_not = Some("it is smaller than the least"),
+            true => line.why_not = Some("it is smaller than the least".into()),
             false => match ztoc(source, layer, descriptor.digest, cut.span).await? {
-                None => line.why_not = Some("its compression has no places to begin at"),
-                Some(bytes) => {
+                Err(why) => line.why_not = Some(why),
+                Ok(bytes) => {
                     line.ztoc = Some(bytes.len() as u64);
                     let ztoc = Ztoc {
                         layer: descriptor.digest,
@@ -221,16 +222,16 @@ async fn ztocs(
     Ok((layers, ztocs))
 }
 
-/// Reads a layer once, and makes its ztoc, if one can make it lazy.
+/// Reads a layer once, and makes its ztoc; or says why it gets none.
 async fn ztoc(
     source: &dyn Source,
     layer: &LayerSource,
     expected: Digest,
     span_size: u64,
-) -> Result<Option<Vec<u8>>, Failure> {
+) -> Result<Result<Vec<u8>, String>, Failure> {
     let body = source.open(layer).await.map_err(failure)?;
     let reader = body.reader;
-    let work = move || -> Result<Option<Vec<u8>>, Failure> {
+    let work = move || -> Result<Result<Vec<u8>, String>, Failure> {
         let mut hashing = Hashing {
             reader,
             hasher: Sha256::new(),
@@ -251,7 +252,18 @@ async fn ztoc(
                 got,
             }));
         }
-        made.map_err(|e| Failure::new(ExitCode::NotIndexable, format!("layer {expected}: {e}")))
+        match made {
+            Ok(Some(bytes)) => Ok(Ok(bytes)),
+            Ok(None) => Ok(Err("its compression has no places to begin at".into())),
+            // Its other layers can still have theirs.
+            Err(FormError::Unsupported { what, .. }) => {
+                Ok(Err(format!("it has what no ztoc can say: {what}")))
+            }
+            Err(e) => Err(Failure::new(
+                ExitCode::NotIndexable,
+                format!("layer {expected}: {e}"),
+            )),
+        }
     };
     tokio::task::spawn_blocking(work)
         .await

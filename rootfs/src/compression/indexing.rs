@@ -19,6 +19,8 @@ pub struct Indexing<R> {
     recorder: Recorder,
     /// Whether the last member or frame is whole, and no other begun.
     is_between: bool,
+    /// Gzip members read to their end.
+    members: u64,
 }
 
 enum Decoder {
@@ -65,12 +67,18 @@ impl<R: BufRead> Indexing<R> {
             decoder,
             recorder,
             is_between: false,
+            members: 0,
         })
     }
 
     /// Whether the blob is the stream.
     pub fn is_plain(&self) -> bool {
         matches!(self.decoder, Decoder::Plain)
+    }
+
+    /// How many gzip members the blob, read to its end, has; none if it is of another form.
+    pub fn gzip_members(&self) -> u64 {
+        self.members
     }
 
     /// The spans of the blob, which was read to its end; none where it has too few places to begin at, as a zstd layer of
@@ -93,13 +101,17 @@ impl<R: BufRead> Read for Indexing<R> {
             }
             let (read, written) = match &mut self.decoder {
                 Decoder::Plain => plain(&mut self.recorder, input, buffer),
-                Decoder::Gzip(inflate, packer) => gzip(
-                    (inflate, packer),
-                    &mut self.recorder,
-                    &mut self.is_between,
-                    input,
-                    buffer,
-                )?,
+                Decoder::Gzip(inflate, packer) => {
+                    let (read, written, is_end) = gzip(
+                        (inflate, packer),
+                        &mut self.recorder,
+                        &mut self.is_between,
+                        input,
+                        buffer,
+                    )?;
+                    self.members += u64::from(is_end);
+                    (read, written)
+                }
                 Decoder::Zstd(stream) => {
                     zstd(stream, &mut self.recorder, &mut self.is_between, input, buffer)?
                 }
@@ -127,13 +139,14 @@ fn plain(recorder: &mut Recorder, input: &[u8], output: &mut [u8]) -> (usize, us
     (length, length)
 }
 
+/// Bytes read and written, and whether a member ended.
 fn gzip(
     (inflate, packer): (&mut Inflate, &mut Packer),
     recorder: &mut Recorder,
     is_between: &mut bool,
     input: &[u8],
     output: &mut [u8],
-) -> io::Result<(usize, usize)> {
+) -> io::Result<(usize, usize, bool)> {
     // Stopping before every block costs several percent: it does so only where a checkpoint may be.
     let (length, until) = match recorder.until(recorder.every) {
         length @ 1.. if !recorder.is_due(recorder.every) => (length.min(output.len()), Until::Full),
@@ -161,7 +174,7 @@ fn gzip(
         }),
         _ => {}
     }
-    Ok((step.read, step.written))
+    Ok((step.read, step.written, step.stop == Stop::End))
 }
 
 fn zstd(

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::estargz::{self, Bound};
+use super::form::FormError;
 use super::soci;
 use super::testing::assert_like_unpacked;
 use super::{LayerIndex, testing};
@@ -29,17 +30,46 @@ fn name(layer: &Path) -> String {
     layer.file_name().unwrap().to_string_lossy().into_owned()
 }
 
+/// What a ztoc has no word for, a sparse file or several gzip members, is said to be so, and nothing else is.
+fn known(made: Result<LayerIndex, FormError>, layer: &Path) -> Option<LayerIndex> {
+    let is_known = layer.join("inexpressible").exists();
+    match made {
+        Ok(index) => Some(index),
+        Err(FormError::Unsupported { what, .. }) if is_known => {
+            println!("soci/{}: refused, for {what}", name(layer));
+            None
+        }
+        Err(error) => panic!("{}: {error}", name(layer)),
+    }
+}
+
 #[test]
 #[ignore = "needs the layers tests/interop/run makes"]
 fn ztocs() {
+    let (limits, span_size) = (Limits::default(), crate::span::SPAN);
     for layer in layers("soci") {
         let (stored, tar) = (get(&layer, "layer"), get(&layer, "plain.tar"));
         let size = stored.len() as u64;
-        let index = soci::read_ztoc(&get(&layer, "ztoc"), size, &Limits::default()).unwrap();
+        let theirs = soci::read_ztoc(&get(&layer, "ztoc"), size, &limits);
+        let Some(index) = known(theirs, &layer) else {
+            assert!(soci::index_layer(&stored[..], &limits, span_size, "thaw").is_err());
+            continue;
+        };
         assert_like_unpacked(&index, &stored, &tar);
-        let ours = soci::index_layer(&stored[..], &Limits::default(), crate::span::SPAN, "thaw")
-            .unwrap()
-            .unwrap();
+        let ours = soci::index_layer(&stored[..], &limits, span_size, "thaw");
+        if layer.join("inexpressible").exists() {
+            assert!(
+                matches!(ours, Err(FormError::Unsupported { .. })),
+                "{}",
+                name(&layer)
+            );
+            println!(
+                "soci/{}: their ztoc read, tree and files as unpacked; none of ours",
+                name(&layer)
+            );
+            continue;
+        }
+        let ours = ours.unwrap().unwrap();
         let own = soci::read_ztoc(&ours, size, &Limits::default()).unwrap();
         assert_like_unpacked(&own, &stored, &tar);
         let spans = index.content.spans.spans().len();

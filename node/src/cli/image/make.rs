@@ -38,9 +38,9 @@ pub(super) async fn index(
         let (name, size) = (layer.layer, HumanBytes(layer.size));
         ui.note(
             "layer",
-            &match (layer.ztoc, layer.why_not) {
+            &match (layer.ztoc, &layer.why_not) {
                 (Some(bytes), _) => format!("{name}: {size}, index of {}", HumanBytes(bytes)),
-                (None, why) => format!("{name}: {size}, no index: {}", why.unwrap_or_default()),
+                (None, why) => format!("{name}: {size}, no index: {}", why.as_deref().unwrap_or_default()),
             },
         );
     }

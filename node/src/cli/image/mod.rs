@@ -83,7 +83,7 @@ pub enum ImageCommand {
     },
     /// Make a SOCI v2 index of an image, and push the image bound to it
     #[command(
-        after_help = "The layers stay as they are: clients that know nothing of SOCI pull the image as before.\n\nThe index has the form of SOCI v2; AWS's own tools have not been run on it.\n\nPrints the digest of what was pushed.\n\nExample:\n  thaw image index registry.example/python:3 registry.example/python:3-soci"
+        after_help = "The layers stay as they are: clients that know nothing of SOCI pull the image as before.\n\nAWS's soci-snapshotter 0.4.1 mounts layers by these ztocs; it knows SOCI v1 alone, and no tool of AWS's that knows v2 has been run on the index itself.\n\nPrints the digest of what was pushed.\n\nExample:\n  thaw image index registry.example/python:3 registry.example/python:3-soci"
     )]
     Index(IndexArguments),
     /// Convert an image: deduplicated chunks that are read as needed, pushed as an OCI artifact

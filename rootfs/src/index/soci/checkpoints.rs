@@ -2,15 +2,18 @@
 //!
 //! For gzip: `i32` count, `i64` span size, then per checkpoint `i64` stored offset, `i64` stream offset, `u8` bits and
 //! a window of 32 KiB. The first version left the first checkpoint out and took a gzip header for 10 bytes long. For
-//! plain tar: `i32` version, `i64` span size, `i64` size.
+//! plain tar: a FlatBuffer within the FlatBuffer, of a version, the span size and the size.
 //!
 //! A span's digest covers the stored bytes from the one that holds the checkpoint's bits, if it has any, else from its
 //! first whole byte, up to the next checkpoint's first whole byte; the last span's, up to the end of the blob. That is
 //! [`Span::stored`], and neighbours share a byte.
 
+use flatbuffers::FlatBufferBuilder;
+
 use crate::index::form::FormError;
 use crate::span::{Expansion, Span, SpanDigest, SpanTable, WINDOW, Window};
 
+use super::flat::{Table, slot};
 use super::ztoc::FORM;
 
 const HEADER: usize = 4 + 8;
@@ -18,7 +21,13 @@ const CHECKPOINT: usize = 8 + 8 + 1 + WINDOW;
 /// Size of a gzip header without a name, as the first version has it.
 const SHORT_GZIP_HEADER: u64 = 10;
 const TAR_VERSION: i32 = 2;
-const TAR_LENGTH: usize = 4 + 8 + 8;
+
+/// Numbers of the fields of a plain tar's checkpoints, in the order of their schema.
+mod tar {
+    pub const VERSION: usize = 0;
+    pub const SPAN_SIZE: usize = 1;
+    pub const SIZE: usize = 2;
+}
 
 fn malformed(why: &str) -> FormError {
     FormError::malformed(FORM, why)
@@ -96,10 +105,10 @@ pub fn read_gzip(
 
 /// The spans of a plain tar layer.
 pub fn read_tar(blob: &[u8], digests: &[SpanDigest], stored_length: u64) -> Result<Vec<Span>, FormError> {
-    if blob.len() != TAR_LENGTH {
-        return Err(malformed("its span size and length are not there"));
-    }
-    let (span_size, size) = (offset(blob, 4)?, offset(blob, 12)?);
+    let table = Table::root(blob)?;
+    let natural =
+        |id| u64::try_from(table.i64(id)?).map_err(|_| malformed("a length of its layer is negative"));
+    let (span_size, size) = (natural(tar::SPAN_SIZE)?, natural(tar::SIZE)?);
     if span_size == 0 || size != stored_length || size.div_ceil(span_size) != digests.len() as u64 {
         return Err(malformed("it has not one digest for each span"));
     }
@@ -153,12 +162,17 @@ pub fn write(spans: &SpanTable, span_size: u64, stored_length: u64) -> Result<Wr
         if !is_even {
             return Err(unfit("whose spans are not all of one size"));
         }
-        let mut blob = TAR_VERSION.to_le_bytes().to_vec();
-        blob.extend(signed(span_size)?.to_le_bytes());
-        blob.extend(signed(stored_length)?.to_le_bytes());
+        let (span_size, size) = (signed(span_size)?, signed(stored_length)?);
+        let mut buffer = FlatBufferBuilder::new();
+        let table = buffer.start_table();
+        buffer.push_slot(slot(tar::VERSION), TAR_VERSION, 0);
+        buffer.push_slot(slot(tar::SPAN_SIZE), span_size, 0);
+        buffer.push_slot(slot(tar::SIZE), size, 0);
+        let table = buffer.end_table(table);
+        buffer.finish_minimal(table);
         return Ok(Written {
             is_gzip: false,
-            blob,
+            blob: buffer.finished_data().to_vec(),
             digests,
         });
     }

@@ -35,6 +35,11 @@ fn follow(buffer: &[u8], at: usize) -> Result<usize> {
     bytes::<4>(buffer, target).map(|_| target)
 }
 
+/// Where field `id` stands in a table's field map, as the library that writes wants it.
+pub const fn slot(id: usize) -> u16 {
+    4 + 2 * id as u16
+}
+
 /// A table.
 #[derive(Clone, Copy)]
 pub struct Table<'a> {

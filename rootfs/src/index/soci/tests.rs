@@ -89,6 +89,17 @@ fn a_zstd_layer_has_no_ztoc() {
     );
 }
 
+fn tar_checkpoints(span: i64, size: i64) -> Vec<u8> {
+    let mut buffer = flatbuffers::FlatBufferBuilder::new();
+    let table = buffer.start_table();
+    buffer.push_slot(4, 2i32, 0);
+    buffer.push_slot(6, span, 0);
+    buffer.push_slot(8, size, 0);
+    let table = buffer.end_table(table);
+    buffer.finish_minimal(table);
+    buffer.finished_data().to_vec()
+}
+
 /// The checkpoints' blob with one number changed.
 #[test]
 fn checkpoints_that_lie_are_refused() {
@@ -140,14 +151,27 @@ fn checkpoints_that_lie_are_refused() {
         assert!(read(points, count).is_err(), "{points:?} {count}");
     }
     assert!(checkpoints::read_gzip(&[], &digests, 1000, 5000).is_err());
-    let plain = |span: i64, size: i64| {
-        let blob = [&2i32.to_le_bytes()[..], &span.to_le_bytes(), &size.to_le_bytes()].concat();
-        checkpoints::read_tar(&blob, &digests, stored_length)
-    };
+    let plain =
+        |span: i64, size: i64| checkpoints::read_tar(&tar_checkpoints(span, size), &digests, stored_length);
+    // As SOCI's tool (0.4.1) writes them.
+    let theirs = b"\x14\0\0\0\0\0\0\0\0\0\x0a\0\x1c\0\x18\0\x0c\0\x04\0\x0a\0\0\0\
+        \xe8\x03\0\0\0\0\0\0\x58\x02\0\0\0\0\0\0\0\0\0\0\x02\0\0\0";
+    let read = checkpoints::read_tar(theirs, &digests, stored_length).unwrap();
+    assert_eq!(read, plain(600, 1000).unwrap());
+    assert!(checkpoints::read_tar(&[], &digests, stored_length).is_err());
     assert_eq!(plain(600, 1000).unwrap()[1].stored, 600..1000);
     for (span, size) in [(0, 1000), (600, 999), (300, 1000), (-1, 1000), (i64::MAX, 1000)] {
         assert!(plain(span, size).is_err(), "{span} {size}");
     }
+}
+
+#[test]
+fn several_gzip_members_get_no_ztoc() {
+    let tar = tar(&tricky(true));
+    let (one, other) = tar.split_at(1000);
+    let stored = [gzip(one, 6), gzip(other, 6)].concat();
+    let error = index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL).unwrap_err();
+    assert!(matches!(error, FormError::Unsupported { .. }), "{error}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ use crate::tree::Timestamp;
 
 use super::MAX_ZTOC;
 use super::checkpoints;
+use super::flat::slot;
 use super::ztoc::{FORM, GZIP, UNCOMPRESSED, VERSION, field};
 
 /// The table of contents of a tar stream, with what a ztoc wants of it and a tree does not have.
@@ -104,6 +105,9 @@ pub fn index_layer(
     };
     let mut indexing = Indexing::every(span_size, stored).map_err(unreadable)?;
     let toc = scan(&mut indexing, limits)?;
+    if indexing.gzip_members() > 1 {
+        return Err(FormError::unsupported(FORM, "several gzip members"));
+    }
     let Some(spans) = indexing.into_spans() else {
         return Ok(None);
     };
@@ -188,11 +192,6 @@ impl TocEntry {
 fn mode(field: &[u8]) -> Option<i64> {
     let digits = field.split(|byte| *byte == 0).next()?.trim_ascii();
     i64::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
-}
-
-/// Where a field stands in a table's field map.
-const fn slot(id: usize) -> u16 {
-    4 + 2 * id as u16
 }
 
 type Buffer<'b> = FlatBufferBuilder<'b>;

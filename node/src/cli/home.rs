@@ -111,10 +111,7 @@ impl Home {
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await?;
         let pending = recording.zip(sandbox.image().cloned());
-        let file = arguments
-            .record
-            .clone()
-            .filter(|path| !path.as_os_str().is_empty());
+        let file = arguments.record.clone().flatten();
         let mut home = Home::of_ours(node, sandbox, run)?;
         home.recording = pending.map(|(recording, image)| Pending {
             recording,
@@ -319,7 +316,7 @@ fn daemon_request(
         cold: arguments.cold,
         memory_mode,
         record: arguments.record.is_some(),
-        record_to: record_to(arguments.record.as_deref())?,
+        record_to: record_to(arguments.record.as_ref().and_then(Option::as_deref))?,
         prefetch: !arguments.no_prefetch,
         root: name(&arguments.root),
     })
@@ -327,11 +324,10 @@ fn daemon_request(
 
 /// The file a recording is also written to, by its absolute path.
 fn record_to(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
-    flag.filter(|path| !path.as_os_str().is_empty())
-        .map(|path| {
-            std::path::absolute(path).map_err(|e| Failure::system("cannot tell where --record is", &e))
-        })
-        .transpose()
+    flag.map(|path| {
+        std::path::absolute(path).map_err(|e| Failure::system("cannot tell where --record is", &e))
+    })
+    .transpose()
 }
 
 /// The names flags have for values, without a type for each.

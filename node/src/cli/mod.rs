@@ -151,8 +151,8 @@ pub struct RunArguments {
     pub root: RootServing,
     /// Keep what the run reads of the image, in the order of first reads: later starts read it ahead. With a FILE, write
     /// it there too
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    pub record: Option<std::path::PathBuf>,
+    #[arg(long, value_name = "FILE", require_equals = true)]
+    pub record: Option<Option<std::path::PathBuf>>,
     /// Read nothing ahead
     #[arg(long)]
     pub no_prefetch: bool,
@@ -465,6 +465,20 @@ mod tests {
             (run.hostname.as_deref(), run.entrypoint.as_deref()),
             (Some("box"), Some(""))
         );
+    }
+
+    #[test]
+    fn a_recording_may_go_to_a_file_too() {
+        let record = |flags: &[&str]| {
+            let words = [&["thaw", "run"], flags, &["image"]].concat();
+            match Cli::try_parse_from(words).unwrap().command {
+                Command::Run(arguments) => arguments.record,
+                _ => unreachable!(),
+            }
+        };
+        assert_eq!(record(&[]), None);
+        assert_eq!(record(&["--record"]), Some(None));
+        assert_eq!(record(&["--record=x"]), Some(Some("x".into())));
     }
 
     #[test]

@@ -31,6 +31,11 @@ e2e: ## end-to-end tests on real images; `make e2e TEST=name` runs those whose n
 	@$(MAKE) kernel build
 	@tests/e2e/run $(TEST)
 
+e2e-images: ## every form of an image by every serving, and every fault of a registry: long
+	@./setup test
+	@$(MAKE) kernel build
+	@THAW_ALL_FORMS=yes tests/e2e/run --all yes --only 'image_*' --timeout 3600
+
 soak: ## 1,000 thaws in a row, 100 at once, 100 clones compared: hours in the lab, minutes elsewhere
 	@./setup test
 	@$(MAKE) kernel build
@@ -88,4 +93,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e soak test-lab lint deny build kernel bench-boot bench-thaw bench-image bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-lab lint deny build kernel bench-boot bench-thaw bench-image bench-report clean

@@ -47,12 +47,14 @@ fn every_form_shows_the_same_tree_by_both_servings() {
     let entries = expected.lines().count();
     assert!(entries > 300, "{entries} lines");
     assert_same(&forms, "what was pulled in full", "gzip", "erofs", &expected);
-    for serving in SERVINGS {
-        run(&mut forms.home.thaw(&["-q", "image", "prune", &gzip])).ok();
-        assert_same(&forms, "what was kept of it", "gzip", serving, &expected);
-    }
-    for (form, _) in FORMS {
-        for serving in SERVINGS {
+    run(&mut forms.home.thaw(&["-q", "image", "prune", &gzip])).ok();
+    assert_same(&forms, "what was kept of it", "gzip", "virtiofs", &expected);
+    // Each form by one of them, in turn, unless all is wanted: what fills the cache files knows nothing of who reads.
+    let all = std::env::var_os("THAW_ALL_FORMS").is_some();
+    for (number, (form, _)) in FORMS.into_iter().enumerate().skip(1) {
+        let in_turn = [SERVINGS[number % 2]];
+        let servings = if all { &SERVINGS[..] } else { &in_turn };
+        for serving in servings {
             forms.home.forget_images();
             assert_same(&forms, form, form, serving, &expected);
         }
@@ -60,6 +62,7 @@ fn every_form_shows_the_same_tree_by_both_servings() {
 }
 
 #[test]
+#[ignore = "long: make e2e-images"]
 fn what_can_be_read_in_pieces_is_fetched_in_pieces() {
     let forms = forms();
     let whole = forms.stored();
@@ -98,6 +101,7 @@ fn what_was_pruned_is_read_in_pieces_by_the_index_that_was_kept() {
 }
 
 #[test]
+#[ignore = "long: make e2e-images"]
 fn what_a_run_read_is_fetched_ahead_by_the_next() {
     let forms = forms();
     let soci = forms.reference("soci");

@@ -241,7 +241,7 @@ impl Store {
             return Err(Error::NotFound {
                 what: format!("image {digest}"),
                 place: self.root.display().to_string(),
-                advice: "`thaw images` lists what there is".into(),
+                advice: "`thaw image ls` lists what there is".into(),
             });
         }
         let lease = directory.join(record::LEASE);

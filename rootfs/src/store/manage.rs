@@ -244,7 +244,7 @@ impl Store {
         self.stand(digest)?.ok_or_else(|| Error::NotFound {
             what: format!("image {digest}"),
             place: self.root.display().to_string(),
-            advice: "`thaw images` lists what there is".into(),
+            advice: "`thaw image ls` lists what there is".into(),
         })
     }
 

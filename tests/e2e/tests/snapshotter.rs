@@ -79,7 +79,10 @@ impl Containerd {
             .arg("--address")
             .arg(&self.socket)
             .args(["--namespace", "k8s.io"])
-            .args(arguments);
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         run(&mut command).ok()
     }
 

@@ -166,17 +166,15 @@ fn pulls_by_cri_fetch_no_layer_and_a_container_gets_the_image() {
     // A container's snapshot is one mount that Thaw's shim knows, by the image's digest.
     let top = top(&containerd);
     containerd.ctr(&["snapshots", "--snapshotter", "thaw", "prepare", "container", &top]);
-    let mounts = |containerd: &Containerd| {
-        containerd.ctr(&[
-            "snapshots",
-            "--snapshotter",
-            "thaw",
-            "mounts",
-            "/target",
-            "container",
-        ])
-    };
-    let told = mounts(&containerd);
+    let told_by = [
+        "snapshots",
+        "--snapshotter",
+        "thaw",
+        "mounts",
+        "/target",
+        "container",
+    ];
+    let told = containerd.try_ctr(&told_by).unwrap();
     let stored = run(&mut home.thaw(&["--json", "image", "ls"])).ok();
     let stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
     let digest = stored[0]["digest"].as_str().unwrap();

@@ -265,16 +265,21 @@ fn a_read_that_waited_at_the_freeze_is_answered_in_both() {
 }
 
 #[test]
-fn a_file_cut_behind_the_stores_back_is_an_error() {
-    let (mut rig, image, _socket) = guest();
+fn a_file_cut_behind_the_stores_back_is_an_error_or_fetched_again() {
+    let (mut rig, image, socket) = guest();
     image.fill();
     image.blobs[0].0.set_len(4096).unwrap();
     image.metadata.set_len(100).unwrap();
-    for sector in [0, (ADDRESSES[0] + 8192) / SECTOR] {
-        let Asked(head, _, status) = read(&mut rig, sector, 512);
-        assert_eq!((rig.used(0), rig.bytes(status)), (vec![(head, 1)], vec![IOERR]));
-    }
+    let Asked(head, _, status) = read(&mut rig, 0, 512);
+    assert_eq!((rig.used(0), rig.bytes(status)), (vec![(head, 1)], vec![IOERR]));
+    // Of a blob, what is gone is missing: even the bytes before the cut, whose chunk is not whole.
     let Asked(head, data, _) = read(&mut rig, 16, 512);
+    let miss = receive(&socket);
+    assert_eq!((miss.blob, miss.offset, miss.length), (DIGESTS[0], 0, CHUNK_SIZE));
+    assert!(rig.used(0).is_empty());
+    let bytes: Vec<u8> = (ADDRESSES[0]..ADDRESSES[0] + LENGTH).map(byte).collect();
+    image.blobs[0].0.write_all_at(&bytes, 0).unwrap();
+    answer(&mut rig, &socket, miss.id, Ok(()));
     assert_eq!(rig.used(0), [(head, 513)]);
     assert!(rig.bytes(data) == expected(16, 512));
 }

@@ -5,7 +5,7 @@
 //! measured.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -79,16 +79,13 @@ pub struct Setting<'a> {
 pub fn measure(setting: &Setting<'_>, rounds: usize, report: &mut Report) -> io::Result<()> {
     let guest_image = setting.directory.join("guest-files.erofs");
     thaw_rootfs::guest_image::build(setting.program, &guest_image).map_err(io::Error::other)?;
-    let console = setting.directory.join("guest-files.console");
+    let (console, said) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let log: OwnedFd = File::create(setting.directory.join("guest-files.vmm"))?.into();
     let (kvm, kernel) = (open_kvm()?, File::open(setting.kernel)?);
     let mut vmm = Vmm::spawn(setting.directory, &log)?;
     vmm.create(&kvm, 1, MEMORY_MIB)?;
-    vmm.attach(
-        DeviceId::Console,
-        Backend::Console,
-        File::create(&console)?.as_fd(),
-    )?;
+    vmm.attach(DeviceId::Console, Backend::Console, said.as_fd())?;
+    drop(said);
     vmm.attach(DeviceId::Pmem0, Backend::Pmem, File::open(guest_image)?.as_fd())?;
     let disk = Backend::Disk { read_only: true };
     vmm.attach(DeviceId::Blk0, disk, File::open(setting.ext4)?.as_fd())?;
@@ -119,10 +116,14 @@ pub fn measure(setting: &Setting<'_>, rounds: usize, report: &mut Report) -> io:
         crate::boot::cmdline("root=/dev/pmem0 rootflags=dax")
     );
     vmm.call(Command::Boot { cmdline }, &[kernel.as_fd()])?;
-    vmm.wait_for_end()?;
-    let said = std::fs::read_to_string(&console)?;
+    // Read to its end, which comes when the VMM ends.
+    let listener = std::thread::spawn(move || listen(console));
+    let ended = vmm.wait_for_end();
+    drop(vmm);
+    let said = listener.join().map_err(|_| io::Error::other("reading the guest's console"))?;
+    ended?;
     let mut results = 0;
-    for line in said.lines().filter_map(|line| line.strip_prefix(RESULT)) {
+    for line in said.iter().filter_map(|line| line.strip_prefix(RESULT)) {
         let mut fields = line.trim().split('|');
         let (Some(subject), Some(what), Some(ms)) = (fields.next(), fields.next(), fields.next()) else {
             continue;
@@ -133,9 +134,23 @@ pub fn measure(setting: &Setting<'_>, rounds: usize, report: &mut Report) -> io:
         }
     }
     match results {
-        0 => Err(io::Error::other(format!("the guest measured nothing: {said}"))),
+        0 => Err(io::Error::other(format!(
+            "the guest measured nothing: {}",
+            said.join("\n")
+        ))),
         _ => Ok(()),
     }
+}
+
+/// What the guest writes on its console, line by line; what it measures is shown as it comes.
+fn listen(console: OwnedFd) -> Vec<String> {
+    let mut said = Vec::new();
+    for line in BufReader::new(File::from(console)).lines() {
+        let Ok(line) = line else { break };
+        eprintln!("guest: {}", line.trim_end());
+        said.push(line);
+    }
+    said
 }
 
 /// An image's ranges, and the descriptors that go with them: metadata, then data and ready bitmap of each.

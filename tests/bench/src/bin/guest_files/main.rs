@@ -19,6 +19,9 @@ use thaw_bench::image::guest::{DISK_EROFS, DISK_EXT4, LARGE, RESULT, ROUNDS_WORD
 const SMALL_READS: u64 = 400;
 const LARGE_READS: u64 = 100;
 
+const MOUNTED: &str = "/tmp/mounted";
+const TREE: &str = "/tmp/tree";
+
 fn main() {
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("guest-files: {panic}");
@@ -33,7 +36,8 @@ fn main() {
                 continue;
             };
             measure(subject, &tree, round == 0);
-            rustix::mount::unmount("/tmp/subject", UnmountFlags::empty()).unwrap();
+            rustix::mount::unmount(TREE, UnmountFlags::empty()).unwrap();
+            rustix::mount::unmount(MOUNTED, UnmountFlags::empty()).unwrap();
         }
     }
     power_off();
@@ -48,7 +52,8 @@ fn prepare() {
     let _ = rustix::mount::mount("devtmpfs", "/dev", "devtmpfs", MountFlags::empty(), None);
     nodev("proc", "/proc");
     nodev("tmpfs", "/tmp");
-    fs::create_dir("/tmp/subject").unwrap();
+    fs::create_dir(MOUNTED).unwrap();
+    fs::create_dir(TREE).unwrap();
 }
 
 /// From the kernel's command line.
@@ -66,16 +71,19 @@ fn mount(subject: Subject) -> Option<PathBuf> {
         Subject::Erofs => (DISK_EROFS, "erofs", None),
         Subject::Ext4 => (DISK_EXT4, "ext4", Some(c"noload")),
     };
-    let mounted = rustix::mount::mount(source, "/tmp/subject", kind, MountFlags::RDONLY, options);
+    let mounted = rustix::mount::mount(source, MOUNTED, kind, MountFlags::RDONLY, options);
     if let Err(e) = mounted {
         println!("guest-files: {} cannot be mounted: {e}", subject.name());
         return None;
     }
-    let top = Path::new("/tmp/subject");
-    Some(match subject {
+    let top = Path::new(MOUNTED);
+    let tree = match subject {
         Subject::VirtioFs | Subject::VirtioFsDax => top.join(SLOT),
         Subject::Erofs | Subject::Ext4 => top.into(),
-    })
+    };
+    // As a container's overlay does: paths start at the image, not above it, where slots come and go and nothing is cached.
+    rustix::mount::mount_bind(&tree, TREE).unwrap();
+    Some(TREE.into())
 }
 
 fn measure(subject: Subject, tree: &Path, first: bool) {

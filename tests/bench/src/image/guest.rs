@@ -120,7 +120,9 @@ pub fn measure(setting: &Setting<'_>, rounds: usize, report: &mut Report) -> io:
     let listener = std::thread::spawn(move || listen(console));
     let ended = vmm.wait_for_end();
     drop(vmm);
-    let said = listener.join().map_err(|_| io::Error::other("reading the guest's console"))?;
+    let said = listener
+        .join()
+        .map_err(|_| io::Error::other("reading the guest's console"))?;
     ended?;
     let mut results = 0;
     for line in said.iter().filter_map(|line| line.strip_prefix(RESULT)) {

@@ -275,7 +275,10 @@ fn a_file_cut_behind_the_stores_back_is_an_error_or_fetched_again() {
     // Of a blob, what is gone is missing: even the bytes before the cut, whose chunk is not whole.
     let Asked(head, data, _) = read(&mut rig, 16, 512);
     let miss = receive(&socket);
-    assert_eq!((miss.blob, miss.offset, miss.length), (DIGESTS[0], 0, CHUNK_SIZE));
+    assert_eq!(
+        (miss.blob, miss.offset, miss.length),
+        (DIGESTS[0], 0, CHUNK_SIZE as u32)
+    );
     assert!(rig.used(0).is_empty());
     let bytes: Vec<u8> = (ADDRESSES[0]..ADDRESSES[0] + LENGTH).map(byte).collect();
     image.blobs[0].0.write_all_at(&bytes, 0).unwrap();

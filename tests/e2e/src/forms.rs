@@ -141,7 +141,8 @@ impl Forms {
                 self.push(form);
             }
             "soci" => {
-                thaw(&["image", "index", &from, &to]);
+                // The usual 4 MiB would be half of this image.
+                thaw(&["image", "index", "--span-size", "1m", &from, &to]);
             }
             "fixed" | "content-defined" => {
                 thaw(&["image", "convert", "--chunking", form, &from, &to]);

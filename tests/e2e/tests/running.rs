@@ -112,14 +112,18 @@ fn compare(original: &mut Survivor, clones: &mut [Survivor]) -> u64 {
         "{} lines after the thaw were alike",
         first - begin
     );
+    // The tick in which it was frozen may have drawn its bytes before and read its name after: it is the last that is
+    // alike, or the first that differs.
     for tick in begin..first {
-        let same = lines(tick);
+        let mut same = lines(tick);
+        if tick + 1 == first {
+            same.iter_mut().for_each(|line| line["hostname"] = Value::Null);
+        }
         assert!(
             same.windows(2).all(|pair| pair[0] == pair[1]),
             "half alike: {same:?}"
         );
     }
-    // The tick in which it was frozen may have drawn its bytes before and read its name after.
     for tick in first + 1..=last {
         assert!(differ(tick, "random"), "tick {tick}: {:?}", lines(tick));
         assert!(differ(tick, "hostname"), "tick {tick}: {:?}", lines(tick));

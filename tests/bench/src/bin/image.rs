@@ -1,4 +1,4 @@
-//! `make bench-image`: starts of images in each form, file systems in a guest, deduplication.
+//! `make bench-image`: starts of images in each form, file systems in a guest, deduplication; a report of each.
 //!
 //! `bench-image DIRECTORY [--rounds N] [--images NAME,…] [--guest-rounds N]`: DIRECTORY holds what `tests/bench/images`
 //! made, mounted.
@@ -9,13 +9,16 @@ use std::process::{Command, ExitCode, Stdio};
 
 use thaw_bench::image::guest::{self, Setting};
 use thaw_bench::image::starts::{Form, Node, PADDED, SUBJECTS, Subject, ratios};
+use thaw_bench::image::{BYTES, GUEST, STARTS};
 use thaw_bench::{Report, table};
 use thaw_rootfs::store::Store;
 
 fn main() -> ExitCode {
     match measure() {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
+        Ok(reports) => {
+            for report in &reports {
+                print!("{}", table::terminal(report));
+            }
             ExitCode::SUCCESS
         }
         Err(why) => {
@@ -30,6 +33,12 @@ struct Options {
     rounds: usize,
     guest_rounds: usize,
     images: Vec<String>,
+}
+
+impl Options {
+    fn wants(&self, image: &str) -> bool {
+        self.images.iter().any(|wanted| wanted == image)
+    }
 }
 
 fn options() -> Result<Options, String> {
@@ -54,7 +63,7 @@ fn options() -> Result<Options, String> {
     Ok(options)
 }
 
-fn measure() -> Result<Report, String> {
+fn measure() -> Result<Vec<Report>, String> {
     let options = options()?;
     let variable = |name: &str| {
         std::env::var_os(name)
@@ -70,25 +79,35 @@ fn measure() -> Result<Report, String> {
     let upstream = Upstream::start(&options.made.join("registry"), directory.path())
         .map_err(|e| format!("docker-registry: {e}"))?;
     let node = Node::new(&binaries, directory.path(), &upstream.host).map_err(|e| format!("a node: {e}"))?;
-    let mut report = Report::new(thaw_bench::image::NAME);
-    starts(&options, &node, &mut report)?;
-    let in_a_guest = match options.guest_rounds {
-        0 => Ok(()),
-        _ => file_systems(&options, &node, &binaries, &kernel, directory.path(), &mut report)
-            .map_err(|e| format!("file systems in a guest: {e}"))
-            .and_then(|()| guest::ratios(&mut report)),
+    let mut reports = Vec::new();
+    let mut done = |mut report: Report| -> Result<(), String> {
+        // What was measured is kept, whatever comes after.
+        report
+            .write(Path::new("target/bench"))
+            .map_err(|e| format!("cannot write target/bench: {e}"))?;
+        reports.push(report);
+        Ok(())
     };
+    if SUBJECTS.iter().any(|s| options.wants(s.name)) {
+        let mut report = Report::new(STARTS);
+        starts(&options, &node, &mut report)?;
+        done(report)?;
+    }
+    let mut report = Report::new(BYTES);
     deduplication(&options.made, &mut report).map_err(|e| format!("deduplication: {e}"))?;
-    report
-        .write(Path::new("target/bench"))
-        .map_err(|e| format!("cannot write target/bench: {e}"))?;
-    // What was measured before is kept.
-    in_a_guest.map(|()| report)
+    done(report)?;
+    if options.guest_rounds > 0 {
+        let mut report = Report::new(GUEST);
+        file_systems(&options, &node, &binaries, &kernel, directory.path(), &mut report)
+            .map_err(|e| format!("file systems in a guest: {e}"))?;
+        guest::ratios(&mut report)?;
+        done(report)?;
+    }
+    Ok(reports)
 }
 
 fn starts(options: &Options, node: &Node, report: &mut Report) -> Result<(), String> {
-    let wanted = |name: &str| options.images.iter().any(|image| image == name);
-    for subject in SUBJECTS.iter().filter(|s| wanted(s.name)) {
+    for subject in SUBJECTS.iter().filter(|s| options.wants(s.name)) {
         for number in 1..=options.rounds {
             for form in Form::ALL {
                 round(node, subject, form, report)
@@ -96,7 +115,7 @@ fn starts(options: &Options, node: &Node, report: &mut Report) -> Result<(), Str
             }
         }
     }
-    match wanted(PADDED) {
+    match options.wants(PADDED) {
         true => ratios(report),
         false => Ok(()),
     }

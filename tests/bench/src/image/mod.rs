@@ -8,5 +8,7 @@ pub mod guest;
 pub mod pivot;
 pub mod starts;
 
-/// The report's name.
-pub const NAME: &str = "image";
+/// The reports' names: starts, file systems in a guest, what is stored and pushed. Each is written when it was measured.
+pub const STARTS: &str = "image";
+pub const GUEST: &str = "image-guest";
+pub const BYTES: &str = "image-bytes";

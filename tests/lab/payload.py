@@ -9,12 +9,15 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import lab
 
 SKIPPED = {".git", "__pycache__", "node_modules"}
 KEPT_IMAGES = 4
+# More than one run carries.
+KEPT_STRIPPED = 100
 # Debug information of a whole workspace would be most of the image; nobody debugs inside the lab.
 STRIP_ABOVE = 2 << 20
 
@@ -146,8 +149,10 @@ def stripped(source: Path) -> Path:
             shutil.copy2(source, new)
         shutil.copystat(source, new)
         new.rename(kept)
-        for old in sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_atime)[:-40]:
-            old.unlink(missing_ok=True)
+    # What was used last is what stays: the time of its last use is not the source's.
+    os.utime(kept, ns=(time.time_ns(), stat.st_mtime_ns))
+    for old in sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_atime)[:-KEPT_STRIPPED]:
+        old.unlink(missing_ok=True)
     return kept
 
 

@@ -10,7 +10,7 @@ const LINE: f64 = 26.0;
 /// The report as an SVG document. Rows of different units are scaled apart.
 pub fn draw(report: &Report) -> String {
     let mut report = report.clone();
-    if report.name == crate::image::NAME {
+    if report.name == crate::image::STARTS {
         report.rows.retain(crate::image::pivot::pictured);
     }
     let report = &report;

@@ -219,6 +219,16 @@ impl From<thaw_pools::Error> for Failure {
     }
 }
 
+/// Has a panic of any thread end the process, once it is said where it was: what it left half done is for the next start
+/// to find, as after any other end.
+pub fn end_on_panic() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,6 +26,15 @@ Environment:
              is a terminal
 ";
 
+/// Has a panic of any thread end the process, guest and all: nothing goes on without a part of itself.
+fn end_on_panic() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::abort();
+    }));
+}
+
 /// Exit codes: 0 when asked to end or no longer needed, 1 when something failed, 2 when started wrongly.
 fn main() -> ExitCode {
     let process = monotonic_ns();
@@ -51,6 +60,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     log_to_stderr();
+    end_on_panic();
     if let Err(e) = thaw_rootfs::guarded::install() {
         tracing::warn!("a store file that is cut would end this process: {e}");
     }

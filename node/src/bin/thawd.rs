@@ -53,6 +53,7 @@ fn help() -> String {
 }
 
 fn main() -> ExitCode {
+    thaw_node::exit::end_on_panic();
     let arguments = Arguments::parse();
     logging::start(&arguments.log_level, arguments.json);
     match run(&arguments) {

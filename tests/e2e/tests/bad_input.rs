@@ -145,7 +145,7 @@ fn a_kvm_that_is_missing_or_denied_is_named_each_with_its_own_code() {
     let missing = "mount -t tmpfs none /dev && exec \"$@\"";
     let denied = "chown 65534 \"$THAW_DATA\" && mknod \"$THAW_DATA/kvm\" c 10 232 && chmod 600 \"$THAW_DATA/kvm\" && \
                   mount --bind \"$THAW_DATA/kvm\" /dev/kvm && \
-                  exec setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\"";
+                  exec env HOME=/ setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\"";
     let mut codes = Vec::new();
     for script in [missing, denied] {
         let folder = tempfile::tempdir().unwrap();

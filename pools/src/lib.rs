@@ -8,8 +8,8 @@
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!
-//! What they have in common is [`resource::Kind`]; callers claim from a [`resource::Source`]. Every constructor here is the
-//! slow path: correct, and as slow as the kernel makes it.
+//! What they have in common is [`resource::Kind`]; callers claim from a [`pool::Pool`], which makes them ahead of time.
+//! Every constructor here is the slow path: correct, and as slow as the kernel makes it.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -20,8 +20,10 @@ pub mod cgroup;
 pub mod disk;
 pub mod machine;
 pub mod network;
+pub mod pool;
 pub mod process;
 pub mod resource;
+pub mod statistics;
 pub mod vmm;
 
 /// Why a resource could not be made.

@@ -76,7 +76,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
             ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
         }
-        let node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
+        let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
+        node.fill_pools()?;
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {
                 Some(Listening::open(node.images.clone(), &node.paths.snapshots(), socket).await?)

@@ -140,7 +140,7 @@ async fn boot_and_freeze(
 ) -> Result<(), Failure> {
     empty([&into.state, &into.memory])?;
     let trace = Trace::new();
-    let mut making = Making::begin(node, template_record(recipe)?, &trace)?;
+    let mut making = Making::begin(node, template_record(recipe)?, &trace).await?;
     progress(Step::Booting);
     let machine = super::thaw::machine(recipe.shape, true);
     spawn(
@@ -209,7 +209,7 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
         ..template_record(recipe)?
     };
     let memory_mib = record.memory_mib;
-    let mut making = Making::begin(node, record, &trace)?;
+    let mut making = Making::begin(node, record, &trace).await?;
     let machine = super::thaw::machine(recipe.shape, true);
     spawn(
         &making.program,

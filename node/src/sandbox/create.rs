@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
+use thaw_pools::cgroup::{Cgroup, Unavailable};
+use thaw_pools::disk::Disk;
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm;
@@ -23,7 +25,7 @@ use super::again::{MADE_AGAIN, once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
-use super::sources::taken;
+use super::pools::{DISK_SIZE, claim};
 use super::{NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
@@ -33,9 +35,6 @@ use crate::images;
 use crate::state::{Record, new_id};
 use crate::template::Progress as TemplateProgress;
 use crate::trace::Trace;
-
-/// Bytes of a sandbox's writable layer, as its guest sees it; on the host it costs what is written.
-const DISK_SIZE: u64 = 8 << 30;
 
 /// A sandbox being made. Dropped, all of it is removed.
 pub(super) struct Making<'a> {
@@ -49,16 +48,26 @@ pub(super) struct Making<'a> {
 }
 
 impl<'a> Making<'a> {
-    /// Its directory and cgroup: everything later is found from them.
-    pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Failure> {
+    /// Its cgroup and its directory, where everything later is found from. The cgroup is in the record before the
+    /// sandbox is anywhere: until then, its name says whose it is.
+    pub(super) async fn begin(
+        node: &'a Node,
+        mut record: Record,
+        trace: &'a Trace,
+    ) -> Result<Making<'a>, Failure> {
         let files = MachineFiles::open(&node.paths)?;
         let program = vmm::find()?;
-        let mut resources = Resources::new(node.run.create(&record)?);
-        let _stage = trace.stage("cgroup");
-        match node.sources.cgroups.claim(&record.id) {
-            Ok(claim) => resources.cgroup = Some(taken(&node.sources.cgroups, claim, trace)),
-            Err(reason) => tracing::info!("{reason}"),
-        }
+        let cgroup = new_cgroup(node, trace).await;
+        record.cgroup = cgroup.as_ref().map(|c| c.name().to_owned());
+        let directory = match node.run.create(&record) {
+            Ok(directory) => directory,
+            Err(e) => {
+                cgroup.into_iter().for_each(|c| node.pools.cgroups.release(c));
+                return Err(e);
+            }
+        };
+        let mut resources = Resources::new(directory, node.pools.clone());
+        resources.cgroup = cgroup;
         Ok(Making {
             node,
             trace,
@@ -85,7 +94,7 @@ impl<'a> Making<'a> {
         let mut backends = Backends::default();
         ends.show(&exported, &mut backends);
         let writable = Backend::Disk { read_only: false };
-        backends.attach(DeviceId::Blk0, writable, &parts.disk);
+        backends.attach(DeviceId::Blk0, writable, &parts.disk.file);
         if let Some(network) = &parts.network {
             let mac = network.config.mac;
             backends.attach(DeviceId::Net, Backend::Tap { mac }, &network.tap);
@@ -178,7 +187,7 @@ impl<'a> Making<'a> {
 /// What is made beside the machine.
 pub(super) struct Parts {
     pub images: Vec<Shown>,
-    pub disk: OwnedFd,
+    pub disk: Disk,
     pub network: Option<NetworkSlot>,
     pub prefetch: Option<Prefetch>,
     /// Where the VMM tells what of the images is read.
@@ -209,7 +218,7 @@ async fn make(
     progress: Arc<dyn Progress>,
     building: TemplateProgress,
 ) -> Result<Sandbox, Failure> {
-    let mut making = Making::begin(node, record(spec)?, trace)?;
+    let mut making = Making::begin(node, record(spec)?, trace).await?;
     let parts = async {
         let ((image, prefetch), disk, network) = tokio::try_join!(
             image(node, spec, trace, progress),
@@ -313,6 +322,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         owner: ProcessRecord::myself(),
         client: None,
         vmm: None,
+        cgroup: None,
         tethered: true,
         ready: false,
         vcpus: 1,
@@ -340,11 +350,22 @@ async fn image(
     Ok((image, prefetch.flatten()))
 }
 
-async fn new_disk(node: &Node, trace: &Trace) -> Result<OwnedFd, Failure> {
+/// None where this host has none to give: the sandbox then runs in its caller's.
+async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
+    let _stage = trace.stage("cgroup");
+    let unavailable = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
+    match claim(&node.pools, |p| &p.cgroups, (), unavailable, trace).await {
+        Ok(cgroup) => Some(cgroup),
+        Err(e) => {
+            tracing::info!("{e}");
+            None
+        }
+    }
+}
+
+async fn new_disk(node: &Node, trace: &Trace) -> Result<Disk, Failure> {
     let _stage = trace.stage("disk");
-    let sources = node.sources.clone();
-    let claim = blocking(move || Ok(sources.disks.claim(&DISK_SIZE)?)).await?;
-    Ok(taken(&node.sources.disks, claim, trace).file)
+    claim(&node.pools, |p| &p.disks, DISK_SIZE, Failure::from, trace).await
 }
 
 pub(super) async fn new_network(
@@ -357,9 +378,9 @@ pub(super) async fn new_network(
         return Ok(None);
     }
     let unavailable = |e: thaw_pools::Error| Failure::new(ExitCode::NetworkUnavailable, e.to_string());
-    let sources = node.sources.clone();
-    let claim = blocking(move || sources.networks.claim(&()).map_err(unavailable)).await?;
-    Ok(Some(taken(&node.sources.networks, claim, trace)))
+    claim(&node.pools, |p| &p.networks, (), unavailable, trace)
+        .await
+        .map(Some)
 }
 
 /// Work that blocks, on a thread for it.

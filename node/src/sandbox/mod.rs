@@ -12,6 +12,7 @@ use std::time::Duration;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::{Cgroup, Hierarchy};
+use thaw_pools::disk::Disk;
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
@@ -44,16 +45,16 @@ mod disk;
 mod files;
 pub mod freeze;
 mod machine;
+mod pools;
 mod snapshot;
-mod sources;
 mod thaw;
 
 pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
 pub use freeze::{FreezeOptions, Frozen};
 use machine::{describe, odd};
+pub use pools::Pools;
 pub use snapshot::{Snapshots, ThawSpec};
-pub use sources::Sources;
 
 /// How long a guest may take to ring, and the agent to take its identity.
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -150,7 +151,7 @@ pub struct Node {
     pub run: RunDirectory,
     pub images: Images,
     pub cgroups: Hierarchy,
-    pub sources: Arc<Sources>,
+    pub pools: Arc<Pools>,
     pub templates: Templates,
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
@@ -176,13 +177,20 @@ impl Node {
         Ok(Node {
             templates: Templates::open(&paths, hold)?,
             snapshots: Snapshots::default(),
-            sources: Arc::new(Sources::new(&paths, cgroups.clone())),
+            pools: Arc::new(Pools::empty(&paths, cgroups.clone())),
             paths,
             run,
             images,
             cgroups,
             test_templates,
         })
+    }
+
+    /// From now on what sandboxes need is made ahead, as the configuration says: for a process that makes many.
+    pub fn fill_pools(&mut self) -> Result<(), Failure> {
+        let config = &self.images.config.pools;
+        self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), config)?);
+        Ok(())
     }
 }
 
@@ -201,14 +209,16 @@ struct Resources {
     prefetch: Option<Prefetch>,
     images: Vec<Shown>,
     /// The writable layer.
-    disk: Option<OwnedFd>,
+    disk: Option<Disk>,
     network: Option<NetworkSlot>,
     directory: SandboxDirectory,
+    /// Where its parts go when it has ended.
+    pools: Arc<Pools>,
     keep: bool,
 }
 
 impl Resources {
-    fn new(directory: SandboxDirectory) -> Resources {
+    fn new(directory: SandboxDirectory, pools: Arc<Pools>) -> Resources {
         Resources {
             control: None,
             vmm: None,
@@ -222,6 +232,7 @@ impl Resources {
             disk: None,
             network: None,
             directory,
+            pools,
             keep: false,
         }
     }
@@ -269,7 +280,13 @@ impl Drop for Resources {
         }
         self.pages = None;
         if let Some(cgroup) = self.cgroup.take() {
-            cgroup.destroy();
+            self.pools.cgroups.release(cgroup);
+        }
+        if let Some(network) = self.network.take() {
+            self.pools.networks.release(network);
+        }
+        if let Some(disk) = self.disk.take() {
+            self.pools.disks.release(disk);
         }
     }
 }
@@ -328,9 +345,9 @@ impl Sandbox {
             .vmm
             .and_then(VmmProcess::adopt)
             .ok_or_else(|| lost("its VMM has ended"))?;
-        let mut resources = Resources::new(directory);
+        let mut resources = Resources::new(directory, node.pools.clone());
         resources.vmm = Some(vmm);
-        resources.cgroup = Some(node.cgroups.adopt(&record.id));
+        resources.cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
         let control = ControlClient::connect(&resources.directory.control_socket())?;
         let has_disk = record.root == RootServing::Erofs;
         let ends = Ends::make(node.images.clone(), has_disk)?;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::MemoryMode;
 
@@ -98,7 +99,7 @@ async fn make(
         },
         ..new_record()?
     };
-    let mut making = Making::begin(node, record, trace)?;
+    let mut making = Making::begin(node, record, trace).await?;
     let parts = parts(node, registered, workload.network, trace);
     let restored = async {
         let machine = machine(
@@ -199,6 +200,7 @@ async fn parts(
                 Failure::new(ExitCode::SnapshotIncompatible, what)
             })?;
             disk::nameless_copy(frozen, &directory)
+                .and_then(Disk::of)
                 .map_err(|e| Failure::system(format!("cannot copy a disk into {}", directory.display()), &e))
         })
         .await

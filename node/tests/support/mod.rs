@@ -179,7 +179,7 @@ pub fn processes(mark: &str) -> Vec<String> {
 /// Of any place: no other sandboxes are expected beside these tests, but for those of the pools' own.
 fn cgroups() -> Vec<String> {
     thaw_pools::cgroup::Hierarchy::detect()
-        .sandboxes()
+        .names()
         .into_iter()
         .filter(|id| !id.starts_with("test-"))
         .collect()

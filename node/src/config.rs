@@ -226,6 +226,7 @@ mod tests {
             .and_then(|it| it.split("```").next());
         let config = Config::parse(example.unwrap()).unwrap();
         assert_eq!(config.prefetch, PrefetchConfig::default());
+        assert_eq!(config.pools, pools::PoolsConfig::default());
         assert_eq!(config.fetch.mirrors_of("quay.io").len(), 1);
         let defaults = thaw_rootfs::fetch::Config {
             mirrors: config.fetch.mirrors.clone(),

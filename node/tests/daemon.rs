@@ -24,6 +24,13 @@ impl Daemon {
         });
         Daemon(child)
     }
+
+    /// Ended as an operator ends it.
+    fn stop(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
 }
 
 impl Drop for Daemon {
@@ -38,13 +45,14 @@ fn failures_keep_their_codes_through_the_daemon() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(place) = Place::new(HALT) else { return };
     std::fs::write(place.path("kernel"), b"\x7fELF but not much of one").unwrap();
-    let _daemon = Daemon::start(&place);
+    let daemon = Daemon::start(&place);
     let output = place.run().output().unwrap();
     assert_eq!(output.status.code(), Some(68), "{}", text(&output.stderr));
     one_line(&output);
-    assert_eq!(place.leftovers(), Leftovers::none());
     let again = place.command("thawd").output().unwrap();
     assert_eq!(again.status.code(), Some(125), "one thawd per socket");
+    daemon.stop();
+    assert_eq!(place.leftovers(), Leftovers::none());
 }
 
 #[test]
@@ -68,13 +76,18 @@ fn a_killed_daemon_leaves_nothing_half_made() {
         .join(record["id"].as_str().unwrap())
         .join("vsock.sock");
     eventually("it has a machine", || vsock.exists());
+    // Those made ahead, and the sandbox's.
+    eventually("its pools are full", || place.leftovers().cgroups.len() != 1);
     daemon.0.kill().unwrap();
     daemon.0.wait().unwrap();
     assert_eq!(thaw.wait().unwrap().code(), Some(93), "thawd went away");
     assert!(lives(vmm), "an untethered VMM outlives its thawd");
 
     // The next one removes it: its agent never took an identity.
-    let _next = Daemon::start(&place);
+    let next = Daemon::start(&place);
     assert!(!lives(vmm));
+    assert!(place.leftovers().sandboxes.is_empty());
+    // What the first had made ahead it removed when it began, and what it made itself it takes with it.
+    next.stop();
     assert_eq!(place.leftovers(), Leftovers::none());
 }

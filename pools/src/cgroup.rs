@@ -432,12 +432,19 @@ mod tests {
         };
         let ours = Cgroups::new(hierarchy.clone());
         let kept = [ours.make(&()).unwrap(), ours.make(&()).unwrap()];
-        assert!(kept.iter().all(|c| parse_name(c.name()).is_some_and(|(maker, _)| maker == myself)));
+        assert!(
+            kept.iter()
+                .all(|c| parse_name(c.name()).is_some_and(|(maker, _)| maker == myself))
+        );
         for leftover in [name(dead, 0), name(dead, 7), name(dead, 8)] {
             hierarchy.make(&leftover).unwrap();
         }
         // As the kernel keeps one in which a sandbox lives on.
-        fs::write(root.path().join(PARENT).join(name(dead, 8)).join("inhabited"), b"").unwrap();
+        fs::write(
+            root.path().join(PARENT).join(name(dead, 8)).join("inhabited"),
+            b"",
+        )
+        .unwrap();
         for other in ["theirs", "1.2", "1.2.3.4", "1.2.x"] {
             hierarchy.make(other).unwrap();
             assert_eq!(parse_name(other), None);

@@ -406,7 +406,11 @@ mod tests {
     #[test]
     fn a_tap_without_its_device_is_unfit() {
         // Never given one by TUNSETIFF, as one whose namespace was taken away.
-        let Ok(tap) = std::fs::File::options().read(true).write(true).open("/dev/net/tun") else {
+        let Ok(tap) = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/net/tun")
+        else {
             return eprintln!("skipped: cannot open /dev/net/tun");
         };
         let slot = NetworkSlot {

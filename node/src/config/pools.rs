@@ -99,7 +99,11 @@ mod tests {
     fn errors_name_line_and_key() {
         for (text, line, key) in [
             ("[pools]\ndisks = { low = 9, high = 4 }\n", "line 2", "low is 9"),
-            ("[pools]\n\n[pools.networks]\nlow = 9\nhigh = 4\n", "line 3", "networks"),
+            (
+                "[pools]\n\n[pools.networks]\nlow = 9\nhigh = 4\n",
+                "line 3",
+                "networks",
+            ),
             ("[pools]\ncgroups = { low = 0 }", "line 2", "cgroups"),
             ("[pools.cgroups]\nhigh = 100000", "line 1", "100000"),
             ("[pools.cgroups]\nhigh = -1", "line 2", "high"),

@@ -66,6 +66,10 @@ impl Pools {
         self.disks.close();
         self.networks.close();
         self.cgroups.close();
+        for pool in self.statistics() {
+            let (kind, claims, hits, made) = (pool.kind, pool.claims, pool.hits, pool.made);
+            tracing::info!(kind, claims, hits, made, failed = pool.failed, "pool closed");
+        }
     }
 }
 

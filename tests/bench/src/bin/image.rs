@@ -91,8 +91,6 @@ fn starts(options: &Options, node: &Node, report: &mut Report) -> Result<(), Str
     for subject in SUBJECTS.iter().filter(|s| wanted(s.name)) {
         for number in 1..=options.rounds {
             for form in Form::ALL {
-                let rounds = options.rounds;
-                eprintln!("bench-image: {}, {}, round {number} of {rounds}", subject.name, form.name());
                 round(node, subject, form, report)
                     .map_err(|e| format!("{}, {}, round {number}: {e}", subject.name, form.name()))?;
             }

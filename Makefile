@@ -88,7 +88,8 @@ test-lab: ## the lab's and the test images' tests of themselves
 	@tests/images/test
 
 bench-report: ## render the README's tables from target/bench
-	@cargo run --release --quiet -p thaw-bench --bin bench-report
+	@cargo build --release --quiet --bins
+	@$(BIN)/bench-report
 
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean

@@ -23,6 +23,8 @@ use worker::Worker;
 /// How long somebody who only wants to know something waits for a vCPU that does not answer: it answers at once, but
 /// where it waits itself, for a page that a userfault server owes for one.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a vCPU of a guest that has failed may take to leave it, on a host that may be why.
+const LAST_PATIENCE: Duration = Duration::from_millis(500);
 /// Stack of a vCPU's thread, in bytes.
 const STACK: usize = 256 * 1024;
 
@@ -118,7 +120,7 @@ impl VcpuThreads {
     /// guest that never got to where it should.
     pub fn last_seen(&self) -> Vec<String> {
         self.gate.close(Wanted::Hold);
-        let out = self.gate.await_outside_for(PATIENCE);
+        let out = self.gate.await_outside_for(LAST_PATIENCE);
         let describe = |(index, (vcpu, out)): (usize, (&Arc<Mutex<Vcpu>>, bool))| match out {
             true => describe(index, &vcpu.lock().unwrap_or_else(PoisonError::into_inner)),
             false => format!("vCPU {index} does not stop: it is in a device, or waits for a page"),

@@ -145,6 +145,13 @@ impl RunDirectory {
         }
     }
 
+    /// Where what may become sandboxes is, beside them: kept and cleaned as they are, and none of them.
+    pub fn spares(&self) -> RunDirectory {
+        RunDirectory {
+            sandboxes: self.sandboxes.with_file_name("spares"),
+        }
+    }
+
     /// Every sandbox that has a record, oldest first.
     pub fn list(&self) -> Vec<Record> {
         let mut records: Vec<Record> = self
@@ -201,6 +208,11 @@ impl RunDirectory {
         if swept > 0 {
             tracing::info!(swept, "removed cgroups dead owners had made");
         }
+        self.spares().clean_sandboxes(cgroups);
+        self.clean_sandboxes(cgroups)
+    }
+
+    fn clean_sandboxes(&self, cgroups: &Hierarchy) -> usize {
         let Ok(all) = lock_all(&self.sandboxes) else {
             return 0;
         };

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`disk`] | writable layer: a preformatted ext4 in an unlinked file | nothing: the kernel frees it with the last descriptor |
 //! | [`network`] | a network namespace with a tap in it, held by descriptors | nothing, likewise |
-//! | [`cgroup`] | one directory per hierarchy, `/thaw/<id>` | empty directories, found by name by the next start |
+//! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, found by their maker's name by the next start |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!

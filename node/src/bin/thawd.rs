@@ -79,7 +79,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
         node.fill_pools()?;
-        pools = Some(node.pools.clone());
+        pools = Some((node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {
                 Some(Listening::open(node.images.clone(), &node.paths.snapshots(), socket).await?)
@@ -107,6 +107,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     });
     // Once it is gone, nobody claims or releases any more.
     drop(runtime);
-    pools.inspect(|pools| pools.close());
+    if let Some((shells, pools)) = pools {
+        shells.close();
+        pools.close();
+    }
     served
 }

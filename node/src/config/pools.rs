@@ -16,6 +16,34 @@ pub struct PoolsConfig {
     /// Network namespaces with their taps.
     pub networks: Marks,
     pub cgroups: Marks,
+    /// thaw-vmm processes with an empty machine.
+    pub shells: ShellsConfig,
+}
+
+/// `[pools.shells]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ShellsConfig {
+    /// How many shapes of machines (CPUs and memory) have a pool, the last used ones. 0: none.
+    pub shapes: u8,
+    /// How many of each shape.
+    pub each: Marks,
+}
+
+impl ShellsConfig {
+    /// How many of each shape.
+    pub fn marks(&self) -> Watermarks {
+        self.each.0
+    }
+}
+
+impl Default for ShellsConfig {
+    fn default() -> Self {
+        Self {
+            shapes: 2,
+            each: Marks(Watermarks::half_of(4)),
+        }
+    }
 }
 
 impl Default for PoolsConfig {
@@ -25,6 +53,7 @@ impl Default for PoolsConfig {
             disks: Marks::default(),
             networks: Marks::default(),
             cgroups: Marks::default(),
+            shells: ShellsConfig::default(),
         }
     }
 }
@@ -34,22 +63,17 @@ impl Default for PoolsConfig {
 #[serde(try_from = "Given", into = "Given")]
 pub struct Marks(Watermarks);
 
-/// As it is written. Without `low`, it is half of `high`.
+/// As it is written: `high`, and without `low` half of it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Given {
     low: Option<usize>,
-    #[serde(default = "default_high")]
     high: usize,
-}
-
-fn default_high() -> usize {
-    8
 }
 
 impl Default for Marks {
     fn default() -> Self {
-        Self(Watermarks::half_of(default_high()))
+        Self(Watermarks::half_of(8))
     }
 }
 
@@ -88,7 +112,7 @@ mod tests {
     #[test]
     fn the_low_mark_is_half_of_the_high_one_unless_it_is_given() {
         assert_eq!(marks(""), Ok((4, 8)));
-        assert_eq!(marks("[pools.disks]\nlow = 2"), Ok((2, 8)));
+        assert_eq!(marks("[pools.disks]\nlow = 2\nhigh = 8"), Ok((2, 8)));
         assert_eq!(marks("[pools]\ndisks = { high = 5 }"), Ok((3, 5)));
         assert_eq!(marks("[pools.disks]\nhigh = 0"), Ok((0, 0)));
         let written = toml::to_string(&Config::parse("[pools]\nmakers = 3\ndisks = { high = 5 }").unwrap());
@@ -104,7 +128,10 @@ mod tests {
                 "line 3",
                 "networks",
             ),
-            ("[pools]\ncgroups = { low = 0 }", "line 2", "cgroups"),
+            ("[pools]\ncgroups = { low = 0, high = 1 }", "line 2", "cgroups"),
+            ("[pools]\ncgroups = { low = 1 }", "line 2", "high"),
+            ("[pools.shells]\nshapes = 256", "line 2", "shapes"),
+            ("[pools.shells]\neach = { high = 4097 }", "line 2", "each"),
             ("[pools.cgroups]\nhigh = 100000", "line 1", "100000"),
             ("[pools.cgroups]\nhigh = -1", "line 2", "high"),
             ("[pools]\nmakers = 0", "line 2", "makers"),

@@ -70,6 +70,7 @@ impl Making<'_> {
             tethered: spec.tethered,
         };
         spawn(
+            self.node,
             &self.program,
             &self.files,
             machine,
@@ -140,10 +141,11 @@ async fn boot_and_freeze(
 ) -> Result<(), Failure> {
     empty([&into.state, &into.memory])?;
     let trace = Trace::new();
-    let mut making = Making::begin(node, template_record(recipe)?, &trace).await?;
+    let mut making = Making::begin(node, template_record(recipe)?, &trace)?;
     progress(Step::Booting);
     let machine = super::thaw::machine(recipe.shape, true);
     spawn(
+        node,
         &making.program,
         &making.files,
         machine,
@@ -209,9 +211,10 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
         ..template_record(recipe)?
     };
     let memory_mib = record.memory_mib;
-    let mut making = Making::begin(node, record, &trace).await?;
+    let mut making = Making::begin(node, record, &trace)?;
     let machine = super::thaw::machine(recipe.shape, true);
     spawn(
+        node,
         &making.program,
         &making.files,
         machine,

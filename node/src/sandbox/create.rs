@@ -48,26 +48,11 @@ pub(super) struct Making<'a> {
 }
 
 impl<'a> Making<'a> {
-    /// Its cgroup and its directory, where everything later is found from. The cgroup is in the record before the
-    /// sandbox is anywhere: until then, its name says whose it is.
-    pub(super) async fn begin(
-        node: &'a Node,
-        mut record: Record,
-        trace: &'a Trace,
-    ) -> Result<Making<'a>, Failure> {
+    /// Its directory: everything later is found from it.
+    pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Failure> {
         let files = MachineFiles::open(&node.paths)?;
         let program = vmm::find()?;
-        let cgroup = new_cgroup(node, trace).await;
-        record.cgroup = cgroup.as_ref().map(|c| c.name().to_owned());
-        let directory = match node.run.create(&record) {
-            Ok(directory) => directory,
-            Err(e) => {
-                cgroup.into_iter().for_each(|c| node.pools.cgroups.release(c));
-                return Err(e);
-            }
-        };
-        let mut resources = Resources::new(directory, node.pools.clone());
-        resources.cgroup = cgroup;
+        let resources = Resources::new(node.run.create(&record)?, node.pools.clone());
         Ok(Making {
             node,
             trace,
@@ -218,7 +203,7 @@ async fn make(
     progress: Arc<dyn Progress>,
     building: TemplateProgress,
 ) -> Result<Sandbox, Failure> {
-    let mut making = Making::begin(node, record(spec)?, trace).await?;
+    let mut making = Making::begin(node, record(spec)?, trace)?;
     let parts = async {
         let ((image, prefetch), disk, network) = tokio::try_join!(
             image(node, spec, trace, progress),
@@ -351,13 +336,13 @@ async fn image(
 }
 
 /// None where this host has none to give: the sandbox then runs in its caller's.
-async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
+pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
     let _stage = trace.stage("cgroup");
     let unavailable = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
     match claim(&node.pools, |p| &p.cgroups, (), unavailable, trace).await {
         Ok(cgroup) => Some(cgroup),
         Err(e) => {
-            tracing::info!("{e}");
+            tracing::info!("{}", e.what);
             None
         }
     }

@@ -46,6 +46,7 @@ mod files;
 pub mod freeze;
 mod machine;
 mod pools;
+mod shells;
 mod snapshot;
 mod thaw;
 
@@ -54,6 +55,7 @@ pub use again::MADE_AGAIN;
 pub use freeze::{FreezeOptions, Frozen};
 use machine::{describe, odd};
 pub use pools::Pools;
+pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
 
 /// How long a guest may take to ring, and the agent to take its identity.
@@ -152,6 +154,7 @@ pub struct Node {
     pub images: Images,
     pub cgroups: Hierarchy,
     pub pools: Arc<Pools>,
+    pub shells: Arc<ShellPools>,
     pub templates: Templates,
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
@@ -178,6 +181,7 @@ impl Node {
             templates: Templates::open(&paths, hold)?,
             snapshots: Snapshots::default(),
             pools: Arc::new(Pools::empty(&paths, cgroups.clone())),
+            shells: Arc::default(),
             paths,
             run,
             images,
@@ -190,6 +194,7 @@ impl Node {
     pub fn fill_pools(&mut self) -> Result<(), Failure> {
         let config = &self.images.config.pools;
         self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), config)?);
+        self.shells = Arc::new(ShellPools::new(config.shells, config.makers.get().into()));
         Ok(())
     }
 }

@@ -99,7 +99,7 @@ async fn make(
         },
         ..new_record()?
     };
-    let mut making = Making::begin(node, record, trace).await?;
+    let mut making = Making::begin(node, record, trace)?;
     let parts = parts(node, registered, workload.network, trace);
     let restored = async {
         let machine = machine(
@@ -111,6 +111,7 @@ async fn make(
             spec.tethered,
         );
         spawn(
+            node,
             &making.program,
             &making.files,
             machine,
@@ -123,7 +124,6 @@ async fn make(
             "no-parked-vm",
             "no machine was parked with this snapshot in it: one was restored now",
         );
-        trace.reason("no-shell", "no thaw-vmm was waiting: one was started now");
         making.restore(registered.clone(), spec.memory_mode).await
     };
     let (parts, ()) = tokio::try_join!(parts, restored)?;

@@ -279,10 +279,15 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 
 /// The `id` → record table of the run directory.
 pub fn records(place: &Place) -> BTreeMap<String, serde_json::Value> {
-    names(&place.path("run/sandboxes"))
+    records_in(&place.path("run/sandboxes"))
+}
+
+/// The records of what is in a directory of sandboxes, or of spares.
+pub fn records_in(all: &Path) -> BTreeMap<String, serde_json::Value> {
+    names(all)
         .into_iter()
         .filter_map(|id| {
-            let text = fs::read(place.path("run/sandboxes").join(&id).join("record.json")).ok()?;
+            let text = fs::read(all.join(&id).join("record.json")).ok()?;
             Some((id, serde_json::from_slice(&text).ok()?))
         })
         .collect()

@@ -125,6 +125,11 @@ fn machines_in_demand_are_made_ahead_taken_and_after_a_kill_removed() {
     eventually("it has a directory of its own only", || {
         spares().is_disjoint(&all)
     });
+    // A later thawd finds each where its sandbox is.
+    for id in records(&place).keys() {
+        let control = place.path("run/sandboxes").join(id).join("control.sock");
+        thaw_pools::vmm::connect(&control, rustix::net::SocketType::SEQPACKET).unwrap();
+    }
     let listed = place.command("thaw").args(["--json", "ps"]).output().unwrap();
     let listed: Vec<serde_json::Value> = serde_json::from_slice(&listed.stdout).unwrap();
     assert_eq!(listed.len(), 3, "shells are no sandboxes: {listed:?}");

@@ -20,6 +20,7 @@ pub mod cgroup;
 pub mod disk;
 pub mod machine;
 pub mod network;
+pub mod plan;
 pub mod pool;
 pub mod process;
 pub mod resource;

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - a claim that finds something ready takes one short lock and a check; it never waits for a resource to be made, in
 //!   this pool or in another, and where nothing is ready it makes its own and says why ([`SlowReason`]);
-//! - never more than [`Watermarks::high`] are ready;
+//! - never more than [`high`](crate::plan::Watermarks::high) are ready;
 //! - what was made is handed out once or destroyed once, not both and not neither, also when the pool is closed;
 //! - what cannot be made, or turns out unfit, is tried again after a pause that doubles each time.
 //!
@@ -17,110 +17,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::plan::{Backoff, Plan};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, Depth, PoolStatistics, add};
-
-/// How many a pool keeps ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watermarks {
-    low: usize,
-    high: usize,
-}
-
-/// Watermarks that make no sense.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WatermarksError {
-    #[error("low is {low}, above high, which is {high}")]
-    Crossed { low: usize, high: usize },
-    #[error("low is 0, so nothing would ever be made ahead: high = 0 says that")]
-    NoLow,
-    #[error("high is {high}, and at most {} are kept ready", Watermarks::MOST)]
-    TooHigh { high: usize },
-}
-
-impl Watermarks {
-    /// The most a pool keeps ready.
-    pub const MOST: usize = 4096;
-
-    /// Refilling begins when fewer than `low` are ready, and ends when there are `high`. 0 and 0: never.
-    pub fn new(low: usize, high: usize) -> Result<Watermarks, WatermarksError> {
-        match (low, high) {
-            (_, high) if high > Watermarks::MOST => Err(WatermarksError::TooHigh { high }),
-            (low, high) if low > high => Err(WatermarksError::Crossed { low, high }),
-            (0, 1..) => Err(WatermarksError::NoLow),
-            (low, high) => Ok(Watermarks { low, high }),
-        }
-    }
-
-    /// Filled to `high`, or the most there can be, from half of that.
-    pub fn half_of(high: usize) -> Watermarks {
-        let high = high.min(Watermarks::MOST);
-        Watermarks {
-            low: high.div_ceil(2),
-            high,
-        }
-    }
-
-    pub fn low(&self) -> usize {
-        self.low
-    }
-
-    pub fn high(&self) -> usize {
-        self.high
-    }
-}
-
-/// How a pool is filled and emptied.
-#[derive(Clone, Debug)]
-pub struct Plan<W> {
-    /// What is made ahead.
-    pub want: W,
-    pub watermarks: Watermarks,
-    /// How many are made at once.
-    pub makers: usize,
-    /// How many wait for their destruction before who releases one destroys it.
-    pub doomed: usize,
-    pub backoff: Backoff,
-}
-
-impl<W> Plan<W> {
-    /// With two makers, which is as much as helps where the kernel makes one at a time.
-    pub fn new(want: W, watermarks: Watermarks) -> Plan<W> {
-        Plan {
-            want,
-            watermarks,
-            makers: 2,
-            doomed: 256,
-            backoff: Backoff::default(),
-        }
-    }
-}
-
-/// The pause after failures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backoff {
-    /// After one failure.
-    pub first: Duration,
-    /// After however many.
-    pub longest: Duration,
-}
-
-impl Default for Backoff {
-    fn default() -> Backoff {
-        Backoff {
-            first: Duration::from_millis(100),
-            longest: Duration::from_secs(30),
-        }
-    }
-}
-
-impl Backoff {
-    /// After this many failures in a row.
-    pub fn pause(&self, failures: u32) -> Duration {
-        let doubled = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
-        self.first.saturating_mul(doubled).min(self.longest)
-    }
-}
 
 /// Resources of one kind.
 pub struct Pool<K: Kind> {
@@ -197,7 +96,7 @@ impl<K: Kind> Pool<K> {
     /// # Errors
     /// Its threads cannot be started.
     pub fn filled(kind: K, plan: Plan<K::Want>) -> io::Result<Pool<K>> {
-        let (makers, has_any) = (plan.makers.max(1), plan.watermarks.high > 0);
+        let (makers, has_any) = (plan.makers.max(1), plan.watermarks.high() > 0);
         if !has_any {
             return Ok(Pool::empty(kind));
         }
@@ -275,8 +174,8 @@ impl<K: Kind> Pool<K> {
             ready: state.ready.len(),
             making: state.making,
             doomed: state.doomed.len(),
-            low: watermarks.map_or(0, |w| w.low),
-            high: watermarks.map_or(0, |w| w.high),
+            low: watermarks.map_or(0, |w| w.low()),
+            high: watermarks.map_or(0, |w| w.high()),
         };
         drop(state);
         self.shared.counters.snapshot(has)
@@ -356,13 +255,13 @@ impl<K: Kind> Shared<K> {
         }
         let mut none = SlowReason::Empty;
         // What makers add meanwhile is another claim's to look at.
-        for _ in 0..plan.watermarks.high {
+        for _ in 0..plan.watermarks.high() {
             let mut state = self.lock();
             if state.closed {
                 return Err(SlowReason::Closed);
             }
             let resource = state.ready.pop_front();
-            let refill = state.ready.len() < plan.watermarks.low;
+            let refill = state.ready.len() < plan.watermarks.low();
             state.filling |= refill;
             let doubted = state.unfit.failures > 0;
             drop(state);
@@ -436,7 +335,7 @@ impl<K: Kind> Shared<K> {
                 .flatten()
                 .max()
                 .map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
-            if !state.filling || state.ready.len() + state.making >= plan.watermarks.high {
+            if !state.filling || state.ready.len() + state.making >= plan.watermarks.high() {
                 state = self.refill.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
@@ -470,7 +369,7 @@ impl<K: Kind> Shared<K> {
             Ok(resource) => {
                 state.failing.over();
                 state.ready.push_back(resource);
-                state.filling = state.ready.len() < plan.watermarks.high;
+                state.filling = state.ready.len() < plan.watermarks.high();
                 state
             }
             Err(error) => {

@@ -3,7 +3,7 @@
 use std::num::NonZero;
 
 use serde::{Deserialize, Serialize};
-use thaw_pools::pool::{Watermarks, WatermarksError};
+use thaw_pools::plan::{Watermarks, WatermarksError};
 
 /// `[pools]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

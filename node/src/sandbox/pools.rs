@@ -5,7 +5,8 @@ use std::sync::Arc;
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
 use thaw_pools::network::Networks;
-use thaw_pools::pool::{Plan, Pool};
+use thaw_pools::plan::Plan;
+use thaw_pools::pool::Pool;
 use thaw_pools::resource::{Claim, Kind};
 use thaw_pools::statistics::PoolStatistics;
 

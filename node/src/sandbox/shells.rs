@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thaw_pools::cgroup::Cgroup;
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
-use thaw_pools::pool::{Plan, Pool};
+use thaw_pools::plan::Plan;
+use thaw_pools::pool::Pool;
 use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_pools::statistics::PoolStatistics;
 use thaw_pools::vmm;
@@ -204,7 +205,7 @@ impl ShellPools {
                 tracing::warn!("a pool of shells is closed on a caller's path: {e}");
             }
         }
-        let claim = pool.ok_or(SlowReason::OtherWant)?.ready(machine);
+        let claim = pool.ok_or(SlowReason::NoPool)?.ready(machine);
         claim.map(|c| c.resource).map_err(|miss| miss.reason)
     }
 
@@ -344,7 +345,7 @@ mod tests {
         );
         let shells = ShellPools::new(ShellsConfig::default(), 1);
         assert_eq!(why(&shells, &machine(1, true)), SlowReason::NoPool);
-        assert_eq!(why(&shells, &machine(1, false)), SlowReason::OtherWant);
+        assert_eq!(why(&shells, &machine(1, false)), SlowReason::NoPool);
         shells.close();
         assert_eq!(why(&shells, &machine(1, false)), SlowReason::Closed);
         assert!(shells.statistics().is_empty());

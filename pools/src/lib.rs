@@ -24,6 +24,7 @@ pub mod plan;
 pub mod pool;
 pub mod process;
 pub mod resource;
+mod spawn;
 pub mod statistics;
 pub mod vmm;
 

@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     log_to_stderr();
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     if let Err(e) = thaw_rootfs::guarded::install() {
         tracing::warn!("a store file that is cut would end this process: {e}");
     }

@@ -56,20 +56,57 @@ fn the_jail_is_closed_before_the_first_request_is_answered() {
         assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
     }
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
-    let core = limits
-        .lines()
-        .find(|line| line.starts_with("Max core file size"))
-        .unwrap();
-    assert_eq!(core.split_whitespace().nth(4), Some("0"));
+    for none in ["Max core file size", "Max locked memory", "Max msgqueue size"] {
+        assert_eq!(limit(&limits, none), "0", "{none}");
+    }
 
     control.create(spec(1, 64)).unwrap();
     for set in ["CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"] {
         assert_eq!(vmm.status(set), "0000000000000000", "{set} of a machine");
     }
-    assert!(
-        !vmm.status("Uid").split_whitespace().any(|id| id == "0"),
-        "it is still root"
-    );
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut names = Vec::new();
+    for thread in threads.map(|thread| thread.unwrap().path()) {
+        let status = std::fs::read_to_string(thread.join("status")).unwrap();
+        let of = |field: &str| {
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
+            line.unwrap_or_else(|| panic!("no {field} in {status}"))
+                .to_string()
+        };
+        names.push(of("Name"));
+        assert_eq!(of("Seccomp"), "2", "{status}");
+        // That of the process, in two parts, and the thread's own.
+        assert_eq!(of("Seccomp_filters"), "3", "{status}");
+    }
+    names.sort();
+    assert_eq!(names, ["devices", "fs-shared", "fs-thaw", "thaw-vmm", "vcpu0"]);
+    if rustix::process::geteuid().is_root() {
+        let own = (0x7400_0000 + pid).to_string();
+        for ids in ["Uid", "Gid"] {
+            assert!(vmm.status(ids).split_whitespace().all(|id| id == own), "{ids}");
+        }
+        assert_eq!(vmm.status("Groups"), "");
+        assert_eq!(limit(&limits, "Max processes"), "64");
+    }
+}
+
+/// The hard limit of a resource.
+fn limit(limits: &str, resource: &str) -> String {
+    let line = limits.lines().find_map(|line| line.strip_prefix(resource));
+    let mut columns = line.unwrap().split_whitespace();
+    columns.nth(1).unwrap().to_string()
+}
+
+#[test]
+fn it_ends_when_asked_by_a_signal() {
+    let mut vmm = Vmm::spawn();
+    let mut control = vmm.connect();
+    control.create(spec(1, 64)).unwrap();
+    let pid = rustix::process::Pid::from_raw(vmm.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(vmm.wait(), 128 + libc::SIGTERM);
 }
 
 #[test]

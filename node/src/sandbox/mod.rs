@@ -16,7 +16,7 @@ use thaw_pools::disk::Disk;
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
-use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
+use thaw_protocol::control::{Command, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
 use thaw_rootfs::prefetch::{Ahead, Prefetch};
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::{Image, Lease};
@@ -279,8 +279,14 @@ impl Drop for Resources {
         self.control = None;
         if let Some(mut vmm) = self.vmm.take() {
             vmm.kill();
-            if let Err(e) = vmm.wait() {
-                tracing::warn!("cannot reap thaw-vmm: {e}");
+            match vmm.wait() {
+                // Ours to mend: its filters lack what it needs, or somebody got in.
+                Ok(Some(status)) if status.code() == Some(FORBIDDEN_CODE) => {
+                    let said = machine::log_tail(&self.directory.path().join(machine::LOG));
+                    tracing::error!("thaw-vmm ended itself: {}", said.join("; "));
+                }
+                Ok(_) => {}
+                Err(e) => tracing::warn!("cannot reap thaw-vmm: {e}"),
             }
         }
         self.pages = None;

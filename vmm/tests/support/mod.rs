@@ -126,6 +126,15 @@ impl Vmm {
 
 impl Drop for Vmm {
     fn drop(&mut self) {
+        if !std::thread::panicking()
+            && let Ok(Some(status)) = self.child.try_wait()
+        {
+            assert_ne!(
+                status.code(),
+                Some(FORBIDDEN_CODE),
+                "its filters lack a call it makes"
+            );
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -64,22 +64,25 @@ fn the_jail_is_closed_before_the_first_request_is_answered() {
     for set in ["CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"] {
         assert_eq!(vmm.status(set), "0000000000000000", "{set} of a machine");
     }
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let mut names = Vec::new();
-    for thread in threads.map(|thread| thread.unwrap().path()) {
-        let status = std::fs::read_to_string(thread.join("status")).unwrap();
-        let of = |field: &str| {
-            let line = status
-                .lines()
-                .find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
-            line.unwrap_or_else(|| panic!("no {field} in {status}"))
-                .to_string()
-        };
-        names.push(of("Name"));
-        assert_eq!(of("Seccomp"), "2", "{status}");
-        // That of the process, in two parts, and the thread's own.
-        assert_eq!(of("Seccomp_filters"), "3", "{status}");
+    // Each confines itself first of all; that of the process has two parts.
+    let confined = || -> Vec<(String, bool)> {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let threads =
+            threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap());
+        threads
+            .map(|status| {
+                let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+                let name = field("Name:\t").unwrap().to_string();
+                (name, field("Seccomp_filters:\t") == Some("3"))
+            })
+            .collect()
+    };
+    let deadline = std::time::Instant::now() + support::PATIENCE;
+    while confined().iter().any(|(_, whole)| !whole) {
+        assert!(std::time::Instant::now() < deadline, "{:?}", confined());
+        std::thread::yield_now();
     }
+    let mut names: Vec<_> = confined().into_iter().map(|(name, _)| name).collect();
     names.sort();
     assert_eq!(names, ["devices", "fs-shared", "fs-thaw", "thaw-vmm", "vcpu0"]);
     if rustix::process::geteuid().is_root() {

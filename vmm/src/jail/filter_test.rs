@@ -47,7 +47,7 @@ const ATTEMPTS: &[Attempt] = &[
     ("capset", libc::SYS_capset, [0, 0, 0], MADE),
     ("ioctl", libc::SYS_ioctl, [0, 0xae01, 0], MADE),
     ("ioctl", libc::SYS_ioctl, [0, 0xae80, 0], &[Control, Devices, Files]),
-    ("ioctl", libc::SYS_ioctl, [0, 0x4020_ae46, 0], &[Vcpu, Files]),
+    ("ioctl", libc::SYS_ioctl, [0, 0x4020_ae46, 0], &[Files]),
     ("accept4", libc::SYS_accept4, [0, 0, 0], &[Vcpu, Files]),
     ("recvmsg", libc::SYS_recvmsg, [0, 0, 0], &[Vcpu]),
     ("pwritev", libc::SYS_pwritev, [0, 0, 0], &[Vcpu, Files]),

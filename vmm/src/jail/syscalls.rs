@@ -1,5 +1,7 @@
 //! The system calls a jailed VMM makes, by kind of thread.
 //!
+//! A machine that ends is taken apart by whichever thread lets go of it last.
+//!
 //! This one list is what the filters are compiled from and what docs/jail.md shows (a test keeps it so). It comes from
 //! reading what each thread can reach, the C library and its allocator included, not from watching it: a call that is
 //! missing here ends a sandbox. Where the list is to grow, say why in the row.
@@ -154,7 +156,7 @@ pub const CALLS: &[Call] = &[
     call(libc::SYS_close, ALL, "backends that are replaced, clients that left"),
     fcntl(libc::F_GETFL, "F_GETFL", BACKENDS, "how a disk or tap was opened"),
     fcntl(libc::F_SETFL, "F_SETFL", BACKENDS, "a tap that does not wait"),
-    fcntl(libc::F_GETFD, "F_GETFD", BACKENDS, "whether a descriptor is open"),
+    fcntl(libc::F_GETFD, "F_GETFD", ALL, "whether a descriptor is open, before a build with assertions closes it"),
     fcntl(libc::F_DUPFD_CLOEXEC, "F_DUPFD_CLOEXEC", CONTROL, "a second userfaultfd descriptor, for its server"),
     // Sockets that were handed over.
     call(libc::SYS_accept4, BACKENDS, "control connections; vsock clients"),
@@ -198,7 +200,7 @@ pub const CALLS: &[Call] = &[
     // A running machine's KVM.
     ioctl(0xae80, "KVM_RUN", VCPU, "the guest"),
     ioctl(0xaead, "KVM_KVMCLOCK_CTRL", VCPU, "a pause the guest's watchdog shall forgive"),
-    ioctl(0x4020_ae46, "KVM_SET_USER_MEMORY_REGION", BACKENDS, "memory that virtio-mem plugs"),
+    ioctl(0x4020_ae46, "KVM_SET_USER_MEMORY_REGION", &[Control, Devices, Vcpu], "memory that virtio-mem plugs, or a machine that ended lets go"),
     ioctl(0x8090_ae81, "KVM_GET_REGS", STATE, "a freeze; where a vCPU ended"),
     ioctl(0x4090_ae82, "KVM_SET_REGS", STATE, "boot, restore"),
     ioctl(0x8138_ae83, "KVM_GET_SREGS", STATE, "a freeze; where a vCPU ended"),

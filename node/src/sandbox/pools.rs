@@ -135,3 +135,83 @@ pub(super) async fn claim<K: Kind>(
     trace.reason(&format!("{kind}-made"), &text);
     Ok(claim.resource)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::exit::ExitCode;
+    use thaw_pools::cgroup::{Cgroup, Unavailable};
+
+    fn place(root: &std::path::Path) -> (Paths, Hierarchy) {
+        let paths = Paths {
+            data: root.join("d"),
+            run: root.join("r"),
+            kernel: root.join("k"),
+            guest_image: root.join("g"),
+        };
+        let hierarchy = Hierarchy::V2 {
+            root: root.join("cgroup"),
+            favordynmods: false,
+        };
+        (paths, hierarchy)
+    }
+
+    async fn claimed(pools: &Arc<Pools>, trace: &Trace) -> Cgroup {
+        let failed = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
+        claim(pools, |p| &p.cgroups, (), failed, trace).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_account_says_what_was_ready_and_why_what_was_not() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, hierarchy) = place(root.path());
+        let text = "[pools]\ndisks = { high = 0 }\nnetworks = { high = 0 }\ncgroups = { high = 1 }";
+        let config = Config::parse(text).unwrap().pools;
+        let pools = Arc::new(Pools::filled(&paths, hierarchy.clone(), &config).unwrap());
+        while pools.cgroups.statistics().ready == 0 {
+            tokio::task::yield_now().await;
+        }
+        // What the kernel would have in it; an ordinary directory has not.
+        for name in hierarchy.names() {
+            std::fs::write(
+                root.path().join("cgroup/thaw").join(name).join("cgroup.procs"),
+                "",
+            )
+            .unwrap();
+        }
+        let (ready, late) = (Trace::new(), Trace::new());
+        claimed(&pools, &ready).await;
+        let account = ready.account();
+        assert_eq!(account.notes["cgroup"], "was ready in its pool");
+        assert!(account.reasons.is_empty());
+        pools.close();
+        claimed(&pools, &late).await;
+        let account = late.account();
+        assert!(account.notes.is_empty());
+        assert_eq!(account.reasons[0].code, "cgroup-made");
+        assert!(account.reasons[0].text.contains("the pool is closed"));
+        let [disks, networks, cgroups] = pools.statistics();
+        assert_eq!((disks.high, networks.high, cgroups.high), (0, 0, 1));
+        assert_eq!((cgroups.claims, cgroups.hits), (2, 1));
+    }
+
+    #[tokio::test]
+    async fn what_is_made_for_a_claim_nobody_waits_for_any_more_goes_back() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, hierarchy) = place(root.path());
+        let pools = Arc::new(Pools::empty(&paths, hierarchy.clone()));
+        let trace = Trace::new();
+        let mut claim = Box::pin(claimed(&pools, &trace));
+        std::future::poll_fn(|context| {
+            assert!(claim.as_mut().poll(context).is_pending());
+            std::task::Poll::Ready(())
+        })
+        .await;
+        drop(claim);
+        while pools.cgroups.statistics().destroyed == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(hierarchy.names().is_empty());
+    }
+}

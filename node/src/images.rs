@@ -81,6 +81,14 @@ impl Images {
         })
     }
 
+    /// The same, which counts apart what is fetched by it: for one sandbox.
+    pub fn counting_alone(&self) -> Images {
+        Images {
+            filler: self.filler.counting_alone(),
+            ..self.clone()
+        }
+    }
+
     /// How to reach what is not the store.
     pub(crate) fn source_options(&self, plain_http: bool) -> SourceOptions {
         SourceOptions {

@@ -31,7 +31,7 @@ use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
 use crate::image::account::Counting;
-use crate::images;
+use crate::images::{self, Images};
 use crate::state::{Record, new_id};
 use crate::template::Progress as TemplateProgress;
 use crate::trace::Trace;
@@ -75,7 +75,7 @@ impl<'a> Making<'a> {
             exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
         }
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
-        let ends = Ends::make(self.node.images.clone(), has_image_disk(&parts.images))?;
+        let ends = Ends::make(parts.supply.clone(), has_image_disk(&parts.images))?;
         let mut backends = Backends::default();
         ends.show(&exported, &mut backends);
         let writable = Backend::Disk { read_only: false };
@@ -101,6 +101,7 @@ impl<'a> Making<'a> {
         self.resources.disk = Some(parts.disk);
         self.resources.network = parts.network;
         self.resources.prefetch = parts.prefetch;
+        self.resources.supply = Some(parts.supply);
         self.resources.images = parts.images;
         // Written with the record, once it is ready: before, nobody adopts it.
         self.record.provenance = Provenance::of(&self.resources, self.origin.as_ref())
@@ -175,6 +176,8 @@ pub(super) struct Parts {
     pub disk: Disk,
     pub network: Option<NetworkSlot>,
     pub prefetch: Option<Prefetch>,
+    /// What fetches for it.
+    pub supply: Images,
     /// Where the VMM tells what of the images is read.
     pub record: Option<Arc<OwnedFd>>,
 }
@@ -204,9 +207,10 @@ async fn make(
     building: TemplateProgress,
 ) -> Result<Sandbox, Failure> {
     let mut making = Making::begin(node, record(spec)?, trace)?;
+    let supply = node.images.counting_alone();
     let parts = async {
         let ((image, prefetch), disk, network) = tokio::try_join!(
-            image(node, spec, trace, progress),
+            image(&supply, spec, trace, progress),
             new_disk(node, trace),
             new_network(node, spec.network, trace),
         )?;
@@ -223,6 +227,7 @@ async fn make(
             disk,
             network,
             prefetch,
+            supply: supply.clone(),
             record: spec.record.clone(),
         })
     };
@@ -318,20 +323,19 @@ pub(super) fn new_record() -> Result<Record, Failure> {
 }
 
 async fn image(
-    node: &Node,
+    images: &Images,
     spec: &SandboxSpec,
     trace: &Trace,
     progress: Arc<dyn Progress>,
 ) -> Result<(Image, Option<Prefetch>), Failure> {
     let _stage = trace.stage("image");
     let counting = Counting::new(progress.clone());
-    let image = node
-        .images
+    let image = images
         .pull(&spec.image, spec.pull, spec.plain_http, counting.clone())
         .await?;
     trace.note("image", &counting.summary());
     trace.count("image_bytes", counting.fetched());
-    let prefetch = spec.prefetch.then(|| node.images.prefetch(&image, progress));
+    let prefetch = spec.prefetch.then(|| images.prefetch(&image, progress));
     Ok((image, prefetch.flatten()))
 }
 

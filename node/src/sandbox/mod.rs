@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::{Cgroup, Hierarchy};
@@ -212,6 +213,8 @@ struct Resources {
     leases: Vec<Lease>,
     /// What of its image is read ahead; stops with it.
     prefetch: Option<Prefetch>,
+    /// What fetches for it, and counts that. Not had of a sandbox that was adopted.
+    supply: Option<Images>,
     images: Vec<Shown>,
     /// The writable layer.
     disk: Option<Disk>,
@@ -233,6 +236,7 @@ impl Resources {
             cgroup: None,
             leases: Vec::new(),
             prefetch: None,
+            supply: None,
             images: Vec::new(),
             disk: None,
             network: None,
@@ -458,9 +462,22 @@ impl Sandbox {
             .map(drop)?)
     }
 
-    /// How far its image is read ahead, where it is.
-    pub fn read_ahead(&self) -> Option<Ahead> {
-        self.resources.prefetch.as_ref().map(Prefetch::status)
+    /// Notes what was fetched for it so far: `until` when, in words. Of an adopted sandbox nobody knows.
+    pub fn note_fetched(&self, trace: &Trace, until: &str) {
+        if let Some(supply) = &self.resources.supply {
+            let bytes = supply.filler().fetched();
+            trace.count("fetched_bytes", bytes);
+            trace.note("start", &format!("{} fetched until {until}", HumanBytes(bytes)));
+        }
+    }
+
+    /// Notes how far its image is read ahead, where it is.
+    pub fn note_read_ahead(&self, trace: &Trace) {
+        if let Some(Ahead { done, total, .. }) = self.resources.prefetch.as_ref().map(Prefetch::status) {
+            let text = format!("{} of {} read ahead", HumanBytes(done), HumanBytes(total));
+            trace.note("prefetch", &text);
+            trace.count("prefetched_bytes", done);
+        }
     }
 
     /// Its image, where it is still known.

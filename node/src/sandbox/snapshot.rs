@@ -211,6 +211,7 @@ async fn parts(
         disk,
         network,
         prefetch: None,
+        supply: node.images.counting_alone(),
         record: None,
     })
 }

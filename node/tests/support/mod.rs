@@ -50,7 +50,7 @@ impl Place {
         };
         fs::write(place.path("kernel"), pvh_kernel(code)).unwrap();
         fs::write(place.path("guest.erofs"), vec![0u8; 4096]).unwrap();
-        make_image(&place.path("image"));
+        make_image(&place.path("image"), "hello", b"hello\n");
         Some(place)
     }
 
@@ -186,15 +186,15 @@ fn cgroups() -> Vec<String> {
 }
 
 /// An OCI layout of one layer with one file.
-fn make_image(directory: &Path) {
+pub fn make_image(directory: &Path, name: &str, content: &[u8]) {
     let blobs = directory.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     let mut tar = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_ustar();
-    header.set_size(6);
+    header.set_size(content.len() as u64);
     header.set_mode(0o644);
     header.set_mtime(1);
-    tar.append_data(&mut header, "hello", &b"hello\n"[..]).unwrap();
+    tar.append_data(&mut header, name, content).unwrap();
     let layer = tar.into_inner().unwrap();
     let put = |bytes: &[u8]| {
         let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
@@ -203,7 +203,7 @@ fn make_image(directory: &Path) {
     };
     let (layer_digest, layer_size) = put(&layer);
     let config = serde_json::json!({
-        "architecture": "amd64", "os": "linux", "config": {"Cmd": ["/hello"]},
+        "architecture": "amd64", "os": "linux", "config": {"Cmd": [format!("/{name}")]},
         "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
     });
     let (config_digest, config_size) = put(config.to_string().as_bytes());

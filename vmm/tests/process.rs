@@ -138,15 +138,7 @@ fn it_jails_itself_without_privileges_too() {
     if !rustix::process::geteuid().is_root() {
         return; // Every other test of this file has shown it.
     }
-    // The test binary's directory may be closed to others: give the user a copy it can run.
-    let directory = tempfile::tempdir_in("/tmp").unwrap();
-    std::fs::set_permissions(
-        directory.path(),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
-    let copy = directory.path().join("thaw-vmm");
-    std::fs::copy(env!("CARGO_BIN_EXE_thaw-vmm"), &copy).unwrap();
+    let (_directory, copy) = copy_for_everybody();
     let mut vmm = Vmm::spawn_binary(&copy, Some(12345));
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();
@@ -160,6 +152,49 @@ fn it_jails_itself_without_privileges_too() {
     );
     control.request(Command::Shutdown, &[]).unwrap();
     assert_eq!(vmm.wait(), 0);
+}
+
+#[test]
+fn it_starts_without_namespaces_and_says_that_it_lacks_them() {
+    if !rustix::process::geteuid().is_root() {
+        return; // It takes root to make a binary that an other user can run.
+    }
+    let (_directory, copy) = copy_for_everybody();
+    let mut vmm = Vmm::spawn_without_namespaces(&copy, 12345);
+    let mut control = vmm.connect();
+    control.create(spec(1, 64)).unwrap();
+    assert_eq!(vmm.status("CapEff"), "0000000000000000");
+    assert_eq!(vmm.status("NoNewPrivs"), "1");
+    // One is this test's.
+    assert_eq!(vmm.status("Seccomp_filters"), "4");
+    control.request(Command::Shutdown, &[]).unwrap();
+    assert_eq!(vmm.wait(), 0);
+    let mut log = String::new();
+    std::io::Read::read_to_string(vmm.child.stderr.as_mut().unwrap(), &mut log).unwrap();
+    let lines: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("the jail lacks"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    assert!(lines[0].contains("namespaces and an empty root"), "{log}");
+}
+
+/// A copy of the binary that any user may run: the directory it is in may be closed to others.
+fn copy_for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(
+        directory.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    let copy = directory.path().join("thaw-vmm");
+    // By another process: a child that some other test is just starting would have it open for writing.
+    let copied = std::process::Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_thaw-vmm"))
+        .arg(&copy)
+        .status();
+    assert!(copied.unwrap().success());
+    (directory, copy)
 }
 
 #[test]

@@ -46,3 +46,29 @@ fn a_sandbox_outlives_its_thawd_and_is_taken_over_by_the_next() {
         "nothing of either thawd remains"
     );
 }
+
+#[test]
+fn machines_made_ahead_are_taken_and_one_that_nobody_took_goes_with_its_maker() {
+    let home = Home::new();
+    let mut first = home.thawd(&[]);
+    let busybox = image("busybox");
+    let start = || {
+        let started = run(&mut home.thaw(&["run", "--rm", "--timings", &busybox, "true"]));
+        assert_eq!(started.code(), 0, "{started:?}");
+        started.stderr
+    };
+    // From the second use of a shape on, machines of it are made beside the starts that would need one.
+    let was_waiting = |said: &String| said.contains("a thaw-vmm was waiting in its pool");
+    let said: Vec<String> = std::iter::repeat_with(start).take(8).collect();
+    assert!(!was_waiting(&said[0]), "{}", said[0]);
+    assert!(said.iter().any(was_waiting), "{}", said[7]);
+
+    // Killed, it leaves those that wait to its successor, which removes them.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let mut second = home.thawd(&[]);
+    assert!(!was_waiting(&start()));
+    rustix::process::kill_process(pid_of(second.id() as i32), Signal::TERM).unwrap();
+    assert!(second.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(home.run()).unwrap().count(), 0);
+}

@@ -1,4 +1,4 @@
-//! `thawd.toml`: what an operator sets of a node's images, read by `thaw` and `thawd` alike.
+//! `thawd.toml`: what an operator sets of a node, read by `thaw` and `thawd` alike.
 //!
 //! Invariant: what the file says is what is done, or nothing is: an unknown key, a value of another type or out of range is
 //! an error that names the line. Without a file everything has its default.
@@ -10,6 +10,8 @@ use serde::de::{self, Deserialize, Deserializer};
 use serde::{Serialize, Serializer};
 
 use crate::exit::{ExitCode, Failure};
+
+pub mod pools;
 
 /// The variable that names the file.
 pub const VARIABLE: &str = "THAW_CONFIG";
@@ -24,6 +26,8 @@ pub struct Config {
     pub prefetch: PrefetchConfig,
     /// Mirrors, budgets and limits of reading registries.
     pub fetch: thaw_rootfs::fetch::Config,
+    /// What thawd makes ahead.
+    pub pools: pools::PoolsConfig,
 }
 
 /// `[store]`.
@@ -222,6 +226,7 @@ mod tests {
             .and_then(|it| it.split("```").next());
         let config = Config::parse(example.unwrap()).unwrap();
         assert_eq!(config.prefetch, PrefetchConfig::default());
+        assert_eq!(config.pools, pools::PoolsConfig::default());
         assert_eq!(config.fetch.mirrors_of("quay.io").len(), 1);
         let defaults = thaw_rootfs::fetch::Config {
             mirrors: config.fetch.mirrors.clone(),

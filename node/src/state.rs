@@ -41,6 +41,9 @@ pub struct Record {
     pub client: Option<ProcessRecord>,
     /// Its VMM, once there is one.
     pub vmm: Option<ProcessRecord>,
+    /// The name of its cgroup, where it has one of its own.
+    #[serde(default)]
+    pub cgroup: Option<String>,
     /// Whether it ends with its owner.
     pub tethered: bool,
     /// Whether its agent has taken its identity. One that was not ready when its owner died never will be.
@@ -142,6 +145,13 @@ impl RunDirectory {
         }
     }
 
+    /// Where what may become sandboxes is, beside them: kept and cleaned as they are, and none of them.
+    pub fn spares(&self) -> RunDirectory {
+        RunDirectory {
+            sandboxes: self.sandboxes.with_file_name("spares"),
+        }
+    }
+
     /// Every sandbox that has a record, oldest first.
     pub fn list(&self) -> Vec<Record> {
         let mut records: Vec<Record> = self
@@ -194,6 +204,15 @@ impl RunDirectory {
     /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns how many
     /// sandboxes that was. An untethered VMM that lives is left for thawd to [`adopt`](RunDirectory::adopt).
     pub fn clean(&self, cgroups: &Hierarchy) -> usize {
+        let swept = cgroups.sweep();
+        if swept > 0 {
+            tracing::info!(swept, "removed cgroups dead owners had made");
+        }
+        self.spares().clean_sandboxes(cgroups);
+        self.clean_sandboxes(cgroups)
+    }
+
+    fn clean_sandboxes(&self, cgroups: &Hierarchy) -> usize {
         let Ok(all) = lock_all(&self.sandboxes) else {
             return 0;
         };
@@ -283,8 +302,10 @@ fn remove(path: &Path, record: Option<&Record>, cgroups: &Hierarchy) -> bool {
     if let Some(vmm) = record.and_then(|r| r.vmm) {
         vmm.kill();
     }
+    if let Some(cgroup) = record.and_then(|r| r.cgroup.as_deref()) {
+        cgroups.adopt(cgroup).destroy();
+    }
     if let Some(id) = path.file_name().and_then(|n| n.to_str()) {
-        cgroups.adopt(id).destroy();
         tracing::info!(sandbox = id, "removed what a dead owner left");
     }
     let removed = fs::remove_dir_all(path);
@@ -384,6 +405,7 @@ mod tests {
             owner: ProcessRecord::myself(),
             client: None,
             vmm: vmm.map(|c| ProcessRecord::of(c.id() as i32).unwrap()),
+            cgroup: None,
             tethered,
             ready: true,
             vcpus: 1,
@@ -415,8 +437,14 @@ mod tests {
 
         let (mut doomed, mut unready, mut spared) = (sleeper(), sleeper(), sleeper());
         let owned = run.create(&record("owned", None, true)).unwrap();
-        abandoned(&run, &record("dead", Some(&doomed), true));
+        let dead = Record {
+            cgroup: Some("dead".into()),
+            ..record("dead", Some(&doomed), true)
+        };
+        abandoned(&run, &dead);
         cgroups.make("dead").unwrap();
+        // Made ahead by nobody who lives.
+        cgroups.make("1.1.1").unwrap();
         abandoned(
             &run,
             &Record {
@@ -444,7 +472,7 @@ mod tests {
             "so was one its owner had not made ready"
         );
         assert!(spared.try_wait().unwrap().is_none(), "the untethered one was not");
-        assert!(cgroups.sandboxes().is_empty());
+        assert!(cgroups.names().is_empty());
 
         let adopted = run.adopt();
         assert_eq!(adopted.len(), 1);

@@ -5,10 +5,11 @@
 
 mod support;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use support::{HALT, Leftovers, Place, eventually, lives, one_line, records, text};
+use support::{HALT, Leftovers, Place, eventually, lives, one_line, records, records_in, text};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -24,6 +25,13 @@ impl Daemon {
         });
         Daemon(child)
     }
+
+    /// Ended as an operator ends it.
+    fn stop(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
 }
 
 impl Drop for Daemon {
@@ -38,13 +46,14 @@ fn failures_keep_their_codes_through_the_daemon() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(place) = Place::new(HALT) else { return };
     std::fs::write(place.path("kernel"), b"\x7fELF but not much of one").unwrap();
-    let _daemon = Daemon::start(&place);
+    let daemon = Daemon::start(&place);
     let output = place.run().output().unwrap();
     assert_eq!(output.status.code(), Some(68), "{}", text(&output.stderr));
     one_line(&output);
-    assert_eq!(place.leftovers(), Leftovers::none());
     let again = place.command("thawd").output().unwrap();
     assert_eq!(again.status.code(), Some(125), "one thawd per socket");
+    daemon.stop();
+    assert_eq!(place.leftovers(), Leftovers::none());
 }
 
 #[test]
@@ -68,13 +77,69 @@ fn a_killed_daemon_leaves_nothing_half_made() {
         .join(record["id"].as_str().unwrap())
         .join("vsock.sock");
     eventually("it has a machine", || vsock.exists());
+    // Those made ahead, and the sandbox's.
+    eventually("its pools are full", || place.leftovers().cgroups.len() != 1);
     daemon.0.kill().unwrap();
     daemon.0.wait().unwrap();
     assert_eq!(thaw.wait().unwrap().code(), Some(93), "thawd went away");
     assert!(lives(vmm), "an untethered VMM outlives its thawd");
 
     // The next one removes it: its agent never took an identity.
-    let _next = Daemon::start(&place);
+    let next = Daemon::start(&place);
     assert!(!lives(vmm));
+    assert!(place.leftovers().sandboxes.is_empty());
+    // What the first had made ahead it removed when it began, and what it made itself it takes with it.
+    next.stop();
     assert_eq!(place.leftovers(), Leftovers::none());
+}
+
+/// The VMMs that records speak of.
+fn vmms(records: BTreeMap<String, serde_json::Value>) -> BTreeSet<i64> {
+    records
+        .values()
+        .filter_map(|r| r["vmm"]["pid"].as_i64())
+        .collect()
+}
+
+#[test]
+fn machines_in_demand_are_made_ahead_taken_and_after_a_kill_removed() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(place) = Place::new(HALT) else { return };
+    let mut daemon = Daemon::start(&place);
+    let spares = || vmms(records_in(&place.path("run/spares")));
+    let mut runs = Vec::new();
+    let mut run = |wanted: usize| {
+        runs.push(place.run().stderr(Stdio::null()).spawn().unwrap());
+        eventually("its VMM is known", || vmms(records(&place)).len() == wanted);
+        vmms(records(&place))
+    };
+    let first = run(1);
+    assert!(spares().is_empty(), "one use is no demand");
+    run(2);
+    eventually("shells wait", || spares().len() == 4);
+    // Two are made at once, so the others are ready.
+    let waiting = spares();
+    assert!(waiting.is_disjoint(&first));
+    let all = run(3);
+    assert_eq!(all.intersection(&waiting).count(), 1, "{all:?}, {waiting:?}");
+    eventually("it has a directory of its own only", || {
+        spares().is_disjoint(&all)
+    });
+    // A later thawd finds each where its sandbox is.
+    for id in records(&place).keys() {
+        let control = place.path("run/sandboxes").join(id).join("control.sock");
+        thaw_pools::vmm::connect(&control, rustix::net::SocketType::SEQPACKET).unwrap();
+    }
+    let listed = place.command("thaw").args(["--json", "ps"]).output().unwrap();
+    let listed: Vec<serde_json::Value> = serde_json::from_slice(&listed.stdout).unwrap();
+    assert_eq!(listed.len(), 3, "shells are no sandboxes: {listed:?}");
+
+    daemon.0.kill().unwrap();
+    daemon.0.wait().unwrap();
+    for mut run in runs {
+        assert_eq!(run.wait().unwrap().code(), Some(93), "thawd went away");
+    }
+    Daemon::start(&place).stop();
+    assert_eq!(place.leftovers(), Leftovers::none());
+    assert!(!place.path("run/spares").exists());
 }

@@ -3,17 +3,20 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
 use thaw_node::config::Config;
 use thaw_node::image::convert::{self, Wanted};
+use thaw_node::image::record::Recording;
 use thaw_node::image::{index, record};
 use thaw_node::images::{Images, Pull};
 use thaw_node::misses::MissServer;
+use thaw_protocol::access::Access;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet;
 use thaw_rootfs::accelerated::Options;
@@ -22,56 +25,21 @@ use thaw_rootfs::prefetch::{self, Recorder};
 use thaw_rootfs::progress::Silent;
 use thaw_rootfs::store::Image;
 
+use support::{eventually, make_image};
+
 /// Bytes of the file in the test's image.
 const FILE: u64 = 24 * CHUNK_SIZE;
 
-/// A layout directory with an image of one file.
-fn make_layout(directory: &Path) {
-    let blobs = directory.join("blobs/sha256");
-    fs::create_dir_all(&blobs).unwrap();
+/// What does not compress.
+fn noise() -> Vec<u8> {
     let mut state = 88_172_645_463_325_252u64;
-    let bytes: Vec<u8> = (0..FILE)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        })
-        .collect();
-    let mut tar = tar::Builder::new(Vec::new());
-    let mut header = tar::Header::new_ustar();
-    header.set_size(FILE);
-    header.set_mode(0o644);
-    header.set_mtime(1);
-    tar.append_data(&mut header, "file", &bytes[..]).unwrap();
-    let layer = tar.into_inner().unwrap();
-    let put = |bytes: &[u8]| {
-        let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
-        fs::write(blobs.join(&hex), bytes).unwrap();
-        (format!("sha256:{hex}"), bytes.len())
+    let byte = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
     };
-    let (layer_digest, layer_size) = put(&layer);
-    let config = serde_json::json!({
-        "architecture": "amd64", "os": "linux", "config": {"Cmd": ["/file"]},
-        "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
-    });
-    let (config_digest, config_size) = put(config.to_string().as_bytes());
-    let manifest = serde_json::json!({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config_digest, "size": config_size},
-        "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer_digest, "size": layer_size}],
-    });
-    let (manifest_digest, manifest_size) = put(manifest.to_string().as_bytes());
-    let index = serde_json::json!({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [{
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "digest": manifest_digest, "size": manifest_size,
-            "platform": {"os": "linux", "architecture": "amd64"},
-        }],
-    });
-    fs::write(directory.join("index.json"), index.to_string()).unwrap();
-    fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+    (0..FILE).map(byte).collect()
 }
 
 /// A store, and a layout to pull from.
@@ -83,7 +51,7 @@ struct Place {
 impl Place {
     fn new(config: &str) -> Place {
         let directory = tempfile::tempdir().unwrap();
-        make_layout(&directory.path().join("layout"));
+        make_image(&directory.path().join("layout"), "file", &noise());
         let config = Config::parse(config).unwrap();
         let images = Images::open_with(&directory.path().join("images"), config).unwrap();
         Place { directory, images }
@@ -180,6 +148,47 @@ async fn what_was_recorded_is_read_ahead_and_nothing_else() {
     let image = off.emptied().await;
     prefetch::keep(&image, &order).unwrap();
     assert!(off.images.prefetch(&image, Arc::new(Silent)).is_none());
+}
+
+/// Lines of the journal beside an image.
+fn journal(image: &Image) -> usize {
+    let journal = image.metadata.with_file_name("recording");
+    fs::read_to_string(journal).map_or(0, |text| text.lines().count())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recording_outlives_the_process_that_makes_it() {
+    let place = Place::new("");
+    let image = place.emptied().await;
+    let begin = || {
+        let (mut recording, socket) = Recording::start().unwrap();
+        recording.keep_journal(&place.images, &image);
+        for chunk in [20, 3, 20] {
+            let access = Access {
+                blob: *image.blobs[0].id.bytes(),
+                offset: chunk * CHUNK_SIZE,
+                length: 4096,
+                dropped: 0,
+            };
+            packet::send(socket.as_fd(), &access, &[]).unwrap();
+        }
+        eventually("the journal has what was read", || journal(&image) == 3);
+        (recording, socket)
+    };
+    // Nobody finishes it: the lock goes with the last of it.
+    drop(begin());
+    eventually("what is left is used", || prefetch::find(&image).is_some());
+    let mut ahead = place.images.prefetch(&image, Arc::new(Silent)).unwrap();
+    ahead.finished().await;
+    assert_eq!(ahead.status().done, 2 * CHUNK_SIZE);
+    assert_eq!(journal(&image), 0);
+
+    // One that is finished leaves nothing but what it came to.
+    let (recording, socket) = begin();
+    drop(socket);
+    let recorded = recording.finish(&place.images, &image, None).await.unwrap();
+    assert_eq!(recorded.unwrap().runs, 2);
+    assert_eq!(journal(&image), 0);
 }
 
 #[tokio::test]

@@ -1,16 +1,21 @@
-//! A cgroup for one sandbox: `/thaw/<id>` in the unified hierarchy, or in each of a few v1 hierarchies.
+//! A cgroup for one sandbox: `/thaw/<name>` in the unified hierarchy, or in each of a few v1 hierarchies.
 //!
-//! Not being allowed to make one is not an error but a reason: the sandbox runs in its caller's cgroup. Directories are
-//! named by sandbox, so a later start can find and remove what a killed one left.
+//! Not being allowed to make one is not an error but a reason: the sandbox runs in its caller's cgroup.
+//!
+//! A name says who made the cgroup, `<pid>.<start time>.<number>`: one is made before anybody knows whose it will be, and
+//! cgroup v2 cannot rename. Invariant: a cgroup is in the record of the sandbox that has it, or its maker lives, or
+//! [`Hierarchy::sweep`] removes it; one that a sandbox lives in it cannot remove.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
 
 /// The v1 controllers a sandbox is put under, where they are mounted.
@@ -41,6 +46,7 @@ pub struct Unavailable(pub String);
 /// One sandbox's cgroup. Dropping it without [`Cgroup::destroy`] leaves the directories.
 #[derive(Debug)]
 pub struct Cgroup {
+    name: String,
     directories: Vec<PathBuf>,
 }
 
@@ -103,16 +109,17 @@ impl Hierarchy {
         }
     }
 
-    /// Makes the cgroup of sandbox `id`.
-    pub fn make(&self, id: &str) -> Result<Cgroup, Unavailable> {
+    /// Makes the cgroup of this name.
+    pub fn make(&self, name: &str) -> Result<Cgroup, Unavailable> {
         if self.roots().is_empty() {
             return Err(Unavailable("no cgroup hierarchy is mounted".into()));
         }
         let mut made = Cgroup {
+            name: name.into(),
             directories: Vec::new(),
         };
         for root in self.roots() {
-            let directory = root.join(PARENT).join(id);
+            let directory = root.join(PARENT).join(name);
             if let Err(e) = make_under_parent(&directory) {
                 made.destroy();
                 return Err(Unavailable(format!("cannot create {}: {e}", directory.display())));
@@ -122,20 +129,23 @@ impl Hierarchy {
         Ok(made)
     }
 
-    /// The cgroup a process now dead made for sandbox `id`: whatever directories exist.
-    pub fn adopt(&self, id: &str) -> Cgroup {
+    /// The cgroup of this name that a process now dead made: whatever directories exist.
+    pub fn adopt(&self, name: &str) -> Cgroup {
         let directories = self
             .roots()
             .iter()
-            .map(|r| r.join(PARENT).join(id))
+            .map(|r| r.join(PARENT).join(name))
             .filter(|d| d.is_dir())
             .collect();
-        Cgroup { directories }
+        Cgroup {
+            name: name.into(),
+            directories,
+        }
     }
 
-    /// The sandboxes that have a directory in any hierarchy.
-    pub fn sandboxes(&self) -> Vec<String> {
-        let mut ids: Vec<String> = self
+    /// The names of those that have a directory in any hierarchy.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self
             .roots()
             .iter()
             .filter_map(|r| fs::read_dir(r.join(PARENT)).ok())
@@ -144,10 +154,44 @@ impl Hierarchy {
             .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
             .filter_map(|e| e.file_name().into_string().ok())
             .collect();
-        ids.sort();
-        ids.dedup();
-        ids
+        names.sort();
+        names.dedup();
+        names
     }
+
+    /// Removes those whose makers are dead, but for those somebody lives in. How many.
+    pub fn sweep(&self) -> usize {
+        let dead = |name: &String| parse_name(name).is_some_and(|(maker, _)| !maker.lives());
+        let mut removed = 0;
+        for name in self.names().into_iter().filter(dead) {
+            let cgroup = self.adopt(&name);
+            // No waiting for its processes: they are not ours to end.
+            let removals: Vec<bool> = cgroup
+                .directories
+                .iter()
+                .map(|d| fs::remove_dir(d).is_ok())
+                .collect();
+            removed += usize::from(removals.into_iter().any(|r| r));
+            cgroup.remove_parents();
+        }
+        removed
+    }
+}
+
+/// The name of a process's `number`th cgroup.
+fn name(maker: ProcessRecord, number: u64) -> String {
+    format!("{}.{}.{number}", maker.pid, maker.start_time)
+}
+
+/// Who made the cgroup of this name, and its number.
+fn parse_name(name: &str) -> Option<(ProcessRecord, u64)> {
+    let mut parts = name.split('.');
+    let maker = ProcessRecord {
+        pid: parts.next()?.parse().ok()?,
+        start_time: parts.next()?.parse().ok()?,
+    };
+    let number = parts.next()?.parse().ok()?;
+    parts.next().is_none().then_some((maker, number))
 }
 
 /// The parent is removed with its last child, so another may remove it between our two steps.
@@ -164,6 +208,11 @@ fn make_under_parent(directory: &Path) -> io::Result<()> {
 }
 
 impl Cgroup {
+    /// Its name, by which [`Hierarchy::adopt`] finds it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The directories, one per hierarchy.
     pub fn directories(&self) -> &[PathBuf] {
         &self.directories
@@ -186,10 +235,14 @@ impl Cgroup {
             {
                 tracing::warn!("cannot remove {}: {e}", directory.display());
             }
-            if let Some(parent) = directory.parent() {
-                // Fails while other sandboxes have theirs in it, as it should.
-                let _ = fs::remove_dir(parent);
-            }
+        }
+        self.remove_parents();
+    }
+
+    /// Fails while there are others, as it should.
+    fn remove_parents(&self) {
+        for parent in self.directories.iter().filter_map(|d| d.parent()) {
+            let _ = fs::remove_dir(parent);
         }
     }
 }
@@ -250,20 +303,37 @@ fn is_busy(error: &io::Error) -> bool {
     rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::BUSY)
 }
 
-/// The kind: one a sandbox, by its id.
-#[derive(Clone, Debug)]
+/// The kind: all are alike, named by who made them.
+#[derive(Debug)]
 pub struct Cgroups {
-    pub hierarchy: Hierarchy,
+    hierarchy: Hierarchy,
+    maker: Option<ProcessRecord>,
+}
+
+/// How many cgroups this process has named: no two have one name.
+static NAMED: AtomicU64 = AtomicU64::new(0);
+
+impl Cgroups {
+    /// Made by this process.
+    pub fn new(hierarchy: Hierarchy) -> Cgroups {
+        Cgroups {
+            hierarchy,
+            maker: ProcessRecord::myself(),
+        }
+    }
 }
 
 impl Kind for Cgroups {
     const NAME: &'static str = "cgroup";
-    type Want = str;
+    type Want = ();
     type Resource = Cgroup;
     type Error = Unavailable;
 
-    fn make(&self, id: &str) -> Result<Cgroup, Unavailable> {
-        self.hierarchy.make(id)
+    fn make(&self, (): &()) -> Result<Cgroup, Unavailable> {
+        let unknown = || Unavailable("/proc does not say who this process is".into());
+        let maker = self.maker.ok_or_else(unknown)?;
+        let number = NAMED.fetch_add(1, Ordering::Relaxed);
+        self.hierarchy.make(&name(maker, number))
     }
 
     /// What is fit has all its directories and nobody in them.
@@ -285,120 +355,5 @@ impl Kind for Cgroups {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HYBRID: &str = "\
-31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
-32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:7 - cgroup cgroup rw,cpu,cpuacct
-35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
-40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
-41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
-";
-    const UNIFIED: &str =
-        "26 22 0:23 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate,favordynmods\n";
-
-    #[test]
-    fn hierarchies_are_read_as_mounted() {
-        let roots = vec![
-            "/sys/fs/cgroup/memory".into(),
-            "/sys/fs/cgroup/cpu,cpuacct".into(),
-        ];
-        assert_eq!(Hierarchy::parse(HYBRID), Hierarchy::V1 { roots });
-        let unified = Hierarchy::V2 {
-            root: "/sys/fs/cgroup".into(),
-            favordynmods: true,
-        };
-        assert_eq!(Hierarchy::parse(UNIFIED), unified);
-        assert_eq!(Hierarchy::parse("garbage"), Hierarchy::None);
-    }
-
-    #[test]
-    fn what_cannot_be_made_is_a_reason_and_leaves_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let (good, file) = (directory.path().join("good"), directory.path().join("file"));
-        fs::create_dir(&good).unwrap();
-        fs::write(&file, b"").unwrap();
-        let hierarchy = Hierarchy::V1 {
-            roots: vec![good.clone(), file],
-        };
-        let Unavailable(reason) = hierarchy.make("x").unwrap_err();
-        assert!(reason.contains("file/thaw/x"), "{reason}");
-        assert_eq!(fs::read_dir(&good).unwrap().count(), 0);
-        assert!(Hierarchy::None.make("x").is_err());
-    }
-
-    #[test]
-    fn made_found_again_and_destroyed() {
-        let root = tempfile::tempdir().unwrap();
-        let hierarchy = Hierarchy::V2 {
-            root: root.path().into(),
-            favordynmods: false,
-        };
-        let (a, b) = (hierarchy.make("a").unwrap(), hierarchy.make("b").unwrap());
-        assert_eq!(hierarchy.sandboxes(), ["a", "b"]);
-        drop(a);
-        hierarchy.adopt("a").destroy();
-        assert_eq!(hierarchy.sandboxes(), ["b"]);
-        b.destroy();
-        assert_eq!(
-            fs::read_dir(root.path()).unwrap().count(),
-            0,
-            "the parent goes with its last child"
-        );
-    }
-
-    #[test]
-    fn a_real_cgroup_holds_a_process() {
-        let hierarchy = Hierarchy::detect();
-        let id = format!("test-{}", std::process::id());
-        let cgroup = match hierarchy.make(&id) {
-            Ok(cgroup) => cgroup,
-            Err(reason) => return eprintln!("skipped: {reason}"),
-        };
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let kind = Cgroups { hierarchy };
-        kind.check(&cgroup).unwrap();
-        let added = cgroup.add(child.id() as i32);
-        let inhabited = kind.check(&cgroup);
-        let seen = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let directories = cgroup.directories().to_vec();
-        cgroup.destroy();
-        added.unwrap();
-        inhabited.unwrap_err();
-        assert!(seen.contains(&format!("/thaw/{id}")), "{seen}");
-        assert!(directories.iter().all(|d| !d.exists()));
-    }
-
-    #[test]
-    fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let unified = mounts.lines().find(|l| l.contains(" - cgroup2 "));
-        let Some(root) = unified.and_then(|l| l.split(' ').nth(4)) else {
-            return eprintln!("skipped: no cgroup v2 is mounted");
-        };
-        let hierarchy = Hierarchy::V2 {
-            root: root.into(),
-            favordynmods: false,
-        };
-        let cgroup = match hierarchy.make(&format!("test-v2-{}", std::process::id())) {
-            Ok(cgroup) => cgroup,
-            Err(reason) => return eprintln!("skipped: {reason}"),
-        };
-        let directories = cgroup.directories().to_vec();
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let added = cgroup.add(child.id() as i32);
-        let busy = fs::remove_dir(&directories[0]).is_err_and(|e| is_busy(&e));
-        // Killed, and nobody has waited for it to be gone.
-        child.kill().unwrap();
-        cgroup.destroy();
-        child.wait().unwrap();
-        assert!(directories.iter().all(|d| !d.exists()));
-        match added {
-            Ok(()) => assert!(busy),
-            Err(e) => eprintln!("skipped the process: {e}"),
-        }
-    }
-}
+#[path = "cgroup_test.rs"]
+mod tests;

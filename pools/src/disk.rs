@@ -9,12 +9,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::fs::{Advice, FlockOperation, Mode, OFlags, SeekFrom};
 
 use crate::Error;
 use crate::resource::{Kind, Unfit};
@@ -30,15 +31,6 @@ pub struct DiskTemplate {
     size: u64,
 }
 
-/// How a disk came from its template.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cloned {
-    /// Extents are shared with the template.
-    Reflink,
-    /// The template's data extents were copied.
-    SparseCopy,
-}
-
 /// One sandbox's disk.
 #[derive(Debug)]
 pub struct Disk {
@@ -46,8 +38,14 @@ pub struct Disk {
     pub file: OwnedFd,
     /// Bytes, as the guest sees it.
     pub size: u64,
-    /// How it was made.
-    pub cloned: Cloned,
+}
+
+impl Disk {
+    /// One that came from elsewhere, nameless too.
+    pub fn of(file: OwnedFd) -> io::Result<Disk> {
+        let size = rustix::fs::fstat(&file)?.st_size as u64;
+        Ok(Disk { file, size })
+    }
 }
 
 /// The kind: disks under one directory, told apart by their size in bytes.
@@ -124,18 +122,14 @@ impl DiskTemplate {
     /// Makes one disk.
     pub fn make(&self) -> Result<Disk, Error> {
         let file = nameless_file(&self.directory)?;
-        let cloned = match rustix::fs::ioctl_ficlone(&file, &self.file) {
-            Ok(()) => Cloned::Reflink,
-            Err(_) => {
-                copy_sparse(&self.file, &file, self.size)
-                    .map_err(Error::io("copy a disk into", &self.directory))?;
-                Cloned::SparseCopy
-            }
-        };
+        match rustix::fs::ioctl_ficlone(&file, &self.file) {
+            Ok(()) => warm(&file, self.size).map_err(Error::io("read ahead a disk in", &self.directory))?,
+            Err(_) => copy_sparse(&self.file, &file, self.size)
+                .map_err(Error::io("copy a disk into", &self.directory))?,
+        }
         Ok(Disk {
             file: file.into(),
             size: self.size,
-            cloned,
         })
     }
 }
@@ -211,18 +205,31 @@ fn nameless_file(directory: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Copies the data extents of `from`, leaving its holes holes.
+/// Copies the data extents of `from`, leaving its holes holes. What was copied is in the page cache.
 fn copy_sparse(from: &File, to: &File, size: u64) -> io::Result<()> {
     to.set_len(size)?;
+    each_extent(from, size, |start, end| copy_range(from, to, start, end))
+}
+
+/// Has the data extents read into the page cache: a new filesystem's metadata, which its mount and first files read.
+fn warm(file: &File, size: u64) -> io::Result<()> {
+    each_extent(file, size, |start, end| {
+        let length = NonZero::new(end - start);
+        Ok(rustix::fs::fadvise(file, start, length, Advice::WillNeed)?)
+    })
+}
+
+/// Calls `with` for the beginning and end of each extent that is no hole.
+fn each_extent(file: &File, size: u64, with: impl Fn(u64, u64) -> io::Result<()>) -> io::Result<()> {
     let mut at = 0;
     while at < size {
-        let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(start) => start,
             Err(rustix::io::Errno::NXIO) => break,
             Err(e) => return Err(e.into()),
         };
-        let end = rustix::fs::seek(from, SeekFrom::Hole(start))?.min(size);
-        copy_range(from, to, start, end)?;
+        let end = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(size);
+        with(start, end)?;
         at = end;
     }
     Ok(())
@@ -312,7 +319,7 @@ mod tests {
             return;
         }
         let directory = tempfile::tempdir().unwrap();
-        let source = crate::resource::Source::new(Disks {
+        let source = crate::pool::Pool::empty(Disks {
             directory: directory.path().into(),
         });
         let [fit, unfit] = [(); 2].map(|()| source.claim(&SIZE).unwrap().resource);
@@ -320,8 +327,7 @@ mod tests {
             .set_len(SIZE / 2)
             .unwrap();
         source.kind().check(&fit).unwrap();
-        source.release(fit).unwrap();
-        source.release(unfit).unwrap_err();
+        source.kind().check(&unfit).unwrap_err();
     }
 
     #[test]
@@ -351,6 +357,7 @@ mod tests {
         from.write_at(b"middle", 33 << 20).unwrap();
         let to = nameless_file(directory.path()).unwrap();
         copy_sparse(&from, &to, 64 << 20).unwrap();
+        warm(&to, 64 << 20).unwrap();
         let mut bytes = vec![0; 6];
         to.read_exact_at(&mut bytes, 33 << 20).unwrap();
         assert_eq!(bytes, b"middle");

@@ -4,12 +4,12 @@
 //! |---|---|---|
 //! | [`disk`] | writable layer: a preformatted ext4 in an unlinked file | nothing: the kernel frees it with the last descriptor |
 //! | [`network`] | a network namespace with a tap in it, held by descriptors | nothing, likewise |
-//! | [`cgroup`] | one directory per hierarchy, `/thaw/<id>` | empty directories, found by name by the next start |
+//! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, found by their maker's name by the next start |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!
-//! What they have in common is [`resource::Kind`]; callers claim from a [`resource::Source`]. Every constructor here is the
-//! slow path: correct, and as slow as the kernel makes it.
+//! What they have in common is [`resource::Kind`]; callers claim from a [`pool::Pool`], which makes them ahead of time.
+//! Every constructor here is the slow path: correct, and as slow as the kernel makes it.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -20,8 +20,12 @@ pub mod cgroup;
 pub mod disk;
 pub mod machine;
 pub mod network;
+pub mod plan;
+pub mod pool;
 pub mod process;
 pub mod resource;
+mod spawn;
+pub mod statistics;
 pub mod vmm;
 
 /// Why a resource could not be made.

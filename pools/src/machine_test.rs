@@ -1,7 +1,7 @@
 //! A VMM's states, driven against one that answers as we tell it: the real one is driven by `vmm/tests`.
 
 use super::*;
-use crate::resource::Source;
+use crate::pool::Pool;
 use rustix::net::{AddressFamily, SocketFlags, socketpair};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -188,7 +188,7 @@ fn a_refusal_and_an_end_are_told_apart_and_leave_no_process() {
 #[test]
 fn a_process_is_claimed_checked_and_ended() {
     let directory = tempfile::tempdir().unwrap();
-    let source = Source::new(Processes {
+    let source = Pool::empty(Processes {
         program: sleeper(directory.path()),
     });
     let (tethered, free) = (place(directory.path(), true), place(directory.path(), false));
@@ -201,14 +201,14 @@ fn a_process_is_claimed_checked_and_ended() {
         std::thread::yield_now();
     }
     assert!(source.kind().check(&vm).is_err());
-    source.release(vm).unwrap_err();
+    source.release(vm);
 
     let vm = source.claim(&free).unwrap().resource;
     assert!(free.control.exists());
     let record = vm.process().record();
-    source.release(vm).unwrap();
+    source.release(vm);
     assert!(!record.lives());
-    let none = Source::new(Processes {
+    let none = Pool::empty(Processes {
         program: "/nowhere/thaw-vmm".into(),
     });
     std::fs::remove_file(&free.control).unwrap();

@@ -1,24 +1,26 @@
 //! A `thaw-vmm` process.
 //!
 //! It is given exactly four descriptors: nothing on stdin, a log on stdout and stderr, and its listening control socket
-//! as [`CONTROL_FD`]. Its environment is empty and it leads its own session, so the terminal's Ctrl-C is not its own.
+//! as [`CONTROL_FD`]. Its environment is empty, it leads its own session, so the terminal's Ctrl-C is not its own, and where
+//! the host grants it, it is the first process of a PID namespace; its number here is the one we see.
 //! Unless [`VmmProcess::release`]d, it is killed when its owner lets go of it.
 
-use std::ffi::OsStr;
-use std::fs;
+use std::ffi::{CString, OsStr};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, Signal, WaitOptions};
 use thaw_protocol::control::CONTROL_FD;
 
 use crate::Error;
 use crate::process::ProcessRecord;
+use crate::spawn::{self, Program};
 
 /// Environment variable that names the binary.
 pub const VMM_VARIABLE: &str = "THAW_VMM";
@@ -88,8 +90,8 @@ fn address(path: &Path) -> Result<(SocketAddrUnix, Option<OwnedFd>), rustix::io:
 /// A running VMM, ours.
 #[derive(Debug)]
 pub struct VmmProcess {
-    /// None for one whose parent was another.
-    child: Option<Child>,
+    /// To be reaped by us. None for one whose parent was another, or that was reaped.
+    child: Option<Pid>,
     pidfd: OwnedFd,
     record: ProcessRecord,
     kill_on_drop: bool,
@@ -97,84 +99,35 @@ pub struct VmmProcess {
 
 /// Starts `program` with `listener` as its control socket and `log` as its stdout and stderr.
 pub fn spawn(program: &Path, listener: &OwnedFd, log: &OwnedFd) -> Result<VmmProcess, Error> {
-    let duplicate = || {
-        log.try_clone()
-            .map(Stdio::from)
-            .map_err(Error::io("duplicate the log of", program))
+    let fail = Error::io("start", program);
+    let level = std::env::var_os("THAW_LOG").map(|level| [b"THAW_LOG=", level.as_bytes()].concat());
+    let started = || {
+        let null = File::open("/dev/null")?;
+        let descriptors: [_; CONTROL_FD as usize + 1] =
+            [null.as_fd(), log.as_fd(), log.as_fd(), listener.as_fd()];
+        spawn::spawn(&Program {
+            path: &CString::new(program.as_os_str().as_bytes())?,
+            environment: &level
+                .map(CString::new)
+                .transpose()?
+                .into_iter()
+                .collect::<Vec<_>>(),
+            descriptors: &descriptors,
+        })
     };
-    let control = listener.as_raw_fd();
-    let mut command = Command::new(program);
-    command
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(duplicate()?)
-        .stderr(duplicate()?);
-    for kept in ["RUST_BACKTRACE", "THAW_LOG"] {
-        if let Some(value) = std::env::var_os(kept) {
-            command.env(kept, value);
-        }
-    }
-    // SAFETY: between fork and exec only system calls are made, on descriptors that are open in the child.
-    unsafe { command.pre_exec(move || only_control(control)) };
-    let child = command.spawn().map_err(Error::io("start", program))?;
-    let mut child = Unclaimed(Some(child));
-    let pid = child.0.as_ref().map_or(0, |c| c.id()) as i32;
-    let system = |source: io::Error| Error::System {
-        what: "watch thaw-vmm",
-        source,
-    };
-    // Not reaped yet, so the pid is still its own.
-    let pid_of = Pid::from_raw(pid).ok_or_else(|| system(io::ErrorKind::InvalidInput.into()))?;
-    let pidfd = rustix::process::pidfd_open(pid_of, PidfdFlags::empty()).map_err(|e| system(e.into()))?;
-    let record = ProcessRecord::of(pid).unwrap_or(ProcessRecord { pid, start_time: 0 });
-    match child.0.take() {
-        Some(child) => Ok(VmmProcess {
-            child: Some(child),
-            pidfd,
-            record,
-            kill_on_drop: true,
-        }),
-        None => Err(system(io::ErrorKind::NotFound.into())),
-    }
-}
-
-/// A child that is killed if we fail to take it into our keeping.
-struct Unclaimed(Option<Child>);
-
-impl Drop for Unclaimed {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-/// In the child: the control socket as [`CONTROL_FD`], everything above it closed at exec, a session of its own.
-fn only_control(control: i32) -> io::Result<()> {
-    // SAFETY: plain system calls with integer arguments; the descriptor `control` is open, inherited from the parent.
-    // dup2 onto itself would leave close-on-exec set, hence the flag is cleared by hand.
-    unsafe {
-        if control != CONTROL_FD && libc::dup2(control, CONTROL_FD) == -1 {
-            return Err(io::Error::last_os_error());
-        }
-        if libc::fcntl(CONTROL_FD, libc::F_SETFD, 0) == -1 {
-            return Err(io::Error::last_os_error());
-        }
-        let above = CONTROL_FD as libc::c_uint + 1;
-        if libc::syscall(
-            libc::SYS_close_range,
-            above,
-            libc::c_uint::MAX,
-            libc::CLOSE_RANGE_CLOEXEC,
-        ) == -1
-        {
-            return Err(io::Error::last_os_error());
-        }
-        libc::setsid();
-    }
-    Ok(())
+    let spawn::Started { pid, pidfd } = started().map_err(fail)?;
+    let number = pid.as_raw_nonzero().get();
+    // Not reaped yet, so the number is still its own.
+    let record = ProcessRecord::of(number).unwrap_or(ProcessRecord {
+        pid: number,
+        start_time: 0,
+    });
+    Ok(VmmProcess {
+        child: Some(pid),
+        pidfd,
+        record,
+        kill_on_drop: true,
+    })
 }
 
 impl VmmProcess {
@@ -205,13 +158,14 @@ impl VmmProcess {
 
     /// Waits for its end and reaps it. The status is none where another reaps it.
     pub fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
-        match &mut self.child {
-            Some(child) => child.wait().map(Some),
-            None => {
-                crate::process::await_end(&self.pidfd);
-                Ok(None)
-            }
-        }
+        let Some(child) = self.child else {
+            crate::process::await_end(&self.pidfd);
+            return Ok(None);
+        };
+        let reaped =
+            rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(child), WaitOptions::empty()))?;
+        self.child = None;
+        Ok(reaped.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
     }
 
     /// From now on it outlives us.
@@ -249,7 +203,7 @@ mod tests {
     #[test]
     fn it_gets_its_socket_and_no_other_descriptor() {
         let directory = tempfile::tempdir().unwrap();
-        let program = script(directory.path(), "ls -l /proc/$$/fd; env");
+        let program = script(directory.path(), "ls -l /proc/self/fd; env; echo pid $$");
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
         // One that anything careless would inherit.
         let stray = rustix::fs::memfd_create("stray", rustix::fs::MemfdFlags::empty()).unwrap();
@@ -265,6 +219,7 @@ mod tests {
         assert!(text.contains(" 0 -> /dev/null"), "{text}");
         assert!(!text.contains("stray"), "{text}");
         assert!(!text.contains("HOME="), "{text}");
+        assert!(text.contains("pid 1\n"), "not in a PID namespace: {text}");
     }
 
     #[test]

@@ -9,6 +9,11 @@ use serde::{Deserialize, Serialize};
 
 /// The descriptor number at which thaw-vmm finds its listening control socket.
 pub const CONTROL_FD: i32 = 3;
+
+/// What a VMM's log says, before the call's name, when it ends because it made a system call that its filters forbid.
+pub const FORBIDDEN_CALL: &str = "thaw-vmm: forbidden system call";
+/// The exit code of such a VMM: as a shell tells SIGSYS.
+pub const FORBIDDEN_CODE: i32 = 128 + 31;
 /// Version of this protocol; [`Command::Create`] carries it and the VMM refuses another.
 pub const CONTROL_VERSION: u32 = 2;
 

@@ -15,10 +15,11 @@ mod referrers;
 pub(crate) mod registry;
 mod resolve;
 pub(crate) mod token;
+mod turns;
 pub(crate) mod wire;
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -39,6 +40,7 @@ pub use manifest::{Descriptor, Document, OCI_CONFIG, OCI_MANIFEST, Platform};
 pub use push::{Push, Upload};
 pub use referrers::{Referrer, referrers};
 pub use resolve::resolve;
+pub use turns::{Sender, Turns};
 
 /// What a reference names, before a platform is chosen.
 pub enum Root {
@@ -128,8 +130,9 @@ pub trait Source: Send + Sync {
     /// A config by its descriptor, verified.
     async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error>;
 
-    /// A layer's stored form, unverified. Errors of its reader carry an [`Error`] inside where there is one.
-    async fn open(&self, layer: &LayerSource) -> Result<LayerBody, Error>;
+    /// A layer's stored form, unverified, from the first of its places that has it, those before `place` passed over. Errors
+    /// of its reader carry an [`Error`] inside where there is one. See [`Turns`].
+    async fn open(&self, layer: &LayerSource, place: usize) -> Result<LayerBody, Error>;
 }
 
 /// A layer's stored form, arriving.
@@ -138,13 +141,16 @@ pub struct LayerBody {
     pub reader: Box<dyn Read + Send>,
     /// The task that receives it, if it comes over a network; aborting it makes the reader fail at once.
     pub transfer: Option<AbortHandle>,
+    pub sender: Sender,
 }
 
 impl LayerBody {
-    fn local(reader: impl Read + Send + 'static) -> Self {
+    /// Of a file at `place`.
+    fn local(reader: impl Read + Send + 'static, place: &Path) -> Self {
         Self {
             reader: Box::new(reader),
             transfer: None,
+            sender: Sender::only(place.display().to_string()),
         }
     }
 }

@@ -1,12 +1,24 @@
 //! What this process gives up before it serves anybody.
 //!
 //! Invariant: when [`enter`] returns, the process sees an empty read-only root, no network, no other process's IPC, has
-//! no descriptor but 0 to 3, can gain no privilege, dumps no core, and holds no capability; but where it was started
-//! with CAP_SYS_BOOT in the initial user namespace it keeps that one until the VM is made, because
-//! KVM_CAP_VM_DISABLE_NX_HUGE_PAGES asks for it, and [`give_up_last_capability`] ends that before any guest code exists.
+//! no descriptor but 0 to 3, can gain no privilege, dumps no core, opens nothing, makes only the system calls of
+//! [`syscalls`], and holds no capability; but where it was started with CAP_SYS_BOOT in the initial user namespace it keeps
+//! that one until the VM is made, because KVM_CAP_VM_DISABLE_NX_HUGE_PAGES asks for it, and [`give_up_last_capability`]
+//! ends that before any guest code exists. Each thread is then confined further ([`confine`]).
 //!
-//! Paths are opened here and nowhere else: `/proc/self/{uid_map,gid_map,setgroups}` where a user namespace is needed.
+//! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then paths are closed by
+//! Landlock and the filters alone, and the log says so in one line. The PID namespace is made by whoever starts this
+//! process, for a process cannot enter one itself; here it is only seen. docs/jail.md is the whole of it.
+//!
+//! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`.
 
+mod filter;
+mod landlock;
+mod names;
+mod signals;
+pub mod syscalls;
+
+use std::fs;
 use std::io;
 
 use rustix::io::Errno;
@@ -16,23 +28,24 @@ use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use rustix::{mount, process, thread};
 use thaw_protocol::control::CONTROL_FD;
 
-use crate::seccomp;
+pub use filter::confine;
 
-/// The user and group a privileged VMM becomes: `nobody`, who owns nothing.
+/// Users and groups of privileged VMMs: this and the process's number, so that each has one of its own while it lives and
+/// nobody has to hand them out. systemd leaves 0x70000000 to 0x7fffffff unused (its UIDS-GIDS); a process has at most
+/// 22 bits of number.
+const FIRST_USER: u32 = 0x7400_0000;
+/// Where that one is not mapped: `nobody`.
 const NOBODY: u32 = 65534;
 /// Most descriptors: two a blob of an image, and a handful a device.
 const MAX_DESCRIPTORS: u64 = 16384;
+/// Most threads of a user of its own: 16 vCPUs, the servers, and what KVM starts in this process's name.
+const MAX_THREADS: u64 = 64;
 
 /// A step of the jail that failed. There is no running without it.
 #[derive(Debug, thiserror::Error)]
 pub enum JailError {
     #[error("{step}: {source}")]
     Step { step: &'static str, source: io::Error },
-    #[error(
-        "no user namespace can be made ({0}): run as root, or allow them (sysctl kernel.unprivileged_userns_clone=1, \
-         kernel.apparmor_restrict_unprivileged_userns=0)"
-    )]
-    UserNamespace(io::Error),
     #[error("the seccomp filter: {0}")]
     Seccomp(#[from] seccompiler::Error),
 }
@@ -48,24 +61,49 @@ fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Resu
 pub fn enter() -> Result<(), JailError> {
     // Signals of the terminal go to whoever started us. Fails only when this is a session of our own already.
     let _ = process::setsid();
+    step("taking signals", signals::install())?;
     keep_allocator_from_paths();
     close_other_descriptors()?;
-    limit_resources()?;
-    let capabilities = step("reading our capabilities", thread::capabilities(None))?;
-    let privileged = capabilities.effective.contains(CapabilitySet::SYS_ADMIN);
-    if !privileged {
-        enter_user_namespace()?;
+    let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
+    let privileged = capabilities.contains(CapabilitySet::SYS_ADMIN);
+    let mut missing = Vec::new();
+    let namespaces = match privileged {
+        true => Ok(()),
+        false => enter_user_namespace(),
+    };
+    // Paths are read while there are some.
+    let user = own_user();
+    match namespaces.and_then(|()| leave_host()) {
+        Ok(()) => {}
+        Err(e) if privileged => return Err(e),
+        Err(e) => missing.push(format!(
+            "namespaces and an empty root ({e}; run as root, or allow user namespaces: sysctl \
+             kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
+        )),
     }
-    unshare_others()?;
-    empty_root()?;
-    give_up_privileges(privileged)?;
+    if process::getpid() != process::Pid::INIT {
+        missing.push("a PID namespace (whoever started it could make none)".into());
+    }
+    empty_bounding_set()?;
+    let user = become_user(user)?;
+    limit_resources(user == User::Own)?;
+    give_up_capabilities(privileged)?;
     step(
         "forbidding core dumps",
         process::set_dumpable_behavior(DumpableBehavior::NotDumpable),
     )?;
     step("no_new_privs", thread::set_no_new_privs(true))?;
-    seccomp::install()?;
-    Ok(())
+    match landlock::deny_all() {
+        Ok(version) => tracing::info!(landlock = version, ?user, "jailed"),
+        Err(e) => {
+            tracing::info!(?user, "jailed");
+            missing.push(format!("Landlock ({e})"));
+        }
+    }
+    if !missing.is_empty() {
+        tracing::warn!("the jail lacks {}", missing.join(", "));
+    }
+    Ok(filter::confine_process()?)
 }
 
 /// Gives up CAP_SYS_BOOT, if it is still there.
@@ -73,11 +111,12 @@ pub fn give_up_last_capability() -> io::Result<()> {
     Ok(thread::set_capabilities(None, no_capabilities())?)
 }
 
-/// glibc's allocator counts the processors in /sys when a thread first allocates, to know how many arenas to make; told
-/// how many, it opens nothing. Two suffice: no hot path allocates.
+/// glibc's allocator reads files: /sys to count processors, before it makes an arena beyond the first few, and
+/// /proc/sys/vm/overcommit_memory, before it shrinks one that is not the first. With the first alone it reads none. No hot
+/// path allocates.
 fn keep_allocator_from_paths() {
     // SAFETY: mallopt has no preconditions, and nobody allocates beside us yet.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
 fn no_capabilities() -> CapabilitySets {
@@ -97,42 +136,44 @@ fn close_other_descriptors() -> Result<(), JailError> {
     )
 }
 
-fn limit_resources() -> Result<(), JailError> {
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
+/// No limit on the size of files: a disk has any size, and is sparse; what a guest can write is bounded by its disk and its
+/// memory. Threads are counted by user: one that is shared has others' too.
+fn limit_resources(own_user: bool) -> Result<(), JailError> {
+    let limit = |what, resource, most: u64| {
+        let most = process::getrlimit(resource).maximum.unwrap_or(u64::MAX).min(most);
+        let limit = Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        step(what, process::setrlimit(resource, limit))
     };
-    step("RLIMIT_CORE", process::setrlimit(Resource::Core, none))?;
-    let most = process::getrlimit(Resource::Nofile)
-        .maximum
-        .unwrap_or(u64::MAX)
-        .min(MAX_DESCRIPTORS);
-    let descriptors = Rlimit {
-        current: Some(most),
-        maximum: Some(most),
-    };
-    step("RLIMIT_NOFILE", process::setrlimit(Resource::Nofile, descriptors))
+    limit("RLIMIT_CORE", Resource::Core, 0)?;
+    limit("RLIMIT_MEMLOCK", Resource::Memlock, 0)?;
+    limit("RLIMIT_MSGQUEUE", Resource::Msgqueue, 0)?;
+    limit("RLIMIT_NOFILE", Resource::Nofile, MAX_DESCRIPTORS)?;
+    match own_user {
+        true => limit("RLIMIT_NPROC", Resource::Nproc, MAX_THREADS),
+        false => Ok(()),
+    }
 }
 
 /// Where we may not make the other namespaces, a user namespace in which we may; we stay who we are in it.
 fn enter_user_namespace() -> Result<(), JailError> {
     let (user, group) = (process::geteuid().as_raw(), process::getegid().as_raw());
-    unshare(UnshareFlags::NEWUSER).map_err(|e| JailError::UserNamespace(e.into()))?;
+    step("making a user namespace", unshare(UnshareFlags::NEWUSER))?;
     step(
         "writing uid_map",
-        std::fs::write("/proc/self/uid_map", format!("{user} {user} 1")),
+        fs::write("/proc/self/uid_map", format!("{user} {user} 1")),
     )?;
-    step(
-        "writing setgroups",
-        std::fs::write("/proc/self/setgroups", "deny"),
-    )?;
+    step("writing setgroups", fs::write("/proc/self/setgroups", "deny"))?;
     step(
         "writing gid_map",
-        std::fs::write("/proc/self/gid_map", format!("{group} {group} 1")),
+        fs::write("/proc/self/gid_map", format!("{group} {group} 1")),
     )
 }
 
-fn unshare_others() -> Result<(), JailError> {
+/// Leaves the host's namespaces and its files.
+fn leave_host() -> Result<(), JailError> {
     let namespaces = UnshareFlags::NEWNS
         | UnshareFlags::NEWNET
         | UnshareFlags::NEWIPC
@@ -141,7 +182,8 @@ fn unshare_others() -> Result<(), JailError> {
     step(
         "making mount, network, IPC, UTS and cgroup namespaces",
         unshare(namespaces),
-    )
+    )?;
+    empty_root()
 }
 
 fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
@@ -169,7 +211,66 @@ fn empty_root() -> Result<(), JailError> {
     step("entering the new root", process::chdir("/"))
 }
 
-fn give_up_privileges(privileged: bool) -> Result<(), JailError> {
+/// Whose process this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum User {
+    /// Its own: nobody else's process or file is that user's.
+    Own,
+    Nobody,
+    /// Who started it.
+    Caller,
+}
+
+/// Who this process can become, and the number.
+fn own_user() -> (User, u32) {
+    let maps =
+        ["/proc/self/uid_map", "/proc/self/gid_map"].map(|map| fs::read_to_string(map).unwrap_or_default());
+    let mapped = |id| maps.iter().all(|map| is_mapped(map, id));
+    // The number that this mount of /proc gives us: the host's, where it is the host's.
+    let number = fs::read_link("/proc/self")
+        .ok()
+        .and_then(|link| link.to_str()?.parse::<u32>().ok());
+    let own = number.and_then(|number| FIRST_USER.checked_add(number));
+    match own.filter(|id| mapped(*id)) {
+        Some(id) => (User::Own, id),
+        None if mapped(NOBODY) => (User::Nobody, NOBODY),
+        None => (User::Caller, 0),
+    }
+}
+
+/// Whether a user namespace whose map this is has `id` (user_namespaces(7): first inside, first outside, how many).
+fn is_mapped(map: &str, id: u32) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_ascii_whitespace().map(str::parse::<u64>);
+        match (numbers.next(), numbers.nth(1)) {
+            (Some(Ok(first)), Some(Ok(count))) => {
+                u64::from(id).checked_sub(first).is_some_and(|at| at < count)
+            }
+            _ => false,
+        }
+    })
+}
+
+/// Becomes that user, if we may; who this process then is.
+fn become_user((user, id): (User, u32)) -> Result<User, JailError> {
+    let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
+    if user == User::Caller || !capabilities.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {
+        return Ok(User::Caller);
+    }
+    let (uid, gid) = (process::Uid::from_raw(id), process::Gid::from_raw(id));
+    step("PR_SET_KEEPCAPS", thread::set_keep_capabilities(true))?;
+    step("leaving all groups", thread::set_thread_groups(&[]))?;
+    step("becoming a group", thread::set_thread_res_gid(gid, gid, gid))?;
+    step("becoming a user", thread::set_thread_res_uid(uid, uid, uid))?;
+    Ok(user)
+}
+
+/// Who may not do this gains nothing by what is in the set: no_new_privs bars all of it.
+fn empty_bounding_set() -> Result<(), JailError> {
+    let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
+    if !capabilities.contains(CapabilitySet::SETPCAP) {
+        return Ok(());
+    }
     for capability in CapabilitySet::all().iter() {
         match thread::remove_capability_from_bounding_set(capability) {
             // Not one of this kernel's.
@@ -177,27 +278,38 @@ fn give_up_privileges(privileged: bool) -> Result<(), JailError> {
             result => step("emptying the capability bounding set", result)?,
         }
     }
+    Ok(())
+}
+
+fn give_up_capabilities(privileged: bool) -> Result<(), JailError> {
     step(
         "clearing ambient capabilities",
         thread::clear_ambient_capability_set(),
     )?;
     let mut kept = no_capabilities();
     if privileged {
-        step("PR_SET_KEEPCAPS", thread::set_keep_capabilities(true))?;
-        let (user, group) = (process::Uid::from_raw(NOBODY), process::Gid::from_raw(NOBODY));
-        step("leaving all groups", thread::set_thread_groups(&[]))?;
-        step(
-            "becoming group nobody",
-            thread::set_thread_res_gid(group, group, group),
-        )?;
-        step(
-            "becoming user nobody",
-            thread::set_thread_res_uid(user, user, user),
-        )?;
         let permitted = step("reading our capabilities", thread::capabilities(None))?.permitted;
         kept.permitted = permitted & CapabilitySet::SYS_BOOT;
         kept.effective = kept.permitted;
     }
     step("dropping capabilities", thread::set_capabilities(None, kept))?;
     step("PR_SET_KEEPCAPS", thread::set_keep_capabilities(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_mapped_where_a_line_of_the_map_has_it() {
+        let whole = "         0          0 4294967295\n";
+        assert!(is_mapped(whole, 0) && is_mapped(whole, FIRST_USER + 4_194_304));
+        assert!(!is_mapped(whole, u32::MAX));
+        let container = "0 100000 65536\n70000 1000 1\n";
+        assert!(is_mapped(container, NOBODY) && is_mapped(container, 70_000));
+        assert!(!is_mapped(container, 65_536) && !is_mapped(container, FIRST_USER));
+        for odd in ["", "\n", "0\n", "a b c\n", "1 2\n", "5 0 18446744073709551616\n"] {
+            assert!(!is_mapped(odd, 5), "{odd:?}");
+        }
+    }
 }

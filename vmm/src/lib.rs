@@ -17,7 +17,6 @@
 //! | [`events`] | what the VMM says unasked |
 //! | [`control`] | the server of [`thaw_protocol::control`] |
 //! | [`jail`] | what this process gives up before it serves anybody |
-//! | [`seccomp`] | the system calls it makes |
 //! | [`clock`] | the clock moments are told in |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -33,7 +32,6 @@ pub mod layout;
 pub mod machine;
 pub mod memory;
 pub mod power;
-pub mod seccomp;
 pub mod snapshot;
 pub mod vcpu;
 pub mod virtio;

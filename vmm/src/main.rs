@@ -26,11 +26,11 @@ Environment:
              is a terminal
 ";
 
-/// Has a panic of any thread end the process, guest and all: nothing goes on without a part of itself.
+/// Has a panic of any thread end the process, guest and all: nothing goes on without a part of itself. It is said by the
+/// log, since a backtrace opens files.
 fn end_on_panic() {
-    let say = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        say(panic);
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!("{panic}");
         std::process::abort();
     }));
 }

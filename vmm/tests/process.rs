@@ -56,20 +56,62 @@ fn the_jail_is_closed_before_the_first_request_is_answered() {
         assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
     }
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
-    let core = limits
-        .lines()
-        .find(|line| line.starts_with("Max core file size"))
-        .unwrap();
-    assert_eq!(core.split_whitespace().nth(4), Some("0"));
+    for none in ["Max core file size", "Max locked memory", "Max msgqueue size"] {
+        assert_eq!(limit(&limits, none), "0", "{none}");
+    }
 
     control.create(spec(1, 64)).unwrap();
     for set in ["CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb"] {
         assert_eq!(vmm.status(set), "0000000000000000", "{set} of a machine");
     }
-    assert!(
-        !vmm.status("Uid").split_whitespace().any(|id| id == "0"),
-        "it is still root"
-    );
+    // Each confines itself first of all; that of the process has two parts.
+    let confined = || -> Vec<(String, bool)> {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let threads =
+            threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap());
+        threads
+            .map(|status| {
+                let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+                let name = field("Name:\t").unwrap().to_string();
+                (name, field("Seccomp_filters:\t") == Some("3"))
+            })
+            // One of the kernel's, in this process's name: it never runs our code.
+            .filter(|(name, _)| !name.starts_with("kvm-"))
+            .collect()
+    };
+    let deadline = std::time::Instant::now() + support::PATIENCE;
+    while confined().iter().any(|(_, whole)| !whole) {
+        assert!(std::time::Instant::now() < deadline, "{:?}", confined());
+        std::thread::yield_now();
+    }
+    let mut names: Vec<_> = confined().into_iter().map(|(name, _)| name).collect();
+    names.sort();
+    assert_eq!(names, ["devices", "fs-shared", "fs-thaw", "thaw-vmm", "vcpu0"]);
+    if rustix::process::geteuid().is_root() {
+        let own = (0x7400_0000 + pid).to_string();
+        for ids in ["Uid", "Gid"] {
+            assert!(vmm.status(ids).split_whitespace().all(|id| id == own), "{ids}");
+        }
+        assert_eq!(vmm.status("Groups"), "");
+        assert_eq!(limit(&limits, "Max processes"), "64");
+    }
+}
+
+/// The hard limit of a resource.
+fn limit(limits: &str, resource: &str) -> String {
+    let line = limits.lines().find_map(|line| line.strip_prefix(resource));
+    let mut columns = line.unwrap().split_whitespace();
+    columns.nth(1).unwrap().to_string()
+}
+
+#[test]
+fn it_ends_when_asked_by_a_signal() {
+    let mut vmm = Vmm::spawn();
+    let mut control = vmm.connect();
+    control.create(spec(1, 64)).unwrap();
+    let pid = rustix::process::Pid::from_raw(vmm.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(vmm.wait(), 128 + libc::SIGTERM);
 }
 
 #[test]
@@ -96,15 +138,7 @@ fn it_jails_itself_without_privileges_too() {
     if !rustix::process::geteuid().is_root() {
         return; // Every other test of this file has shown it.
     }
-    // The test binary's directory may be closed to others: give the user a copy it can run.
-    let directory = tempfile::tempdir_in("/tmp").unwrap();
-    std::fs::set_permissions(
-        directory.path(),
-        std::os::unix::fs::PermissionsExt::from_mode(0o755),
-    )
-    .unwrap();
-    let copy = directory.path().join("thaw-vmm");
-    std::fs::copy(env!("CARGO_BIN_EXE_thaw-vmm"), &copy).unwrap();
+    let (_directory, copy) = copy_for_everybody();
     let mut vmm = Vmm::spawn_binary(&copy, Some(12345));
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();
@@ -118,6 +152,49 @@ fn it_jails_itself_without_privileges_too() {
     );
     control.request(Command::Shutdown, &[]).unwrap();
     assert_eq!(vmm.wait(), 0);
+}
+
+#[test]
+fn it_starts_without_namespaces_and_says_that_it_lacks_them() {
+    if !rustix::process::geteuid().is_root() {
+        return; // It takes root to make a binary that an other user can run.
+    }
+    let (_directory, copy) = copy_for_everybody();
+    let mut vmm = Vmm::spawn_without_namespaces(&copy, 12345);
+    let mut control = vmm.connect();
+    control.create(spec(1, 64)).unwrap();
+    assert_eq!(vmm.status("CapEff"), "0000000000000000");
+    assert_eq!(vmm.status("NoNewPrivs"), "1");
+    // One is this test's.
+    assert_eq!(vmm.status("Seccomp_filters"), "4");
+    control.request(Command::Shutdown, &[]).unwrap();
+    assert_eq!(vmm.wait(), 0);
+    let mut log = String::new();
+    std::io::Read::read_to_string(vmm.child.stderr.as_mut().unwrap(), &mut log).unwrap();
+    let lines: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("the jail lacks"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    assert!(lines[0].contains("namespaces and an empty root"), "{log}");
+}
+
+/// A copy of the binary that any user may run: the directory it is in may be closed to others.
+fn copy_for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
+    let directory = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(
+        directory.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    let copy = directory.path().join("thaw-vmm");
+    // By another process: a child that some other test is just starting would have it open for writing.
+    let copied = std::process::Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_thaw-vmm"))
+        .arg(&copy)
+        .status();
+    assert!(copied.unwrap().success());
+    (directory, copy)
 }
 
 #[test]

@@ -149,10 +149,13 @@ impl Daemon {
         let trace = Trace::new();
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
         let sandbox = Sandbox::create(&self.node, spec, &trace, Arc::new(Silent), building).await?;
-        if let (Some(recording), Some(image)) = (recording, sandbox.image()) {
+        if let (Some(mut recording), Some(image)) = (recording, sandbox.image()) {
+            recording.keep_journal(&self.node.images, image);
             let (images, image, file) = (self.node.images.clone(), image.clone(), request.record_to);
             tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
         }
+        sandbox.note_fetched(&trace, "the sandbox was there");
+        sandbox.note_read_ahead(&trace);
         self.made(sandbox, &trace).await
     }
 

@@ -70,14 +70,17 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|e| Failure::system("cannot start the runtime", &e))?;
-    runtime.block_on(async {
+    let mut pools = None;
+    let served = runtime.block_on(async {
         let paths = Paths::from_env();
         let socket = arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket());
         let mut ends = Vec::new();
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
             ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
         }
-        let node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
+        let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
+        node.fill_pools()?;
+        pools = Some((node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {
                 Some(Listening::open(node.images.clone(), &node.paths.snapshots(), socket).await?)
@@ -102,5 +105,12 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         };
         let (served, snapshotter) = tokio::join!(serve(daemon, &socket, end), snapshotter);
         served.and(snapshotter)
-    })
+    });
+    // Once it is gone, nobody claims or releases any more.
+    drop(runtime);
+    if let Some((shells, pools)) = pools {
+        shells.close();
+        pools.close();
+    }
+    served
 }

@@ -2,14 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use oci_spec::image::ImageConfiguration;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ProcessIdentity, ThawSandbox};
 use thaw_protocol::control::MemoryMode;
-use thaw_rootfs::prefetch::Ahead;
 use thaw_rootfs::store::Image;
 
 use super::{RunArguments, template};
@@ -28,7 +26,6 @@ use crate::ui::Ui;
 enum Keeper {
     Ourselves {
         sandbox: Arc<Sandbox>,
-        images: Images,
         /// Serves it to other commands.
         service: OwnerService,
     },
@@ -113,11 +110,14 @@ impl Home {
         let pending = recording.zip(sandbox.image().cloned());
         let file = arguments.record.clone().flatten();
         let mut home = Home::of_ours(node, sandbox, run)?;
-        home.recording = pending.map(|(recording, image)| Pending {
-            recording,
-            images,
-            image,
-            file,
+        home.recording = pending.map(|(mut recording, image)| {
+            recording.keep_journal(&images, &image);
+            Pending {
+                recording,
+                images,
+                image,
+                file,
+            }
         });
         Ok(home)
     }
@@ -182,21 +182,17 @@ impl Home {
         self.recording.take()
     }
 
-    /// Bytes fetched for reads so far, where this process fetches them.
-    pub(super) fn fetched(&self) -> Option<u64> {
-        match &self.keeper {
-            Keeper::Ourselves { images, .. } => {
-                Some(images.filler().stats().stored_bytes.load(Ordering::Relaxed))
-            }
-            Keeper::Daemon(_) => None,
+    /// Notes what was fetched until now, where this process fetches; thawd has said what it had when it answered.
+    pub(super) fn note_fetched(&self, trace: &Trace) {
+        if let Keeper::Ourselves { sandbox, .. } = &self.keeper {
+            sandbox.note_fetched(trace, "the container ran");
         }
     }
 
-    /// How far its image is read ahead, where this process does it.
-    pub(super) fn read_ahead(&self) -> Option<Ahead> {
-        match &self.keeper {
-            Keeper::Ourselves { sandbox, .. } => sandbox.read_ahead(),
-            Keeper::Daemon(_) => None,
+    /// The same of what is read ahead.
+    pub(super) fn note_read_ahead(&self, trace: &Trace) {
+        if let Keeper::Ourselves { sandbox, .. } = &self.keeper {
+            sandbox.note_read_ahead(trace);
         }
     }
 
@@ -211,7 +207,6 @@ impl Home {
             run,
             recording: None,
             keeper: Keeper::Ourselves {
-                images: node.images.clone(),
                 service: OwnerService::start(node, sandbox.clone())?,
                 sandbox,
             },

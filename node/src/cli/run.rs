@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::CreateContainerRequest;
@@ -92,10 +91,8 @@ pub(super) async fn conclude(
     ui: &Ui,
 ) -> Result<u8, Failure> {
     let result = result.map_err(|failure| home.explain(failure));
-    if let (Some(trace), Some(ahead)) = (timings, home.read_ahead()) {
-        let (done, total) = (HumanBytes(ahead.done), HumanBytes(ahead.total));
-        trace.note("prefetch", &format!("{done} of {total} read ahead"));
-        trace.count("prefetched_bytes", ahead.done);
+    if let Some(trace) = timings {
+        home.note_read_ahead(trace);
     }
     let (id, account) = (home.id.clone(), timings.map(Trace::account));
     let recording = home.take_recording();
@@ -163,13 +160,7 @@ async fn start(
         let _stage = trace.stage("start");
         agent.start(&id).await?;
     }
-    if let Some(bytes) = home.fetched() {
-        trace.count("fetched_bytes", bytes);
-        trace.note(
-            "start",
-            &format!("{} fetched for reads until then", HumanBytes(bytes)),
-        );
-    }
+    home.note_fetched(trace);
     let path = home.directory.join(RUNNING_FILE);
     std::fs::write(&path, running)
         .map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))?;

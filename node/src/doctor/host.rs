@@ -10,6 +10,7 @@ pub(super) fn checks(host: &Host) -> Vec<Check> {
     vec![
         cgroups(&Hierarchy::detect()),
         user_namespaces(host),
+        landlock(host),
         tap(host),
         userfaultfd(host),
         memory(host),
@@ -45,7 +46,8 @@ fn cgroups(hierarchy: &Hierarchy) -> Check {
 
 fn user_namespaces(host: &Host) -> Check {
     const NAME: &str = "user namespaces";
-    const COST: &str = "without root there is no private network";
+    const COST: &str =
+        "without root there is no private network, and a VMM is jailed by filters alone, not by namespaces";
     if host.read("/proc/sys/user/max_user_namespaces").as_deref() == Some("0")
         || !host.exists("/proc/self/ns/user")
     {
@@ -67,6 +69,26 @@ fn user_namespaces(host: &Host) -> Check {
         }
     }
     Check::ok(NAME, "allowed")
+}
+
+fn landlock(host: &Host) -> Check {
+    const NAME: &str = "Landlock";
+    const COST: &str = "a VMM's jail has one wall fewer";
+    match host.read("/sys/kernel/security/lsm") {
+        Some(modules) if modules.split(',').any(|module| module == "landlock") => Check::ok(NAME, "in use"),
+        Some(modules) => Check::warn(
+            NAME,
+            format!("not among the security modules in use ({modules})"),
+            COST,
+            format!("boot with lsm=landlock,{modules} (Linux 5.13 and later, CONFIG_SECURITY_LANDLOCK)"),
+        ),
+        None => Check::warn(
+            NAME,
+            "cannot be told",
+            COST,
+            "mount -t securityfs none /sys/kernel/security",
+        ),
+    }
 }
 
 fn tap(host: &Host) -> Check {

@@ -6,12 +6,11 @@
 //!
 //! Invariant: a ztoc is pushed only of a layer whose bytes had the digest the image's manifest says.
 
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{BufReader, Cursor};
 use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 use thaw_rootfs::digest::Digest;
 use thaw_rootfs::index::form::FormError;
 use thaw_rootfs::index::soci::{self, Ztoc};
@@ -19,7 +18,7 @@ use thaw_rootfs::layer::Limits;
 use thaw_rootfs::progress::{Event, Progress};
 use thaw_rootfs::reference::ImageRef;
 use thaw_rootfs::source::manifest::{Form, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
-use thaw_rootfs::source::{self, LayerSource, Platform, Push, Resolved, Source};
+use thaw_rootfs::source::{self, LayerSource, Platform, Push, Resolved, Source, Turns};
 
 use super::place::{self, Place};
 use crate::exit::{ExitCode, Failure};
@@ -201,7 +200,7 @@ async fn ztocs(
         }
         match descriptor.size < cut.least {
             true => line.why_not = Some("it is smaller than the least".into()),
-            false => match ztoc(source, layer, descriptor.digest, cut.span).await? {
+            false => match ztoc(source, layer, cut.span).await? {
                 Err(why) => line.why_not = Some(why),
                 Ok(bytes) => {
                     line.ztoc = Some(bytes.len() as u64);
@@ -226,67 +225,34 @@ async fn ztocs(
 async fn ztoc(
     source: &dyn Source,
     layer: &LayerSource,
-    expected: Digest,
     span_size: u64,
 ) -> Result<Result<Vec<u8>, String>, Failure> {
-    let body = source.open(layer).await.map_err(failure)?;
-    let reader = body.reader;
-    let work = move || -> Result<Result<Vec<u8>, String>, Failure> {
-        let mut hashing = Hashing {
-            reader,
-            hasher: Sha256::new(),
-        };
-        let made = soci::index_layer(
-            BufReader::with_capacity(256 << 10, &mut hashing),
-            &Limits::default(),
-            span_size,
-            TOOL,
-        );
+    let mut turns = Turns::new(source, layer);
+    let made = loop {
+        let body = turns.open().await.map_err(failure)?;
+        let layer = layer.clone();
         // Whatever became of it: what was read must be the layer, or that is what is wrong.
-        io::copy(&mut hashing, &mut io::sink()).map_err(|e| read_failed(&expected, e))?;
-        let got = Digest::from(<[u8; 32]>::from(hashing.hasher.finalize()));
-        if got != expected {
-            return Err(failure(thaw_rootfs::Error::DigestMismatch {
-                what: "the layer".into(),
-                expected,
-                got,
-            }));
-        }
-        match made {
-            Ok(Some(bytes)) => Ok(Ok(bytes)),
-            Ok(None) => Ok(Err("its compression has no places to begin at".into())),
-            // Its other layers can still have theirs.
-            Err(FormError::Unsupported { what, .. }) => {
-                Ok(Err(format!("it has what no ztoc can say: {what}")))
-            }
-            Err(e) => Err(Failure::new(
-                ExitCode::NotIndexable,
-                format!("layer {expected}: {e}"),
-            )),
-        }
+        let work = move || {
+            place::verified(body.reader, &layer, |reader| {
+                let reader = BufReader::with_capacity(256 << 10, reader);
+                soci::index_layer(reader, &Limits::default(), span_size, TOOL)
+            })
+        };
+        let read = tokio::task::spawn_blocking(work).await;
+        match read.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))? {
+            Ok(made) => break made,
+            Err(error) => turns.failed(error).map_err(failure)?,
+        };
     };
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?
-}
-
-fn read_failed(layer: &Digest, error: io::Error) -> Failure {
-    match error.downcast::<thaw_rootfs::Error>() {
-        Ok(error) => failure(error),
-        Err(error) => Failure::system(format!("cannot read layer {layer}"), &error),
-    }
-}
-
-struct Hashing {
-    reader: Box<dyn Read + Send>,
-    hasher: Sha256,
-}
-
-impl Read for Hashing {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.reader.read(buffer)?;
-        self.hasher.update(&buffer[..length]);
-        Ok(length)
+    match made {
+        Ok(Some(bytes)) => Ok(Ok(bytes)),
+        Ok(None) => Ok(Err("its compression has no places to begin at".into())),
+        // Its other layers can still have theirs.
+        Err(FormError::Unsupported { what, .. }) => Ok(Err(format!("it has what no ztoc can say: {what}"))),
+        Err(e) => Err(Failure::new(
+            ExitCode::NotIndexable,
+            format!("{}: {e}", layer.name()),
+        )),
     }
 }
 

@@ -1,14 +1,16 @@
 //! Where a made image is written: a registry's repository or a layout directory.
 
 use std::fs::File;
-use std::io::{self, Seek};
-use std::path::PathBuf;
+use std::io::{self, Read, Seek};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
+use thaw_rootfs::Error;
 use thaw_rootfs::digest::Digest;
 use thaw_rootfs::progress::{Event, Progress};
 use thaw_rootfs::reference::ImageRef;
-use thaw_rootfs::source::{LayerSource, Push, Resolved, Source};
+use thaw_rootfs::source::{LayerSource, Push, Resolved, Source, Turns};
 
 use crate::exit::{ExitCode, Failure};
 use crate::images::{Images, failure};
@@ -115,23 +117,25 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// A layer's stored form, in a file without a name.
+    /// A layer's stored form, verified, in a file without a name.
     async fn fetch(&self, source: &dyn Source, layer: &LayerSource) -> Result<File, Failure> {
-        let mut reader = source.open(layer).await.map_err(failure)?.reader;
-        let scratch = self.scratch.clone();
-        let copy = move || -> Result<File, Failure> {
-            let io = |e: io::Error| match e.downcast::<thaw_rootfs::Error>() {
-                Ok(error) => failure(error),
-                Err(e) => Failure::system("cannot copy a layer", &e),
+        let mut turns = Turns::new(source, layer);
+        loop {
+            let body = turns.open().await.map_err(failure)?;
+            let (layer, scratch) = (layer.clone(), self.scratch.clone());
+            let copy = move || -> Result<File, Error> {
+                let io = |e| Error::io(&scratch, e);
+                let mut file = tempfile::tempfile_in(&scratch).map_err(io)?;
+                verified(body.reader, &layer, |reader| io::copy(reader, &mut file))?.map_err(io)?;
+                file.rewind().map_err(io)?;
+                Ok(file)
             };
-            let mut file = tempfile::tempfile_in(&scratch).map_err(io)?;
-            io::copy(&mut reader, &mut file).map_err(io)?;
-            file.rewind().map_err(io)?;
-            Ok(file)
-        };
-        tokio::task::spawn_blocking(copy)
-            .await
-            .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?
+            let copied = tokio::task::spawn_blocking(copy).await;
+            match copied.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))? {
+                Ok(file) => return Ok(file),
+                Err(error) => turns.failed(error).map_err(failure)?,
+            };
+        }
     }
 
     fn sent(&self, blob: &Digest, total: u64) {
@@ -140,5 +144,62 @@ impl<'a> Place<'a> {
             sent: total,
             total,
         });
+    }
+}
+
+/// Has `read` read a layer's stored form, and compares its digest; what it left is read too.
+///
+/// # Errors
+/// What the layer's source says, and `DigestMismatch`.
+pub fn verified<T>(
+    reader: Box<dyn Read + Send>,
+    layer: &LayerSource,
+    read: impl FnOnce(&mut dyn Read) -> T,
+) -> Result<T, Error> {
+    let mut hashing = Hashing {
+        reader,
+        hasher: Sha256::new(),
+        failed: None,
+    };
+    let done = read(&mut hashing);
+    let rest = io::copy(&mut hashing, &mut io::sink());
+    if let Some(error) = hashing.failed {
+        return Err(error);
+    }
+    rest.map_err(|e| Error::io(Path::new("the layer's source"), e))?;
+    let got = Digest::from(<[u8; 32]>::from(hashing.hasher.finalize()));
+    match layer.digest {
+        Some(expected) if expected != got => Err(Error::DigestMismatch {
+            what: layer.name(),
+            expected,
+            got,
+        }),
+        _ => Ok(done),
+    }
+}
+
+/// A layer as it arrives, and the error that ended it, which would lose its type on the way.
+struct Hashing {
+    reader: Box<dyn Read + Send>,
+    hasher: Sha256,
+    failed: Option<Error>,
+}
+
+impl Read for Hashing {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.reader.read(buffer) {
+            Ok(length) => {
+                self.hasher.update(&buffer[..length]);
+                Ok(length)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+            Err(error) => {
+                let error = error
+                    .downcast()
+                    .unwrap_or_else(|e| Error::io(Path::new("the layer's source"), e));
+                self.failed.get_or_insert(error);
+                Err(io::Error::other("the layer's source failed"))
+            }
+        }
     }
 }

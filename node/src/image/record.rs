@@ -1,7 +1,8 @@
 //! `thaw run --record`: what a run reads of its image, kept for later starts.
 //!
 //! Invariant: the VMM is never waited for nor made to wait. What does not fit into the socket is lost and counted; a
-//! recording ends with its VMM, and is written then, whole or not at all.
+//! recording ends with its VMM, and is written then, whole or not at all. Until then it is in a [`Journal`]: if this process
+//! is killed, a later start of the image finds there what came before.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -11,10 +12,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thaw_protocol::access::Access;
 use thaw_protocol::packet::{self, PacketError};
 use thaw_rootfs::digest::Digest;
-use thaw_rootfs::prefetch::{self, LoadOrder, OrderedBlob, Recorder};
+use thaw_rootfs::prefetch::{self, Journal, LoadOrder, OrderedBlob, Recorder};
 use thaw_rootfs::store::{Form, Image};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
 
 use crate::exit::{ExitCode, Failure};
 use crate::images::{Images, failure};
@@ -22,11 +24,15 @@ use crate::readiness::register;
 
 /// Bytes of packets that may wait for us, so that a burst of reads is not lost.
 const BUFFER: usize = 1 << 20;
+/// First reads after which they are written to the journal; before, when no more has come for now.
+const UNWRITTEN: usize = 1024;
 
 /// A recording that goes on.
 #[derive(Debug)]
 pub struct Recording {
-    task: tokio::task::JoinHandle<Recorder>,
+    task: tokio::task::JoinHandle<(Recorder, Option<Journal>)>,
+    /// Where the journal goes once the image is known.
+    journal: Option<oneshot::Sender<Journal>>,
 }
 
 /// What a recording came to.
@@ -67,8 +73,34 @@ impl Recording {
         let _ = sockopt::set_socket_send_buffer_size(&theirs, BUFFER);
         rustix::io::ioctl_fionbio(&ours, true).map_err(|e| fail(e.into()))?;
         let socket = register(ours, Interest::READABLE).map_err(fail)?;
-        let task = tokio::spawn(collect(socket));
-        Ok((Recording { task }, Arc::new(theirs)))
+        let (journal, awaited) = oneshot::channel();
+        let recording = Recording {
+            task: tokio::spawn(collect(socket, awaited)),
+            journal: Some(journal),
+        };
+        Ok((recording, Arc::new(theirs)))
+    }
+
+    /// The image is known: from now on, and soon, what is recorded outlives this process. Within a tokio runtime.
+    pub fn keep_journal(&mut self, images: &Images, image: &Image) {
+        let Some(sender) = self.journal.take() else {
+            return;
+        };
+        let (images, image) = (images.clone(), image.clone());
+        tokio::task::spawn_blocking(move || {
+            let begun = Journal::begin(&image, blobs(&images, &image));
+            let ended = match begun {
+                // One that comes too late for its recording has nothing to keep.
+                Ok(Some(journal)) => sender.send(journal).or_else(Journal::end),
+                Ok(None) => {
+                    return tracing::info!(image = %image.digest, "it is being recorded already: no journal");
+                }
+                Err(e) => Err(e),
+            };
+            if let Err(e) = ended {
+                tracing::warn!("the recording would be lost with this process: {e}");
+            }
+        });
     }
 
     /// Waits for its end, and writes it beside the image and, if wanted, to a file. Nothing is written of a run that read
@@ -79,19 +111,22 @@ impl Recording {
         image: &Image,
         file: Option<PathBuf>,
     ) -> Result<Option<Recorded>, Failure> {
-        let recorder = self.task.await;
-        let recorder = recorder.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
-        if recorder.is_empty() {
-            return Ok(None);
-        }
+        let recorded = self.task.await;
+        let (recorder, journal) = recorded.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
         let (images, image) = (images.clone(), image.clone());
         let written = tokio::task::spawn_blocking(move || {
-            let order = recorder.order(image.digest, blobs(&images, &image))?;
-            write(&image, &order, file)
+            let written = match recorder.is_empty() {
+                true => None,
+                false => {
+                    let order = recorder.order(image.digest, blobs(&images, &image))?;
+                    Some(write(&image, &order, file)?)
+                }
+            };
+            journal.map_or(Ok(()), Journal::end).map(|()| written)
         });
         let written = written.await;
         let written = written.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
-        written.map(Some).map_err(failure)
+        written.map_err(failure)
     }
 }
 
@@ -135,11 +170,25 @@ pub fn blobs(images: &Images, image: &Image) -> Vec<OrderedBlob> {
     blobs.collect()
 }
 
-async fn collect(socket: AsyncFd<OwnedFd>) -> Recorder {
+async fn collect(
+    socket: AsyncFd<OwnedFd>,
+    mut awaited: oneshot::Receiver<Journal>,
+) -> (Recorder, Option<Journal>) {
     let mut recorder = Recorder::default();
+    let mut journal = None;
+    let mut written = 0;
     loop {
-        let Ok(mut ready) = socket.readable().await else {
-            return recorder;
+        let mut ready = tokio::select! {
+            begun = &mut awaited, if !awaited.is_terminated() => {
+                journal = begun.ok();
+                follow(&mut journal, &recorder);
+                written = recorder.len();
+                continue;
+            }
+            ready = socket.readable() => match ready {
+                Ok(ready) => ready,
+                Err(_) => return (recorder, journal),
+            },
         };
         match packet::receive::<Access>(socket.get_ref().as_fd()) {
             Ok((access, _)) => {
@@ -152,13 +201,30 @@ async fn collect(socket: AsyncFd<OwnedFd>) -> Recorder {
                 recorder.lost(dropped.into());
                 recorder.access(&Digest::from(blob), offset, length.into());
             }
-            Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
-            Err(PacketError::Closed) => return recorder,
+            Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                ready.clear_ready();
+                follow(&mut journal, &recorder);
+                written = recorder.len();
+                continue;
+            }
+            Err(PacketError::Closed) => return (recorder, journal),
             Err(e) => {
                 tracing::warn!("the recording ends here: {e}");
-                return recorder;
+                return (recorder, journal);
             }
         }
+        if recorder.len() - written >= UNWRITTEN {
+            follow(&mut journal, &recorder);
+            written = recorder.len();
+        }
+    }
+}
+
+/// Writes to the journal what came since: some lines, into the page cache. One that cannot be written to is given up.
+fn follow(journal: &mut Option<Journal>, recorder: &Recorder) {
+    if let Some(Err(e)) = journal.as_mut().map(|it| it.follow(recorder)) {
+        tracing::warn!("what is recorded from now on would be lost with this process: {e}");
+        *journal = None;
     }
 }
 
@@ -183,7 +249,7 @@ mod tests {
                 packet::send(sender.as_fd(), &access, &[]).unwrap();
             }
         });
-        let recorder = recording.task.await.unwrap();
+        let (recorder, _) = recording.task.await.unwrap();
         sent.join().unwrap();
         let known = OrderedBlob {
             digest: blob,

@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 
 use super::{Node, Origin, Resources, Shown};
@@ -58,7 +59,7 @@ impl Provenance {
             snapshot: origin.directory.clone(),
             manifest: origin.manifest,
             images: images.collect(),
-            disk: FileIdentity::of(&File::from(disk.try_clone()?).metadata()?),
+            disk: FileIdentity::of(&File::from(disk.file.try_clone()?).metadata()?),
             network: resources.network.is_some(),
         }))
     }
@@ -95,9 +96,10 @@ impl Provenance {
     }
 
     /// Its disk, as its VMM has it open.
-    pub(super) fn disk(&self, vmm: ProcessRecord) -> Result<OwnedFd, Failure> {
+    pub(super) fn disk(&self, vmm: ProcessRecord) -> Result<Disk, Failure> {
         self.disk
             .opened_from(vmm.pid)
+            .and_then(Disk::of)
             .map_err(|e| Failure::system("cannot reopen the sandbox's disk", &e))
     }
 }

@@ -70,6 +70,7 @@ impl Making<'_> {
             tethered: spec.tethered,
         };
         spawn(
+            self.node,
             &self.program,
             &self.files,
             machine,
@@ -144,6 +145,7 @@ async fn boot_and_freeze(
     progress(Step::Booting);
     let machine = super::thaw::machine(recipe.shape, true);
     spawn(
+        node,
         &making.program,
         &making.files,
         machine,
@@ -212,6 +214,7 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
     let mut making = Making::begin(node, record, &trace)?;
     let machine = super::thaw::machine(recipe.shape, true);
     spawn(
+        node,
         &making.program,
         &making.files,
         machine,

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
+use thaw_pools::cgroup::{Cgroup, Unavailable};
+use thaw_pools::disk::Disk;
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm;
@@ -23,19 +25,16 @@ use super::again::{MADE_AGAIN, once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
-use super::sources::taken;
+use super::pools::{DISK_SIZE, claim};
 use super::{NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
 use crate::image::account::Counting;
-use crate::images;
+use crate::images::{self, Images};
 use crate::state::{Record, new_id};
 use crate::template::Progress as TemplateProgress;
 use crate::trace::Trace;
-
-/// Bytes of a sandbox's writable layer, as its guest sees it; on the host it costs what is written.
-const DISK_SIZE: u64 = 8 << 30;
 
 /// A sandbox being made. Dropped, all of it is removed.
 pub(super) struct Making<'a> {
@@ -49,16 +48,11 @@ pub(super) struct Making<'a> {
 }
 
 impl<'a> Making<'a> {
-    /// Its directory and cgroup: everything later is found from them.
+    /// Its directory: everything later is found from it.
     pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Failure> {
         let files = MachineFiles::open(&node.paths)?;
         let program = vmm::find()?;
-        let mut resources = Resources::new(node.run.create(&record)?);
-        let _stage = trace.stage("cgroup");
-        match node.sources.cgroups.claim(&record.id) {
-            Ok(claim) => resources.cgroup = Some(taken(&node.sources.cgroups, claim, trace)),
-            Err(reason) => tracing::info!("{reason}"),
-        }
+        let resources = Resources::new(node.run.create(&record)?, node.pools.clone());
         Ok(Making {
             node,
             trace,
@@ -81,11 +75,11 @@ impl<'a> Making<'a> {
             exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
         }
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
-        let ends = Ends::make(self.node.images.clone(), has_image_disk(&parts.images))?;
+        let ends = Ends::make(parts.supply.clone(), has_image_disk(&parts.images))?;
         let mut backends = Backends::default();
         ends.show(&exported, &mut backends);
         let writable = Backend::Disk { read_only: false };
-        backends.attach(DeviceId::Blk0, writable, &parts.disk);
+        backends.attach(DeviceId::Blk0, writable, &parts.disk.file);
         if let Some(network) = &parts.network {
             let mac = network.config.mac;
             backends.attach(DeviceId::Net, Backend::Tap { mac }, &network.tap);
@@ -107,6 +101,7 @@ impl<'a> Making<'a> {
         self.resources.disk = Some(parts.disk);
         self.resources.network = parts.network;
         self.resources.prefetch = parts.prefetch;
+        self.resources.supply = Some(parts.supply);
         self.resources.images = parts.images;
         // Written with the record, once it is ready: before, nobody adopts it.
         self.record.provenance = Provenance::of(&self.resources, self.origin.as_ref())
@@ -178,9 +173,11 @@ impl<'a> Making<'a> {
 /// What is made beside the machine.
 pub(super) struct Parts {
     pub images: Vec<Shown>,
-    pub disk: OwnedFd,
+    pub disk: Disk,
     pub network: Option<NetworkSlot>,
     pub prefetch: Option<Prefetch>,
+    /// What fetches for it.
+    pub supply: Images,
     /// Where the VMM tells what of the images is read.
     pub record: Option<Arc<OwnedFd>>,
 }
@@ -210,9 +207,10 @@ async fn make(
     building: TemplateProgress,
 ) -> Result<Sandbox, Failure> {
     let mut making = Making::begin(node, record(spec)?, trace)?;
+    let supply = node.images.counting_alone();
     let parts = async {
         let ((image, prefetch), disk, network) = tokio::try_join!(
-            image(node, spec, trace, progress),
+            image(&supply, spec, trace, progress),
             new_disk(node, trace),
             new_network(node, spec.network, trace),
         )?;
@@ -229,6 +227,7 @@ async fn make(
             disk,
             network,
             prefetch,
+            supply: supply.clone(),
             record: spec.record.clone(),
         })
     };
@@ -313,6 +312,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         owner: ProcessRecord::myself(),
         client: None,
         vmm: None,
+        cgroup: None,
         tethered: true,
         ready: false,
         vcpus: 1,
@@ -323,28 +323,38 @@ pub(super) fn new_record() -> Result<Record, Failure> {
 }
 
 async fn image(
-    node: &Node,
+    images: &Images,
     spec: &SandboxSpec,
     trace: &Trace,
     progress: Arc<dyn Progress>,
 ) -> Result<(Image, Option<Prefetch>), Failure> {
     let _stage = trace.stage("image");
     let counting = Counting::new(progress.clone());
-    let image = node
-        .images
+    let image = images
         .pull(&spec.image, spec.pull, spec.plain_http, counting.clone())
         .await?;
     trace.note("image", &counting.summary());
     trace.count("image_bytes", counting.fetched());
-    let prefetch = spec.prefetch.then(|| node.images.prefetch(&image, progress));
+    let prefetch = spec.prefetch.then(|| images.prefetch(&image, progress));
     Ok((image, prefetch.flatten()))
 }
 
-async fn new_disk(node: &Node, trace: &Trace) -> Result<OwnedFd, Failure> {
+/// None where this host has none to give: the sandbox then runs in its caller's.
+pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
+    let _stage = trace.stage("cgroup");
+    let unavailable = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
+    match claim(&node.pools, |p| &p.cgroups, (), unavailable, trace).await {
+        Ok(cgroup) => Some(cgroup),
+        Err(e) => {
+            tracing::info!("{}", e.what);
+            None
+        }
+    }
+}
+
+async fn new_disk(node: &Node, trace: &Trace) -> Result<Disk, Failure> {
     let _stage = trace.stage("disk");
-    let sources = node.sources.clone();
-    let claim = blocking(move || Ok(sources.disks.claim(&DISK_SIZE)?)).await?;
-    Ok(taken(&node.sources.disks, claim, trace).file)
+    claim(&node.pools, |p| &p.disks, DISK_SIZE, Failure::from, trace).await
 }
 
 pub(super) async fn new_network(
@@ -357,9 +367,9 @@ pub(super) async fn new_network(
         return Ok(None);
     }
     let unavailable = |e: thaw_pools::Error| Failure::new(ExitCode::NetworkUnavailable, e.to_string());
-    let sources = node.sources.clone();
-    let claim = blocking(move || sources.networks.claim(&()).map_err(unavailable)).await?;
-    Ok(Some(taken(&node.sources.networks, claim, trace)))
+    claim(&node.pools, |p| &p.networks, (), unavailable, trace)
+        .await
+        .map(Some)
 }
 
 /// Work that blocks, on a thread for it.

@@ -41,7 +41,7 @@ impl MachineFiles {
     }
 }
 
-fn open_kvm(path: &Path) -> Result<OwnedFd, Failure> {
+pub(super) fn open_kvm(path: &Path) -> Result<OwnedFd, Failure> {
     match OpenOptions::new().read(true).write(true).open(path) {
         Ok(kvm) => Ok(kvm.into()),
         Err(e) => {

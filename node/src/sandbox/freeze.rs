@@ -70,7 +70,7 @@ pub(super) fn pagemap(vmm: Option<ProcessRecord>) -> Result<OwnedFd, Failure> {
 
 impl Sandbox {
     fn disk(&self) -> Result<&OwnedFd, Failure> {
-        self.resources.disk.as_ref().ok_or_else(|| {
+        self.resources.disk.as_ref().map(|d| &d.file).ok_or_else(|| {
             let what = format!(
                 "sandbox {} cannot be frozen: its disk is an earlier thawd's, and could not be had",
                 self.record().id

@@ -3,12 +3,14 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use thaw_pools::cgroup::Cgroup;
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, Response, StartTimes};
 
+use super::create::new_cgroup;
 use super::files::MachineFiles;
-use super::{READY_LIMIT, Resources, with_console};
+use super::{Node, READY_LIMIT, Resources, with_console};
 use crate::control_client::{CallError, ControlClient};
 use crate::exit::{ExitCode, Failure};
 use crate::state::Record;
@@ -45,8 +47,9 @@ pub(super) async fn make(
     }
 }
 
-/// Makes a sandbox's machine, as its directory and record know it.
+/// Makes a sandbox's machine, as its directory and record know it, or takes one that is ready.
 pub(super) async fn spawn(
+    node: &Node,
     program: &Path,
     files: &MachineFiles,
     machine: MachineSpec,
@@ -54,6 +57,20 @@ pub(super) async fn spawn(
     record: &mut Record,
     trace: &Trace,
 ) -> Result<(), Failure> {
+    match node.shells.ready(&node.run, &node.pools, &machine) {
+        Ok(shell) => {
+            let _stage = trace.stage("spawn");
+            trace.note("spawn", "a thaw-vmm was waiting in its pool");
+            return shell.become_of(resources, record);
+        }
+        Err(reason) => {
+            let text = format!("no thaw-vmm was waiting ({reason}): one was started now");
+            trace.reason("no-shell", &text);
+        }
+    }
+    // Until it is in the record, its name says whose it is.
+    resources.cgroup = new_cgroup(node, trace).await;
+    record.cgroup = resources.cgroup.as_ref().map(|c| c.name().to_owned());
     let stage = trace.stage("spawn");
     let began = monotonic_ns();
     let place = Place {
@@ -65,11 +82,7 @@ pub(super) async fn spawn(
     let made = make(program, &place, files, machine, |process| {
         record.vmm = Some(process.record());
         directory.write(record)?;
-        if let Some(cgroup) = cgroup
-            && let Err(e) = cgroup.add(process.record().pid)
-        {
-            tracing::warn!("the VMM stays in the caller's cgroup: {e}");
-        }
+        enter_cgroup(cgroup.as_ref(), process);
         Ok(())
     });
     let (control, process) = made.await?;
@@ -80,6 +93,13 @@ pub(super) async fn spawn(
     trace.add_monotonic("vmm start", began, times.jailed);
     trace.add_monotonic("machine", times.jailed, times.created);
     Ok(())
+}
+
+/// Puts a VMM into its cgroup, if there is one for it.
+pub(super) fn enter_cgroup(cgroup: Option<&Cgroup>, process: &VmmProcess) {
+    if let Some(Err(e)) = cgroup.map(|c| c.add(process.record().pid)) {
+        tracing::warn!("the VMM stays in the caller's cgroup: {e}");
+    }
 }
 
 /// The moments of its start.

@@ -9,13 +9,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::{Cgroup, Hierarchy};
+use thaw_pools::disk::Disk;
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
-use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
+use thaw_protocol::control::{Command, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
 use thaw_rootfs::prefetch::{Ahead, Prefetch};
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::{Image, Lease};
@@ -44,16 +46,18 @@ mod disk;
 mod files;
 pub mod freeze;
 mod machine;
+mod pools;
+mod shells;
 mod snapshot;
-mod sources;
 mod thaw;
 
 pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
 pub use freeze::{FreezeOptions, Frozen};
 use machine::{describe, odd};
+pub use pools::Pools;
+pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
-pub use sources::Sources;
 
 /// How long a guest may take to ring, and the agent to take its identity.
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -150,7 +154,8 @@ pub struct Node {
     pub run: RunDirectory,
     pub images: Images,
     pub cgroups: Hierarchy,
-    pub sources: Arc<Sources>,
+    pub pools: Arc<Pools>,
+    pub shells: Arc<ShellPools>,
     pub templates: Templates,
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
@@ -176,13 +181,22 @@ impl Node {
         Ok(Node {
             templates: Templates::open(&paths, hold)?,
             snapshots: Snapshots::default(),
-            sources: Arc::new(Sources::new(&paths, cgroups.clone())),
+            pools: Arc::new(Pools::empty(&paths, cgroups.clone())),
+            shells: Arc::default(),
             paths,
             run,
             images,
             cgroups,
             test_templates,
         })
+    }
+
+    /// From now on what sandboxes need is made ahead, as the configuration says: for a process that makes many.
+    pub fn fill_pools(&mut self) -> Result<(), Failure> {
+        let config = &self.images.config.pools;
+        self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), config)?);
+        self.shells = Arc::new(ShellPools::new(config.shells, config.makers.get().into()));
+        Ok(())
     }
 }
 
@@ -199,16 +213,20 @@ struct Resources {
     leases: Vec<Lease>,
     /// What of its image is read ahead; stops with it.
     prefetch: Option<Prefetch>,
+    /// What fetches for it, and counts that. Not had of a sandbox that was adopted.
+    supply: Option<Images>,
     images: Vec<Shown>,
     /// The writable layer.
-    disk: Option<OwnedFd>,
+    disk: Option<Disk>,
     network: Option<NetworkSlot>,
     directory: SandboxDirectory,
+    /// Where its parts go when it has ended.
+    pools: Arc<Pools>,
     keep: bool,
 }
 
 impl Resources {
-    fn new(directory: SandboxDirectory) -> Resources {
+    fn new(directory: SandboxDirectory, pools: Arc<Pools>) -> Resources {
         Resources {
             control: None,
             vmm: None,
@@ -218,10 +236,12 @@ impl Resources {
             cgroup: None,
             leases: Vec::new(),
             prefetch: None,
+            supply: None,
             images: Vec::new(),
             disk: None,
             network: None,
             directory,
+            pools,
             keep: false,
         }
     }
@@ -263,13 +283,25 @@ impl Drop for Resources {
         self.control = None;
         if let Some(mut vmm) = self.vmm.take() {
             vmm.kill();
-            if let Err(e) = vmm.wait() {
-                tracing::warn!("cannot reap thaw-vmm: {e}");
+            match vmm.wait() {
+                // Ours to mend: its filters lack what it needs, or somebody got in.
+                Ok(Some(status)) if status.code() == Some(FORBIDDEN_CODE) => {
+                    let said = machine::log_tail(&self.directory.path().join(machine::LOG));
+                    tracing::error!("thaw-vmm ended itself: {}", said.join("; "));
+                }
+                Ok(_) => {}
+                Err(e) => tracing::warn!("cannot reap thaw-vmm: {e}"),
             }
         }
         self.pages = None;
         if let Some(cgroup) = self.cgroup.take() {
-            cgroup.destroy();
+            self.pools.cgroups.release(cgroup);
+        }
+        if let Some(network) = self.network.take() {
+            self.pools.networks.release(network);
+        }
+        if let Some(disk) = self.disk.take() {
+            self.pools.disks.release(disk);
         }
     }
 }
@@ -328,9 +360,9 @@ impl Sandbox {
             .vmm
             .and_then(VmmProcess::adopt)
             .ok_or_else(|| lost("its VMM has ended"))?;
-        let mut resources = Resources::new(directory);
+        let mut resources = Resources::new(directory, node.pools.clone());
         resources.vmm = Some(vmm);
-        resources.cgroup = Some(node.cgroups.adopt(&record.id));
+        resources.cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
         let control = ControlClient::connect(&resources.directory.control_socket())?;
         let has_disk = record.root == RootServing::Erofs;
         let ends = Ends::make(node.images.clone(), has_disk)?;
@@ -430,9 +462,22 @@ impl Sandbox {
             .map(drop)?)
     }
 
-    /// How far its image is read ahead, where it is.
-    pub fn read_ahead(&self) -> Option<Ahead> {
-        self.resources.prefetch.as_ref().map(Prefetch::status)
+    /// Notes what was fetched for it so far: `until` when, in words. Of an adopted sandbox nobody knows.
+    pub fn note_fetched(&self, trace: &Trace, until: &str) {
+        if let Some(supply) = &self.resources.supply {
+            let bytes = supply.filler().fetched();
+            trace.count("fetched_bytes", bytes);
+            trace.note("start", &format!("{} fetched until {until}", HumanBytes(bytes)));
+        }
+    }
+
+    /// Notes how far its image is read ahead, where it is.
+    pub fn note_read_ahead(&self, trace: &Trace) {
+        if let Some(Ahead { done, total, .. }) = self.resources.prefetch.as_ref().map(Prefetch::status) {
+            let text = format!("{} of {} read ahead", HumanBytes(done), HumanBytes(total));
+            trace.note("prefetch", &text);
+            trace.count("prefetched_bytes", done);
+        }
     }
 
     /// Its image, where it is still known.

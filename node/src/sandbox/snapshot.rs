@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::MemoryMode;
 
@@ -110,6 +111,7 @@ async fn make(
             spec.tethered,
         );
         spawn(
+            node,
             &making.program,
             &making.files,
             machine,
@@ -122,7 +124,6 @@ async fn make(
             "no-parked-vm",
             "no machine was parked with this snapshot in it: one was restored now",
         );
-        trace.reason("no-shell", "no thaw-vmm was waiting: one was started now");
         making.restore(registered.clone(), spec.memory_mode).await
     };
     let (parts, ()) = tokio::try_join!(parts, restored)?;
@@ -199,6 +200,7 @@ async fn parts(
                 Failure::new(ExitCode::SnapshotIncompatible, what)
             })?;
             disk::nameless_copy(frozen, &directory)
+                .and_then(Disk::of)
                 .map_err(|e| Failure::system(format!("cannot copy a disk into {}", directory.display()), &e))
         })
         .await
@@ -209,6 +211,7 @@ async fn parts(
         disk,
         network,
         prefetch: None,
+        supply: node.images.counting_alone(),
         record: None,
     })
 }

@@ -54,6 +54,7 @@ impl Making<'_> {
         };
         let machine = machine(shape, spec.tethered);
         let spawned = spawn(
+            node,
             &self.program,
             &self.files,
             machine,
@@ -66,7 +67,6 @@ impl Making<'_> {
             "no-parked-vm",
             "no machine was parked with this template in it: one was restored now",
         );
-        trace.reason("no-shell", "no thaw-vmm was waiting: one was started now");
         if template.built {
             trace.reason("template-built", "the template was built this time");
         }

@@ -50,7 +50,7 @@ impl Place {
         };
         fs::write(place.path("kernel"), pvh_kernel(code)).unwrap();
         fs::write(place.path("guest.erofs"), vec![0u8; 4096]).unwrap();
-        make_image(&place.path("image"));
+        make_image(&place.path("image"), "hello", b"hello\n");
         Some(place)
     }
 
@@ -179,22 +179,22 @@ pub fn processes(mark: &str) -> Vec<String> {
 /// Of any place: no other sandboxes are expected beside these tests, but for those of the pools' own.
 fn cgroups() -> Vec<String> {
     thaw_pools::cgroup::Hierarchy::detect()
-        .sandboxes()
+        .names()
         .into_iter()
         .filter(|id| !id.starts_with("test-"))
         .collect()
 }
 
 /// An OCI layout of one layer with one file.
-fn make_image(directory: &Path) {
+pub fn make_image(directory: &Path, name: &str, content: &[u8]) {
     let blobs = directory.join("blobs/sha256");
     fs::create_dir_all(&blobs).unwrap();
     let mut tar = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_ustar();
-    header.set_size(6);
+    header.set_size(content.len() as u64);
     header.set_mode(0o644);
     header.set_mtime(1);
-    tar.append_data(&mut header, "hello", &b"hello\n"[..]).unwrap();
+    tar.append_data(&mut header, name, content).unwrap();
     let layer = tar.into_inner().unwrap();
     let put = |bytes: &[u8]| {
         let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
@@ -203,7 +203,7 @@ fn make_image(directory: &Path) {
     };
     let (layer_digest, layer_size) = put(&layer);
     let config = serde_json::json!({
-        "architecture": "amd64", "os": "linux", "config": {"Cmd": ["/hello"]},
+        "architecture": "amd64", "os": "linux", "config": {"Cmd": [format!("/{name}")]},
         "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
     });
     let (config_digest, config_size) = put(config.to_string().as_bytes());
@@ -279,10 +279,15 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 
 /// The `id` → record table of the run directory.
 pub fn records(place: &Place) -> BTreeMap<String, serde_json::Value> {
-    names(&place.path("run/sandboxes"))
+    records_in(&place.path("run/sandboxes"))
+}
+
+/// The records of what is in a directory of sandboxes, or of spares.
+pub fn records_in(all: &Path) -> BTreeMap<String, serde_json::Value> {
+    names(all)
         .into_iter()
         .filter_map(|id| {
-            let text = fs::read(place.path("run/sandboxes").join(&id).join("record.json")).ok()?;
+            let text = fs::read(all.join(&id).join("record.json")).ok()?;
             Some((id, serde_json::from_slice(&text).ok()?))
         })
         .collect()

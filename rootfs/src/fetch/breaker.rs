@@ -164,6 +164,20 @@ pub struct Permit {
 }
 
 impl Permit {
+    /// It is answered, and a long body follows: a probe has told what it was sent for. What is returned tells the body's end.
+    pub fn answered(self) -> Permit {
+        if !self.probe {
+            return self;
+        }
+        let breaker = self.breaker.clone();
+        self.succeeded();
+        Permit {
+            breaker,
+            probe: false,
+            settled: false,
+        }
+    }
+
     pub fn succeeded(mut self) {
         self.settled = true;
         self.breaker.with(|machine| machine.succeeded(self.probe));
@@ -258,6 +272,24 @@ mod tests {
         drop(probe);
         waiting.await;
         assert!(matches!(breaker.admit(), Admission::Pass(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answered_probe_lets_others_pass_while_its_body_comes() {
+        let rules = Rules { failures: 1, ..RULES };
+        let breaker = Breaker::new(rules, Arc::default(), Arc::default());
+        let Admission::Pass(permit) = breaker.admit() else {
+            panic!("shut")
+        };
+        permit.failed();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let Admission::Pass(probe) = breaker.admit() else {
+            panic!("no probe")
+        };
+        let body = probe.answered();
+        assert!(matches!(breaker.admit(), Admission::Pass(_)));
+        body.failed();
+        assert!(matches!(breaker.admit(), Admission::Later(Some(_))));
     }
 
     #[derive(Clone, Copy, Debug)]

@@ -20,7 +20,7 @@ use crate::source::http::{Connection, Observer, Request, Unanswered, passing, re
 use crate::source::wire::{Failure, Wire, drain, same_origin};
 
 use super::answer::{Cut, Misfit, Terms, judge};
-use super::breaker::{Admission, Breaker};
+use super::breaker::{Admission, Breaker, Permit};
 use super::budget::Budget;
 use super::gate::Gate;
 use super::redirect::Redirects;
@@ -157,8 +157,9 @@ impl Endpoint {
         self.redirects.forget(blob);
     }
 
-    /// The whole blob, for one who compares its digest himself; once, and only if it is well.
-    pub async fn whole(&self, blob: Digest, size: u64, what: &str) -> Option<Response> {
+    /// The whole blob, for one who compares its digest himself; once, and only if it is well. What becomes of its body is
+    /// for the permit.
+    pub async fn whole(&self, blob: Digest, size: u64, what: &str) -> Option<(Response, Permit)> {
         let Place::Repository { base, query } = &self.place else {
             return None;
         };
@@ -182,8 +183,7 @@ impl Endpoint {
         };
         match response.status() {
             StatusCode::OK if response.content_length().is_none_or(|length| length == size) => {
-                permit.succeeded();
-                return Some(response);
+                return Some((response, permit.answered()));
             }
             status if status.is_client_error() && !passing(status) => {
                 permit.succeeded();

@@ -35,9 +35,11 @@ use crate::source::SourceOptions;
 use crate::source::archive::Archive;
 use crate::source::layout::Layout;
 
+pub(crate) use breaker::Permit;
 pub use config::{Config, Mirror, MirrorKind};
 pub(crate) use endpoint::Endpoint;
 pub use setup::Fetcher;
+pub(crate) use stats::EndpointStats;
 pub use stats::{EndpointCounts, Stats};
 
 /// Most bytes one read may want: bounds the memory it costs.

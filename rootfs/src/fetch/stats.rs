@@ -84,6 +84,11 @@ impl Stats {
 }
 
 impl EndpointStats {
+    /// What it sent was something else than what was asked for.
+    pub(crate) fn sent_wrong(&self) {
+        self.count(Count::Wrong);
+    }
+
     pub(crate) fn count(&self, what: Count) {
         let counter = match what {
             Count::Request => &self.requests,

@@ -16,7 +16,7 @@ use crate::fetch::{Check, Priority};
 use crate::span::{Run, SpanError};
 
 use super::blob::Blob;
-use super::{Inner, chunk, count, lock, plan};
+use super::{Asker, Inner, chunk, count, lock, plan};
 
 /// A span of a blob.
 pub type SpanKey = (Digest, usize);
@@ -74,13 +74,13 @@ impl Inner {
         self: &Arc<Self>,
         blob: &Arc<Blob>,
         mut wanted: Vec<usize>,
-        priority: Priority,
+        asker: &Asker,
         still: &(dyn Fn(Vec<usize>) -> Vec<usize> + Sync),
     ) -> Result<HashMap<usize, Arc<[u8]>>, Error> {
         let mut got = HashMap::new();
         for _ in 0..ATTEMPTS {
             let awaited;
-            (awaited, wanted) = self.take_off(blob, wanted, priority, still, &mut got);
+            (awaited, wanted) = self.take_off(blob, wanted, asker, still, &mut got);
             for flight in awaited {
                 match flight.outcome().await {
                     Ok(spans) => {
@@ -105,13 +105,14 @@ impl Inner {
         self: &Arc<Self>,
         blob: &Arc<Blob>,
         wanted: Vec<usize>,
-        priority: Priority,
+        asker: &Asker,
         still: &dyn Fn(Vec<usize>) -> Vec<usize>,
         got: &mut HashMap<usize, Arc<[u8]>>,
     ) -> (Vec<Arc<Flight>>, Vec<usize>) {
         let Some(content) = blob.content() else {
             return (Vec::new(), wanted);
         };
+        let priority = asker.priority;
         let mut flights = lock(&self.flights);
         // Under the lock: a flight is taken off the board only after it has set its bits.
         let wanted = still(wanted);
@@ -167,13 +168,13 @@ impl Inner {
                 spans: run.spans.clone(),
                 flight: flight.clone(),
             };
-            let (inner, blob) = (self.clone(), blob.clone());
+            let (inner, blob, asker) = (self.clone(), blob.clone(), asker.clone());
             tokio::spawn(async move {
                 let overtaken = landing.flight.overtaken.clone();
                 let outcome = tokio::select! {
                     biased;
                     () = overtaken.cancelled() => Err(Arc::new(Error::Cancelled)),
-                    outcome = inner.fly(blob, run, priority) => outcome.map(Arc::new).map_err(Arc::new),
+                    outcome = inner.fly(blob, run, &asker) => outcome.map(Arc::new).map_err(Arc::new),
                 };
                 // Off the board first: who looks next finds what it left, not a flight that is over.
                 drop(landing);
@@ -185,7 +186,8 @@ impl Inner {
     }
 
     /// Reads a run, expands it, and writes every chunk it yields whole.
-    async fn fly(self: &Arc<Self>, blob: Arc<Blob>, run: Run, priority: Priority) -> Result<Spans, Error> {
+    async fn fly(self: &Arc<Self>, blob: Arc<Blob>, run: Run, asker: &Asker) -> Result<Spans, Error> {
+        let priority = asker.priority;
         let memory = match priority {
             Priority::Demand => &self.memory,
             Priority::Prefetch => &self.prefetch_memory,
@@ -215,6 +217,7 @@ impl Inner {
             match read {
                 Ok(bytes) => {
                     count(&self.stats.stored_bytes, bytes.len() as u64);
+                    count(&asker.fetched, bytes.len() as u64);
                     let landed = lock(&slot).take();
                     return landed.unwrap_or_else(|| {
                         Err(Error::malformed(

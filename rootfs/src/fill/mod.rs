@@ -81,6 +81,18 @@ fn count(counter: &AtomicU64, by: u64) {
 #[derive(Clone)]
 pub struct Filler {
     inner: Arc<Inner>,
+    /// Bytes of stored ranges that were read for whom this one is.
+    fetched: Fetched,
+}
+
+/// Counts bytes of stored ranges.
+type Fetched = Arc<AtomicU64>;
+
+/// For whom a fill is.
+#[derive(Clone)]
+struct Asker {
+    priority: Priority,
+    fetched: Fetched,
 }
 
 struct Inner {
@@ -109,6 +121,28 @@ impl Filler {
                 memory: Semaphore::new(MEMORY_KIB as usize),
                 prefetch_memory: Semaphore::new(PREFETCH_KIB as usize),
             }),
+            fetched: Fetched::default(),
+        }
+    }
+
+    /// The same one, which counts what is read for its own fills alone: for one sandbox.
+    pub fn counting_alone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            fetched: Fetched::default(),
+        }
+    }
+
+    /// Bytes of stored ranges read for the fills of this one and its clones. What others were reading already when it was
+    /// wanted counts for them.
+    pub fn fetched(&self) -> u64 {
+        self.fetched.load(Ordering::Relaxed)
+    }
+
+    fn asker(&self, priority: Priority) -> Asker {
+        Asker {
+            priority,
+            fetched: self.fetched.clone(),
         }
     }
 
@@ -135,13 +169,14 @@ impl Filler {
         let chunks = blob.files.ready.chunks_of(offset, length);
         let mut at = chunks.start;
         let mut idle = true;
+        let asker = self.asker(priority);
         while at < chunks.end {
             let window = blob.missing(&mut at, chunks.end, WINDOW);
             if window.is_empty() {
                 break;
             }
             idle = false;
-            self.inner.fill_window(&blob, window, priority, false).await?;
+            self.inner.fill_window(&blob, window, &asker, false).await?;
         }
         if idle {
             count(&stats.ready, 1);
@@ -166,7 +201,7 @@ impl Filler {
             let within = |chunk: &&u64| **chunk < blob.files.ready.chunk_count();
             let window: Vec<u64> = window.iter().filter(within).copied().collect();
             self.inner
-                .fill_window(&blob, window, Priority::Demand, true)
+                .fill_window(&blob, window, &self.asker(Priority::Demand), true)
                 .await?;
         }
         Ok(())
@@ -179,7 +214,7 @@ impl Inner {
         self: &Arc<Self>,
         blob: &Arc<Blob>,
         mut chunks: Vec<u64>,
-        priority: Priority,
+        asker: &Asker,
         again: bool,
     ) -> Result<(), Error> {
         if !again {
@@ -205,7 +240,7 @@ impl Inner {
                     true => spans,
                     false => assembly.still_wanted(&spans),
                 };
-                self.gather(blob, batch.to_vec(), priority, &still).await?
+                self.gather(blob, batch.to_vec(), asker, &still).await?
             };
             if !again && assembly.is_ready() {
                 return Ok(());
@@ -236,6 +271,7 @@ impl Inner {
             plain_http: self.options.source.plain_http,
             credentials: self.options.source.credentials.clone(),
             retry: self.options.source.retry,
+            fetcher: Some(self.options.fetcher.clone()),
             ..PullOptions::default()
         };
         for chunk in chunks {

@@ -13,7 +13,7 @@ pub mod kept;
 mod rfc3339;
 pub mod soci;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::ops::Range;
 

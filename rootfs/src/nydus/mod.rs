@@ -162,4 +162,4 @@ fn extract(layer: &[u8]) -> io::Result<Option<Vec<u8>>> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

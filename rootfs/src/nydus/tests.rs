@@ -43,7 +43,8 @@ const INODES: usize = 12288;
 const CHUNK_SIZE: u32 = 4096;
 
 /// An image of `file`, whose two chunks stand in the wrong order in the blob, one of them compressed.
-fn image() -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+/// Bootstrap, blob, and what the file has.
+pub fn image() -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     let content: Vec<u8> = (0..6000u32).map(|at| (at / 7) as u8).collect();
     let (first, second) = content.split_at(4096);
     let packed = zstd::bulk::compress(first, 3).unwrap();
@@ -247,17 +248,20 @@ proptest! {
     }
 }
 
+/// A layer that is a bootstrap, if that is its name.
+pub fn layer_of(name: &str, bootstrap: &[u8]) -> Vec<u8> {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(bootstrap.len() as u64);
+    header.set_mode(0o644);
+    let mut tar = tar::Builder::new(Vec::new());
+    tar.append_data(&mut header, name, bootstrap).unwrap();
+    tar.into_inner().unwrap()
+}
+
 #[test]
 fn a_layer_holds_its_bootstrap() {
     let (bytes, stored, _) = image();
-    let tar = |name: &str| {
-        let mut header = tar::Header::new_ustar();
-        header.set_size(bytes.len() as u64);
-        header.set_mode(0o644);
-        let mut tar = tar::Builder::new(Vec::new());
-        tar.append_data(&mut header, name, &bytes[..]).unwrap();
-        tar.into_inner().unwrap()
-    };
+    let tar = |name: &str| layer_of(name, &bytes);
     assert_eq!(extract(&tar("image/image.boot")).unwrap().as_ref(), Some(&bytes));
     assert_eq!(extract(&tar("image/else")).unwrap(), None);
     let packed = zstd::encode_all(&tar("image/image.boot")[..], 1).unwrap();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 use crate::store::Image;
 
+use super::journal;
 use super::order::{LoadOrder, MAX_DOCUMENT};
 
 /// Of a run on this node; the other is written with the image.
@@ -25,9 +26,15 @@ fn path(image: &Image) -> PathBuf {
     image.metadata.with_file_name(RECORDED)
 }
 
+/// Whether one was recorded on this node.
+pub(super) fn is_recorded(image: &Image) -> bool {
+    read(&path(image)).is_some()
+}
+
 /// The load order to start an image with: the one recorded on this node, else the one it came with. One that is damaged
-/// counts as absent.
+/// counts as absent. What a recording that was killed has left is made use of first.
 pub fn find(image: &Image) -> Option<(LoadOrder, Provenance)> {
+    journal::recover(image);
     let recorded = read(&path(image)).map(|order| (order, Provenance::Recorded));
     recorded.or_else(|| {
         let shipped = image.load_order().ok().flatten()?;

@@ -5,10 +5,12 @@
 
 mod ahead;
 mod beside;
+mod journal;
 mod order;
 mod record;
 
 pub use ahead::{Ahead, Prefetch, Wanted, wanted};
 pub use beside::{Provenance, find, keep, write};
+pub use journal::Journal;
 pub use order::{LoadOrder, MAX_DOCUMENT, OrderedBlob, Run};
 pub use record::Recorder;

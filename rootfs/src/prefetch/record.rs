@@ -61,6 +61,19 @@ impl Recorder {
         self.dropped = self.dropped.saturating_add(accesses);
     }
 
+    /// Blob and chunk of each first read, in order, the first `from` left out.
+    pub(super) fn reads(&self, from: usize) -> impl Iterator<Item = (&Digest, u64)> {
+        let reads = self.chunks.get(from..).unwrap_or_default();
+        reads
+            .iter()
+            .map(|(place, chunk)| (&self.blobs[*place].digest, *chunk))
+    }
+
+    /// First reads so far.
+    pub fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
     /// Whether nothing has been read.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()

@@ -383,8 +383,8 @@ impl Source for Archive {
         ))
     }
 
-    async fn open(&self, layer: &LayerSource) -> Result<LayerBody, Error> {
+    async fn open(&self, layer: &LayerSource, _place: usize) -> Result<LayerBody, Error> {
         let member = layer.member.as_deref().unwrap_or_default();
-        Ok(LayerBody::local(self.find(member)?))
+        Ok(LayerBody::local(self.find(member)?, &self.path))
     }
 }

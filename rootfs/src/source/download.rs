@@ -5,6 +5,7 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use reqwest::header::CONTENT_RANGE;
 use reqwest::{Response, StatusCode, Url};
@@ -15,7 +16,7 @@ use tokio::time::{Duration, Instant, timeout};
 
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::fetch::Endpoint;
+use crate::fetch::{Endpoint, Permit};
 
 use super::http::{Connection, Request};
 use super::wire::Failure;
@@ -43,8 +44,49 @@ pub struct Download {
     pub foreign: bool,
     pub size: Option<u64>,
     pub received: u64,
-    /// The mirror that sends it, until it breaks off; what it should be, and what has come.
-    pub mirrored: Option<(Arc<Endpoint>, Digest, Sha256)>,
+    /// The mirror that sends it, or its beginning.
+    pub mirrored: Option<Mirrored>,
+}
+
+/// A layer a mirror sends. If it breaks off the registry goes on, and the whole is judged all the same: the registry is
+/// believed, so that the mirror is to blame.
+pub struct Mirrored {
+    endpoint: Arc<Endpoint>,
+    digest: Digest,
+    hash: Sha256,
+    /// Until it breaks off.
+    permit: Option<Permit>,
+    /// Whether all of it has come, and is not the layer.
+    pub wrong: Arc<AtomicBool>,
+}
+
+impl Mirrored {
+    /// As messages name it.
+    pub fn name(&self) -> &str {
+        &self.endpoint.connection.registry
+    }
+
+    fn received(&mut self, bytes: &[u8]) {
+        self.hash.update(bytes);
+        if self.permit.is_some() {
+            self.endpoint.count(bytes.len() as u64);
+        }
+    }
+
+    fn broke_off(&mut self) {
+        self.permit.take().into_iter().for_each(Permit::failed);
+    }
+
+    /// All has come: whoever reads it will refuse what is not the layer, and finds out here whose fault it was.
+    fn judge(mut self) {
+        if Digest::from(<[u8; 32]>::from(self.hash.finalize())) == self.digest {
+            self.permit.take().into_iter().for_each(Permit::succeeded);
+            return;
+        }
+        self.permit.take().into_iter().for_each(Permit::failed);
+        self.endpoint.sent_wrong(self.digest);
+        self.wrong.store(true, Ordering::Release);
+    }
 }
 
 impl Download {
@@ -57,24 +99,31 @@ impl Download {
         self.connection.get(&request).await
     }
 
-    /// The layer from the first mirror that has it. If that breaks off, the registry goes on.
-    pub async fn mirror(&mut self, mirrors: &[Arc<Endpoint>], digest: Digest, size: u64) -> Option<Response> {
-        for mirror in mirrors {
-            if let Some(response) = mirror.whole(digest, size, &self.what).await {
-                self.mirrored = Some((mirror.clone(), digest, Sha256::new()));
-                return Some(response);
+    /// The layer from the first of the mirrors, those before `from` passed over, that has it. Which one that is.
+    pub async fn mirror(
+        &mut self,
+        mirrors: &[Arc<Endpoint>],
+        from: usize,
+        digest: Digest,
+        size: u64,
+    ) -> Option<(usize, Response)> {
+        for (at, mirror) in mirrors.iter().enumerate().skip(from) {
+            if let Some((response, permit)) = mirror.whole(digest, size, &self.what).await {
+                self.mirrored = Some(Mirrored {
+                    endpoint: mirror.clone(),
+                    digest,
+                    hash: Sha256::new(),
+                    permit: Some(permit),
+                    wrong: Arc::default(),
+                });
+                return Some((at, response));
             }
         }
         None
     }
 
-    /// All has come. What a mirror sent and is not the layer, the reader will refuse; that mirror is not asked again soon.
     fn judge_mirror(&mut self) {
-        if let Some((mirror, digest, hash)) = self.mirrored.take()
-            && Digest::from(<[u8; 32]>::from(hash.finalize())) != digest
-        {
-            mirror.sent_wrong(digest);
-        }
+        self.mirrored.take().into_iter().for_each(Mirrored::judge);
     }
 
     /// A foreign layer is fetched from the addresses its descriptor gives.
@@ -130,7 +179,7 @@ impl Download {
                 .as_ref()
                 .map_or_else(|| "the body ended early".to_owned(), |it| it.reason.clone());
             tracing::debug!(what = self.what, self.received, expected, reason, "resuming");
-            self.mirrored = None;
+            self.mirrored.iter_mut().for_each(Mirrored::broke_off);
             response = self.request().await?;
             skip = self.overlap(&response)?;
         }
@@ -187,16 +236,17 @@ impl Download {
                     skip -= unwanted as u64;
                     let bytes = bytes.split_off(unwanted);
                     self.received += bytes.len() as u64;
-                    if let Some((mirror, _, hash)) = &mut self.mirrored {
-                        hash.update(&bytes);
-                        mirror.count(bytes.len() as u64);
+                    self.mirrored.iter_mut().for_each(|it| it.received(&bytes));
+                    let too_long = self.size.is_some_and(|size| self.received > size);
+                    if too_long {
+                        // Before the reader sees it, who will say so.
+                        self.judge_mirror();
                     }
                     sender
                         .send(Piece::Bytes(bytes))
                         .await
                         .map_err(|_| Error::Cancelled)?;
-                    if self.size.is_some_and(|size| self.received > size) {
-                        // Too long already: the reader will say so.
+                    if too_long {
                         return Ok(None);
                     }
                 }

@@ -197,9 +197,8 @@ impl Source for Layout {
         self.document("config", descriptor, MAX_CONFIG)
     }
 
-    async fn open(&self, layer: &LayerSource) -> Result<LayerBody, Error> {
-        Ok(LayerBody::local(
-            self.open_blob("layer", &layer.digest.unwrap_or(layer.diff_id))?,
-        ))
+    async fn open(&self, layer: &LayerSource, _place: usize) -> Result<LayerBody, Error> {
+        let blob = self.open_blob("layer", &layer.digest.unwrap_or(layer.diff_id))?;
+        Ok(LayerBody::local(blob, &self.directory))
     }
 }

@@ -13,13 +13,14 @@ use tokio::sync::mpsc;
 
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::fetch::Endpoint;
+use crate::fetch::{Endpoint, EndpointStats};
 use crate::progress::Progress;
 use crate::reference::{DEFAULT_REGISTRY, RegistryRef};
 
 use super::download::{Body, CHANNEL, Download, Piece};
 use super::http::{Connection, Party, Request, Unobserved};
 use super::manifest::{DOCKER_LIST, DOCKER_MANIFEST, MAX_CONFIG, MAX_MANIFEST, OCI_INDEX, OCI_MANIFEST};
+use super::turns::{Rank, Sender};
 use super::wire::{Failure, client, patient_client};
 use super::{Descriptor, LayerBody, LayerSource, Root, Source, SourceOptions, verify};
 
@@ -33,6 +34,8 @@ pub struct Registry {
     pub base: String,
     /// Asked for whole layers first.
     mirrors: Vec<Arc<Endpoint>>,
+    /// Its own counters.
+    stats: Option<Arc<EndpointStats>>,
 }
 
 impl Registry {
@@ -44,6 +47,7 @@ impl Registry {
         let mut registry = Self::connect(reference, options, false, progress.clone()).await?;
         if let Some(fetcher) = &options.fetcher {
             registry.mirrors = fetcher.mirrors(&registry.reference, options, progress).await?;
+            registry.stats = Some(fetcher.stats().endpoint(&registry.reference.registry));
         }
         Ok(registry)
     }
@@ -84,6 +88,7 @@ impl Registry {
             reference,
             base,
             mirrors: Vec::new(),
+            stats: None,
         })
     }
 
@@ -209,7 +214,7 @@ impl Source for Registry {
         )
     }
 
-    async fn open(&self, layer: &LayerSource) -> Result<LayerBody, Error> {
+    async fn open(&self, layer: &LayerSource, place: usize) -> Result<LayerBody, Error> {
         let what = layer.name();
         let own = format!("{}/blobs/{}", self.base, layer.digest.unwrap_or(layer.diff_id));
         let mut download = Download {
@@ -223,11 +228,22 @@ impl Source for Registry {
         };
         let stored = layer.digest.zip(layer.size);
         let response = match stored {
-            Some((digest, size)) => download.mirror(&self.mirrors, digest, size).await,
+            Some((digest, size)) => download.mirror(&self.mirrors, place, digest, size).await,
             None => None,
         };
+        let rank = match (&response, &download.mirrored) {
+            (Some((at, _)), Some(mirrored)) => Rank::Mirror {
+                next: at + 1,
+                wrong: mirrored.wrong.clone(),
+            },
+            _ => Rank::Last(self.stats.clone()),
+        };
+        let name = match &download.mirrored {
+            Some(mirrored) => mirrored.name().to_owned(),
+            None => self.connection.registry.clone(),
+        };
         let response = match response {
-            Some(response) => Ok(response),
+            Some((_, response)) => Ok(response),
             None => download.request().await,
         };
         let response = match response {
@@ -255,6 +271,7 @@ impl Source for Registry {
         Ok(LayerBody {
             reader: Box::new(body),
             transfer: Some(transfer),
+            sender: Sender { name, rank },
         })
     }
 }

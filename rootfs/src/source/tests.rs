@@ -309,7 +309,7 @@ async fn a_layer_saved_as_a_link_is_followed_and_circles_are_not() {
     let resolved = resolve(&*source, &Platform::linux_amd64()).await.unwrap();
     let mut read = Vec::new();
     source
-        .open(&resolved.layers[1])
+        .open(&resolved.layers[1], 0)
         .await
         .unwrap()
         .reader
@@ -320,7 +320,7 @@ async fn a_layer_saved_as_a_link_is_followed_and_circles_are_not() {
         member: Some("c/layer.tar".into()),
         ..resolved.layers[1].clone()
     };
-    assert!(source.open(&circle).await.is_err());
+    assert!(source.open(&circle, 0).await.is_err());
 }
 
 #[tokio::test]

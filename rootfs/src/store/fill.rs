@@ -2,6 +2,7 @@
 //! What [`crate::fill`] works with, for layers that need not be unpacked for it.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::fetch::StoredBlob;
 use crate::index::kept::{self, INDEX, Kept, KeptError};
 use crate::progress::{Event, Progress};
 use crate::reference::ImageRef;
-use crate::source::{self, LayerBody};
+use crate::source::{self, LayerSource, Turns};
 
 use super::form::{Form, Origin};
 use super::layer::{self, Job};
@@ -126,8 +127,23 @@ impl Store {
                 advice: "remove the image and pull it again".into(),
             });
         };
-        let LayerBody { reader: body, .. } = source.open(&layer).await?;
-        let store = self.clone();
+        let mut turns = Turns::new(&*source, &layer);
+        loop {
+            let body = turns.open().await?.reader;
+            match self.unpack_again(&layer, body, progress.clone()).await {
+                Err(error) => turns.failed(error)?,
+                Ok(()) => return Ok(()),
+            };
+        }
+    }
+
+    async fn unpack_again(
+        &self,
+        layer: &LayerSource,
+        body: Box<dyn Read + Send>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<(), Error> {
+        let (store, layer, diff_id) = (self.clone(), layer.clone(), layer.diff_id);
         blocking(move || {
             let path = store.layer_directory(&diff_id);
             let mut writer = BlobWriter::refill(

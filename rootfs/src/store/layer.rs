@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use crate::blob::{BlobWriter, BootId};
+use crate::blob::{BlobError, BlobWriter, BootId};
 use crate::compression::{self, Indexing};
 use crate::digest::Digest;
 use crate::error::{Error, is_full};
@@ -131,6 +131,7 @@ fn go(
     }
     let received = match result {
         Err(Failure::Sink(error)) => return Err(error),
+        // That it is another layer explains better why the sink does not know it.
         _ => stored.check(&layer)?,
     };
     let Stream {
@@ -226,7 +227,13 @@ fn unpack_stream(
         &Limits::default(),
     );
     if let Some(error) = sink.failed {
-        return Err(Failure::Sink(Error::io(path, error)));
+        let unknown = error.get_ref().is_some_and(|it| it.is::<BlobError>());
+        let error = Error::io(path, error);
+        return Err(if unknown {
+            Failure::Unknown(error)
+        } else {
+            Failure::Sink(error)
+        });
     }
     let unpacked = unpacked.map_err(Failure::Layer)?;
     io::copy(&mut tar, &mut io::sink()).map_err(Failure::Stream)?;
@@ -246,6 +253,8 @@ fn unpack_stream(
 enum Failure {
     /// The local file could not be written.
     Sink(Error),
+    /// The sink knows other bytes of this layer.
+    Unknown(Error),
     /// The compressed stream makes no sense.
     Stream(io::Error),
     /// The tar makes no sense, or is refused.
@@ -255,7 +264,7 @@ enum Failure {
 impl Failure {
     fn explain(self, layer: &LayerSource) -> Error {
         match self {
-            Self::Sink(error) => error,
+            Self::Sink(error) | Self::Unknown(error) => error,
             Self::Stream(error) => Error::malformed(layer.name(), error),
             Self::Layer(source) => Error::layer(layer.diff_id, source),
         }

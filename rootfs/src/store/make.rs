@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
@@ -14,7 +15,7 @@ use crate::fetch::StoredBlob;
 use crate::index::kept::{self, INDEX, Kept};
 use crate::index::{Content, LayerIndex};
 use crate::progress::{Event, Progress};
-use crate::source::{LayerSource, Source};
+use crate::source::{LayerSource, Source, Turns};
 use crate::span::SpanDigest;
 use crate::tree::LayerTree;
 
@@ -134,16 +135,40 @@ impl Store {
         making.finish()
     }
 
-    /// Streams a layer into its directory, unless somebody has meanwhile.
+    /// Streams a layer into its directory, unless somebody has meanwhile; from the next place that has it, when what came
+    /// was something else.
     pub(super) async fn stream_layer(
         &self,
         source: &dyn Source,
-        layer: LayerSource,
+        layer: &LayerSource,
         making: Arc<Lock>,
         progress: Arc<dyn Progress>,
         cancelled: &CancellationToken,
     ) -> Result<(), Error> {
-        let (store, diff_id) = (self.clone(), layer.diff_id);
+        let mut turns = Turns::new(source, layer);
+        loop {
+            let streamed = self.stream_once(&mut turns, layer, making.clone(), progress.clone(), cancelled);
+            let Err(error) = streamed.await else {
+                return Ok(());
+            };
+            let registry = turns.failed(error)?;
+            progress.event(Event::Retrying {
+                registry,
+                wait: Duration::ZERO,
+                reason: format!("what it sent is not {}; another is asked", layer.name()),
+            });
+        }
+    }
+
+    async fn stream_once(
+        &self,
+        turns: &mut Turns<'_>,
+        layer: &LayerSource,
+        making: Arc<Lock>,
+        progress: Arc<dyn Progress>,
+        cancelled: &CancellationToken,
+    ) -> Result<(), Error> {
+        let (store, diff_id, layer) = (self.clone(), layer.diff_id, layer.clone());
         if cancelled.is_cancelled() {
             return Err(Error::Cancelled);
         }
@@ -157,12 +182,12 @@ impl Store {
             layer: diff_id,
             total: layer.size,
         });
-        let source = tokio::select! {
+        let body = tokio::select! {
             biased;
             () = cancelled.cancelled() => Err(Error::Cancelled),
-            source = source.open(&layer) => source,
+            body = turns.open() => body,
         }?;
-        let (body, transfer) = (source.reader, AbortOnDrop(source.transfer));
+        let (body, transfer) = (body.reader, AbortOnDrop(body.transfer));
         let (boot, stop) = (self.boot, cancelled.clone());
         let unpacking = blocking(move || {
             layer::unpack_into(

@@ -22,6 +22,10 @@ use super::{Form, Store, layer};
 pub struct ImageUsage {
     pub digest: Digest,
     pub reference: String,
+    /// See [`Inspection::pinned`].
+    pub pinned: bool,
+    /// Its layers, or data blobs.
+    pub layers: usize,
     /// Bytes of file data a guest sees, holes included.
     pub logical: u64,
     /// Bytes on the disk: metadata, indexes and what is stored of its layers.
@@ -71,6 +75,9 @@ pub struct Inspection {
     /// Bytes of the EROFS metadata.
     pub metadata: u64,
     pub leased: bool,
+    /// Put together of the lowest layers of what the reference names, for somebody who removes it himself
+    /// ([`Store::assemble`]): no image anybody asked for.
+    pub pinned: bool,
     /// Bottom first.
     pub layers: Vec<LayerInspection>,
 }
@@ -121,6 +128,8 @@ impl Store {
             let mut line = ImageUsage {
                 digest: image.digest,
                 reference: image.record.reference.clone(),
+                pinned: image.record.pinned,
+                layers: image.record.layers.len(),
                 logical: 0,
                 stored: directory_bytes(&self.image_directory(&image.digest))?,
                 shared: 0,
@@ -169,6 +178,7 @@ impl Store {
             reference: image.record.reference,
             metadata: image.record.metadata_length,
             leased: image.leased,
+            pinned: image.record.pinned,
             layers,
         })
     }

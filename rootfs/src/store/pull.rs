@@ -393,7 +393,7 @@ impl Store {
             }
         }
         let (progress, making) = (pulling.progress.clone(), pulling.making.clone());
-        self.stream_layer(pulling.source, layer.clone(), making, progress, cancelled)
+        self.stream_layer(pulling.source, &layer, making, progress, cancelled)
             .await?;
         Ok(record(Form::Tar, diff_id))
     }

@@ -1,6 +1,8 @@
 mod disk;
+mod forms;
 mod lazy;
 mod local;
+mod mirrors;
 mod registry;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +17,20 @@ use crate::source::fixture::{self, Blobs, Layer, TAR, TAR_GZIP, TAR_ZSTD};
 use crate::source::{Credentials, Platform, Retry};
 
 use super::*;
+
+impl Image {
+    /// One of which nothing is there but its directory.
+    pub(crate) fn bare(directory: &Path) -> Self {
+        Self {
+            digest: Digest::of(b"image"),
+            reference: "oci:/x".into(),
+            config: serde_json::from_slice(&Blobs::config("amd64", &[])).unwrap(),
+            metadata: directory.join(record::METADATA),
+            blobs: Vec::new(),
+            directory: directory.into(),
+        }
+    }
+}
 
 /// Remembers what it was told.
 #[derive(Default)]

@@ -101,6 +101,9 @@ pub fn run(command: &mut Command) -> Outcome {
     finish(command.spawn().unwrap(), "")
 }
 
+/// What a VMM's log says when it ends because of a call that its filters forbid (docs/jail.md).
+pub(crate) const FORBIDDEN_CALL: &str = "thaw-vmm: forbidden system call";
+
 /// `thaw`'s exit code when the guest ended by itself (docs/exit-codes.md).
 const GUEST_ENDED: i32 = 88;
 
@@ -126,6 +129,8 @@ pub fn finish(mut child: Child, input: &str) -> Outcome {
     }
     let text = |h: Option<std::thread::JoinHandle<String>>| h.map(|h| h.join().unwrap()).unwrap_or_default();
     let (stdout, stderr) = (text(stdout), text(stderr));
+    // The VMM's log, shown with the failure: its filters lack a call it makes.
+    assert!(!stderr.contains(FORBIDDEN_CALL), "{stderr}");
     let status =
         ended.unwrap_or_else(|_| panic!("no end within {PATIENCE:?}: stdout {stdout:?}, stderr {stderr:?}"));
     Outcome {

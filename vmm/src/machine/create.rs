@@ -12,10 +12,11 @@ use crate::arch::x86_64::registers;
 use crate::bus::Bus;
 use crate::console::Console;
 use crate::events::EventSink;
+use crate::jail::{self, syscalls::Thread};
 use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, TSS_ADDRESS, memslot};
 use crate::vcpu::VcpuThreads;
 use crate::virtio::{Inventory, Windows};
-use crate::{jail, memory, snapshot};
+use crate::{memory, snapshot};
 
 /// Makes a machine of `spec`. `fds`: /dev/kvm.
 pub fn create(version: u32, spec: &MachineSpec, fds: Vec<OwnedFd>, events: &EventSink) -> Outcome<Created> {
@@ -66,6 +67,7 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
     let bus = Arc::new(Bus { console, inventory });
     let vcpus = VcpuThreads::spawn(vcpus, &bus, events).map_err(system("starting vCPU threads"))?;
     snapshot::warm_up();
+    jail::confine(Thread::Control);
     let body = Body {
         bus,
         vm,

@@ -9,6 +9,7 @@ use super::faults;
 use super::gate::{Gate, Turn, Wanted};
 use crate::bus::Bus;
 use crate::events::EventSink;
+use crate::jail::{self, syscalls::Thread};
 
 /// What a vCPU's thread works with.
 pub struct Worker {
@@ -24,6 +25,7 @@ pub struct Worker {
 impl Worker {
     /// The thread's whole life.
     pub fn work(self) {
+        jail::confine(Thread::Vcpu);
         self.kicker.bind_current_thread();
         let mut before = faults::of_this_thread();
         loop {

@@ -16,6 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::device::{DeviceError, VirtioDevice};
 use super::gate::Gate;
 use super::interrupt::Interrupt;
+use crate::jail::{self, syscalls::Thread};
 
 /// Ready descriptors taken from the kernel at once.
 const BATCH: usize = 32;
@@ -184,7 +185,10 @@ impl EventLoop {
         let exit = self.exit.clone();
         let thread = thread::Builder::new().name("devices".into()).spawn({
             let gate = gate.clone();
-            move || self.run(&gate)
+            move || {
+                jail::confine(Thread::Devices);
+                self.run(&gate)
+            }
         })?;
         Ok(Running {
             exit,

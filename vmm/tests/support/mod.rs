@@ -50,6 +50,28 @@ impl Vmm {
         })
     }
 
+    /// As [`Self::spawn_logging`], where no namespace can be made, and no capability is had.
+    pub fn spawn_without_namespaces(binary: &std::path::Path, id: u32) -> Vmm {
+        use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+        let refuse = SeccompAction::Errno(libc::EPERM as u32);
+        let rules = [(libc::SYS_unshare, vec![])].into();
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, TargetArch::x86_64).unwrap();
+        let program: BpfProgram = filter.try_into().unwrap();
+        Self::spawn_as(binary, |command| {
+            command
+                .uid(id)
+                .gid(id)
+                .env("THAW_LOG", "info")
+                .stderr(Stdio::piped());
+            // SAFETY: two system calls, on a program that was compiled before.
+            unsafe {
+                command.pre_exec(move || {
+                    seccompiler::apply_filter(&program).map_err(|_| std::io::Error::last_os_error())
+                });
+            }
+        })
+    }
+
     fn spawn_as(binary: &std::path::Path, configure: impl FnOnce(&mut std::process::Command)) -> Vmm {
         let name = format!(
             "thaw-vmm-test-{}-{}",
@@ -126,6 +148,15 @@ impl Vmm {
 
 impl Drop for Vmm {
     fn drop(&mut self) {
+        if !std::thread::panicking()
+            && let Ok(Some(status)) = self.child.try_wait()
+        {
+            assert_ne!(
+                status.code(),
+                Some(FORBIDDEN_CODE),
+                "its filters lack a call it makes"
+            );
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -40,7 +40,11 @@ pub enum ImageCommand {
         plain_http: bool,
     },
     /// List the images in the store: their form, and how much of each is there
-    Ls,
+    Ls {
+        /// Also those put together for containerd's snapshots: of the lowest layers of an image, they go with the snapshot
+        #[arg(long)]
+        all: bool,
+    },
     /// Show how an image stands, layer by layer
     Inspect {
         /// The image: reference, digest, or the beginning of a digest
@@ -180,7 +184,7 @@ pub(super) async fn image(command: &ImageCommand, ui: &Ui, json: bool) -> Result
                 full,
                 plain_http,
             } => pull(&images, image, *full, *plain_http, ui, json).await,
-            ImageCommand::Ls => show::list(&images, json),
+            ImageCommand::Ls { all } => show::list(&images, *all, json),
             ImageCommand::Inspect { image } => show::inspect(&images, image, json),
             ImageCommand::Du => show::du(&images, json),
             ImageCommand::Prune {

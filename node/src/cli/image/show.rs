@@ -76,10 +76,23 @@ fn forms(inspection: &Inspection) -> String {
     format!("lazy: {}", names.join(", "))
 }
 
-pub(super) fn list(images: &Images, json: bool) -> Result<(), Failure> {
+/// What an image is called: of one that was put together for a snapshot, what it is a part of.
+fn called(reference: &str, pinned: bool, layers: usize) -> String {
+    match (pinned, layers) {
+        (false, _) => reference.to_owned(),
+        (true, 1) => format!("{reference} (its lowest layer, for a snapshot)"),
+        (true, layers) => format!("{reference} (its lowest {layers} layers, for a snapshot)"),
+    }
+}
+
+/// The images in the store; those put together for snapshots, which nobody asked for, only with `all`.
+pub(super) fn list(images: &Images, all: bool, json: bool) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for image in images.list()? {
-        rows.push((images.store.inspect(&image.digest).map_err(failure)?, image));
+        let inspection = images.store.inspect(&image.digest).map_err(failure)?;
+        if all || !inspection.pinned {
+            rows.push((inspection, image));
+        }
     }
     if json {
         let all: Vec<Value> = rows
@@ -89,6 +102,7 @@ pub(super) fn list(images: &Images, json: bool) -> Result<(), Failure> {
                 json!({
                     "digest": image.digest.to_string(),
                     "reference": image.reference,
+                    "for_snapshot": inspection.pinned,
                     "bytes": size(image),
                     "layers": inspection.layers.len(),
                     "form": forms(inspection),
@@ -107,7 +121,7 @@ pub(super) fn list(images: &Images, json: bool) -> Result<(), Failure> {
             image.digest.hex().chars().take(12).collect(),
             forms(inspection),
             Presence::of(inspection).to_string(),
-            image.reference.clone(),
+            called(&image.reference, inspection.pinned, inspection.layers.len()),
         ]);
     }
     table.print();
@@ -146,6 +160,7 @@ pub(super) fn inspect(images: &Images, wanted: &str, json: bool) -> Result<(), F
             &json!({
                 "digest": image.digest.to_string(),
                 "reference": image.reference,
+                "for_snapshot": inspection.pinned,
                 "form": forms(&inspection),
                 "in_use": inspection.leased,
                 "metadata_bytes": inspection.metadata,
@@ -160,7 +175,10 @@ pub(super) fn inspect(images: &Images, wanted: &str, json: bool) -> Result<(), F
         return Ok(());
     }
     let line = |name: &str, value: String| print(&format!("{name:<12} {value}"));
-    line("image", image.reference.clone());
+    line(
+        "image",
+        called(&image.reference, inspection.pinned, inspection.layers.len()),
+    );
     line("digest", image.digest.to_string());
     line("form", forms(&inspection));
     line("file data", presence.to_string());
@@ -220,6 +238,7 @@ pub(super) fn du(images: &Images, json: bool) -> Result<(), Failure> {
                 json!({
                     "digest": image.digest.to_string(),
                     "reference": image.reference,
+                    "for_snapshot": image.pinned,
                     "disk_bytes": image.stored,
                     "shared_bytes": image.shared,
                     "total_bytes": image.logical,
@@ -245,7 +264,7 @@ pub(super) fn du(images: &Images, json: bool) -> Result<(), Failure> {
             HumanBytes(image.shared).to_string(),
             HumanBytes(image.logical).to_string(),
             if image.leased { "yes" } else { "no" }.into(),
-            image.reference.clone(),
+            called(&image.reference, image.pinned, image.layers),
         ]);
     }
     table.print();
@@ -323,8 +342,19 @@ mod tests {
             reference: "x".into(),
             metadata: 0,
             leased: false,
+            pinned: false,
             layers,
         }
+    }
+
+    #[test]
+    fn a_part_of_an_image_says_of_which() {
+        assert_eq!(called("a:1", false, 2), "a:1");
+        assert_eq!(called("a:1", true, 1), "a:1 (its lowest layer, for a snapshot)");
+        assert_eq!(
+            called("a:1", true, 2),
+            "a:1 (its lowest 2 layers, for a snapshot)"
+        );
     }
 
     #[test]

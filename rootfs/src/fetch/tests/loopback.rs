@@ -282,6 +282,15 @@ async fn layouts_and_archives_are_read_in_place() {
     );
 }
 
+async fn whole(turns: &mut crate::source::Turns<'_>) -> Vec<u8> {
+    let mut body = turns.open().await.unwrap().reader;
+    let read = move || {
+        let mut bytes = Vec::new();
+        body.read_to_end(&mut bytes).map(|_| bytes)
+    };
+    tokio::task::spawn_blocking(read).await.unwrap().unwrap()
+}
+
 #[tokio::test]
 async fn whole_layers_come_from_a_mirror_and_go_on_from_the_registry_if_it_breaks_off() {
     let blob = pattern(200_000);
@@ -316,24 +325,19 @@ async fn whole_layers_come_from_a_mirror_and_go_on_from_the_registry_if_it_break
             urls: Vec::new(),
             member: None,
         };
-        let all = || async {
-            let mut body = source.open(&layer).await.unwrap().reader;
-            let read = move || {
-                let mut bytes = Vec::new();
-                body.read_to_end(&mut bytes).map(|_| bytes)
-            };
-            tokio::task::spawn_blocking(read).await.unwrap().unwrap()
-        };
-        let first = all().await;
+        let mut turns = crate::source::Turns::new(&*source, &layer);
+        let first = whole(&mut turns).await;
         let counted = counts(&fetcher, &near.address.to_string());
         assert_eq!(counted.wrong_bytes, u64::from(wrong.is_some()));
         if wrong.is_some() {
-            // Whoever reads it sees that; the next time it comes from the registry.
+            // Whoever reads it sees that, and asks the next.
             assert_ne!(first, blob);
-            assert_eq!(all().await, blob);
+            turns.failed(Error::Cancelled).unwrap();
+            assert_eq!(whole(&mut turns).await, blob);
         } else {
             assert_eq!(first, blob);
         }
+        turns.failed(Error::Cancelled).unwrap_err();
         assert_eq!(counted.demand_bytes, cut.unwrap_or(200_000) as u64);
         assert_eq!(server.count("blobs") > 0, cut.is_some() || wrong.is_some());
     }

@@ -228,4 +228,4 @@ pub fn read_zstd_toc(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -16,9 +16,10 @@ use crate::layer::walk::walk;
 use crate::span::SpanError;
 
 /// A layer written as the tools write it.
-struct Made {
-    stored: Vec<u8>,
-    toc: Vec<u8>,
+pub struct Made {
+    pub stored: Vec<u8>,
+    /// What the annotation of its descriptor has the digest of.
+    pub toc: Vec<u8>,
     location: Range<u64>,
 }
 
@@ -120,7 +121,8 @@ fn make(parts: &[(Vec<u8>, Vec<u8>)], chunk: usize, compress: fn(&[u8]) -> Vec<u
     (stored, entries)
 }
 
-fn estargz(parts: &[(Vec<u8>, Vec<u8>)], chunk: usize) -> Made {
+/// A layer of parts, a member for each `chunk` bytes of a file.
+pub fn estargz(parts: &[(Vec<u8>, Vec<u8>)], chunk: usize) -> Made {
     let (stored, entries) = make(parts, chunk, gzip);
     with_table(stored, &json!({ "version": 1, "entries": entries }))
 }

@@ -16,7 +16,7 @@ use crate::source::manifest::OCI_MANIFEST;
 use super::*;
 
 impl Bench {
-    fn filler(&self) -> Filler {
+    pub(super) fn filler(&self) -> Filler {
         let fetch = FetchOptions {
             source: SourceOptions::default(),
             fetcher: Fetcher::new(Config::default()).unwrap(),
@@ -25,7 +25,7 @@ impl Bench {
     }
 
     /// Every byte of an image's data files, all of it filled.
-    async fn bytes(&self, image: &Image) -> Vec<Vec<u8>> {
+    pub(super) async fn bytes(&self, image: &Image) -> Vec<Vec<u8>> {
         let filler = self.filler();
         for blob in &image.blobs {
             filler
@@ -42,7 +42,7 @@ impl Bench {
             .collect()
     }
 
-    fn is_untouched(&self, image: &Image) -> bool {
+    pub(super) fn is_untouched(&self, image: &Image) -> bool {
         image
             .blobs
             .iter()
@@ -364,6 +364,10 @@ async fn layers_alone_and_images_of_them() {
         .await
         .unwrap();
     assert_eq!(again.digest, low.digest);
+    assert!(bench.store.inspect(&low.digest).unwrap().pinned);
+    let usage = bench.store.usage().unwrap();
+    let line = usage.images.iter().find(|it| it.digest == low.digest).unwrap();
+    assert!(line.pinned && line.layers == 2 && line.stored > 0);
     drop(stored);
     Store::open(bench.store.root()).unwrap();
     assert!(bench.store.image(&low.digest).unwrap().is_some());

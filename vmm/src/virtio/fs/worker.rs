@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::dax::Dax;
 use super::message::{Messenger, Verdict};
+use crate::jail::{self, syscalls::Thread};
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::device::{Activation, DeviceError, Saved};
 use crate::virtio::gate::Gate;
@@ -54,7 +55,10 @@ impl Worker {
         }));
         let thread = thread::Builder::new().name(format!("fs-{tag}")).spawn({
             let (served, wake, gate) = (served.clone(), wake.clone(), gate.clone());
-            move || run(&epoll, &wake, &gate, &served)
+            move || {
+                jail::confine(Thread::Files);
+                run(&epoll, &wake, &gate, &served)
+            }
         })?;
         Ok(Worker {
             served,

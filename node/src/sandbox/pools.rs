@@ -1,0 +1,217 @@
+//! Where the parts of a sandbox come from and go to: a pool a kind, and an account of what each claim found.
+
+use std::sync::Arc;
+
+use thaw_pools::cgroup::{Cgroups, Hierarchy};
+use thaw_pools::disk::Disks;
+use thaw_pools::network::Networks;
+use thaw_pools::plan::Plan;
+use thaw_pools::pool::Pool;
+use thaw_pools::resource::{Claim, Kind};
+use thaw_pools::statistics::PoolStatistics;
+
+use super::create::blocking;
+use crate::config::pools::{Marks, PoolsConfig};
+use crate::exit::Failure;
+use crate::paths::Paths;
+use crate::trace::Trace;
+
+/// Bytes of a sandbox's writable layer, as its guest sees it; on the host it costs what is written.
+pub(super) const DISK_SIZE: u64 = 8 << 30;
+
+/// One pool a kind.
+#[derive(Debug)]
+pub struct Pools {
+    pub disks: Pool<Disks>,
+    pub networks: Pool<Networks>,
+    pub cgroups: Pool<Cgroups>,
+}
+
+impl Pools {
+    /// With nothing ready, now or later.
+    pub fn empty(paths: &Paths, hierarchy: Hierarchy) -> Pools {
+        Pools {
+            disks: Pool::empty(disks(paths)),
+            networks: Pool::empty(Networks),
+            cgroups: Pool::empty(Cgroups::new(hierarchy)),
+        }
+    }
+
+    /// Filled from now on, as the configuration says.
+    pub fn filled(paths: &Paths, hierarchy: Hierarchy, config: &PoolsConfig) -> Result<Pools, Failure> {
+        let failed = |e: std::io::Error| Failure::system("cannot start the threads of the pools", &e);
+        let has_cgroups = hierarchy != Hierarchy::None;
+        let cgroups = Cgroups::new(hierarchy);
+        Ok(Pools {
+            disks: Pool::filled(disks(paths), plan(DISK_SIZE, config.disks, config)).map_err(failed)?,
+            networks: Pool::filled(Networks, plan((), config.networks, config)).map_err(failed)?,
+            cgroups: match has_cgroups {
+                true => Pool::filled(cgroups, plan((), config.cgroups, config)).map_err(failed)?,
+                // None can be made here, ever.
+                false => Pool::empty(cgroups),
+            },
+        })
+    }
+
+    /// What each has and did.
+    pub fn statistics(&self) -> [PoolStatistics; 3] {
+        [
+            self.disks.statistics(),
+            self.networks.statistics(),
+            self.cgroups.statistics(),
+        ]
+    }
+
+    /// Makes nothing ahead any more, and destroys all that is ready. Blocks until that is done.
+    pub fn close(&self) {
+        self.disks.close();
+        self.networks.close();
+        self.cgroups.close();
+        for pool in self.statistics() {
+            let (kind, claims, hits, made) = (pool.kind, pool.claims, pool.hits, pool.made);
+            tracing::info!(kind, claims, hits, made, failed = pool.failed, "pool closed");
+        }
+    }
+}
+
+fn disks(paths: &Paths) -> Disks {
+    Disks {
+        directory: paths.disks(),
+    }
+}
+
+fn plan<W>(want: W, marks: Marks, config: &PoolsConfig) -> Plan<W> {
+    Plan {
+        makers: config.makers.get().into(),
+        ..Plan::new(want, marks.into())
+    }
+}
+
+/// A claim on its way from the thread that made it; goes back where nobody waits for it any more.
+struct OnItsWay<K: Kind> {
+    claim: Option<Claim<K::Resource>>,
+    pools: Arc<Pools>,
+    of: fn(&Pools) -> &Pool<K>,
+}
+
+impl<K: Kind> Drop for OnItsWay<K> {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            (self.of)(&self.pools).release(claim.resource);
+        }
+    }
+}
+
+/// Claims one. If none was ready, it is made on a thread for it, and the start's account says why.
+pub(super) async fn claim<K: Kind>(
+    pools: &Arc<Pools>,
+    of: fn(&Pools) -> &Pool<K>,
+    want: K::Want,
+    failed: fn(K::Error) -> Failure,
+    trace: &Trace,
+) -> Result<K::Resource, Failure> {
+    let miss = match of(pools).ready(&want) {
+        Ok(claim) => {
+            trace.note(K::NAME, "was ready in its pool");
+            return Ok(claim.resource);
+        }
+        Err(miss) => miss,
+    };
+    let pools = pools.clone();
+    let made = blocking(move || {
+        let claim = of(&pools).make(&want, miss).map_err(failed)?;
+        Ok(OnItsWay {
+            claim: Some(claim),
+            pools,
+            of,
+        })
+    });
+    let claim = made.await?.claim.take().expect("only this takes it out");
+    let (kind, took) = (K::NAME, claim.took.as_secs_f64() * 1e3);
+    let text = format!(
+        "no {kind} was ready ({}): one was made now, in {took:.1} ms",
+        miss.reason
+    );
+    trace.reason(&format!("{kind}-made"), &text);
+    Ok(claim.resource)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::exit::ExitCode;
+    use thaw_pools::cgroup::{Cgroup, Unavailable};
+
+    fn place(root: &std::path::Path) -> (Paths, Hierarchy) {
+        let paths = Paths {
+            data: root.join("d"),
+            run: root.join("r"),
+            kernel: root.join("k"),
+            guest_image: root.join("g"),
+        };
+        let hierarchy = Hierarchy::V2 {
+            root: root.join("cgroup"),
+            favordynmods: false,
+        };
+        (paths, hierarchy)
+    }
+
+    async fn claimed(pools: &Arc<Pools>, trace: &Trace) -> Cgroup {
+        let failed = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
+        claim(pools, |p| &p.cgroups, (), failed, trace).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_account_says_what_was_ready_and_why_what_was_not() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, hierarchy) = place(root.path());
+        let text = "[pools]\ndisks = { high = 0 }\nnetworks = { high = 0 }\ncgroups = { high = 1 }";
+        let config = Config::parse(text).unwrap().pools;
+        let pools = Arc::new(Pools::filled(&paths, hierarchy.clone(), &config).unwrap());
+        while pools.cgroups.statistics().ready == 0 {
+            tokio::task::yield_now().await;
+        }
+        // What the kernel would have in it; an ordinary directory has not.
+        for name in hierarchy.names() {
+            std::fs::write(
+                root.path().join("cgroup/thaw").join(name).join("cgroup.procs"),
+                "",
+            )
+            .unwrap();
+        }
+        let (ready, late) = (Trace::new(), Trace::new());
+        claimed(&pools, &ready).await;
+        let account = ready.account();
+        assert_eq!(account.notes["cgroup"], "was ready in its pool");
+        assert!(account.reasons.is_empty());
+        pools.close();
+        claimed(&pools, &late).await;
+        let account = late.account();
+        assert!(account.notes.is_empty());
+        assert_eq!(account.reasons[0].code, "cgroup-made");
+        assert!(account.reasons[0].text.contains("the pool is closed"));
+        let [disks, networks, cgroups] = pools.statistics();
+        assert_eq!((disks.high, networks.high, cgroups.high), (0, 0, 1));
+        assert_eq!((cgroups.claims, cgroups.hits), (2, 1));
+    }
+
+    #[tokio::test]
+    async fn what_is_made_for_a_claim_nobody_waits_for_any_more_goes_back() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, hierarchy) = place(root.path());
+        let pools = Arc::new(Pools::empty(&paths, hierarchy.clone()));
+        let trace = Trace::new();
+        let mut claim = Box::pin(claimed(&pools, &trace));
+        std::future::poll_fn(|context| {
+            assert!(claim.as_mut().poll(context).is_pending());
+            std::task::Poll::Ready(())
+        })
+        .await;
+        drop(claim);
+        while pools.cgroups.statistics().destroyed == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(hierarchy.names().is_empty());
+    }
+}

@@ -1,0 +1,155 @@
+use super::*;
+
+const HYBRID: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:7 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+const UNIFIED: &str =
+    "26 22 0:23 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate,favordynmods\n";
+
+#[test]
+fn hierarchies_are_read_as_mounted() {
+    let roots = vec![
+        "/sys/fs/cgroup/memory".into(),
+        "/sys/fs/cgroup/cpu,cpuacct".into(),
+    ];
+    assert_eq!(Hierarchy::parse(HYBRID), Hierarchy::V1 { roots });
+    let unified = Hierarchy::V2 {
+        root: "/sys/fs/cgroup".into(),
+        favordynmods: true,
+    };
+    assert_eq!(Hierarchy::parse(UNIFIED), unified);
+    assert_eq!(Hierarchy::parse("garbage"), Hierarchy::None);
+}
+
+#[test]
+fn what_cannot_be_made_is_a_reason_and_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (good, file) = (directory.path().join("good"), directory.path().join("file"));
+    fs::create_dir(&good).unwrap();
+    fs::write(&file, b"").unwrap();
+    let hierarchy = Hierarchy::V1 {
+        roots: vec![good.clone(), file],
+    };
+    let Unavailable(reason) = hierarchy.make("x").unwrap_err();
+    assert!(reason.contains("file/thaw/x"), "{reason}");
+    assert_eq!(fs::read_dir(&good).unwrap().count(), 0);
+    assert!(Hierarchy::None.make("x").is_err());
+}
+
+#[test]
+fn made_found_again_and_destroyed() {
+    let root = tempfile::tempdir().unwrap();
+    let hierarchy = Hierarchy::V2 {
+        root: root.path().into(),
+        favordynmods: false,
+    };
+    let (a, b) = (hierarchy.make("a").unwrap(), hierarchy.make("b").unwrap());
+    assert_eq!(hierarchy.names(), ["a", "b"]);
+    drop(a);
+    hierarchy.adopt("a").destroy();
+    assert_eq!(hierarchy.names(), ["b"]);
+    b.destroy();
+    assert_eq!(
+        fs::read_dir(root.path()).unwrap().count(),
+        0,
+        "the parent goes with its last child"
+    );
+}
+
+#[test]
+fn what_dead_makers_left_is_swept_and_what_the_living_have_is_not() {
+    let root = tempfile::tempdir().unwrap();
+    let hierarchy = Hierarchy::V2 {
+        root: root.path().into(),
+        favordynmods: false,
+    };
+    let myself = ProcessRecord::myself().unwrap();
+    let dead = ProcessRecord {
+        start_time: myself.start_time + 1,
+        ..myself
+    };
+    let ours = Cgroups::new(hierarchy.clone());
+    let kept = [ours.make(&()).unwrap(), ours.make(&()).unwrap()];
+    assert!(
+        kept.iter()
+            .all(|c| parse_name(c.name()).is_some_and(|(maker, _)| maker == myself))
+    );
+    for leftover in [name(dead, 0), name(dead, 7), name(dead, 8)] {
+        hierarchy.make(&leftover).unwrap();
+    }
+    // As the kernel keeps one in which a sandbox lives on.
+    fs::write(
+        root.path().join(PARENT).join(name(dead, 8)).join("inhabited"),
+        b"",
+    )
+    .unwrap();
+    for other in ["theirs", "1.2", "1.2.3.4", "1.2.x"] {
+        hierarchy.make(other).unwrap();
+        assert_eq!(parse_name(other), None);
+    }
+    assert_eq!(hierarchy.sweep(), 2);
+    let mut left = hierarchy.names();
+    left.retain(|n| parse_name(n).is_some());
+    let mut expected = [kept[0].name(), kept[1].name(), &name(dead, 8)].map(String::from);
+    expected.sort();
+    assert_eq!(left, expected);
+    assert_eq!(hierarchy.names().len(), 7);
+}
+
+#[test]
+fn a_real_cgroup_holds_a_process() {
+    let hierarchy = Hierarchy::detect();
+    let id = format!("test-{}", std::process::id());
+    let cgroup = match hierarchy.make(&id) {
+        Ok(cgroup) => cgroup,
+        Err(reason) => return eprintln!("skipped: {reason}"),
+    };
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let kind = Cgroups::new(hierarchy);
+    kind.check(&cgroup).unwrap();
+    let added = cgroup.add(child.id() as i32);
+    let inhabited = kind.check(&cgroup);
+    let seen = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let directories = cgroup.directories().to_vec();
+    cgroup.destroy();
+    added.unwrap();
+    inhabited.unwrap_err();
+    assert!(seen.contains(&format!("/thaw/{id}")), "{seen}");
+    assert!(directories.iter().all(|d| !d.exists()));
+}
+
+#[test]
+fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let unified = mounts.lines().find(|l| l.contains(" - cgroup2 "));
+    let Some(root) = unified.and_then(|l| l.split(' ').nth(4)) else {
+        return eprintln!("skipped: no cgroup v2 is mounted");
+    };
+    let hierarchy = Hierarchy::V2 {
+        root: root.into(),
+        favordynmods: false,
+    };
+    let cgroup = match hierarchy.make(&format!("test-v2-{}", std::process::id())) {
+        Ok(cgroup) => cgroup,
+        Err(reason) => return eprintln!("skipped: {reason}"),
+    };
+    let directories = cgroup.directories().to_vec();
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let added = cgroup.add(child.id() as i32);
+    let busy = fs::remove_dir(&directories[0]).is_err_and(|e| is_busy(&e));
+    // Killed, and nobody has waited for it to be gone.
+    child.kill().unwrap();
+    cgroup.destroy();
+    child.wait().unwrap();
+    assert!(directories.iter().all(|d| !d.exists()));
+    match added {
+        Ok(()) => assert!(busy),
+        Err(e) => eprintln!("skipped the process: {e}"),
+    }
+}

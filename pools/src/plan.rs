@@ -1,0 +1,125 @@
+//! How a pool is filled and emptied: how many it keeps ready, how many are made at once, and how long it rests after failures.
+
+use std::time::Duration;
+
+/// How many a pool keeps ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watermarks {
+    low: usize,
+    high: usize,
+}
+
+/// Watermarks that make no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WatermarksError {
+    #[error("low is {low}, above high, which is {high}")]
+    Crossed { low: usize, high: usize },
+    #[error("low is 0, so nothing would ever be made ahead: high = 0 says that")]
+    NoLow,
+    #[error("high is {high}, and at most {} are kept ready", Watermarks::MOST)]
+    TooHigh { high: usize },
+}
+
+impl Watermarks {
+    /// The most a pool keeps ready.
+    pub const MOST: usize = 4096;
+
+    /// Refilling begins when fewer than `low` are ready, and ends when there are `high`. 0 and 0: never.
+    pub fn new(low: usize, high: usize) -> Result<Watermarks, WatermarksError> {
+        match (low, high) {
+            (_, high) if high > Watermarks::MOST => Err(WatermarksError::TooHigh { high }),
+            (low, high) if low > high => Err(WatermarksError::Crossed { low, high }),
+            (0, 1..) => Err(WatermarksError::NoLow),
+            (low, high) => Ok(Watermarks { low, high }),
+        }
+    }
+
+    /// Filled to `high`, or the most there can be, from half of that.
+    pub fn half_of(high: usize) -> Watermarks {
+        let high = high.min(Watermarks::MOST);
+        Watermarks {
+            low: high.div_ceil(2),
+            high,
+        }
+    }
+
+    pub fn low(&self) -> usize {
+        self.low
+    }
+
+    pub fn high(&self) -> usize {
+        self.high
+    }
+}
+
+/// How a pool is filled and emptied.
+#[derive(Clone, Debug)]
+pub struct Plan<W> {
+    /// What is made ahead.
+    pub want: W,
+    pub watermarks: Watermarks,
+    /// How many are made at once.
+    pub makers: usize,
+    /// How many wait for their destruction before who releases one destroys it.
+    pub doomed: usize,
+    pub backoff: Backoff,
+}
+
+impl<W> Plan<W> {
+    /// With two makers, which is as much as helps where the kernel makes one at a time.
+    pub fn new(want: W, watermarks: Watermarks) -> Plan<W> {
+        Plan {
+            want,
+            watermarks,
+            makers: 2,
+            doomed: 256,
+            backoff: Backoff::default(),
+        }
+    }
+}
+
+/// The pause after failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// After one failure.
+    pub first: Duration,
+    /// After however many.
+    pub longest: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Backoff {
+        Backoff {
+            first: Duration::from_millis(100),
+            longest: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Backoff {
+    /// After this many failures in a row.
+    pub fn pause(&self, failures: u32) -> Duration {
+        let doubled = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.first.saturating_mul(doubled).min(self.longest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watermarks_that_would_keep_nothing_or_too_much_are_refused() {
+        assert!(Watermarks::new(0, 0).is_ok() && Watermarks::new(3, 3).is_ok());
+        let refused = [(2, 1), (0, 1), (1, Watermarks::MOST + 1)];
+        for (low, high) in refused {
+            Watermarks::new(low, high).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let pauses = [1, 2, 3, 9, 10, 33, u32::MAX].map(|n| Backoff::default().pause(n).as_millis());
+        assert_eq!(pauses, [100, 200, 400, 25_600, 30_000, 30_000, 30_000]);
+    }
+}

@@ -1,0 +1,417 @@
+//! A pool: resources of one kind made ahead of time, handed out once each, and destroyed off their users' path.
+//!
+//! Invariants:
+//! - a claim that finds something ready takes one short lock and a check; it never waits for a resource to be made, in
+//!   this pool or in another, and where nothing is ready it makes its own and says why ([`SlowReason`]);
+//! - never more than [`high`](crate::plan::Watermarks::high) are ready;
+//! - what was made is handed out once or destroyed once, not both and not neither, also when the pool is closed;
+//! - what cannot be made, or turns out unfit, is tried again after a pause that doubles each time.
+//!
+//! A pool has threads of its own: makers, that sleep until claims have taken it below its low mark, and one that destroys.
+//! An empty pool ([`Pool::empty`]) has none: whatever it does, the caller does.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::plan::{Backoff, Plan};
+use crate::resource::{Claim, Kind, SlowReason, Unfit};
+use crate::statistics::{Counters, Depth, PoolStatistics, add};
+
+/// Resources of one kind.
+pub struct Pool<K: Kind> {
+    shared: Arc<Shared<K>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A claim that found nothing ready; [`Pool::make`] makes what it wants.
+#[derive(Clone, Copy, Debug)]
+pub struct Miss {
+    pub reason: SlowReason,
+    began: Instant,
+}
+
+struct Shared<K: Kind> {
+    kind: K,
+    /// None of a pool that has nothing.
+    plan: Option<Plan<K::Want>>,
+    state: Mutex<State<K::Resource>>,
+    /// Makers wait here: it is to be filled, or closed.
+    refill: Condvar,
+    /// The destroyer waits here: something is doomed, or the pool closed.
+    destroy: Condvar,
+    counters: Counters,
+}
+
+struct State<R> {
+    /// The oldest first.
+    ready: VecDeque<R>,
+    doomed: VecDeque<R>,
+    /// How many makers are at work.
+    making: usize,
+    /// Between falling below the low mark and reaching the high one.
+    filling: bool,
+    closed: bool,
+    /// Of making, and of checking what was made.
+    failing: Trouble,
+    unfit: Trouble,
+}
+
+/// Failures in a row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trouble {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Trouble {
+    /// One more, unless it is of a round that was counted already. The pause of that round.
+    fn more(&mut self, backoff: &Backoff, now: Instant) -> Duration {
+        if self.until.is_none_or(|until| until <= now) {
+            self.failures = self.failures.saturating_add(1);
+            self.until = now.checked_add(backoff.pause(self.failures));
+        }
+        backoff.pause(self.failures)
+    }
+
+    fn over(&mut self) {
+        *self = Trouble::default();
+    }
+}
+
+impl<K: Kind> Pool<K> {
+    /// One that has nothing ready, and does all its work on its callers' threads.
+    pub fn empty(kind: K) -> Pool<K> {
+        Pool {
+            shared: Shared::new(kind, None),
+            threads: Mutex::default(),
+        }
+    }
+
+    /// One that is filled from now on.
+    ///
+    /// # Errors
+    /// Its threads cannot be started.
+    pub fn filled(kind: K, plan: Plan<K::Want>) -> io::Result<Pool<K>> {
+        let (makers, has_any) = (plan.makers.max(1), plan.watermarks.high() > 0);
+        if !has_any {
+            return Ok(Pool::empty(kind));
+        }
+        let pool = Pool {
+            shared: Shared::new(kind, Some(plan)),
+            threads: Mutex::default(),
+        };
+        for _ in 0..makers {
+            pool.start("make", Shared::make_ahead)?;
+        }
+        pool.start("end", Shared::destroy_doomed)?;
+        Ok(pool)
+    }
+
+    fn start(&self, what: &str, work: fn(&Shared<K>)) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("{what} {}", K::NAME))
+            .spawn(move || work(&shared))?;
+        lock(&self.threads).push(thread);
+        Ok(())
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> &K {
+        &self.shared.kind
+    }
+
+    /// Takes one, making it if none is ready. Blocks while it does.
+    pub fn claim(&self, want: &K::Want) -> Result<Claim<K::Resource>, K::Error> {
+        match self.ready(want) {
+            Ok(claim) => Ok(claim),
+            Err(miss) => self.make(want, miss),
+        }
+    }
+
+    /// Takes one that is ready. Does not block.
+    ///
+    /// # Errors
+    /// There is none, and why.
+    pub fn ready(&self, want: &K::Want) -> Result<Claim<K::Resource>, Miss> {
+        let began = Instant::now();
+        match self.shared.take(want) {
+            Ok(resource) => {
+                add(&self.shared.counters.hits);
+                Ok(self.shared.claim(resource, None, began))
+            }
+            Err(reason) => {
+                self.shared.counters.miss(reason);
+                Err(Miss { reason, began })
+            }
+        }
+    }
+
+    /// Makes one for a claim that found none. Blocks.
+    pub fn make(&self, want: &K::Want, miss: Miss) -> Result<Claim<K::Resource>, K::Error> {
+        let resource = self.shared.make(want)?;
+        let claim = self.shared.claim(resource, Some(miss.reason), miss.began);
+        tracing::debug!(kind = K::NAME, took = ?claim.took, reason = %miss.reason, "made");
+        Ok(claim)
+    }
+
+    /// Gives one back after use. It is destroyed, for what one sandbox has used no other gets. Blocks only where too
+    /// many wait for that already, or the pool is empty or closed.
+    pub fn release(&self, resource: K::Resource) {
+        self.shared.doom(resource);
+    }
+
+    /// What it has and what it did.
+    pub fn statistics(&self) -> PoolStatistics {
+        let watermarks = self.shared.plan.as_ref().map(|plan| plan.watermarks);
+        let state = self.shared.lock();
+        let has = Depth {
+            kind: K::NAME,
+            ready: state.ready.len(),
+            making: state.making,
+            doomed: state.doomed.len(),
+            low: watermarks.map_or(0, |w| w.low()),
+            high: watermarks.map_or(0, |w| w.high()),
+        };
+        drop(state);
+        self.shared.counters.snapshot(has)
+    }
+
+    /// Makes nothing ahead any more, destroys what is ready or doomed, and ends its threads. Blocks until that is done.
+    /// It can be claimed from as from an empty one.
+    pub fn close(&self) {
+        let ready = {
+            let mut state = self.shared.lock();
+            state.closed = true;
+            std::mem::take(&mut state.ready)
+        };
+        self.shared.refill.notify_all();
+        self.shared.destroy.notify_all();
+        for resource in ready {
+            self.shared.destroy(resource);
+        }
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!(kind = K::NAME, "a thread of the pool panicked");
+            }
+        }
+    }
+}
+
+impl<K: Kind> Drop for Pool<K> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<K: Kind> fmt::Debug for Pool<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("kind", &K::NAME)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K: Kind> Shared<K> {
+    fn new(kind: K, plan: Option<Plan<K::Want>>) -> Arc<Shared<K>> {
+        Arc::new(Shared {
+            kind,
+            plan,
+            state: Mutex::new(State {
+                ready: VecDeque::new(),
+                doomed: VecDeque::new(),
+                making: 0,
+                filling: true,
+                closed: false,
+                failing: Trouble::default(),
+                unfit: Trouble::default(),
+            }),
+            refill: Condvar::new(),
+            destroy: Condvar::new(),
+            counters: Counters::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<K::Resource>> {
+        lock(&self.state)
+    }
+
+    fn claim(&self, resource: K::Resource, slow: Option<SlowReason>, began: Instant) -> Claim<K::Resource> {
+        let took = began.elapsed();
+        self.counters.claim.record(took);
+        Claim { resource, slow, took }
+    }
+
+    /// The oldest that is ready and fit.
+    fn take(&self, want: &K::Want) -> Result<K::Resource, SlowReason> {
+        let plan = self.plan.as_ref().ok_or(SlowReason::NoPool)?;
+        if plan.want != *want {
+            return Err(SlowReason::OtherWant);
+        }
+        let mut none = SlowReason::Empty;
+        // What makers add meanwhile is another claim's to look at.
+        for _ in 0..plan.watermarks.high() {
+            let mut state = self.lock();
+            if state.closed {
+                return Err(SlowReason::Closed);
+            }
+            let resource = state.ready.pop_front();
+            let refill = state.ready.len() < plan.watermarks.low();
+            state.filling |= refill;
+            let doubted = state.unfit.failures > 0;
+            drop(state);
+            if refill {
+                self.refill.notify_all();
+            }
+            let resource = resource.ok_or(none)?;
+            match self.kind.check(&resource) {
+                Ok(()) => {
+                    if doubted {
+                        self.lock().unfit.over();
+                    }
+                    return Ok(resource);
+                }
+                Err(unfit) => {
+                    self.quarantine(plan, resource, &unfit);
+                    none = SlowReason::Unfit;
+                }
+            }
+        }
+        Err(none)
+    }
+
+    fn quarantine(&self, plan: &Plan<K::Want>, resource: K::Resource, unfit: &Unfit) {
+        add(&self.counters.quarantined);
+        let pause = self.lock().unfit.more(&plan.backoff, Instant::now());
+        tell::<K>(plan, pause, &format_args!("not handed out: {unfit}"));
+        self.doom(resource);
+    }
+
+    /// Makes one, counted.
+    fn make(&self, want: &K::Want) -> Result<K::Resource, K::Error> {
+        let began = Instant::now();
+        let made = self.kind.make(want);
+        match &made {
+            Ok(_) => {
+                self.counters.make.record(began.elapsed());
+                add(&self.counters.made);
+            }
+            Err(_) => add(&self.counters.failed),
+        }
+        made
+    }
+
+    fn destroy(&self, resource: K::Resource) {
+        self.kind.destroy(resource);
+        add(&self.counters.destroyed);
+    }
+
+    /// Leaves one to the destroyer, unless it has enough to do or is none.
+    fn doom(&self, resource: K::Resource) {
+        let most = self.plan.as_ref().map_or(0, |plan| plan.doomed);
+        let mut state = self.lock();
+        if state.closed || state.doomed.len() >= most {
+            drop(state);
+            return self.destroy(resource);
+        }
+        state.doomed.push_back(resource);
+        drop(state);
+        self.destroy.notify_one();
+    }
+
+    /// A maker's work, until the pool is closed.
+    fn make_ahead(&self) {
+        let Some(plan) = &self.plan else { return };
+        let mut state = self.lock();
+        while !state.closed {
+            let now = Instant::now();
+            let pause = [state.failing.until, state.unfit.until]
+                .into_iter()
+                .flatten()
+                .max()
+                .map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+            if !state.filling || state.ready.len() + state.making >= plan.watermarks.high() {
+                state = self.refill.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            if !pause.is_zero() {
+                let waited = self.refill.wait_timeout(state, pause);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            state.making += 1;
+            drop(state);
+            let made = self.make(&plan.want);
+            state = self.lock();
+            state.making -= 1;
+            state = self.made_ahead(plan, state, made);
+        }
+    }
+
+    /// What becomes of one made ahead.
+    fn made_ahead<'a>(
+        &'a self,
+        plan: &Plan<K::Want>,
+        mut state: MutexGuard<'a, State<K::Resource>>,
+        made: Result<K::Resource, K::Error>,
+    ) -> MutexGuard<'a, State<K::Resource>> {
+        match made {
+            Ok(resource) if state.closed => {
+                drop(state);
+                self.destroy(resource);
+                self.lock()
+            }
+            Ok(resource) => {
+                state.failing.over();
+                state.ready.push_back(resource);
+                state.filling = state.ready.len() < plan.watermarks.high();
+                state
+            }
+            Err(error) => {
+                // Others may have counted on it.
+                state.filling = true;
+                let pause = state.failing.more(&plan.backoff, Instant::now());
+                drop(state);
+                tell::<K>(plan, pause, &format_args!("cannot be made ahead: {error}"));
+                self.lock()
+            }
+        }
+    }
+
+    /// The destroyer's work: until the pool is closed and nothing is left to destroy.
+    fn destroy_doomed(&self) {
+        let mut state = self.lock();
+        loop {
+            state = match state.doomed.pop_front() {
+                Some(resource) => {
+                    drop(state);
+                    self.destroy(resource);
+                    self.lock()
+                }
+                None if state.closed => return,
+                None => self.destroy.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+/// Reports a failure. One that stays is told while pauses grow; then its count says that it has not gone away.
+fn tell<K: Kind>(plan: &Plan<K::Want>, pause: Duration, what: &dyn fmt::Display) {
+    match pause < plan.backoff.longest {
+        true => tracing::warn!(kind = K::NAME, again_in = ?pause, "{what}"),
+        false => tracing::debug!(kind = K::NAME, again_in = ?pause, "{what}"),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[path = "pool_test.rs"]
+mod tests;

@@ -1,0 +1,282 @@
+//! Starting a process that is the first of a PID namespace, at the cost of a clone.
+//!
+//! The child shares our memory until it executes the program, and we stand still meanwhile (CLONE_VM, CLONE_VFORK): however
+//! large this process is, nothing of it is copied. Invariant: between clone and exec the child makes system calls on what
+//! [`Prepared`] has for it and nothing else: no allocation, no lock, no panic; and none of our signal handlers runs in it.
+//!
+//! A PID namespace takes CAP_SYS_ADMIN, or else a user namespace of its own. Where neither is granted the process starts
+//! without; what it makes of that is its own affair.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::null;
+
+use rustix::process::Pid;
+
+/// Stack of the child until it executes the program, in bytes.
+const STACK: usize = 64 * 1024;
+/// Signals are 1 to 64.
+const SIGNALS: i32 = 64;
+
+/// What the program gets: nothing else of ours.
+pub struct Program<'a> {
+    pub path: &'a CStr,
+    /// `NAME=value`.
+    pub environment: &'a [CString],
+    /// Its descriptors from 0 on.
+    pub descriptors: &'a [BorrowedFd<'a>],
+}
+
+/// A child that has executed its program.
+#[derive(Debug)]
+pub struct Started {
+    /// As we see it.
+    pub pid: Pid,
+    pub pidfd: OwnedFd,
+}
+
+/// In which namespaces a child is born.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Birth {
+    /// In a PID namespace, made by our own right.
+    Pid,
+    /// The same, by the right of a user namespace in which it is who we are.
+    UserAndPid,
+    /// In ours.
+    Ours,
+}
+
+impl Birth {
+    fn flags(self) -> libc::c_int {
+        match self {
+            Birth::Pid => libc::CLONE_NEWPID,
+            Birth::UserAndPid => libc::CLONE_NEWUSER | libc::CLONE_NEWPID,
+            Birth::Ours => 0,
+        }
+    }
+}
+
+/// Runs `program` in a session of its own, in `/`, with default signals, as the first process of a PID namespace where one
+/// can be had.
+///
+/// # Errors
+/// When no process can be made, or the program cannot be executed.
+pub fn spawn(program: &Program<'_>) -> io::Result<Started> {
+    let mut refused = None;
+    for birth in [Birth::Pid, Birth::UserAndPid, Birth::Ours] {
+        match Prepared::new(program, birth)?.start() {
+            Ok(started) => {
+                if let (Birth::Ours, Some(error)) = (birth, refused) {
+                    tracing::debug!(%error, "no PID namespace for a new process");
+                }
+                return Ok(started);
+            }
+            Err(Failed::Namespaces(error)) => refused = Some(error),
+            Err(Failed::Start(error)) => return Err(error),
+        }
+    }
+    Err(refused.unwrap_or_else(|| io::ErrorKind::PermissionDenied.into()))
+}
+
+/// Why there is no child.
+enum Failed {
+    /// It could not have the namespaces.
+    Namespaces(io::Error),
+    Start(io::Error),
+}
+
+/// How far the child came. It is in our memory, which the child writes to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Namespaces,
+    Program,
+}
+
+/// Everything the child needs, where it finds it.
+struct Prepared {
+    path: *const libc::c_char,
+    arguments: [*const libc::c_char; 2],
+    environment: Vec<*const libc::c_char>,
+    /// Ours, above all numbers the child shall have.
+    descriptors: Vec<OwnedFd>,
+    birth: Birth,
+    uid_map: CString,
+    gid_map: CString,
+    /// What the child says of its failure, before it ends.
+    failed: Option<(Step, i32)>,
+}
+
+impl Prepared {
+    /// What `program` lends must outlive it: it keeps pointers.
+    fn new(program: &Program<'_>, birth: Birth) -> io::Result<Prepared> {
+        let above = program.descriptors.len() as RawFd;
+        let descriptors = program
+            .descriptors
+            .iter()
+            .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), above))
+            .collect::<Result<_, _>>()?;
+        let map = |id: u32| CString::new(format!("{id} {id} 1")).map_err(io::Error::other);
+        Ok(Prepared {
+            path: program.path.as_ptr(),
+            arguments: [program.path.as_ptr(), null()],
+            environment: program
+                .environment
+                .iter()
+                .map(|variable| variable.as_ptr())
+                .chain([null()])
+                .collect(),
+            descriptors,
+            birth,
+            uid_map: map(rustix::process::geteuid().as_raw())?,
+            gid_map: map(rustix::process::getegid().as_raw())?,
+            failed: None,
+        })
+    }
+
+    fn start(mut self) -> Result<Started, Failed> {
+        let mut stack = vec![0u8; STACK];
+        // The stack grows down, and begins where the ABI wants it.
+        let top = stack.as_mut_ptr_range().end as usize & !0xf;
+        let mut pidfd: RawFd = -1;
+        let flags =
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD | self.birth.flags();
+        let blocked = Blocked::all();
+        // SAFETY: the child runs `child` on a stack of its own and we do not run before it has executed or ended, so it
+        // has `self` to itself; all signals are blocked, so it runs no handler of ours.
+        let pid = unsafe {
+            libc::clone(
+                child,
+                top as *mut libc::c_void,
+                flags,
+                (&raw mut self).cast(),
+                &raw mut pidfd,
+            )
+        };
+        let error = io::Error::last_os_error();
+        drop(blocked);
+        let Some(pid) = Pid::from_raw(pid.max(0)) else {
+            return Err(match error.raw_os_error() {
+                Some(libc::EPERM | libc::EINVAL | libc::ENOSPC | libc::EUSERS)
+                    if self.birth != Birth::Ours =>
+                {
+                    Failed::Namespaces(error)
+                }
+                _ => Failed::Start(error),
+            });
+        };
+        // SAFETY: the clone has just made it for us.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+        // SAFETY: volatile, because the child has written it behind the compiler's back.
+        match unsafe { (&raw const self.failed).read_volatile() } {
+            None => Ok(Started { pid, pidfd }),
+            Some((step, errno)) => {
+                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+                let error = io::Error::from_raw_os_error(errno);
+                Err(match step {
+                    Step::Namespaces => Failed::Namespaces(error),
+                    Step::Program => Failed::Start(error),
+                })
+            }
+        }
+    }
+}
+
+/// Blocks all signals of this thread while it lives.
+struct Blocked(libc::sigset_t);
+
+impl Blocked {
+    fn all() -> Blocked {
+        // SAFETY: both sets are valid and outlive the calls, which cannot fail with SIG_SETMASK.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            let mut before: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Blocked(before)
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the set is one the kernel gave us.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// The child. It returns only when it failed, and then ends.
+extern "C" fn child(prepared: *mut libc::c_void) -> libc::c_int {
+    let prepared = prepared.cast::<Prepared>();
+    // SAFETY: the parent gave us its `Prepared` and stands still: nobody else looks at it, or at what it points to.
+    unsafe {
+        let failed = become_program(&*prepared);
+        let errno = *libc::__errno_location();
+        (&raw mut (*prepared).failed).write_volatile(Some((failed, errno)));
+    }
+    127
+}
+
+/// Executes the program, or says which step failed; why is in errno.
+///
+/// # Safety
+/// For a child that shares its parent's memory: `prepared` is whole, and nobody else touches it.
+unsafe fn become_program(prepared: &Prepared) -> Step {
+    // SAFETY: plain system calls on open descriptors and on memory that `prepared` keeps; glibc's wrappers used here touch
+    // nothing but errno. Resetting every signal (those that cannot be are refused) leaves no handler of the parent's.
+    unsafe {
+        if prepared.birth == Birth::UserAndPid
+            && (!write(c"/proc/self/setgroups", c"deny")
+                || !write(c"/proc/self/gid_map", &prepared.gid_map)
+                || !write(c"/proc/self/uid_map", &prepared.uid_map))
+        {
+            return Step::Namespaces;
+        }
+        for (number, descriptor) in (0..).zip(&prepared.descriptors) {
+            if libc::dup2(descriptor.as_raw_fd(), number) == -1 {
+                return Step::Program;
+            }
+        }
+        let above = prepared.descriptors.len() as libc::c_uint;
+        let flags = libc::CLOSE_RANGE_CLOEXEC;
+        if libc::syscall(libc::SYS_close_range, above, libc::c_uint::MAX, flags) == -1
+            || libc::chdir(c"/".as_ptr()) == -1
+        {
+            return Step::Program;
+        }
+        libc::setsid();
+        for signal in 1..=SIGNALS {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+        libc::execve(
+            prepared.path,
+            prepared.arguments.as_ptr(),
+            prepared.environment.as_ptr(),
+        );
+        Step::Program
+    }
+}
+
+/// Writes a file of /proc whole.
+///
+/// # Safety
+/// As [`become_program`].
+unsafe fn write(path: &CStr, text: &CStr) -> bool {
+    let length = text.count_bytes();
+    // SAFETY: the pointers are to strings that end, and the length is the text's.
+    unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if fd == -1 {
+            return false;
+        }
+        let written = libc::write(fd, text.as_ptr().cast(), length);
+        let errno = *libc::__errno_location();
+        libc::close(fd);
+        *libc::__errno_location() = errno;
+        written == length as isize
+    }
+}

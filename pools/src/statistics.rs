@@ -1,0 +1,191 @@
+//! What a pool did, counted as it does it: atomics that nobody waits for.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::resource::SlowReason;
+
+/// Upper bounds of a histogram's buckets, nanoseconds, each included; one bucket more is above the last.
+pub const BOUNDS_NS: [u64; 22] = [
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
+const BUCKETS: usize = BOUNDS_NS.len() + 1;
+const REASONS: usize = SlowReason::ALL.len();
+
+/// Durations, counted by size.
+#[derive(Debug, Default)]
+pub(crate) struct Histogram {
+    counts: [AtomicU64; BUCKETS],
+    sum_ns: AtomicU64,
+}
+
+/// A histogram at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Times {
+    /// How many fell into each bucket of [`BOUNDS_NS`], and above; not cumulative.
+    pub counts: [u64; BUCKETS],
+    /// All of them together, nanoseconds.
+    pub sum_ns: u64,
+}
+
+impl Histogram {
+    pub(crate) fn record(&self, took: Duration) {
+        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS_NS.partition_point(|bound| *bound < ns);
+        add(&self.counts[bucket]);
+        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    fn snapshot(&self) -> Times {
+        Times {
+            counts: self.counts.each_ref().map(get),
+            sum_ns: get(&self.sum_ns),
+        }
+    }
+}
+
+/// A pool's counters.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub hits: AtomicU64,
+    misses: [AtomicU64; REASONS],
+    pub made: AtomicU64,
+    pub failed: AtomicU64,
+    pub quarantined: AtomicU64,
+    pub destroyed: AtomicU64,
+    pub claim: Histogram,
+    pub make: Histogram,
+}
+
+/// What a pool has, and what it did since it was made.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct PoolStatistics {
+    /// The name of its kind.
+    pub kind: &'static str,
+    /// How many are ready.
+    pub ready: usize,
+    /// How many are being made ahead.
+    pub making: usize,
+    /// How many wait for their destruction.
+    pub doomed: usize,
+    /// It refills when fewer than `low` are ready,
+    pub low: usize,
+    /// until there are `high`; 0 where nothing is made ahead.
+    pub high: usize,
+    /// Claims, whatever came of them: hits and misses.
+    pub claims: u64,
+    /// Claims to which something ready was given.
+    pub hits: u64,
+    /// Claims that found nothing, by why.
+    pub misses: [(SlowReason, u64); REASONS],
+    /// Made, ahead or for a claimer.
+    pub made: u64,
+    /// Not made, ahead or for a claimer.
+    pub failed: u64,
+    /// Ready, but unfit when they were to be handed out.
+    pub quarantined: u64,
+    /// Ended, whether ready, released or unfit.
+    pub destroyed: u64,
+    /// How long claims took that were given something.
+    pub claim_times: Times,
+    /// How long making took where it succeeded.
+    pub make_times: Times,
+}
+
+/// What a pool has at a moment: the first fields of its statistics.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Depth {
+    pub kind: &'static str,
+    pub ready: usize,
+    pub making: usize,
+    pub doomed: usize,
+    pub low: usize,
+    pub high: usize,
+}
+
+impl Counters {
+    pub(crate) fn miss(&self, reason: SlowReason) {
+        add(&self.misses[reason as usize]);
+    }
+
+    /// The counts of a pool that has this.
+    pub(crate) fn snapshot(&self, has: Depth) -> PoolStatistics {
+        let misses = SlowReason::ALL.map(|reason| (reason, get(&self.misses[reason as usize])));
+        let hits = get(&self.hits);
+        PoolStatistics {
+            kind: has.kind,
+            ready: has.ready,
+            making: has.making,
+            doomed: has.doomed,
+            low: has.low,
+            high: has.high,
+            claims: hits + misses.iter().map(|(_, count)| count).sum::<u64>(),
+            hits,
+            misses,
+            made: get(&self.made),
+            failed: get(&self.failed),
+            quarantined: get(&self.quarantined),
+            destroyed: get(&self.destroyed),
+            claim_times: self.claim.snapshot(),
+            make_times: self.make.snapshot(),
+        }
+    }
+}
+
+pub(crate) fn add(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_falls_into_the_first_bucket_that_holds_it() {
+        let histogram = Histogram::default();
+        for ns in [0, 1_000, 1_001, 10_000_000_000, 10_000_000_001] {
+            histogram.record(Duration::from_nanos(ns));
+        }
+        let times = histogram.snapshot();
+        assert_eq!((times.counts[0], times.counts[1]), (2, 1));
+        assert_eq!((times.counts[BUCKETS - 2], times.counts[BUCKETS - 1]), (1, 1));
+        assert_eq!(times.sum_ns, 20_000_002_002);
+    }
+
+    #[test]
+    fn every_miss_is_counted_under_its_reason() {
+        let counters = Counters::default();
+        for (n, reason) in SlowReason::ALL.into_iter().enumerate() {
+            (0..=n).for_each(|_| counters.miss(reason));
+        }
+        add(&counters.hits);
+        let seen = counters.snapshot(Depth::default());
+        assert_eq!(seen.misses.map(|(_, count)| count), [1, 2, 3, 4, 5]);
+        assert_eq!((seen.claims, seen.hits), (16, 1));
+    }
+}

@@ -1,0 +1,153 @@
+//! What this process does with the signals that end it.
+//!
+//! SIGSYS is a forbidden system call: the log says which, and the process ends. SIGTERM ends it too, which the first
+//! process of a PID namespace must ask for. Invariant: handlers make system calls on what they have on their stack, and
+//! nothing else; they take no lock and allocate nothing.
+
+use std::cell::Cell;
+use std::io;
+
+use thaw_protocol::control::{FORBIDDEN_CALL, FORBIDDEN_CODE};
+
+use super::names;
+use super::syscalls::Thread;
+
+/// `si_code` of a signal that seccomp sent.
+const SYS_SECCOMP: i32 = 1;
+
+thread_local! {
+    /// For the handler. Without a destructor or an initializer: reading it does nothing else.
+    static THREAD: Cell<Option<Thread>> = const { Cell::new(None) };
+}
+
+/// The calling thread's kind, for what is said of it.
+pub(super) fn this_thread_is(thread: Thread) {
+    THREAD.set(Some(thread));
+}
+
+/// Takes both signals, in this process from now on.
+pub(super) fn install() -> io::Result<()> {
+    handle(libc::SIGSYS, forbidden as *const () as usize)?;
+    handle(libc::SIGTERM, terminated as *const () as usize)
+}
+
+fn handle(signal: i32, handler: usize) -> io::Result<()> {
+    // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; both handlers keep to what one may do.
+    let done = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(signal, &action, std::ptr::null_mut())
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn terminated(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: _exit ends the process without running anything of it.
+    unsafe { libc::_exit(128 + libc::SIGTERM) }
+}
+
+/// The head of a siginfo_t of SIGSYS (asm-generic/siginfo.h, `_sigsys`).
+#[repr(C)]
+struct SigsysInfo {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    _padding: i32,
+    _address: usize,
+    number: i32,
+    _architecture: u32,
+}
+
+extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo and context; of a SIGSYS the former begins so.
+    let (info, registers) = unsafe {
+        let context = context.cast::<libc::ucontext_t>();
+        (&*info.cast::<SigsysInfo>(), &(*context).uc_mcontext.gregs)
+    };
+    let mut line = Line::new();
+    if info.code == SYS_SECCOMP {
+        line.text(FORBIDDEN_CALL);
+        line.text(" ");
+        line.text(names::of(info.number.into()).unwrap_or("unknown"));
+        line.text(" (");
+        line.number(info.number as u32 as u64, 10);
+        line.text(") of a ");
+        line.text(THREAD.get().map_or("", Thread::name));
+        line.text(" thread, arguments");
+        for register in [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX] {
+            line.text(" 0x");
+            line.number(registers[register as usize] as u64, 16);
+        }
+        line.text(": thaw-vmm ends\n");
+    } else {
+        line.text("thaw-vmm ends: somebody sent it SIGSYS\n");
+    }
+    // SAFETY: writes what the line holds, and ends the process without running anything of it.
+    unsafe {
+        libc::write(2, line.bytes.as_ptr().cast(), line.length);
+        libc::_exit(FORBIDDEN_CODE)
+    }
+}
+
+/// A line of text that is put together without the heap; what does not fit is cut.
+struct Line {
+    bytes: [u8; 256],
+    length: usize,
+}
+
+impl Line {
+    fn new() -> Line {
+        Line {
+            bytes: [0; 256],
+            length: 0,
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        for byte in text.bytes() {
+            if let Some(place) = self.bytes.get_mut(self.length) {
+                *place = byte;
+                self.length += 1;
+            }
+        }
+    }
+
+    fn number(&mut self, mut number: u64, base: u64) {
+        let mut digits = [0u8; 20];
+        let mut first = digits.len();
+        loop {
+            first -= 1;
+            digits[first] = b"0123456789abcdef"[(number % base) as usize];
+            number /= base;
+            if number == 0 {
+                break;
+            }
+        }
+        self.text(str::from_utf8(&digits[first..]).unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_hold_numbers_and_are_cut_where_they_end() {
+        let mut line = Line::new();
+        line.text("call ");
+        line.number(u64::MAX, 10);
+        line.text(" 0x");
+        line.number(u64::MAX, 16);
+        line.number(0, 10);
+        assert_eq!(
+            &line.bytes[..line.length],
+            b"call 18446744073709551615 0xffffffffffffffff0"
+        );
+        (0..100).for_each(|_| line.text("abcdef"));
+        assert_eq!(line.length, line.bytes.len());
+    }
+}

@@ -17,7 +17,7 @@ use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{Provenance, RootServing};
+use crate::sandbox::{Provenance, RootServing, Terms};
 
 const RECORD: &str = "record.json";
 
@@ -56,6 +56,8 @@ pub struct Record {
     /// How its image is served.
     #[serde(default)]
     pub root: RootServing,
+    #[serde(default)]
+    pub terms: Terms,
 }
 
 impl Record {
@@ -412,6 +414,7 @@ mod tests {
             memory_mib: 128,
             provenance: None,
             root: RootServing::Virtiofs,
+            terms: Terms::default(),
         }
     }
 

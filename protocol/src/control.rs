@@ -126,6 +126,7 @@ pub enum Backend {
 
 /// How a restored machine's memory gets its contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryMode {
     /// The files' data is mapped privately; pages come as they are touched, those of the working set in advance.

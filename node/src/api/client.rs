@@ -10,11 +10,16 @@ use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, ErrorBody, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, Sandbox,
-    ThawSandbox,
+    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, Problem, Sandbox,
+    SandboxList, ThawSandbox,
 };
 
 use crate::exit::{ExitCode, Failure};
+
+/// Sandboxes asked for at once: an answer is at most [`MAX_ANSWER`].
+const PIECE: usize = 16;
+/// Largest answer that is read, bytes: a few sandboxes, each with the command its caller gave it.
+const MAX_ANSWER: usize = 32 * MAX_BODY;
 
 /// A thawd that answers.
 #[derive(Clone, Debug)]
@@ -33,7 +38,7 @@ impl Client {
 
     /// That it lives.
     pub async fn health(&self) -> Result<Health, Failure> {
-        self.ask(Method::GET, "/healthz", None).await
+        self.ask(Method::GET, "/v1/health", None).await
     }
 
     /// Makes a sandbox.
@@ -42,9 +47,17 @@ impl Client {
         self.ask(Method::POST, "/v1/sandboxes", Some(body)).await
     }
 
-    /// All sandboxes.
+    /// All sandboxes, as they were at one moment.
     pub async fn list(&self) -> Result<Vec<Sandbox>, Failure> {
-        self.ask(Method::GET, "/v1/sandboxes", None).await
+        let path = format!("/v1/sandboxes?limit={PIECE}");
+        let mut list: SandboxList = self.ask(Method::GET, &path, None).await?;
+        let mut all = list.items;
+        while let Some(token) = list.continue_token {
+            let path = format!("{path}&continue={}", escape(&token));
+            list = self.ask(Method::GET, &path, None).await?;
+            all.append(&mut list.items);
+        }
+        Ok(all)
     }
 
     /// One sandbox, by id or name.
@@ -113,7 +126,7 @@ impl Client {
             .map_err(|e| self.broken(&e))?;
         let response = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
         connection.abort();
         let body = body.map_err(|e| self.broken(&e))?.to_bytes();
         if status.is_success() {
@@ -124,21 +137,17 @@ impl Client {
     }
 
     fn failure(&self, status: StatusCode, body: &[u8]) -> Failure {
-        let Ok(ErrorBody { error }) = serde_json::from_slice::<ErrorBody>(body) else {
+        let Ok(problem) = serde_json::from_slice::<Problem>(body) else {
             return self.broken(&format!("it answers {status}"));
         };
         let code = ExitCode::ALL
             .iter()
             .copied()
-            .find(|c| c.slug() == error.code)
+            .find(|c| c.slug() == problem.code)
             .unwrap_or(ExitCode::Runtime);
-        let failure = match error.message.rsplit_once("; ") {
-            Some((what, remedy)) => Failure::new(code, what).remedy(remedy),
-            None => Failure::new(code, error.message),
-        };
         Failure {
-            context: error.context,
-            ..failure
+            context: problem.context,
+            ..Failure::new(code, problem.detail).remedy(problem.remedy)
         }
     }
 
@@ -174,10 +183,12 @@ mod tests {
     #[test]
     fn an_error_keeps_its_code_and_its_remedy() {
         let client = Client { socket: "/s".into() };
-        let body = br#"{"error":{"code":"disk-full","message":"no room: /x; free space","context":["a"]}}"#;
+        let body =
+            br#"{"type":"urn:thaw:problem:disk-full","title":"t","status":507,"detail":"no room; at all: /x",
+            "instance":"/v1/sandboxes","code":"disk-full","remedy":"free space","exit":73,"context":["a"]}"#;
         let failure = client.failure(StatusCode::INSUFFICIENT_STORAGE, body);
         assert_eq!(failure.code, ExitCode::DiskFull);
-        assert_eq!(failure.to_string(), "no room: /x; free space");
+        assert_eq!(failure.to_string(), "no room; at all: /x; free space");
         assert_eq!(failure.context, ["a"]);
         assert_eq!(
             client.failure(StatusCode::BAD_GATEWAY, b"x").code,

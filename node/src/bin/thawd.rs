@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use thaw_node::api::server::{Daemon, serve};
+use thaw_node::api::daemon::Daemon;
+use thaw_node::api::peer::Access;
+use thaw_node::api::server::serve;
 use thaw_node::cli::logging;
 use thaw_node::exit::Failure;
 use thaw_node::paths::{Paths, VARIABLES};
@@ -22,6 +24,9 @@ struct Arguments {
     /// Where to listen [default: thawd.sock in the run directory]
     #[arg(long, value_name = "PATH")]
     socket: Option<std::path::PathBuf>,
+    /// Whose members may use the socket too, by name or number [default: nobody's]
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
     /// Where to serve containerd as a remote snapshotter [default: not at all]
     ///
     /// In containerd's configuration: [proxy_plugins.thaw] type = "snapshot", address = "PATH".
@@ -74,6 +79,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let served = runtime.block_on(async {
         let paths = Paths::from_env();
         let socket = arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket());
+        let access = match &arguments.socket_group {
+            Some(group) => Access::for_group(group)?,
+            None => Access::default(),
+        };
         let mut ends = Vec::new();
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
             ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
@@ -87,7 +96,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             None => None,
         };
-        let daemon = Daemon::start(node).await;
+        let daemon = Daemon::start(node).await?;
         tracing::info!(socket = %socket.display(), "listening");
         let (stop, mut stopped) = tokio::sync::watch::channel(());
         let end = async move {
@@ -103,7 +112,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 None => Ok(()),
             }
         };
-        let (served, snapshotter) = tokio::join!(serve(daemon, &socket, end), snapshotter);
+        let (served, snapshotter) = tokio::join!(serve(daemon, &socket, access, end), snapshotter);
         served.and(snapshotter)
     });
     // Once it is gone, nobody claims or releases any more.

@@ -17,7 +17,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::image::record::Recording;
 use crate::images::Images;
 use crate::paths::Paths;
-use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, ThawSpec};
+use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, Terms, ThawSpec};
 use crate::state::{RunDirectory, vsock_socket};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -105,6 +105,7 @@ impl Home {
             root: arguments.root,
             record,
             prefetch: !arguments.no_prefetch,
+            terms: Terms::default(),
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await?;
         let pending = recording.zip(sandbox.image().cloned());
@@ -143,6 +144,7 @@ impl Home {
             tethered: true,
             client: None,
             memory_mode: request.memory_mode,
+            terms: Terms::default(),
         };
         let sandbox = Sandbox::thaw(&node, spec, trace).await?;
         Home::of_ours(node, sandbox, run)
@@ -314,6 +316,8 @@ fn daemon_request(
         record_to: record_to(arguments.record.as_ref().and_then(Option::as_deref))?,
         prefetch: !arguments.no_prefetch,
         root: name(&arguments.root),
+        labels: Default::default(),
+        timeout_s: None,
     })
 }
 

@@ -26,7 +26,9 @@ use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
 use super::pools::{DISK_SIZE, claim};
-use super::{NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown};
+use super::{
+    NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms,
+};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
@@ -294,6 +296,7 @@ fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
         vcpus: spec.vcpus,
         memory_mib: spec.memory_mib,
         root: spec.root,
+        terms: spec.terms.clone(),
         ..new_record()?
     })
 }
@@ -319,6 +322,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         memory_mib: *MEMORY_MIB.start(),
         provenance: None,
         root: RootServing::Virtiofs,
+        terms: Terms::default(),
     })
 }
 

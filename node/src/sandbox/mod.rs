@@ -49,6 +49,7 @@ mod machine;
 mod pools;
 mod shells;
 mod snapshot;
+mod terms;
 mod thaw;
 
 pub use adoption::Provenance;
@@ -58,6 +59,7 @@ use machine::{describe, odd};
 pub use pools::Pools;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
+pub use terms::{Terms, Timeout};
 
 /// How long a guest may take to ring, and the agent to take its identity.
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -113,6 +115,7 @@ pub struct SandboxSpec {
     pub record: Option<Arc<OwnedFd>>,
     /// Read ahead what a recorded run of the image read.
     pub prefetch: bool,
+    pub terms: Terms,
 }
 
 /// An image as it is shown to the guest.
@@ -413,13 +416,15 @@ impl Sandbox {
             .or(life.closed.then(|| "thaw-vmm ended".to_owned()))
     }
 
-    /// Waits until its machine has ended, and says why.
-    pub async fn wait_end(&self) -> String {
+    /// Waits until its machine has ended, and says why. It may wait longer than this is held.
+    pub fn wait_end(&self) -> impl Future<Output = String> + Send + use<> {
         let mut life = self.life.clone();
-        let ended = life.wait_for(|l| l.exited.is_some() || l.closed).await;
-        match ended.as_ref().ok().and_then(|l| l.exited.as_ref()) {
-            Some(reason) => describe(reason),
-            None => "thaw-vmm ended".into(),
+        async move {
+            let ended = life.wait_for(|l| l.exited.is_some() || l.closed).await;
+            match ended.as_ref().ok().and_then(|l| l.exited.as_ref()) {
+                Some(reason) => describe(reason),
+                None => "thaw-vmm ended".into(),
+            }
         }
     }
 

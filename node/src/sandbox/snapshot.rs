@@ -13,7 +13,7 @@ use super::create::{Making, Parts, blocking, new_network, new_record};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
-use super::{NetworkMode, Node, RootServing, Sandbox, Shown, disk};
+use super::{NetworkMode, Node, RootServing, Sandbox, Shown, Terms, disk};
 use crate::container::{IMAGE_DISK_SLOT, RUNNING_FILE};
 use crate::exit::{ExitCode, Failure};
 use crate::snapshot::{Kind, Registered, Subject};
@@ -32,6 +32,7 @@ pub struct ThawSpec {
     pub tethered: bool,
     pub client: Option<ProcessRecord>,
     pub memory_mode: MemoryMode,
+    pub terms: Terms,
 }
 
 /// The snapshots sandboxes of this process were thawed from: clones of one share what is held of it.
@@ -90,6 +91,7 @@ async fn make(
         image_digest: subject.images.first().map(|i| i.digest.clone()),
         command: workload.command.clone(),
         client: spec.client,
+        terms: spec.terms.clone(),
         tethered: spec.tethered,
         vcpus: workload.cpus,
         memory_mib: workload.memory_mib,

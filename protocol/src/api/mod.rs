@@ -1,10 +1,11 @@
-//! thawd's HTTP API, over a unix socket: JSON bodies of these types.
+//! thawd's HTTP API, over a unix socket: JSON bodies of these types. docs/api.md describes it.
 //!
 //! | method and path | body | answer |
 //! |---|---|---|
-//! | `GET /healthz` | — | [`Health`] |
+//! | `GET /v1/health` | — | [`Health`] |
 //! | `POST /v1/sandboxes` | [`CreateSandbox`] | 201, [`CreatedSandbox`] |
-//! | `GET /v1/sandboxes` | — | a list of [`Sandbox`] |
+//! | `GET /v1/sandboxes` | — | [`SandboxList`] |
+//! | `GET /v1/sandboxes?watch=1` | — | [`WatchEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}` | — | [`Sandbox`] |
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
@@ -12,7 +13,8 @@
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
-//! for what makes a sandbox; `DELETE` ends the machine. Every other answer is an [`ErrorBody`]. A container is driven by the caller, over the sandbox's vsock socket.
+//! for what makes a sandbox; `DELETE` ends the machine. Every other answer is a [`Problem`]. A container is driven by the
+//! caller, over the sandbox's vsock socket.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,11 +23,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::MemoryMode;
 
+mod list;
+mod problem;
+
+pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
+
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
+/// The header that makes a creation happen once, however often it is asked for.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// That thawd lives, and which it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Health {
     pub version: String,
     pub pid: u32,
@@ -33,6 +44,7 @@ pub struct Health {
 
 /// One process: its number and when it started, clock ticks since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ProcessIdentity {
     pub pid: i32,
     pub start_time: u64,
@@ -40,6 +52,7 @@ pub struct ProcessIdentity {
 
 /// A sandbox to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
     /// As `thaw run` takes it, paths absolute.
@@ -77,6 +90,7 @@ pub struct CreateSandbox {
     pub record: bool,
     /// Write it to this file too, absolute.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub record_to: Option<PathBuf>,
     /// Read ahead what a recorded run of the image read.
     #[serde(default = "yes")]
@@ -84,13 +98,21 @@ pub struct CreateSandbox {
     /// How the image is served: `virtiofs` or `erofs`.
     #[serde(default = "virtiofs")]
     pub root: String,
+    /// What callers find it by, docs/api.md has the syntax.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Delete it after this many seconds, at least one.
+    #[serde(default)]
+    pub timeout_s: Option<u32>,
 }
 
 /// A sandbox to make of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ThawSandbox {
     /// The snapshot's directory, absolute.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub directory: PathBuf,
     #[serde(default)]
     pub hostname: Option<String>,
@@ -102,13 +124,21 @@ pub struct ThawSandbox {
     /// How it gets its memory; `uffd` is refused.
     #[serde(default)]
     pub memory_mode: MemoryMode,
+    /// What callers find it by, docs/api.md has the syntax.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Delete it after this many seconds, at least one.
+    #[serde(default)]
+    pub timeout_s: Option<u32>,
 }
 
 /// How to freeze a running sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FreezeSandbox {
     /// The snapshot's directory, absolute; nothing may be there.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub directory: PathBuf,
     /// Only what was written since the sandbox was thawed, to lie on what it was thawed from.
     #[serde(default)]
@@ -118,11 +148,13 @@ pub struct FreezeSandbox {
     pub stop: bool,
     /// The private key's file to sign the snapshot with, absolute; whoever owns the sandbox reads it.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
     pub sign: Option<PathBuf>,
 }
 
 /// What a freeze did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct FrozenSandbox {
     /// Bytes of memory written.
     pub memory_bytes: u64,
@@ -148,6 +180,7 @@ fn private() -> String {
 
 /// A sandbox that was made: its agent takes containers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreatedSandbox {
     pub sandbox: Sandbox,
     /// The image's configuration, JSON as the OCI image specification has it; `null` where it is not known.
@@ -158,6 +191,7 @@ pub struct CreatedSandbox {
 
 /// Where the time of a start went.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Account {
     /// By start.
     pub stages: Vec<Stage>,
@@ -172,6 +206,7 @@ pub struct Account {
 
 /// One stage of a start, nanoseconds since its beginning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Stage {
     pub name: String,
     pub start_ns: u64,
@@ -180,6 +215,7 @@ pub struct Stage {
 
 /// Why a start was slower than it could be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Reason {
     /// A stable name for programs.
     pub code: String,
@@ -188,7 +224,8 @@ pub struct Reason {
 }
 
 /// A sandbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Sandbox {
     pub id: String,
     pub name: Option<String>,
@@ -206,21 +243,12 @@ pub struct Sandbox {
     pub vsock: String,
     /// The VMM's process.
     pub vmm_pid: Option<i32>,
-}
-
-/// Why a request failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorBody {
-    pub error: ErrorDetail,
-}
-
-/// A stable code for programs, a sentence for people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorDetail {
-    /// As `docs/exit-codes.md` has it.
-    pub code: String,
-    pub message: String,
-    /// Lines that explain it.
     #[serde(default)]
-    pub context: Vec<String>,
+    pub labels: BTreeMap<String, String>,
+    /// It is deleted this many seconds after it was made.
+    #[serde(default)]
+    pub timeout_s: Option<u32>,
+    /// The change that made it so: grows with every change of any sandbox, and never comes again.
+    #[serde(default)]
+    pub resource_version: u64,
 }

@@ -1,0 +1,106 @@
+//! What a request may ask for, before anything is made for it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use thaw_protocol::api::{CreateSandbox, FreezeSandbox, ThawSandbox};
+use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
+
+use super::problem::{ApiCode, Refusal};
+use super::watch::selector::check_labels;
+use crate::exit::{ExitCode, Failure};
+
+/// Longest name or image, bytes.
+const MAX_TEXT: usize = 4096;
+/// Longest name of a sandbox, bytes.
+const MAX_NAME: usize = 253;
+
+/// A sandbox to make of an image.
+pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
+    if !VCPUS.contains(&request.cpus) {
+        return Err(invalid(format!("cpus is {} to {}", VCPUS.start(), VCPUS.end())));
+    }
+    let (least, most) = (*MEMORY_MIB.start(), *MEMORY_MIB.end());
+    if request.memory_mib < least {
+        let what = format!(
+            "{} MiB of memory is too small for a guest: the least is {least}",
+            request.memory_mib
+        );
+        return Err(Failure::new(ExitCode::MemoryTooSmall, what).into());
+    }
+    if request.memory_mib > most {
+        return Err(invalid(format!("memory_mib is at most {most}")));
+    }
+    plain("image", &request.image, MAX_TEXT)?;
+    memory_mode(request.memory_mode)?;
+    if let Some(file) = &request.record_to {
+        absolute("record_to", file)?;
+    }
+    named(&request.name, &request.hostname)?;
+    terms(&request.labels, request.timeout_s)
+}
+
+/// A sandbox to make of a snapshot.
+pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
+    absolute("directory", &request.directory)?;
+    memory_mode(request.memory_mode)?;
+    named(&request.name, &request.hostname)?;
+    terms(&request.labels, request.timeout_s)
+}
+
+/// A sandbox to freeze.
+pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
+    absolute("directory", &request.directory)?;
+    match &request.sign {
+        Some(key) => absolute("sign", key),
+        None => Ok(()),
+    }
+}
+
+fn invalid(what: impl std::fmt::Display) -> Refusal {
+    Refusal::new(ApiCode::Invalid, what)
+}
+
+fn terms(labels: &BTreeMap<String, String>, timeout_s: Option<u32>) -> Result<(), Refusal> {
+    check_labels(labels).map_err(invalid)?;
+    match timeout_s {
+        Some(0) => Err(invalid("timeout_s is at least 1")),
+        _ => Ok(()),
+    }
+}
+
+fn named(name: &Option<String>, hostname: &Option<String>) -> Result<(), Refusal> {
+    for (field, text) in [("name", name), ("hostname", hostname)] {
+        if let Some(text) = text {
+            plain(field, text, MAX_NAME)?;
+        }
+    }
+    Ok(())
+}
+
+fn plain(field: &str, text: &str, most: usize) -> Result<(), Refusal> {
+    match !text.is_empty() && text.len() <= most && !text.chars().any(char::is_control) {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "{field} is 1 to {most} bytes without control characters"
+        ))),
+    }
+}
+
+fn absolute(field: &str, path: &Path) -> Result<(), Refusal> {
+    let text = path.as_os_str().as_encoded_bytes();
+    match path.is_absolute() && !text.contains(&0) && text.len() <= MAX_TEXT {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "{field} is an absolute path of at most {MAX_TEXT} bytes"
+        ))),
+    }
+}
+
+/// Its sandboxes outlive thawd: nobody would serve their pages then.
+fn memory_mode(mode: MemoryMode) -> Result<(), Refusal> {
+    match mode {
+        MemoryMode::Uffd => Err(invalid("memory_mode is cow or populate")),
+        MemoryMode::Cow | MemoryMode::Populate => Ok(()),
+    }
+}

@@ -1,0 +1,343 @@
+//! thawd's state: the sandboxes it holds, and what is known of each.
+//!
+//! Invariants: a sandbox is in the cache exactly while it is in the table; what the cache says of it follows what happened to
+//! it; no lock is held across a call to a guest, a VMM or a registry but a sandbox's own turn, which orders what is done to
+//! it. Whatever attends a sandbox ends with it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use thaw_protocol::api::{
+    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Sandbox as Described, ThawSandbox,
+};
+use tokio::task::AbortHandle;
+
+use super::idempotency::Answers;
+use super::maker::{Condition, Machine, Made, Maker, Microvm};
+use super::problem::{ApiCode, Refusal};
+use super::watch::{Cache, Versions};
+use crate::exit::{ExitCode, Failure};
+use crate::readiness;
+use crate::sandbox::{Node, Sandbox};
+
+/// Where the resource versions that were reserved are written, in the data directory.
+const VERSIONS: &str = "resource-version";
+
+/// A sandbox that is held.
+#[derive(Debug)]
+struct Held {
+    machine: Arc<dyn Machine>,
+    /// Who changes it, one after the other.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    attendant: AbortHandle,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.attendant.abort();
+    }
+}
+
+/// The right to change a sandbox.
+struct Turn {
+    id: String,
+    machine: Arc<dyn Machine>,
+    _alone: tokio::sync::OwnedMutexGuard<()>,
+}
+
+/// thawd, or a process with a sandbox of its own.
+#[derive(Debug)]
+pub struct Daemon {
+    /// None makes none: it owns one sandbox, a `thaw run` in its own process.
+    maker: Option<Arc<dyn Maker>>,
+    table: Mutex<BTreeMap<String, Held>>,
+    pub cache: Arc<Cache>,
+    pub answers: Answers,
+    /// Shared by whatever is finished though nobody waits for it.
+    finishing: Arc<tokio::sync::RwLock<()>>,
+}
+
+impl Daemon {
+    /// Takes over every sandbox an earlier thawd left running. One whose VMM no longer answers is removed.
+    ///
+    /// # Errors
+    /// The data directory cannot be written.
+    pub async fn start(node: Node) -> Result<Arc<Daemon>, Failure> {
+        let file = node.paths.data.join(VERSIONS);
+        let fail = |e: io::Error| Failure::system(format!("cannot write {}", file.display()), &e);
+        let daemon = Daemon::new(
+            Some(Arc::new(node.clone())),
+            Versions::open(file.clone()).map_err(fail)?,
+        );
+        for (record, directory) in node.run.adopt() {
+            let id = record.id.clone();
+            match Sandbox::adopt(&node, record, directory).await {
+                Ok(sandbox) => {
+                    tracing::info!(sandbox = id, "adopted");
+                    let machine = Arc::new(Microvm::new(node.clone(), Arc::new(sandbox)));
+                    let condition = machine.condition().await;
+                    daemon.insert(machine, condition);
+                }
+                Err(e) => tracing::error!(sandbox = id, "removed: {e}"),
+            }
+        }
+        Ok(daemon)
+    }
+
+    /// What a process that owns one sandbox serves of the API.
+    pub fn of_one(node: Node, sandbox: Arc<Sandbox>) -> Arc<Daemon> {
+        let daemon = Daemon::new(None, Versions::of_clock());
+        daemon.insert(Arc::new(Microvm::new(node, sandbox)), Condition::Running);
+        daemon
+    }
+
+    /// With no sandbox yet.
+    pub fn new(maker: Option<Arc<dyn Maker>>, versions: Versions) -> Arc<Daemon> {
+        Arc::new(Daemon {
+            maker,
+            table: Mutex::default(),
+            cache: Arc::new(Cache::new(versions)),
+            answers: Answers::default(),
+            finishing: Arc::default(),
+        })
+    }
+
+    /// Work that is finished though its caller hangs up: a sandbox must not stay half frozen.
+    pub async fn finish<T: Send + 'static, E: Into<Refusal> + Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let finishing = self.finishing.clone().read_owned().await;
+        let done = tokio::spawn(async move {
+            let _finishing = finishing;
+            work.await
+        });
+        let done = done.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
+        done.map_err(Into::into)
+    }
+
+    /// Lets go of every sandbox, so that they outlive us, once nothing is done to any of them.
+    pub async fn release(&self) {
+        let _alone = self.finishing.write().await;
+        for (id, held) in std::mem::take(&mut *self.table()) {
+            let machine = held.machine.clone();
+            drop(held);
+            if !machine.release() {
+                tracing::warn!(sandbox = id, "still in use while thawd ends");
+            }
+        }
+    }
+
+    /// Makes a sandbox of an image. Dropped, nothing is made.
+    pub async fn create(self: &Arc<Daemon>, request: CreateSandbox) -> Result<CreatedSandbox, Refusal> {
+        let made = self.maker()?.create(request).await?;
+        Ok(self.made(made))
+    }
+
+    /// Makes a sandbox of a snapshot. Dropped, nothing is made.
+    pub async fn thaw(self: &Arc<Daemon>, request: ThawSandbox) -> Result<CreatedSandbox, Refusal> {
+        let made = self.maker()?.thaw(request).await?;
+        Ok(self.made(made))
+    }
+
+    fn maker(&self) -> Result<&Arc<dyn Maker>, Refusal> {
+        let one_only = || Refusal::new(ApiCode::OneOnly, "this is a thaw run of its own");
+        self.maker.as_ref().ok_or_else(one_only)
+    }
+
+    fn made(self: &Arc<Daemon>, made: Made) -> CreatedSandbox {
+        CreatedSandbox {
+            sandbox: Described::clone(&self.insert(made.machine, Condition::Running)),
+            image_config: made.image_config,
+            account: made.account,
+        }
+    }
+
+    fn insert(self: &Arc<Daemon>, machine: Arc<dyn Machine>, condition: Condition) -> Arc<Described> {
+        let described = describe(machine.as_ref(), condition);
+        let id = described.id.clone();
+        let attending = attend(Arc::downgrade(self), machine.as_ref());
+        // Held until it is in both: its attendant may find it over at once.
+        let mut table = self.table();
+        let shown = self.cache.put(described);
+        let held = Held {
+            attendant: tokio::spawn(attending).abort_handle(),
+            turn: Arc::default(),
+            machine,
+        };
+        table.insert(id, held);
+        shown
+    }
+
+    /// Ends a sandbox and removes all it has.
+    pub async fn delete(&self, wanted: &str) -> Result<(), Failure> {
+        let id = self.id(wanted)?;
+        if self.maker.is_none() {
+            // Its owner sees it end, and removes it.
+            self.find(&id)?.0.kill();
+            return Ok(());
+        }
+        let machine = {
+            let mut table = self.table();
+            let held = table.remove(&id).ok_or_else(|| none(wanted))?;
+            self.cache.remove(&id);
+            held.machine.clone()
+        };
+        machine.destroy().await;
+        Ok(())
+    }
+
+    /// Stops its CPUs.
+    pub async fn pause(&self, wanted: &str) -> Result<(), Failure> {
+        let turn = self.turn(wanted).await?;
+        let done = turn.machine.pause().await;
+        self.settle(turn).await;
+        done
+    }
+
+    /// Lets them run again.
+    pub async fn resume(&self, wanted: &str) -> Result<(), Failure> {
+        let turn = self.turn(wanted).await?;
+        let done = turn.machine.resume().await;
+        self.settle(turn).await;
+        done
+    }
+
+    /// Writes it down.
+    pub async fn freeze(&self, wanted: &str, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        let turn = self.turn(wanted).await?;
+        let done = turn.machine.freeze(request).await;
+        self.settle(turn).await;
+        done
+    }
+
+    /// Waits until nobody else changes a sandbox.
+    async fn turn(&self, wanted: &str) -> Result<Turn, Failure> {
+        let id = self.id(wanted)?;
+        let (machine, turn) = self.find(&id)?;
+        Ok(Turn {
+            id,
+            machine,
+            _alone: turn.lock_owned().await,
+        })
+    }
+
+    /// Looks at what became of a sandbox, whatever was done to it.
+    async fn settle(&self, turn: Turn) {
+        let condition = turn.machine.condition().await;
+        self.cache.update(&turn.id, |described| set(described, condition));
+    }
+
+    /// The id of the sandbox with this id or name.
+    fn id(&self, wanted: &str) -> Result<String, Failure> {
+        let found = self.cache.get(wanted).ok_or_else(|| none(wanted))?;
+        Ok(found.id.clone())
+    }
+
+    fn find(&self, id: &str) -> Result<(Arc<dyn Machine>, Arc<tokio::sync::Mutex<()>>), Failure> {
+        let table = self.table();
+        let held = table.get(id).ok_or_else(|| none(id))?;
+        Ok((held.machine.clone(), held.turn.clone()))
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// There is no such sandbox.
+pub fn none(wanted: &str) -> Failure {
+    Failure::new(
+        ExitCode::SandboxNotFound,
+        format!("no running sandbox is {wanted}"),
+    )
+}
+
+/// Tells the cache of its machine's end; deletes it when its time is over, or the process it was made for has ended.
+fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
+    let (record, end) = (machine.record(), machine.end());
+    let (id, client, timeout) = (record.id.clone(), record.client, record.terms.timeout);
+    let client_ends = async move {
+        let Some(client) = client else {
+            return std::future::pending().await;
+        };
+        if let Some(pidfd) = client.open()
+            && let Ok(pidfd) = readiness::register(pidfd, tokio::io::Interest::READABLE)
+        {
+            let _ = pidfd.readable().await;
+        }
+        "the process it was made for has ended"
+    };
+    let time_ends = async move {
+        let Some(timeout) = timeout else {
+            return std::future::pending().await;
+        };
+        // The clock of the timeout goes on while the host sleeps, that of the timer may not.
+        while !timeout.left().is_zero() {
+            tokio::time::sleep(timeout.left()).await;
+        }
+        "its time is over"
+    };
+    let marked = id.clone();
+    let marking = daemon.clone();
+    let mark = async move {
+        let reason = end.await;
+        if let Some(daemon) = marking.upgrade() {
+            daemon
+                .cache
+                .update(&marked, |described| set(described, Condition::Ended(reason)));
+        }
+        std::future::pending().await
+    };
+    async move {
+        let why = tokio::select! {
+            why = client_ends => why,
+            why = time_ends => why,
+            why = mark => why,
+        };
+        let Some(daemon) = daemon.upgrade() else { return };
+        // On a task of its own: this one ends with the sandbox.
+        tokio::spawn(async move {
+            let _finishing = daemon.finishing.read().await;
+            if daemon.delete(&id).await.is_ok() {
+                tracing::info!(sandbox = id, "deleted: {why}");
+            }
+        });
+    }
+}
+
+fn describe(machine: &dyn Machine, condition: Condition) -> Described {
+    let record = machine.record();
+    let mut described = Described {
+        id: record.id.clone(),
+        name: record.name.clone(),
+        image: record.image.clone(),
+        command: record.command.clone(),
+        created: record.created,
+        cpus: record.vcpus,
+        memory_mib: record.memory_mib,
+        state: String::new(),
+        reason: None,
+        vsock: machine.vsock().display().to_string(),
+        vmm_pid: record.vmm.map(|v| v.pid),
+        labels: record.terms.labels.clone(),
+        timeout_s: record.terms.timeout.map(|t| t.seconds),
+        resource_version: 0,
+    };
+    set(&mut described, condition);
+    described
+}
+
+fn set(described: &mut Described, condition: Condition) {
+    let (state, reason) = match condition {
+        Condition::Running => ("running", None),
+        Condition::Paused => ("paused", None),
+        Condition::Ended(reason) => ("ended", Some(reason)),
+    };
+    (described.state, described.reason) = (state.into(), reason);
+}
+
+#[cfg(test)]
+#[path = "daemon_test.rs"]
+mod tests;

@@ -1,0 +1,101 @@
+use futures_util::poll;
+use thaw_protocol::api::WatchEvent;
+
+use super::*;
+use crate::api::fake::{Fake, FakeMachine, request};
+use crate::api::watch::{Selector, Watcher};
+use crate::sandbox::{Terms, Timeout};
+
+async fn event(watcher: &mut Watcher) -> WatchEvent {
+    let lines = watcher.next().await.unwrap().unwrap();
+    let first = lines.split(|b| *b == b'\n').next().unwrap();
+    serde_json::from_slice(first).unwrap()
+}
+
+fn watch(daemon: &Daemon) -> Watcher {
+    Watcher::start(daemon.cache.clone(), None, Selector::default()).unwrap()
+}
+
+#[tokio::test]
+async fn the_cache_follows_what_happens_to_a_sandbox() {
+    let (fake, daemon) = Fake::daemon(true);
+    let mut changes = watch(&daemon);
+    let asked = CreateSandbox {
+        name: Some("web".into()),
+        labels: [("app".into(), "web".into())].into(),
+        timeout_s: Some(3600),
+        ..request("x")
+    };
+    let made = daemon.create(asked).await.unwrap().sandbox;
+    assert_eq!((made.labels["app"].as_str(), made.timeout_s), ("web", Some(3600)));
+    let WatchEvent::Added(added) = event(&mut changes).await else {
+        panic!("not added")
+    };
+    assert_eq!(added, made);
+    daemon.pause("web").await.unwrap();
+    let WatchEvent::Modified(paused) = event(&mut changes).await else {
+        panic!("not modified")
+    };
+    assert_eq!(paused.state, "paused");
+    daemon.resume(&made.id).await.unwrap();
+    let WatchEvent::Modified(resumed) = event(&mut changes).await else {
+        panic!("not modified")
+    };
+    assert_eq!(resumed.state, "running");
+    daemon.find(&made.id).unwrap().0.kill();
+    let WatchEvent::Modified(ended) = event(&mut changes).await else {
+        panic!("not modified")
+    };
+    assert_eq!(
+        (ended.state.as_str(), ended.reason.as_deref()),
+        ("ended", Some("it was killed"))
+    );
+    daemon.delete("web").await.unwrap();
+    let WatchEvent::Deleted(_) = event(&mut changes).await else {
+        panic!("not deleted")
+    };
+    assert_eq!(fake.living(), 0);
+    assert_eq!(
+        daemon.delete("web").await.unwrap_err().code,
+        ExitCode::SandboxNotFound
+    );
+}
+
+#[tokio::test]
+async fn a_making_that_is_given_up_leaves_nothing() {
+    let (fake, daemon) = Fake::daemon(false);
+    let mut making = Box::pin(daemon.create(request("x")));
+    assert!(poll!(&mut making).is_pending());
+    assert_eq!(*fake.making.borrow(), 1);
+    drop(making);
+    assert_eq!((*fake.making.borrow(), fake.living()), (0, 0));
+    assert!(daemon.table().is_empty());
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_time_is_over_is_deleted_also_after_it_was_adopted() {
+    let (fake, daemon) = Fake::daemon(true);
+    let mut changes = watch(&daemon);
+    // As an earlier thawd wrote it into the record: its moment passed while there was none.
+    let terms = Terms {
+        timeout: Some(Timeout { seconds: 1, at: 0 }),
+        ..Terms::default()
+    };
+    let adopted = Arc::new(FakeMachine::new(7, None, terms, fake.counts.clone()));
+    daemon.insert(adopted, Condition::Running);
+    let mut seen = vec![event(&mut changes).await];
+    while !matches!(seen.last(), Some(WatchEvent::Deleted(_))) {
+        seen.push(event(&mut changes).await);
+    }
+    assert!(daemon.table().is_empty());
+}
+
+#[tokio::test]
+async fn sandboxes_outlive_a_daemon_that_lets_go_of_them() {
+    let (fake, daemon) = Fake::daemon(true);
+    daemon.create(request("x")).await.unwrap();
+    daemon.create(request("y")).await.unwrap();
+    daemon.release().await;
+    drop(daemon);
+    assert_eq!(fake.living(), 2);
+}

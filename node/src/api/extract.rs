@@ -1,0 +1,147 @@
+//! What a request says, or the problem with it.
+//!
+//! Invariant: a body is never held beyond [`MAX_BODY`] nor waited for beyond [`BODY_LIMIT`]; fields and parameters that
+//! are not known are refused, not passed over.
+
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+use serde_json::error::Category;
+use thaw_protocol::api::{IDEMPOTENCY_KEY, MAX_BODY};
+
+use super::problem::{ApiCode, Refusal};
+
+/// How long a body may take to come.
+pub const BODY_LIMIT: Duration = Duration::from_secs(30);
+/// Longest name or id in a path, bytes.
+const MAX_NAME: usize = 253;
+/// Longest idempotency key, bytes.
+const MAX_KEY: usize = 255;
+
+/// A body of JSON.
+#[derive(Debug)]
+pub struct Body<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+        if !says_json(&request) {
+            return Err(Refusal::new(
+                ApiCode::WrongType,
+                "Content-Type is not application/json",
+            ));
+        }
+        let too_large = || {
+            Refusal::new(
+                ApiCode::BodyTooLarge,
+                format!("the body is over {MAX_BODY} bytes"),
+            )
+        };
+        let length = request.headers().get(CONTENT_LENGTH);
+        let length = length.and_then(|l| l.to_str().ok()?.parse::<u64>().ok());
+        if length.is_some_and(|l| l > MAX_BODY as u64) {
+            return Err(too_large());
+        }
+        let body = to_bytes(request.into_body(), MAX_BODY);
+        let body = match tokio::time::timeout(BODY_LIMIT, body).await {
+            Ok(Ok(body)) => body,
+            Ok(Err(e)) if is_over_limit(&e) => return Err(too_large()),
+            Ok(Err(e)) => {
+                return Err(Refusal::new(
+                    ApiCode::Malformed,
+                    format!("the body broke off: {e}"),
+                ));
+            }
+            Err(_) => {
+                let what = format!("the body did not come within {} s", BODY_LIMIT.as_secs());
+                return Err(Refusal::new(ApiCode::TooSlow, what));
+            }
+        };
+        match serde_json::from_slice(&body) {
+            Ok(body) => Ok(Body(body)),
+            Err(e) if e.classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
+            Err(e) => Err(Refusal::new(ApiCode::Malformed, format!("this is not JSON: {e}"))),
+        }
+    }
+}
+
+fn says_json(request: &Request) -> bool {
+    let said = request.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    let essence = said.and_then(|s| s.split(';').next()).unwrap_or_default();
+    essence.trim().eq_ignore_ascii_case("application/json")
+}
+
+fn is_over_limit(error: &axum::Error) -> bool {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if error.is::<http_body_util::LengthLimitError>() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// The query's parameters.
+#[derive(Debug)]
+pub struct Parameters<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let query = Query::from_request_parts(parts, state).await;
+        let Query(query) = query.map_err(|e| Refusal::new(ApiCode::BadParameter, e.body_text()))?;
+        Ok(Parameters(query))
+    }
+}
+
+/// The id or name in the path.
+#[derive(Debug)]
+pub struct Named(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let name = Path::<String>::from_request_parts(parts, state).await;
+        let Path(name) = name.map_err(|e| Refusal::new(ApiCode::BadParameter, e.body_text()))?;
+        match name.len() <= MAX_NAME && !name.chars().any(char::is_control) {
+            true => Ok(Named(name)),
+            false => {
+                let what = format!("no name has control characters or more than {MAX_NAME} bytes");
+                Err(Refusal::new(ApiCode::BadParameter, what))
+            }
+        }
+    }
+}
+
+/// The idempotency key, if there is one.
+#[derive(Debug)]
+pub struct Key(pub Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Key {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        let mut keys = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
+        let Some(key) = keys.next() else {
+            return Ok(Key(None));
+        };
+        let bytes = key.as_bytes();
+        let good = (1..=MAX_KEY).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic);
+        match (good, keys.next(), key.to_str()) {
+            (true, None, Ok(key)) => Ok(Key(Some(key.to_owned()))),
+            _ => {
+                let what =
+                    format!("{IDEMPOTENCY_KEY} is to be one word of 1 to {MAX_KEY} visible ASCII characters");
+                Err(Refusal::new(ApiCode::BadParameter, what))
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Creations that happen once, however often they are asked for.
+//!
+//! Invariants: one key of one client makes at most one thing while it is remembered; what was made for it is the answer to
+//! whoever brings it again with the same request; nothing is remembered of what failed or of what nobody waits for any more,
+//! so that the next attempt makes it. At most [`MOST`] keys and [`MOST_BYTES`] of answers are remembered, for [`KEPT`].
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use tokio::sync::OnceCell;
+
+use super::problem::{ApiCode, Refusal};
+
+/// How long an answer is remembered.
+pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+/// Most keys remembered; the oldest are forgotten first.
+pub const MOST: usize = 4096;
+/// Most bytes of answers remembered.
+pub const MOST_BYTES: usize = 32 << 20;
+
+/// Whose key, and the key.
+type Key = (u32, String);
+
+#[derive(Debug)]
+struct Entry {
+    key: Key,
+    /// Hash of the request it came with.
+    request: blake3::Hash,
+    asked: Instant,
+    answer: OnceCell<Bytes>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    entries: HashMap<Key, Arc<Entry>>,
+    /// Those that have an answer, oldest first.
+    answered: VecDeque<Arc<Entry>>,
+    bytes: usize,
+}
+
+impl Table {
+    fn expire(&mut self, now: Instant) {
+        let old = |e: &Entry| now.saturating_duration_since(e.asked) >= KEPT;
+        while let Some(oldest) = self.answered.front() {
+            if !old(oldest) && self.answered.len() <= MOST && self.bytes <= MOST_BYTES {
+                break;
+            }
+            self.bytes -= oldest.answer.get().map_or(0, Bytes::len);
+            self.entries.remove(&oldest.key);
+            self.answered.pop_front();
+        }
+    }
+}
+
+/// The answers to keys.
+#[derive(Debug, Default)]
+pub struct Answers(Mutex<Table>);
+
+/// Somebody waits for an entry's answer. The last to go without one takes the entry along.
+struct Waiting<'a> {
+    answers: &'a Answers,
+    entry: Arc<Entry>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut table = self.answers.table();
+        // The table's own, and ours.
+        if self.entry.answer.get().is_none() && Arc::strong_count(&self.entry) == 2 {
+            table.entries.remove(&self.entry.key);
+        }
+    }
+}
+
+impl Answers {
+    /// The answer to a client's key: the one there is, else what `make` makes. Whoever asks meanwhile waits for it; if the
+    /// one who makes it fails or hangs up, the next who waits makes it.
+    ///
+    /// # Errors
+    /// [`ApiCode::KeyReused`] when the key came with another request; those of `make`.
+    pub async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
+        &self,
+        client: u32,
+        key: String,
+        request: &[u8],
+        now: Instant,
+        make: impl FnOnce() -> F,
+    ) -> Result<Bytes, Refusal> {
+        let waiting = self.wait(client, key, blake3::hash(request), now)?;
+        let entry = &waiting.entry;
+        let mut ours = false;
+        let make = async || {
+            let made = make().await?;
+            ours = true;
+            Ok::<_, Refusal>(made)
+        };
+        let answer = entry.answer.get_or_try_init(make).await?.clone();
+        let mut table = self.table();
+        if ours {
+            table.bytes += answer.len();
+            table.answered.push_back(entry.clone());
+        }
+        table.expire(now);
+        Ok(answer)
+    }
+
+    fn wait(
+        &self,
+        client: u32,
+        key: String,
+        request: blake3::Hash,
+        now: Instant,
+    ) -> Result<Waiting<'_>, Refusal> {
+        let mut table = self.table();
+        table.expire(now);
+        let key = (client, key);
+        let entry = table.entries.entry(key.clone()).or_insert_with(|| {
+            Arc::new(Entry {
+                key,
+                request,
+                asked: now,
+                answer: OnceCell::new(),
+            })
+        });
+        if entry.request != request {
+            let what = format!("the key {:?} came with another request", entry.key.1);
+            return Err(Refusal::new(ApiCode::KeyReused, what));
+        }
+        Ok(Waiting {
+            answers: self,
+            entry: entry.clone(),
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[path = "idempotency_test.rs"]
+mod tests;

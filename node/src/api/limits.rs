@@ -1,0 +1,325 @@
+//! How much is done at once, and for whom.
+//!
+//! Each kind of request has its own lane, so that a storm of one kind leaves room for the others. Within a lane a client has
+//! at most its share; what is beyond that waits, each client in a queue of its own, and the queues are served in turn.
+//! Invariants: never more than [`Bounds`] say runs or waits, so memory is bounded whatever is asked; who finds its queue full
+//! is turned away at once; a permit that is dropped lets the next one run, and one nobody waits for any more passes on.
+
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::oneshot;
+
+use super::peer::Peer;
+use super::problem::{ApiCode, Refusal};
+
+/// The kinds of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Makes a sandbox.
+    Create,
+    /// Shows what is known.
+    Read,
+    /// Changes or deletes.
+    Change,
+    /// Follows changes, for long.
+    Watch,
+}
+
+const VERBS: [Verb; 4] = [Verb::Create, Verb::Read, Verb::Change, Verb::Watch];
+
+/// How much of one kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// So many run at once.
+    pub running: usize,
+    /// Of one client.
+    pub of_one: usize,
+    /// So many of one client wait.
+    pub waiting: usize,
+}
+
+/// How much at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Of all but watches.
+    pub running: usize,
+    pub create: Share,
+    pub read: Share,
+    pub change: Share,
+    pub watch: Share,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        let share = |running, of_one, waiting| Share {
+            running,
+            of_one,
+            waiting,
+        };
+        Bounds {
+            running: 512,
+            create: share(256, 224, 1024),
+            read: share(128, 96, 512),
+            change: share(256, 224, 1024),
+            watch: share(4096, 3072, 0),
+        }
+    }
+}
+
+impl Bounds {
+    fn of(&self, verb: Verb) -> Share {
+        match verb {
+            Verb::Create => self.create,
+            Verb::Read => self.read,
+            Verb::Change => self.change,
+            Verb::Watch => self.watch,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Client {
+    running: usize,
+    waiting: VecDeque<oneshot::Sender<Permit>>,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    running: usize,
+    /// Those that have something running or waiting.
+    clients: HashMap<u32, Client>,
+    /// Those that have something waiting, each once, next first.
+    turns: VecDeque<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Lanes {
+    /// All but watches.
+    running: usize,
+    lanes: [Lane; VERBS.len()],
+}
+
+/// Lets requests through, or makes them wait.
+#[derive(Debug, Default)]
+pub struct Gate {
+    bounds: Bounds,
+    lanes: Mutex<Lanes>,
+}
+
+/// One request runs for as long as this is held.
+#[derive(Debug)]
+pub struct Permit {
+    gate: Arc<Gate>,
+    client: u32,
+    verb: Verb,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.gate.leave(self.client, self.verb);
+    }
+}
+
+impl Gate {
+    /// With these bounds.
+    pub fn new(bounds: Bounds) -> Arc<Gate> {
+        Arc::new(Gate {
+            bounds,
+            lanes: Mutex::default(),
+        })
+    }
+
+    /// Waits for the client's turn.
+    ///
+    /// # Errors
+    /// [`ApiCode::TooMany`], at once, when too many of the client's wait already.
+    pub async fn enter(self: &Arc<Gate>, client: u32, verb: Verb) -> Result<Permit, Refusal> {
+        let waits = {
+            let mut lanes = self.lanes();
+            if self.has_room(&lanes, client, verb) {
+                count_in(&mut lanes, client, verb);
+                drop(lanes);
+                return Ok(self.permit(client, verb));
+            }
+            let lane = &mut lanes.lanes[verb as usize];
+            let most = self.bounds.of(verb).waiting;
+            let queue = &mut lane.clients.entry(client).or_default().waiting;
+            queue.retain(|waits| !waits.is_closed());
+            if queue.len() >= most {
+                forget(lane, client);
+                let what = format!("{most} requests of this kind wait already");
+                return Err(Refusal::new(ApiCode::TooMany, what));
+            }
+            let (told, waits) = oneshot::channel();
+            queue.push_back(told);
+            if !lane.turns.contains(&client) {
+                lane.turns.push_back(client);
+            }
+            waits
+        };
+        let gone = |_| Refusal::new(ApiCode::Broken, "the gate is gone");
+        waits.await.map_err(gone)
+    }
+
+    fn permit(self: &Arc<Gate>, client: u32, verb: Verb) -> Permit {
+        Permit {
+            gate: self.clone(),
+            client,
+            verb,
+        }
+    }
+
+    fn has_room(&self, lanes: &Lanes, client: u32, verb: Verb) -> bool {
+        let (share, lane) = (self.bounds.of(verb), &lanes.lanes[verb as usize]);
+        let mine = lane.clients.get(&client).map_or(0, |c| c.running);
+        lane.running < share.running
+            && mine < share.of_one
+            && (verb == Verb::Watch || lanes.running < self.bounds.running)
+    }
+
+    fn leave(self: &Arc<Gate>, client: u32, verb: Verb) {
+        let mut granted = Vec::new();
+        {
+            let mut lanes = self.lanes();
+            count_out(&mut lanes, client, verb);
+            for verb in VERBS {
+                while let Some(grant) = self.next(&mut lanes, verb) {
+                    granted.push(grant);
+                }
+            }
+        }
+        for (told, client, verb) in granted {
+            // Whoever waited may be gone: then the permit comes back, and lets another in.
+            drop(told.send(self.permit(client, verb)));
+        }
+    }
+
+    /// Whose turn it is, counted in.
+    fn next(&self, lanes: &mut Lanes, verb: Verb) -> Option<(oneshot::Sender<Permit>, u32, Verb)> {
+        let at = verb as usize;
+        for _ in 0..lanes.lanes[at].turns.len() {
+            let client = lanes.lanes[at].turns.pop_front()?;
+            let has_room = self.has_room(lanes, client, verb);
+            let lane = &mut lanes.lanes[at];
+            let queue = &mut lane.clients.get_mut(&client)?.waiting;
+            queue.retain(|waits| !waits.is_closed());
+            let told = if has_room { queue.pop_front() } else { None };
+            if !queue.is_empty() {
+                lane.turns.push_back(client);
+            }
+            if let Some(told) = told {
+                count_in(lanes, client, verb);
+                return Some((told, client, verb));
+            }
+            forget(lane, client);
+        }
+        None
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn count_in(lanes: &mut Lanes, client: u32, verb: Verb) {
+    let lane = &mut lanes.lanes[verb as usize];
+    lane.running += 1;
+    lane.clients.entry(client).or_default().running += 1;
+    if verb != Verb::Watch {
+        lanes.running += 1;
+    }
+}
+
+fn count_out(lanes: &mut Lanes, client: u32, verb: Verb) {
+    let lane = &mut lanes.lanes[verb as usize];
+    lane.running -= 1;
+    if let Some(mine) = lane.clients.get_mut(&client) {
+        mine.running -= 1;
+    }
+    forget(lane, client);
+    if verb != Verb::Watch {
+        lanes.running -= 1;
+    }
+}
+
+/// Nothing is kept of a client that has nothing here.
+fn forget(lane: &mut Lane, client: u32) {
+    if lane
+        .clients
+        .get(&client)
+        .is_some_and(|c| c.running == 0 && c.waiting.is_empty())
+    {
+        lane.clients.remove(&client);
+    }
+}
+
+/// What kind of request this is.
+fn verb(request: &Request) -> Verb {
+    let (method, path) = (request.method(), request.uri().path());
+    if method == Method::POST && matches!(path, "/v1/sandboxes" | "/v1/thaws") {
+        return Verb::Create;
+    }
+    if method != Method::GET && method != Method::HEAD {
+        return Verb::Change;
+    }
+    let watches = |p: &str| matches!(p, "watch=1" | "watch=true");
+    match request.uri().query().is_some_and(|q| q.split('&').any(watches)) {
+        true => Verb::Watch,
+        false => Verb::Read,
+    }
+}
+
+/// Lets a request through the gate; it has left when its answer has been written, or was given up.
+pub async fn limit(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    let Some(&Peer { uid }) = request.extensions().get::<Peer>() else {
+        return Refusal::new(ApiCode::NotAllowed, "nobody knows who asks").into_response();
+    };
+    match gate.enter(uid, verb(&request)).await {
+        Ok(permit) => next.run(request).await.map(|body| {
+            Body::new(Running {
+                body,
+                _permit: permit,
+            })
+        }),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// An answer on its way out.
+struct Running {
+    body: Body,
+    _permit: Permit,
+}
+
+impl HttpBody for Running {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+#[path = "limits_test.rs"]
+mod tests;

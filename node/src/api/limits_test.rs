@@ -1,0 +1,115 @@
+use futures_util::poll;
+
+use super::*;
+
+fn bounds(running: usize, of_one: usize, waiting: usize) -> Bounds {
+    let share = Share {
+        running,
+        of_one,
+        waiting,
+    };
+    Bounds {
+        running: 2 * running,
+        create: share,
+        read: share,
+        change: share,
+        watch: Share { waiting: 0, ..share },
+    }
+}
+
+fn is_full(entered: Result<Permit, Refusal>) -> bool {
+    matches!(entered, Err(Refusal::Api(ApiCode::TooMany, _)))
+}
+
+#[tokio::test]
+async fn clients_are_served_in_turn_however_much_one_asks() {
+    let gate = Gate::new(bounds(1, 1, 10));
+    let running = gate.enter(0, Verb::Read).await.unwrap();
+    let mut greedy: Vec<_> = (0..10).map(|_| Box::pin(gate.enter(1, Verb::Read))).collect();
+    for waits in &mut greedy {
+        assert!(poll!(waits).is_pending());
+    }
+    let mut modest = Box::pin(gate.enter(2, Verb::Read));
+    assert!(poll!(&mut modest).is_pending());
+    assert!(is_full(gate.enter(1, Verb::Read).await));
+    drop(running);
+    let Poll::Ready(first) = poll!(&mut greedy[0]) else {
+        panic!("the first in line")
+    };
+    assert!(poll!(&mut modest).is_pending());
+    drop(first);
+    assert!(poll!(&mut greedy[1]).is_pending(), "it had its turn");
+    assert!(modest.await.is_ok());
+}
+
+#[tokio::test]
+async fn one_client_leaves_room_for_another() {
+    let gate = Gate::new(bounds(3, 2, 1));
+    let _running = [
+        gate.enter(1, Verb::Create).await.unwrap(),
+        gate.enter(1, Verb::Create).await.unwrap(),
+    ];
+    let mut third = Box::pin(gate.enter(1, Verb::Create));
+    assert!(poll!(&mut third).is_pending());
+    assert!(gate.enter(2, Verb::Create).await.is_ok());
+}
+
+#[tokio::test]
+async fn all_kinds_together_are_bounded_and_watches_have_room_of_their_own() {
+    let gate = Gate::new(bounds(2, 2, 0));
+    let mut running = Vec::new();
+    for verb in [Verb::Create, Verb::Create, Verb::Read, Verb::Read] {
+        running.push(gate.enter(1, verb).await.unwrap());
+    }
+    assert!(is_full(gate.enter(1, Verb::Change).await));
+    let watch = gate.enter(1, Verb::Watch).await.unwrap();
+    let _other = gate.enter(1, Verb::Watch).await.unwrap();
+    assert!(is_full(gate.enter(1, Verb::Watch).await));
+    drop(watch);
+    assert!(gate.enter(1, Verb::Watch).await.is_ok());
+    running.clear();
+    assert!(gate.enter(1, Verb::Change).await.is_ok());
+}
+
+#[tokio::test]
+async fn who_gives_up_neither_holds_a_place_nor_is_remembered() {
+    let gate = Gate::new(bounds(1, 1, 2));
+    let running = gate.enter(1, Verb::Read).await.unwrap();
+    for _ in 0..10 {
+        let mut gives_up = Box::pin(gate.enter(1, Verb::Read));
+        assert!(poll!(&mut gives_up).is_pending());
+    }
+    let mut stays = Box::pin(gate.enter(1, Verb::Read));
+    assert!(poll!(&mut stays).is_pending());
+    drop(running);
+    // Granted, and given up before it was taken.
+    drop(stays);
+    assert!(gate.enter(2, Verb::Read).await.is_ok());
+    let lanes = gate.lanes();
+    assert_eq!(lanes.running, 0);
+    assert!(
+        lanes
+            .lanes
+            .iter()
+            .all(|l| l.clients.is_empty() && l.turns.is_empty() && l.running == 0)
+    );
+}
+
+#[tokio::test]
+async fn whatever_is_asked_in_whatever_order_ends() {
+    let gate = Gate::new(bounds(3, 2, 50));
+    let mut asking = tokio::task::JoinSet::new();
+    for i in 0..300u32 {
+        let gate = gate.clone();
+        asking.spawn(async move {
+            let permit = gate.enter(i % 6, VERBS[i as usize % 3]).await?;
+            tokio::task::yield_now().await;
+            drop(permit);
+            Ok::<_, Refusal>(())
+        });
+    }
+    while let Some(ended) = asking.join_next().await {
+        ended.unwrap().unwrap();
+    }
+    assert_eq!(gate.lanes().running, 0);
+}

@@ -1,0 +1,71 @@
+//! The routes, and what each request passes on its way to one.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::Html;
+use axum::routing::get;
+use thaw_protocol::api::{Bookmark, MAX_BODY, Problem, WatchEvent};
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::daemon::Daemon;
+use super::limits::{Gate, limit};
+use super::{health, problem, sandboxes};
+
+/// A page that shows the document. It loads nothing but that.
+const PAGE: &str = include_str!("page.html");
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "thawd", description = "Sandboxes: containers, each in a microVM of its own."),
+    components(schemas(WatchEvent, Bookmark, Problem)),
+    tags(
+        (name = "sandboxes", description = "Containers, each in a microVM of its own"),
+        (name = "node", description = "This thawd"),
+    ),
+)]
+struct Document;
+
+/// The routes with their descriptions.
+fn described() -> OpenApiRouter<Arc<Daemon>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(health::health))
+        .routes(routes!(sandboxes::list, sandboxes::create))
+        .routes(routes!(sandboxes::get, sandboxes::delete))
+        .routes(routes!(sandboxes::pause))
+        .routes(routes!(sandboxes::resume))
+        .routes(routes!(sandboxes::freeze))
+        .routes(routes!(sandboxes::thaw))
+}
+
+/// The OpenAPI document: docs/openapi.json.
+pub fn document() -> String {
+    let (_, document) = described().split_for_parts();
+    let mut text = document.to_pretty_json().unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// All routes, behind a gate.
+pub fn router(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
+    let (routes, _) = described().split_for_parts();
+    let document = document();
+    let json = [("content-type", "application/json")];
+    routes
+        .route("/openapi.json", get(move || async move { (json, document) }))
+        .route("/", get(|| async { Html(PAGE) }))
+        .fallback(problem::no_such_route)
+        .method_not_allowed_fallback(problem::wrong_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(from_fn_with_state(gate, limit))
+        .layer(from_fn(problem::say))
+        .with_state(daemon)
+}
+
+#[cfg(test)]
+#[path = "router_test.rs"]
+mod tests;

@@ -1,0 +1,266 @@
+//! Sandboxes: made, shown, listed, watched, changed, deleted.
+//!
+//! Invariants: reads are of the cache; a making whose caller hangs up is dropped, and leaves nothing; what else was begun is
+//! finished, on a task of its own, for a sandbox must not stay half frozen.
+
+use std::sync::Arc;
+
+use axum::body::{Body as Stream, Bytes};
+use axum::extract::State;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::Deserialize;
+use thaw_protocol::api::{
+    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Problem, Sandbox, SandboxList, ThawSandbox,
+    WatchEvent,
+};
+use utoipa::IntoParams;
+
+use super::check;
+use super::daemon::{Daemon, none};
+use super::extract::{Body, Key, Named, Parameters};
+use super::peer::Peer;
+use super::problem::{ApiCode, Refusal};
+use super::watch::ring::encode;
+use super::watch::{Page, Query, Selector, Watcher, page::Token};
+
+/// The media type of a watch.
+const LINES: &str = "application/x-ndjson";
+
+/// What of the sandboxes is asked for.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[into_params(parameter_in = Query)]
+pub struct ListParameters {
+    /// By labels: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`; all of those between commas.
+    label_selector: Option<String>,
+    /// By fields: `name`, `state`, `image`, with `=` or `!=`; all of those between commas.
+    field_selector: Option<String>,
+    /// At most so many, at least one.
+    limit: Option<u32>,
+    /// Where the list before said that it goes on.
+    #[serde(rename = "continue")]
+    continue_token: Option<String>,
+    /// `1` or `true`: the changes from now on, one a line, instead of a list.
+    watch: Option<String>,
+    /// With `watch`: the changes after this version.
+    resource_version: Option<u64>,
+}
+
+/// The sandboxes as they are, or with `watch` their changes.
+#[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes", params(ListParameters), responses(
+    (status = 200, description = "The sandboxes, or with `watch` one WatchEvent a line", content(
+        (SandboxList = "application/json"), (WatchEvent = "application/x-ndjson"))),
+    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "The version is too old", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn list(
+    State(daemon): State<Arc<Daemon>>,
+    uri: Uri,
+    Parameters(asked): Parameters<ListParameters>,
+) -> Result<Response, Refusal> {
+    let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
+    let labels = asked.label_selector.as_deref().unwrap_or_default();
+    let fields = asked.field_selector.as_deref().unwrap_or_default();
+    let selector = Selector::parse(labels, fields).map_err(|e| bad(&e.to_string()))?;
+    let watch = match asked.watch.as_deref() {
+        Some("1" | "true") => true,
+        None | Some("0" | "false") => false,
+        Some(_) => return Err(bad("watch is 1 or 0")),
+    };
+    if watch {
+        if asked.limit.is_some() || asked.continue_token.is_some() {
+            return Err(bad("a watch has no limit and does not continue a list"));
+        }
+        return follow(&daemon, asked.resource_version, selector, uri.path().to_owned());
+    }
+    if asked.resource_version.is_some() {
+        return Err(bad("resourceVersion goes with watch=1"));
+    }
+    if asked.limit == Some(0) {
+        return Err(bad("limit is at least 1"));
+    }
+    let from = match asked.continue_token.as_deref() {
+        Some(text) => Some(Token::decode(text).ok_or_else(|| bad("this is no continue token"))?),
+        None => None,
+    };
+    let page = daemon.cache.list(&Query {
+        selector,
+        limit: asked.limit.map(|limit| limit as usize),
+        from,
+    })?;
+    Ok(Json(shown(page)).into_response())
+}
+
+fn shown(page: Page) -> SandboxList {
+    SandboxList {
+        resource_version: page.version,
+        items: page.items.iter().map(|item| Sandbox::clone(item)).collect(),
+        continue_token: page.next.map(|token| token.encode()),
+    }
+}
+
+/// The changes after a version, for as long as the caller listens.
+fn follow(
+    daemon: &Daemon,
+    after: Option<u64>,
+    selector: Selector,
+    instance: String,
+) -> Result<Response, Refusal> {
+    let watcher = Watcher::start(daemon.cache.clone(), after, selector)?;
+    let lines = futures_util::stream::unfold(Some(watcher), move |watcher| {
+        let instance = instance.clone();
+        async move {
+            let mut watcher = watcher?;
+            match watcher.next().await {
+                Ok(lines) => Some((Ok::<_, std::convert::Infallible>(lines?), Some(watcher))),
+                Err(gone) => {
+                    let last = WatchEvent::Error(Refusal::from(gone).told(instance));
+                    Some((Ok(encode(&last)), None))
+                }
+            }
+        }
+    });
+    Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
+}
+
+/// One sandbox, by id or name.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+    (status = 200, body = Sandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn get(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<Json<Sandbox>, Refusal> {
+    let found = daemon.cache.get(&wanted).ok_or_else(|| none(&wanted))?;
+    Ok(Json(Sandbox::clone(&found)))
+}
+
+/// Makes a sandbox of an image; its agent takes containers when this answers.
+#[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = CreateSandbox,
+    params(("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice")), responses(
+    (status = 201, body = CreatedSandbox),
+    (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn create(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Peer>,
+    Key(key): Key,
+    Body(request): Body<CreateSandbox>,
+) -> Result<Response, Refusal> {
+    check::create(&request)?;
+    let said = encoded(&("sandbox", &request))?;
+    let make = || async { encoded(&daemon.create(request).await?) };
+    once(&daemon, peer, key, &said, make).await
+}
+
+/// Makes a sandbox of a snapshot: what ran in it goes on, as another.
+#[utoipa::path(post, path = "/v1/thaws", tag = "sandboxes", request_body = ThawSandbox,
+    params(("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice")), responses(
+    (status = 201, body = CreatedSandbox),
+    (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn thaw(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Peer>,
+    Key(key): Key,
+    Body(request): Body<ThawSandbox>,
+) -> Result<Response, Refusal> {
+    check::thaw(&request)?;
+    let said = encoded(&("thaw", &request))?;
+    let make = || async { encoded(&daemon.thaw(request).await?) };
+    once(&daemon, peer, key, &said, make).await
+}
+
+/// The answer to a creation; the same to the same key.
+async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
+    daemon: &Daemon,
+    peer: Peer,
+    key: Option<String>,
+    said: &[u8],
+    make: impl FnOnce() -> F,
+) -> Result<Response, Refusal> {
+    let answer = match key {
+        Some(key) => {
+            let now = std::time::Instant::now();
+            daemon.answers.once(peer.uid, key, said, now, make).await?
+        }
+        None => make().await?,
+    };
+    Ok((
+        StatusCode::CREATED,
+        [(header::CONTENT_TYPE, "application/json")],
+        answer,
+    )
+        .into_response())
+}
+
+fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
+    let encoded = serde_json::to_vec(value).map_err(|e| Refusal::new(ApiCode::Broken, e))?;
+    Ok(encoded.into())
+}
+
+/// Ends a sandbox and removes all it has.
+#[utoipa::path(delete, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+    (status = 204, description = "It is gone"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn delete(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<StatusCode, Refusal> {
+    daemon
+        .clone()
+        .finish(async move { daemon.delete(&wanted).await })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Stops a sandbox's CPUs.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+    (status = 204, description = "They stand still"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn pause(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<StatusCode, Refusal> {
+    daemon
+        .clone()
+        .finish(async move { daemon.pause(&wanted).await })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lets a paused sandbox's CPUs run again.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+    (status = 204, description = "They run"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn resume(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<StatusCode, Refusal> {
+    daemon
+        .clone()
+        .finish(async move { daemon.resume(&wanted).await })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Writes a running sandbox down, memory and disk.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/freeze", tag = "sandboxes", request_body = FreezeSandbox,
+    params(("id" = String, Path, description = "Id or name")), responses(
+    (status = 200, body = FrozenSandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn freeze(
+    State(daemon): State<Arc<Daemon>>,
+    Named(wanted): Named,
+    Body(request): Body<FreezeSandbox>,
+) -> Result<Json<FrozenSandbox>, Refusal> {
+    check::freeze(&request)?;
+    daemon
+        .clone()
+        .finish(async move { daemon.freeze(&wanted, request).await })
+        .await
+        .map(Json)
+}

@@ -1,0 +1,184 @@
+//! The objects and what became of them, behind one lock that is held for memory alone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Instant;
+
+use thaw_protocol::api::Sandbox;
+use tokio::sync::watch;
+
+use super::index::Index;
+use super::ring::{Change, Ring};
+use super::version::Versions;
+
+/// Changes after a version are not known any more, or it was never given: list again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("resource version {asked} is too old or unknown: changes are kept from {floor} to {newest}")]
+pub struct Gone {
+    pub asked: u64,
+    pub floor: u64,
+    pub newest: u64,
+}
+
+/// What watchers wait for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Newest {
+    pub version: u64,
+    /// Nothing comes any more: thawd ends.
+    pub closed: bool,
+}
+
+/// Every sandbox, as it is now.
+#[derive(Debug)]
+pub struct Cache {
+    state: RwLock<State>,
+    newest: watch::Sender<Newest>,
+    began: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    versions: Versions,
+    pub objects: BTreeMap<String, Arc<Sandbox>>,
+    names: HashMap<String, String>,
+    pub index: Index,
+    pub ring: Ring,
+}
+
+impl State {
+    /// The last change's version.
+    pub fn version(&self) -> u64 {
+        self.versions.last()
+    }
+
+    /// Refuses a version after which not all changes are known.
+    pub fn known(&self, asked: u64) -> Result<(), Gone> {
+        let (floor, newest) = (self.ring.floor(), self.version());
+        match (floor..=newest).contains(&asked) {
+            true => Ok(()),
+            false => Err(Gone { asked, floor, newest }),
+        }
+    }
+}
+
+impl Cache {
+    /// With nothing in it.
+    pub fn new(versions: Versions) -> Cache {
+        let version = versions.last();
+        Cache {
+            state: RwLock::new(State {
+                versions,
+                objects: BTreeMap::new(),
+                names: HashMap::new(),
+                index: Index::default(),
+                ring: Ring::new(version),
+            }),
+            newest: watch::Sender::new(Newest {
+                version,
+                closed: false,
+            }),
+            began: Instant::now(),
+        }
+    }
+
+    /// Adds a sandbox, or replaces it.
+    pub fn put(&self, sandbox: Sandbox) -> Arc<Sandbox> {
+        self.replace(&mut self.write(), sandbox)
+    }
+
+    /// Changes the one with this id, if it is there; what changes nothing is no change.
+    pub fn update(&self, id: &str, change: impl FnOnce(&mut Sandbox)) {
+        let mut state = self.write();
+        let Some(before) = state.objects.get(id) else {
+            return;
+        };
+        let mut after = Sandbox::clone(before);
+        change(&mut after);
+        if after != **before {
+            self.replace(&mut state, after);
+        }
+    }
+
+    /// Takes the one with this id out.
+    pub fn remove(&self, id: &str) {
+        let mut state = self.write();
+        let Some(before) = state.objects.remove(id) else {
+            return;
+        };
+        state.index.remove(&before);
+        if let Some(name) = &before.name {
+            state.names.remove(name);
+        }
+        state.versions.next();
+        self.keep(&mut state, Some(before), None);
+    }
+
+    /// The one with this id, or else this name.
+    pub fn get(&self, wanted: &str) -> Option<Arc<Sandbox>> {
+        let state = self.read();
+        let by_name = || state.objects.get(state.names.get(wanted)?);
+        state.objects.get(wanted).or_else(by_name).cloned()
+    }
+
+    /// The last change's version.
+    pub fn version(&self) -> u64 {
+        self.read().version()
+    }
+
+    /// Changes after a version, oldest first, at most so many.
+    pub fn changes(&self, after: u64, most: usize) -> Result<Vec<Arc<Change>>, Gone> {
+        let state = self.read();
+        state.known(after)?;
+        Ok(state.ring.after(after).take(most).cloned().collect())
+    }
+
+    /// Ends every watch.
+    pub fn close(&self) {
+        self.newest.send_modify(|newest| newest.closed = true);
+    }
+
+    pub(super) fn follow(&self) -> watch::Receiver<Newest> {
+        self.newest.subscribe()
+    }
+
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn replace(&self, state: &mut State, sandbox: Sandbox) -> Arc<Sandbox> {
+        let after = Arc::new(Sandbox {
+            resource_version: state.versions.next(),
+            ..sandbox
+        });
+        let before = state.objects.insert(after.id.clone(), after.clone());
+        if let Some(before) = &before {
+            state.index.remove(before);
+            if let Some(name) = &before.name {
+                state.names.remove(name);
+            }
+        }
+        state.index.add(&after);
+        if let Some(name) = &after.name {
+            state.names.insert(name.clone(), after.id.clone());
+        }
+        self.keep(state, before, Some(after.clone()));
+        after
+    }
+
+    /// Keeps the change that has the last version, and tells the watchers.
+    fn keep(&self, state: &mut State, before: Option<Arc<Sandbox>>, after: Option<Arc<Sandbox>>) {
+        let version = state.version();
+        let change = Arc::new(Change::new(version, before, after));
+        state.ring.push(change, self.began.elapsed());
+        // Under the lock, so that it never goes back.
+        self.newest.send_modify(|newest| newest.version = version);
+    }
+}
+
+#[cfg(test)]
+#[path = "cache_test.rs"]
+mod tests;

@@ -1,0 +1,310 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use thaw_protocol::api::WatchEvent;
+
+use super::super::page::{Query, Token};
+use super::super::ring::{LEAST, MOST};
+use super::super::{Selector, Watcher};
+use super::*;
+
+fn cache() -> Arc<Cache> {
+    Arc::new(Cache::new(Versions::of_clock()))
+}
+
+fn sandbox(id: usize, app: u8, paused: bool) -> Sandbox {
+    Sandbox {
+        id: format!("{id:04}"),
+        name: (id % 2 == 0).then(|| format!("name-{id}")),
+        state: if paused { "paused" } else { "running" }.into(),
+        labels: match app {
+            0 => BTreeMap::new(),
+            app => [("app".into(), format!("a{app}")), ("all".into(), String::new())].into(),
+        },
+        ..Default::default()
+    }
+}
+
+fn query(labels: &str, fields: &str) -> Query {
+    Query {
+        selector: Selector::parse(labels, fields).unwrap(),
+        ..Default::default()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(usize, u8, bool),
+    Remove(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..12usize, 0..4u8, any::<bool>()).prop_map(|(id, app, paused)| Step::Put(id, app, paused)),
+        1 => (0..12usize).prop_map(Step::Remove),
+    ]
+}
+
+fn apply(cache: &Cache, step: &Step) {
+    match step {
+        Step::Put(id, app, paused) => drop(cache.put(sandbox(*id, *app, *paused))),
+        Step::Remove(id) => cache.remove(&format!("{id:04}")),
+    }
+}
+
+const SELECTORS: &[(&str, &str)] = &[
+    ("", ""),
+    ("app=a1", ""),
+    ("app in (a1,a2)", "state=running"),
+    ("app", "state!=paused"),
+    ("app notin (a1)", ""),
+    ("!app", ""),
+    ("all,app!=a3", "name=name-2"),
+];
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+async fn lines(watcher: &mut Watcher) -> Vec<Vec<u8>> {
+    let lines = watcher.next().await.unwrap().unwrap();
+    lines
+        .split_inclusive(|b| *b == b'\n')
+        .map(<[u8]>::to_vec)
+        .collect()
+}
+
+/// What a caller has who began with a list and followed the watch up to a version.
+async fn replay(
+    cache: &Arc<Cache>,
+    from: super::super::Page,
+    selector: &Selector,
+    up_to: u64,
+) -> Vec<Sandbox> {
+    let mut have: BTreeMap<String, Sandbox> = BTreeMap::new();
+    for item in &from.items {
+        have.insert(item.id.clone(), Sandbox::clone(item));
+    }
+    let mut at = from.version;
+    let mut watcher = Watcher::start(cache.clone(), Some(at), selector.clone()).unwrap();
+    while at < up_to {
+        for line in lines(&mut watcher).await {
+            let event: WatchEvent = serde_json::from_slice(&line).unwrap();
+            at = match event {
+                WatchEvent::Added(s) => {
+                    let version = s.resource_version;
+                    assert!(have.insert(s.id.clone(), s).is_none(), "added twice");
+                    version
+                }
+                WatchEvent::Modified(s) => {
+                    let version = s.resource_version;
+                    assert!(
+                        have.insert(s.id.clone(), s).is_some(),
+                        "modified what was not there"
+                    );
+                    version
+                }
+                WatchEvent::Deleted(s) => {
+                    assert!(have.remove(&s.id).is_some(), "deleted what was not there");
+                    s.resource_version
+                }
+                WatchEvent::Bookmark(b) => b.resource_version,
+                WatchEvent::Error(e) => panic!("{e:?}"),
+            };
+        }
+    }
+    have.into_values().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_list_and_the_changes_after_it_are_the_next_list(
+        before in proptest::collection::vec(step(), 0..40),
+        after in proptest::collection::vec(step(), 0..80),
+        which in 0..SELECTORS.len(),
+    ) {
+        let (cache, query) = (cache(), query(SELECTORS[which].0, SELECTORS[which].1));
+        before.iter().for_each(|s| apply(&cache, s));
+        let from = cache.list(&query).unwrap();
+        after.iter().for_each(|s| apply(&cache, s));
+        // Whoever wants it sees the end, whatever the selector skips.
+        let label = [1, 1, 1, 1, 2, 0, 1][which];
+        cache.put(sandbox(2, label, false));
+        let now = cache.list(&query).unwrap();
+        let last = now.items.iter().map(|s| s.resource_version).max().unwrap_or(0);
+        let replayed = runtime().block_on(replay(&cache, from, &query.selector, last));
+        let listed: Vec<Sandbox> = now.items.iter().map(|s| Sandbox::clone(s)).collect();
+        prop_assert_eq!(replayed, listed);
+    }
+
+    #[test]
+    fn the_index_is_the_scan(steps in proptest::collection::vec(step(), 0..80), which in 0..SELECTORS.len()) {
+        let (cache, query) = (cache(), query(SELECTORS[which].0, SELECTORS[which].1));
+        steps.iter().for_each(|s| apply(&cache, s));
+        let all = cache.list(&Query::default()).unwrap().items;
+        let scanned: Vec<_> = all.into_iter().filter(|s| query.selector.wants(s)).collect();
+        prop_assert_eq!(cache.list(&query).unwrap().items, scanned);
+    }
+
+    #[test]
+    fn a_list_in_pieces_is_the_list_as_it_was(
+        before in proptest::collection::vec(step(), 0..60),
+        between in proptest::collection::vec(step(), 0..60),
+        limit in 1..5usize,
+        which in 0..SELECTORS.len(),
+    ) {
+        let (cache, mut query) = (cache(), query(SELECTORS[which].0, SELECTORS[which].1));
+        before.iter().for_each(|s| apply(&cache, s));
+        let whole = cache.list(&query).unwrap();
+        query.limit = Some(limit);
+        let (mut pieces, mut changes) = (Vec::new(), between.iter());
+        loop {
+            let page = cache.list(&query).unwrap();
+            prop_assert_eq!(page.version, whole.version);
+            prop_assert!(page.items.len() <= limit);
+            pieces.extend(page.items);
+            let Some(next) = page.next else { break };
+            query.from = Token::decode(&next.encode());
+            changes.by_ref().take(7).for_each(|s| apply(&cache, s));
+        }
+        prop_assert_eq!(pieces, whole.items);
+    }
+
+    #[test]
+    fn no_continue_token_panics(text in ".{0,60}") {
+        if let Some(token) = Token::decode(&text) {
+            prop_assert_eq!(Token::decode(&token.encode()), Some(token));
+        }
+    }
+}
+
+#[test]
+fn a_sandbox_is_found_by_id_and_by_name_while_it_is_there() {
+    let cache = cache();
+    let put = cache.put(sandbox(2, 1, false));
+    assert_eq!(cache.get("0002").unwrap(), put);
+    assert_eq!(cache.get("name-2").unwrap(), put);
+    cache.update("0002", |_| {});
+    assert_eq!(cache.get("0002").unwrap(), put, "nothing changed");
+    cache.update("0002", |s| s.state = "paused".into());
+    assert_eq!(
+        cache.get("0002").unwrap().resource_version,
+        put.resource_version + 1
+    );
+    cache.remove("0002");
+    cache.remove("0002");
+    assert!(cache.get("0002").is_none() && cache.get("name-2").is_none());
+    assert_eq!(
+        cache.list(&Query::default()).unwrap().version,
+        put.resource_version + 2
+    );
+}
+
+#[test]
+fn versions_that_left_the_ring_or_never_were_are_gone() {
+    let cache = cache();
+    let first = cache.put(sandbox(0, 1, false)).resource_version;
+    let piece = Query {
+        limit: Some(1),
+        ..Default::default()
+    };
+    cache.put(sandbox(1, 1, false));
+    let next = cache.list(&piece).unwrap().next;
+    for i in 0..=MOST {
+        cache.put(sandbox(2, 1, i % 2 == 0));
+    }
+    assert_eq!(cache.changes(first, 1).unwrap_err().asked, first);
+    assert!(Watcher::start(cache.clone(), Some(first), Selector::default()).is_err());
+    let newest = cache.list(&piece).unwrap().version;
+    assert!(Watcher::start(cache.clone(), Some(newest), Selector::default()).is_ok());
+    assert!(
+        cache.changes(newest + 1, 1).is_err(),
+        "a version nobody was given"
+    );
+    assert!(cache.list(&Query { from: next, ..piece }).is_err());
+}
+
+#[tokio::test]
+async fn a_watcher_that_is_overtaken_is_told() {
+    let cache = cache();
+    let from = cache.put(sandbox(0, 1, false)).resource_version;
+    let mut slow = Watcher::start(cache.clone(), Some(from), Selector::default()).unwrap();
+    for i in 0..=MOST {
+        cache.put(sandbox(2, 1, i % 2 == 0));
+    }
+    assert_eq!(slow.next().await.unwrap_err().asked, from);
+}
+
+#[tokio::test]
+async fn a_watcher_that_wants_nothing_of_it_is_told_how_far_it_is() {
+    let cache = cache();
+    let from = cache.put(sandbox(0, 1, false)).resource_version;
+    let mut idle = Watcher::start(
+        cache.clone(),
+        Some(from),
+        Selector::parse("app=none", "").unwrap(),
+    )
+    .unwrap();
+    for i in 0..LEAST {
+        cache.put(sandbox(2, 1, i % 2 == 0));
+    }
+    let lines = lines(&mut idle).await;
+    let WatchEvent::Bookmark(bookmark) = serde_json::from_slice(&lines[0]).unwrap() else {
+        panic!("{lines:?}")
+    };
+    assert_eq!(bookmark.resource_version, from + LEAST as u64 / 4);
+}
+
+#[test]
+fn a_thousand_watchers_of_many_changes_lose_nothing() {
+    const WATCHERS: usize = 1000;
+    const CHANGES: u64 = 1000;
+    runtime().block_on(async {
+        let cache = cache();
+        let from = cache.put(sandbox(0, 1, false)).resource_version;
+        let mut watching = tokio::task::JoinSet::new();
+        for _ in 0..WATCHERS {
+            let mut watcher =
+                Watcher::start(cache.clone(), Some(from), Selector::parse("app=a1", "").unwrap()).unwrap();
+            watching.spawn(async move {
+                let mut seen = 0;
+                while seen < CHANGES {
+                    for line in lines(&mut watcher).await {
+                        seen += 1;
+                        let mark = format!("\"resource_version\":{}", from + seen);
+                        let found = line.windows(mark.len()).any(|w| w == mark.as_bytes());
+                        assert!(found, "change {seen} was lost");
+                    }
+                }
+            });
+        }
+        let source = cache.clone();
+        let changes = tokio::task::spawn(async move {
+            for i in 0..CHANGES {
+                source.put(sandbox(2, 1, i % 2 == 0));
+                tokio::task::yield_now().await;
+            }
+        });
+        changes.await.unwrap();
+        let mut ended = 0;
+        while let Some(watched) = watching.join_next().await {
+            watched.unwrap();
+            ended += 1;
+        }
+        assert_eq!(ended, WATCHERS);
+    });
+}
+
+#[tokio::test]
+async fn watches_end_with_thawd() {
+    let cache = cache();
+    let from = cache.put(sandbox(0, 1, false)).resource_version;
+    let mut watcher = Watcher::start(cache.clone(), Some(from), Selector::default()).unwrap();
+    cache.close();
+    assert_eq!(watcher.next().await.unwrap(), None);
+}

@@ -1,0 +1,130 @@
+//! Lists, whole or in pieces.
+//!
+//! Every piece shows the sandboxes as they were when the first was asked for: what changed since is taken back by the ring,
+//! so a list in pieces costs no memory between them. When the ring no longer reaches so far, the list is [`Gone`].
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use thaw_protocol::api::Sandbox;
+
+use super::cache::{Cache, Gone, State};
+use super::selector::Selector;
+
+/// What is asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    pub selector: Selector,
+    /// At most so many; none says all.
+    pub limit: Option<usize>,
+    /// The list goes on from here.
+    pub from: Option<Token>,
+}
+
+/// One piece of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// What is shown is as of this version.
+    pub version: u64,
+    /// By id.
+    pub items: Vec<Arc<Sandbox>>,
+    /// Where the next piece begins, if there is one.
+    pub next: Option<Token>,
+}
+
+/// Where a list goes on. To callers it is a word without meaning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    pub version: u64,
+    /// The last id that was shown.
+    pub after: String,
+}
+
+impl Token {
+    /// For a caller to hand back.
+    pub fn encode(&self) -> String {
+        URL_SAFE_NO_PAD.encode(format!("{}.{}", self.version, self.after))
+    }
+
+    /// What a caller handed back, which may be anything.
+    pub fn decode(text: &str) -> Option<Token> {
+        let text = String::from_utf8(URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
+        let (version, after) = text.split_once('.')?;
+        Some(Token {
+            version: version.parse().ok()?,
+            after: after.to_owned(),
+        })
+    }
+}
+
+impl Cache {
+    /// The sandboxes that are wanted, by id. Those with a label are found without looking at the others.
+    pub fn list(&self, query: &Query) -> Result<Page, Gone> {
+        let state = self.read();
+        let version = query.from.as_ref().map_or(state.version(), |token| token.version);
+        state.known(version)?;
+        let after = query.from.as_ref().map(|token| token.after.as_str());
+        let mut wanted = as_of(&state, version, after, &query.selector);
+        let limit = query.limit.unwrap_or(usize::MAX);
+        let items: Vec<Arc<Sandbox>> = wanted.by_ref().take(limit).cloned().collect();
+        let more = wanted.next().is_some();
+        let next = items.last().filter(|_| more).map(|last| Token {
+            version,
+            after: last.id.clone(),
+        });
+        Ok(Page { version, items, next })
+    }
+}
+
+/// What each sandbox that changed after a version was then.
+fn since(state: &State, version: u64) -> BTreeMap<&str, Option<&Arc<Sandbox>>> {
+    let newest_first = state.ring.after(version).rev();
+    newest_first
+        .map(|change| (change.id(), change.before.as_ref()))
+        .collect()
+}
+
+/// The sandboxes wanted as of a version, by id, after one.
+fn as_of<'a>(
+    state: &'a State,
+    version: u64,
+    after: Option<&'a str>,
+    selector: &'a Selector,
+) -> impl Iterator<Item = &'a Arc<Sandbox>> {
+    let since = since(state, version);
+    let beyond = move |id: &str| after.is_none_or(|after| id > after);
+    let then: Vec<&Arc<Sandbox>> = since
+        .iter()
+        .filter_map(|(id, sandbox)| sandbox.filter(|_| beyond(id)))
+        .collect();
+    let now: Box<dyn Iterator<Item = &'a Arc<Sandbox>>> = match state.index.candidates(selector) {
+        Some(sets) => {
+            let mut ids: Vec<&String> = sets.into_iter().flatten().filter(|id| beyond(id)).collect();
+            ids.sort_unstable();
+            Box::new(ids.into_iter().filter_map(|id| state.objects.get(id)))
+        }
+        None => {
+            let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+            let objects = state.objects.range::<str, _>((from, Bound::Unbounded));
+            Box::new(objects.map(|(_, sandbox)| sandbox))
+        }
+    };
+    let unchanged = now.filter(move |sandbox| !since.contains_key(sandbox.id.as_str()));
+    let all = merge(unchanged.peekable(), then.into_iter().peekable());
+    all.filter(|sandbox| selector.wants(sandbox))
+}
+
+/// Two iterators by id as one.
+fn merge<'a>(
+    mut one: std::iter::Peekable<impl Iterator<Item = &'a Arc<Sandbox>>>,
+    mut other: std::iter::Peekable<impl Iterator<Item = &'a Arc<Sandbox>>>,
+) -> impl Iterator<Item = &'a Arc<Sandbox>> {
+    std::iter::from_fn(move || match (one.peek(), other.peek()) {
+        (Some(a), Some(b)) if b.id < a.id => other.next(),
+        (Some(_), _) => one.next(),
+        (None, _) => other.next(),
+    })
+}

@@ -1,0 +1,264 @@
+//! The last changes, oldest first.
+//!
+//! It sizes itself: it is to hold what happened in the last [`FRESH`], so that a caller that was away for less misses
+//! nothing, and no more. Invariant: never more than [`MOST`] changes and [`MOST_BYTES`], whatever the rate; what was dropped
+//! is below [`Ring::floor`].
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use thaw_protocol::api::{Sandbox, WatchEvent};
+
+use super::selector::Selector;
+
+/// Room for at least so many changes.
+pub const LEAST: usize = 256;
+/// Room for at most so many.
+pub const MOST: usize = 65_536;
+/// What the changes may take in memory, bytes, about.
+pub const MOST_BYTES: usize = 64 << 20;
+/// How long a change should be kept.
+pub const FRESH: Duration = Duration::from_secs(75);
+
+/// A sandbox changed: it was added, modified or deleted.
+#[derive(Debug)]
+pub struct Change {
+    pub version: u64,
+    pub before: Option<Arc<Sandbox>>,
+    pub after: Option<Arc<Sandbox>>,
+    /// As who wants both before and after sees it: encoded once, for all.
+    line: OnceLock<Bytes>,
+}
+
+impl Change {
+    /// One of the two is there.
+    pub fn new(version: u64, before: Option<Arc<Sandbox>>, after: Option<Arc<Sandbox>>) -> Change {
+        Change {
+            version,
+            before,
+            after,
+            line: OnceLock::new(),
+        }
+    }
+
+    /// Whose change it is.
+    pub fn id(&self) -> &str {
+        match self.after.as_ref().or(self.before.as_ref()) {
+            Some(sandbox) => &sandbox.id,
+            None => "",
+        }
+    }
+
+    /// The line of a watch, for who wants what `selector` wants: what comes to match is added, what ceases to, deleted.
+    pub fn line(&self, selector: &Selector) -> Option<Bytes> {
+        let wanted = |s: &Option<Arc<Sandbox>>| s.as_ref().filter(|s| selector.wants(s)).cloned();
+        let (before, after) = (wanted(&self.before), wanted(&self.after));
+        if (before.is_some(), after.is_some()) == (self.before.is_some(), self.after.is_some()) {
+            return Some(self.line.get_or_init(|| self.encode(before, after)).clone());
+        }
+        (before.is_some() || after.is_some()).then(|| self.encode(before, after))
+    }
+
+    fn encode(&self, before: Option<Arc<Sandbox>>, after: Option<Arc<Sandbox>>) -> Bytes {
+        let event = match (before, after) {
+            (None, Some(after)) => WatchEvent::Added(Sandbox::clone(&after)),
+            (Some(_), Some(after)) => WatchEvent::Modified(Sandbox::clone(&after)),
+            (before, None) => WatchEvent::Deleted(Sandbox {
+                resource_version: self.version,
+                ..before.map(|b| Sandbox::clone(&b)).unwrap_or_default()
+            }),
+        };
+        encode(&event)
+    }
+
+    /// About what it takes in memory.
+    fn weight(&self) -> usize {
+        let weigh = |s: &Option<Arc<Sandbox>>| s.as_ref().map_or(0, |s| weight(s));
+        // The line is about as long as the sandbox.
+        weigh(&self.before) + 2 * weigh(&self.after)
+    }
+}
+
+/// One line of a watch.
+pub fn encode(event: &WatchEvent) -> Bytes {
+    let mut line = serde_json::to_vec(event).expect("strings, numbers and maps of strings are JSON");
+    line.push(b'\n');
+    line.into()
+}
+
+fn weight(sandbox: &Sandbox) -> usize {
+    let texts = [
+        Some(&sandbox.id),
+        sandbox.name.as_ref(),
+        Some(&sandbox.image),
+        sandbox.reason.as_ref(),
+        Some(&sandbox.vsock),
+    ];
+    let texts: usize = texts.into_iter().flatten().map(String::len).sum();
+    let command: usize = sandbox
+        .command
+        .iter()
+        .map(|c| c.len() + size_of::<String>())
+        .sum();
+    let labels: usize = sandbox.labels.iter().map(|(k, v)| k.len() + v.len() + 64).sum();
+    size_of::<Sandbox>() + texts + command + labels
+}
+
+#[derive(Debug)]
+struct Kept {
+    change: Arc<Change>,
+    at: Duration,
+    weight: usize,
+}
+
+/// The last changes.
+#[derive(Debug)]
+pub struct Ring {
+    kept: VecDeque<Kept>,
+    room: usize,
+    bytes: usize,
+    floor: u64,
+}
+
+impl Ring {
+    /// Of what happens after a version.
+    pub fn new(floor: u64) -> Ring {
+        Ring {
+            kept: VecDeque::new(),
+            room: LEAST,
+            bytes: 0,
+            floor,
+        }
+    }
+
+    /// Changes after a version are all here, if it is not below this.
+    pub fn floor(&self) -> u64 {
+        self.floor
+    }
+
+    /// How many changes it has room for now.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Adds a change that happened `now`, by a clock that never goes back.
+    pub fn push(&mut self, change: Arc<Change>, now: Duration) {
+        let fresh = |kept: Option<&Kept>| kept.is_some_and(|k| now.saturating_sub(k.at) < FRESH);
+        if self.kept.len() >= self.room {
+            if fresh(self.kept.front()) {
+                self.room = (self.room * 2).min(MOST);
+            } else if !fresh(self.kept.get(self.kept.len() - self.kept.len() / 4)) {
+                self.room = (self.room / 2).max(LEAST);
+            }
+        }
+        let weight = change.weight();
+        self.bytes += weight;
+        while self.kept.len() >= self.room || self.bytes > MOST_BYTES {
+            let Some(oldest) = self.kept.pop_front() else {
+                break;
+            };
+            self.bytes -= oldest.weight;
+            self.floor = oldest.change.version;
+        }
+        self.kept.push_back(Kept {
+            change,
+            at: now,
+            weight,
+        });
+    }
+
+    /// The changes after a version, oldest first.
+    pub fn after(&self, version: u64) -> impl DoubleEndedIterator<Item = &Arc<Change>> {
+        let from = self.kept.partition_point(|k| k.change.version <= version);
+        self.kept.range(from..).map(|k| &k.change)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(version: u64, image: &str) -> Arc<Change> {
+        let after = Sandbox {
+            id: "a".into(),
+            image: image.into(),
+            ..Default::default()
+        };
+        Arc::new(Change::new(version, None, Some(after.into())))
+    }
+
+    /// Pushes `count` changes, so many a second.
+    fn feed(ring: &mut Ring, from: u64, count: u64, per_second: u64, began: Duration) -> Duration {
+        let mut now = began;
+        for i in 0..count {
+            now = began + Duration::from_nanos(i * 1_000_000_000 / per_second);
+            ring.push(change(from + i, ""), now);
+        }
+        now
+    }
+
+    #[test]
+    fn it_grows_with_the_rate_of_change_and_shrinks_with_it() {
+        let mut ring = Ring::new(0);
+        let now = feed(&mut ring, 1, 1000, 1, Duration::ZERO);
+        assert_eq!(ring.room(), LEAST, "1 a second: 75 of them are fresh");
+        let now = feed(&mut ring, 1001, 100_000, 100, now);
+        assert_eq!(ring.room(), 8192, "100 a second: 7500 of them are fresh");
+        assert!(ring.after(ring.floor()).count() >= 7500);
+        let now = feed(&mut ring, 101_001, 200_000, 5000, now);
+        assert_eq!(ring.room(), MOST);
+        feed(&mut ring, 301_001, 200_000, 1, now);
+        assert_eq!(ring.room(), LEAST);
+        assert_eq!(ring.kept.len(), LEAST);
+        assert_eq!(ring.floor(), 501_000 - LEAST as u64);
+    }
+
+    #[test]
+    fn large_changes_take_no_more_than_their_share_of_memory() {
+        let mut ring = Ring::new(0);
+        let image = "x".repeat(1 << 20);
+        for version in 1..200 {
+            ring.push(change(version, &image), Duration::ZERO);
+            assert!(ring.bytes <= MOST_BYTES + (3 << 20));
+        }
+        assert!(ring.floor() > 100);
+        assert_eq!(ring.after(ring.floor()).next().unwrap().version, ring.floor() + 1);
+    }
+
+    #[test]
+    fn what_comes_to_match_is_added_and_what_ceases_to_is_deleted() {
+        let of = |state: &str| {
+            Some(Arc::new(Sandbox {
+                id: "a".into(),
+                state: state.into(),
+                ..Default::default()
+            }))
+        };
+        let seen = |before, after, fields: &str| {
+            let line = Change::new(7, before, after).line(&Selector::parse("", fields).unwrap())?;
+            Some(serde_json::from_slice::<WatchEvent>(&line).unwrap())
+        };
+        use WatchEvent::{Added, Deleted, Modified};
+        let running = "state=running";
+        assert!(matches!(seen(None, of("running"), running), Some(Added(_))));
+        assert!(seen(None, of("paused"), running).is_none());
+        assert!(matches!(
+            seen(of("paused"), of("running"), running),
+            Some(Added(_))
+        ));
+        assert!(matches!(
+            seen(of("running"), of("running"), running),
+            Some(Modified(_))
+        ));
+        assert!(seen(of("paused"), of("ended"), running).is_none());
+        for after in [None, of("paused")] {
+            let Some(Deleted(last)) = seen(of("running"), after, running) else {
+                panic!("not deleted")
+            };
+            assert_eq!((last.resource_version, last.state.as_str()), (7, "running"));
+        }
+        assert!(matches!(seen(of("paused"), None, ""), Some(Deleted(_))));
+    }
+}

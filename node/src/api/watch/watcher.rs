@@ -1,0 +1,87 @@
+//! One caller that follows the changes.
+//!
+//! Invariant: it has a cursor and at most [`BATCH`] lines, nothing else; who reads slower than things change is overtaken by
+//! the ring's end, and told so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use thaw_protocol::api::{Bookmark, WatchEvent};
+use tokio::sync::watch;
+
+use super::cache::{Cache, Gone, Newest};
+use super::ring::{LEAST, encode};
+use super::selector::Selector;
+
+/// Most changes looked at at once.
+const BATCH: usize = 64;
+/// A watch that was shown nothing of so many changes is told how far it is: long before they leave the ring.
+const SKIPPED: u64 = LEAST as u64 / 4;
+/// A watch in which nothing happens is told how far it is this often.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// Where one caller is.
+#[derive(Debug)]
+pub struct Watcher {
+    cache: Arc<Cache>,
+    newest: watch::Receiver<Newest>,
+    selector: Selector,
+    cursor: u64,
+    /// The last version it was told of.
+    told: u64,
+}
+
+impl Watcher {
+    /// Follows what happens after a version, or from now on.
+    pub fn start(cache: Arc<Cache>, after: Option<u64>, selector: Selector) -> Result<Watcher, Gone> {
+        let after = after.unwrap_or(cache.version());
+        cache.changes(after, 0)?;
+        Ok(Watcher {
+            newest: cache.follow(),
+            cache,
+            selector,
+            cursor: after,
+            told: after,
+        })
+    }
+
+    /// The next lines, at least one; none when thawd ends.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Gone> {
+        loop {
+            let newest = *self.newest.borrow_and_update();
+            if newest.closed {
+                return Ok(None);
+            }
+            let changes = self.cache.changes(self.cursor, BATCH)?;
+            let Some(last) = changes.last() else {
+                // The sender lives as long as the cache, which we hold.
+                match tokio::time::timeout(IDLE, self.newest.changed()).await {
+                    Ok(_) => continue,
+                    Err(_) => return Ok(Some(self.bookmark())),
+                }
+            };
+            self.cursor = last.version;
+            let mut lines = changes.iter().filter_map(|c| c.line(&self.selector));
+            if let Some(first) = lines.next() {
+                self.told = self.cursor;
+                let rest: Vec<Bytes> = lines.collect();
+                return Ok(Some(match rest.is_empty() {
+                    true => first,
+                    false => [vec![first], rest].concat().concat().into(),
+                }));
+            }
+            if self.cursor - self.told >= SKIPPED {
+                return Ok(Some(self.bookmark()));
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn bookmark(&mut self) -> Bytes {
+        self.told = self.cursor;
+        encode(&WatchEvent::Bookmark(Bookmark {
+            resource_version: self.cursor,
+        }))
+    }
+}

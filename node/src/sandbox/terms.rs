@@ -1,0 +1,64 @@
+//! What a sandbox's caller said of it that its machine knows nothing of. It is in the record: a later owner keeps to it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// Labels, and how long it may be there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub timeout: Option<Timeout>,
+}
+
+/// When it is deleted by whoever owns it then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeout {
+    /// As it was asked for, seconds.
+    pub seconds: u32,
+    /// CLOCK_BOOTTIME milliseconds: no sandbox outlives a boot, and this clock is never set.
+    pub at: u64,
+}
+
+impl Timeout {
+    /// So many seconds from now.
+    pub fn after(seconds: u32) -> Timeout {
+        Timeout {
+            seconds,
+            at: boottime_ms().saturating_add(u64::from(seconds) * 1000),
+        }
+    }
+
+    /// How long until then; zero when it has passed.
+    pub fn left(self) -> Duration {
+        Duration::from_millis(self.at.saturating_sub(boottime_ms()))
+    }
+}
+
+fn boottime_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + u64::try_from(now.tv_nsec).unwrap_or(0) / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_keeps_its_moment_through_the_record() {
+        let timeout = Timeout::after(3600);
+        let terms = Terms {
+            labels: BTreeMap::new(),
+            timeout: Some(timeout),
+        };
+        let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
+        assert_eq!(read, terms);
+        let left = read.timeout.unwrap().left();
+        assert!(left <= Duration::from_secs(3600) && left > Duration::from_secs(3000));
+        assert_eq!(Timeout { seconds: 1, at: 0 }.left(), Duration::ZERO);
+    }
+}

@@ -11,6 +11,7 @@
 //! | [`stdio`] | a process's standard streams, terminal, signals |
 //! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
 //! | [`snapshotter`] | containerd's remote snapshotter |
+//! | [`metrics`] | what thawd counts |
 //! | [`page_server`] | filling a machine's memory as it is touched |
 //! | [`misses`] | answering a VMM's chunk misses from the image store |
 //! | [`state`] | what is running, on disk |
@@ -35,6 +36,7 @@ pub mod exit;
 pub mod handshake;
 pub mod image;
 pub mod images;
+pub mod metrics;
 pub mod misses;
 pub mod page_server;
 pub mod paths;

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Sandbox as Described, ThawSandbox,
@@ -18,6 +19,7 @@ use super::maker::{Condition, Machine, Made, Maker, Microvm};
 use super::problem::{ApiCode, Refusal};
 use super::watch::{Cache, Versions};
 use crate::exit::{ExitCode, Failure};
+use crate::metrics::{Families, How, Metrics};
 use crate::readiness;
 use crate::sandbox::{Node, Sandbox};
 
@@ -54,6 +56,7 @@ pub struct Daemon {
     table: Mutex<BTreeMap<String, Held>>,
     pub cache: Arc<Cache>,
     pub answers: Answers,
+    pub metrics: Metrics,
     /// Shared by whatever is finished though nobody waits for it.
     finishing: Arc<tokio::sync::RwLock<()>>,
 }
@@ -99,6 +102,7 @@ impl Daemon {
             table: Mutex::default(),
             cache: Arc::new(Cache::new(versions)),
             answers: Answers::default(),
+            metrics: Metrics::default(),
             finishing: Arc::default(),
         })
     }
@@ -131,14 +135,14 @@ impl Daemon {
 
     /// Makes a sandbox of an image. Dropped, nothing is made.
     pub async fn create(self: &Arc<Daemon>, request: CreateSandbox) -> Result<CreatedSandbox, Refusal> {
-        let made = self.maker()?.create(request).await?;
-        Ok(self.made(made))
+        let maker = self.maker()?;
+        self.made(How::Create, maker.create(request)).await
     }
 
     /// Makes a sandbox of a snapshot. Dropped, nothing is made.
     pub async fn thaw(self: &Arc<Daemon>, request: ThawSandbox) -> Result<CreatedSandbox, Refusal> {
-        let made = self.maker()?.thaw(request).await?;
-        Ok(self.made(made))
+        let maker = self.maker()?;
+        self.made(How::Thaw, maker.thaw(request)).await
     }
 
     fn maker(&self) -> Result<&Arc<dyn Maker>, Refusal> {
@@ -146,11 +150,32 @@ impl Daemon {
         self.maker.as_ref().ok_or_else(one_only)
     }
 
-    fn made(self: &Arc<Daemon>, made: Made) -> CreatedSandbox {
-        CreatedSandbox {
+    async fn made(
+        self: &Arc<Daemon>,
+        how: How,
+        making: impl Future<Output = Result<Made, Refusal>>,
+    ) -> Result<CreatedSandbox, Refusal> {
+        let began = Instant::now();
+        let made = match making.await {
+            Ok(made) => made,
+            Err(refusal) => {
+                self.metrics.not_started(how, refusal.slug());
+                return Err(refusal);
+            }
+        };
+        self.metrics.started(how, began.elapsed(), &made.account);
+        Ok(CreatedSandbox {
             sandbox: Described::clone(&self.insert(made.machine, Condition::Running)),
             image_config: made.image_config,
             account: made.account,
+        })
+    }
+
+    /// What it has and did.
+    pub fn count(&self, families: &mut Families) {
+        self.metrics.collect(families);
+        if let Some(maker) = &self.maker {
+            maker.count(self.metrics.endpoint_names(), families);
         }
     }
 

@@ -14,6 +14,7 @@ use super::maker::{Condition, Machine, Made, Maker};
 use super::problem::Refusal;
 use super::watch::Versions;
 use crate::exit::{ExitCode, Failure};
+use crate::metrics::{Families, Names};
 use crate::sandbox::{Terms, Timeout};
 use crate::state::Record;
 
@@ -88,6 +89,8 @@ impl Maker for Fake {
     async fn thaw(&self, _: ThawSandbox) -> Result<Made, Refusal> {
         Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into())
     }
+
+    fn count(&self, _: &Names, _: &mut Families) {}
 }
 
 /// A machine that is none.

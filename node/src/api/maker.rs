@@ -19,6 +19,7 @@ use super::problem::{ApiCode, Refusal};
 use crate::exit::{ExitCode, Failure};
 use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
+use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
     FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout,
 };
@@ -32,6 +33,8 @@ pub trait Maker: std::fmt::Debug + Send + Sync {
     async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal>;
     /// Of a snapshot.
     async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal>;
+    /// What it has and did; `endpoints` are the names its registries have.
+    fn count(&self, endpoints: &Names, families: &mut Families);
 }
 
 /// A sandbox that was made, and what is to be said of the making.
@@ -131,6 +134,10 @@ impl Maker for Node {
         let trace = Trace::new();
         let sandbox = Sandbox::thaw(self, spec, &trace).await?;
         made(self, sandbox, &trace)
+    }
+
+    fn count(&self, endpoints: &Names, families: &mut Families) {
+        metrics::node::collect(self, endpoints, families);
     }
 }
 

@@ -8,7 +8,7 @@
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`health`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`health`], [`metrics`] | the handlers, by what they are about |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
 //! | [`maker`] | what the API asks of the node |
@@ -25,6 +25,7 @@ pub mod health;
 pub mod idempotency;
 pub mod limits;
 pub mod maker;
+pub mod metrics;
 pub mod patience;
 pub mod peer;
 pub mod problem;

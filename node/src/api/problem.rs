@@ -69,6 +69,14 @@ impl Refusal {
         Refusal::Api(code, detail.to_string())
     }
 
+    /// Its stable name.
+    pub fn slug(&self) -> &'static str {
+        match self {
+            Refusal::Failure(failure) => failure.code.slug(),
+            Refusal::Api(code, _) => code.slug(),
+        }
+    }
+
     fn problem(self) -> Problem {
         let (code, title, detail, remedy, status, exit, context) = match self {
             Refusal::Api(code, detail) => {

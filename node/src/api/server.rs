@@ -156,8 +156,14 @@ async fn accept(
                 "HTTP/1.1 429 Too Many Requests\r\nretry-after: {RETRY_AFTER_S}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             );
             let _ = stream.try_write(text.as_bytes());
+            daemon.metrics.connection_refused();
         } else {
-            connections.add(peer, serve_one(stream, peer, routes.clone(), stopped.clone()));
+            let (connected, routes) = (daemon.metrics.connected(), routes.clone());
+            let serving = serve_one(stream, peer, routes, stopped.clone());
+            connections.add(peer, async move {
+                serving.await;
+                drop(connected);
+            });
         }
     }
     drop(listener);

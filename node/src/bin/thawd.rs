@@ -89,6 +89,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
         node.fill_pools()?;
+        tokio::spawn(node.images.clone().keep_measured());
         pools = Some((node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {

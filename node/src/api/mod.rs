@@ -9,6 +9,7 @@
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
 //! | [`sandboxes`], [`health`], [`metrics`] | the handlers, by what they are about |
+//! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
 //! | [`maker`] | what the API asks of the node |
@@ -32,4 +33,5 @@ pub mod problem;
 pub mod router;
 pub mod sandboxes;
 pub mod server;
+pub mod timing;
 pub mod watch;

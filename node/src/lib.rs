@@ -18,6 +18,7 @@
 //! | [`template`] | guests booted once, from which every sandbox is thawed |
 //! | [`doctor`] | what this host has, lacks, and what that costs |
 //! | [`api`] | thawd's HTTP API, both ends |
+//! | [`service`] | what systemd is told of thawd |
 //! | [`exit`] | exit codes |
 //!
 //! Invariant: whatever ends this process, what it made for a sandbox ends with it or is found by the next start.
@@ -42,6 +43,7 @@ pub mod page_server;
 pub mod paths;
 pub mod readiness;
 pub mod sandbox;
+pub mod service;
 pub mod snapshot;
 pub mod snapshotter;
 pub mod state;

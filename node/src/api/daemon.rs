@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Sandbox as Described, ThawSandbox,
+    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Sandbox as Described, ThawSandbox,
 };
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::idempotency::Answers;
@@ -48,6 +49,22 @@ struct Turn {
     _alone: tokio::sync::OwnedMutexGuard<()>,
 }
 
+/// Whether sandboxes may be made, and how many are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Makings {
+    closed: bool,
+    count: usize,
+}
+
+/// A sandbox is being made for as long as this is held.
+struct Making<'a>(&'a watch::Sender<Makings>);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|makings| makings.count -= 1);
+    }
+}
+
 /// thawd, or a process with a sandbox of its own.
 #[derive(Debug)]
 pub struct Daemon {
@@ -57,6 +74,7 @@ pub struct Daemon {
     pub cache: Arc<Cache>,
     pub answers: Answers,
     pub metrics: Metrics,
+    makings: watch::Sender<Makings>,
     /// Shared by whatever is finished though nobody waits for it.
     finishing: Arc<tokio::sync::RwLock<()>>,
 }
@@ -103,6 +121,7 @@ impl Daemon {
             cache: Arc::new(Cache::new(versions)),
             answers: Answers::default(),
             metrics: Metrics::default(),
+            makings: watch::Sender::default(),
             finishing: Arc::default(),
         })
     }
@@ -156,7 +175,11 @@ impl Daemon {
         making: impl Future<Output = Result<Made, Refusal>>,
     ) -> Result<CreatedSandbox, Refusal> {
         let began = Instant::now();
-        let made = match making.await {
+        let made = async {
+            let _making = self.begin_making()?;
+            making.await
+        };
+        let made = match made.await {
             Ok(made) => made,
             Err(refusal) => {
                 self.metrics.not_started(how, refusal.slug());
@@ -169,6 +192,49 @@ impl Daemon {
             image_config: made.image_config,
             account: made.account,
         })
+    }
+
+    fn begin_making(&self) -> Result<Making<'_>, Refusal> {
+        let begun = self.makings.send_if_modified(|makings| {
+            makings.count += usize::from(!makings.closed);
+            !makings.closed
+        });
+        match begun {
+            true => Ok(Making(&self.makings)),
+            false => Err(Refusal::new(ApiCode::Draining, "this thawd is being drained")),
+        }
+    }
+
+    /// Refuses to make any more from now on.
+    pub fn close(&self) {
+        self.makings.send_modify(|makings| makings.closed = true);
+    }
+
+    /// The same, and waits until none is being made; or until they may be made again.
+    pub async fn drain(&self) -> Result<Drain, Refusal> {
+        self.maker()?;
+        self.close();
+        let mut makings = self.makings.subscribe();
+        // The sender is ours.
+        let _ = makings.wait_for(|m| m.count == 0 || !m.closed).await;
+        Ok(self.drained())
+    }
+
+    /// Makes them again.
+    pub fn undrain(&self) -> Result<Drain, Refusal> {
+        self.maker()?;
+        self.makings.send_modify(|makings| makings.closed = false);
+        Ok(self.drained())
+    }
+
+    /// Whether any are made, and how many there are. Who is answered knows that no lock here is held for ever.
+    pub fn drained(&self) -> Drain {
+        let makings = *self.makings.borrow();
+        Drain {
+            draining: makings.closed,
+            making: makings.count,
+            sandboxes: self.table().len(),
+        }
     }
 
     /// What it has and did.

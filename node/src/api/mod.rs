@@ -8,7 +8,7 @@
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`health`], [`metrics`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`health`], [`drain`], [`metrics`] | the handlers, by what they are about |
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
@@ -19,6 +19,7 @@
 pub mod check;
 pub mod client;
 pub mod daemon;
+pub mod drain;
 pub mod extract;
 #[cfg(test)]
 mod fake;

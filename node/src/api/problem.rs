@@ -14,6 +14,8 @@ use crate::exit::{ExitCode, Failure};
 
 /// Seconds after which who was turned away may ask again.
 pub const RETRY_AFTER_S: u64 = 1;
+/// The same, where a node is drained.
+const RETRY_DRAINED_S: u64 = 30;
 
 macro_rules! api_codes {
     ($($name:ident = $status:ident, $slug:literal, $title:literal, $remedy:literal;)*) => {
@@ -51,6 +53,7 @@ api_codes! {
     Invalid = UNPROCESSABLE_ENTITY, "invalid-body", "the body is JSON, but not what is asked for here", "see /openapi.json for its schema";
     KeyReused = UNPROCESSABLE_ENTITY, "idempotency-key-reused", "this idempotency key came with another request before", "use a new key for each thing to make";
     TooMany = TOO_MANY_REQUESTS, "too-many-requests", "more is asked at once than is served", "ask again after the seconds Retry-After says";
+    Draining = SERVICE_UNAVAILABLE, "draining", "this thawd makes no more sandboxes", "ask another node, or this one again once it makes sandboxes again";
     Broken = INTERNAL_SERVER_ERROR, "internal", "thawd failed at this", "see its log";
 }
 
@@ -174,12 +177,16 @@ struct Unsaid(Problem);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let busy = matches!(self, Refusal::Api(ApiCode::TooMany, _));
+        let retry = match self {
+            Refusal::Api(ApiCode::TooMany, _) => Some(RETRY_AFTER_S),
+            Refusal::Api(ApiCode::Draining, _) => Some(RETRY_DRAINED_S),
+            _ => None,
+        };
         let problem = self.problem();
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
-        if busy {
-            let seconds = HeaderValue::from(RETRY_AFTER_S);
+        if let Some(seconds) = retry {
+            let seconds = HeaderValue::from(seconds);
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
         }
         response.extensions_mut().insert(Unsaid(problem));

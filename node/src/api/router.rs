@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{health, metrics, problem, sandboxes};
+use super::{drain, health, metrics, problem, sandboxes};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -34,6 +34,7 @@ struct Document;
 fn described() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(health::health))
+        .routes(routes!(drain::show, drain::begin, drain::end))
         .routes(routes!(metrics::metrics))
         .routes(routes!(sandboxes::list, sandboxes::create))
         .routes(routes!(sandboxes::get, sandboxes::delete))

@@ -45,17 +45,19 @@ const MAX_HEAD: usize = 64 << 10;
 /// Most header fields.
 const MAX_FIELDS: usize = 64;
 /// How long the last callers are waited for.
-const LINGERS: Duration = Duration::from_secs(30);
+pub const LINGERS: Duration = Duration::from_secs(30);
 /// The same, of an owner of one sandbox: its machine has ended, so nobody is served for long.
 const OWNER_LINGERS: Duration = Duration::from_secs(2);
 /// After an accept that failed, for want of descriptors most likely.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Serves until `end`. One socket a dead thawd left is replaced, a living one's is not.
+/// Serves until `end`; `listens` is called when callers can connect. One socket a dead thawd left is replaced, a living one's
+/// is not.
 pub async fn serve(
     daemon: Arc<Daemon>,
     socket: &Path,
     access: Access,
+    listens: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<(), Failure> {
     if vmm::connect(socket, SocketType::STREAM).is_ok() {
@@ -64,6 +66,7 @@ pub async fn serve(
     }
     let _ = std::fs::remove_file(socket);
     let listener = listen(socket, access)?;
+    listens();
     accept(&daemon, listener, access, end, LINGERS).await;
     let _ = std::fs::remove_file(socket);
     daemon.release().await;
@@ -167,6 +170,8 @@ async fn accept(
         }
     }
     drop(listener);
+    // Who still waits for his turn has none: another thawd will take over.
+    daemon.close();
     daemon.cache.close();
     drop(stop);
     let all_ended = async { while connections.serving.join_next().await.is_some() {} };

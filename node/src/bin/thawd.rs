@@ -2,14 +2,17 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use thaw_node::api::client::Client;
 use thaw_node::api::daemon::Daemon;
 use thaw_node::api::peer::Access;
 use thaw_node::api::server::serve;
 use thaw_node::cli::logging;
-use thaw_node::exit::Failure;
+use thaw_node::config::default;
+use thaw_node::exit::{ExitCode as Code, Failure};
 use thaw_node::paths::{Paths, VARIABLES};
 use thaw_node::sandbox::Node;
+use thaw_node::service;
 use thaw_node::snapshot::Hold;
 use thaw_node::snapshotter::Listening;
 use thaw_node::ui::Ui;
@@ -47,6 +50,33 @@ struct Arguments {
     /// Log JSON lines
     #[arg(long)]
     json: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// What it does instead of serving.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Look at configuration files
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Have the thawd that serves make no more sandboxes, and wait until none is being made; those there are run on
+    Drain {
+        /// Have it make sandboxes again
+        #[arg(long)]
+        undo: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Say whether a configuration file is good, or which line and key of it is not
+    Check {
+        /// The file [default: the one thawd would read]
+        file: Option<std::path::PathBuf>,
+    },
+    /// Print every option with its default and what it does, as a file to begin with
+    Default,
 }
 
 fn help() -> String {
@@ -61,7 +91,18 @@ fn main() -> ExitCode {
     thaw_node::exit::end_on_panic();
     let arguments = Arguments::parse();
     logging::start(&arguments.log_level, arguments.json);
-    match run(&arguments) {
+    let done = match &arguments.command {
+        None => run(&arguments),
+        Some(Command::Config(ConfigCommand::Default)) => {
+            print(default::DEFAULT.trim_end());
+            Ok(())
+        }
+        Some(Command::Config(ConfigCommand::Check { file })) => {
+            default::check(file.as_deref()).map(|good| print(&good))
+        }
+        Some(Command::Drain { undo }) => drain(&arguments, *undo),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             Ui::new(arguments.json, false).failure(&failure);
@@ -70,15 +111,48 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+/// A line of its own output. A reader that went away is no failure.
+fn print(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+}
+
+/// Where it listens.
+fn socket(arguments: &Arguments, paths: &Paths) -> std::path::PathBuf {
+    arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket())
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|e| Failure::system("cannot start the runtime", &e))?;
+        .map_err(|e| Failure::system("cannot start the runtime", &e))
+}
+
+fn drain(arguments: &Arguments, undo: bool) -> Result<(), Failure> {
+    let socket = socket(arguments, &Paths::from_env());
+    let nobody = || {
+        let what = format!("nobody serves {}", socket.display());
+        Failure::new(Code::DaemonUnreachable, what)
+    };
+    let client = Client::connect(&socket).ok_or_else(nobody)?;
+    let now = runtime()?.block_on(async {
+        match undo {
+            true => client.undrain().await,
+            false => client.drain().await,
+        }
+    })?;
+    let (makes, sandboxes) = (if now.draining { "no more" } else { "sandboxes again" }, now.sandboxes);
+    print(&format!("it makes {makes}; {sandboxes} run on"));
+    Ok(())
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let runtime = runtime()?;
     let mut pools = None;
     let served = runtime.block_on(async {
         let paths = Paths::from_env();
-        let socket = arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket());
+        let socket = socket(arguments, &paths);
         let access = match &arguments.socket_group {
             Some(group) => Access::for_group(group)?,
             None => Access::default(),
@@ -98,11 +172,16 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             None => None,
         };
         let daemon = Daemon::start(node).await?;
-        tracing::info!(socket = %socket.display(), "listening");
+        tokio::spawn(service::keep_alive(daemon.clone()));
+        let listens = || {
+            tracing::info!(socket = %socket.display(), "listening");
+            service::ready(&daemon);
+        };
         let (stop, mut stopped) = tokio::sync::watch::channel(());
         let end = async move {
             let [first, second] = &mut ends[..] else { return };
             tokio::select! { _ = first.recv() => {}, _ = second.recv() => {} }
+            service::stopping();
             // Whoever waits for it sees that it is gone.
             drop(stop);
         };
@@ -113,7 +192,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 None => Ok(()),
             }
         };
-        let (served, snapshotter) = tokio::join!(serve(daemon, &socket, access, end), snapshotter);
+        let (served, snapshotter) = tokio::join!(serve(daemon.clone(), &socket, access, listens, end), snapshotter);
         served.and(snapshotter)
     });
     // Once it is gone, nobody claims or releases any more.

@@ -3,6 +3,8 @@
 //! | method and path | body | answer |
 //! |---|---|---|
 //! | `GET /v1/health` | — | [`Health`] |
+//! | `GET`, `POST`, `DELETE /v1/node/drain` | — | [`Drain`] |
+//! | `GET /metrics` | — | Prometheus's text format |
 //! | `POST /v1/sandboxes` | [`CreateSandbox`] | 201, [`CreatedSandbox`] |
 //! | `GET /v1/sandboxes` | — | [`SandboxList`] |
 //! | `GET /v1/sandboxes?watch=1` | — | [`WatchEvent`]s, one a line |
@@ -40,6 +42,21 @@ pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 pub struct Health {
     pub version: String,
     pub pid: u32,
+    /// It makes no more sandboxes.
+    #[serde(default)]
+    pub draining: bool,
+}
+
+/// Whether thawd makes sandboxes, and what it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Drain {
+    /// It makes no more.
+    pub draining: bool,
+    /// Sandboxes being made.
+    pub making: usize,
+    /// Sandboxes it has; they go on.
+    pub sandboxes: usize,
 }
 
 /// One process: its number and when it started, clock ticks since boot.

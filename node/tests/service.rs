@@ -67,10 +67,7 @@ fn serves(place: &Place) {
 
 fn run(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
-    (
-        output.status.code(),
-        text(&output.stdout) + &text(&output.stderr),
-    )
+    (output.status.code(), text(&output.stdout) + &text(&output.stderr))
 }
 
 #[test]
@@ -110,7 +107,10 @@ fn a_drained_thawd_makes_no_sandboxes_until_it_is_told_to() {
     assert_eq!(code, Some(125));
     assert!(said.contains("being drained"), "{said}");
     let (code, said) = drain(&["--undo"]);
-    assert_eq!((code, said.trim()), (Some(0), "it makes sandboxes again; 0 run on"));
+    assert_eq!(
+        (code, said.trim()),
+        (Some(0), "it makes sandboxes again; 0 run on")
+    );
     // It is made now; this guest's agent never comes, so the run is ended.
     let run = Killed::spawn(&mut place.run());
     eventually("a sandbox is made", || {
@@ -187,7 +187,10 @@ fn a_configuration_is_checked_before_it_is_used() {
     std::fs::write(&file, "[pools]\nmakers = 0\n").unwrap();
     let (code, said) = run(thawd().args(["config", "check"]).env("THAW_CONFIG", &file));
     assert_eq!(code, Some(100));
-    assert!(said.contains("thawd.toml: line 2") && said.contains("makers"), "{said}");
+    assert!(
+        said.contains("thawd.toml: line 2") && said.contains("makers"),
+        "{said}"
+    );
 }
 
 /// What of the unit thawd's promises rest on.
@@ -196,7 +199,9 @@ fn the_unit_is_what_thawd_needs() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/systemd/thawd.service");
     let unit = std::fs::read_to_string(path).unwrap();
     let value = |key: &str| {
-        let mut values = unit.lines().filter_map(|l| l.strip_prefix(key)?.strip_prefix('='));
+        let mut values = unit
+            .lines()
+            .filter_map(|l| l.strip_prefix(key)?.strip_prefix('='));
         let value = values.next().unwrap_or_else(|| panic!("no {key}")).to_owned();
         assert!(values.next().is_none(), "{key} twice");
         value

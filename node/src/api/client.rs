@@ -10,8 +10,8 @@ use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, Problem, Sandbox,
-    SandboxList, ThawSandbox,
+    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, NodeUsage, Problem,
+    Sandbox, SandboxList, ThawSandbox,
 };
 
 use crate::exit::{ExitCode, Failure};
@@ -39,6 +39,11 @@ impl Client {
     /// That it lives.
     pub async fn health(&self) -> Result<Health, Failure> {
         self.ask(Method::GET, "/v1/health", None).await
+    }
+
+    /// What its pools have, and its sandboxes take.
+    pub async fn usage(&self) -> Result<NodeUsage, Failure> {
+        self.ask(Method::GET, "/v1/node/usage", None).await
     }
 
     /// Has it make no more sandboxes, and waits until none is being made.

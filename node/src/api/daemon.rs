@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Sandbox as Described, ThawSandbox,
+    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NodeUsage, PoolUsage,
+    Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -234,6 +235,46 @@ impl Daemon {
             draining: makings.closed,
             making: makings.count,
             sandboxes: self.table().len(),
+        }
+    }
+
+    /// What one sandbox takes of its host. Blocks for as long as the kernel takes to say.
+    pub fn usage(&self, wanted: &str) -> Result<Usage, Failure> {
+        let id = self.id(wanted)?;
+        Ok(self.find(&id)?.0.usage())
+    }
+
+    /// What all of them take, and the pools have. Blocks likewise.
+    pub fn usages(&self) -> NodeUsage {
+        let held: Vec<_> = {
+            let table = self.table();
+            table.values().map(|held| held.machine.clone()).collect()
+        };
+        let sandboxes = held.iter().filter_map(|machine| {
+            let shown = self.cache.get(&machine.record().id)?;
+            Some(SandboxUsage {
+                id: shown.id.clone(),
+                name: shown.name.clone(),
+                image: shown.image.clone(),
+                state: shown.state.clone(),
+                created: shown.created,
+                cpus: shown.cpus,
+                memory_mib: shown.memory_mib,
+                usage: machine.usage(),
+            })
+        });
+        let sandboxes = sandboxes.collect();
+        let pools = self.maker.as_ref().map(|m| m.pools()).unwrap_or_default();
+        let pools = pools.into_iter().map(|pool| PoolUsage {
+            pool: pool.kind.into(),
+            ready: pool.ready,
+            high: pool.high,
+            claims: pool.claims,
+            hits: pool.hits,
+        });
+        NodeUsage {
+            pools: pools.collect(),
+            sandboxes,
         }
     }
 

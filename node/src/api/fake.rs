@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use thaw_protocol::api::{Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ThawSandbox};
+use thaw_pools::statistics::PoolStatistics;
+use thaw_protocol::api::{Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ThawSandbox, Usage};
 use tokio::sync::watch;
 
 use super::daemon::Daemon;
@@ -90,6 +91,10 @@ impl Maker for Fake {
         Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into())
     }
 
+    fn pools(&self) -> Vec<PoolStatistics> {
+        vec![PoolStatistics::none("disk")]
+    }
+
     fn count(&self, _: &Names, _: &mut Families) {}
 }
 
@@ -137,6 +142,14 @@ impl Machine for FakeMachine {
 
     fn vsock(&self) -> PathBuf {
         "/fake".into()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            at_ns: 2,
+            cpu_ns: Some(1),
+            ..Usage::default()
+        }
     }
 
     async fn condition(&self) -> Condition {

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
+use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ProcessIdentity, ThawSandbox,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ProcessIdentity, ThawSandbox, Usage,
 };
 use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
@@ -21,7 +22,7 @@ use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout,
+    FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout, usage,
 };
 use crate::state::Record;
 use crate::trace::Trace;
@@ -33,6 +34,8 @@ pub trait Maker: std::fmt::Debug + Send + Sync {
     async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal>;
     /// Of a snapshot.
     async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal>;
+    /// What its pools have and did.
+    fn pools(&self) -> Vec<PoolStatistics>;
     /// What it has and did; `endpoints` are the names its registries have.
     fn count(&self, endpoints: &Names, families: &mut Families);
 }
@@ -61,6 +64,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn record(&self) -> &Record;
     /// Its vsock socket.
     fn vsock(&self) -> PathBuf;
+    /// What it takes of its host. Blocks for as long as the kernel takes to say.
+    fn usage(&self) -> Usage;
     /// Asks its VMM.
     async fn condition(&self) -> Condition;
     /// Waits for its end, and says why it ended. It may wait longer than the machine is held.
@@ -136,6 +141,12 @@ impl Maker for Node {
         made(self, sandbox, &trace)
     }
 
+    fn pools(&self) -> Vec<PoolStatistics> {
+        let mut all = Vec::from(self.pools.statistics());
+        all.push(self.shells.statistics());
+        all
+    }
+
     fn count(&self, endpoints: &Names, families: &mut Families) {
         metrics::node::collect(self, endpoints, families);
     }
@@ -198,6 +209,13 @@ impl Machine for Microvm {
 
     fn vsock(&self) -> PathBuf {
         self.sandbox.vsock()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            fetched_bytes: self.sandbox.fetched(),
+            ..usage(self.sandbox.record(), &self.node.cgroups)
+        }
     }
 
     async fn condition(&self) -> Condition {

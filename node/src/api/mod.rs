@@ -8,7 +8,7 @@
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`health`], [`drain`], [`metrics`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by what they are about |
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
@@ -35,4 +35,5 @@ pub mod router;
 pub mod sandboxes;
 pub mod server;
 pub mod timing;
+pub mod usage;
 pub mod watch;

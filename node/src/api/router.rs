@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{drain, health, metrics, problem, sandboxes};
+use super::{drain, health, metrics, problem, sandboxes, usage};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -36,6 +36,8 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(health::health))
         .routes(routes!(drain::show, drain::begin, drain::end))
         .routes(routes!(metrics::metrics))
+        .routes(routes!(usage::all))
+        .routes(routes!(usage::one))
         .routes(routes!(sandboxes::list, sandboxes::create))
         .routes(routes!(sandboxes::get, sandboxes::delete))
         .routes(routes!(sandboxes::pause))

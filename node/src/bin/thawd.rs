@@ -142,7 +142,14 @@ fn drain(arguments: &Arguments, undo: bool) -> Result<(), Failure> {
             false => client.drain().await,
         }
     })?;
-    let (makes, sandboxes) = (if now.draining { "no more" } else { "sandboxes again" }, now.sandboxes);
+    let (makes, sandboxes) = (
+        if now.draining {
+            "no more"
+        } else {
+            "sandboxes again"
+        },
+        now.sandboxes,
+    );
     print(&format!("it makes {makes}; {sandboxes} run on"));
     Ok(())
 }
@@ -192,7 +199,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 None => Ok(()),
             }
         };
-        let (served, snapshotter) = tokio::join!(serve(daemon.clone(), &socket, access, listens, end), snapshotter);
+        let (served, snapshotter) =
+            tokio::join!(serve(daemon.clone(), &socket, access, listens, end), snapshotter);
         served.and(snapshotter)
     });
     // Once it is gone, nobody claims or releases any more.

@@ -7,13 +7,12 @@ use thaw_rootfs::fetch::EndpointCounts;
 use thaw_rootfs::fill::FillStats;
 
 use super::{Families, Names, OTHER};
+use crate::api::maker::Maker;
 use crate::sandbox::Node;
 
 /// Asks nobody: all of it was counted as it happened.
 pub fn collect(node: &Node, endpoints: &Names, families: &mut Families) {
-    let mut all = Vec::from(node.pools.statistics());
-    all.push(node.shells.statistics());
-    pools(&all, families);
+    pools(&Maker::pools(node), families);
     fills(node.images.filler().stats(), families);
     fetches(few(node.images.fetcher.stats().snapshot(), endpoints), families);
     if let Some(size) = node.images.size() {

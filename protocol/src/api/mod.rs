@@ -4,11 +4,13 @@
 //! |---|---|---|
 //! | `GET /v1/health` | — | [`Health`] |
 //! | `GET`, `POST`, `DELETE /v1/node/drain` | — | [`Drain`] |
+//! | `GET /v1/node/usage` | — | [`NodeUsage`] |
 //! | `GET /metrics` | — | Prometheus's text format |
 //! | `POST /v1/sandboxes` | [`CreateSandbox`] | 201, [`CreatedSandbox`] |
 //! | `GET /v1/sandboxes` | — | [`SandboxList`] |
 //! | `GET /v1/sandboxes?watch=1` | — | [`WatchEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}` | — | [`Sandbox`] |
+//! | `GET /v1/sandboxes/{id}/metrics` | — | [`Usage`] |
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
@@ -27,9 +29,11 @@ use crate::control::MemoryMode;
 
 mod list;
 mod problem;
+mod usage;
 
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
+pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;

@@ -224,15 +224,10 @@ impl Home {
     }
 
     /// A failure with what the sandbox says of it.
-    pub(super) fn explain(&self, failure: Failure) -> Failure {
+    pub(super) async fn explain(&self, failure: Failure) -> Failure {
         match (&self.keeper, failure.code) {
             (Keeper::Ourselves { sandbox, .. }, ExitCode::GuestEnded | ExitCode::AgentFailed) => {
-                let what = sandbox.ended().unwrap_or_else(|| failure.what.clone());
-                Failure {
-                    what,
-                    context: sandbox.console_tail(),
-                    ..failure
-                }
+                sandbox.explain(failure).await
             }
             _ => failure,
         }

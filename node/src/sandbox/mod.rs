@@ -97,6 +97,8 @@ pub struct SandboxSpec {
     pub plain_http: bool,
     pub vcpus: u8,
     pub memory_mib: u32,
+    /// Of the writable layer.
+    pub disk_mib: u32,
     pub hostname: Option<String>,
     pub name: Option<String>,
     pub network: NetworkMode,

@@ -17,6 +17,7 @@
 //! caller, over the sandbox's vsock socket.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,10 @@ pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
+/// What a writable layer may have, MiB.
+pub const DISK_MIB: RangeInclusive<u32> = 64..=1 << 20;
+/// What it has where nobody says, MiB.
+pub const DEFAULT_DISK_MIB: u32 = 8 << 10;
 /// The header that makes a creation happen once, however often it is asked for.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
@@ -66,6 +71,9 @@ pub struct CreateSandbox {
     pub cpus: u8,
     /// [`crate::control::MEMORY_MIB`].
     pub memory_mib: u32,
+    /// Of the writable layer, [`DISK_MIB`]; the host stores what is written.
+    #[serde(default = "disk_mib")]
+    pub disk_mib: u32,
     #[serde(default)]
     pub hostname: Option<String>,
     #[serde(default)]
@@ -168,6 +176,10 @@ fn yes() -> bool {
 
 fn missing() -> String {
     "missing".into()
+}
+
+fn disk_mib() -> u32 {
+    DEFAULT_DISK_MIB
 }
 
 fn virtiofs() -> String {

@@ -17,6 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub mod cgroup;
+pub mod demand;
 pub mod disk;
 pub mod machine;
 pub mod network;

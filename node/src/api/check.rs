@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use thaw_protocol::api::{CreateSandbox, FreezeSandbox, ThawSandbox};
+use thaw_protocol::api::{CreateSandbox, DISK_MIB, FreezeSandbox, ThawSandbox};
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
 use super::problem::{ApiCode, Refusal};
@@ -30,6 +30,13 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     }
     if request.memory_mib > most {
         return Err(invalid(format!("memory_mib is at most {most}")));
+    }
+    if !DISK_MIB.contains(&request.disk_mib) {
+        return Err(invalid(format!(
+            "disk_mib is {} to {}",
+            DISK_MIB.start(),
+            DISK_MIB.end()
+        )));
     }
     plain("image", &request.image, MAX_TEXT)?;
     memory_mode(request.memory_mode)?;

@@ -94,6 +94,7 @@ impl Maker for Node {
             plain_http: request.plain_http,
             vcpus: request.cpus,
             memory_mib: request.memory_mib,
+            disk_mib: request.disk_mib,
             hostname: request.hostname,
             name: request.name,
             network: parse::<NetworkMode>("network", &request.network)?,

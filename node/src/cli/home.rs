@@ -94,6 +94,7 @@ impl Home {
             plain_http: arguments.source.plain_http,
             vcpus: arguments.cpus,
             memory_mib: arguments.memory.mebibytes(),
+            disk_mib: arguments.disk.mebibytes(),
             hostname: arguments.hostname.clone(),
             name: arguments.name.clone(),
             network: arguments.network,
@@ -224,15 +225,10 @@ impl Home {
     }
 
     /// A failure with what the sandbox says of it.
-    pub(super) fn explain(&self, failure: Failure) -> Failure {
+    pub(super) async fn explain(&self, failure: Failure) -> Failure {
         match (&self.keeper, failure.code) {
             (Keeper::Ourselves { sandbox, .. }, ExitCode::GuestEnded | ExitCode::AgentFailed) => {
-                let what = sandbox.ended().unwrap_or_else(|| failure.what.clone());
-                Failure {
-                    what,
-                    context: sandbox.console_tail(),
-                    ..failure
-                }
+                sandbox.explain(failure).await
             }
             _ => failure,
         }
@@ -305,6 +301,7 @@ fn daemon_request(
         plain_http: arguments.source.plain_http,
         cpus: arguments.cpus,
         memory_mib: arguments.memory.mebibytes(),
+        disk_mib: arguments.disk.mebibytes(),
         hostname: arguments.hostname.clone(),
         name: arguments.name.clone(),
         network: name(&arguments.network),

@@ -24,7 +24,7 @@ mod thaw;
 mod top;
 
 pub use image::ImageCommand;
-pub use size::MemorySize;
+pub use size::ByteSize;
 pub use template::TemplateCommand;
 
 /// Runs each container in a microVM of its own.
@@ -131,7 +131,10 @@ pub struct RunArguments {
     pub cpus: u8,
     /// Memory of the microVM, kernel included: bytes, or with k, m, g; at least 64m
     #[arg(short, long, value_name = "SIZE", default_value = "512m")]
-    pub memory: MemorySize,
+    pub memory: ByteSize,
+    /// What the container may write: bytes, or with k, m, g, t; 64m to 1t. The host stores what is written
+    #[arg(long, value_name = "SIZE", default_value = "8g")]
+    pub disk: ByteSize,
     /// Mount the container's root filesystem read-only
     #[arg(long)]
     pub read_only: bool,

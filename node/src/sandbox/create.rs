@@ -15,6 +15,7 @@ use thaw_pools::disk::Disk;
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm;
+use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
 use thaw_rootfs::prefetch::Prefetch;
 use thaw_rootfs::progress::Progress;
@@ -25,7 +26,7 @@ use super::again::{MADE_AGAIN, once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
-use super::pools::{DISK_SIZE, claim};
+use super::pools::{claim, made_size};
 use super::{
     NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms,
 };
@@ -213,7 +214,7 @@ async fn make(
     let parts = async {
         let ((image, prefetch), disk, network) = tokio::try_join!(
             image(&supply, spec, trace, progress),
-            new_disk(node, trace),
+            new_disk(node, spec.disk_mib, trace),
             new_network(node, spec.network, trace),
         )?;
         let images = vec![Shown {
@@ -273,6 +274,15 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
             MEMORY_MIB.end()
         );
         return Err(Failure::new(ExitCode::Runtime, what).remedy("give it less with --memory"));
+    }
+    if !DISK_MIB.contains(&spec.disk_mib) {
+        let what = format!(
+            "a disk cannot have {} MiB: {} to {}",
+            spec.disk_mib,
+            DISK_MIB.start(),
+            DISK_MIB.end()
+        );
+        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose another --disk"));
     }
     if !VCPUS.contains(&spec.vcpus) {
         let what = format!(
@@ -356,9 +366,14 @@ pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
     }
 }
 
-async fn new_disk(node: &Node, trace: &Trace) -> Result<Disk, Failure> {
+/// One of a few sizes, with more room behind it where that is too small: the guest grows what is on it.
+async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Disk, Failure> {
     let _stage = trace.stage("disk");
-    claim(&node.pools, |p| &p.disks, DISK_SIZE, Failure::from, trace).await
+    let size = u64::from(mib) << 20;
+    let mut disk = claim(&node.pools, |p| &p.disks, made_size(size), Failure::from, trace).await?;
+    disk.enlarge(size)
+        .map_err(|e| Failure::system("cannot enlarge a disk", &e))?;
+    Ok(disk)
 }
 
 pub(super) async fn new_network(

@@ -55,8 +55,9 @@ mod usage;
 
 pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
+use again::with_end;
 pub use freeze::{FreezeOptions, Frozen};
-use machine::{describe, odd};
+use machine::{describe, explain, odd};
 pub use pools::Pools;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
@@ -98,6 +99,8 @@ pub struct SandboxSpec {
     pub plain_http: bool,
     pub vcpus: u8,
     pub memory_mib: u32,
+    /// Of the writable layer.
+    pub disk_mib: u32,
     pub hostname: Option<String>,
     pub name: Option<String>,
     pub network: NetworkMode,
@@ -430,13 +433,10 @@ impl Sandbox {
         }
     }
 
-    /// The last lines its console wrote.
-    pub fn console_tail(&self) -> Vec<String> {
-        self.resources
-            .console
-            .as_ref()
-            .map(|c| c.tail(CONSOLE_LINES))
-            .unwrap_or_default()
+    /// A failure of what ran in it, with why its machine ended if it has, and what its console and its VMM wrote.
+    pub async fn explain(&self, failure: Failure) -> Failure {
+        let failure = with_end(failure.lost(), &self.resources).await;
+        explain(failure.for_good(), &self.resources)
     }
 
     /// What the VMM says of its machine.

@@ -9,6 +9,7 @@ use thaw_pools::plan::Plan;
 use thaw_pools::pool::Pool;
 use thaw_pools::resource::{Claim, Kind};
 use thaw_pools::statistics::PoolStatistics;
+use thaw_protocol::api::DEFAULT_DISK_MIB;
 
 use super::create::blocking;
 use crate::config::pools::{Marks, PoolsConfig};
@@ -16,8 +17,13 @@ use crate::exit::Failure;
 use crate::paths::Paths;
 use crate::trace::Trace;
 
-/// Bytes of a sandbox's writable layer, as its guest sees it; on the host it costs what is written.
-pub(super) const DISK_SIZE: u64 = 8 << 30;
+/// Largest disk that is made, and what the pool has, bytes; on the host it costs what is written.
+const DISK_SIZE: u64 = (DEFAULT_DISK_MIB as u64) << 20;
+
+/// The size to make for a disk of `size` bytes: the next power of two below, so that there are few templates.
+pub(super) fn made_size(size: u64) -> u64 {
+    size.checked_ilog2().map_or(0, |log| 1 << log).min(DISK_SIZE)
+}
 
 /// One pool a kind.
 #[derive(Debug)]
@@ -160,6 +166,18 @@ mod tests {
     async fn claimed(pools: &Arc<Pools>, trace: &Trace) -> Cgroup {
         let failed = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
         claim(pools, |p| &p.cgroups, (), failed, trace).await.unwrap()
+    }
+
+    #[test]
+    fn few_sizes_of_disk_are_made_and_none_is_too_large() {
+        assert_eq!(
+            [1, 64 << 20, 100 << 20, 8 << 30].map(made_size),
+            [1, 64 << 20, 64 << 20, 8 << 30]
+        );
+        assert_eq!(
+            [(8 << 30) - 1, 9 << 30, 1 << 40].map(made_size),
+            [4 << 30, 8 << 30, 8 << 30]
+        );
     }
 
     #[tokio::test]

@@ -21,6 +21,7 @@
 //! caller, over the sandbox's vsock socket.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,10 @@ pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
+/// What a writable layer may have, MiB.
+pub const DISK_MIB: RangeInclusive<u32> = 64..=1 << 20;
+/// What it has where nobody says, MiB.
+pub const DEFAULT_DISK_MIB: u32 = 8 << 10;
 /// The header that makes a creation happen once, however often it is asked for.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
@@ -87,6 +92,9 @@ pub struct CreateSandbox {
     pub cpus: u8,
     /// [`crate::control::MEMORY_MIB`].
     pub memory_mib: u32,
+    /// Of the writable layer, [`DISK_MIB`]; the host stores what is written.
+    #[serde(default = "disk_mib")]
+    pub disk_mib: u32,
     #[serde(default)]
     pub hostname: Option<String>,
     #[serde(default)]
@@ -189,6 +197,10 @@ fn yes() -> bool {
 
 fn missing() -> String {
     "missing".into()
+}
+
+fn disk_mib() -> u32 {
+    DEFAULT_DISK_MIB
 }
 
 fn virtiofs() -> String {

@@ -45,6 +45,14 @@ impl Watermarks {
         }
     }
 
+    /// The same low mark under another high one, or under itself if that is lower.
+    pub fn up_to(self, high: usize) -> Watermarks {
+        Watermarks {
+            low: self.low,
+            high: high.clamp(self.low, Watermarks::MOST),
+        }
+    }
+
     pub fn low(&self) -> usize {
         self.low
     }

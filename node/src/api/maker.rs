@@ -144,7 +144,7 @@ impl Maker for Node {
 
     fn pools(&self) -> Vec<PoolStatistics> {
         let mut all = Vec::from(self.pools.statistics());
-        all.push(self.shells.statistics());
+        all.extend([self.shells.statistics(), self.parked.statistics()]);
         all
     }
 

@@ -31,7 +31,7 @@ mod tests {
 
     use thaw_rootfs::fetch::{Config as FetchConfig, Mirror, MirrorKind};
 
-    use super::super::pools::{PoolsConfig, ShellsConfig};
+    use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
     use super::super::{PrefetchConfig, Size, StoreConfig};
     use super::*;
     use crate::exit::ExitCode;
@@ -54,6 +54,12 @@ mod tests {
             networks,
             cgroups,
             shells: ShellsConfig { shapes, each },
+            parked:
+                ParkedConfig {
+                    templates,
+                    each: each_parked,
+                    within_s,
+                },
         } = PoolsConfig::default();
         let mirror = Mirror {
             url: "https://mirror.example".into(),
@@ -77,6 +83,11 @@ mod tests {
                 networks,
                 cgroups,
                 shells: ShellsConfig { shapes, each },
+                parked: ParkedConfig {
+                    templates,
+                    each: each_parked,
+                    within_s,
+                },
             },
         }
     }

@@ -45,10 +45,13 @@ mod create;
 mod disk;
 mod files;
 pub mod freeze;
+mod hot;
 mod machine;
+mod parked;
 mod pools;
 mod shells;
 mod snapshot;
+mod spare;
 mod terms;
 mod thaw;
 mod usage;
@@ -57,7 +60,9 @@ pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
 use again::with_end;
 pub use freeze::{FreezeOptions, Frozen};
+pub use hot::HotPlan;
 use machine::{describe, explain, odd};
+pub use parked::ParkedPools;
 pub use pools::Pools;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
@@ -164,6 +169,7 @@ pub struct Node {
     pub cgroups: Hierarchy,
     pub pools: Arc<Pools>,
     pub shells: Arc<ShellPools>,
+    pub parked: Arc<ParkedPools>,
     pub templates: Templates,
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
@@ -191,6 +197,7 @@ impl Node {
             snapshots: Snapshots::default(),
             pools: Arc::new(Pools::empty(&paths, cgroups.clone())),
             shells: Arc::default(),
+            parked: Arc::default(),
             paths,
             run,
             images,
@@ -203,7 +210,9 @@ impl Node {
     pub fn fill_pools(&mut self) -> Result<(), Failure> {
         let config = &self.images.config.pools;
         self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), config)?);
-        self.shells = Arc::new(ShellPools::new(config.shells, config.makers.get().into()));
+        let makers = config.makers.get().into();
+        self.shells = Arc::new(ShellPools::new(config.shells.plan(makers)));
+        self.parked = Arc::new(ParkedPools::new(config.parked.plan(makers)));
         Ok(())
     }
 }

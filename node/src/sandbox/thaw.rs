@@ -1,6 +1,6 @@
 //! Thawing a guest: from the template every new sandbox comes from, or from a snapshot of a running one.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use thaw_pools::process::{ProcessRecord, Stat};

@@ -180,3 +180,54 @@ async fn the_document_is_what_there_is() {
         "docs/metrics.md is stale: run the tests with THAW_WRITE_DOCS=1"
     );
 }
+
+/// The words of an expression.
+fn words(expression: &str) -> impl Iterator<Item = &str> {
+    expression
+        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .filter(|word| !word.is_empty())
+}
+
+#[tokio::test]
+async fn the_dashboard_asks_for_what_there_is() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/grafana/thaw.json");
+    let dashboard: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let families = everything().await;
+    let family = |word: &str| {
+        let of_histogram = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|suffix| families.get(word.strip_suffix(suffix)?))
+            .filter(|f| f.kind == "histogram");
+        families
+            .get(word)
+            .filter(|f| f.kind != "histogram")
+            .or(of_histogram)
+    };
+    let mut asked = 0;
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expression = target["expr"].as_str().unwrap();
+            let named = words(expression).filter(|w| w.starts_with("thaw_") || w.starts_with("process_"));
+            for word in named {
+                let family = family(word).unwrap_or_else(|| panic!("{word} is no metric: {expression}"));
+                for by in expression.split("by (").skip(1) {
+                    for label in words(by.split(')').next().unwrap()) {
+                        let known =
+                            matches!(label, "le" | "instance") || family.label_names().contains(label);
+                        assert!(known, "{word} has no label {label}: {expression}");
+                    }
+                }
+                let counts = family.kind != "gauge";
+                assert_eq!(
+                    counts,
+                    expression.contains(&format!("rate({word}")),
+                    "{expression}"
+                );
+                asked += 1;
+            }
+        }
+    }
+    assert!(asked > 40, "{asked}");
+    let variable = &dashboard["templating"]["list"][1]["query"];
+    assert_eq!(variable, "label_values(thaw_build_info, instance)");
+}

@@ -10,9 +10,9 @@ use super::problem::{ApiCode, Refusal};
 use super::watch::selector::check_labels;
 use crate::exit::{ExitCode, Failure};
 
-/// Longest name or image, bytes.
-const MAX_TEXT: usize = 4096;
-/// Longest name of a sandbox, bytes.
+/// Longest image or path, characters.
+const MAX_TEXT: usize = 1024;
+/// Longest name of a sandbox, characters.
 const MAX_NAME: usize = 253;
 
 /// A sandbox to make of an image.
@@ -86,20 +86,21 @@ fn named(name: &Option<String>, hostname: &Option<String>) -> Result<(), Refusal
 }
 
 fn plain(field: &str, text: &str, most: usize) -> Result<(), Refusal> {
-    match !text.is_empty() && text.len() <= most && !text.chars().any(char::is_control) {
+    let length = text.chars().count();
+    match (1..=most).contains(&length) && !text.chars().any(char::is_control) {
         true => Ok(()),
         false => Err(invalid(format!(
-            "{field} is 1 to {most} bytes without control characters"
+            "{field} is 1 to {most} characters, no control characters"
         ))),
     }
 }
 
 fn absolute(field: &str, path: &Path) -> Result<(), Refusal> {
-    let text = path.as_os_str().as_encoded_bytes();
-    match path.is_absolute() && !text.contains(&0) && text.len() <= MAX_TEXT {
+    let text = path.to_string_lossy();
+    match path.is_absolute() && !text.contains('\0') && text.chars().count() <= MAX_TEXT {
         true => Ok(()),
         false => Err(invalid(format!(
-            "{field} is an absolute path of at most {MAX_TEXT} bytes"
+            "{field} is an absolute path of at most {MAX_TEXT} characters"
         ))),
     }
 }

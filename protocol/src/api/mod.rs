@@ -82,25 +82,42 @@ pub struct ProcessIdentity {
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
     /// As `thaw run` takes it, paths absolute.
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub image: String,
     /// `missing`, `always` or `never`.
     #[serde(default = "missing")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^(missing|always|never)$"))]
     pub pull: String,
     #[serde(default)]
     pub plain_http: bool,
     /// [`crate::control::VCPUS`].
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 16))]
     pub cpus: u8,
     /// [`crate::control::MEMORY_MIB`].
+    #[cfg_attr(feature = "openapi", schema(minimum = 64, maximum = 65536))]
     pub memory_mib: u32,
     /// Of the writable layer, [`DISK_MIB`]; the host stores what is written.
     #[serde(default = "disk_mib")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 64, maximum = 1048576))]
     pub disk_mib: u32,
     #[serde(default)]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub hostname: Option<String>,
     #[serde(default)]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub name: Option<String>,
     /// `none` or `private`.
     #[serde(default = "private")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^(none|private)$"))]
     pub network: String,
     /// What will run in it, to be shown to people.
     #[serde(default)]
@@ -113,25 +130,29 @@ pub struct CreateSandbox {
     pub cold: bool,
     /// How a thawed guest gets its memory; `uffd` is refused.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
     /// Keep what the run reads of its image, for later starts to read ahead.
     #[serde(default)]
     pub record: bool,
     /// Write it to this file too, absolute.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub record_to: Option<PathBuf>,
     /// Read ahead what a recorded run of the image read.
     #[serde(default = "yes")]
     pub prefetch: bool,
     /// How the image is served: `virtiofs` or `erofs`.
     #[serde(default = "virtiofs")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^(virtiofs|erofs)$"))]
     pub root: String,
     /// What callers find it by, docs/api.md has the syntax.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
     pub labels: BTreeMap<String, String>,
     /// Delete it after this many seconds, at least one.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
 }
 
@@ -141,24 +162,55 @@ pub struct CreateSandbox {
 #[serde(deny_unknown_fields)]
 pub struct ThawSandbox {
     /// The snapshot's directory, absolute.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub directory: PathBuf,
     #[serde(default)]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub hostname: Option<String>,
     #[serde(default)]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub name: Option<String>,
     /// Delete the sandbox when this process ends.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
     /// How it gets its memory; `uffd` is refused.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
     /// What callers find it by, docs/api.md has the syntax.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
     pub labels: BTreeMap<String, String>,
     /// Delete it after this many seconds, at least one.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
+}
+
+/// The schema of labels.
+#[cfg(feature = "openapi")]
+fn labels() -> utoipa::openapi::schema::Object {
+    use utoipa::openapi::schema::{ObjectBuilder, Type};
+    let text = |pattern: &str| {
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .pattern(Some(pattern))
+    };
+    ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .description(Some("What callers find it by, docs/api.md has the syntax."))
+        .max_properties(Some(64))
+        .property_names(Some(text(
+            r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+        )))
+        .additional_properties(Some(text(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")))
+        .build()
 }
 
 /// How to freeze a running sandbox.
@@ -167,7 +219,7 @@ pub struct ThawSandbox {
 #[serde(deny_unknown_fields)]
 pub struct FreezeSandbox {
     /// The snapshot's directory, absolute; nothing may be there.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub directory: PathBuf,
     /// Only what was written since the sandbox was thawed, to lie on what it was thawed from.
     #[serde(default)]
@@ -177,7 +229,7 @@ pub struct FreezeSandbox {
     pub stop: bool,
     /// The private key's file to sign the snapshot with, absolute; whoever owns the sandbox reads it.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
 }
 

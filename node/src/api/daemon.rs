@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Sandbox as Described, ThawSandbox,
 };
@@ -72,12 +73,14 @@ impl Daemon {
         );
         for (record, directory) in node.run.adopt() {
             let id = record.id.clone();
+            reach(Failpoint::AdoptOwned);
             match Sandbox::adopt(&node, record, directory).await {
                 Ok(sandbox) => {
                     tracing::info!(sandbox = id, "adopted");
                     let machine = Arc::new(Microvm::new(node.clone(), Arc::new(sandbox)));
                     let condition = machine.condition().await;
                     daemon.insert(machine, condition);
+                    reach(Failpoint::AdoptShown);
                 }
                 Err(e) => tracing::error!(sandbox = id, "removed: {e}"),
             }
@@ -147,8 +150,10 @@ impl Daemon {
     }
 
     fn made(self: &Arc<Daemon>, made: Made) -> CreatedSandbox {
+        let shown = self.insert(made.machine, Condition::Running);
+        reach(Failpoint::CreateShown);
         CreatedSandbox {
-            sandbox: Described::clone(&self.insert(made.machine, Condition::Running)),
+            sandbox: Described::clone(&shown),
             image_config: made.image_config,
             account: made.account,
         }
@@ -184,6 +189,7 @@ impl Daemon {
             self.cache.remove(&id);
             held.machine.clone()
         };
+        reach(Failpoint::DeleteForgotten);
         machine.destroy().await;
         Ok(())
     }

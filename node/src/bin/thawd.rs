@@ -13,6 +13,7 @@ use thaw_node::sandbox::Node;
 use thaw_node::snapshot::Hold;
 use thaw_node::snapshotter::Listening;
 use thaw_node::ui::Ui;
+use thaw_pools::failpoint;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves sandboxes over HTTP on a unix socket.
@@ -35,6 +36,9 @@ struct Arguments {
     /// Take guests weakened for a test (a thaw.test= word on their kernel's command line)
     #[arg(long)]
     test_templates: bool,
+    /// Die at this failpoint, NAME or NAME:N; with =PATH, wait there for as long as that file, which it makes, is there
+    #[arg(long, value_name = "NAME", hide = true, requires = "test_templates")]
+    failpoint: Option<String>,
     /// What to log to stderr: error, warn, info, debug, trace, or target=level,...
     #[arg(
         long,
@@ -70,7 +74,21 @@ fn main() -> ExitCode {
     }
 }
 
+/// Takes as many descriptors as it may have: each sandbox, and each that waits in a pool, takes some.
+fn raise_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(e) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!("cannot have more descriptors: {e}");
+    }
+}
+
 fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(place) = &arguments.failpoint {
+        failpoint::arm(place).map_err(|e| Failure::new(thaw_node::exit::ExitCode::Runtime, e.to_string()))?;
+    }
+    raise_descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -134,6 +134,9 @@ mod tests {
         assert_eq!(tail[1], "[31mlast words");
         assert_eq!(tail[0].len(), 99);
         assert!(console.has_line(|line| line.len() == 99).await);
-        assert!(!console.has_line(|line| line == b"never said").await, "the guest has ended");
+        assert!(
+            !console.has_line(|line| line == b"never said").await,
+            "the guest has ended"
+        );
     }
 }

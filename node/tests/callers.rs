@@ -87,7 +87,11 @@ async fn a_caller_that_hangs_up_anywhere_leaves_nothing_and_may_ask_again() {
             std::fs::remove_file(&held).unwrap();
         }
         let (status, body) = answer(ask(&place, "again"));
-        assert!(status.contains("201"), "{point}: {status} {body}; {}", log(&place));
+        assert!(
+            status.contains("201"),
+            "{point}: {status} {body}; {}",
+            log(&place)
+        );
         assert_eq!(answer(ask(&place, "again")).1, body, "{point}");
         let living = || async { client.list().await.unwrap() };
         let one = living().await;

@@ -87,8 +87,15 @@ fn request(place: &Place) -> CreateSandbox {
 /// CPU time of a process, in ticks (proc(5), stat, fields 14 and 15).
 fn ticks(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
-    fields.skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum()
+    let fields = stat
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_whitespace();
+    fields
+        .skip(11)
+        .take(2)
+        .filter_map(|f| f.parse::<u64>().ok())
+        .sum()
 }
 
 /// All that a thawd does but for its start and its end. Ends at the first failure: thawd's death is one.
@@ -107,7 +114,9 @@ async fn course(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool
     for made in [one?, two?] {
         client.delete(&made.sandbox.id).await?;
     }
-    eventually("a shell waits, or thawd has ended", || place.spares() > 0 || ended());
+    eventually("a shell waits, or thawd has ended", || {
+        place.spares() > 0 || ended()
+    });
     let taken = client.create(&asked).await?.sandbox;
     client.delete(&taken.id).await?;
     client.delete(&first.id).await
@@ -147,7 +156,11 @@ async fn killed_at(node: &mut Node, point: Failpoint, nth: usize) -> bool {
     }
     let status = doomed.stop();
     let died = status.signal() == Some(9);
-    assert!(died || status.success(), "{what}: {status:?}: {}", log(&node.place));
+    assert!(
+        died || status.success(),
+        "{what}: {status:?}: {}",
+        log(&node.place)
+    );
 
     if let Some(survivor) = &survivor {
         let pid = survivor.vmm_pid.unwrap();
@@ -160,18 +173,37 @@ async fn killed_at(node: &mut Node, point: Failpoint, nth: usize) -> bool {
     if let Some(survivor) = &survivor {
         let found = living.iter().find(|s| s.id == survivor.id);
         let found = found.unwrap_or_else(|| panic!("{what}: the sandbox is not taken over: {living:?}"));
-        assert_eq!((found.state.as_str(), found.vmm_pid), ("running", survivor.vmm_pid), "{what}");
+        assert_eq!(
+            (found.state.as_str(), found.vmm_pid),
+            ("running", survivor.vmm_pid),
+            "{what}"
+        );
     }
     assert!(living.len() <= 3, "{what}: {living:?}");
-    assert_eq!(node.counts().vmms(), living.len(), "{what}: {living:?}; {}", log(&node.place));
+    assert_eq!(
+        node.counts().vmms(),
+        living.len(),
+        "{what}: {living:?}; {}",
+        log(&node.place)
+    );
     for sandbox in &living {
         assert_ne!(sandbox.state, "ended", "{what}");
     }
     // Half a snapshot is none.
-    let beside: Vec<_> = std::fs::read_dir(node.place.path("frozen")).into_iter().flatten().flatten().collect();
-    assert!(beside.iter().all(|e| e.file_name() == "snapshot"), "{what}: {beside:?}");
+    let beside: Vec<_> = std::fs::read_dir(node.place.path("frozen"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .collect();
+    assert!(
+        beside.iter().all(|e| e.file_name() == "snapshot"),
+        "{what}: {beside:?}"
+    );
     // It does all that again.
-    let made = client.create(&request(&node.place)).await.unwrap_or_else(|e| panic!("{what}: {e}"));
+    let made = client
+        .create(&request(&node.place))
+        .await
+        .unwrap_or_else(|e| panic!("{what}: {e}"));
     client.delete(&made.sandbox.id).await.unwrap();
     for sandbox in &living {
         client.delete(&sandbox.id).await.unwrap();
@@ -190,8 +222,15 @@ async fn emptied(node: &mut Node) -> Counts {
     client.delete(&made.id).await.unwrap();
     assert!(thawd.stop().success());
     let counts = node.counts();
-    assert_eq!((counts.processes.len(), counts.cgroups.len()), (0, 0), "{counts:?}");
-    assert!(counts.sockets.is_empty() && counts.taps + counts.namespaces + counts.machines == 0, "{counts:?}");
+    assert_eq!(
+        (counts.processes.len(), counts.cgroups.len()),
+        (0, 0),
+        "{counts:?}"
+    );
+    assert!(
+        counts.sockets.is_empty() && counts.taps + counts.namespaces + counts.machines == 0,
+        "{counts:?}"
+    );
     counts
 }
 

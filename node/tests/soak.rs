@@ -86,7 +86,10 @@ async fn creations_by_the_thousand_leave_the_host_as_it_was() {
     let (after, kernel_after) = (settled(&place, &thawd), objects());
     println!("{count} creations: before {before:?}, after {after:?}");
     println!("the kernel's objects, of all processes: before {kernel_before:?}, after {kernel_after:?}");
-    assert!(after.descriptors <= before.descriptors, "descriptors leak: {before:?}, {after:?}");
+    assert!(
+        after.descriptors <= before.descriptors,
+        "descriptors leak: {before:?}, {after:?}"
+    );
     // An allocator may keep some; a leak grows with the count.
     let spare_kib = 16 << 10;
     assert!(

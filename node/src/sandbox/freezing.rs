@@ -65,7 +65,10 @@ pub(super) async fn undo(node: &Node, directory: &SandboxDirectory, control: &Co
         sweep_beside(&target);
     }
     match go_on(node, directory, control).await {
-        Ok(()) => tracing::info!("{} goes on: its owner died freezing it", directory.path().display()),
+        Ok(()) => tracing::info!(
+            "{} goes on: its owner died freezing it",
+            directory.path().display()
+        ),
         Err(e) => tracing::error!("{} does not go on: {e}", directory.path().display()),
     }
     drop(freezing);

@@ -206,7 +206,8 @@ async fn parts(
             })?;
             let copied = disk::nameless_copy(frozen, &directory).and_then(Disk::of);
             reach(Failpoint::ThawDiskCopied);
-            copied.map_err(|e| Failure::system(format!("cannot copy a disk into {}", directory.display()), &e))
+            copied
+                .map_err(|e| Failure::system(format!("cannot copy a disk into {}", directory.display()), &e))
         })
         .await
     };

@@ -67,7 +67,11 @@ impl Counts {
         counts.namespaces = namespaces.len();
         for below in ["data", "run"] {
             walk(&place.path(below), &mut |path| {
-                let name = path.strip_prefix(place.root()).unwrap_or(path).display().to_string();
+                let name = path
+                    .strip_prefix(place.root())
+                    .unwrap_or(path)
+                    .display()
+                    .to_string();
                 if !name.starts_with("data/images/") {
                     counts.files.insert(name);
                 }
@@ -101,7 +105,10 @@ impl Counts {
 
     /// How many VMMs.
     pub fn vmms(&self) -> usize {
-        self.processes.iter().filter(|p| p.starts_with("thaw-vmm")).count()
+        self.processes
+            .iter()
+            .filter(|p| p.starts_with("thaw-vmm"))
+            .count()
     }
 }
 

@@ -94,7 +94,11 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     reads::lists(&mut report, plan.sandboxes, LISTS)?;
     reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;
     let warm = storm::name(FEW, false, CREATED);
-    report.ratio_of(&format!("create_p99_over_p50_at_{FEW}"), (&warm, 99.0), (&warm, 50.0))?;
+    report.ratio_of(
+        &format!("create_p99_over_p50_at_{FEW}"),
+        (&warm, 99.0),
+        (&warm, 50.0),
+    )?;
     report.note(
         "The guest is a few instructions long and runs when its creation is answered. Who asks shares the processors with \
          thawd. Rows in which a pool missed are those of creations that found one of their parts not ready, most of them \

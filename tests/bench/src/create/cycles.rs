@@ -40,7 +40,11 @@ pub async fn run(node: &Node, count: usize, report: &mut Report) -> Result<(), S
         let these = count / parts + usize::from(part < count % parts);
         many(node, these).await?;
         let seconds = us_since(start) / 1e6;
-        report.sample("cycles: create and delete, 4 on their way", "1/s", these as f64 / seconds);
+        report.sample(
+            "cycles: create and delete, 4 on their way",
+            "1/s",
+            these as f64 / seconds,
+        );
         let now = moment(node).await?;
         report.sample("cycles: thawd's RSS", "KiB", now.cost.rss_kib as f64);
         eprintln!("bench-create: cycles {} of {parts}", part + 1);
@@ -53,14 +57,30 @@ pub async fn run(node: &Node, count: usize, report: &mut Report) -> Result<(), S
         ("threads", before.cost.threads, after.cost.threads, ""),
     ];
     for (what, first, last, unit) in rows {
-        report.sample(&format!("{count} cycles: thawd's {what}, before and after"), unit, first as f64);
-        report.sample(&format!("{count} cycles: thawd's {what}, before and after"), unit, last as f64);
-        report.ratios.insert(format!("{what}_after_over_before_10k"), over(last, first));
+        report.sample(
+            &format!("{count} cycles: thawd's {what}, before and after"),
+            unit,
+            first as f64,
+        );
+        report.sample(
+            &format!("{count} cycles: thawd's {what}, before and after"),
+            unit,
+            last as f64,
+        );
+        report
+            .ratios
+            .insert(format!("{what}_after_over_before_10k"), over(last, first));
     }
     for (kind, first) in &before.objects {
-        let Some(last) = after.objects.get(kind) else { continue };
+        let Some(last) = after.objects.get(kind) else {
+            continue;
+        };
         for value in [*first, *last] {
-            report.sample(&format!("{count} cycles: kernel's {kind}, before and after"), "", value as f64);
+            report.sample(
+                &format!("{count} cycles: kernel's {kind}, before and after"),
+                "",
+                value as f64,
+            );
         }
     }
     Ok(())

@@ -56,7 +56,10 @@ pub fn lists(report: &mut Report, sandboxes: usize, rounds: usize) -> Result<(),
             found.push(page.items.len());
         }
         if found[0] != found[1] || found[0] == 0 {
-            return Err(format!("by label {} sandboxes were found, by looking {}", found[0], found[1]));
+            return Err(format!(
+                "by label {} sandboxes were found, by looking {}",
+                found[0], found[1]
+            ));
         }
     }
     report.ratio("list_indexed_over_scan", &indexed, &scanned)
@@ -100,7 +103,9 @@ pub async fn watches(report: &mut Report, watchers: usize, rate: u64, seconds: u
         let due = (monotonic_ns() - start) * rate / 1_000_000_000;
         while made < due.min(changes) {
             if made % EACH == 0 {
-                timed[(made / EACH) as usize].made.store(monotonic_ns(), Ordering::Release);
+                timed[(made / EACH) as usize]
+                    .made
+                    .store(monotonic_ns(), Ordering::Release);
             }
             let id = format!("{:012x}", made as usize % ALIKE);
             cache.update(&id, |sandbox| sandbox.created = made + 1);
@@ -113,10 +118,17 @@ pub async fn watches(report: &mut Report, watchers: usize, rate: u64, seconds: u
     }
     let name = format!("watch: a change, until the last of {watchers} is told");
     for timed in timed.iter().take((changes / EACH) as usize) {
-        let (made, last) = (timed.made.load(Ordering::Acquire), timed.last.load(Ordering::Acquire));
+        let (made, last) = (
+            timed.made.load(Ordering::Acquire),
+            timed.last.load(Ordering::Acquire),
+        );
         report.sample(&name, "ms", last.saturating_sub(made) as f64 / 1e6);
     }
-    report.sample(&format!("watch: changes made beside {watchers} that watch"), "1/s", changes as f64 / took);
+    report.sample(
+        &format!("watch: changes made beside {watchers} that watch"),
+        "1/s",
+        changes as f64 / took,
+    );
     report.note(format!(
         "{watchers} watchers were each told all of {changes} changes, none lost."
     ));
@@ -133,7 +145,10 @@ async fn follow(
 ) -> Result<(), String> {
     let mut told = 0;
     while told < changes {
-        let lines = watcher.next().await.map_err(|gone| format!("a watcher lost changes: {gone}"))?;
+        let lines = watcher
+            .next()
+            .await
+            .map_err(|gone| format!("a watcher lost changes: {gone}"))?;
         let lines = lines.ok_or("a watch ended")?;
         let before = told;
         told += lines.iter().filter(|b| **b == b'\n').count() as u64;

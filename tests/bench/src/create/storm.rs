@@ -33,7 +33,10 @@ pub async fn round(node: &Node, count: usize, report: Option<&mut Report>) -> Re
     for _ in 0..count {
         let (client, request, mut waits) = (node.client.clone(), request.clone(), waits.clone());
         making.spawn(async move {
-            let start = *waits.wait_for(|start| *start > 0).await.map_err(|e| e.to_string())?;
+            let start = *waits
+                .wait_for(|start| *start > 0)
+                .await
+                .map_err(|e| e.to_string())?;
             let made = client.create(&request).await.map_err(|e| e.to_string())?;
             Ok::<_, String>((us_since(start) / 1e3, made))
         });
@@ -52,8 +55,9 @@ pub async fn round(node: &Node, count: usize, report: Option<&mut Report>) -> Re
         for (ms, created) in &made {
             sample(report, count, *ms, created);
         }
-        report.sample(&name(count, false, "delete"), "ms", deleted);
-        report.sample(&name(count, false, "rate"), "1/s", count as f64 / seconds);
+        let unpooled = node.shells == 0;
+        report.sample(&name(count, unpooled, "delete"), "ms", deleted);
+        report.sample(&name(count, unpooled, "rate"), "1/s", count as f64 / seconds);
     }
     node.settle().await
 }

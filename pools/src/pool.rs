@@ -17,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::failpoint::{Failpoint, reach};
 use crate::plan::{Backoff, Plan};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, Depth, PoolStatistics, add};
@@ -154,6 +155,7 @@ impl<K: Kind> Pool<K> {
     /// Makes one for a claim that found none. Blocks.
     pub fn make(&self, want: &K::Want, miss: Miss) -> Result<Claim<K::Resource>, K::Error> {
         let resource = self.shared.make(want)?;
+        reach(Failpoint::ClaimMade);
         let claim = self.shared.claim(resource, Some(miss.reason), miss.began);
         tracing::debug!(kind = K::NAME, took = ?claim.took, reason = %miss.reason, "made");
         Ok(claim)
@@ -189,10 +191,12 @@ impl<K: Kind> Pool<K> {
             state.closed = true;
             std::mem::take(&mut state.ready)
         };
+        reach(Failpoint::CloseBegun);
         self.shared.refill.notify_all();
         self.shared.destroy.notify_all();
         for resource in ready {
             self.shared.destroy(resource);
+            reach(Failpoint::CloseDestroyed);
         }
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
@@ -200,6 +204,7 @@ impl<K: Kind> Pool<K> {
                 tracing::error!(kind = K::NAME, "a thread of the pool panicked");
             }
         }
+        reach(Failpoint::CloseEnded);
     }
 }
 
@@ -269,8 +274,10 @@ impl<K: Kind> Shared<K> {
                 self.refill.notify_all();
             }
             let resource = resource.ok_or(none)?;
+            reach(Failpoint::ClaimPopped);
             match self.kind.check(&resource) {
                 Ok(()) => {
+                    reach(Failpoint::ClaimChecked);
                     if doubted {
                         self.lock().unfit.over();
                     }
@@ -321,6 +328,7 @@ impl<K: Kind> Shared<K> {
         }
         state.doomed.push_back(resource);
         drop(state);
+        reach(Failpoint::ReleaseQueued);
         self.destroy.notify_one();
     }
 
@@ -347,9 +355,11 @@ impl<K: Kind> Shared<K> {
             state.making += 1;
             drop(state);
             let made = self.make(&plan.want);
+            reach(Failpoint::FillMade);
             state = self.lock();
             state.making -= 1;
             state = self.made_ahead(plan, state, made);
+            reach(Failpoint::FillReady);
         }
     }
 
@@ -390,7 +400,9 @@ impl<K: Kind> Shared<K> {
             state = match state.doomed.pop_front() {
                 Some(resource) => {
                     drop(state);
+                    reach(Failpoint::ReleaseTaken);
                     self.destroy(resource);
+                    reach(Failpoint::ReleaseDestroyed);
                     self.lock()
                 }
                 None if state.closed => return,

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thaw_pools::cgroup::Cgroup;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
 use thaw_pools::plan::Plan;
 use thaw_pools::pool::Pool;
@@ -42,21 +43,27 @@ impl Shell {
         record.cgroup = self.cgroup.as_ref().map(|c| c.name().to_owned());
         (resources.vmm, resources.cgroup) = (Some(process), self.cgroup);
         resources.directory.write(record)?;
+        reach(Failpoint::ShellTaken);
         resources.control = Some(ControlClient::new(control)?.into());
         let moves = [
             (
                 self.directory.control_socket(),
                 resources.directory.control_socket(),
+                Failpoint::ShellSocketMoved,
             ),
             (
                 self.directory.path().join(LOG),
                 resources.directory.path().join(LOG),
+                Failpoint::ShellLogMoved,
             ),
         ];
-        for (from, to) in moves {
+        for (from, to, moved) in moves {
             std::fs::rename(&from, &to)
                 .map_err(|e| Failure::system(format!("cannot move {}", from.display()), &e))?;
+            reach(moved);
         }
+        drop(self.directory);
+        reach(Failpoint::ShellLeft);
         Ok(())
     }
 }
@@ -83,6 +90,7 @@ impl Shells {
             ..new_record()?
         };
         let directory = self.spares.create(&record)?;
+        reach(Failpoint::ShellDirectoryMade);
         let place = Place {
             control: directory.control_socket(),
             log: directory.path().join(LOG),
@@ -91,8 +99,11 @@ impl Shells {
         let process = Process::start(&program, &place).map_err(failure)?;
         record.vmm = Some(process.process().record());
         directory.write(&record)?;
+        reach(Failpoint::ShellRecorded);
         enter_cgroup(cgroup, process.process());
+        reach(Failpoint::ShellInCgroup);
         let shell = process.create(kvm.as_fd(), machine.clone()).map_err(failure)?;
+        reach(Failpoint::ShellMachineMade);
         Ok((Vm::Shell(shell), directory))
     }
 }

@@ -5,11 +5,11 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::pipe::PipeFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
 
 use crate::readiness::register;
 
@@ -19,7 +19,7 @@ const KEPT: usize = 64 * 1024;
 /// Reads a console's pipe until it is dropped.
 #[derive(Debug)]
 pub struct Console {
-    kept: Arc<Mutex<VecDeque<u8>>>,
+    kept: watch::Receiver<VecDeque<u8>>,
     reader: tokio::task::JoinHandle<()>,
 }
 
@@ -27,20 +27,14 @@ impl Console {
     /// A console, and the descriptor to write it to. Within a tokio runtime.
     pub fn new() -> io::Result<(Console, OwnedFd)> {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let kept = Arc::new(Mutex::new(VecDeque::new()));
-        let reader = tokio::spawn(read_all(register(read, Interest::READABLE)?, kept.clone()));
+        let (keep, kept) = watch::channel(VecDeque::new());
+        let reader = tokio::spawn(read_all(register(read, Interest::READABLE)?, keep));
         Ok((Console { kept, reader }, write))
     }
 
     /// The last `count` lines that are not blank.
     pub fn tail(&self, count: usize) -> Vec<String> {
-        let bytes: Vec<u8> = self
-            .kept
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .copied()
-            .collect();
+        let bytes: Vec<u8> = self.kept.borrow().iter().copied().collect();
         let text = String::from_utf8_lossy(&bytes);
         let mut lines: Vec<String> = text
             .lines()
@@ -51,6 +45,18 @@ impl Console {
             .collect();
         lines.reverse();
         lines
+    }
+
+    /// Waits until a whole line is `wanted` among those that are kept. Says whether it came before the guest's end.
+    pub async fn has_line(&self, wanted: impl Fn(&[u8]) -> bool) -> bool {
+        let mut kept = self.kept.clone();
+        let there = |bytes: &VecDeque<u8>| {
+            let bytes: Vec<u8> = bytes.iter().copied().collect();
+            // What follows the last newline is not a line yet.
+            let ended = bytes.iter().rposition(|b| *b == b'\n').unwrap_or(0);
+            bytes[..ended].split(|b| *b == b'\n').any(&wanted)
+        };
+        kept.wait_for(there).await.is_ok()
     }
 }
 
@@ -68,7 +74,7 @@ fn printable(line: &str) -> String {
         .to_owned()
 }
 
-async fn read_all(pipe: AsyncFd<OwnedFd>, kept: Arc<Mutex<VecDeque<u8>>>) {
+async fn read_all(pipe: AsyncFd<OwnedFd>, keep: watch::Sender<VecDeque<u8>>) {
     let mut buffer = vec![0u8; 16 * 1024];
     let mut line = Vec::new();
     while let Ok(mut ready) = pipe.readable().await {
@@ -76,10 +82,11 @@ async fn read_all(pipe: AsyncFd<OwnedFd>, kept: Arc<Mutex<VecDeque<u8>>>) {
             Ok(0) => return,
             Ok(n) => {
                 log(&mut line, &buffer[..n]);
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.extend(&buffer[..n]);
-                let excess = kept.len().saturating_sub(KEPT);
-                kept.drain(..excess);
+                keep.send_modify(|kept| {
+                    kept.extend(&buffer[..n]);
+                    let excess = kept.len().saturating_sub(KEPT);
+                    kept.drain(..excess);
+                });
             }
             Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
             Err(rustix::io::Errno::INTR) => {}
@@ -122,9 +129,14 @@ mod tests {
         }
         drop(write);
         (&mut console.reader).await.unwrap();
-        assert!(console.kept.lock().unwrap().len() <= KEPT);
+        assert!(console.kept.borrow().len() <= KEPT);
         let tail = console.tail(2);
         assert_eq!(tail[1], "[31mlast words");
         assert_eq!(tail[0].len(), 99);
+        assert!(console.has_line(|line| line.len() == 99).await);
+        assert!(
+            !console.has_line(|line| line == b"never said").await,
+            "the guest has ended"
+        );
     }
 }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::Hierarchy;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 
 use crate::exit::{ExitCode, Failure};
@@ -113,9 +114,12 @@ impl RunDirectory {
             let what = format!("a sandbox is running under the name {name}");
             return Err(Failure::new(ExitCode::NameInUse, what));
         }
+        reach(Failpoint::DirectoriesLocked);
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(fail)?;
+        reach(Failpoint::DirectoryMade);
         let lock = File::open(&path).map_err(fail)?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| fail(e.into()))?;
+        reach(Failpoint::DirectoryLocked);
         let directory = SandboxDirectory {
             path: path.clone(),
             _lock: lock,
@@ -207,6 +211,7 @@ impl RunDirectory {
     /// sandboxes that was. An untethered VMM that lives is left for thawd to [`adopt`](RunDirectory::adopt).
     pub fn clean(&self, cgroups: &Hierarchy) -> usize {
         let swept = cgroups.sweep();
+        reach(Failpoint::CleanSwept);
         if swept > 0 {
             tracing::info!(swept, "removed cgroups dead owners had made");
         }
@@ -304,13 +309,16 @@ fn remove(path: &Path, record: Option<&Record>, cgroups: &Hierarchy) -> bool {
     if let Some(vmm) = record.and_then(|r| r.vmm) {
         vmm.kill();
     }
+    reach(Failpoint::CleanKilled);
     if let Some(cgroup) = record.and_then(|r| r.cgroup.as_deref()) {
         cgroups.adopt(cgroup).destroy();
     }
+    reach(Failpoint::CleanCgroupRemoved);
     if let Some(id) = path.file_name().and_then(|n| n.to_str()) {
         tracing::info!(sandbox = id, "removed what a dead owner left");
     }
     let removed = fs::remove_dir_all(path);
+    reach(Failpoint::CleanDirectoryRemoved);
     if let Err(e) = &removed {
         tracing::warn!("cannot remove {}: {e}", path.display());
     }
@@ -349,7 +357,10 @@ impl SandboxDirectory {
         let write = || -> io::Result<()> {
             let mut file = File::create(&new)?;
             file.write_all(&serde_json::to_vec_pretty(record)?)?;
-            fs::rename(&new, &path)
+            reach(Failpoint::RecordBegun);
+            fs::rename(&new, &path)?;
+            reach(Failpoint::RecordWritten);
+            Ok(())
         };
         write().map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
     }
@@ -378,6 +389,7 @@ impl Drop for SandboxDirectory {
         if let Err(e) = fs::remove_dir_all(&self.path) {
             tracing::warn!("cannot remove {}: {e}", self.path.display());
         }
+        reach(Failpoint::DeleteDirectoryRemoved);
         if let Some(sandboxes) = self.path.parent()
             && let Ok(all) = lock_all(sandboxes)
         {

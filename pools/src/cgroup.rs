@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::failpoint::{Failpoint, reach};
 use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
 
@@ -125,6 +126,7 @@ impl Hierarchy {
                 return Err(Unavailable(format!("cannot create {}: {e}", directory.display())));
             }
             made.directories.push(directory);
+            reach(Failpoint::CgroupDirectoryMade);
         }
         Ok(made)
     }
@@ -235,6 +237,7 @@ impl Cgroup {
             {
                 tracing::warn!("cannot remove {}: {e}", directory.display());
             }
+            reach(Failpoint::CgroupDirectoryRemoved);
         }
         self.remove_parents();
     }

@@ -19,6 +19,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{Advice, FlockOperation, Mode, OFlags, SeekFrom};
 
 use crate::Error;
+use crate::failpoint::{Failpoint, reach};
 use crate::resource::{Kind, Unfit};
 
 /// Changes when the arguments of `mkfs.ext4` below change, so that an old template is not taken for a new one.
@@ -113,12 +114,15 @@ impl DiskTemplate {
             Some(made_meanwhile) => made_meanwhile,
             None => {
                 let partial = path.with_extension("partial");
-                let made = format(&partial, size)
-                    .and_then(|()| fs::rename(&partial, &path).map_err(Error::io("rename", &partial)));
+                let made = format(&partial, size).and_then(|()| {
+                    reach(Failpoint::DiskTemplateFormatted);
+                    fs::rename(&partial, &path).map_err(Error::io("rename", &partial))
+                });
                 if let Err(e) = made {
                     let _ = fs::remove_file(&partial);
                     return Err(e);
                 }
+                reach(Failpoint::DiskTemplateMade);
                 File::open(&path).map_err(Error::io("open", &path))?
             }
         };
@@ -137,6 +141,7 @@ impl DiskTemplate {
             Err(_) => copy_sparse(&self.file, &file, self.size)
                 .map_err(Error::io("copy a disk into", &self.directory))?,
         }
+        reach(Failpoint::DiskMade);
         Ok(Disk {
             file: file.into(),
             size: self.size,

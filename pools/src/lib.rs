@@ -8,7 +8,9 @@
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!
-//! [`usage`] is what a sandbox takes of its host. What they have in common is [`resource::Kind`]; callers claim from a [`pool::Pool`], which makes them ahead of time.
+//! Between the steps of each are [`failpoint`]s; [`usage`] is what a sandbox takes of its host.
+//!
+//! What they have in common is [`resource::Kind`]; callers claim from a [`pool::Pool`], which makes them ahead of time.
 //! Every constructor here is the slow path: correct, and as slow as the kernel makes it.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -19,6 +21,7 @@ use std::path::{Path, PathBuf};
 pub mod cgroup;
 pub mod demand;
 pub mod disk;
+pub mod failpoint;
 pub mod machine;
 pub mod network;
 pub mod plan;

@@ -28,6 +28,7 @@ use thaw_protocol::control::{
 };
 use thaw_protocol::packet::{self, PacketError};
 
+use crate::failpoint::{Failpoint, reach};
 use crate::resource::{Kind, Unfit};
 use crate::vmm::{self, VmmProcess};
 
@@ -130,6 +131,7 @@ impl Process {
     /// killed, it finds the connection closed, and ends.
     pub fn start(program: &Path, place: &Place) -> Result<Process, MachineError> {
         let listener = vmm::listen(&place.control, SocketType::SEQPACKET)?;
+        reach(Failpoint::VmmListening);
         let control = vmm::connect(&place.control, SocketType::SEQPACKET)?;
         if place.tethered {
             std::fs::remove_file(&place.control).map_err(crate::Error::io("unlink", &place.control))?;
@@ -139,7 +141,9 @@ impl Process {
             .append(true)
             .open(&place.log)
             .map_err(crate::Error::io("open", &place.log))?;
+        reach(Failpoint::VmmLogMade);
         let process = vmm::spawn(program, &listener, &log.into())?;
+        reach(Failpoint::VmmSpawned);
         Ok(Process {
             vmm: Connected {
                 process,

@@ -19,6 +19,7 @@ use rustix::thread::UnshareFlags;
 use thaw_protocol::handshake::{Address, Network};
 
 use crate::Error;
+use crate::failpoint::{Failpoint, reach};
 use crate::resource::{Kind, Unfit};
 
 /// The guest's MAC address, the same in every guest: locally administered, "thaw".
@@ -278,6 +279,7 @@ fn receive_result(socket: BorrowedFd<'_>) -> Result<(OwnedFd, OwnedFd), Failure>
 fn populate(flags: UnshareFlags) -> Result<(OwnedFd, OwnedFd), Failure> {
     // SAFETY: neither flag unshares the file descriptor table, the one thing that breaks other code's assumptions.
     unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(at(Step::Unshare))?;
+    reach(Failpoint::NetworkNamespaceMade);
     let open = OFlags::RDONLY | OFlags::CLOEXEC;
     let namespace = rustix::fs::open(c"/proc/thread-self/ns/net", open, Mode::empty())
         .map_err(at(Step::OpenNamespace))?;
@@ -294,6 +296,7 @@ fn populate(flags: UnshareFlags) -> Result<(OwnedFd, OwnedFd), Failure> {
     let mut header = VNET_HEADER;
     ioctl(&tap, libc::TUNSETVNETHDRSZ as _, &mut header).map_err(at(Step::MakeTap))?;
 
+    reach(Failpoint::NetworkTapMade);
     configure().map_err(at(Step::Configure))?;
     Ok((tap, namespace))
 }

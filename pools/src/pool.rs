@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::demand::{Demand, Sizing};
+use crate::failpoint::{Failpoint, reach};
 use crate::plan::{Backoff, Plan, Watermarks};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, Depth, PoolStatistics, add};
@@ -166,6 +167,7 @@ impl<K: Kind> Pool<K> {
     /// Makes one for a claim that found none. Blocks.
     pub fn make(&self, want: &K::Want, miss: Miss) -> Result<Claim<K::Resource>, K::Error> {
         let resource = self.shared.make(want)?;
+        reach(Failpoint::ClaimMade);
         let claim = self.shared.claim(resource, Some(miss.reason), miss.began);
         tracing::debug!(kind = K::NAME, took = ?claim.took, reason = %miss.reason, "made");
         Ok(claim)
@@ -201,10 +203,12 @@ impl<K: Kind> Pool<K> {
             state.closed = true;
             std::mem::take(&mut state.ready)
         };
+        reach(Failpoint::CloseBegun);
         self.shared.refill.notify_all();
         self.shared.destroy.notify_all();
         for resource in ready {
             self.shared.destroy(resource);
+            reach(Failpoint::CloseDestroyed);
         }
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
@@ -212,6 +216,7 @@ impl<K: Kind> Pool<K> {
                 tracing::error!(kind = K::NAME, "a thread of the pool panicked");
             }
         }
+        reach(Failpoint::CloseEnded);
     }
 }
 
@@ -272,12 +277,15 @@ impl<K: Kind> Shared<K> {
         }
         let mut none = SlowReason::Empty;
         let now = Instant::now();
-        self.lock().demand.claimed(now);
+        let mut counted = false;
         // What makers add meanwhile is another claim's to look at.
         for _ in 0..plan.watermarks.high() {
             let mut state = self.lock();
             if state.closed {
                 return Err(SlowReason::Closed);
+            }
+            if !std::mem::replace(&mut counted, true) {
+                state.demand.claimed(now);
             }
             let resource = state.ready.pop_front();
             let refill = state.ready.len() < state.demand.target(now).refill;
@@ -288,8 +296,10 @@ impl<K: Kind> Shared<K> {
                 self.refill.notify_all();
             }
             let resource = resource.ok_or(none)?;
+            reach(Failpoint::ClaimPopped);
             match self.kind.check(&resource) {
                 Ok(()) => {
+                    reach(Failpoint::ClaimChecked);
                     if doubted {
                         self.lock().unfit.over();
                     }
@@ -340,6 +350,7 @@ impl<K: Kind> Shared<K> {
         }
         state.doomed.push_back(resource);
         drop(state);
+        reach(Failpoint::ReleaseQueued);
         self.destroy.notify_one();
     }
 
@@ -381,9 +392,11 @@ impl<K: Kind> Shared<K> {
             state.making += 1;
             drop(state);
             let made = self.make(&plan.want);
+            reach(Failpoint::FillMade);
             state = self.lock();
             state.making -= 1;
             state = self.made_ahead(plan, state, made);
+            reach(Failpoint::FillReady);
         }
     }
 
@@ -424,7 +437,9 @@ impl<K: Kind> Shared<K> {
             state = match state.doomed.pop_front() {
                 Some(resource) => {
                     drop(state);
+                    reach(Failpoint::ReleaseTaken);
                     self.destroy(resource);
+                    reach(Failpoint::ReleaseDestroyed);
                     self.lock()
                 }
                 None if state.closed => return,

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NodeUsage, PoolUsage,
     Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
@@ -94,12 +95,14 @@ impl Daemon {
         );
         for (record, directory) in node.run.adopt() {
             let id = record.id.clone();
+            reach(Failpoint::AdoptOwned);
             match Sandbox::adopt(&node, record, directory).await {
                 Ok(sandbox) => {
                     tracing::info!(sandbox = id, "adopted");
                     let machine = Arc::new(Microvm::new(node.clone(), Arc::new(sandbox)));
                     let condition = machine.condition().await;
                     daemon.insert(machine, condition);
+                    reach(Failpoint::AdoptShown);
                 }
                 Err(e) => tracing::error!(sandbox = id, "removed: {e}"),
             }
@@ -176,11 +179,11 @@ impl Daemon {
         making: impl Future<Output = Result<Made, Refusal>>,
     ) -> Result<CreatedSandbox, Refusal> {
         let began = Instant::now();
-        let made = async {
-            let _making = self.begin_making()?;
-            making.await
-        };
-        let made = match made.await {
+        // Until it is in the table: who drains us counts it.
+        let _making = self
+            .begin_making()
+            .inspect_err(|e| self.metrics.not_started(how, e.slug()))?;
+        let made = match making.await {
             Ok(made) => made,
             Err(refusal) => {
                 self.metrics.not_started(how, refusal.slug());
@@ -188,8 +191,10 @@ impl Daemon {
             }
         };
         self.metrics.started(how, began.elapsed(), &made.account);
+        let shown = self.insert(made.machine, Condition::Running);
+        reach(Failpoint::CreateShown);
         Ok(CreatedSandbox {
-            sandbox: Described::clone(&self.insert(made.machine, Condition::Running)),
+            sandbox: Described::clone(&shown),
             image_config: made.image_config,
             account: made.account,
         })
@@ -316,6 +321,7 @@ impl Daemon {
             self.cache.remove(&id);
             held.machine.clone()
         };
+        reach(Failpoint::DeleteForgotten);
         machine.destroy().await;
         Ok(())
     }

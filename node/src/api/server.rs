@@ -20,6 +20,7 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::SocketType;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -66,10 +67,13 @@ pub async fn serve(
     }
     let _ = std::fs::remove_file(socket);
     let listener = listen(socket, access)?;
+    reach(Failpoint::ServeListening);
     listens();
     accept(&daemon, listener, access, end, LINGERS).await;
     let _ = std::fs::remove_file(socket);
+    reach(Failpoint::ServeEnded);
     daemon.release().await;
+    reach(Failpoint::ServeReleased);
     Ok(())
 }
 

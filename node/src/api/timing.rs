@@ -78,6 +78,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
         /// Whatever a stage is called, the header stays one of few entries, each a token and its parameter.
         #[test]
         fn names_from_elsewhere_cannot_break_the_header(

@@ -16,6 +16,7 @@ use thaw_node::service;
 use thaw_node::snapshot::Hold;
 use thaw_node::snapshotter::Listening;
 use thaw_node::ui::Ui;
+use thaw_pools::failpoint;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves sandboxes over HTTP on a unix socket.
@@ -38,6 +39,9 @@ struct Arguments {
     /// Take guests weakened for a test (a thaw.test= word on their kernel's command line)
     #[arg(long)]
     test_templates: bool,
+    /// Die at this failpoint, NAME or NAME:N; with =PATH, wait there for as long as that file, which it makes, is there
+    #[arg(long, value_name = "NAME", hide = true, requires = "test_templates")]
+    failpoint: Option<String>,
     /// What to log to stderr: error, warn, info, debug, trace, or target=level,...
     #[arg(
         long,
@@ -111,6 +115,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// Takes as many descriptors as it may have: each sandbox, and each that waits in a pool, takes some.
+fn raise_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(e) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!("cannot have more descriptors: {e}");
+    }
+}
+
 /// A line of its own output. A reader that went away is no failure.
 fn print(line: &str) {
     use std::io::Write;
@@ -155,6 +169,10 @@ fn drain(arguments: &Arguments, undo: bool) -> Result<(), Failure> {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(place) = &arguments.failpoint {
+        failpoint::arm(place).map_err(|e| Failure::new(Code::Runtime, e.to_string()))?;
+    }
+    raise_descriptors();
     let runtime = runtime()?;
     let mut pools = None;
     let served = runtime.block_on(async {

@@ -199,7 +199,9 @@ fn table(shown: &Shown, now: u64) -> Vec<String> {
         .iter()
         .filter_map(|r| r.sandbox.usage.memory_bytes)
         .sum();
-    let cpu: f64 = shown.sandboxes.iter().filter_map(|r| r.cpu_percent).sum();
+    let busy = shown.sandboxes.iter().filter_map(|r| r.cpu_percent);
+    // Of none, a sum of fractions is negative zero.
+    let cpu = busy.fold(0.0, |sum, cpu| sum + cpu);
     let count = shown.sandboxes.len();
     lines.push(format!(
         "{count} sandboxes, {cpu:.1}% CPU, {} of memory",

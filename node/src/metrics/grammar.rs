@@ -42,7 +42,7 @@ pub fn read(text: &str) -> Result<BTreeMap<String, Read>, String> {
         return Err("the last line does not end".into());
     }
     let mut families: BTreeMap<String, Read> = BTreeMap::new();
-    let mut current = String::new();
+    let (mut current, mut seen) = (String::new(), BTreeSet::new());
     for line in text.lines() {
         let wrong = |what: &str| format!("{what}: {line}");
         if let Some(rest) = line.strip_prefix("# HELP ") {
@@ -79,8 +79,7 @@ pub fn read(text: &str) -> Result<BTreeMap<String, Read>, String> {
             if !good {
                 return Err(wrong("not a sample of its family"));
             }
-            let twice = |s: &Sample| s.name == sample.name && s.labels == sample.labels;
-            if family.samples.iter().any(twice) {
+            if !seen.insert((sample.name.clone(), sample.labels.clone())) {
                 return Err(wrong("a sample twice"));
             }
             family.samples.push(sample);

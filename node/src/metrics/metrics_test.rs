@@ -59,6 +59,8 @@ fn a_start_is_counted_with_its_stages_and_its_reasons() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
     /// Whatever stages and reasons are called, the exposition is by the grammar and its labels stay few.
     #[test]
     fn names_from_elsewhere_cannot_grow_or_break_the_exposition(

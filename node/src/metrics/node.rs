@@ -83,12 +83,12 @@ fn pools(pools: &[PoolStatistics], families: &mut Families) {
     families.times(
         "thaw_pool_claim_seconds",
         "Claims that found one ready.",
-        pools.iter().map(|p| ([("pool", p.kind)], p.claim_times)),
+        pools.iter().map(|p| ([("pool", p.kind)], p.claim_times.clone())),
     );
     families.times(
         "thaw_pool_make_seconds",
         "Making one.",
-        pools.iter().map(|p| ([("pool", p.kind)], p.make_times)),
+        pools.iter().map(|p| ([("pool", p.kind)], p.make_times.clone())),
     );
 }
 

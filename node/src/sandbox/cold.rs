@@ -5,6 +5,7 @@ use std::io::Seek;
 use std::os::fd::AsFd;
 
 use rustix::net::SocketType;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
 use thaw_protocol::control::{
     Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response,
@@ -21,7 +22,7 @@ use crate::exit::Failure;
 use crate::handshake::Performed;
 use crate::state::Record;
 use crate::template::{FrozenInto, Progress, Recipe, Step};
-use crate::trace::Trace;
+use crate::trace::{Trace, monotonic_ns};
 
 /// The guest kernel's command line; `guest-kernel-config/README.md` says why for each word. One CPU comes up at boot,
 /// the agent brings the others online. As under docker ports below 1024 are anybody's, and a process may reserve more
@@ -90,6 +91,7 @@ impl Making<'_> {
         let control = self.resources.control()?;
         let kernel = [self.files.kernel.as_fd()];
         let rang = match control.call(Command::Boot { cmdline }, &kernel).await {
+            Ok(_) if !self.node.has_agents() => return self.bare_is_ready().await.map(|()| monotonic_ns()),
             Ok(_) => doorbell(control).await,
             Err(e) => Err(e.into()),
         };
@@ -156,9 +158,11 @@ async fn boot_and_freeze(
     .await?;
     making.attach_to_template().await?;
     making.boot_with(recipe.command_line.clone()).await?;
+    reach(Failpoint::TemplateBooted);
     progress(Step::Freezing);
     let frozen = freeze(&making, into).await;
     frozen.map_err(|e| explain(e, &making.resources))?;
+    reach(Failpoint::TemplateFrozen);
     drop(tokio::task::spawn_blocking(move || drop(making.resources)).await);
     Ok(())
 }
@@ -242,6 +246,7 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
         .call(Command::WorkingSet, &[into.working_set.as_fd(), pagemap.as_fd()])
         .await;
     recorded.map_err(|e| explain(e.into(), &making.resources))?;
+    reach(Failpoint::TemplateRehearsed);
     drop(tokio::task::spawn_blocking(move || drop(making.resources)).await);
     Ok(())
 }

@@ -12,6 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::net::SocketType;
 use thaw_pools::cgroup::{Cgroup, Unavailable};
 use thaw_pools::disk::Disk;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm;
@@ -77,7 +78,9 @@ impl<'a> Making<'a> {
                 .push(shown.image.lease().map_err(images::failure)?);
             exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
         }
+        reach(Failpoint::CreateLeased);
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
+        reach(Failpoint::CreateVsockListening);
         let ends = Ends::make(parts.supply.clone(), has_image_disk(&parts.images))?;
         let mut backends = Backends::default();
         ends.show(&exported, &mut backends);
@@ -99,6 +102,7 @@ impl<'a> Making<'a> {
         }
         let sent = backends.send(self.resources.control()?).await;
         let empty = sent.map_err(|e| explain(e, &self.resources))?;
+        reach(Failpoint::CreateAttached);
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
@@ -113,17 +117,33 @@ impl<'a> Making<'a> {
     }
 
     /// Makes the guest this sandbox, or fails: then nothing of the user's has run in it.
-    pub(super) async fn become_sandbox(&mut self, hostname: Option<String>) -> Result<Performed, Failure> {
+    pub(super) async fn become_sandbox(
+        &mut self,
+        hostname: Option<String>,
+    ) -> Result<Option<Performed>, Failure> {
         self.become_somebody(hostname, false).await
     }
 
-    /// The same; a `rehearsal` makes a container and removes it before it says so.
+    /// The same; a `rehearsal` makes a container and removes it before it says so. None of a guest that has no agent, and
+    /// so no handshake.
     pub(super) async fn become_somebody(
         &mut self,
         hostname: Option<String>,
         rehearsal: bool,
-    ) -> Result<Performed, Failure> {
+    ) -> Result<Option<Performed>, Failure> {
         let _stage = self.trace.stage("handshake");
+        let performed = match self.node.has_agents() {
+            true => Some(self.shake_hands(hostname, rehearsal).await?),
+            false => self.bare_acknowledges().await.map(|()| None)?,
+        };
+        reach(Failpoint::CreateAcknowledged);
+        self.record.ready = true;
+        self.resources.directory.write(&self.record)?;
+        reach(Failpoint::CreateReady);
+        Ok(performed)
+    }
+
+    async fn shake_hands(&self, hostname: Option<String>, rehearsal: bool) -> Result<Performed, Failure> {
         let wanted = Wanted {
             hostname: hostname.unwrap_or_else(|| self.record.id.clone()),
             network: self.resources.network.as_ref().map(|n| n.config.clone()),
@@ -141,8 +161,6 @@ impl<'a> Making<'a> {
             Err(e) => return Err(explain(with_end(e, &self.resources).await, &self.resources)),
         };
         self.tell(&performed);
-        self.record.ready = true;
-        self.resources.directory.write(&self.record)?;
         Ok(performed)
     }
 
@@ -193,6 +211,10 @@ pub(super) async fn create(
     building: TemplateProgress,
 ) -> Result<Sandbox, Failure> {
     check_shape(&spec)?;
+    if spec.cold && !node.has_agents() {
+        let what = "a bare guest has no agent: it becomes a sandbox by a thaw only";
+        return Err(Failure::new(ExitCode::Runtime, what));
+    }
     let told = |text: &str| trace.reason(MADE_AGAIN, text);
     let make = || make(node, &spec, trace, progress.clone(), building.clone());
     let sandbox = once_more(told, make).await?;
@@ -251,9 +273,9 @@ async fn make(
         making.thaw(spec.memory_mib, empty).await?;
     }
     let performed = making.become_sandbox(spec.hostname.clone()).await?;
-    match spec.cold {
-        true => making.trace_boot(&performed).await?,
-        false => making.thawed().await,
+    match performed.filter(|_| spec.cold) {
+        Some(performed) => making.trace_boot(&performed).await?,
+        None => making.thawed().await,
     }
     making.done()
 }
@@ -347,6 +369,7 @@ async fn image(
     let image = images
         .pull(&spec.image, spec.pull, spec.plain_http, counting.clone())
         .await?;
+    reach(Failpoint::CreateImageThere);
     trace.note("image", &counting.summary());
     trace.count("image_bytes", counting.fetched());
     let prefetch = spec.prefetch.then(|| images.prefetch(&image, progress));

@@ -1,6 +1,7 @@
 //! Freezing a running sandbox: its workloads are stopped, then its vCPUs, then all it is made of is written down.
 //!
-//! Invariant: whatever fails in between, the original goes on as if nothing had been asked, unless it was to be stopped.
+//! Invariant: whatever fails in between, the original goes on as if nothing had been asked, unless it was to be stopped; also
+//! where what fails is its owner ([`super::freezing`]).
 //! The machine is paused only while memory, state and disk are written; hashing comes after.
 
 use std::fs::File;
@@ -9,10 +10,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 
 use super::create::blocking;
+use super::freezing::Freezing;
 use super::machine::odd;
 use super::{Node, READY_LIMIT, Sandbox};
 use crate::container::{RUNNING_FILE, Running};
@@ -96,25 +99,35 @@ impl Sandbox {
             return Err(Failure::new(ExitCode::Runtime, what).remedy("thaw resume it first"));
         }
         let place = target.to_owned();
+        let freezing = Freezing::note(&self.directory(), target)?;
         let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
+        reach(Failpoint::FreezeDrafted);
         let vsock = self.vsock();
         let path = vsock.clone();
-        let quiesced = blocking(move || handshake::quiesce(&path, READY_LIMIT)).await;
+        let has_agent = node.has_agents();
+        let quiesced = blocking(move || match has_agent {
+            true => handshake::quiesce(&path, READY_LIMIT),
+            false => Ok(()),
+        })
+        .await;
+        reach(Failpoint::FreezeQuiesced);
         let written = match quiesced {
             Ok(()) => self.write_down(&mut draft, &options).await,
             Err(e) => Err(e),
         };
         let stays = options.stop && written.is_ok();
-        let resumed = match stays {
+        let resumed = match stays || !has_agent {
             true => Ok(()),
             false => blocking(move || handshake::resume(&vsock, READY_LIMIT)).await,
         };
         if let Err(e) = &resumed {
             tracing::error!(sandbox = self.record().id, "{e}");
         }
+        reach(Failpoint::FreezeContinued);
         let frozen = written?;
         resumed?;
         blocking(move || Ok(draft.finish(subject, key.as_ref()).map(drop)?)).await?;
+        drop(freezing);
         Ok(frozen)
     }
 
@@ -122,12 +135,14 @@ impl Sandbox {
     async fn write_down(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Failure> {
         let control = self.resources.control()?;
         control.call(Command::Pause, &[]).await?;
+        reach(Failpoint::FreezePaused);
         let paused = Instant::now();
         let written = self.write_files(draft, options).await;
         let resumed = match options.stop && written.is_ok() {
             true => Ok(()),
             false => control.call(Command::Resume, &[]).await.map(drop),
         };
+        reach(Failpoint::FreezeResumed);
         let memory_bytes = written?;
         resumed?;
         Ok(Frozen {
@@ -151,10 +166,12 @@ impl Sandbox {
         let Response::Frozen { memory_bytes } = answer else {
             return Err(odd(&answer));
         };
+        reach(Failpoint::FreezeMemoryWritten);
         let fail = |e: std::io::Error| Failure::system("cannot copy the sandbox's disk", &e);
         let from = self.disk()?.try_clone().map_err(fail)?;
         let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(fail)?.into();
         blocking(move || super::disk::copy(&from, &to).map_err(fail)).await?;
+        reach(Failpoint::FreezeDiskCopied);
         Ok(memory_bytes)
     }
 
@@ -178,6 +195,7 @@ impl Sandbox {
         let text = std::fs::read(self.directory().join(RUNNING_FILE));
         let containers = match text.ok().and_then(|t| serde_json::from_slice::<Running>(&t).ok()) {
             Some(container) => vec![container],
+            None if !node.has_agents() => Vec::new(),
             None => return refuse("it has no running container yet"),
         };
         let images = self.resources.images.iter().map(|shown| {

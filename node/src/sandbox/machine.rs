@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use thaw_pools::cgroup::Cgroup;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, Response, StartTimes};
@@ -82,10 +83,13 @@ pub(super) async fn spawn(
     let made = make(program, &place, files, machine, |process| {
         record.vmm = Some(process.record());
         directory.write(record)?;
+        reach(Failpoint::CreateVmmRecorded);
         enter_cgroup(cgroup.as_ref(), process);
+        reach(Failpoint::CreateInCgroup);
         Ok(())
     });
     let (control, process) = made.await?;
+    reach(Failpoint::CreateMachineMade);
     drop(stage);
     resources.vmm = Some(process);
     resources.control = Some(control.into());

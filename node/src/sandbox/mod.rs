@@ -14,6 +14,7 @@ use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::{Cgroup, Hierarchy};
 use thaw_pools::disk::Disk;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
@@ -40,11 +41,13 @@ use backends::{Backends, Ends};
 mod adoption;
 mod again;
 mod backends;
+mod bare;
 pub mod cold;
 mod create;
 mod disk;
 mod files;
 pub mod freeze;
+mod freezing;
 mod hot;
 mod machine;
 mod parked;
@@ -59,6 +62,7 @@ mod usage;
 pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
 use again::with_end;
+pub use bare::is_bare;
 pub use freeze::{FreezeOptions, Frozen};
 pub use hot::HotPlan;
 use machine::{describe, explain, odd};
@@ -174,6 +178,8 @@ pub struct Node {
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
     pub test_templates: bool,
+    /// Guests here have no agent.
+    bare: bool,
 }
 
 impl Node {
@@ -191,9 +197,11 @@ impl Node {
         let cgroups = Hierarchy::detect();
         run.clean(&cgroups);
         Scratch::sweep(&paths.data);
+        let templates = Templates::open(&paths, hold)?;
+        templates.sweep();
         let images = Images::open_with(&paths.images(), Config::from_env()?)?;
         Ok(Node {
-            templates: Templates::open(&paths, hold)?,
+            templates,
             snapshots: Snapshots::default(),
             pools: Arc::new(Pools::empty(&paths, cgroups.clone())),
             shells: Arc::default(),
@@ -203,7 +211,13 @@ impl Node {
             images,
             cgroups,
             test_templates,
+            bare: test_templates && bare::expected(),
         })
+    }
+
+    /// Whether guests here have agents: all but tests' have.
+    fn has_agents(&self) -> bool {
+        !self.bare
     }
 
     /// From now on what sandboxes need is made ahead, as the configuration says: for a process that makes many.
@@ -300,6 +314,7 @@ impl Drop for Resources {
         self.control = None;
         if let Some(mut vmm) = self.vmm.take() {
             vmm.kill();
+            reach(Failpoint::DeleteKilled);
             match vmm.wait() {
                 // Ours to mend: its filters lack what it needs, or somebody got in.
                 Ok(Some(status)) if status.code() == Some(FORBIDDEN_CODE) => {
@@ -309,16 +324,20 @@ impl Drop for Resources {
                 Ok(_) => {}
                 Err(e) => tracing::warn!("cannot reap thaw-vmm: {e}"),
             }
+            reach(Failpoint::DeleteReaped);
         }
         self.pages = None;
         if let Some(cgroup) = self.cgroup.take() {
             self.pools.cgroups.release(cgroup);
+            reach(Failpoint::DeleteCgroupReleased);
         }
         if let Some(network) = self.network.take() {
             self.pools.networks.release(network);
+            reach(Failpoint::DeleteNetworkReleased);
         }
         if let Some(disk) = self.disk.take() {
             self.pools.disks.release(disk);
+            reach(Failpoint::DeleteDiskReleased);
         }
     }
 }
@@ -381,11 +400,14 @@ impl Sandbox {
         resources.vmm = Some(vmm);
         resources.cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
         let control = ControlClient::connect(&resources.directory.control_socket())?;
+        reach(Failpoint::AdoptConnected);
         let has_disk = record.root == RootServing::Erofs;
         let ends = Ends::make(node.images.clone(), has_disk)?;
         let mut backends = Backends::default();
         ends.attach_again(&mut backends);
         backends.send(&control).await?;
+        reach(Failpoint::AdoptAttached);
+        freezing::undo(node, &resources.directory, &control).await;
         (resources.misses, resources.console) = (ends.misses, Some(ends.console));
         let image: Option<Image> = match &record.image_digest {
             Some(digest) => node.images.by_digest(digest)?,
@@ -402,6 +424,7 @@ impl Sandbox {
             ..record
         };
         resources.directory.write(&record)?;
+        reach(Failpoint::AdoptRecorded);
         let origin = resources.recover(node, &record);
         Sandbox::new(record, image.map(|i| i.config), origin, resources)
     }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::machine::Vm;
 use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::{MachineSpec, MemoryMode};
@@ -45,9 +46,9 @@ impl Kind for ParkedVms {
 
     fn make(&self, want: &ParkedWant) -> Result<Spare, Failure> {
         self.0.make(&want.machine, |shell| {
-            shell
-                .restore(&want.template.files, want.mode, None)
-                .map(Vm::Parked)
+            let parked = shell.restore(&want.template.files, want.mode, None)?;
+            reach(Failpoint::SpareRestored);
+            Ok(Vm::Parked(parked))
         })
     }
 

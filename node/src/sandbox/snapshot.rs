@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use thaw_pools::disk::Disk;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::MemoryMode;
 
@@ -68,6 +69,7 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
         let (node, directory) = (node.clone(), spec.directory.clone());
         blocking(move || node.snapshots.register(&node, &directory)).await?
     };
+    reach(Failpoint::ThawRegistered);
     let workload = workload(&registered)?;
     let subject = &registered.manifest.subject;
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
@@ -131,9 +133,10 @@ async fn make(
     let (parts, ()) = tokio::try_join!(parts, restored)?;
     let empty = making.attach(parts).await?;
     making.thaw(workload.memory_mib, empty).await?;
+    // First: once it is ready, it may be adopted.
+    write_containers(&making, workload)?;
     making.become_sandbox(spec.hostname.clone()).await?;
     making.thawed().await;
-    write_containers(&making, workload)?;
     making.done()
 }
 
@@ -148,7 +151,7 @@ fn workload(registered: &Registered) -> Result<Workload, Failure> {
     match registered.manifest.subject.kind {
         Kind::Sandbox => {}
         Kind::Template => return Err(refuse("it is a template").remedy("thaw run uses templates by itself")),
-        Kind::Bare => return Err(refuse("it is a bare test guest, which acknowledges nothing")),
+        Kind::Bare => return Err(refuse("it is a template of a bare test guest")),
     }
     let value = registered.manifest.subject.workload.clone();
     let value = value.ok_or_else(|| refuse("it does not say what runs in it"))?;
@@ -201,8 +204,9 @@ async fn parts(
                 );
                 Failure::new(ExitCode::SnapshotIncompatible, what)
             })?;
-            disk::nameless_copy(frozen, &directory)
-                .and_then(Disk::of)
+            let copied = disk::nameless_copy(frozen, &directory).and_then(Disk::of);
+            reach(Failpoint::ThawDiskCopied);
+            copied
                 .map_err(|e| Failure::system(format!("cannot copy a disk into {}", directory.display()), &e))
         })
         .await

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use thaw_pools::cgroup::Cgroup;
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::machine::{MachineError, Place, Process, Restored, Shell, Vm};
 use thaw_pools::resource::Unfit;
 use thaw_pools::vmm;
@@ -47,21 +48,27 @@ impl Spare {
         record.cgroup = self.cgroup.as_ref().map(|c| c.name().to_owned());
         (resources.vmm, resources.cgroup) = (Some(process), self.cgroup);
         resources.directory.write(record)?;
+        reach(Failpoint::SpareTaken);
         resources.control = Some(ControlClient::new(control)?.into());
         let moves = [
             (
                 self.directory.control_socket(),
                 resources.directory.control_socket(),
+                Failpoint::SpareSocketMoved,
             ),
             (
                 self.directory.path().join(LOG),
                 resources.directory.path().join(LOG),
+                Failpoint::SpareLogMoved,
             ),
         ];
-        for (from, to) in moves {
+        for (from, to, moved) in moves {
             std::fs::rename(&from, &to)
                 .map_err(|e| Failure::system(format!("cannot move {}", from.display()), &e))?;
+            reach(moved);
         }
+        drop(self.directory);
+        reach(Failpoint::SpareLeft);
         Ok(restored)
     }
 }
@@ -118,6 +125,7 @@ impl Spares {
             ..new_record()?
         };
         let directory = self.run.create(&record)?;
+        reach(Failpoint::SpareDirectoryMade);
         let place = Place {
             control: directory.control_socket(),
             log: directory.path().join(LOG),
@@ -126,8 +134,11 @@ impl Spares {
         let process = Process::start(&program, &place).map_err(failure)?;
         record.vmm = Some(process.process().record());
         directory.write(&record)?;
+        reach(Failpoint::SpareRecorded);
         enter_cgroup(cgroup, process.process());
+        reach(Failpoint::SpareInCgroup);
         let shell = process.create(kvm.as_fd(), machine.clone()).map_err(failure)?;
+        reach(Failpoint::SpareMachineMade);
         Ok((on(shell).map_err(failure)?, directory))
     }
 

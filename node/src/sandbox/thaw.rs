@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::{ProcessRecord, Stat};
 use thaw_pools::resource::SlowReason;
 use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
@@ -130,6 +131,7 @@ impl Making<'_> {
             .await
         };
         let parked = parked.map_err(|e| of_snapshot(explain(e, &self.resources), &from))?;
+        reach(Failpoint::CreateRestored);
         self.resources.pages = parked.pages;
         self.origin = Some(Origin::of(from));
         Ok(())
@@ -142,6 +144,7 @@ impl Making<'_> {
             let thaw = Command::Thaw { memory_mib, empty };
             self.resources.control()?.call(thaw, &[]).await
         };
+        reach(Failpoint::CreateRunning);
         match thawed {
             Ok(_) => Ok(()),
             Err(e) => Err(explain(

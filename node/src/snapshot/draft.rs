@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, RenameFlags};
+use thaw_pools::failpoint::{Failpoint, reach};
 
 use super::contents::{hash_chunks, hash_whole};
 use super::directory::{
@@ -137,6 +138,7 @@ impl Draft {
         }
         self.seal(&bytes, key)
             .map_err(SnapshotError::io("write", &self.path))?;
+        reach(Failpoint::SnapshotDescribed);
         let root = rustix::fs::CWD;
         match rustix::fs::renameat_with(root, &self.path, root, &self.target, RenameFlags::NOREPLACE) {
             Ok(()) => self.finished = true,
@@ -147,6 +149,7 @@ impl Draft {
             }
             Err(e) => return Err(SnapshotError::io("rename to", &self.target)(e.into())),
         }
+        reach(Failpoint::SnapshotPlaced);
         if let Some(Ok(parent)) = self.target.parent().map(File::open) {
             // Where this fails the name may be lost with the power; the files are whole under either.
             let _ = parent.sync_all();
@@ -245,8 +248,15 @@ pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
+/// Removes the half-made snapshots beside the one that is, or was to be, at `target`, whose makers are dead.
+pub fn sweep_beside(target: &Path) {
+    if let Some(parent) = target.parent() {
+        sweep(parent);
+    }
+}
+
 /// Removes the half-made snapshots in `parent` whose makers are dead.
-pub(super) fn sweep(parent: &Path) {
+pub(crate) fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let partial = entries
         .filter_map(|e| e.ok())

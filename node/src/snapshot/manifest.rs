@@ -28,7 +28,7 @@ pub enum Kind {
     Template,
     /// A running sandbox with its containers.
     Sandbox,
-    /// A tiny test guest without agent, which acknowledges nothing.
+    /// A template of a tiny test guest, which has no agent.
     Bare,
 }
 
@@ -79,7 +79,7 @@ pub struct Subject {
     /// Of the thaw-vmm that made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vmm: Option<Hash>,
-    /// Of the vmlinux it booted; none for a bare guest.
+    /// Of the vmlinux it booted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Hash>,
     /// Of the guest image, which must be attached again as it was.

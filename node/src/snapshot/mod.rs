@@ -28,7 +28,8 @@ pub mod signature;
 pub mod stamp;
 
 pub use directory::SnapshotDir;
-pub use draft::Draft;
+pub(crate) use draft::sweep;
+pub use draft::{Draft, sweep_beside};
 pub use error::SnapshotError;
 pub use hash::Hash;
 pub use manifest::{Base, Cpu, ImageRecord, Kind, Machine, Manifest, Subject, inventory};

@@ -12,11 +12,13 @@ use std::sync::Arc;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use thaw_pools::failpoint::{Failpoint, reach};
+
 use super::Shape;
 use super::key::{Ingredients, Key, Processor};
 use super::store::Templates;
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{Node, cold};
+use crate::sandbox::{Node, cold, is_bare};
 use crate::snapshot::{
     Cpu, Draft, Kind, Machine, Manifest, Registered, SigningKey, SnapshotError, Subject, inventory,
 };
@@ -136,6 +138,7 @@ impl Templates {
         let (store, wanted, told) = (self.clone(), name.clone(), progress.clone());
         let (lock, found) = blocking(move || {
             let lock = store.lock(&wanted, &told)?;
+            reach(Failpoint::TemplateLocked);
             Ok((lock, store.open_existing(&wanted)?))
         })
         .await?;
@@ -174,6 +177,7 @@ impl Templates {
         let name = ingredients.key();
         let target = self.directory(&name);
         let draft = blocking(move || Ok(Draft::begin(&target)?)).await?;
+        reach(Failpoint::TemplateDrafted);
         let files = || -> io::Result<FrozenInto> {
             Ok(FrozenInto {
                 state: draft.state().try_clone()?,
@@ -262,7 +266,10 @@ fn must_be(wanted: &Subject, found: &Registered) -> Result<(), Failure> {
 
 fn subject(recipe: &Recipe, ingredients: &Ingredients) -> Subject {
     Subject {
-        kind: Kind::Template,
+        kind: match is_bare(&recipe.command_line) {
+            true => Kind::Bare,
+            false => Kind::Template,
+        },
         machine: Machine {
             vcpus: recipe.shape.vcpus,
             memory_mib: recipe.shape.memory_mib,
@@ -311,15 +318,37 @@ impl BuildLock {
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(e.into()),
             }
-            // Whoever had it removed its name: then ours is a lock nobody else will meet.
-            let locked = file.metadata()?;
-            let named = fs::metadata(path);
-            if named.is_ok_and(|n| (n.dev(), n.ino()) == (locked.dev(), locked.ino())) {
+            if is_named(&file, path)? {
                 return Ok(BuildLock {
                     path: path.to_owned(),
                     _file: file,
                 });
             }
+        }
+    }
+}
+
+/// Whether a lock's file still has its name. Whoever had it removed that: then it is a lock nobody else will meet.
+fn is_named(file: &File, path: &Path) -> io::Result<bool> {
+    let locked = file.metadata()?;
+    let named = fs::metadata(path);
+    Ok(named.is_ok_and(|n| (n.dev(), n.ino()) == (locked.dev(), locked.ino())))
+}
+
+/// Removes the locks nobody holds: whoever is killed leaves the name of its own.
+pub(super) fn sweep_locks(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_none_or(|e| e != "lock") {
+            continue;
+        }
+        // As a holder removes it: locked, so that who waits for it looks again.
+        let Ok(file) = File::options().write(true).open(&path) else {
+            continue;
+        };
+        let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        if locked.is_ok() && is_named(&file, &path).unwrap_or(false) {
+            drop(BuildLock { path, _file: file });
         }
     }
 }

@@ -16,7 +16,7 @@ use super::key::{Ingredients, Key};
 use super::{Recipe, Shape};
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
-use crate::snapshot::{Hold, Manifest, Registered, Registry, SnapshotError, directory};
+use crate::snapshot::{Hold, Manifest, Registered, Registry, SnapshotError, directory, sweep};
 
 /// Templates in this process's memory.
 type Held = Arc<Mutex<HashMap<Key, Arc<Registered>>>>;
@@ -54,6 +54,12 @@ impl Templates {
             registry: Registry::open(&paths.data, hold)?,
             held: (hold == Hold::Sealed).then(Arc::default),
         })
+    }
+
+    /// Removes what killed builders left: half-made templates, and locks nobody holds.
+    pub fn sweep(&self) {
+        sweep(&self.root);
+        super::build::sweep_locks(&self.root);
     }
 
     /// Where the template of this key is, or would be.

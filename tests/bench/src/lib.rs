@@ -6,6 +6,7 @@
 
 pub mod boot;
 pub mod clock;
+pub mod create;
 pub mod image;
 pub mod machine;
 pub mod report;

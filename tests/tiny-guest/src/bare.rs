@@ -27,6 +27,15 @@ pub fn terse(filled_mib: u32) -> Guest {
     halted(woken(filled_mib))
 }
 
+/// As [`bare`] with few pages, but it goes on from the start: it acknowledges every thaw, not the first alone, and keeps
+/// its processor busy in between.
+pub fn restless() -> Guest {
+    Guest {
+        code: hexadecimal(woken(0)).print("\n").repeat_from(0).0,
+        data: Vec::new(),
+    }
+}
+
 /// The guest up to its first byte after a thaw.
 fn woken(filled_mib: u32) -> Code {
     let code = fill(Code::default(), filled_mib)

@@ -1,0 +1,86 @@
+//! Tiny test guests, without an agent: they are booted, frozen and thawed as others are, but say on the console what others
+//! say by doorbell and handshake (DESIGN §4.5).
+//!
+//! At boot such a guest prints [`READY`]; after every thaw, once its generation ID is another, it prints that, in
+//! hexadecimal. Invariant: only a guest whose kernel command line has [`BARE`], a test's word, is taken so, and nobody takes
+//! one without --test-templates: no other path skips the handshake.
+
+use super::cold::command_line;
+use super::create::Making;
+use super::machine::explain;
+use super::{READY_LIMIT, Resources};
+use crate::exit::{ExitCode, Failure};
+
+/// The word for them.
+const BARE: &str = "thaw.test=bare";
+/// What one prints at boot.
+const READY: &[u8] = b"bare";
+/// Digits of a generation ID.
+const DIGITS: usize = 32;
+
+/// Whether guests booted with this command line are bare.
+pub fn is_bare(command_line: &str) -> bool {
+    command_line.split_whitespace().any(|word| word == BARE)
+}
+
+/// Whether those of this process are.
+pub(super) fn expected() -> bool {
+    is_bare(&command_line())
+}
+
+impl Making<'_> {
+    /// Waits until a bare guest that boots says that it is ready.
+    pub(super) async fn bare_is_ready(&self) -> Result<(), Failure> {
+        said(&self.resources, "it is ready", |line| line == READY).await
+    }
+
+    /// Waits until a bare guest that was thawed says who it is now.
+    pub(super) async fn bare_acknowledges(&self) -> Result<(), Failure> {
+        said(&self.resources, "it is another now", is_generation).await
+    }
+}
+
+fn is_generation(line: &[u8]) -> bool {
+    line.len() == DIGITS && line.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Waits for a line on the console, or for why there will be none.
+async fn said(resources: &Resources, what: &str, wanted: fn(&[u8]) -> bool) -> Result<(), Failure> {
+    let lost = |why: String| {
+        let what = format!("a bare guest did not say that {what}: {why}");
+        Err(explain(
+            Failure::new(ExitCode::GuestNotReady, what).lost(),
+            resources,
+        ))
+    };
+    let Some(console) = &resources.console else {
+        return lost("it has no console".into());
+    };
+    let mut life = resources.control()?.life();
+    let told = async {
+        tokio::select! {
+            told = console.has_line(wanted) => told,
+            _ = life.wait_for(|l| l.exited.is_some() || l.closed) => false,
+        }
+    };
+    match tokio::time::timeout(READY_LIMIT, told).await {
+        Ok(true) => Ok(()),
+        Ok(false) => lost("its machine ended".into()),
+        Err(_) => lost(format!("not within {} s", READY_LIMIT.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_guest_is_one_by_its_word_and_acknowledges_by_all_digits() {
+        assert!(is_bare("console=ttyS0 thaw.test=bare"));
+        assert!(!is_bare("thaw.test=barely thaw.test=keep-entropy"));
+        assert!(is_generation(b"000102030405060708090a0b0c0d0eff"));
+        for other in [&b"bare"[..], b"", b"000102030405060708090A0b0c0d0eff"] {
+            assert!(!is_generation(other));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What is written down while a sandbox is frozen: that it is, and where to.
+//!
+//! Invariant: from before its workloads are stopped until they run again, or the freeze that was to stop them is whole, its
+//! directory says so; an owner who adopts it then lets it go on, and removes what the freeze had written.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_protocol::control::{Command, MachineState, Response};
+
+use super::machine::odd;
+use super::{Node, READY_LIMIT};
+use crate::control_client::ControlClient;
+use crate::exit::Failure;
+use crate::handshake;
+use crate::snapshot::sweep_beside;
+use crate::state::SandboxDirectory;
+
+/// In the sandbox's directory: where it is being frozen to.
+const FREEZING: &str = "freezing";
+
+/// A sandbox is being frozen. Dropped, it is not any more.
+#[derive(Debug)]
+pub(super) struct Freezing(PathBuf);
+
+impl Freezing {
+    /// Writes down that the sandbox in `directory` is frozen to `target`.
+    pub(super) fn note(directory: &Path, target: &Path) -> Result<Freezing, Failure> {
+        let path = directory.join(FREEZING);
+        let fail = |e: io::Error| Failure::system(format!("cannot write {}", path.display()), &e);
+        // Absolute: another process reads it.
+        let target = std::path::absolute(target).map_err(fail)?;
+        let text = serde_json::to_vec(&target).map_err(|e| fail(e.into()))?;
+        fs::write(&path, text).map_err(fail)?;
+        reach(Failpoint::FreezeNoted);
+        Ok(Freezing(path))
+    }
+
+    /// That of a sandbox whose owner died while it froze it, and where to, if that can be read.
+    fn found(directory: &Path) -> Option<(Freezing, Option<PathBuf>)> {
+        let path = directory.join(FREEZING);
+        let text = fs::read(&path).ok()?;
+        Some((Freezing(path), serde_json::from_slice(&text).ok()))
+    }
+}
+
+impl Drop for Freezing {
+    fn drop(&mut self) {
+        if let Err(e) = fs::remove_file(&self.0) {
+            tracing::warn!("cannot remove {}: {e}", self.0.display());
+        }
+        reach(Failpoint::FreezeForgotten);
+    }
+}
+
+/// Lets a sandbox go on that its dead owner was freezing. What cannot be undone is told and left: the sandbox is ours, and
+/// can be ended.
+pub(super) async fn undo(node: &Node, directory: &SandboxDirectory, control: &ControlClient) {
+    let Some((freezing, target)) = Freezing::found(directory.path()) else {
+        return;
+    };
+    if let Some(target) = target {
+        sweep_beside(&target);
+    }
+    match go_on(node, directory, control).await {
+        Ok(()) => tracing::info!(
+            "{} goes on: its owner died freezing it",
+            directory.path().display()
+        ),
+        Err(e) => tracing::error!("{} does not go on: {e}", directory.path().display()),
+    }
+    drop(freezing);
+}
+
+async fn go_on(node: &Node, directory: &SandboxDirectory, control: &ControlClient) -> Result<(), Failure> {
+    match control.call(Command::Status, &[]).await? {
+        Response::Status {
+            state: MachineState::Paused,
+            ..
+        } => control.call(Command::Resume, &[]).await.map(drop)?,
+        Response::Status { .. } => {}
+        other => return Err(odd(&other)),
+    }
+    if !node.has_agents() {
+        return Ok(());
+    }
+    let vsock = directory.vsock_socket();
+    super::create::blocking(move || handshake::resume(&vsock, READY_LIMIT)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freeze_is_noted_until_it_is_over_and_found_if_it_never_was() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(Freezing::found(directory.path()).is_none());
+        let freezing = Freezing::note(directory.path(), Path::new("/some/where")).unwrap();
+        std::mem::forget(freezing);
+        let (found, target) = Freezing::found(directory.path()).unwrap();
+        assert_eq!(target.as_deref(), Some(Path::new("/some/where")));
+        drop(found);
+        fs::write(directory.path().join(FREEZING), b"{torn").unwrap();
+        assert!(Freezing::found(directory.path()).unwrap().1.is_none());
+        assert!(Freezing::found(directory.path()).is_none());
+    }
+}

@@ -1,0 +1,112 @@
+//! Creations and deletions through the API, many: thawd is as large as it was, and the host is as it was.
+//!
+//! `THAW_SOAK_CREATES` says how many; `make soak` asks for 24,000.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use thaw_node::api::client::Client;
+use thaw_protocol::api::CreateSandbox;
+use thaw_tiny_guest::bare::bare;
+use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::kernel::{Cost, objects};
+use thaw_tiny_node::{Counts, Place, Thawd};
+
+/// How many, where nobody says.
+const CREATES: usize = 200;
+/// On their way at a time.
+const OVERLAP: usize = 4;
+/// What each pool holds.
+const READY: usize = 4;
+
+async fn many(client: &Client, asked: &CreateSandbox, count: usize) {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut workers = tokio::task::JoinSet::new();
+    for _ in 0..OVERLAP {
+        let (client, asked, next) = (client.clone(), asked.clone(), next.clone());
+        workers.spawn(async move {
+            while let Some(number) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|n| *n < count) {
+                let made = client.create(&asked).await.unwrap();
+                client.delete(&made.sandbox.id).await.unwrap();
+                if (number + 1) % 1000 == 0 {
+                    eprintln!("soak: {} of {count}", number + 1);
+                }
+            }
+        });
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker.unwrap();
+    }
+}
+
+/// What thawd costs once its pools are full and it has nothing to do.
+fn settled(place: &Place, thawd: &Thawd) -> Cost {
+    let cost = || Cost::of(thawd.record().pid).unwrap();
+    let mut seen = (0, cost().descriptors);
+    eventually("its pools are full", || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let now = cost().descriptors;
+        seen = match now == seen.1 && place.spares() == READY {
+            true => (seen.0 + 1, now),
+            false => (0, now),
+        };
+        seen.0 == 5
+    });
+    cost()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn creations_by_the_thousand_leave_the_host_as_it_was() {
+    let count = std::env::var("THAW_SOAK_CREATES").map_or(CREATES, |n| n.parse().unwrap());
+    let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
+    let Some(place) = Place::new(binaries, &bare(0)) else {
+        return;
+    };
+    place.fill_pools_to(READY);
+    let asked: CreateSandbox = serde_json::from_value(place.request()).unwrap();
+    let mut thawds = Vec::new();
+    let mut begin = || {
+        let thawd = Thawd::start(&place);
+        thawds.push(thawd.record());
+        (thawd, Client::connect(&place.socket()).unwrap())
+    };
+    // The first makes what stays.
+    let (thawd, client) = begin();
+    many(&client, &asked, 2).await;
+    assert!(thawd.stop().success());
+    let empty = Counts::of(&place, &[]);
+
+    let (thawd, client) = begin();
+    many(&client, &asked, (count / 20).max(50)).await;
+    let (before, kernel_before) = (settled(&place, &thawd), objects());
+    many(&client, &asked, count).await;
+    let (after, kernel_after) = (settled(&place, &thawd), objects());
+    println!("{count} creations: before {before:?}, after {after:?}");
+    println!("the kernel's objects, of all processes: before {kernel_before:?}, after {kernel_after:?}");
+    assert!(
+        after.descriptors <= before.descriptors,
+        "descriptors leak: {before:?}, {after:?}"
+    );
+    // An allocator may keep some; a leak grows with the count.
+    let spare_kib = 16 << 10;
+    assert!(
+        after.rss_kib <= before.rss_kib * 5 / 4 + spare_kib,
+        "memory leaks: {before:?}, {after:?}"
+    );
+    // Others use this kernel too: only one in ten creations, or more, shows.
+    for (kind, first) in kernel_before {
+        let last = kernel_after.get(kind).copied().unwrap_or_default();
+        let most = first + count as u64 / 10 + 256;
+        assert!(last <= most, "the kernel's {kind}: {first} before, {last} after");
+    }
+    assert!(thawd.stop().success(), "{}", log(&place));
+    let mut now = Counts::default();
+    eventually("nothing is left", || {
+        now = Counts::of(&place, &thawds);
+        now == empty
+    });
+    println!("{count} creations: nothing left");
+}

@@ -1,0 +1,240 @@
+//! Where this process can be made to die or to wait: between every two of its steps that others see.
+//!
+//! For tests of recovery. [`arm`]ed with the name of a [`Failpoint`], the process kills itself, as `kill -9` would, when it
+//! comes there, or waits there until its test lets it go on; a test takes the names from [`Failpoint::ALL`], so none is
+//! forgotten. Unarmed, a failpoint costs one relaxed load and a branch that is never taken.
+
+use std::fmt;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Signal, getpid, kill_process};
+
+macro_rules! failpoints {
+    ($($(#[$doc:meta])* $name:ident = $slug:literal,)*) => {
+        /// A place between two steps.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u16)]
+        pub enum Failpoint {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Failpoint {
+            /// All of them, in the order of their declaration.
+            pub const ALL: &'static [Failpoint] = &[$(Failpoint::$name),*];
+
+            /// Its name: what is being done, and what of it is done by then.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Failpoint::$name => $slug,)*
+                }
+            }
+        }
+    };
+}
+
+failpoints! {
+    /// The directory of all sandboxes is there and locked.
+    DirectoriesLocked = "directory.all-locked",
+    DirectoryMade = "directory.made",
+    DirectoryLocked = "directory.locked",
+    /// A record's new text is there beside the old.
+    RecordBegun = "record.begun",
+    RecordWritten = "record.written",
+
+    DiskTemplateFormatted = "disk.template-formatted",
+    DiskTemplateMade = "disk.template-made",
+    DiskMade = "disk.made",
+    NetworkNamespaceMade = "network.namespace-made",
+    NetworkTapMade = "network.tap-made",
+    /// In one hierarchy of those there are.
+    CgroupDirectoryMade = "cgroup.directory-made",
+    CgroupDirectoryRemoved = "cgroup.directory-removed",
+    VmmListening = "vmm.listening",
+    VmmLogMade = "vmm.log-made",
+    /// Nobody has written down who it is.
+    VmmSpawned = "vmm.spawned",
+
+    /// Made ahead, and not in its pool yet.
+    FillMade = "fill.made",
+    FillReady = "fill.ready",
+    ClaimPopped = "claim.popped",
+    ClaimChecked = "claim.checked",
+    /// Made for a claim that found none.
+    ClaimMade = "claim.made",
+    ReleaseQueued = "release.queued",
+    ReleaseTaken = "release.taken",
+    ReleaseDestroyed = "release.destroyed",
+    CloseBegun = "close.begun",
+    CloseDestroyed = "close.destroyed",
+    CloseEnded = "close.ended",
+
+    SpareDirectoryMade = "spare.directory-made",
+    SpareRecorded = "spare.recorded",
+    SpareInCgroup = "spare.in-cgroup",
+    SpareMachineMade = "spare.machine-made",
+    /// A template is in it.
+    SpareRestored = "spare.restored",
+    /// It is in two records: its own and that of the sandbox that takes it.
+    SpareTaken = "spare.taken",
+    SpareSocketMoved = "spare.socket-moved",
+    SpareLogMoved = "spare.log-moved",
+    SpareLeft = "spare.left",
+
+    TemplateLocked = "template.locked",
+    TemplateDrafted = "template.drafted",
+    TemplateBooted = "template.booted",
+    TemplateFrozen = "template.frozen",
+    TemplateRehearsed = "template.rehearsed",
+
+    CreateImageThere = "create.image-there",
+    CreateVmmRecorded = "create.vmm-recorded",
+    CreateInCgroup = "create.in-cgroup",
+    CreateMachineMade = "create.machine-made",
+    CreateRestored = "create.restored",
+    CreateLeased = "create.leased",
+    CreateVsockListening = "create.vsock-listening",
+    CreateAttached = "create.attached",
+    CreateRunning = "create.running",
+    CreateAcknowledged = "create.acknowledged",
+    CreateReady = "create.ready",
+    /// It is shown, and nobody has been answered.
+    CreateShown = "create.shown",
+
+    ThawRegistered = "thaw.registered",
+    ThawDiskCopied = "thaw.disk-copied",
+
+    FreezeNoted = "freeze.noted",
+    FreezeDrafted = "freeze.drafted",
+    FreezeQuiesced = "freeze.quiesced",
+    FreezePaused = "freeze.paused",
+    FreezeMemoryWritten = "freeze.memory-written",
+    FreezeDiskCopied = "freeze.disk-copied",
+    FreezeResumed = "freeze.resumed",
+    FreezeContinued = "freeze.continued",
+    /// The manifest is there, under the directory's other name.
+    SnapshotDescribed = "snapshot.described",
+    SnapshotPlaced = "snapshot.placed",
+    FreezeForgotten = "freeze.forgotten",
+
+    DeleteForgotten = "delete.forgotten",
+    DeleteKilled = "delete.killed",
+    DeleteReaped = "delete.reaped",
+    DeleteCgroupReleased = "delete.cgroup-released",
+    DeleteNetworkReleased = "delete.network-released",
+    DeleteDiskReleased = "delete.disk-released",
+    DeleteDirectoryRemoved = "delete.directory-removed",
+
+    CleanSwept = "clean.swept",
+    CleanKilled = "clean.killed",
+    CleanCgroupRemoved = "clean.cgroup-removed",
+    CleanDirectoryRemoved = "clean.directory-removed",
+    AdoptOwned = "adopt.owned",
+    AdoptConnected = "adopt.connected",
+    AdoptAttached = "adopt.attached",
+    AdoptRecorded = "adopt.recorded",
+    AdoptShown = "adopt.shown",
+
+    ServeListening = "serve.listening",
+    ServeEnded = "serve.ended",
+    ServeReleased = "serve.released",
+}
+
+/// One more than the number of the failpoint that is armed; 0: none is.
+static ARMED: AtomicU32 = AtomicU32::new(0);
+/// How often it is still passed, that time included at which it is not.
+static PASSES: AtomicU32 = AtomicU32::new(0);
+
+/// What is there while the process waits. None: it dies.
+static HELD: OnceLock<PathBuf> = OnceLock::new();
+/// How often a process that waits looks whether it still is to.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// There is no such failpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no failpoint is {0:?}")]
+pub struct Unknown(String);
+
+impl fmt::Display for Failpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Makes this process die at `NAME`, or at `NAME:N` the Nth time it comes there; with `=PATH` after that, makes it put a file
+/// there and wait until that is gone.
+pub fn arm(text: &str) -> Result<(), Unknown> {
+    let unknown = || Unknown(text.to_owned());
+    let (place, held) = match text.split_once('=') {
+        Some((place, held)) => (place, Some(PathBuf::from(held))),
+        None => (text, None),
+    };
+    let (name, passes) = match place.split_once(':') {
+        Some((name, passes)) => (name, passes.parse().map_err(|_| unknown())?),
+        None => (place, 1),
+    };
+    let known = |point: &&Failpoint| point.name() == name;
+    let point = Failpoint::ALL.iter().find(known).ok_or_else(unknown)?;
+    if let Some(held) = held {
+        HELD.set(held).map_err(|_| unknown())?;
+    }
+    PASSES.store(passes, Ordering::Relaxed);
+    ARMED.store(*point as u32 + 1, Ordering::Release);
+    Ok(())
+}
+
+/// This process is there.
+#[inline]
+pub fn reach(point: Failpoint) {
+    if ARMED.load(Ordering::Relaxed) == point as u32 + 1 {
+        reached();
+    }
+}
+
+#[cold]
+fn reached() {
+    if PASSES.fetch_sub(1, Ordering::AcqRel) != 1 {
+        return;
+    }
+    if let Some(held) = HELD.get() {
+        if let Err(e) = File::create(held) {
+            tracing::error!("cannot create {}: {e}", held.display());
+        }
+        while held.exists() {
+            std::thread::sleep(LOOK);
+        }
+        return;
+    }
+    let _ = kill_process(getpid(), Signal::KILL);
+    // It may take a moment; nothing more is done here until then.
+    loop {
+        std::thread::park();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_many_and_each_is_one_points() {
+        let mut names: Vec<&str> = Failpoint::ALL.iter().map(|p| p.name()).collect();
+        assert!(names.len() > 60);
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Failpoint::ALL.len());
+        for (number, point) in Failpoint::ALL.iter().enumerate() {
+            assert_eq!(*point as usize, number);
+        }
+    }
+
+    #[test]
+    fn what_is_no_failpoint_cannot_be_armed() {
+        for text in ["", "create", "create.ready:", "create.ready:x", "create.ready:-1"] {
+            assert_eq!(arm(text), Err(Unknown(text.into())));
+        }
+    }
+}

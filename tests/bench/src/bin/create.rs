@@ -1,0 +1,122 @@
+//! `make bench-create`: sandboxes of a tiny guest through thawd's API, on this machine's own KVM.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use thaw_bench::create::storm::{self, CREATED};
+use thaw_bench::create::{Node, cycles, reads};
+use thaw_bench::{Report, table};
+use thaw_tiny_guest::bare::bare;
+use thaw_tiny_node::Place;
+
+/// How much is measured.
+struct Plan {
+    /// Rounds of each count; one round more, which warms up, is not counted.
+    rounds: usize,
+    /// Creations at once.
+    at_once: &'static [usize],
+    /// The same without pools.
+    unpooled: &'static [usize],
+    cycles: usize,
+    sandboxes: usize,
+    watchers: usize,
+    watch_seconds: u64,
+}
+
+const WHOLE: Plan = Plan {
+    rounds: 20,
+    at_once: &[1, 10, FEW, 200],
+    unpooled: &[1, 10, FEW],
+    cycles: 10_000,
+    sandboxes: 10_000,
+    watchers: 1_000,
+    watch_seconds: 10,
+};
+/// To see that all of it works, and about where it stands.
+const QUICK: Plan = Plan {
+    rounds: 2,
+    at_once: &[1, FEW],
+    unpooled: &[1],
+    cycles: 40,
+    sandboxes: 10_000,
+    watchers: 50,
+    watch_seconds: 1,
+};
+
+/// As many at once as their slowest is to be compared with their median.
+const FEW: usize = 50;
+/// Changes a second.
+const CHANGES: u64 = 1_000;
+/// Lists of each way.
+const LISTS: usize = 200;
+/// What the pools hold while creations and deletions follow one another.
+const STEADY: usize = 8;
+
+fn main() -> ExitCode {
+    let plan = match std::env::args().nth(1).as_deref() {
+        Some("--quick") => &QUICK,
+        _ => &WHOLE,
+    };
+    let measured = tokio::runtime::Runtime::new()
+        .map_err(|e| format!("no runtime: {e}"))
+        .and_then(|runtime| runtime.block_on(measure(plan)));
+    match measured {
+        Ok(report) => {
+            print!("{}", table::terminal(&report));
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("bench-create: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn measure(plan: &Plan) -> Result<Report, String> {
+    let own = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
+    let binaries = own.parent().unwrap_or(Path::new("."));
+    let mut place = Place::new(binaries, &bare(0)).ok_or("this host cannot run it")?;
+    let mut report = Report::new("create");
+    for &count in plan.at_once {
+        // More than are claimed, so that a refill that has begun takes nobody's.
+        let node = Node::start(place, count + count / 4 + 2).await?;
+        rounds(&node, plan.rounds, count, &mut report).await?;
+        place = node.stop();
+    }
+    for &count in plan.unpooled {
+        let node = Node::start(place, 0).await?;
+        rounds(&node, plan.rounds, count, &mut report).await?;
+        place = node.stop();
+    }
+    let node = Node::start(place, STEADY).await?;
+    cycles::run(&node, plan.cycles, &mut report).await?;
+    drop(node.stop());
+    reads::lists(&mut report, plan.sandboxes, LISTS)?;
+    reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;
+    let warm = storm::name(FEW, false, CREATED);
+    report.ratio_of(
+        &format!("create_p99_over_p50_at_{FEW}"),
+        (&warm, 99.0),
+        (&warm, 50.0),
+    )?;
+    report.note(
+        "The guest is a few instructions long and runs when its creation is answered. Who asks shares the processors with \
+         thawd. Rows in which a pool missed are those of creations that found one of their parts not ready, most of them \
+         of a thawd without pools.",
+    );
+    report
+        .write(Path::new("target/bench"))
+        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    Ok(report)
+}
+
+async fn rounds(node: &Node, rounds: usize, count: usize, report: &mut Report) -> Result<(), String> {
+    for round in 0..=rounds {
+        let counted = (round > 0).then_some(&mut *report);
+        storm::round(node, count, counted)
+            .await
+            .map_err(|e| format!("{count} at once, round {round}: {e}"))?;
+    }
+    eprintln!("bench-create: {count} at once, {rounds} rounds");
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! What `make bench-create` measures: sandboxes made through thawd's API, of a tiny guest, so that what is timed is thawd's
+//! way and not a guest's; and the API's own work.
+//!
+//! | module | what is measured |
+//! |---|---|
+//! | [`storm`] | so many creations at once, from one start |
+//! | [`cycles`] | what thousands of creations and deletions leave |
+//! | [`reads`] | lists by label, and many that watch |
+
+pub mod cycles;
+pub mod reads;
+pub mod storm;
+
+use std::path::PathBuf;
+
+use thaw_node::api::client::Client;
+use thaw_protocol::api::CreateSandbox;
+use thaw_tiny_node::{Place, Thawd};
+
+/// A thawd with warm pools, and its client.
+pub struct Node {
+    pub place: Place,
+    pub thawd: Thawd,
+    pub client: Client,
+    /// How many shells wait when its pools are full.
+    shells: usize,
+}
+
+impl Node {
+    /// Starts one whose pools hold `high` of each, and fills them.
+    pub async fn start(place: Place, high: usize) -> Result<Node, String> {
+        place.fill_pools_to(high);
+        let thawd = Thawd::start(&place);
+        let client = Client::connect(&place.socket()).ok_or("thawd does not answer")?;
+        let node = Node {
+            place,
+            thawd,
+            client,
+            shells: high,
+        };
+        // The first builds the template, the second makes its shape one that is in demand.
+        for _ in 0..2 {
+            let made = node.client.create(&node.request()).await;
+            let made = made.map_err(|e| format!("{e}; {}", e.context.join("; ")))?;
+            let deleted = node.client.delete(&made.sandbox.id).await;
+            deleted.map_err(|e| e.to_string())?;
+        }
+        node.settle().await?;
+        Ok(node)
+    }
+
+    /// Ends it; its place is there for another.
+    pub fn stop(self) -> Place {
+        self.thawd.stop();
+        self.place
+    }
+
+    /// A sandbox of the tiny guest.
+    pub fn request(&self) -> CreateSandbox {
+        serde_json::from_value(self.place.request()).expect("it is a creation")
+    }
+
+    /// Waits until its pools are full and it does nothing: the machines that wait are as many as there are to be, and its
+    /// descriptors have stayed as many for a while.
+    pub async fn settle(&self) -> Result<(), String> {
+        let descriptors = || -> Result<usize, String> {
+            let directory = PathBuf::from(format!("/proc/{}/fd", self.thawd.record().pid));
+            let entries = std::fs::read_dir(&directory).map_err(|e| format!("thawd has ended: {e}"))?;
+            Ok(entries.count())
+        };
+        let (mut last, mut same) = (0, 0);
+        for _ in 0..SETTLE_LIMIT {
+            tokio::time::sleep(SETTLE_STEP).await;
+            let now = descriptors()?;
+            same = match now == last && self.place.spares() == self.shells {
+                true => same + 1,
+                false => 0,
+            };
+            last = now;
+            if same == SETTLED {
+                return Ok(());
+            }
+        }
+        Err(format!(
+            "its pools are not full: {} of {} shells wait",
+            self.place.spares(),
+            self.shells
+        ))
+    }
+}
+
+/// How often it is looked whether the pools are full.
+const SETTLE_STEP: std::time::Duration = std::time::Duration::from_millis(20);
+/// So many looks alike, and it is.
+const SETTLED: usize = 5;
+/// Most looks.
+const SETTLE_LIMIT: usize = 6000;

@@ -1,0 +1,105 @@
+//! A thawd over a [`Place`].
+
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use thaw_pools::process::ProcessRecord;
+
+use crate::place::Place;
+
+/// How long other processes may take to do what they are waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A thawd; killed when dropped.
+#[derive(Debug)]
+pub struct Thawd {
+    child: Child,
+    record: ProcessRecord,
+}
+
+impl Thawd {
+    /// Starts one and waits until it serves. What it logs is appended to `thawd.log`.
+    pub fn start(place: &Place) -> Thawd {
+        let mut thawd = Thawd::begin(place, place.thawd());
+        assert!(thawd.serves(place), "thawd ended at once: {}", log(place));
+        thawd
+    }
+
+    /// Starts one by this command, and does not wait.
+    pub fn begin(place: &Place, mut command: Command) -> Thawd {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(place.path("thawd.log"))
+            .unwrap();
+        let child = command.stderr(log).spawn().unwrap();
+        Thawd {
+            // Not reaped, so there is a record even of one that has ended; a zombie has none that lives.
+            record: ProcessRecord::of(child.id() as i32).unwrap_or(ProcessRecord {
+                pid: child.id() as i32,
+                start_time: 0,
+            }),
+            child,
+        }
+    }
+
+    /// Waits until it serves, or has ended. Says whether it serves.
+    pub fn serves(&mut self, place: &Place) -> bool {
+        let mut ended = false;
+        eventually("thawd serves or ends", || {
+            ended = self.has_ended();
+            ended || UnixStream::connect(place.socket()).is_ok()
+        });
+        !ended
+    }
+
+    /// Which process it is.
+    pub fn record(&self) -> ProcessRecord {
+        self.record
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Kills it as nothing can be caught.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Ends it as an operator ends it: how it ended.
+    pub fn stop(mut self) -> ExitStatus {
+        let pid = Pid::from_child(&self.child);
+        // It may have ended by itself.
+        let _ = kill_process(pid, Signal::TERM);
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Thawd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The last lines of what thawds of this place logged.
+pub fn log(place: &Place) -> String {
+    let text = std::fs::read_to_string(place.path("thawd.log")).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+/// Waits until something other processes do is so. The tests' only wait.
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !so() {
+        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,142 @@
+//! A directory with all that thawd needs to make sandboxes of a tiny guest.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use thaw_test_registry::image::{Image, LAYER, Layout};
+use thaw_tiny_guest::Guest;
+
+/// The kernel's word that makes guests bare.
+const BARE: &str = "thaw.test=bare";
+/// The image's tag.
+const TAG: &str = "tiny";
+
+/// A node's place: gone when dropped.
+#[derive(Debug)]
+pub struct Place {
+    root: TempDir,
+    /// Where `thawd` and `thaw-vmm` are.
+    binaries: PathBuf,
+}
+
+impl Place {
+    /// One with this guest. None, having said why, where it cannot run.
+    pub fn new(binaries: &Path, guest: &Guest) -> Option<Place> {
+        let mkfs = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"];
+        let lacks = [
+            (!Path::new("/dev/kvm").exists(), "there is no /dev/kvm"),
+            (!binaries.join("thaw-vmm").exists(), "thaw-vmm is not built"),
+            (
+                !mkfs.iter().any(|m| Path::new(m).exists()),
+                "mkfs.ext4 is not installed",
+            ),
+        ];
+        if let Some((_, what)) = lacks.iter().find(|(lacking, _)| *lacking) {
+            eprintln!("skipped: {what}");
+            return None;
+        }
+        let place = Place {
+            root: tempfile::tempdir().unwrap(),
+            binaries: binaries.to_owned(),
+        };
+        let page = u64::from(thaw_tiny_guest::DATA - thaw_tiny_guest::ENTRY);
+        fs::write(place.path("kernel"), guest.elf(page, true)).unwrap();
+        fs::write(place.path("guest.erofs"), vec![0u8; 4096]).unwrap();
+        make_image(&place.path("image"));
+        place.configure("");
+        Some(place)
+    }
+
+    /// Its directory.
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    /// Writes `thawd.toml`.
+    pub fn configure(&self, text: &str) {
+        fs::write(self.path("thawd.toml"), text).unwrap();
+    }
+
+    /// Makes each pool hold so many, and pools of shells for one shape and of parked machines for one template.
+    pub fn fill_pools_to(&self, high: usize) {
+        let shapes = usize::from(high > 0);
+        // Filled again as soon as one is gone, so that full is as many as these.
+        let marks = format!("{{ low = {high}, high = {high} }}");
+        self.configure(&format!(
+            "[pools]\ndisks = {marks}\nnetworks = {marks}\ncgroups = {marks}\n[pools.shells]\nshapes = {shapes}\neach = {marks}\n\
+             [pools.parked]\ntemplates = {shapes}\neach = {marks}\n"
+        ));
+    }
+
+    /// thawd's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.path("run/thawd.sock")
+    }
+
+    /// The image, as a creation names it.
+    pub fn image(&self) -> String {
+        Layout::at(&self.path("image")).reference(TAG)
+    }
+
+    /// A creation's body.
+    pub fn request(&self) -> Value {
+        json!({
+            "image": self.image(), "cpus": 1, "memory_mib": 128, "prefetch": false, "labels": {"app": "tiny"},
+        })
+    }
+
+    /// thawd over this place, not started.
+    pub fn thawd(&self) -> Command {
+        let mut command = Command::new(self.binaries.join("thawd"));
+        command
+            .arg("--test-templates")
+            .env("THAW_DATA", self.path("data"))
+            .env("THAW_RUN", self.path("run"))
+            .env("THAW_CONFIG", self.path("thawd.toml"))
+            .env("THAW_KERNEL", self.path("kernel"))
+            .env("THAW_KERNEL_ARGS", BARE)
+            .env("THAW_GUEST_IMAGE", self.path("guest.erofs"))
+            .env("THAW_VMM", self.binaries.join("thaw-vmm"))
+            .env_remove("THAW_LOG");
+        command
+    }
+
+    /// How many machines wait to be claimed.
+    pub fn spares(&self) -> usize {
+        // One that has its record only is not a machine yet: its log comes with the process.
+        let spares = fs::read_dir(self.path("run/spares")).into_iter().flatten();
+        let made = |spare: &fs::DirEntry| {
+            let text = fs::read(spare.path().join("record.json")).unwrap_or_default();
+            let record: Value = serde_json::from_slice(&text).unwrap_or_default();
+            record["vmm"].is_object()
+        };
+        spares.flatten().filter(made).count()
+    }
+}
+
+/// An image of one small file.
+fn make_image(directory: &Path) {
+    let layout = Layout::at(directory);
+    let content = b"hello\n";
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_ustar();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o644);
+    header.set_mtime(1);
+    tar.append_data(&mut header, "hello", &content[..]).unwrap();
+    let tar = tar.into_inner().unwrap();
+    let layer = layout.layer(&tar, &tar, LAYER, Value::Null);
+    let like = Image {
+        config: json!({"architecture": "amd64", "os": "linux", "config": {"Cmd": ["/hello"]}}),
+        layers: Vec::new(),
+    };
+    layout.write(TAG, &like, &[layer]);
+}

@@ -87,7 +87,8 @@ impl<'a> Making<'a> {
         backends.attach(DeviceId::Blk0, writable, &parts.disk.file);
         if let Some(network) = &parts.network {
             let mac = network.config.mac;
-            backends.attach(DeviceId::Net, Backend::Tap { mac }, &network.tap);
+            let prepared = true;
+            backends.attach(DeviceId::Net, Backend::Tap { mac, prepared }, &network.tap);
         }
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
         backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);

@@ -28,9 +28,11 @@ use serde::{Deserialize, Serialize};
 use crate::control::MemoryMode;
 
 mod list;
+mod network;
 mod problem;
 mod usage;
 
+pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};

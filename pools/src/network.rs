@@ -11,7 +11,7 @@
 //! policy, published ports) is one nftables transaction each, which does not.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,6 +19,7 @@ use thaw_protocol::api::SandboxNetwork;
 use thaw_protocol::handshake::{Address, Network};
 
 use crate::Error;
+use crate::link;
 use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
 use host::Host;
@@ -154,6 +155,29 @@ impl Kind for Networks {
             uplink.leave();
         }
     }
+}
+
+/// Tries whether this kernel has what leads slots outside, in a namespace nobody sees.
+///
+/// # Errors
+/// What it lacks; `EPERM` without privilege.
+pub fn try_out() -> Result<(), Error> {
+    let host = Host::new(Setup::default());
+    let mut made = tap::in_thread()?;
+    let namespace = made.tapped.namespace.as_fd();
+    let joined = link::make_pair(&mut made.route, "here", "there", namespace);
+    joined.map_err(|source| Error::System {
+        what: "make a pair of interfaces (modprobe veth)",
+        source,
+    })?;
+    let rules = [host.rules(), slot::rules(&host, 0, &[])];
+    for rules in rules {
+        rules.commit(&mut made.filter).map_err(|source| Error::System {
+            what: "write nftables rules (modprobe nf_tables nft_chain_nat nft_ct nft_masq nft_nat nft_fib_ipv4 nft_reject_ipv4)",
+            source,
+        })?;
+    }
+    Ok(())
 }
 
 /// What every guest is told, but for the name servers of the moment.

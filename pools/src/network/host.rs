@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
 
 use super::range::{Range, SLOT_LENGTH};
 use super::tap::Privileged;
@@ -32,14 +33,16 @@ pub(super) const AT: &str = "published_at";
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const DNS: u16 = 53;
 
-/// What an operator says of the network.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// `[network]`: what an operator says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Setup {
-    /// Where slots have their addresses.
+    /// Where slots have their addresses, four each: a private network this host has no other routes into.
     pub range: Range,
-    /// Turn forwarding on where it is off.
+    /// Turn on net.ipv4.ip_forward where it is off.
     pub forwarding: bool,
     /// Name servers for guests, instead of the host's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<Ipv4Addr>,
 }
 
@@ -233,7 +236,7 @@ impl Host {
     }
 
     /// The table, as it must be.
-    fn rules(&self) -> Transaction<'_> {
+    pub fn rules(&self) -> Transaction<'_> {
         let slots = Interface::Beginning(LINKS);
         let range = self.setup.range.prefix();
         let mut t = Transaction::new(&self.table);

@@ -4,7 +4,6 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -15,7 +14,6 @@ use super::policy::{Policy, parse_into};
 use super::publish::Port;
 use super::tap::{enter, make_tap, on_a_thread};
 use super::*;
-use crate::link;
 use crate::netlink::Socket;
 use crate::nft;
 
@@ -517,6 +515,18 @@ fn a_tap_without_its_device_is_unfit() {
         uplink: None,
     };
     Networks::new(Setup::default()).check(&slot).unwrap_err();
+}
+
+#[test]
+fn this_host_is_tried_without_a_trace() {
+    on_a_host(|_| {
+        try_out().unwrap();
+        let mut socket = Socket::netfilter().unwrap();
+        let table = Host::new(Setup::default()).table;
+        assert!(nft::elements(&mut socket, &table, host::AT).unwrap().is_empty());
+        let mut route = Socket::route().unwrap();
+        link::index(&mut route, "here").unwrap_err();
+    });
 }
 
 #[test]

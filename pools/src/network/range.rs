@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::prefix::{Prefix, PrefixError};
 
 /// Addresses that are nobody's on the internet (RFC 1918, RFC 6598, RFC 2544).
@@ -19,7 +21,8 @@ pub(super) const SLOT_LENGTH: u8 = 30;
 const SLOT: u32 = 4;
 
 /// A private network that is a multiple of a slot's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Range(Prefix);
 
 impl Default for Range {
@@ -103,6 +106,20 @@ impl FromStr for Range {
             true => Err(RangeError::Guests(prefix)),
             false => Ok(Range(prefix)),
         }
+    }
+}
+
+impl TryFrom<String> for Range {
+    type Error = RangeError;
+
+    fn try_from(text: String) -> Result<Range, RangeError> {
+        text.parse()
+    }
+}
+
+impl From<Range> for String {
+    fn from(range: Range) -> String {
+        range.to_string()
     }
 }
 

@@ -14,6 +14,7 @@
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
+//! | `PATCH /v1/sandboxes/{id}/network` | [`NetworkPolicy`] | [`Sandbox`] |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
@@ -96,6 +97,12 @@ pub struct CreateSandbox {
     /// `none` or `private`.
     #[serde(default = "private")]
     pub network: String,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Where it may connect to; without: anywhere outside.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     /// What will run in it, to be shown to people.
     #[serde(default)]
     pub command: Vec<String>,
@@ -147,6 +154,12 @@ pub struct ThawSandbox {
     /// How it gets its memory; `uffd` is refused.
     #[serde(default)]
     pub memory_mode: MemoryMode,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Where it may connect to; without: where the frozen one might.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     /// What callers find it by, docs/api.md has the syntax.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -266,6 +279,8 @@ pub struct Sandbox {
     pub vsock: String,
     /// The VMM's process.
     pub vmm_pid: Option<i32>,
+    #[serde(default)]
+    pub network: Option<SandboxNetwork>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// It is deleted this many seconds after it was made.

@@ -313,7 +313,7 @@ fn a_real_tap_is_taken_and_given_the_negotiated_offloads() {
     rig.device.attach(Backend::Tap { mac, prepared: false }, vec![fd]).unwrap();
     assert_eq!(rig.device.config().bytes()[..6], mac);
     assert_eq!(rig.interrupt.reasons(), CONFIG_CHANGE);
-    let tap = rig.device.backend.as_ref().unwrap();
+    let tap = rig.device.backend.as_mut().unwrap();
     assert!(tap.watches(EventSet::IN));
     tap.set_offloads(features).unwrap();
     tap.set_offloads(0).unwrap();

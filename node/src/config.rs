@@ -281,7 +281,11 @@ mod tests {
                 "headers",
             ),
             ("[network]\nrange = \"8.8.0.0/16\"\n", "line 2", "range"),
-            ("[network]\nnameservers = [\"fd00::1\"]\n", "line 2", "nameservers"),
+            (
+                "[network]\nnameservers = [\"fd00::1\"]\n",
+                "line 2",
+                "nameservers",
+            ),
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(line) && error.contains(key), "{error}");

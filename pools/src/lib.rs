@@ -63,7 +63,9 @@ pub enum Error {
         message: String,
     },
     /// The host has a route of its own into the range for slots.
-    #[error("the range {range} for sandboxes overlaps this host's route to {route} by {interface}; set another [network] range")]
+    #[error(
+        "the range {range} for sandboxes overlaps this host's route to {route} by {interface}; set another [network] range"
+    )]
     RangeTaken {
         range: String,
         route: String,

@@ -61,7 +61,9 @@ pub(crate) fn make_pair(
 ) -> io::Result<()> {
     let fd = namespace.as_raw_fd().to_ne_bytes();
     // The peer's attributes follow a header of its own.
-    let attributes = Attributes::default().text(IFLA_IFNAME, there).bytes(IFLA_NET_NS_FD, &fd);
+    let attributes = Attributes::default()
+        .text(IFLA_IFNAME, there)
+        .bytes(IFLA_NET_NS_FD, &fd);
     let mut peer = link(0, 0).to_vec();
     peer.extend_from_slice(attributes.as_bytes());
     let info = Attributes::default()
@@ -102,12 +104,7 @@ pub(crate) fn delete(socket: &mut Socket, name: &str) -> io::Result<()> {
 }
 
 /// Gives an interface an address.
-pub(crate) fn add_address(
-    socket: &mut Socket,
-    index: u32,
-    address: Ipv4Addr,
-    length: u8,
-) -> io::Result<()> {
+pub(crate) fn add_address(socket: &mut Socket, index: u32, address: Ipv4Addr, length: u8) -> io::Result<()> {
     let mut body = [libc::AF_INET as u8, length, 0, 0, 0, 0, 0, 0];
     body[4..].copy_from_slice(&index.to_ne_bytes());
     let attributes = Attributes::default()
@@ -153,7 +150,10 @@ pub(crate) fn addresses(socket: &mut Socket) -> io::Result<Vec<Ipv4Addr>> {
     let message = Message::new(GET_ADDRESS, 0, &body, Attributes::default());
     socket.dump(&message, |kind, payload| {
         if kind == NEW_ADDRESS && payload.first() == Some(&(libc::AF_INET as u8)) {
-            let local = payload.get(ADDRESS..).map(Parsed).and_then(|p| p.array(IFA_LOCAL));
+            let local = payload
+                .get(ADDRESS..)
+                .map(Parsed)
+                .and_then(|p| p.array(IFA_LOCAL));
             found.extend(local.map(Ipv4Addr::from_octets));
         }
     })?;

@@ -162,11 +162,7 @@ impl Socket {
         let first = self.sequence.wrapping_add(1);
         for (n, message) in messages.iter().enumerate() {
             self.sequence = self.sequence.wrapping_add(1);
-            message.write(
-                self.sequence,
-                if n == last { ACKNOWLEDGE } else { 0 },
-                &mut bytes,
-            );
+            message.write(self.sequence, if n == last { ACKNOWLEDGE } else { 0 }, &mut bytes);
         }
         let acknowledged = first.wrapping_add(last as u32);
         self.send(&bytes)?;

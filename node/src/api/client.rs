@@ -11,8 +11,7 @@ use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, NetworkPolicy,
-    NodeUsage, Problem,
-    Sandbox, SandboxList, ThawSandbox,
+    NodeUsage, Problem, Sandbox, SandboxList, ThawSandbox,
 };
 
 use crate::exit::{ExitCode, Failure};

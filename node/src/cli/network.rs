@@ -21,7 +21,9 @@ pub struct NetworkArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw network web allow=192.0.2.0/24:443/tcp default=deny\n  thaw network web default=allow")]
+#[command(
+    after_help = "Example:\n  thaw network web allow=192.0.2.0/24:443/tcp default=deny\n  thaw network web default=allow"
+)]
 pub struct ChangeArguments {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,

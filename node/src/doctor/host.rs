@@ -117,7 +117,12 @@ fn forwarding(host: &Host) -> Check {
             FIX,
         ),
         Some(set) => Check::ok(NAME, set),
-        None => Check::warn(NAME, "unknown", "perhaps no sandbox reaches the world outside", FIX),
+        None => Check::warn(
+            NAME,
+            "unknown",
+            "perhaps no sandbox reaches the world outside",
+            FIX,
+        ),
     }
 }
 

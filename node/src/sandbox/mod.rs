@@ -196,7 +196,11 @@ impl Node {
         Ok(Node {
             templates,
             snapshots: Snapshots::default(),
-            pools: Arc::new(Pools::empty(&paths, cgroups.clone(), images.config.network.clone())),
+            pools: Arc::new(Pools::empty(
+                &paths,
+                cgroups.clone(),
+                images.config.network.clone(),
+            )),
             shells: Arc::default(),
             paths,
             run,

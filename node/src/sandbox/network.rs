@@ -34,7 +34,8 @@ fn failed(error: thaw_pools::Error) -> Failure {
 }
 
 fn nowhere() -> Failure {
-    let what = "ports are published, and connections allowed or denied, of a private network that leads outside";
+    let what =
+        "ports are published, and connections allowed or denied, of a private network that leads outside";
     Failure::new(ExitCode::NetworkUnavailable, what).remedy("run as root, with --network private")
 }
 
@@ -99,7 +100,8 @@ pub(super) async fn adopt(node: &Node, record: &Record) -> Option<NetworkSlot> {
     let pools = node.pools.clone();
     let adopted = blocking(move || {
         let slot = pools.networks.kind().adopt(vmm, &described).map_err(failed)?;
-        let policy = Policy::new(described.policy).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+        let policy =
+            Policy::new(described.policy).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
         if let Some(uplink) = &slot.uplink
             && let Err(e) = uplink.set_policy(policy)
         {
@@ -110,7 +112,10 @@ pub(super) async fn adopt(node: &Node, record: &Record) -> Option<NetworkSlot> {
     match adopted.await {
         Ok(slot) => Some(slot),
         Err(e) => {
-            tracing::warn!(sandbox = record.id, "adopted, but its network cannot be changed: {e}");
+            tracing::warn!(
+                sandbox = record.id,
+                "adopted, but its network cannot be changed: {e}"
+            );
             None
         }
     }
@@ -123,12 +128,19 @@ impl Sandbox {
     }
 
     /// Puts another policy in force: at once, as a whole, for the connections it has too.
-    pub async fn set_network_policy(self: &Arc<Sandbox>, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+    pub async fn set_network_policy(
+        self: &Arc<Sandbox>,
+        policy: NetworkPolicy,
+    ) -> Result<SandboxNetwork, Failure> {
         let policy = read(Some(&policy), &[])?.policy;
         let _one = self.freezing.lock().await;
         let sandbox = self.clone();
         blocking(move || {
-            let uplink = sandbox.resources.network.as_ref().and_then(|slot| slot.uplink.as_ref());
+            let uplink = sandbox
+                .resources
+                .network
+                .as_ref()
+                .and_then(|slot| slot.uplink.as_ref());
             let uplink = uplink.ok_or_else(nowhere)?;
             let before = uplink.describe();
             let after = SandboxNetwork {

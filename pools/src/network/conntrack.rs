@@ -31,10 +31,7 @@ struct Entry {
 
 /// Ends every connection the guest of the socket's namespace has begun to where `denied` says so: address, protocol, port
 /// (0 where the protocol has none). How many that were.
-pub(super) fn end(
-    socket: &mut Socket,
-    denied: impl Fn(Ipv4Addr, u8, u16) -> bool,
-) -> io::Result<usize> {
+pub(super) fn end(socket: &mut Socket, denied: impl Fn(Ipv4Addr, u8, u16) -> bool) -> io::Result<usize> {
     let mut found = Vec::new();
     let message = Message::new(SUBSYSTEM << 8 | GET, 0, &FAMILY, Attributes::default());
     socket.dump(&message, |_, payload| found.extend(entry(payload, &denied)))?;

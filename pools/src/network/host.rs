@@ -135,13 +135,7 @@ impl Host {
         })
     }
 
-    fn dress(
-        &self,
-        route: &mut Socket,
-        number: u32,
-        name: &str,
-        slot: &mut Privileged,
-    ) -> io::Result<()> {
+    fn dress(&self, route: &mut Socket, number: u32, name: &str, slot: &mut Privileged) -> io::Result<()> {
         let range = self.setup.range;
         let (host, own) = (range.host(number), range.slot(number));
         // Connections from this host's loopback to a published port are translated on the way out by this interface.
@@ -186,9 +180,9 @@ impl Host {
         self.check_range()?;
         self.forward()?;
         let mut filter = Socket::netfilter().map_err(failed("open an nftables socket (load nf_tables)"))?;
-        self.rules()
-            .commit(&mut filter)
-            .map_err(failed("write the host's nftables rules (load nf_tables, nft_chain_nat, nft_masq, nft_fib_ipv4)"))?;
+        self.rules().commit(&mut filter).map_err(failed(
+            "write the host's nftables rules (load nf_tables, nft_chain_nat, nft_masq, nft_fib_ipv4)",
+        ))?;
         self.sweep()?;
         *prepared = true;
         Ok(())
@@ -231,7 +225,9 @@ impl Host {
             return Err(Error::ForwardingOff);
         }
         fs::write(FORWARDING, "1").map_err(failed)?;
-        tracing::warn!("net.ipv4.ip_forward was 0 and is 1 now: sandboxes reach the network through this host");
+        tracing::warn!(
+            "net.ipv4.ip_forward was 0 and is 1 now: sandboxes reach the network through this host"
+        );
         Ok(())
     }
 
@@ -260,7 +256,10 @@ impl Host {
             Rule::new().from(range).leaving_elsewhere(slots).masquerade(),
         );
         if let Some(loopback) = Prefix::around(Ipv4Addr::LOCALHOST, 8) {
-            t.rule("postrouting", Rule::new().from(loopback).leaving(slots).masquerade());
+            t.rule(
+                "postrouting",
+                Rule::new().from(loopback).leaving(slots).masquerade(),
+            );
         }
         t.hooked("input", Hook::Input, true);
         let from_slot = || Rule::new().arriving(slots);
@@ -332,5 +331,10 @@ impl Host {
 /// A socket to ask for interfaces by.
 fn inet() -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
-    Ok(rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
+    Ok(rustix::net::socket_with(
+        family,
+        kind,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }

@@ -224,10 +224,7 @@ fn a_guest_reaches_outside_as_the_host_and_nothing_it_must_not() {
             let mut route = Socket::route().unwrap();
             let lan = link::index(&mut route, "lan").unwrap();
             link::add_default_route(&mut route, lan, HOST).unwrap();
-            let lost = TcpStream::connect_timeout(
-                &(address(&two), 80).into(),
-                Duration::from_millis(300),
-            );
+            let lost = TcpStream::connect_timeout(&(address(&two), 80).into(), Duration::from_millis(300));
             lost.unwrap_err();
         });
         // What a guest sends under another's address does not leave; what it sends after that does.
@@ -346,7 +343,8 @@ fn a_port_is_one_sandboxs_and_not_a_servers() {
             let error = published.unwrap_err();
             assert!(matches!(error, Error::PortInUse { .. }), "{error}");
         };
-        let publish = |slot: &mut NetworkSlot, text: &str| slot.uplink.as_mut().unwrap().publish(&[port(text)]);
+        let publish =
+            |slot: &mut NetworkSlot, text: &str| slot.uplink.as_mut().unwrap().publish(&[port(text)]);
         publish(&mut one, "8080:80").unwrap();
         taken(publish(&mut two, "8080:80"));
         taken(publish(&mut two, "127.0.0.1:8080:80"));
@@ -355,7 +353,12 @@ fn a_port_is_one_sandboxs_and_not_a_servers() {
         drop(server);
         publish(&mut two, "9090:80").unwrap();
         // All or none.
-        taken(two.uplink.as_mut().unwrap().publish(&["9191:80", "8080:80"].map(port)));
+        taken(
+            two.uplink
+                .as_mut()
+                .unwrap()
+                .publish(&["9191:80", "8080:80"].map(port)),
+        );
         assert_eq!(world.published(), 2);
         let elsewhere = publish(&mut two, "198.51.100.7:80:80").unwrap_err();
         assert!(matches!(elsewhere, Error::NotOurAddress { .. }), "{elsewhere}");
@@ -393,7 +396,9 @@ fn a_policy_holds_at_once_for_what_is_connected_too() {
         refused(guest.connect((OUTSIDE, 443)));
         talk(guest.connect((OUTSIDE, 80)).unwrap(), &denied);
         // No policy opens what is barred.
-        uplink.set_policy(policy(&["allow=169.254.0.0/16", "allow=100.64.0.0/16"])).unwrap();
+        uplink
+            .set_policy(policy(&["allow=169.254.0.0/16", "allow=100.64.0.0/16"]))
+            .unwrap();
         refused(guest.connect(([169, 254, 169, 254], 80)));
         refused(guest.connect((uplink.host_address(), 80)));
     });
@@ -405,7 +410,9 @@ fn the_largest_policy_is_put_in_force() {
         let slot = world.slot();
         let guest = Guest::of(&slot);
         let ports: Vec<String> = (1000..1004).map(|p| p.to_string()).collect();
-        let texts: Vec<String> = (0..64).map(|n| format!("deny=10.{n}.0.0/16:{}", ports.join(","))).collect();
+        let texts: Vec<String> = (0..64)
+            .map(|n| format!("deny=10.{n}.0.0/16:{}", ports.join(",")))
+            .collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let uplink = slot.uplink.as_ref().unwrap();
         uplink.set_policy(policy(&texts)).unwrap();

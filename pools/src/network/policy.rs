@@ -170,7 +170,9 @@ fn ports(text: &str) -> Option<RangeInclusive<u16>> {
 /// A rule as a command line has it: `allow=NETWORK[:PORT,…][/PROTOCOL]`, `deny=…`; or `default=allow|deny`.
 pub fn parse_into(policy: &mut NetworkPolicy, text: &str) -> Result<(), String> {
     let wrong = || {
-        format!("{text:?} is neither allow=NETWORK[:PORTS][/PROTOCOL], deny=NETWORK[:PORTS][/PROTOCOL] nor default=allow or default=deny")
+        format!(
+            "{text:?} is neither allow=NETWORK[:PORTS][/PROTOCOL], deny=NETWORK[:PORTS][/PROTOCOL] nor default=allow or default=deny"
+        )
     };
     let (verdict, rest) = text.split_once('=').ok_or_else(wrong)?;
     if verdict == "default" {
@@ -187,7 +189,9 @@ pub fn parse_into(policy: &mut NetworkPolicy, text: &str) -> Result<(), String> 
         }
         _ => (rest, None),
     };
-    let (to, ports) = rest.split_once(':').map_or((rest, None), |(to, ports)| (to, Some(ports)));
+    let (to, ports) = rest
+        .split_once(':')
+        .map_or((rest, None), |(to, ports)| (to, Some(ports)));
     let mut rule = EgressRule {
         ports: ports.map_or_else(Vec::new, |ports| ports.split(',').map(str::to_owned).collect()),
         protocol,

@@ -35,7 +35,11 @@ fn the_first_rule_that_matches_decides() {
         ("198.51.100.9", TCP, 1, false),
         ("203.0.113.1", TCP, 80, false),
     ] {
-        assert_eq!(decides(&policy, to, protocol, port), allowed, "{to} {protocol} {port}");
+        assert_eq!(
+            decides(&policy, to, protocol, port),
+            allowed,
+            "{to} {protocol} {port}"
+        );
     }
     // Each port range and protocol is a rule of its own, and the default is the last.
     assert_eq!(policy.rules("denied").len(), 1 + 2 + 2 + 1 + 1);

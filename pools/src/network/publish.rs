@@ -57,7 +57,9 @@ impl TryFrom<&PublishedPort> for Port {
 
     fn try_from(asked: &PublishedPort) -> Result<Port, PortError> {
         let address = asked.address.as_ref().map(|text| {
-            let address = text.parse::<Ipv4Addr>().map_err(|_| PortError::Address(text.clone()))?;
+            let address = text
+                .parse::<Ipv4Addr>()
+                .map_err(|_| PortError::Address(text.clone()))?;
             Ok((!address.is_unspecified()).then_some(address))
         });
         let protocol = match asked.protocol.as_str() {
@@ -224,9 +226,7 @@ impl Publication {
             inserted = insert();
         }
         inserted.map_err(|source| match source.raw_os_error() {
-            Some(libc::EEXIST) => Error::PortInUse {
-                port: list(ports),
-            },
+            Some(libc::EEXIST) => Error::PortInUse { port: list(ports) },
             _ => Error::System {
                 what: "publish ports",
                 source,
@@ -298,7 +298,10 @@ mod tests {
         };
         assert_eq!(read("8080:80"), Ok(port(None, 8080, 80, "tcp")));
         assert_eq!(read("0.0.0.0:8080:80/tcp"), Ok(port(None, 8080, 80, "tcp")));
-        assert_eq!(read("127.0.0.1:0:53/udp"), Ok(port(Some("127.0.0.1"), 0, 53, "udp")));
+        assert_eq!(
+            read("127.0.0.1:0:53/udp"),
+            Ok(port(Some("127.0.0.1"), 0, 53, "udp"))
+        );
         for (text, why) in [
             ("80", "HOSTPORT"),
             ("", "HOSTPORT"),

@@ -42,7 +42,9 @@ pub enum RangeError {
     Prefix(#[from] PrefixError),
     #[error("{0} is too small for a slot: it is a /30 at least")]
     Small(Prefix),
-    #[error("{0} is not private: choose one within 10.0.0.0/8, 100.64.0.0/10, 172.16.0.0/12, 192.168.0.0/16 or 198.18.0.0/15")]
+    #[error(
+        "{0} is not private: choose one within 10.0.0.0/8, 100.64.0.0/10, 172.16.0.0/12, 192.168.0.0/16 or 198.18.0.0/15"
+    )]
     Public(Prefix),
     #[error("{0} has the address every guest sees as its own, {guest}", guest = super::GUEST_ADDRESS)]
     Guests(Prefix),
@@ -96,8 +98,9 @@ impl FromStr for Range {
             return Err(RangeError::Small(prefix));
         }
         let within = |(first, length): &(Ipv4Addr, u8)| {
-            Prefix::around(*first, *length)
-                .is_some_and(|private| private.contains(prefix.first()) && private.length() <= prefix.length())
+            Prefix::around(*first, *length).is_some_and(|private| {
+                private.contains(prefix.first()) && private.length() <= prefix.length()
+            })
         };
         if !PRIVATE.iter().any(within) {
             return Err(RangeError::Public(prefix));

@@ -28,7 +28,9 @@ const BARRED: [(Ipv4Addr, u8); 5] = [
 ];
 
 fn barred() -> impl Iterator<Item = Prefix> {
-    BARRED.iter().filter_map(|(first, length)| Prefix::around(*first, *length))
+    BARRED
+        .iter()
+        .filter_map(|(first, length)| Prefix::around(*first, *length))
 }
 
 /// Whether no policy lets a guest connect there.
@@ -72,7 +74,10 @@ pub(super) fn rules(host: &Host, number: u32, link_local: &[Ipv4Addr]) -> Transa
     t.hooked("forward", Hook::Forward, false);
     let inward = || Rule::new().arriving(uplink).leaving(guest);
     // Of a connection an earlier slot of this number had.
-    t.rule("forward", inward().state(NEW).protocol(TCP).begins_nothing().drop());
+    t.rule(
+        "forward",
+        inward().state(NEW).protocol(TCP).begins_nothing().drop(),
+    );
     t.rule("forward", inward().accept());
     let outward = || Rule::new().arriving(guest).leaving(uplink);
     t.rule("forward", outward().not_from(Prefix::host(GUEST_ADDRESS)).drop());

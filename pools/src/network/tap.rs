@@ -118,9 +118,7 @@ fn at(step: Step) -> impl FnOnce(rustix::io::Errno) -> Failure {
 }
 
 /// Runs `work` on a thread for it: a namespace belongs to a thread, and this one ends.
-pub(super) fn on_a_thread<T: Send>(
-    work: impl FnOnce() -> Result<T, Failure> + Send,
-) -> Result<T, Failure> {
+pub(super) fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
     std::thread::scope(|scope| {
         std::thread::Builder::new()
             .name("network".into())
@@ -168,7 +166,8 @@ pub(super) fn namespace_of(tap: &OwnedFd) -> Result<(OwnedFd, Socket), Failure> 
     let namespace = unsafe { OwnedFd::from_raw_fd(fd) };
     let filter = on_a_thread(|| {
         let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-        rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).map_err(at(Step::OpenNamespace))?;
+        rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)
+            .map_err(at(Step::OpenNamespace))?;
         Socket::netfilter().map_err(|e| at(Step::Sockets)(errno(&e)))
     })?;
     Ok((namespace, filter))
@@ -300,7 +299,13 @@ pub(super) fn make_tap(address: Ipv4Addr, mac: [u8; 6]) -> Result<OwnedFd, Failu
     let mut header = VNET_HEADER;
     ioctl(&tap, libc::TUNSETVNETHDRSZ as _, &mut header).map_err(at(Step::MakeTap))?;
     // SAFETY: this request takes its argument by value.
-    let set = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD as _, libc::c_ulong::from(OFFLOADS)) };
+    let set = unsafe {
+        libc::ioctl(
+            tap.as_raw_fd(),
+            libc::TUNSETOFFLOAD as _,
+            libc::c_ulong::from(OFFLOADS),
+        )
+    };
     if set == -1 {
         return Err(at(Step::MakeTap)(errno(&io::Error::last_os_error())));
     }
@@ -364,7 +369,6 @@ fn ioctl<T>(fd: &OwnedFd, code: libc::c_ulong, argument: &mut T) -> Result<(), r
     Ok(())
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -393,7 +397,9 @@ mod tests {
         std::thread::spawn(move || {
             if rustix::thread::move_into_link_name_space(sender.as_fd(), None).is_ok() {
                 let socket = std::net::UdpSocket::bind((HOST_ADDRESS, 0)).unwrap();
-                socket.send_to(b"hello", (super::super::GUEST_ADDRESS, 9)).unwrap();
+                socket
+                    .send_to(b"hello", (super::super::GUEST_ADDRESS, 9))
+                    .unwrap();
             } else {
                 eprintln!("skipped: cannot enter the namespace");
             }

@@ -86,7 +86,11 @@ impl Uplink {
         let ended =
             conntrack::end(filter, denied).map_err(failed("end connections (load nf_conntrack_netlink)"))?;
         if ended > 0 {
-            tracing::info!(slot = self.number, ended, "ended connections that are not allowed any more");
+            tracing::info!(
+                slot = self.number,
+                ended,
+                "ended connections that are not allowed any more"
+            );
         }
         Ok(())
     }
@@ -120,7 +124,10 @@ impl Uplink {
             what,
             source: std::io::ErrorKind::InvalidData.into(),
         };
-        let address: Ipv4Addr = described.address.parse().map_err(|_| odd("read a slot's address"))?;
+        let address: Ipv4Addr = described
+            .address
+            .parse()
+            .map_err(|_| odd("read a slot's address"))?;
         let number = host.setup.range.number(address);
         let number = number.ok_or_else(|| odd("adopt a slot of another range"))?;
         let policy =
@@ -168,7 +175,10 @@ impl Terms {
     /// Reads what was asked for; the error says what of it cannot be.
     pub fn read(policy: Option<&NetworkPolicy>, ports: &[PublishedPort]) -> Result<Terms, String> {
         if ports.len() > super::publish::MAX_PORTS {
-            return Err(format!("at most {} ports are published", super::publish::MAX_PORTS));
+            return Err(format!(
+                "at most {} ports are published",
+                super::publish::MAX_PORTS
+            ));
         }
         let ports = ports.iter().map(Port::try_from).collect::<Result<_, _>>();
         Ok(Terms {

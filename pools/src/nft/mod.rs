@@ -101,7 +101,9 @@ fn concatenated(fields: &[Field]) -> Vec<u8> {
 
 /// The type of a concatenation, and its bytes.
 fn shape(fields: &[Field]) -> (u32, u32) {
-    let kind = fields.iter().fold(0, |all, field| all << TYPE_BITS | field.kind());
+    let kind = fields
+        .iter()
+        .fold(0, |all, field| all << TYPE_BITS | field.kind());
     (kind, fields.len() as u32 * 4)
 }
 
@@ -252,17 +254,16 @@ impl<'a> Transaction<'a> {
 }
 
 /// The elements of a map: each key's bytes, four to a field, and where it leads. None where there is no such map.
-pub(crate) fn elements(
-    socket: &mut Socket,
-    table: &str,
-    map: &str,
-) -> io::Result<Vec<(Vec<u8>, Target)>> {
+pub(crate) fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Result<Vec<(Vec<u8>, Target)>> {
     let attributes = Attributes::default().text(1, table).text(2, map);
     let body = generic(libc::AF_INET as u8, 0);
     let message = Message::new(SUBSYSTEM << 8 | GET_ELEMENT, 0, &body, attributes);
     let mut found = Vec::new();
     let dumped = socket.dump(&message, |_, payload| {
-        let all = payload.get(GENERIC..).map(Parsed).and_then(|p| p.nested(ELEMENTS));
+        let all = payload
+            .get(GENERIC..)
+            .map(Parsed)
+            .and_then(|p| p.nested(ELEMENTS));
         for (_, element) in all.into_iter().flatten() {
             let value = |kind| Parsed(element).nested(kind)?.get(DATA_VALUE);
             if let (Some(key), Some(data)) = (value(ELEMENT_KEY), value(ELEMENT_DATA))

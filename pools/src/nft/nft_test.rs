@@ -70,35 +70,68 @@ fn rules_are_what_the_tool_shows_of_them() {
     alone(|socket| {
         let prefix = |text: &str| text.parse::<Prefix>().unwrap();
         let mut t = Transaction::new("t");
-        t.map("m", &[Field::Address(TO.address), Field::Protocol(0), Field::Port(0)]);
+        t.map(
+            "m",
+            &[Field::Address(TO.address), Field::Protocol(0), Field::Port(0)],
+        );
         t.insert(
             "m",
-            &[Field::Address(TO.address), Field::Protocol(TCP), Field::Port(8080)],
+            &[
+                Field::Address(TO.address),
+                Field::Protocol(TCP),
+                Field::Port(8080),
+            ],
             TO,
         );
         t.chain("d");
         let rules = [
-            (Rule::new().protocol(TCP).reset(), "meta l4proto tcp reject with tcp reset"),
+            (
+                Rule::new().protocol(TCP).reset(),
+                "meta l4proto tcp reject with tcp reset",
+            ),
             (Rule::new().prohibit(), "reject with icmp admin-prohibited"),
             (
-                Rule::new().arriving(Interface::Named("up")).to(prefix("10.0.0.0/9")).drop(),
+                Rule::new()
+                    .arriving(Interface::Named("up"))
+                    .to(prefix("10.0.0.0/9"))
+                    .drop(),
                 "iifname \"up\" ip daddr 10.0.0.0/9 drop",
             ),
             (
-                Rule::new().leaving(Interface::Beginning("thaw-n")).redirected().accept(),
+                Rule::new()
+                    .leaving(Interface::Beginning("thaw-n"))
+                    .redirected()
+                    .accept(),
                 "oifname \"thaw-n*\" ct status dnat accept",
             ),
             (
-                Rule::new().not_from(prefix("10.0.0.1")).state(rule::ESTABLISHED | rule::RELATED).jump("d"),
+                Rule::new()
+                    .not_from(prefix("10.0.0.1"))
+                    .state(rule::ESTABLISHED | rule::RELATED)
+                    .jump("d"),
                 "ip saddr != 10.0.0.1 ct state established,related jump d",
             ),
-            (Rule::new().protocol(TCP).port(&(80..=90)).goto("d"), "tcp dport 80-90 goto d"),
-            (Rule::new().protocol(17).port(&(53..=53)).accept(), "udp dport 53 accept"),
-            (Rule::new().to_this_host().replying().accept(), "fib daddr type local ct direction reply accept"),
+            (
+                Rule::new().protocol(TCP).port(&(80..=90)).goto("d"),
+                "tcp dport 80-90 goto d",
+            ),
+            (
+                Rule::new().protocol(17).port(&(53..=53)).accept(),
+                "udp dport 53 accept",
+            ),
+            (
+                Rule::new().to_this_host().replying().accept(),
+                "fib daddr type local ct direction reply accept",
+            ),
         ];
         let mut nat = Transaction::new("n");
         nat.hooked("p", Hook::NatAfter, true);
-        nat.rule("p", Rule::new().leaving_elsewhere(Interface::Beginning("thaw-n")).masquerade());
+        nat.rule(
+            "p",
+            Rule::new()
+                .leaving_elsewhere(Interface::Beginning("thaw-n"))
+                .masquerade(),
+        );
         nat.rule("p", Rule::new().snat(TO.address));
         nat.commit(socket).unwrap();
         t.hooked("f", Hook::Forward, false);
@@ -108,7 +141,10 @@ fn rules_are_what_the_tool_shows_of_them() {
         t.hooked("q", Hook::NatBefore, true);
         t.rule("q", Rule::new().dnat_by("m", true));
         t.commit(socket).unwrap();
-        let Ok(listed) = std::process::Command::new("nft").args(["list", "ruleset"]).output() else {
+        let Ok(listed) = std::process::Command::new("nft")
+            .args(["list", "ruleset"])
+            .output()
+        else {
             return eprintln!("half skipped: there is no nft here to show the rules");
         };
         let listed = String::from_utf8(listed.stdout).unwrap();
@@ -122,7 +158,9 @@ fn rules_are_what_the_tool_shows_of_them() {
         ];
         for text in rules.iter().map(|(_, text)| *text).chain(others) {
             // The tool leaves out what follows from the rest.
-            let text = text.strip_prefix("meta l4proto tcp reject").map_or(text, |_| "reject with tcp reset");
+            let text = text
+                .strip_prefix("meta l4proto tcp reject")
+                .map_or(text, |_| "reject with tcp reset");
             assert!(listed.contains(text), "{text}: {listed}");
         }
     });

@@ -148,10 +148,7 @@ impl Rule {
         if let Some(chain) = chain {
             verdict = verdict.text(VERDICT_CHAIN, chain);
         }
-        self.immediate(
-            REG_VERDICT,
-            Attributes::default().nest(DATA_VERDICT, verdict),
-        )
+        self.immediate(REG_VERDICT, Attributes::default().nest(DATA_VERDICT, verdict))
     }
 
     /// `iifname`.
@@ -303,10 +300,7 @@ impl Rule {
     /// `dnat ip to meta l4proto . th dport map @map`, where `by_address` with `ip daddr .` before it.
     pub fn dnat_by(self, map: &str, by_address: bool) -> Rule {
         let (rule, next) = match by_address {
-            true => (
-                self.payload(NETWORK_HEADER, DESTINATION_ADDRESS, 4, REG),
-                REG + 1,
-            ),
+            true => (self.payload(NETWORK_HEADER, DESTINATION_ADDRESS, 4, REG), REG + 1),
             false => (self, REG),
         };
         let lookup = Attributes::default().text(1, map).be32(2, REG).be32(3, REG);

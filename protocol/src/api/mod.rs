@@ -33,8 +33,8 @@ mod network;
 mod problem;
 mod usage;
 
-pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 

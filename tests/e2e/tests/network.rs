@@ -158,7 +158,8 @@ fn a_guest_reaches_outside_as_its_host_and_nothing_it_must_not() {
     );
     let said = run(&mut outside.shell(&[], &script)).ok();
     assert_eq!(said, format!("you are {HOST}\n"));
-    let said = run(&mut outside.shell(&["--network", "none"], &format!("{FETCH} http://{OUTSIDE}:8000/"))).stdout;
+    let said =
+        run(&mut outside.shell(&["--network", "none"], &format!("{FETCH} http://{OUTSIDE}:8000/"))).stdout;
     assert_eq!(said, "");
 }
 

@@ -181,14 +181,21 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let other = file.try_clone().unwrap();
         assert!(matches!(Tap::open(file.into()), Err(AttachError::Invalid(_))));
-        assert!(matches!(Tap::prepared(other.into()), Err(AttachError::Invalid(_))));
+        assert!(matches!(
+            Tap::prepared(other.into()),
+            Err(AttachError::Invalid(_))
+        ));
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(matches!(Tap::prepared(null.into()), Err(AttachError::Invalid(_))));
     }
 
     #[test]
     fn a_prepared_tap_is_asked_nothing_it_was_set_to_already() {
-        let Ok(tun) = std::fs::File::options().read(true).write(true).open("/dev/net/tun") else {
+        let Ok(tun) = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/net/tun")
+        else {
             return eprintln!("skipped: cannot open /dev/net/tun");
         };
         // It has no interface: every ioctl fails.
@@ -199,7 +206,8 @@ mod tests {
             b::VIRTIO_NET_F_GUEST_TSO6,
             b::VIRTIO_NET_F_GUEST_ECN,
         ];
-        tap.set_offloads(all.iter().fold(0, |f, bit| f | 1 << bit)).unwrap();
+        tap.set_offloads(all.iter().fold(0, |f, bit| f | 1 << bit))
+            .unwrap();
         tap.set_offloads(0).unwrap_err();
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use thaw_protocol::api::{CreateSandbox, DISK_MIB, FreezeSandbox, ThawSandbox};
+use thaw_pools::network::Terms;
+use thaw_protocol::api::{CreateSandbox, DISK_MIB, FreezeSandbox, NetworkPolicy, PublishedPort, ThawSandbox};
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
 use super::problem::{ApiCode, Refusal};
@@ -43,6 +44,7 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     if let Some(file) = &request.record_to {
         absolute("record_to", file)?;
     }
+    network(request.network_policy.as_ref(), &request.publish)?;
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)
 }
@@ -50,9 +52,15 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
 /// A sandbox to make of a snapshot.
 pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     absolute("directory", &request.directory)?;
+    network(request.network_policy.as_ref(), &request.publish)?;
     memory_mode(request.memory_mode)?;
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)
+}
+
+/// A network policy, and ports to be published.
+pub fn network(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<(), Refusal> {
+    Terms::read(policy, publish).map(drop).map_err(invalid)
 }
 
 /// A sandbox to freeze.

@@ -14,6 +14,7 @@
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
+//! | `PATCH /v1/sandboxes/{id}/network` | [`NetworkPolicy`] | [`Sandbox`] |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
@@ -29,10 +30,12 @@ use serde::{Deserialize, Serialize};
 use crate::control::MemoryMode;
 
 mod list;
+mod network;
 mod problem;
 mod usage;
 
 pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 
@@ -119,6 +122,12 @@ pub struct CreateSandbox {
     #[serde(default = "private")]
     #[cfg_attr(feature = "openapi", schema(pattern = "^(none|private)$"))]
     pub network: String,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Where it may connect to; without: anywhere outside.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     /// What will run in it, to be shown to people.
     #[serde(default)]
     pub command: Vec<String>,
@@ -183,6 +192,12 @@ pub struct ThawSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Where it may connect to; without: where the frozen one might.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     /// What callers find it by, docs/api.md has the syntax.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
@@ -328,6 +343,8 @@ pub struct Sandbox {
     pub vsock: String,
     /// The VMM's process.
     pub vmm_pid: Option<i32>,
+    #[serde(default)]
+    pub network: Option<SandboxNetwork>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// It is deleted this many seconds after it was made.

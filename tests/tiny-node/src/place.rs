@@ -42,8 +42,7 @@ impl Place {
             root: tempfile::tempdir().unwrap(),
             binaries: binaries.to_owned(),
         };
-        let page = u64::from(thaw_tiny_guest::DATA - thaw_tiny_guest::ENTRY);
-        fs::write(place.path("kernel"), guest.elf(page, true)).unwrap();
+        fs::write(place.path("kernel"), guest.image()).unwrap();
         fs::write(place.path("guest.erofs"), vec![0u8; 4096]).unwrap();
         make_image(&place.path("image"));
         place.configure("");

@@ -41,6 +41,12 @@ pub struct AgentClient {
     client: AgentServiceClient,
 }
 
+impl std::fmt::Debug for AgentClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AgentClient")
+    }
+}
+
 impl AgentClient {
     /// Connects through the sandbox's vsock socket.
     pub async fn connect(vsock: &Path, limit: Duration) -> Result<AgentClient, Failure> {

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use thaw_protocol::api::{CreateSandbox, FreezeSandbox, ThawSandbox};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use thaw_protocol::api::{CreateSandbox, Encoding, ExecProcess, FreezeSandbox, TerminalSize, ThawSandbox};
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
 use super::problem::{ApiCode, Refusal};
 use super::watch::selector::check_labels;
+use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 
 /// Longest name or image, bytes.
@@ -54,6 +57,69 @@ pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
     match &request.sign {
         Some(key) => absolute("sign", key),
         None => Ok(()),
+    }
+}
+
+/// A process to run, and its input.
+pub fn exec(request: &ExecProcess) -> Result<(Options, Vec<u8>), Refusal> {
+    command(&request.command)?;
+    environment(&request.env)?;
+    if let Some(directory) = &request.workdir {
+        absolute("workdir", Path::new(directory))?;
+    }
+    if let Some(user) = &request.user {
+        plain("user", user, MAX_NAME)?;
+    }
+    if let Some(given) = request.size {
+        size(given)?;
+    }
+    let stdin = request.stdin.as_deref().unwrap_or_default();
+    let stdin = match request.encoding {
+        Encoding::Utf8 => stdin.as_bytes().to_vec(),
+        Encoding::Base64 => STANDARD
+            .decode(stdin)
+            .map_err(|e| invalid(format!("stdin is not base64: {e}")))?,
+    };
+    let options = Options {
+        command: request.command.clone(),
+        env: request.env.clone(),
+        workdir: request.workdir.clone(),
+        user: request.user.clone(),
+        tty: request.tty,
+        size: request.size.map(|s| (s.rows, s.columns)),
+        ..Options::default()
+    };
+    Ok((options, stdin))
+}
+
+/// A terminal's size.
+pub fn size(size: TerminalSize) -> Result<(), Refusal> {
+    match size.rows > 0 && size.columns > 0 {
+        true => Ok(()),
+        false => Err(invalid("rows and columns are at least 1")),
+    }
+}
+
+/// A signal to send.
+pub fn signal(number: u8) -> Result<(), Refusal> {
+    match (1..=64).contains(&number) {
+        true => Ok(()),
+        false => Err(invalid("a signal is 1 to 64")),
+    }
+}
+
+fn command(command: &[String]) -> Result<(), Refusal> {
+    match command.first().is_some_and(|program| !program.is_empty()) && !command.iter().any(|a| a.contains('\0')) {
+        true => Ok(()),
+        false => Err(invalid("command is a program and its arguments, without NUL")),
+    }
+}
+
+fn environment(env: &[String]) -> Result<(), Refusal> {
+    let good = |e: &String| e.find('=').is_some_and(|at| at > 0) && !e.contains('\0');
+    match env.iter().all(good) {
+        true => Ok(()),
+        false => Err(invalid("env is of NAME=VALUE, without NUL")),
     }
 }
 

@@ -12,12 +12,16 @@ use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Sandbox as Described, ThawSandbox,
 };
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::idempotency::Answers;
+use super::limits::Permit;
 use super::maker::{Condition, Machine, Made, Maker, Microvm};
 use super::problem::{ApiCode, Refusal};
+use super::session::Session;
 use super::watch::{Cache, Versions};
+use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::readiness;
 use crate::sandbox::{Node, Sandbox};
@@ -57,6 +61,8 @@ pub struct Daemon {
     pub answers: Answers,
     /// Shared by whatever is finished though nobody waits for it.
     finishing: Arc<tokio::sync::RwLock<()>>,
+    /// Whether serving is at its end.
+    closing: watch::Sender<bool>,
 }
 
 impl Daemon {
@@ -103,6 +109,7 @@ impl Daemon {
             cache: Arc::new(Cache::new(versions)),
             answers: Answers::default(),
             finishing: Arc::default(),
+            closing: watch::Sender::new(false),
         })
     }
 
@@ -118,6 +125,12 @@ impl Daemon {
         });
         let done = done.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
         done.map_err(Into::into)
+    }
+
+    /// Ends what lasts for as long as its caller listens.
+    pub fn close(&self) {
+        self.cache.close();
+        self.closing.send_replace(true);
     }
 
     /// Lets go of every sandbox, so that they outlive us, once nothing is done to any of them.
@@ -216,6 +229,40 @@ impl Daemon {
         let done = turn.machine.freeze(request).await;
         self.settle(turn).await;
         done
+    }
+
+    /// The machine of a sandbox that runs.
+    ///
+    /// # Errors
+    /// [`ApiCode::NotRunning`]: a paused guest answers nothing.
+    pub fn running(&self, wanted: &str) -> Result<Arc<dyn Machine>, Refusal> {
+        let shown = self.cache.get(wanted).ok_or_else(|| none(wanted))?;
+        match shown.state.as_str() {
+            "running" => Ok(self.find(&shown.id)?.0),
+            state => Err(Refusal::new(
+                ApiCode::NotRunning,
+                format!("sandbox {} is {state}", shown.id),
+            )),
+        }
+    }
+
+    /// Starts a process in a sandbox's container, and attends it with a permit in hand. It is attended to its end, or hung up
+    /// on, whoever stops waiting for this.
+    pub async fn exec(
+        &self,
+        wanted: &str,
+        options: Options,
+        permit: Arc<Permit>,
+    ) -> Result<Session, Refusal> {
+        let machine = self.running(wanted)?;
+        let held = (self.finishing.clone().read_owned().await, permit);
+        let (tty, closing) = (options.tty, self.closing.subscribe());
+        let started = tokio::spawn(async move {
+            let process = machine.exec(options).await?;
+            Ok::<_, Failure>(Session::start(process, tty, closing, held))
+        });
+        let started = started.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
+        Ok(started?)
     }
 
     /// Waits until nobody else changes a sandbox.

@@ -62,11 +62,16 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
                 return Err(Refusal::new(ApiCode::TooSlow, what));
             }
         };
-        match serde_json::from_slice(&body) {
-            Ok(body) => Ok(Body(body)),
-            Err(e) if e.classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
-            Err(e) => Err(Refusal::new(ApiCode::Malformed, format!("this is not JSON: {e}"))),
-        }
+        parse(&body).map(Body)
+    }
+}
+
+/// What JSON says.
+pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Refusal> {
+    match serde_json::from_slice(json) {
+        Ok(said) => Ok(said),
+        Err(e) if e.classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
+        Err(e) => Err(Refusal::new(ApiCode::Malformed, format!("this is not JSON: {e}"))),
     }
 }
 

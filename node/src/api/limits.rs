@@ -32,9 +32,18 @@ pub enum Verb {
     Change,
     /// Follows changes, for long.
     Watch,
+    /// Runs a process, perhaps for long.
+    Exec,
 }
 
-const VERBS: [Verb; 4] = [Verb::Create, Verb::Read, Verb::Change, Verb::Watch];
+const VERBS: [Verb; 5] = [Verb::Create, Verb::Read, Verb::Change, Verb::Watch, Verb::Exec];
+
+impl Verb {
+    /// Whether it may last, and so is not counted with what is over soon.
+    fn lasts(self) -> bool {
+        matches!(self, Verb::Watch | Verb::Exec)
+    }
+}
 
 /// How much of one kind.
 #[derive(Clone, Copy, Debug)]
@@ -50,12 +59,13 @@ pub struct Share {
 /// How much at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Of all but watches.
+    /// Of all but what lasts: watches and processes.
     pub running: usize,
     pub create: Share,
     pub read: Share,
     pub change: Share,
     pub watch: Share,
+    pub exec: Share,
 }
 
 impl Default for Bounds {
@@ -71,6 +81,7 @@ impl Default for Bounds {
             read: share(128, 96, 512),
             change: share(256, 224, 1024),
             watch: share(4096, 3072, 0),
+            exec: share(512, 384, 0),
         }
     }
 }
@@ -82,6 +93,7 @@ impl Bounds {
             Verb::Read => self.read,
             Verb::Change => self.change,
             Verb::Watch => self.watch,
+            Verb::Exec => self.exec,
         }
     }
 }
@@ -103,7 +115,7 @@ struct Lane {
 
 #[derive(Debug, Default)]
 struct Lanes {
-    /// All but watches.
+    /// All but what lasts.
     running: usize,
     lanes: [Lane; VERBS.len()],
 }
@@ -183,7 +195,7 @@ impl Gate {
         let mine = lane.clients.get(&client).map_or(0, |c| c.running);
         lane.running < share.running
             && mine < share.of_one
-            && (verb == Verb::Watch || lanes.running < self.bounds.running)
+            && (verb.lasts() || lanes.running < self.bounds.running)
     }
 
     fn leave(self: &Arc<Gate>, client: u32, verb: Verb) {
@@ -234,7 +246,7 @@ fn count_in(lanes: &mut Lanes, client: u32, verb: Verb) {
     let lane = &mut lanes.lanes[verb as usize];
     lane.running += 1;
     lane.clients.entry(client).or_default().running += 1;
-    if verb != Verb::Watch {
+    if !verb.lasts() {
         lanes.running += 1;
     }
 }
@@ -246,7 +258,7 @@ fn count_out(lanes: &mut Lanes, client: u32, verb: Verb) {
         mine.running -= 1;
     }
     forget(lane, client);
-    if verb != Verb::Watch {
+    if !verb.lasts() {
         lanes.running -= 1;
     }
 }
@@ -268,6 +280,9 @@ fn verb(request: &Request) -> Verb {
     if method == Method::POST && matches!(path, "/v1/sandboxes" | "/v1/thaws") {
         return Verb::Create;
     }
+    if path.starts_with("/v1/sandboxes/") && path.ends_with("/exec") {
+        return Verb::Exec;
+    }
     if method != Method::GET && method != Method::HEAD {
         return Verb::Change;
     }
@@ -279,17 +294,22 @@ fn verb(request: &Request) -> Verb {
 }
 
 /// Lets a request through the gate; it has left when its answer has been written, or was given up.
-pub async fn limit(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+/// What goes on after its answer holds the permit too, which is in the request's extensions.
+pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
     let Some(&Peer { uid }) = request.extensions().get::<Peer>() else {
         return Refusal::new(ApiCode::NotAllowed, "nobody knows who asks").into_response();
     };
     match gate.enter(uid, verb(&request)).await {
-        Ok(permit) => next.run(request).await.map(|body| {
-            Body::new(Running {
-                body,
-                _permit: permit,
+        Ok(permit) => {
+            let permit = Arc::new(permit);
+            request.extensions_mut().insert(permit.clone());
+            next.run(request).await.map(|body| {
+                Body::new(Running {
+                    body,
+                    _permit: permit,
+                })
             })
-        }),
+        }
         Err(refusal) => refusal.into_response(),
     }
 }
@@ -297,7 +317,7 @@ pub async fn limit(State(gate): State<Arc<Gate>>, request: Request, next: Next) 
 /// An answer on its way out.
 struct Running {
     body: Body,
-    _permit: Permit,
+    _permit: Arc<Permit>,
 }
 
 impl HttpBody for Running {

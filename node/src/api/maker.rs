@@ -16,11 +16,14 @@ use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
 
 use super::problem::{ApiCode, Refusal};
+use super::process::{GuestProcess, Process};
+use crate::agent_client::AgentClient;
+use crate::container::{self, Options, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::sandbox::{
-    FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout,
+    FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout,
 };
 use crate::state::Record;
 use crate::trace::Trace;
@@ -65,6 +68,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn pause(&self) -> Result<(), Failure>;
     async fn resume(&self) -> Result<(), Failure>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure>;
+    /// Starts a process in its container.
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
     /// Ends it; who holds it removes it.
     fn kill(&self);
     /// Ends it and removes all it has.
@@ -231,6 +236,20 @@ impl Machine for Microvm {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
         })
+    }
+
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {
+        let running = Running::read(&self.sandbox.directory())?;
+        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        let started = container::exec(&agent, &running, &options);
+        let id = match tokio::time::timeout(READY_LIMIT, started).await {
+            Ok(started) => started?,
+            Err(_) => {
+                let what = format!("the guest's agent did not answer within {} s", READY_LIMIT.as_secs());
+                return Err(Failure::new(ExitCode::AgentFailed, what));
+            }
+        };
+        Ok(Arc::new(GuestProcess { agent, id }))
     }
 
     fn kill(&self) {

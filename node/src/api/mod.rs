@@ -8,16 +8,20 @@
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`health`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`exec`], [`health`] | the handlers, by what they are about |
+//! | [`session`], [`process`] | a process of a container, and who attends it |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
 //! | [`maker`] | what the API asks of the node |
 //! | [`watch`] | every sandbox as it is, and the changes |
 //! | [`client`] | the caller's end |
 
+#[cfg(test)]
+mod asking;
 pub mod check;
 pub mod client;
 pub mod daemon;
+pub mod exec;
 pub mod extract;
 #[cfg(test)]
 mod fake;
@@ -28,7 +32,9 @@ pub mod maker;
 pub mod patience;
 pub mod peer;
 pub mod problem;
+pub mod process;
 pub mod router;
 pub mod sandboxes;
 pub mod server;
+pub mod session;
 pub mod watch;

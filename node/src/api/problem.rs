@@ -46,12 +46,15 @@ api_codes! {
     TooSlow = REQUEST_TIMEOUT, "request-too-slow", "the body did not come in time", "send it at once";
     OneOnly = CONFLICT, "owns-one-sandbox", "this process owns one sandbox and makes no other", "ask thawd";
     Gone = GONE, "resource-version-gone", "changes after this version are not kept any more", "list again, and go on from the list's version";
+    NotRunning = CONFLICT, "sandbox-not-running", "the sandbox is paused or has ended", "resume it, or use another";
     BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "the body is larger than any request may be", "send less";
     WrongType = UNSUPPORTED_MEDIA_TYPE, "wrong-media-type", "the body is not said to be JSON", "send Content-Type: application/json";
     Invalid = UNPROCESSABLE_ENTITY, "invalid-body", "the body is JSON, but not what is asked for here", "see /openapi.json for its schema";
     KeyReused = UNPROCESSABLE_ENTITY, "idempotency-key-reused", "this idempotency key came with another request before", "use a new key for each thing to make";
+    UpgradeRequired = UPGRADE_REQUIRED, "upgrade-required", "this is to be a WebSocket handshake", "ask with a WebSocket client, or POST";
     TooMany = TOO_MANY_REQUESTS, "too-many-requests", "more is asked at once than is served", "ask again after the seconds Retry-After says";
     Broken = INTERNAL_SERVER_ERROR, "internal", "thawd failed at this", "see its log";
+    Ending = SERVICE_UNAVAILABLE, "thawd-ending", "thawd ends", "ask the next one";
 }
 
 /// Why a request is answered by a problem.
@@ -153,6 +156,8 @@ fn status(code: ExitCode) -> StatusCode {
         | E::UnsafePath
         | E::ImageMalformed
         | E::MemoryTooSmall
+        | E::NotFound
+        | E::NotExecutable
         | E::SnapshotDamaged
         | E::SnapshotIncompatible
         | E::SnapshotSignature => StatusCode::UNPROCESSABLE_ENTITY,

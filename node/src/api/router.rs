@@ -7,14 +7,14 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Html;
 use axum::routing::get;
-use thaw_protocol::api::{Bookmark, MAX_BODY, Problem, WatchEvent};
+use thaw_protocol::api::{Bookmark, ExecEvent, ExecInput, MAX_BODY, Problem, WatchEvent};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{health, problem, sandboxes};
+use super::{exec, health, problem, sandboxes};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -22,9 +22,10 @@ const PAGE: &str = include_str!("page.html");
 #[derive(OpenApi)]
 #[openapi(
     info(title = "thawd", description = "Sandboxes: containers, each in a microVM of its own."),
-    components(schemas(WatchEvent, Bookmark, Problem)),
+    components(schemas(WatchEvent, Bookmark, ExecEvent, ExecInput, Problem)),
     tags(
         (name = "sandboxes", description = "Containers, each in a microVM of its own"),
+        (name = "processes", description = "What runs in a sandbox's container"),
         (name = "node", description = "This thawd"),
     ),
 )]
@@ -40,6 +41,7 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(sandboxes::resume))
         .routes(routes!(sandboxes::freeze))
         .routes(routes!(sandboxes::thaw))
+        .routes(routes!(exec::run, exec::attend))
 }
 
 /// The OpenAPI document: docs/openapi.json.

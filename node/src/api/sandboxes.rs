@@ -26,7 +26,7 @@ use super::watch::ring::encode;
 use super::watch::{Page, Query, Selector, Watcher, page::Token};
 
 /// The media type of a watch.
-const LINES: &str = "application/x-ndjson";
+pub const LINES: &str = "application/x-ndjson";
 
 /// What of the sandboxes is asked for.
 #[derive(Debug, Default, Deserialize, IntoParams)]

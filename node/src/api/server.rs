@@ -2,7 +2,8 @@
 //!
 //! Invariants: a connection holds a bounded buffer, and only while its peer keeps sending heads and reading answers in time;
 //! there are never more than [`MOST_CONNECTIONS`], nor more than [`MOST_OF_ONE`] of one peer; who may not be served is told so
-//! and nothing more. When serving ends, watches end first, what is being answered has [`LINGERS`] to end, and the rest is cut.
+//! and nothing more. When serving ends, watches and
+//! processes end first, what is being answered has [`LINGERS`] to end, and the rest is cut.
 
 use std::collections::HashMap;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -165,7 +166,7 @@ async fn accept(
         }
     }
     drop(listener);
-    daemon.cache.close();
+    daemon.close();
     drop(stop);
     let all_ended = async { while connections.serving.join_next().await.is_some() {} };
     if tokio::time::timeout(lingers, all_ended).await.is_err() {
@@ -190,7 +191,8 @@ async fn serve_one(stream: UnixStream, peer: Peer, routes: Router, mut stopped: 
         request.extensions_mut().insert(peer);
         service.call(request)
     });
-    let connection = http().serve_connection(TokioIo::new(Patient::new(stream, STALL)), service);
+    let io = TokioIo::new(Patient::new(stream, STALL));
+    let connection = http().serve_connection(io, service).with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

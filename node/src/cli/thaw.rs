@@ -8,7 +8,7 @@ use super::home::{Home, memory_mode};
 use super::run::{Started, conclude, interrupted};
 use super::running::{Owner, absolute};
 use super::{ForkArguments, ThawArguments, detach};
-use crate::container::{RUNNING_FILE, Running};
+use crate::container::Running;
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::snapshot::{Hold, Registry, Scratch};
@@ -45,10 +45,7 @@ async fn attend(
     trace: &Trace,
     ui: &Ui,
 ) -> Result<super::run::End, Failure> {
-    let path = home.directory.join(RUNNING_FILE);
-    let running: Running = std::fs::read(&path)
-        .and_then(|text| Ok(serde_json::from_slice(&text)?))
-        .map_err(|e| Failure::system(format!("cannot read {}", path.display()), &e))?;
+    let running = Running::read(&home.directory)?;
     let signals = Signals::new()?;
     let started = Started::thawed(home, &running.container_id, trace).await?;
     ui.fact(serde_json::json!({"event": "started", "id": home.id}));

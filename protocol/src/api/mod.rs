@@ -10,6 +10,8 @@
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
+//! | `POST /v1/sandboxes/{id}/exec` | [`ExecProcess`] | [`ExecResult`], or [`ExecEvent`]s, one a line |
+//! | `GET /v1/sandboxes/{id}/exec` | — | 101, a WebSocket: [`ExecProcess`], then [`ExecInput`]s; [`ExecEvent`]s |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
@@ -23,9 +25,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::MemoryMode;
 
+mod exec;
 mod list;
 mod problem;
 
+pub use exec::{
+    Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, STDERR_CHANNEL, STDOUT_CHANNEL,
+    TerminalSize,
+};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 

@@ -35,6 +35,7 @@ pub mod exit;
 pub mod handshake;
 pub mod image;
 pub mod images;
+pub mod journal;
 pub mod misses;
 pub mod page_server;
 pub mod paths;

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use thaw_protocol::api::{CreateSandbox, Encoding, ExecProcess, FreezeSandbox, TerminalSize, ThawSandbox};
+use thaw_protocol::api::{
+    CreateSandbox, Encoding, ExecProcess, FreezeSandbox, StartContainer, TerminalSize, ThawSandbox,
+};
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
 use super::problem::{ApiCode, Refusal};
@@ -39,8 +41,25 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     if let Some(file) = &request.record_to {
         absolute("record_to", file)?;
     }
+    if let Some(asked) = &request.container {
+        if !request.command.is_empty() {
+            return Err(invalid("command goes into container"));
+        }
+        container(asked)?;
+    }
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)
+}
+
+/// A container to start.
+fn container(asked: &StartContainer) -> Result<(), Refusal> {
+    if !asked.command.is_empty() {
+        command(&asked.command)?;
+    }
+    if asked.entrypoint.as_ref().is_some_and(|e| e.contains('\0')) {
+        return Err(invalid("entrypoint is without NUL"));
+    }
+    process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())
 }
 
 /// A sandbox to make of a snapshot.
@@ -63,13 +82,7 @@ pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
 /// A process to run, and its input.
 pub fn exec(request: &ExecProcess) -> Result<(Options, Vec<u8>), Refusal> {
     command(&request.command)?;
-    environment(&request.env)?;
-    if let Some(directory) = &request.workdir {
-        absolute("workdir", Path::new(directory))?;
-    }
-    if let Some(user) = &request.user {
-        plain("user", user, MAX_NAME)?;
-    }
+    process(&request.env, request.workdir.as_deref(), request.user.as_deref())?;
     if let Some(given) = request.size {
         size(given)?;
     }
@@ -115,11 +128,18 @@ fn command(command: &[String]) -> Result<(), Refusal> {
     }
 }
 
-fn environment(env: &[String]) -> Result<(), Refusal> {
+/// Whatever kind of process.
+fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<(), Refusal> {
     let good = |e: &String| e.find('=').is_some_and(|at| at > 0) && !e.contains('\0');
-    match env.iter().all(good) {
-        true => Ok(()),
-        false => Err(invalid("env is of NAME=VALUE, without NUL")),
+    if !env.iter().all(good) {
+        return Err(invalid("env is of NAME=VALUE, without NUL"));
+    }
+    if let Some(directory) = workdir {
+        absolute("workdir", Path::new(directory))?;
+    }
+    match user {
+        Some(user) => plain("user", user, MAX_NAME),
+        None => Ok(()),
     }
 }
 

@@ -23,6 +23,7 @@ use super::session::Session;
 use super::watch::{Cache, Versions};
 use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
+use crate::journal::Journal;
 use crate::readiness;
 use crate::sandbox::{Node, Sandbox};
 
@@ -83,7 +84,7 @@ impl Daemon {
             match Sandbox::adopt(&node, record, directory).await {
                 Ok(sandbox) => {
                     tracing::info!(sandbox = id, "adopted");
-                    let machine = Arc::new(Microvm::new(node.clone(), Arc::new(sandbox)));
+                    let machine = Arc::new(Microvm::adopted(node.clone(), sandbox));
                     let condition = machine.condition().await;
                     daemon.insert(machine, condition);
                     reach(Failpoint::AdoptShown);
@@ -246,6 +247,24 @@ impl Daemon {
         }
     }
 
+    /// What a sandbox's container wrote.
+    ///
+    /// # Errors
+    /// [`ApiCode::NoLogs`]: somebody else attends it.
+    pub fn journal(&self, wanted: &str) -> Result<Arc<Journal>, Refusal> {
+        let id = self.id(wanted)?;
+        let not_kept = || {
+            let what = format!("sandbox {id}: thawd started no container in it");
+            Refusal::new(ApiCode::NoLogs, what)
+        };
+        self.find(&id)?.0.journal().ok_or_else(not_kept)
+    }
+
+    /// Tells when serving is at its end.
+    pub fn closing(&self) -> watch::Receiver<bool> {
+        self.closing.subscribe()
+    }
+
     /// Starts a process in a sandbox's container, and attends it with a permit in hand. It is attended to its end, or hung up
     /// on, whoever stops waiting for this.
     pub async fn exec(
@@ -256,7 +275,7 @@ impl Daemon {
     ) -> Result<Session, Refusal> {
         let machine = self.running(wanted)?;
         let held = (self.finishing.clone().read_owned().await, permit);
-        let (tty, closing) = (options.tty, self.closing.subscribe());
+        let (tty, closing) = (options.tty, self.closing());
         let started = tokio::spawn(async move {
             let process = machine.exec(options).await?;
             Ok::<_, Failure>(Session::start(process, tty, closing, held))
@@ -307,9 +326,9 @@ pub fn none(wanted: &str) -> Failure {
     )
 }
 
-/// Tells the cache of its machine's end; deletes it when its time is over, or the process it was made for has ended.
+/// Tells the cache of its machine's end, and of its container's; deletes it when its time is over, or the process it was made for has ended.
 fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
-    let (record, end) = (machine.record(), machine.end());
+    let (record, end, exit) = (machine.record(), machine.end(), machine.exit());
     let (id, client, timeout) = (record.id.clone(), record.client, record.terms.timeout);
     let client_ends = async move {
         let Some(client) = client else {
@@ -332,8 +351,17 @@ fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = (
         }
         "its time is over"
     };
-    let marked = id.clone();
-    let marking = daemon.clone();
+    let (marked, marking) = (id.clone(), daemon.clone());
+    let note_exit = async move {
+        let status = exit.await;
+        if let Some(daemon) = marking.upgrade() {
+            daemon
+                .cache
+                .update(&marked, |described| described.exit_code = Some(status));
+        }
+        std::future::pending().await
+    };
+    let (marked, marking) = (id.clone(), daemon.clone());
     let mark = async move {
         let reason = end.await;
         if let Some(daemon) = marking.upgrade() {
@@ -348,6 +376,7 @@ fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = (
             why = client_ends => why,
             why = time_ends => why,
             why = mark => why,
+            why = note_exit => why,
         };
         let Some(daemon) = daemon.upgrade() else { return };
         // On a task of its own: this one ends with the sandbox.
@@ -372,6 +401,7 @@ fn describe(machine: &dyn Machine, condition: Condition) -> Described {
         memory_mib: record.memory_mib,
         state: String::new(),
         reason: None,
+        exit_code: None,
         vsock: machine.vsock().display().to_string(),
         vmm_pid: record.vmm.map(|v| v.pid),
         labels: record.terms.labels.clone(),

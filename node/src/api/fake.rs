@@ -17,6 +17,7 @@ use super::watch::Versions;
 use crate::agent_client::Output;
 use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
+use crate::journal::Journal;
 use crate::sandbox::{Terms, Timeout};
 use crate::state::Record;
 
@@ -43,6 +44,8 @@ pub struct Fake {
     pub making: watch::Sender<usize>,
     /// Whether a making may end.
     pub open: watch::Sender<bool>,
+    /// What all containers ended with.
+    pub exit: watch::Sender<Option<i32>>,
 }
 
 impl Fake {
@@ -52,6 +55,7 @@ impl Fake {
             counts: Arc::default(),
             making: watch::Sender::new(0),
             open: watch::Sender::new(open),
+            exit: watch::Sender::new(None),
         });
         let daemon = Daemon::new(Some(fake.clone()), Versions::of_clock());
         (fake, daemon)
@@ -88,7 +92,13 @@ impl Maker for Fake {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
         };
-        let machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        if request.container.is_some() {
+            let directory = tempfile::tempdir().unwrap();
+            let journal = Arc::new(Journal::open(directory.path()).unwrap());
+            machine.output = Some((journal, directory));
+            machine.exit = self.exit.subscribe();
+        }
         Ok(Made {
             machine: Arc::new(machine),
             image_config: "null".into(),
@@ -109,6 +119,9 @@ pub struct FakeMachine {
     paused: AtomicBool,
     ended: watch::Sender<bool>,
     released: AtomicBool,
+    /// Of its container, where it has one.
+    output: Option<(Arc<Journal>, tempfile::TempDir)>,
+    exit: watch::Receiver<Option<i32>>,
 }
 
 impl FakeMachine {
@@ -125,6 +138,8 @@ impl FakeMachine {
             paused: AtomicBool::new(false),
             ended: watch::Sender::new(false),
             released: AtomicBool::new(false),
+            output: None,
+            exit: watch::Sender::new(None).subscribe(),
         }
     }
 }
@@ -177,6 +192,21 @@ impl Machine for FakeMachine {
         Ok(FrozenSandbox {
             memory_bytes: 1,
             paused_ns: 2,
+        })
+    }
+
+    fn journal(&self) -> Option<Arc<Journal>> {
+        self.output.as_ref().map(|(journal, _)| journal.clone())
+    }
+
+    fn exit(&self) -> BoxFuture<'static, i32> {
+        let mut exit = self.exit.clone();
+        Box::pin(async move {
+            let status = exit.wait_for(Option::is_some).await.map(|status| *status);
+            match status {
+                Ok(Some(status)) => status,
+                _ => std::future::pending().await,
+            }
         })
     }
 

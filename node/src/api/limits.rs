@@ -30,7 +30,7 @@ pub enum Verb {
     Read,
     /// Changes or deletes.
     Change,
-    /// Follows changes, for long.
+    /// Follows changes or output, for long.
     Watch,
     /// Runs a process, perhaps for long.
     Exec,
@@ -286,7 +286,7 @@ fn verb(request: &Request) -> Verb {
     if method != Method::GET && method != Method::HEAD {
         return Verb::Change;
     }
-    let watches = |p: &str| matches!(p, "watch=1" | "watch=true");
+    let watches = |p: &str| matches!(p, "watch=1" | "watch=true" | "follow=1" | "follow=true");
     match request.uri().query().is_some_and(|q| q.split('&').any(watches)) {
         true => Verb::Watch,
         false => Verb::Read,

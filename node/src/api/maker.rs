@@ -10,18 +10,20 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ProcessIdentity, ThawSandbox,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ProcessIdentity, StartContainer, ThawSandbox,
 };
 use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
 
+use super::attendance::Attendance;
 use super::problem::{ApiCode, Refusal};
 use super::process::{GuestProcess, Process};
 use crate::agent_client::AgentClient;
-use crate::container::{self, Options, Running};
+use crate::container::{self, Options, RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
+use crate::journal::Journal;
 use crate::sandbox::{
     FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout,
 };
@@ -68,6 +70,11 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn pause(&self) -> Result<(), Failure>;
     async fn resume(&self) -> Result<(), Failure>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure>;
+    /// What its container's process wrote, where thawd attends that.
+    fn journal(&self) -> Option<Arc<Journal>>;
+    /// Waits for the end of its container's process: what it ended with. It may wait longer than the machine is held, and does
+    /// so for ever where nobody here attends that.
+    fn exit(&self) -> BoxFuture<'static, i32>;
     /// Starts a process in its container.
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
     /// Ends it; who holds it removes it.
@@ -91,10 +98,13 @@ impl Maker for Node {
             plain_http: request.plain_http,
             vcpus: request.cpus,
             memory_mib: request.memory_mib,
-            hostname: request.hostname,
+            hostname: request.hostname.clone(),
             name: request.name,
             network: parse::<NetworkMode>("network", &request.network)?,
-            command: request.command,
+            command: match &request.container {
+                Some(container) => container.command.clone(),
+                None => request.command,
+            },
             tethered: false,
             client: request.client.map(process),
             cold: request.cold,
@@ -107,7 +117,7 @@ impl Maker for Node {
                 timeout: request.timeout_s.map(Timeout::after),
             },
         };
-        let trace = Trace::new();
+        let (trace, root) = (Trace::new(), spec.root);
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
         let sandbox = Sandbox::create(self, spec, &trace, Arc::new(Silent), building).await?;
         if let (Some(mut recording), Some(image)) = (recording, sandbox.image()) {
@@ -115,9 +125,17 @@ impl Maker for Node {
             let (images, image, file) = (self.images.clone(), image.clone(), request.record_to);
             tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
         }
+        let started = match request.container {
+            Some(container) => Some(start(&sandbox, container, request.hostname, root, &trace).await?),
+            None => None,
+        };
         sandbox.note_fetched(&trace, "the sandbox was there");
         sandbox.note_read_ahead(&trace);
-        made(self, sandbox, &trace)
+        let attendance = match started {
+            Some((agent, running)) => Some(Attendance::start(&sandbox, running, Some(agent))?),
+            None => None,
+        };
+        made(self, sandbox, attendance, &trace)
     }
 
     async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal> {
@@ -133,17 +151,77 @@ impl Maker for Node {
                 timeout: request.timeout_s.map(Timeout::after),
             },
         };
+        // Who has a process of its own for the sandbox attends what runs in it.
+        let attended = spec.client.is_none();
         let trace = Trace::new();
         let sandbox = Sandbox::thaw(self, spec, &trace).await?;
-        made(self, sandbox, &trace)
+        let attendance = match attended && sandbox.directory().join(RUNNING_FILE).exists() {
+            true => Some(attend_again(&sandbox)?),
+            false => None,
+        };
+        made(self, sandbox, attendance, &trace)
     }
 }
 
-fn made(node: &Node, sandbox: Sandbox, trace: &Trace) -> Result<Made, Refusal> {
+/// Starts the container of a new sandbox.
+async fn start(
+    sandbox: &Sandbox,
+    asked: StartContainer,
+    hostname: Option<String>,
+    root: RootServing,
+    trace: &Trace,
+) -> Result<(AgentClient, Running), Failure> {
+    let id = &sandbox.record().id;
+    let options = Options {
+        entrypoint: asked.entrypoint,
+        command: asked.command,
+        env: asked.env,
+        workdir: asked.workdir,
+        user: asked.user,
+        tty: asked.tty,
+        read_only: asked.read_only,
+        hostname: hostname.unwrap_or_else(|| id.clone()),
+        size: None,
+    };
+    let unread = || Failure::new(ExitCode::ImageMalformed, "the image's configuration cannot be read");
+    let config = sandbox.config.as_ref().ok_or_else(unread)?;
+    let agent = {
+        let _stage = trace.stage("connect");
+        AgentClient::connect(&sandbox.vsock(), READY_LIMIT).await?
+    };
+    let running = {
+        let _stage = trace.stage("container");
+        container::create(&agent, id, config, &options, root).await?
+    };
+    let _stage = trace.stage("start");
+    container::start(&agent, &running, &sandbox.directory()).await?;
+    if !running.tty {
+        // Nobody will write to it.
+        let closed = agent.close_stdin(&running.process()).await;
+        closed.map_err(|e| Failure::new(ExitCode::AgentFailed, format!("cannot end its input: {e}")))?;
+    }
+    Ok((agent, running))
+}
+
+/// Attends the container a sandbox came with, over a connection that is still to be made.
+fn attend_again(sandbox: &Sandbox) -> Result<Attendance, Failure> {
+    Attendance::start(sandbox, Running::read(&sandbox.directory())?, None)
+}
+
+fn made(
+    node: &Node,
+    sandbox: Sandbox,
+    attendance: Option<Attendance>,
+    trace: &Trace,
+) -> Result<Made, Refusal> {
     let image_config = serde_json::to_string(&sandbox.config)
         .map_err(|e| Failure::new(ExitCode::ImageMalformed, e.to_string()))?;
     Ok(Made {
-        machine: Arc::new(Microvm::new(node.clone(), Arc::new(sandbox))),
+        machine: Arc::new(Microvm {
+            node: node.clone(),
+            sandbox: Arc::new(sandbox),
+            attendance,
+        }),
         image_config,
         account: trace.account(),
     })
@@ -174,12 +252,35 @@ fn parse<T: clap::ValueEnum>(field: &str, value: &str) -> Result<T, Refusal> {
 pub struct Microvm {
     node: Node,
     sandbox: Arc<Sandbox>,
+    /// Of its container, where that is ours.
+    attendance: Option<Attendance>,
 }
 
 impl Microvm {
-    /// Whoever else holds the sandbox keeps it from being removed.
+    /// Whoever else holds the sandbox keeps it from being removed, and attends its container.
     pub fn new(node: Node, sandbox: Arc<Sandbox>) -> Microvm {
-        Microvm { node, sandbox }
+        Microvm {
+            node,
+            sandbox,
+            attendance: None,
+        }
+    }
+
+    /// Of a sandbox an earlier thawd left running. Its container is attended where that thawd did.
+    pub fn adopted(node: Node, sandbox: Sandbox) -> Microvm {
+        let again = Journal::exists(&sandbox.directory()).then(|| attend_again(&sandbox));
+        let attendance = match again.transpose() {
+            Ok(attendance) => attendance,
+            Err(e) => {
+                tracing::warn!(sandbox = sandbox.record().id, "adopted, but its output is not kept: {e}");
+                None
+            }
+        };
+        Microvm {
+            node,
+            sandbox: Arc::new(sandbox),
+            attendance,
+        }
     }
 
     /// Why it ended, or what is known of it until that is told.
@@ -235,6 +336,23 @@ impl Machine for Microvm {
         Ok(FrozenSandbox {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
+        })
+    }
+
+    fn journal(&self) -> Option<Arc<Journal>> {
+        self.attendance.as_ref().map(|a| a.journal.clone())
+    }
+
+    fn exit(&self) -> BoxFuture<'static, i32> {
+        let exit = self.attendance.as_ref().map(|a| a.exit.clone());
+        Box::pin(async move {
+            if let Some(mut exit) = exit
+                && let Ok(status) = exit.wait_for(Option::is_some).await
+                && let Some(status) = *status
+            {
+                return status;
+            }
+            std::future::pending().await
         })
     }
 

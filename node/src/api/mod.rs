@@ -8,8 +8,9 @@
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`exec`], [`health`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`exec`], [`logs`], [`health`] | the handlers, by what they are about |
 //! | [`session`], [`process`] | a process of a container, and who attends it |
+//! | [`attendance`] | containers thawd itself attends |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
 //! | [`maker`] | what the API asks of the node |
@@ -18,6 +19,7 @@
 
 #[cfg(test)]
 mod asking;
+pub mod attendance;
 pub mod check;
 pub mod client;
 pub mod daemon;
@@ -28,6 +30,7 @@ mod fake;
 pub mod health;
 pub mod idempotency;
 pub mod limits;
+pub mod logs;
 pub mod maker;
 pub mod patience;
 pub mod peer;

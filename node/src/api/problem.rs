@@ -42,6 +42,7 @@ api_codes! {
     BadParameter = BAD_REQUEST, "bad-parameter", "a parameter in the path, the query or a header cannot be", "see /openapi.json for what each may be";
     NotAllowed = FORBIDDEN, "not-allowed", "this caller may not use this thawd", "ask as root, or as the user thawd runs as";
     NoSuchRoute = NOT_FOUND, "no-such-route", "nothing is served at this path", "see /openapi.json for what is";
+    NoLogs = NOT_FOUND, "output-not-kept", "what this sandbox's container writes is not kept here", "ask who started it: thawd keeps the output of containers it starts";
     WrongMethod = METHOD_NOT_ALLOWED, "wrong-method", "this path does not take this method", "use one of those in the Allow header";
     TooSlow = REQUEST_TIMEOUT, "request-too-slow", "the body did not come in time", "send it at once";
     OneOnly = CONFLICT, "owns-one-sandbox", "this process owns one sandbox and makes no other", "ask thawd";

@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{exec, health, problem, sandboxes};
+use super::{exec, health, logs, problem, sandboxes};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -42,6 +42,7 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(sandboxes::freeze))
         .routes(routes!(sandboxes::thaw))
         .routes(routes!(exec::run, exec::attend))
+        .routes(routes!(logs::logs))
 }
 
 /// The OpenAPI document: docs/openapi.json.

@@ -309,6 +309,7 @@ fn daemon_request(
         name: arguments.name.clone(),
         network: name(&arguments.network),
         command: command.to_vec(),
+        container: None,
         client: myself(),
         cold: arguments.cold,
         memory_mode,

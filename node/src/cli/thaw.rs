@@ -47,7 +47,7 @@ async fn attend(
 ) -> Result<super::run::End, Failure> {
     let running = Running::read(&home.directory)?;
     let signals = Signals::new()?;
-    let started = Started::thawed(home, &running.container_id, trace).await?;
+    let started = Started::thawed(home, &running, trace).await?;
     ui.fact(serde_json::json!({"event": "started", "id": home.id}));
     let how = Attendance {
         stdin: match arguments.interactive {

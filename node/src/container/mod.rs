@@ -9,15 +9,18 @@ use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_protocol::agent::{MessageField, oci};
 
+use crate::agent_client::ProcessId;
 use crate::exit::{ExitCode, Failure};
 
 mod defaults;
 mod environment;
 mod exec;
+mod start;
 mod storages;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
+pub use start::{create, start};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name, storages};
 
 /// What the flags of `thaw run` say about the container.
@@ -54,6 +57,14 @@ pub struct Running {
 }
 
 impl Running {
+    /// The container's own process.
+    pub fn process(&self) -> ProcessId {
+        ProcessId {
+            container: self.container_id.clone(),
+            exec: self.container_id.clone(),
+        }
+    }
+
     /// Of the sandbox with this directory.
     ///
     /// # Errors

@@ -10,13 +10,14 @@
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
+//! | `GET /v1/sandboxes/{id}/logs` | — | what its container wrote |
 //! | `POST /v1/sandboxes/{id}/exec` | [`ExecProcess`] | [`ExecResult`], or [`ExecEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}/exec` | — | 101, a WebSocket: [`ExecProcess`], then [`ExecInput`]s; [`ExecEvent`]s |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
-//! for what makes a sandbox; `DELETE` ends the machine. Every other answer is a [`Problem`]. A container is driven by the
-//! caller, over the sandbox's vsock socket.
+//! for what makes a sandbox; `DELETE` ends the machine. Every other answer is a [`Problem`]. A container thawd did not start is
+//! driven by the caller, over the sandbox's vsock socket.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -80,9 +81,12 @@ pub struct CreateSandbox {
     /// `none` or `private`.
     #[serde(default = "private")]
     pub network: String,
-    /// What will run in it, to be shown to people.
+    /// What will run in it, to be shown to people, where the caller starts that itself.
     #[serde(default)]
     pub command: Vec<String>,
+    /// The container to start in it. None: the caller makes one, over the sandbox's vsock socket.
+    #[serde(default)]
+    pub container: Option<StartContainer>,
     /// Delete the sandbox when this process ends.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
@@ -111,6 +115,34 @@ pub struct CreateSandbox {
     /// Delete it after this many seconds, at least one.
     #[serde(default)]
     pub timeout_s: Option<u32>,
+}
+
+/// A container to start in a new sandbox. Its input is empty; what it writes is kept (`GET …/logs`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StartContainer {
+    /// Replaces the image's entry point; the image's command is then not used. Empty: no entry point.
+    #[serde(default)]
+    pub entrypoint: Option<String>,
+    /// Replaces the image's command.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// `NAME=VALUE`, over the image's.
+    #[serde(default)]
+    pub env: Vec<String>,
+    /// Absolute. None: the image's.
+    #[serde(default)]
+    pub workdir: Option<String>,
+    /// `USER[:GROUP]`, names or numbers. None: the image's.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Give its process a terminal: what it writes is all stdout.
+    #[serde(default)]
+    pub tty: bool,
+    /// Let it not write to its root file system.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// A sandbox to make of a snapshot.
@@ -246,6 +278,10 @@ pub struct Sandbox {
     pub state: String,
     /// Why it ended.
     pub reason: Option<String>,
+    /// What its container's process ended with, where thawd started or thawed that: the exit code, or 128 and the number of
+    /// the signal that ended it.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
     /// Its vsock socket: a peer says `CONNECT <port>\n`.
     pub vsock: String,
     /// The VMM's process.

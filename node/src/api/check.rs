@@ -1,7 +1,7 @@
 //! What a request may ask for, before anything is made for it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Component, Path};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -103,6 +103,21 @@ pub fn exec(request: &ExecProcess) -> Result<(Options, Vec<u8>), Refusal> {
         ..Options::default()
     };
     Ok((options, stdin))
+}
+
+/// A file's path in a container.
+pub fn file(path: &str) -> Result<(), Refusal> {
+    let mut parts = Path::new(path).components();
+    let good = parts.next() == Some(Component::RootDir)
+        && parts.clone().next().is_some()
+        && parts.all(|part| matches!(part, Component::Normal(_)));
+    match good && path.len() <= MAX_TEXT && !path.contains('\0') && !path.ends_with('/') {
+        true => Ok(()),
+        false => {
+            let what = format!("path is an absolute path of a file, without '..', of at most {MAX_TEXT} bytes");
+            Err(Refusal::new(ApiCode::BadParameter, what))
+        }
+    }
 }
 
 /// A terminal's size.

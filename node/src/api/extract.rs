@@ -42,9 +42,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
                 format!("the body is over {MAX_BODY} bytes"),
             )
         };
-        let length = request.headers().get(CONTENT_LENGTH);
-        let length = length.and_then(|l| l.to_str().ok()?.parse::<u64>().ok());
-        if length.is_some_and(|l| l > MAX_BODY as u64) {
+        if content_length(&request).is_some_and(|l| l > MAX_BODY as u64) {
             return Err(too_large());
         }
         let body = to_bytes(request.into_body(), MAX_BODY);
@@ -73,6 +71,12 @@ pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Refusal> {
         Err(e) if e.classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
         Err(e) => Err(Refusal::new(ApiCode::Malformed, format!("this is not JSON: {e}"))),
     }
+}
+
+/// How long a body is said to be, bytes.
+pub fn content_length(request: &Request) -> Option<u64> {
+    let length = request.headers().get(CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
 }
 
 fn says_json(request: &Request) -> bool {

@@ -1,5 +1,6 @@
 //! A maker without machines, for tests: it counts what lives.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,7 +12,8 @@ use tokio::sync::{mpsc, watch};
 
 use super::daemon::Daemon;
 use super::maker::{Condition, Machine, Made, Maker};
-use super::problem::Refusal;
+use super::files::{Files, PIECE, Piece, Upload};
+use super::problem::{ApiCode, Refusal};
 use super::process::Process;
 use super::watch::Versions;
 use crate::agent_client::Output;
@@ -46,6 +48,8 @@ pub struct Fake {
     pub open: watch::Sender<bool>,
     /// What all containers ended with.
     pub exit: watch::Sender<Option<i32>>,
+    /// Those of all containers.
+    pub files: Arc<FakeFiles>,
 }
 
 impl Fake {
@@ -56,6 +60,7 @@ impl Fake {
             making: watch::Sender::new(0),
             open: watch::Sender::new(open),
             exit: watch::Sender::new(None),
+            files: Arc::default(),
         });
         let daemon = Daemon::new(Some(fake.clone()), Versions::of_clock());
         (fake, daemon)
@@ -99,6 +104,7 @@ impl Maker for Fake {
             machine.output = Some((journal, directory));
             machine.exit = self.exit.subscribe();
         }
+        machine.files = self.files.clone();
         Ok(Made {
             machine: Arc::new(machine),
             image_config: "null".into(),
@@ -119,6 +125,7 @@ pub struct FakeMachine {
     paused: AtomicBool,
     ended: watch::Sender<bool>,
     released: AtomicBool,
+    files: Arc<FakeFiles>,
     /// Of its container, where it has one.
     output: Option<(Arc<Journal>, tempfile::TempDir)>,
     exit: watch::Receiver<Option<i32>>,
@@ -138,6 +145,7 @@ impl FakeMachine {
             paused: AtomicBool::new(false),
             ended: watch::Sender::new(false),
             released: AtomicBool::new(false),
+            files: Arc::default(),
             output: None,
             exit: watch::Sender::new(None).subscribe(),
         }
@@ -215,6 +223,10 @@ impl Machine for FakeMachine {
             "missing" => Err(Failure::new(ExitCode::NotFound, "exec: \"missing\": not found")),
             program => Ok(Arc::new(FakeProcess::start(program, self.counts.clone()))),
         }
+    }
+
+    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
+        Ok(self.files.clone())
     }
 
     fn kill(&self) {
@@ -322,6 +334,60 @@ impl Process for FakeProcess {
         let mut ended = self.ended.subscribe();
         let code = *ended.wait_for(Option::is_some).await.unwrap();
         Ok(code.unwrap())
+    }
+}
+
+/// Files that are none, and what is being written.
+#[derive(Debug, Default)]
+pub struct FakeFiles {
+    whole: Mutex<BTreeMap<String, Vec<u8>>>,
+    parts: watch::Sender<BTreeMap<String, Vec<u8>>>,
+}
+
+#[async_trait]
+impl Files for FakeFiles {
+    async fn read(&self, path: &str, offset: u64, identity: u64) -> Result<Piece, Refusal> {
+        assert_eq!(identity, if offset == 0 { 0 } else { 7 });
+        let whole = self.whole.lock().unwrap();
+        let file = whole.get(path).ok_or_else(|| Refusal::new(ApiCode::NoFile, path))?;
+        let from = file.len().min(offset as usize);
+        Ok(Piece {
+            data: file[from..file.len().min(from + PIECE)].to_vec(),
+            // As files in /proc do.
+            size: if path.starts_with("/proc") { 0 } else { file.len() as u64 },
+            mode: 0o640,
+            identity: 7,
+        })
+    }
+
+    async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal> {
+        if upload.path.starts_with("/full") && offset > 0 {
+            return Err(Refusal::new(ApiCode::NoRoom, "no room"));
+        }
+        let mut file = Vec::new();
+        self.parts.send_modify(|parts| {
+            file = parts.remove(&upload.name).unwrap_or_default();
+            assert_eq!(file.len() as u64, offset);
+            file.extend(data);
+            if !last {
+                parts.insert(upload.name.clone(), std::mem::take(&mut file));
+            }
+        });
+        if last {
+            self.whole.lock().unwrap().insert(upload.path.clone(), file);
+        }
+        Ok(())
+    }
+
+    async fn abandon(&self, upload: &Upload) {
+        self.parts.send_modify(|parts| drop(parts.remove(&upload.name)));
+    }
+}
+
+impl FakeFiles {
+    /// How many files are being written.
+    pub fn uploads(&self) -> watch::Receiver<BTreeMap<String, Vec<u8>>> {
+        self.parts.subscribe()
     }
 }
 

@@ -32,7 +32,7 @@ pub enum Verb {
     Change,
     /// Follows changes or output, for long.
     Watch,
-    /// Runs a process, perhaps for long.
+    /// Runs a process or moves a file, perhaps for long.
     Exec,
 }
 
@@ -59,7 +59,7 @@ pub struct Share {
 /// How much at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Of all but what lasts: watches and processes.
+    /// Of all but what lasts: watches, processes and files.
     pub running: usize,
     pub create: Share,
     pub read: Share,
@@ -280,7 +280,7 @@ fn verb(request: &Request) -> Verb {
     if method == Method::POST && matches!(path, "/v1/sandboxes" | "/v1/thaws") {
         return Verb::Create;
     }
-    if path.starts_with("/v1/sandboxes/") && path.ends_with("/exec") {
+    if path.starts_with("/v1/sandboxes/") && (path.ends_with("/exec") || path.ends_with("/files")) {
         return Verb::Exec;
     }
     if method != Method::GET && method != Method::HEAD {

@@ -16,6 +16,7 @@ use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
 
 use super::attendance::Attendance;
+use super::files::{Files, GuestFiles};
 use super::problem::{ApiCode, Refusal};
 use super::process::{GuestProcess, Process};
 use crate::agent_client::AgentClient;
@@ -77,6 +78,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn exit(&self) -> BoxFuture<'static, i32>;
     /// Starts a process in its container.
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
+    /// The files of its container.
+    async fn files(&self) -> Result<Arc<dyn Files>, Failure>;
     /// Ends it; who holds it removes it.
     fn kill(&self);
     /// Ends it and removes all it has.
@@ -368,6 +371,12 @@ impl Machine for Microvm {
             }
         };
         Ok(Arc::new(GuestProcess { agent, id }))
+    }
+
+    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
+        let container = Running::read(&self.sandbox.directory())?.container_id;
+        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        Ok(Arc::new(GuestFiles { agent, container }))
     }
 
     fn kill(&self) {

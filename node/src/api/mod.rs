@@ -8,8 +8,9 @@
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`exec`], [`logs`], [`health`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`health`] | the handlers, by what they are about |
 //! | [`session`], [`process`] | a process of a container, and who attends it |
+//! | [`files`] | the files of a container |
 //! | [`attendance`] | containers thawd itself attends |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
@@ -27,6 +28,7 @@ pub mod exec;
 pub mod extract;
 #[cfg(test)]
 mod fake;
+pub mod files;
 pub mod health;
 pub mod idempotency;
 pub mod limits;
@@ -40,4 +42,5 @@ pub mod router;
 pub mod sandboxes;
 pub mod server;
 pub mod session;
+pub mod transfer;
 pub mod watch;

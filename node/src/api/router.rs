@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{exec, health, logs, problem, sandboxes};
+use super::{exec, health, logs, problem, sandboxes, transfer};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -26,6 +26,7 @@ const PAGE: &str = include_str!("page.html");
     tags(
         (name = "sandboxes", description = "Containers, each in a microVM of its own"),
         (name = "processes", description = "What runs in a sandbox's container"),
+        (name = "files", description = "The files of a sandbox's container"),
         (name = "node", description = "This thawd"),
     ),
 )]
@@ -43,6 +44,7 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(sandboxes::thaw))
         .routes(routes!(exec::run, exec::attend))
         .routes(routes!(logs::logs))
+        .routes(routes!(transfer::read, transfer::write))
 }
 
 /// The OpenAPI document: docs/openapi.json.

@@ -11,6 +11,7 @@
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
 //! | `GET /v1/sandboxes/{id}/logs` | — | what its container wrote |
+//! | `GET`, `PUT /v1/sandboxes/{id}/files?path=…` | —, the file | the file, 204 |
 //! | `POST /v1/sandboxes/{id}/exec` | [`ExecProcess`] | [`ExecResult`], or [`ExecEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}/exec` | — | 101, a WebSocket: [`ExecProcess`], then [`ExecInput`]s; [`ExecEvent`]s |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
@@ -39,6 +40,10 @@ pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
+/// Largest file that is read or written in a container, bytes.
+pub const MAX_FILE: u64 = 1 << 30;
+/// The header with a file's permission bits, octal.
+pub const FILE_MODE: &str = "thaw-file-mode";
 /// The header that makes a creation happen once, however often it is asked for.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 

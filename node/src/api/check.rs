@@ -6,7 +6,8 @@ use std::path::{Component, Path};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thaw_protocol::api::{
-    CreateSandbox, Encoding, ExecProcess, FreezeSandbox, StartContainer, TerminalSize, ThawSandbox,
+    CreateSandbox, Encoding, ExecProcess, ForkSandbox, FreezeSandbox, PullImage, StartContainer, TerminalSize,
+    ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
@@ -19,6 +20,8 @@ use crate::exit::{ExitCode, Failure};
 const MAX_TEXT: usize = 4096;
 /// Longest name of a sandbox, bytes.
 const MAX_NAME: usize = 253;
+/// Most clones made at once.
+const MOST_CLONES: u8 = 32;
 
 /// A sandbox to make of an image.
 pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
@@ -156,6 +159,23 @@ fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<
         Some(user) => plain("user", user, MAX_NAME),
         None => Ok(()),
     }
+}
+
+/// Clones to make.
+pub fn fork(request: &ForkSandbox) -> Result<(), Refusal> {
+    if !(1..=MOST_CLONES).contains(&request.count) {
+        return Err(invalid(format!("count is 1 to {MOST_CLONES}")));
+    }
+    memory_mode(request.memory_mode)?;
+    if let Some(key) = &request.sign {
+        absolute("sign", key)?;
+    }
+    terms(&request.labels, request.timeout_s)
+}
+
+/// An image to pull.
+pub fn pull(request: &PullImage) -> Result<(), Refusal> {
+    plain("image", &request.image, MAX_TEXT)
 }
 
 fn invalid(what: impl std::fmt::Display) -> Refusal {

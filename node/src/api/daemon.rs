@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Sandbox as Described, ThawSandbox,
+    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
+    Sandbox as Described, ThawSandbox,
 };
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -158,7 +159,8 @@ impl Daemon {
         Ok(self.made(made))
     }
 
-    fn maker(&self) -> Result<&Arc<dyn Maker>, Refusal> {
+    /// Who makes sandboxes, and has what they are made of.
+    pub fn maker(&self) -> Result<&Arc<dyn Maker>, Refusal> {
         let one_only = || Refusal::new(ApiCode::OneOnly, "this is a thaw run of its own");
         self.maker.as_ref().ok_or_else(one_only)
     }
@@ -282,6 +284,42 @@ impl Daemon {
         });
         let started = started.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
         Ok(started?)
+    }
+
+    /// Makes clones of a sandbox, which runs on: all of them, or none. Dropped, none is made.
+    pub async fn fork(
+        self: &Arc<Daemon>,
+        wanted: String,
+        request: ForkSandbox,
+    ) -> Result<ForkedSandbox, Refusal> {
+        let maker = self.maker()?;
+        let place = maker.scratch(request.sign.is_some()).await?;
+        let freeze = FreezeSandbox {
+            directory: place.snapshot(),
+            delta: false,
+            stop: false,
+            sign: request.sign,
+        };
+        let daemon = self.clone();
+        let freezing = async move { Ok::<_, Failure>((daemon.freeze(&wanted, freeze).await?, place)) };
+        let (frozen, place) = self.finish(freezing).await?;
+        let thaw = ThawSandbox {
+            directory: place.snapshot(),
+            hostname: None,
+            name: None,
+            client: None,
+            memory_mode: request.memory_mode,
+            labels: request.labels,
+            timeout_s: request.timeout_s,
+        };
+        let clones = (0..request.count).map(|_| maker.thaw(thaw.clone()));
+        let clones = futures_util::future::try_join_all(clones).await?;
+        // Who was thawed from it has all of it open.
+        drop(tokio::task::spawn_blocking(move || drop(place)));
+        Ok(ForkedSandbox {
+            frozen,
+            items: clones.into_iter().map(|made| self.made(made)).collect(),
+        })
     }
 
     /// Waits until nobody else changes a sandbox.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use axum::body::{Body as Stream, Bytes};
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message, Utf8Bytes, WebSocket, WebSocketUpgrade};
-use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderMap, header};
+use axum::extract::State;
+use axum::http::{HeaderMap, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use base64::Engine;
@@ -58,7 +58,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 ))]
 pub async fn run(
     State(daemon): State<Arc<Daemon>>,
-    OriginalUri(uri): OriginalUri,
+    uri: Uri,
     Named(wanted): Named,
     Extension(permit): Extension<Arc<Permit>>,
     Body(request): Body<ExecProcess>,
@@ -202,7 +202,7 @@ fn json(event: &ExecEvent) -> String {
 ))]
 pub async fn attend(
     State(daemon): State<Arc<Daemon>>,
-    OriginalUri(uri): OriginalUri,
+    uri: Uri,
     Named(wanted): Named,
     Extension(permit): Extension<Arc<Permit>>,
     headers: HeaderMap,

@@ -19,6 +19,8 @@ use super::problem::{ApiCode, Refusal};
 pub const BODY_LIMIT: Duration = Duration::from_secs(30);
 /// Longest name or id in a path, bytes.
 const MAX_NAME: usize = 253;
+/// Longest reference in a path, bytes.
+const MAX_REFERENCE: usize = 4096;
 /// Longest idempotency key, bytes.
 const MAX_KEY: usize = 255;
 
@@ -110,7 +112,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> 
     }
 }
 
-/// The id or name in the path.
+/// The id, name or key in the path.
 #[derive(Debug)]
 pub struct Named(pub String);
 
@@ -118,14 +120,30 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
-        let name = Path::<String>::from_request_parts(parts, state).await;
-        let Path(name) = name.map_err(|e| Refusal::new(ApiCode::BadParameter, e.body_text()))?;
-        match name.len() <= MAX_NAME && !name.chars().any(char::is_control) {
-            true => Ok(Named(name)),
-            false => {
-                let what = format!("no name has control characters or more than {MAX_NAME} bytes");
-                Err(Refusal::new(ApiCode::BadParameter, what))
-            }
+        segment(parts, state, MAX_NAME).await.map(Named)
+    }
+}
+
+/// The image's reference or digest in the path.
+#[derive(Debug)]
+pub struct Referred(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Referred {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        segment(parts, state, MAX_REFERENCE).await.map(Referred)
+    }
+}
+
+async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S, most: usize) -> Result<String, Refusal> {
+    let text = Path::<String>::from_request_parts(parts, state).await;
+    let Path(text) = text.map_err(|e| Refusal::new(ApiCode::BadParameter, e.body_text()))?;
+    match text.len() <= most && !text.chars().any(char::is_control) {
+        true => Ok(text),
+        false => {
+            let what = format!("no name has control characters or more than {most} bytes");
+            Err(Refusal::new(ApiCode::BadParameter, what))
         }
     }
 }

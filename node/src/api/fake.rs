@@ -1,27 +1,34 @@
 //! A maker without machines, for tests: it counts what lives.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use thaw_protocol::api::{Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ThawSandbox};
-use tokio::sync::{mpsc, watch};
+use thaw_protocol::api::{
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, PullImage, Template, ThawSandbox,
+};
+use tokio::sync::watch;
 
 use super::daemon::Daemon;
-use super::maker::{Condition, Machine, Made, Maker};
-use super::files::{Files, PIECE, Piece, Upload};
-use super::problem::{ApiCode, Refusal};
+use super::maker::{Condition, Machine, Made, Maker, Place};
+use super::files::Files;
+use super::problem::Refusal;
 use super::process::Process;
+use super::stock::Stock;
 use super::watch::Versions;
-use crate::agent_client::Output;
 use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
 use crate::sandbox::{Terms, Timeout};
 use crate::state::Record;
+
+mod files;
+mod process;
+
+pub use files::FakeFiles;
+pub use process::FakeProcess;
 
 /// What a fake maker has done.
 #[derive(Debug, Default)]
@@ -50,6 +57,11 @@ pub struct Fake {
     pub exit: watch::Sender<Option<i32>>,
     /// Those of all containers.
     pub files: Arc<FakeFiles>,
+    pub images: Mutex<Vec<Image>>,
+    /// How many may be made before thaws fail.
+    pub most: AtomicUsize,
+    /// The last place for a snapshot that was asked for.
+    pub place: Mutex<Option<PathBuf>>,
 }
 
 impl Fake {
@@ -61,6 +73,9 @@ impl Fake {
             open: watch::Sender::new(open),
             exit: watch::Sender::new(None),
             files: Arc::default(),
+            images: Mutex::default(),
+            most: AtomicUsize::new(usize::MAX),
+            place: Mutex::default(),
         });
         let daemon = Daemon::new(Some(fake.clone()), Versions::of_clock());
         (fake, daemon)
@@ -112,9 +127,93 @@ impl Maker for Fake {
         })
     }
 
-    async fn thaw(&self, _: ThawSandbox) -> Result<Made, Refusal> {
-        Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into())
+    async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal> {
+        if !request.directory.is_dir() {
+            return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
+        }
+        let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
+        let terms = Terms {
+            labels: request.labels,
+            timeout: request.timeout_s.map(Timeout::after),
+        };
+        let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
+        if number >= self.most.load(Ordering::SeqCst) {
+            return Err(Failure::new(ExitCode::DiskFull, "no room").into());
+        }
+        Ok(Made {
+            machine,
+            image_config: "null".into(),
+            account: Account::default(),
+        })
     }
+
+    async fn scratch(&self, _: bool) -> Result<Box<dyn Place>, Refusal> {
+        let place = tempfile::tempdir().unwrap();
+        *self.place.lock().unwrap() = Some(place.path().to_owned());
+        Ok(Box::new(place))
+    }
+}
+
+impl Place for tempfile::TempDir {
+    fn snapshot(&self) -> PathBuf {
+        self.path().join("snapshot")
+    }
+}
+
+#[async_trait]
+impl Stock for Fake {
+    async fn images(&self) -> Result<Vec<Image>, Failure> {
+        Ok(self.images.lock().unwrap().clone())
+    }
+
+    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure> {
+        let images = self.images.lock().unwrap();
+        let image = images.iter().find(|i| i.reference == wanted).ok_or_else(not_stored)?;
+        let detail = serde_json::json!({
+            "digest": image.digest, "reference": image.reference, "for_snapshot": false, "form": "full",
+            "in_use": false, "metadata_bytes": 1, "present_bytes": 2, "total_bytes": 2, "layers": [],
+            "load_order": null, "image_config": "null",
+        });
+        Ok(serde_json::from_value(detail).unwrap())
+    }
+
+    async fn pull(&self, request: PullImage) -> Result<Image, Failure> {
+        if request.image == "missing" {
+            return Err(Failure::new(ExitCode::ImageNotFound, "no image: missing"));
+        }
+        let image = Image {
+            digest: "sha256:0".into(),
+            reference: request.image,
+            for_snapshot: false,
+            bytes: 3,
+            layers: 1,
+            form: "full".into(),
+            present_bytes: 2,
+            total_bytes: 2,
+            in_use: false,
+        };
+        self.images.lock().unwrap().push(image.clone());
+        Ok(image)
+    }
+
+    async fn remove_image(&self, wanted: String) -> Result<(), Failure> {
+        let mut images = self.images.lock().unwrap();
+        let before = images.len();
+        images.retain(|image| image.reference != wanted);
+        if images.len() == before { Err(not_stored()) } else { Ok(()) }
+    }
+
+    async fn templates(&self) -> Result<Vec<Template>, Failure> {
+        Ok(Vec::new())
+    }
+
+    async fn remove_template(&self, _: String) -> Result<(), Failure> {
+        Err(Failure::new(ExitCode::SnapshotNotFound, "no template"))
+    }
+}
+
+fn not_stored() -> Failure {
+    Failure::new(ExitCode::ImageNotStored, "no such image")
 }
 
 /// A machine that is none.
@@ -196,7 +295,9 @@ impl Machine for FakeMachine {
         Ok(())
     }
 
-    async fn freeze(&self, _: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        // Only where there is a place for it.
+        let _ = std::fs::create_dir(&request.directory);
         Ok(FrozenSandbox {
             memory_bytes: 1,
             paused_ns: 2,
@@ -238,156 +339,6 @@ impl Machine for FakeMachine {
     fn release(self: Arc<Self>) -> bool {
         self.released.store(true, Ordering::SeqCst);
         Arc::into_inner(self).is_some()
-    }
-}
-
-/// A process that is none. By its program: `cat` writes what it reads and ends with its input; `yes` writes for ever;
-/// `stubborn` does nothing, and ends by SIGKILL alone; `bytes` writes what is no text and ends with 3; `much` writes more than
-/// an answer holds.
-#[derive(Debug)]
-pub struct FakeProcess {
-    endless: bool,
-    stubborn: bool,
-    counts: Arc<Counts>,
-    /// Its own end of stdout, until it ends.
-    writes: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
-    stdout: tokio::sync::Mutex<mpsc::Receiver<Vec<u8>>>,
-    stderr: Mutex<Option<Vec<u8>>>,
-    ended: watch::Sender<Option<i32>>,
-}
-
-impl FakeProcess {
-    pub fn start(program: &str, counts: Arc<Counts>) -> FakeProcess {
-        let (writes, stdout) = mpsc::channel(64);
-        let process = FakeProcess {
-            endless: program == "yes",
-            stubborn: program == "stubborn",
-            counts,
-            writes: Mutex::new(Some(writes.clone())),
-            stdout: stdout.into(),
-            stderr: Mutex::default(),
-            ended: watch::Sender::new(None),
-        };
-        match program {
-            "bytes" => {
-                writes.try_send(vec![0xff, 0]).unwrap();
-                *process.stderr.lock().unwrap() = Some(b"err".to_vec());
-                process.end(3);
-            }
-            "much" => {
-                for _ in 0..40 {
-                    writes.try_send("é".repeat(5001).into()).unwrap();
-                }
-                process.end(0);
-            }
-            _ => {}
-        }
-        process
-    }
-
-    fn end(&self, code: i32) {
-        self.writes.lock().unwrap().take();
-        self.ended.send_replace(Some(code));
-    }
-}
-
-#[async_trait]
-impl Process for FakeProcess {
-    async fn read(&self, output: Output) -> Option<Vec<u8>> {
-        if output == Output::Stderr {
-            return self.stderr.lock().unwrap().take();
-        }
-        if self.endless && self.ended.borrow().is_none() {
-            tokio::task::yield_now().await;
-            return Some(vec![b'y'; 64 << 10]);
-        }
-        self.stdout.lock().await.recv().await
-    }
-
-    async fn write(&self, data: Vec<u8>) -> Result<(), Failure> {
-        let writes = self.writes.lock().unwrap().clone();
-        match writes {
-            Some(writes) if !self.stubborn => drop(writes.send(data).await),
-            _ => std::future::pending().await,
-        }
-        Ok(())
-    }
-
-    async fn close_stdin(&self) {
-        if !self.stubborn && !self.endless {
-            self.end(0);
-        }
-    }
-
-    async fn resize(&self, rows: u16, columns: u16) {
-        self.counts.hear(format!("size {rows} {columns}"));
-    }
-
-    async fn signal(&self, number: u8) {
-        self.counts.hear(format!("signal {number}"));
-        if !self.stubborn || i32::from(number) == libc::SIGKILL {
-            self.end(128 + i32::from(number));
-        }
-    }
-
-    async fn wait(&self) -> Result<i32, Failure> {
-        let mut ended = self.ended.subscribe();
-        let code = *ended.wait_for(Option::is_some).await.unwrap();
-        Ok(code.unwrap())
-    }
-}
-
-/// Files that are none, and what is being written.
-#[derive(Debug, Default)]
-pub struct FakeFiles {
-    whole: Mutex<BTreeMap<String, Vec<u8>>>,
-    parts: watch::Sender<BTreeMap<String, Vec<u8>>>,
-}
-
-#[async_trait]
-impl Files for FakeFiles {
-    async fn read(&self, path: &str, offset: u64, identity: u64) -> Result<Piece, Refusal> {
-        assert_eq!(identity, if offset == 0 { 0 } else { 7 });
-        let whole = self.whole.lock().unwrap();
-        let file = whole.get(path).ok_or_else(|| Refusal::new(ApiCode::NoFile, path))?;
-        let from = file.len().min(offset as usize);
-        Ok(Piece {
-            data: file[from..file.len().min(from + PIECE)].to_vec(),
-            // As files in /proc do.
-            size: if path.starts_with("/proc") { 0 } else { file.len() as u64 },
-            mode: 0o640,
-            identity: 7,
-        })
-    }
-
-    async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal> {
-        if upload.path.starts_with("/full") && offset > 0 {
-            return Err(Refusal::new(ApiCode::NoRoom, "no room"));
-        }
-        let mut file = Vec::new();
-        self.parts.send_modify(|parts| {
-            file = parts.remove(&upload.name).unwrap_or_default();
-            assert_eq!(file.len() as u64, offset);
-            file.extend(data);
-            if !last {
-                parts.insert(upload.name.clone(), std::mem::take(&mut file));
-            }
-        });
-        if last {
-            self.whole.lock().unwrap().insert(upload.path.clone(), file);
-        }
-        Ok(())
-    }
-
-    async fn abandon(&self, upload: &Upload) {
-        self.parts.send_modify(|parts| drop(parts.remove(&upload.name)));
-    }
-}
-
-impl FakeFiles {
-    /// How many files are being written.
-    pub fn uploads(&self) -> watch::Receiver<BTreeMap<String, Vec<u8>>> {
-        self.parts.subscribe()
     }
 }
 

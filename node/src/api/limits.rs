@@ -277,10 +277,12 @@ fn forget(lane: &mut Lane, client: u32) {
 /// What kind of request this is.
 fn verb(request: &Request) -> Verb {
     let (method, path) = (request.method(), request.uri().path());
-    if method == Method::POST && matches!(path, "/v1/sandboxes" | "/v1/thaws") {
+    let of_one = path.starts_with("/v1/sandboxes/");
+    let creates = matches!(path, "/v1/sandboxes" | "/v1/thaws") || of_one && path.ends_with("/fork");
+    if method == Method::POST && creates {
         return Verb::Create;
     }
-    if path.starts_with("/v1/sandboxes/") && (path.ends_with("/exec") || path.ends_with("/files")) {
+    if of_one && (path.ends_with("/exec") || path.ends_with("/files")) {
         return Verb::Exec;
     }
     if method != Method::GET && method != Method::HEAD {

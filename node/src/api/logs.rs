@@ -166,8 +166,10 @@ impl Reader {
             }
             self.at = read.next;
             let mut piece = Vec::new();
-            for (_, data) in read.frames.iter().filter(|(output, _)| self.wants(*output)) {
-                piece.extend_from_slice(leave_out(data, &mut self.skip));
+            for (output, data) in read.frames {
+                if self.wants(output) {
+                    piece.extend_from_slice(leave_out(&data, &mut self.skip));
+                }
             }
             if !piece.is_empty() {
                 return Some(Ok(piece.into()));

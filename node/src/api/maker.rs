@@ -19,6 +19,7 @@ use super::attendance::Attendance;
 use super::files::{Files, GuestFiles};
 use super::problem::{ApiCode, Refusal};
 use super::process::{GuestProcess, Process};
+use super::stock::Stock;
 use crate::agent_client::AgentClient;
 use crate::container::{self, Options, RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
@@ -27,13 +28,29 @@ use crate::images::Pull;
 use crate::journal::Journal;
 use crate::sandbox::{
     FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout,
+    blocking,
 };
+use crate::snapshot::Scratch;
 use crate::state::Record;
 use crate::trace::Trace;
 
+/// A place for one snapshot. Dropped, it is gone.
+pub trait Place: std::fmt::Debug + Send + Sync {
+    /// Where the snapshot is to be. Nothing is there yet.
+    fn snapshot(&self) -> PathBuf;
+}
+
+impl Place for Scratch {
+    fn snapshot(&self) -> PathBuf {
+        self.snapshot()
+    }
+}
+
 /// Makes sandboxes.
 #[async_trait]
-pub trait Maker: std::fmt::Debug + Send + Sync {
+pub trait Maker: Stock {
+    /// A place for a snapshot only its clones need.
+    async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal>;
     /// Of an image.
     async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal>;
     /// Of a snapshot.
@@ -90,6 +107,12 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
 
 #[async_trait]
 impl Maker for Node {
+    async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal> {
+        let node = self.clone();
+        let make = move || Scratch::for_clones(&node.paths.data, node.templates.registry(), signed);
+        Ok(Box::new(blocking(make).await?))
+    }
+
     async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal> {
         let (recording, record) = match request.record {
             true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,

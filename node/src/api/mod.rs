@@ -8,7 +8,7 @@
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`health`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`stock`], [`health`] | the handlers, by what they are about |
 //! | [`session`], [`process`] | a process of a container, and who attends it |
 //! | [`files`] | the files of a container |
 //! | [`attendance`] | containers thawd itself attends |
@@ -29,6 +29,8 @@ pub mod extract;
 #[cfg(test)]
 mod fake;
 pub mod files;
+#[cfg(test)]
+mod fork_test;
 pub mod health;
 pub mod idempotency;
 pub mod limits;
@@ -42,5 +44,6 @@ pub mod router;
 pub mod sandboxes;
 pub mod server;
 pub mod session;
+pub mod stock;
 pub mod transfer;
 pub mod watch;

@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{exec, health, logs, problem, sandboxes, transfer};
+use super::{exec, health, logs, problem, sandboxes, stock, transfer};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -27,6 +27,7 @@ const PAGE: &str = include_str!("page.html");
         (name = "sandboxes", description = "Containers, each in a microVM of its own"),
         (name = "processes", description = "What runs in a sandbox's container"),
         (name = "files", description = "The files of a sandbox's container"),
+        (name = "images", description = "What sandboxes are made of"),
         (name = "node", description = "This thawd"),
     ),
 )]
@@ -45,6 +46,11 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(exec::run, exec::attend))
         .routes(routes!(logs::logs))
         .routes(routes!(transfer::read, transfer::write))
+        .routes(routes!(sandboxes::fork))
+        .routes(routes!(stock::images, stock::pull))
+        .routes(routes!(stock::image, stock::remove_image))
+        .routes(routes!(stock::templates))
+        .routes(routes!(stock::remove_template))
 }
 
 /// The OpenAPI document: docs/openapi.json.

@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Problem, Sandbox, SandboxList, ThawSandbox,
-    WatchEvent,
+    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox, Problem, Sandbox,
+    SandboxList, ThawSandbox, WatchEvent,
 };
 use utoipa::IntoParams;
 
@@ -263,4 +263,29 @@ pub async fn freeze(
         .finish(async move { daemon.freeze(&wanted, request).await })
         .await
         .map(Json)
+}
+
+/// Makes clones of a running sandbox, which goes on: all that are asked for, or none.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", request_body = ForkSandbox,
+    params(
+        ("id" = String, Path, description = "Id or name"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice"),
+    ), responses(
+    (status = 201, body = ForkedSandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "This is no thawd", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn fork(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Peer>,
+    Named(wanted): Named,
+    Key(key): Key,
+    Body(request): Body<ForkSandbox>,
+) -> Result<Response, Refusal> {
+    check::fork(&request)?;
+    let said = encoded(&("fork", &wanted, &request))?;
+    let make = || async { encoded(&daemon.fork(wanted, request).await?) };
+    once(&daemon, peer, key, &said, make).await
 }

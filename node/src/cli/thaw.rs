@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use futures_util::future::join_all;
 use thaw_protocol::api::{FreezeSandbox, ThawSandbox};
 
 use super::home::{Home, memory_mode};
@@ -9,7 +10,7 @@ use super::run::{Started, conclude, interrupted};
 use super::running::{Owner, absolute};
 use super::{ForkArguments, ThawArguments, detach};
 use crate::container::Running;
-use crate::exit::{ExitCode, Failure};
+use crate::exit::Failure;
 use crate::paths::Paths;
 use crate::snapshot::{Hold, Registry, Scratch};
 use crate::stdio::{Attendance, Signals, Stdin};
@@ -63,13 +64,7 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
     let owner = Owner::find(&arguments.sandbox)?;
     let data = Paths::from_env().data;
     let registry = Registry::open(&data, Hold::Files)?;
-    if registry.trusted().any() && arguments.sign.is_none() {
-        let what = "only signed snapshots are thawed here, and clones are thawed from one";
-        return Err(
-            Failure::new(ExitCode::SnapshotSignature, what).remedy("name a key trusted here: --sign KEY")
-        );
-    }
-    let scratch = Scratch::make(&data, registry.stamps().clone())?;
+    let scratch = Scratch::for_clones(&data, &registry, arguments.sign.is_some())?;
     let directory = scratch.snapshot();
     let request = FreezeSandbox {
         directory: directory.clone(),
@@ -90,30 +85,4 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
     // Who was thawed from it has all of it open.
     drop(scratch);
     failed.map_or(Ok(0), Err)
-}
-
-/// All at once, each with its outcome, in order.
-async fn join_all<T>(
-    work: impl Iterator<Item = impl Future<Output = Result<T, Failure>>>,
-) -> Vec<Result<T, Failure>> {
-    let mut running: Vec<_> = work.map(Box::pin).collect();
-    let mut done: Vec<Option<Result<T, Failure>>> = running.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
-        for (work, done) in running.iter_mut().zip(&mut done) {
-            if done.is_none()
-                && let std::task::Poll::Ready(outcome) = work.as_mut().poll(context)
-            {
-                *done = Some(outcome);
-            }
-        }
-        match done.iter().all(Option::is_some) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }
-    })
-    .await;
-    let missing = || Err(Failure::new(ExitCode::Runtime, "a clone was not waited for"));
-    done.into_iter()
-        .map(|outcome| outcome.unwrap_or_else(missing))
-        .collect()
 }

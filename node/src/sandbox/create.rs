@@ -400,7 +400,8 @@ pub(super) async fn new_network(
 }
 
 /// Work that blocks, on a thread for it.
-pub(super) async fn blocking<T: Send + 'static>(
+/// Work that blocks, on a thread for it.
+pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     tokio::task::spawn_blocking(work)

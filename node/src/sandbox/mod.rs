@@ -56,6 +56,7 @@ mod terms;
 mod thaw;
 
 pub use adoption::Provenance;
+pub use create::blocking;
 pub use again::MADE_AGAIN;
 pub use bare::is_bare;
 pub use freeze::{FreezeOptions, Frozen};

@@ -14,6 +14,10 @@
 //! | `GET`, `PUT /v1/sandboxes/{id}/files?path=…` | —, the file | the file, 204 |
 //! | `POST /v1/sandboxes/{id}/exec` | [`ExecProcess`] | [`ExecResult`], or [`ExecEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}/exec` | — | 101, a WebSocket: [`ExecProcess`], then [`ExecInput`]s; [`ExecEvent`]s |
+//! | `POST /v1/sandboxes/{id}/fork` | [`ForkSandbox`] | 201, [`ForkedSandbox`] |
+//! | `GET`, `POST /v1/images` | —, [`PullImage`] | [`ImageList`], 201 and [`Image`] |
+//! | `GET`, `DELETE /v1/images/{image}` | — | [`ImageDetail`], 204 |
+//! | `GET /v1/templates`, `DELETE /v1/templates/{key}` | — | [`TemplateList`], 204 |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
@@ -30,12 +34,16 @@ use crate::control::MemoryMode;
 mod exec;
 mod list;
 mod problem;
+mod store;
 
 pub use exec::{
     Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, STDERR_CHANNEL, STDOUT_CHANNEL,
     TerminalSize,
 };
 pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use store::{
+    Image, ImageDetail, ImageLayer, ImageList, LoadOrder, PullImage, Template, TemplateList,
+};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 
 /// Largest body either side reads, in bytes.
@@ -196,6 +204,39 @@ pub struct FreezeSandbox {
     pub sign: Option<PathBuf>,
 }
 
+/// How to make clones of a running sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ForkSandbox {
+    /// How many: 1 to 32.
+    #[serde(default = "one")]
+    pub count: u8,
+    /// How they get their memory; `uffd` is refused.
+    #[serde(default)]
+    pub memory_mode: MemoryMode,
+    /// The clones'; docs/api.md has the syntax.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Delete the clones after this many seconds, at least one.
+    #[serde(default)]
+    pub timeout_s: Option<u32>,
+    /// The private key's file to sign the snapshot between with, absolute: where only signed ones are thawed.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub sign: Option<PathBuf>,
+}
+
+/// What a fork did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ForkedSandbox {
+    /// How the original was frozen: it runs on.
+    pub frozen: FrozenSandbox,
+    /// The clones, as many as were asked for.
+    pub items: Vec<CreatedSandbox>,
+}
+
 /// What a freeze did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -208,6 +249,10 @@ pub struct FrozenSandbox {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> u8 {
+    1
 }
 
 fn missing() -> String {

@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 
 use crate::exit::{ExitCode, Failure};
 
+pub mod api;
 pub mod pools;
 
 /// The variable that names the file.
@@ -28,6 +29,8 @@ pub struct Config {
     pub fetch: thaw_rootfs::fetch::Config,
     /// What thawd makes ahead.
     pub pools: pools::PoolsConfig,
+    /// Where thawd serves its API besides its unix socket.
+    pub api: api::ApiConfig,
 }
 
 /// `[store]`.
@@ -204,12 +207,13 @@ mod tests {
         assert_eq!(Config::parse("").unwrap(), Config::default());
         let config = Config::parse(
             "[store]\nlimit = \"20g\"\n[prefetch]\nenabled = false\nlimit = 4096\n\
-             [fetch]\nprefetch_bandwidth = 1000000\n[[fetch.mirrors.\"docker.io\"]]\nurl = \"http://127.0.0.1:4001\"\nkind = \"dragonfly\"\n",
+             [api]\nlisten = \"127.0.0.1:8443\"\ntokens = \"/t\"\n[fetch]\nprefetch_bandwidth = 1000000\n[[fetch.mirrors.\"docker.io\"]]\nurl = \"http://127.0.0.1:4001\"\nkind = \"dragonfly\"\n",
         )
         .unwrap();
         assert_eq!(config.store.limit, Some(Size(20 << 30)));
         assert_eq!(config.prefetch.limit, Size(4096));
         assert!(!config.prefetch.enabled);
+        assert_eq!(config.api.listen, Some(([127, 0, 0, 1], 8443).into()));
         assert_eq!(config.fetch.prefetch_bandwidth, Some(1_000_000));
         assert_eq!(config.fetch.mirrors_of("docker.io").len(), 1);
         let written = toml::to_string(&config).unwrap();
@@ -246,6 +250,7 @@ mod tests {
             ("[nothing]\n", "line 1", "nothing"),
             ("[store\n", "line 1", "[store"),
             ("[fetch]\nmirrors = 3\n", "line 2", "mirrors"),
+            ("[api]\nlisten = \"everywhere\"\n", "line 2", "listen"),
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(line) && error.contains(key), "{error}");

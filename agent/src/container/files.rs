@@ -37,14 +37,15 @@ pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
         return Err(Error::State(format!("{} was replaced while it was read", r.path)));
     }
     // The very file that was looked at.
-    let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(|e| refused("open", path, e))?;
+    let file =
+        File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(|e| refused("open", path, e))?;
     let mut data = vec![0; MOST.min(r.length as usize)];
     let mut length = 0;
     while length < data.len() {
         let at = r.offset.checked_add(length as u64);
-        let at = at.filter(|at| i64::try_from(*at).is_ok()).ok_or_else(|| {
-            Error::Invalid(format!("no file has bytes at {}", r.offset))
-        })?;
+        let at = at
+            .filter(|at| i64::try_from(*at).is_ok())
+            .ok_or_else(|| Error::Invalid(format!("no file has bytes at {}", r.offset)))?;
         match file.read_at(&mut data[length..], at) {
             Ok(0) => break,
             Ok(n) => length += n,
@@ -65,11 +66,17 @@ pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
 /// Adds a piece to an upload, which becomes the file with the last.
 pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
     let path = checked(&r.path)?;
-    let plain = r.upload.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let plain = r
+        .upload
+        .bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     if !plain || !(1..=MOST_OF_UPLOAD).contains(&r.upload.len()) {
         return Err(Error::Invalid(format!("{:?} names no upload", r.upload)));
     }
-    if r.offset.checked_add(r.data.len() as u64).is_none_or(|end| end > MOST_OF_FILE) {
+    if r.offset
+        .checked_add(r.data.len() as u64)
+        .is_none_or(|end| end > MOST_OF_FILE)
+    {
         return Err(Error::Invalid(format!("a file has at most {MOST_OF_FILE} bytes")));
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -112,7 +119,12 @@ fn add(directory: &OwnedFd, upload: &str, r: &WriteFileRequest) -> std::io::Resu
         _ => OFlags::empty(),
     };
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | begin;
-    let file = File::from(rustix::fs::openat(directory, upload, flags, Mode::RUSR | Mode::WUSR)?);
+    let file = File::from(rustix::fs::openat(
+        directory,
+        upload,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+    )?);
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() != r.offset {
         return Err(std::io::Error::from_raw_os_error(libc::ESTALE));
@@ -150,7 +162,8 @@ fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> 
 
 fn checked(path: &str) -> Result<&Path> {
     if path.len() > MOST_OF_PATH || path.contains('\0') || path.ends_with('/') {
-        let what = format!("a file's path has at most {MOST_OF_PATH} bytes, none of them 0, and no '/' at its end");
+        let what =
+            format!("a file's path has at most {MOST_OF_PATH} bytes, none of them 0, and no '/' at its end");
         return Err(Error::Invalid(what));
     }
     check_guest_path(Path::new(path))?;
@@ -222,7 +235,10 @@ mod tests {
             ..Default::default()
         };
         let first = read(&root, &request).unwrap();
-        assert_eq!((first.data.as_slice(), first.size, first.mode), (&b"0123"[..], 10, 0o750));
+        assert_eq!(
+            (first.data.as_slice(), first.size, first.mode),
+            (&b"0123"[..], 10, 0o750)
+        );
         (request.offset, request.identity) = (8, first.identity);
         assert_eq!(read(&root, &request).unwrap().data, b"89");
         request.offset = 10;
@@ -256,7 +272,18 @@ mod tests {
             let refused = write(&root, &put(&format!("{path}/x"), 0, "x", true));
             assert!(matches!(refused, Err(Error::NoFile(_))), "{path}: {refused:?}");
         }
-        for path in ["/loop", "/etc", "/fifo", "etc/file", "/../secret", "/etc/../etc/file", "/", "", "/etc/file/", "/a\0b"] {
+        for path in [
+            "/loop",
+            "/etc",
+            "/fifo",
+            "etc/file",
+            "/../secret",
+            "/etc/../etc/file",
+            "/",
+            "",
+            "/etc/file/",
+            "/a\0b",
+        ] {
             assert!(matches!(get(&root, path), Err(Error::Invalid(_))), "{path}");
         }
         // A link that is written is replaced, not followed.
@@ -271,14 +298,23 @@ mod tests {
         let inner = outer.path().join("root");
         write(&root, &put("/etc/new", 0, "hello ", false)).unwrap();
         assert!(!inner.join("etc/new").exists());
-        assert!(matches!(write(&root, &put("/etc/new", 3, "x", true)), Err(Error::State(_))));
+        assert!(matches!(
+            write(&root, &put("/etc/new", 3, "x", true)),
+            Err(Error::State(_))
+        ));
         write(&root, &put("/etc/new", 6, "world", true)).unwrap();
         assert_eq!(fs::read(inner.join("etc/new")).unwrap(), b"hello world");
         let mode = |name: &str| fs::metadata(inner.join(name)).unwrap().permissions().mode() & 0o7777;
         assert_eq!(mode("etc/new"), 0o640);
         write(&root, &put("/etc/file", 0, "", true)).unwrap();
-        assert_eq!((fs::read(inner.join("etc/file")).unwrap(), mode("etc/file")), (vec![], 0o750));
-        assert!(matches!(write(&root, &put("/etc", 0, "x", true)), Err(Error::Invalid(_))));
+        assert_eq!(
+            (fs::read(inner.join("etc/file")).unwrap(), mode("etc/file")),
+            (vec![], 0o750)
+        );
+        assert!(matches!(
+            write(&root, &put("/etc", 0, "x", true)),
+            Err(Error::Invalid(_))
+        ));
         write(&root, &put("/etc/gone", 0, "x", false)).unwrap();
         let abandon = WriteFileRequest {
             abandon: true,
@@ -295,7 +331,10 @@ mod tests {
         }
         let far = put("/etc/x", u64::MAX, "x", true);
         assert!(matches!(write(&root, &far), Err(Error::Invalid(_))));
-        let mut left: Vec<_> = fs::read_dir(inner.join("etc")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        let mut left: Vec<_> = fs::read_dir(inner.join("etc"))
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
         left.sort();
         assert_eq!(left, ["file", "new"]);
     }

@@ -27,7 +27,7 @@ pub fn ask(method: &str, path: &str, kind: &str, body: impl Into<Body>) -> Reque
         .method(method)
         .uri(path)
         .header("content-type", kind);
-    request.extension(Peer { uid: 0 }).body(body.into()).unwrap()
+    request.extension(Peer::user(0)).body(body.into()).unwrap()
 }
 
 pub async fn send(routes: &Router, request: Request<Body>) -> Response<Body> {

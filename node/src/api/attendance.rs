@@ -141,10 +141,7 @@ mod tests {
         frames.sort_by_key(|(_, data)| data.len());
         assert_eq!(
             frames,
-            [
-                (Output::Stdout, vec![0xff, 0]),
-                (Output::Stderr, b"err".to_vec())
-            ]
+            [(Output::Stdout, vec![0xff, 0]), (Output::Stderr, b"err".to_vec())]
         );
     }
 }

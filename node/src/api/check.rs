@@ -6,8 +6,8 @@ use std::path::{Component, Path};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thaw_protocol::api::{
-    CreateSandbox, Encoding, ExecProcess, ForkSandbox, FreezeSandbox, PullImage, StartContainer, TerminalSize,
-    ThawSandbox,
+    CreateSandbox, Encoding, ExecProcess, ForkSandbox, FreezeSandbox, PullImage, StartContainer,
+    TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
@@ -117,7 +117,8 @@ pub fn file(path: &str) -> Result<(), Refusal> {
     match good && path.len() <= MAX_TEXT && !path.contains('\0') && !path.ends_with('/') {
         true => Ok(()),
         false => {
-            let what = format!("path is an absolute path of a file, without '..', of at most {MAX_TEXT} bytes");
+            let what =
+                format!("path is an absolute path of a file, without '..', of at most {MAX_TEXT} bytes");
             Err(Refusal::new(ApiCode::BadParameter, what))
         }
     }
@@ -140,7 +141,9 @@ pub fn signal(number: u8) -> Result<(), Refusal> {
 }
 
 fn command(command: &[String]) -> Result<(), Refusal> {
-    match command.first().is_some_and(|program| !program.is_empty()) && !command.iter().any(|a| a.contains('\0')) {
+    match command.first().is_some_and(|program| !program.is_empty())
+        && !command.iter().any(|a| a.contains('\0'))
+    {
         true => Ok(()),
         false => Err(invalid("command is a program and its arguments, without NUL")),
     }

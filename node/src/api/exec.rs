@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body as Stream, Bytes};
+use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message, Utf8Bytes, WebSocket, WebSocketUpgrade};
-use axum::extract::State;
 use axum::http::{HeaderMap, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -234,7 +234,11 @@ fn same_site(headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
     };
-    let authority = origin.to_str().ok().and_then(|o| o.split_once("://")).map(|o| o.1);
+    let authority = origin
+        .to_str()
+        .ok()
+        .and_then(|o| o.split_once("://"))
+        .map(|o| o.1);
     let host = headers.get(header::HOST).and_then(|h| h.to_str().ok());
     match authority.is_some() && authority == host {
         true => Ok(()),
@@ -271,7 +275,8 @@ async fn first(socket: &mut WebSocket) -> Result<Option<Options>, Refusal> {
     };
     let request: ExecProcess = extract::parse(text.as_bytes())?;
     if request.stdin.is_some() || request.stream {
-        let what = "over a WebSocket input comes in messages, and all is streamed: leave out stdin and stream";
+        let what =
+            "over a WebSocket input comes in messages, and all is streamed: leave out stdin and stream";
         return Err(Refusal::new(ApiCode::Invalid, what));
     }
     check::exec(&request).map(|(options, _)| Some(options))

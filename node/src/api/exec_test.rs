@@ -32,7 +32,7 @@ impl Served {
         let (stop, stopped) = oneshot::channel::<()>();
         let (at, serving) = (socket(root.path()), daemon.clone());
         let end = async { drop(stopped.await) };
-        let served = tokio::spawn(async move { serve(serving, &at, Access::default(), end).await });
+        let served = tokio::spawn(async move { serve(serving, &at, Access::default(), None, end).await });
         while UnixStream::connect(socket(root.path())).await.is_err() {
             tokio::task::yield_now().await;
         }
@@ -110,7 +110,11 @@ async fn who_hangs_up_takes_its_process_along() {
     for (number, program) in ["cat", "yes"].into_iter().enumerate() {
         let socket = served.open(&format!(r#"{{"command":["{program}"]}}"#)).await;
         drop(socket);
-        assert_eq!(served.heard(number + 1).await.last().unwrap(), "signal 1", "{program}");
+        assert_eq!(
+            served.heard(number + 1).await.last().unwrap(),
+            "signal 1",
+            "{program}"
+        );
     }
     assert_eq!(served.heard(2).await.len(), 2);
 }
@@ -198,7 +202,10 @@ async fn a_process_is_run_to_its_end() {
     let echo = r#"{"command":["cat"],"stdin":"hé"}"#;
     assert_eq!(ran(&routes, &path, echo).await, done(0, "hé", "", Encoding::Utf8));
     let echo = r#"{"command":["cat"],"stdin":"/w==","encoding":"base64"}"#;
-    assert_eq!(ran(&routes, &path, echo).await, done(0, "/w==", "", Encoding::Base64));
+    assert_eq!(
+        ran(&routes, &path, echo).await,
+        done(0, "/w==", "", Encoding::Base64)
+    );
     let bytes = ran(&routes, &path, r#"{"command":["bytes"]}"#).await;
     assert_eq!(bytes, done(3, "/wA=", "ZXJy", Encoding::Base64));
     let much = ran(&routes, &path, r#"{"command":["much"]}"#).await;
@@ -246,24 +253,99 @@ async fn what_cannot_be_run_is_refused() {
         (&path, JSON, r#"{"command":[]}"#, 422, "invalid-body"),
         (&path, JSON, r#"{"command":[""]}"#, 422, "invalid-body"),
         (&path, JSON, r#"{"command":["a\u0000"]}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"more":1}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"env":["A"]}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"env":["=A"]}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"workdir":"x"}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"user":""}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"size":{"rows":0,"columns":1}}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"size":{"rows":70000,"columns":1}}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"stdin":"?","encoding":"base64"}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["cat"],"encoding":"latin-1"}"#, 422, "invalid-body"),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"more":1}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"env":["A"]}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"env":["=A"]}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"workdir":"x"}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"user":""}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"size":{"rows":0,"columns":1}}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"size":{"rows":70000,"columns":1}}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"stdin":"?","encoding":"base64"}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            &path,
+            JSON,
+            r#"{"command":["cat"],"encoding":"latin-1"}"#,
+            422,
+            "invalid-body",
+        ),
         (&path, JSON, r#"{"command":["missing"]}"#, 422, "not-found"),
     ] {
         let shown = body.chars().take(60).collect::<String>();
-        refused(&routes, ask("POST", path, kind, body.to_owned()), status, code, &shown).await;
+        refused(
+            &routes,
+            ask("POST", path, kind, body.to_owned()),
+            status,
+            code,
+            &shown,
+        )
+        .await;
     }
-    refused(&routes, ask("GET", &path, JSON, ""), 426, "upgrade-required", "GET").await;
+    refused(
+        &routes,
+        ask("GET", &path, JSON, ""),
+        426,
+        "upgrade-required",
+        "GET",
+    )
+    .await;
     refused(&routes, ask("PUT", &path, JSON, ""), 405, "wrong-method", "PUT").await;
     send(&routes, ask("POST", "/v1/sandboxes/web/pause", JSON, "")).await;
-    refused(&routes, ask("POST", &path, JSON, good), 409, "sandbox-not-running", "paused").await;
+    refused(
+        &routes,
+        ask("POST", &path, JSON, good),
+        409,
+        "sandbox-not-running",
+        "paused",
+    )
+    .await;
     let shown: thaw_protocol::api::Sandbox = read(&routes, "/v1/sandboxes/web").await;
     assert_eq!(shown.state, "paused");
     assert!(fake.counts.heard.borrow().is_empty());

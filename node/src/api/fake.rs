@@ -1,19 +1,20 @@
 //! A maker without machines, for tests: it counts what lives.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, PullImage, Template, ThawSandbox,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, PullImage, Template,
+    ThawSandbox,
 };
 use tokio::sync::watch;
 
 use super::daemon::Daemon;
-use super::maker::{Condition, Machine, Made, Maker, Place};
 use super::files::Files;
+use super::maker::{Condition, Machine, Made, Maker, Place};
 use super::problem::Refusal;
 use super::process::Process;
 use super::stock::Stock;
@@ -168,7 +169,10 @@ impl Stock for Fake {
 
     async fn image(&self, wanted: String) -> Result<ImageDetail, Failure> {
         let images = self.images.lock().unwrap();
-        let image = images.iter().find(|i| i.reference == wanted).ok_or_else(not_stored)?;
+        let image = images
+            .iter()
+            .find(|i| i.reference == wanted)
+            .ok_or_else(not_stored)?;
         let detail = serde_json::json!({
             "digest": image.digest, "reference": image.reference, "for_snapshot": false, "form": "full",
             "in_use": false, "metadata_bytes": 1, "present_bytes": 2, "total_bytes": 2, "layers": [],
@@ -200,7 +204,11 @@ impl Stock for Fake {
         let mut images = self.images.lock().unwrap();
         let before = images.len();
         images.retain(|image| image.reference != wanted);
-        if images.len() == before { Err(not_stored()) } else { Ok(()) }
+        if images.len() == before {
+            Err(not_stored())
+        } else {
+            Ok(())
+        }
     }
 
     async fn templates(&self) -> Result<Vec<Template>, Failure> {

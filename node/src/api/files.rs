@@ -130,6 +130,8 @@ mod tests {
         assert_eq!(code(Code::FAILED_PRECONDITION), Some(ApiCode::FileRefused));
         assert_eq!(code(Code::RESOURCE_EXHAUSTED), Some(ApiCode::NoRoom));
         assert_eq!(code(Code::INTERNAL), None);
-        assert!(matches!(refusal(ttrpc::Error::LocalClosed), Refusal::Failure(f) if f.code == ExitCode::AgentFailed));
+        assert!(
+            matches!(refusal(ttrpc::Error::LocalClosed), Refusal::Failure(f) if f.code == ExitCode::AgentFailed)
+        );
     }
 }

@@ -29,8 +29,15 @@ async fn place_is_gone(fake: &Fake) {
 #[tokio::test]
 async fn a_fork_is_as_many_clones_as_were_asked_for() {
     let (fake, routes) = with_sandbox().await;
-    let mut asked = ask("POST", FORK, JSON, r#"{"count":3,"labels":{"app":"clone"},"timeout_s":60}"#);
-    asked.headers_mut().insert("idempotency-key", "k".parse().unwrap());
+    let mut asked = ask(
+        "POST",
+        FORK,
+        JSON,
+        r#"{"count":3,"labels":{"app":"clone"},"timeout_s":60}"#,
+    );
+    asked
+        .headers_mut()
+        .insert("idempotency-key", "k".parse().unwrap());
     let forked = send(&routes, asked).await;
     assert_eq!(forked.status(), StatusCode::CREATED);
     let first = whole(forked).await;
@@ -42,8 +49,15 @@ async fn a_fork_is_as_many_clones_as_were_asked_for() {
     assert_eq!(listed.items.iter().map(|s| s.id.clone()).collect::<Vec<_>>(), ids);
     assert!(listed.items.iter().all(|s| s.timeout_s == Some(60)));
     place_is_gone(&fake).await;
-    let mut again = ask("POST", FORK, JSON, r#"{"count":3,"labels":{"app":"clone"},"timeout_s":60}"#);
-    again.headers_mut().insert("idempotency-key", "k".parse().unwrap());
+    let mut again = ask(
+        "POST",
+        FORK,
+        JSON,
+        r#"{"count":3,"labels":{"app":"clone"},"timeout_s":60}"#,
+    );
+    again
+        .headers_mut()
+        .insert("idempotency-key", "k".parse().unwrap());
     assert_eq!(whole(send(&routes, again).await).await, first);
     assert_eq!(fake.living(), 4);
 }
@@ -52,7 +66,14 @@ async fn a_fork_is_as_many_clones_as_were_asked_for() {
 async fn where_one_clone_fails_there_is_none() {
     let (fake, routes) = with_sandbox().await;
     fake.most.store(2, Ordering::SeqCst);
-    refused(&routes, ask("POST", FORK, JSON, r#"{"count":3}"#), 507, "disk-full", "fork").await;
+    refused(
+        &routes,
+        ask("POST", FORK, JSON, r#"{"count":3}"#),
+        507,
+        "disk-full",
+        "fork",
+    )
+    .await;
     assert_eq!(fake.living(), 1);
     let listed: SandboxList = read(&routes, "/v1/sandboxes").await;
     assert_eq!(listed.items.len(), 1);

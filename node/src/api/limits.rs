@@ -108,9 +108,9 @@ struct Client {
 struct Lane {
     running: usize,
     /// Those that have something running or waiting.
-    clients: HashMap<u32, Client>,
+    clients: HashMap<u64, Client>,
     /// Those that have something waiting, each once, next first.
-    turns: VecDeque<u32>,
+    turns: VecDeque<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -131,7 +131,7 @@ pub struct Gate {
 #[derive(Debug)]
 pub struct Permit {
     gate: Arc<Gate>,
-    client: u32,
+    client: u64,
     verb: Verb,
 }
 
@@ -154,7 +154,7 @@ impl Gate {
     ///
     /// # Errors
     /// [`ApiCode::TooMany`], at once, when too many of the client's wait already.
-    pub async fn enter(self: &Arc<Gate>, client: u32, verb: Verb) -> Result<Permit, Refusal> {
+    pub async fn enter(self: &Arc<Gate>, client: u64, verb: Verb) -> Result<Permit, Refusal> {
         let waits = {
             let mut lanes = self.lanes();
             if self.has_room(&lanes, client, verb) {
@@ -182,7 +182,7 @@ impl Gate {
         waits.await.map_err(gone)
     }
 
-    fn permit(self: &Arc<Gate>, client: u32, verb: Verb) -> Permit {
+    fn permit(self: &Arc<Gate>, client: u64, verb: Verb) -> Permit {
         Permit {
             gate: self.clone(),
             client,
@@ -190,7 +190,7 @@ impl Gate {
         }
     }
 
-    fn has_room(&self, lanes: &Lanes, client: u32, verb: Verb) -> bool {
+    fn has_room(&self, lanes: &Lanes, client: u64, verb: Verb) -> bool {
         let (share, lane) = (self.bounds.of(verb), &lanes.lanes[verb as usize]);
         let mine = lane.clients.get(&client).map_or(0, |c| c.running);
         lane.running < share.running
@@ -198,7 +198,7 @@ impl Gate {
             && (verb.lasts() || lanes.running < self.bounds.running)
     }
 
-    fn leave(self: &Arc<Gate>, client: u32, verb: Verb) {
+    fn leave(self: &Arc<Gate>, client: u64, verb: Verb) {
         let mut granted = Vec::new();
         {
             let mut lanes = self.lanes();
@@ -216,7 +216,7 @@ impl Gate {
     }
 
     /// Whose turn it is, counted in.
-    fn next(&self, lanes: &mut Lanes, verb: Verb) -> Option<(oneshot::Sender<Permit>, u32, Verb)> {
+    fn next(&self, lanes: &mut Lanes, verb: Verb) -> Option<(oneshot::Sender<Permit>, u64, Verb)> {
         let at = verb as usize;
         for _ in 0..lanes.lanes[at].turns.len() {
             let client = lanes.lanes[at].turns.pop_front()?;
@@ -242,7 +242,7 @@ impl Gate {
     }
 }
 
-fn count_in(lanes: &mut Lanes, client: u32, verb: Verb) {
+fn count_in(lanes: &mut Lanes, client: u64, verb: Verb) {
     let lane = &mut lanes.lanes[verb as usize];
     lane.running += 1;
     lane.clients.entry(client).or_default().running += 1;
@@ -251,7 +251,7 @@ fn count_in(lanes: &mut Lanes, client: u32, verb: Verb) {
     }
 }
 
-fn count_out(lanes: &mut Lanes, client: u32, verb: Verb) {
+fn count_out(lanes: &mut Lanes, client: u64, verb: Verb) {
     let lane = &mut lanes.lanes[verb as usize];
     lane.running -= 1;
     if let Some(mine) = lane.clients.get_mut(&client) {
@@ -264,7 +264,7 @@ fn count_out(lanes: &mut Lanes, client: u32, verb: Verb) {
 }
 
 /// Nothing is kept of a client that has nothing here.
-fn forget(lane: &mut Lane, client: u32) {
+fn forget(lane: &mut Lane, client: u64) {
     if lane
         .clients
         .get(&client)
@@ -298,10 +298,10 @@ fn verb(request: &Request) -> Verb {
 /// Lets a request through the gate; it has left when its answer has been written, or was given up.
 /// What goes on after its answer holds the permit too, which is in the request's extensions.
 pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
-    let Some(&Peer { uid }) = request.extensions().get::<Peer>() else {
+    let Some(&Peer { client }) = request.extensions().get::<Peer>() else {
         return Refusal::new(ApiCode::NotAllowed, "nobody knows who asks").into_response();
     };
-    match gate.enter(uid, verb(&request)).await {
+    match gate.enter(client, verb(&request)).await {
         Ok(permit) => {
             let permit = Arc::new(permit);
             request.extensions_mut().insert(permit.clone());

@@ -132,6 +132,10 @@ fn each_request_has_its_lane() {
         ("POST", "/v1/images", Verb::Change),
     ] {
         let request = Request::builder().method(method).uri(path);
-        assert_eq!(verb(&request.body(Body::empty()).unwrap()), lane, "{method} {path}");
+        assert_eq!(
+            verb(&request.body(Body::empty()).unwrap()),
+            lane,
+            "{method} {path}"
+        );
     }
 }

@@ -117,7 +117,12 @@ async fn what_cannot_be_told_is_refused() {
         ("GET", "/v1/sandboxes/web/logs?tail=x", 400, "bad-parameter"),
         ("GET", "/v1/sandboxes/web/logs?stream=stdin", 400, "bad-parameter"),
         ("GET", "/v1/sandboxes/web/logs?since=1", 400, "bad-parameter"),
-        ("GET", "/v1/sandboxes/web/logs?tail=1&tail=2", 400, "bad-parameter"),
+        (
+            "GET",
+            "/v1/sandboxes/web/logs?tail=1&tail=2",
+            400,
+            "bad-parameter",
+        ),
     ] {
         refused(&routes, ask(method, path, JSON, ""), status, code, path).await;
     }

@@ -27,8 +27,8 @@ use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::journal::Journal;
 use crate::sandbox::{
-    FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout,
-    blocking,
+    FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
+    Timeout, blocking,
 };
 use crate::snapshot::Scratch;
 use crate::state::Record;
@@ -209,7 +209,12 @@ async fn start(
         hostname: hostname.unwrap_or_else(|| id.clone()),
         size: None,
     };
-    let unread = || Failure::new(ExitCode::ImageMalformed, "the image's configuration cannot be read");
+    let unread = || {
+        Failure::new(
+            ExitCode::ImageMalformed,
+            "the image's configuration cannot be read",
+        )
+    };
     let config = sandbox.config.as_ref().ok_or_else(unread)?;
     let agent = {
         let _stage = trace.stage("connect");
@@ -298,7 +303,10 @@ impl Microvm {
         let attendance = match again.transpose() {
             Ok(attendance) => attendance,
             Err(e) => {
-                tracing::warn!(sandbox = sandbox.record().id, "adopted, but its output is not kept: {e}");
+                tracing::warn!(
+                    sandbox = sandbox.record().id,
+                    "adopted, but its output is not kept: {e}"
+                );
                 None
             }
         };
@@ -389,7 +397,10 @@ impl Machine for Microvm {
         let id = match tokio::time::timeout(READY_LIMIT, started).await {
             Ok(started) => started?,
             Err(_) => {
-                let what = format!("the guest's agent did not answer within {} s", READY_LIMIT.as_secs());
+                let what = format!(
+                    "the guest's agent did not answer within {} s",
+                    READY_LIMIT.as_secs()
+                );
                 return Err(Failure::new(ExitCode::AgentFailed, what));
             }
         };

@@ -3,7 +3,8 @@
 //! | module | noun |
 //! |---|---|
 //! | [`server`] | sockets and connections |
-//! | [`peer`] | who is at the other end |
+//! | [`tcp`], [`tokens`] | the same over TCP, and who may ask there |
+//! | [`peer`] | who asks |
 //! | [`router`] | the routes and their OpenAPI document |
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
@@ -45,5 +46,7 @@ pub mod sandboxes;
 pub mod server;
 pub mod session;
 pub mod stock;
+pub mod tcp;
+pub mod tokens;
 pub mod transfer;
 pub mod watch;

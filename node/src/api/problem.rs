@@ -40,6 +40,7 @@ macro_rules! api_codes {
 api_codes! {
     Malformed = BAD_REQUEST, "malformed-request", "the request cannot be read", "send JSON as /openapi.json has it";
     BadParameter = BAD_REQUEST, "bad-parameter", "a parameter in the path, the query or a header cannot be", "see /openapi.json for what each may be";
+    Unauthenticated = UNAUTHORIZED, "unauthenticated", "the request does not say who asks", "send Authorization: Bearer TOKEN, or show a certificate";
     NotAllowed = FORBIDDEN, "not-allowed", "this caller may not use this thawd", "ask as root, or as the user thawd runs as";
     NoSuchRoute = NOT_FOUND, "no-such-route", "nothing is served at this path", "see /openapi.json for what is";
     NoLogs = NOT_FOUND, "output-not-kept", "what this sandbox's container writes is not kept here", "ask who started it: thawd keeps the output of containers it starts";
@@ -186,12 +187,17 @@ struct Unsaid(Problem);
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let busy = matches!(self, Refusal::Api(ApiCode::TooMany, _));
+        let unknown = matches!(self, Refusal::Api(ApiCode::Unauthenticated, _));
         let problem = self.problem();
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
         if busy {
             let seconds = HeaderValue::from(RETRY_AFTER_S);
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        }
+        if unknown {
+            let bearer = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
         }
         response.extensions_mut().insert(Unsaid(problem));
         response

@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox, Problem, Sandbox,
-    SandboxList, ThawSandbox, WatchEvent,
+    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox, Problem,
+    Sandbox, SandboxList, ThawSandbox, WatchEvent,
 };
 use utoipa::IntoParams;
 
@@ -189,7 +189,7 @@ async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
     let answer = match key {
         Some(key) => {
             let now = std::time::Instant::now();
-            daemon.answers.once(peer.uid, key, said, now, make).await?
+            daemon.answers.once(peer.client, key, said, now, make).await?
         }
         None => make().await?,
     };

@@ -84,13 +84,19 @@ async fn what_the_process_does_not_read_is_not_held() {
     let mut stubborn = start("stubborn");
     let input = stubborn.session.input().unwrap();
     let mut sent = 0;
-    while tokio::time::timeout(Duration::from_millis(20), input.reserve()).await.is_ok_and(|slot| {
-        slot.unwrap().send(vec![0]);
-        true
-    }) {
+    while tokio::time::timeout(Duration::from_millis(20), input.reserve())
+        .await
+        .is_ok_and(|slot| {
+            slot.unwrap().send(vec![0]);
+            true
+        })
+    {
         sent += 1;
     }
     assert!(sent <= PIECES + 1, "{sent}");
     stubborn.session.process().signal(libc::SIGKILL as u8).await;
-    assert!(matches!(stubborn.session.next().await, Some(Said::Ended(Ok(137)))));
+    assert!(matches!(
+        stubborn.session.next().await,
+        Some(Said::Ended(Ok(137)))
+    ));
 }

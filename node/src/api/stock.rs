@@ -57,7 +57,10 @@ impl Stock for Node {
             ..self.images.pull_options(Pull::Always, request.plain_http)
         };
         let reference = request.image.parse().map_err(failure)?;
-        let pulled = self.images.pull_with(&reference, &options, Arc::new(Silent)).await?;
+        let pulled = self
+            .images
+            .pull_with(&reference, &options, Arc::new(Silent))
+            .await?;
         let images = self.images.clone();
         blocking(move || shown::image(&images, &pulled)).await
     }

@@ -13,7 +13,12 @@ async fn images_are_pulled_listed_shown_and_removed() {
     let (_fake, routes) = routes();
     let list: ImageList = read(&routes, "/v1/images").await;
     assert!(list.items.is_empty());
-    let pull = ask("POST", "/v1/images", JSON, r#"{"image":"registry.example/a/b:1"}"#);
+    let pull = ask(
+        "POST",
+        "/v1/images",
+        JSON,
+        r#"{"image":"registry.example/a/b:1"}"#,
+    );
     let pulled = send(&routes, pull).await;
     assert_eq!(pulled.status(), StatusCode::CREATED);
     let pulled: Image = serde_json::from_slice(&whole(pulled).await).unwrap();
@@ -25,7 +30,14 @@ async fn images_are_pulled_listed_shown_and_removed() {
     let removed = send(&routes, ask("DELETE", one, JSON, "")).await;
     assert_eq!(removed.status(), StatusCode::NO_CONTENT);
     refused(&routes, ask("GET", one, JSON, ""), 404, "image-not-stored", one).await;
-    refused(&routes, ask("DELETE", one, JSON, ""), 404, "image-not-stored", one).await;
+    refused(
+        &routes,
+        ask("DELETE", one, JSON, ""),
+        404,
+        "image-not-stored",
+        one,
+    )
+    .await;
 }
 
 async fn is_refused(routes: &Router, method: &str, path: &str, body: &str, status: u16, code: &str) {
@@ -42,9 +54,27 @@ async fn what_is_no_image_or_template_is_refused() {
         ("POST", "/v1/images", "", 400, "malformed-request"),
         ("POST", "/v1/images", "{}", 422, "invalid-body"),
         ("POST", "/v1/images", r#"{"image":""}"#, 422, "invalid-body"),
-        ("POST", "/v1/images", r#"{"image":"a\u0000"}"#, 422, "invalid-body"),
-        ("POST", "/v1/images", r#"{"image":"a","pull":"never"}"#, 422, "invalid-body"),
-        ("POST", "/v1/images", r#"{"image":"missing"}"#, 404, "image-not-found"),
+        (
+            "POST",
+            "/v1/images",
+            r#"{"image":"a\u0000"}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            "/v1/images",
+            r#"{"image":"a","pull":"never"}"#,
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            "/v1/images",
+            r#"{"image":"missing"}"#,
+            404,
+            "image-not-found",
+        ),
         ("PUT", "/v1/images", "", 405, "wrong-method"),
         ("GET", &long, "", 400, "bad-parameter"),
         ("GET", "/v1/images/a%00", "", 400, "bad-parameter"),
@@ -78,12 +108,30 @@ async fn an_empty_node_has_nothing_and_says_so() {
         ("GET", "/v1/images/busybox", "", 404, "image-not-stored"),
         ("DELETE", "/v1/images/busybox", "", 404, "image-not-stored"),
         ("GET", "/v1/images/Not%20One!", "", 400, "bad-reference"),
-        ("POST", "/v1/images", r#"{"image":"oci:/nowhere"}"#, 404, "image-not-found"),
-        ("POST", "/v1/images", r#"{"image":"Not One!"}"#, 400, "bad-reference"),
+        (
+            "POST",
+            "/v1/images",
+            r#"{"image":"oci:/nowhere"}"#,
+            404,
+            "image-not-found",
+        ),
+        (
+            "POST",
+            "/v1/images",
+            r#"{"image":"Not One!"}"#,
+            400,
+            "bad-reference",
+        ),
         ("DELETE", "/v1/templates/abc", "", 404, "snapshot-not-found"),
         ("POST", "/v1/sandboxes/none/fork", "{}", 404, "sandbox-not-found"),
     ] {
         is_refused(&routes, method, path, body, status, code).await;
     }
-    assert!(std::fs::read_dir(path("d").join("forks")).unwrap().next().is_none(), "no place is left");
+    assert!(
+        std::fs::read_dir(path("d").join("forks"))
+            .unwrap()
+            .next()
+            .is_none(),
+        "no place is left"
+    );
 }

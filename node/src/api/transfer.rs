@@ -204,7 +204,10 @@ pub async fn write(
 }
 
 fn too_large() -> Refusal {
-    Refusal::new(ApiCode::BodyTooLarge, format!("a file has at most {MAX_FILE} bytes"))
+    Refusal::new(
+        ApiCode::BodyTooLarge,
+        format!("a file has at most {MAX_FILE} bytes"),
+    )
 }
 
 /// A file that is being written. Dropped before it is whole, it is forgotten.

@@ -16,7 +16,12 @@ async fn with_sandbox() -> (Arc<Fake>, Router) {
 }
 
 fn put(query: &str, body: impl Into<Stream>) -> axum::http::Request<Stream> {
-    ask("PUT", &format!("{PATH}?{query}"), "application/octet-stream", body)
+    ask(
+        "PUT",
+        &format!("{PATH}?{query}"),
+        "application/octet-stream",
+        body,
+    )
 }
 
 async fn get(routes: &Router, path: &str) -> Response {
@@ -35,12 +40,18 @@ async fn what_is_written_is_read() {
         ("/proc/like", large.clone()),
     ] {
         // In pieces of a size of their own.
-        let pieces: Vec<_> = file.chunks(100_003).map(|p| Ok::<_, std::io::Error>(Bytes::copy_from_slice(p))).collect();
+        let pieces: Vec<_> = file
+            .chunks(100_003)
+            .map(|p| Ok::<_, std::io::Error>(Bytes::copy_from_slice(p)))
+            .collect();
         let body = Stream::from_stream(stream::iter(pieces));
         let written = send(&routes, put(&format!("path={path}&mode=0600"), body)).await;
         assert_eq!(written.status(), StatusCode::NO_CONTENT, "{path}");
         let read = get(&routes, path).await;
-        assert_eq!((read.status(), &read.headers()[FILE_MODE]), (StatusCode::OK, &HeaderValue::from_static("0640")));
+        assert_eq!(
+            (read.status(), &read.headers()[FILE_MODE]),
+            (StatusCode::OK, &HeaderValue::from_static("0640"))
+        );
         let length = read.headers().get("content-length").cloned();
         let says_nothing = path.starts_with("/proc") || file.is_empty();
         assert_eq!(length, (!says_nothing).then(|| file.len().into()), "{path}");
@@ -62,15 +73,34 @@ async fn what_breaks_off_or_has_no_room_leaves_nothing() {
     refused(&routes, full, 507, "sandbox-full", "full").await;
     let mut uploads = fake.files.uploads();
     uploads.wait_for(|uploads| uploads.is_empty()).await.unwrap();
-    refused(&routes, ask("GET", &format!("{PATH}?path=/a"), JSON, ""), 404, "file-not-found", "/a").await;
+    refused(
+        &routes,
+        ask("GET", &format!("{PATH}?path=/a"), JSON, ""),
+        404,
+        "file-not-found",
+        "/a",
+    )
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_does_not_come_is_not_waited_for() {
     let (fake, routes) = with_sandbox().await;
-    let slow = stream::iter([Ok::<_, std::io::Error>(Bytes::from(vec![0; PIECE + 1]))]).chain(stream::pending());
-    refused(&routes, put("path=/a", Stream::from_stream(slow)), 408, "request-too-slow", "slow").await;
-    fake.files.uploads().wait_for(|uploads| uploads.is_empty()).await.unwrap();
+    let slow =
+        stream::iter([Ok::<_, std::io::Error>(Bytes::from(vec![0; PIECE + 1]))]).chain(stream::pending());
+    refused(
+        &routes,
+        put("path=/a", Stream::from_stream(slow)),
+        408,
+        "request-too-slow",
+        "slow",
+    )
+    .await;
+    fake.files
+        .uploads()
+        .wait_for(|uploads| uploads.is_empty())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -102,8 +132,22 @@ async fn what_is_no_file_of_a_container_is_refused() {
         let asked = put(&format!("path=/a&mode={mode}"), "");
         refused(&routes, asked, 400, "bad-parameter", mode).await;
     }
-    refused(&routes, ask("GET", "/v1/sandboxes/x/files?path=/a", JSON, ""), 404, "sandbox-not-found", "x").await;
-    refused(&routes, ask("POST", &format!("{PATH}?path=/a"), JSON, ""), 405, "wrong-method", "POST").await;
+    refused(
+        &routes,
+        ask("GET", "/v1/sandboxes/x/files?path=/a", JSON, ""),
+        404,
+        "sandbox-not-found",
+        "x",
+    )
+    .await;
+    refused(
+        &routes,
+        ask("POST", &format!("{PATH}?path=/a"), JSON, ""),
+        405,
+        "wrong-method",
+        "POST",
+    )
+    .await;
     let mut huge = put("path=/a", "");
     huge.headers_mut().insert("content-length", (MAX_FILE + 1).into());
     refused(&routes, huge, 413, "body-too-large", "huge").await;

@@ -6,6 +6,7 @@ use clap::Parser;
 use thaw_node::api::daemon::Daemon;
 use thaw_node::api::peer::Access;
 use thaw_node::api::server::serve;
+use thaw_node::api::tcp::Tcp;
 use thaw_node::cli::logging;
 use thaw_node::exit::Failure;
 use thaw_node::paths::{Paths, VARIABLES};
@@ -114,6 +115,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             None => None,
         };
+        let tcp = Tcp::open(&node.images.config.api).await?;
+        if let Some(address) = tcp.as_ref().and_then(|tcp| tcp.address().ok()) {
+            tracing::info!(%address, "listening");
+        }
         let daemon = Daemon::start(node).await?;
         tracing::info!(socket = %socket.display(), "listening");
         let (stop, mut stopped) = tokio::sync::watch::channel(());
@@ -130,7 +135,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 None => Ok(()),
             }
         };
-        let (served, snapshotter) = tokio::join!(serve(daemon, &socket, access, end), snapshotter);
+        let (served, snapshotter) = tokio::join!(serve(daemon, &socket, access, tcp, end), snapshotter);
         served.and(snapshotter)
     });
     // Once it is gone, nobody claims or releases any more.

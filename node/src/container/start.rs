@@ -39,7 +39,6 @@ pub async fn create(
 pub async fn start(agent: &AgentClient, running: &Running, directory: &Path) -> Result<(), Failure> {
     agent.start(&running.container_id).await?;
     let path = directory.join(RUNNING_FILE);
-    let text =
-        serde_json::to_vec(running).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+    let text = serde_json::to_vec(running).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
     std::fs::write(&path, text).map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
 }

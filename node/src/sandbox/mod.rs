@@ -56,9 +56,9 @@ mod terms;
 mod thaw;
 
 pub use adoption::Provenance;
-pub use create::blocking;
 pub use again::MADE_AGAIN;
 pub use bare::is_bare;
+pub use create::blocking;
 pub use freeze::{FreezeOptions, Frozen};
 use machine::{describe, odd};
 pub use pools::Pools;

@@ -12,8 +12,8 @@ use thaw_protocol::control::{CpuBaseline, VCPUS};
 
 pub mod build;
 pub mod key;
-pub mod store;
 mod shown;
+pub mod store;
 
 pub use build::{FrozenInto, Progress, Recipe, Step, Template};
 pub use key::Key;

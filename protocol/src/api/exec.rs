@@ -108,7 +108,12 @@ pub struct Exit {
 /// A message of text to a process that is attended over a WebSocket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(tag = "type", content = "object", rename_all = "UPPERCASE", deny_unknown_fields)]
+#[serde(
+    tag = "type",
+    content = "object",
+    rename_all = "UPPERCASE",
+    deny_unknown_fields
+)]
 pub enum ExecInput {
     /// The terminal's size changed.
     Resize(TerminalSize),

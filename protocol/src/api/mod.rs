@@ -41,10 +41,8 @@ pub use exec::{
     TerminalSize,
 };
 pub use list::{Bookmark, SandboxList, WatchEvent};
-pub use store::{
-    Image, ImageDetail, ImageLayer, ImageList, LoadOrder, PullImage, Template, TemplateList,
-};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
+pub use store::{Image, ImageDetail, ImageLayer, ImageList, LoadOrder, PullImage, Template, TemplateList};
 
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;

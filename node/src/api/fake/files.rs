@@ -21,12 +21,18 @@ impl Files for FakeFiles {
     async fn read(&self, path: &str, offset: u64, identity: u64) -> Result<Piece, Refusal> {
         assert_eq!(identity, if offset == 0 { 0 } else { 7 });
         let whole = self.whole.lock().unwrap();
-        let file = whole.get(path).ok_or_else(|| Refusal::new(ApiCode::NoFile, path))?;
+        let file = whole
+            .get(path)
+            .ok_or_else(|| Refusal::new(ApiCode::NoFile, path))?;
         let from = file.len().min(offset as usize);
         Ok(Piece {
             data: file[from..file.len().min(from + PIECE)].to_vec(),
             // As files in /proc do.
-            size: if path.starts_with("/proc") { 0 } else { file.len() as u64 },
+            size: if path.starts_with("/proc") {
+                0
+            } else {
+                file.len() as u64
+            },
             mode: 0o640,
             identity: 7,
         })

@@ -139,15 +139,16 @@ mod tests {
         assert_eq!(bearer(&[&format!("Bearer {B}")]), Some(1));
         assert_eq!(bearer(&[&format!("bearer {B}")]), Some(1));
         let (basic, twice) = (format!("Basic {B}"), format!("Bearer {B}"));
+        let (basic, twice) = (basic.as_str(), twice.as_str());
         for wrong in [
-            &[][..],
-            &[B],
-            &[&basic],
-            &[&twice, &twice],
-            &["Bearer  "],
-            &["Bearer"],
+            vec![],
+            vec![B],
+            vec![basic],
+            vec![twice, twice],
+            vec!["Bearer  "],
+            vec!["Bearer"],
         ] {
-            assert_eq!(bearer(wrong), None);
+            assert_eq!(bearer(&wrong), None);
         }
     }
 
@@ -157,11 +158,11 @@ mod tests {
             ("", "none"),
             ("one", "line 1"),
             ("one short", "line 1"),
-            (&format!("one {A} {B}"), "line 1"),
-            (&format!("one {A}\ntwo {A}"), "line 2"),
-            (&format!("one {A}\none {B}"), "line 2"),
-            (&format!("one {}", "é".repeat(20)), "line 1"),
-            (&format!("one {}", "a".repeat(513)), "line 1"),
+            (format!("one {A} {B}").as_str(), "line 1"),
+            (format!("one {A}\ntwo {A}").as_str(), "line 2"),
+            (format!("one {A}\none {B}").as_str(), "line 2"),
+            (format!("one {}", "é".repeat(20)).as_str(), "line 1"),
+            (format!("one {}", "a".repeat(513)).as_str(), "line 1"),
         ] {
             let error = Tokens::parse(text).unwrap_err();
             assert!(error.contains(line) && !error.contains(A), "{text}: {error}");

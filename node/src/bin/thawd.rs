@@ -115,7 +115,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             None => None,
         };
-        let tcp = Tcp::open(&node.images.config.api).await?;
+        let tcp = Tcp::open(node.api_config()).await?;
         if let Some(address) = tcp.as_ref().and_then(|tcp| tcp.address().ok()) {
             tracing::info!(%address, "listening");
         }

@@ -106,10 +106,12 @@ async fn attend(
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = work => return,
-        () = feeding => {}
+        // Who lets go ends the input too: that alone is no hanging up.
+        biased;
         () = says.closed() => {}
         _ = closing.wait_for(|closing| *closing) => {}
+        () = work => return,
+        () = feeding => {}
     }
     if tokio::time::timeout(PARTING, hang_up(process)).await.is_err() {
         tracing::warn!("a process nobody attends any more could not be ended: its guest does not answer");

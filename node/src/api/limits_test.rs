@@ -103,7 +103,7 @@ async fn whatever_is_asked_in_whatever_order_ends() {
     for i in 0..300u32 {
         let gate = gate.clone();
         asking.spawn(async move {
-            let permit = gate.enter(i % 6, VERBS[i as usize % 3]).await?;
+            let permit = gate.enter((i % 6).into(), VERBS[i as usize % 3]).await?;
             tokio::task::yield_now().await;
             drop(permit);
             Ok::<_, Refusal>(())

@@ -390,14 +390,16 @@ fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = (
         "its time is over"
     };
     let (marked, marking) = (id.clone(), daemon.clone());
+    let delete_on_exit = record.terms.delete_on_exit;
     let note_exit = async move {
         let status = exit.await;
         if let Some(daemon) = marking.upgrade() {
-            daemon
-                .cache
-                .update(&marked, |described| described.exit_code = Some(status));
+            daemon.cache.update(&marked, |described| exited(described, status));
         }
-        std::future::pending().await
+        match delete_on_exit {
+            true => "its container's process has ended",
+            false => std::future::pending().await,
+        }
     };
     let (marked, marking) = (id.clone(), daemon.clone());
     let mark = async move {
@@ -450,8 +452,17 @@ fn describe(machine: &dyn Machine, condition: Condition) -> Described {
     described
 }
 
+/// Its container's process has ended.
+fn exited(described: &mut Described, status: i32) {
+    described.exit_code = Some(status);
+    if described.state == "running" {
+        described.state = "exited".into();
+    }
+}
+
 fn set(described: &mut Described, condition: Condition) {
     let (state, reason) = match condition {
+        Condition::Running if described.exit_code.is_some() => ("exited", None),
         Condition::Running => ("running", None),
         Condition::Paused => ("paused", None),
         Condition::Ended(reason) => ("ended", Some(reason)),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, PullImage, Template,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, OnExit, PullImage, Template,
     ThawSandbox,
 };
 use tokio::sync::watch;
@@ -112,6 +112,7 @@ impl Maker for Fake {
         let terms = Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            delete_on_exit: request.container.as_ref().is_some_and(|c| c.on_exit == OnExit::Delete),
         };
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
         if request.container.is_some() {
@@ -136,6 +137,7 @@ impl Maker for Fake {
         let terms = Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            ..Terms::default()
         };
         let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
         if number >= self.most.load(Ordering::SeqCst) {

@@ -100,7 +100,28 @@ async fn the_end_of_a_container_is_shown() {
     fake.exit.send_replace(Some(7));
     changes.next().await.unwrap();
     let shown: Sandbox = read(&routes, "/v1/sandboxes/web").await;
-    assert_eq!((shown.exit_code, shown.state.as_str()), (Some(7), "running"));
+    assert_eq!((shown.exit_code, shown.state.as_str()), (Some(7), "exited"));
+    let exec = ask("POST", "/v1/sandboxes/web/exec", JSON, r#"{"command":["cat"]}"#);
+    refused(&routes, exec, 409, "sandbox-not-running", "exited").await;
+    for (what, state) in [("pause", "paused"), ("resume", "exited")] {
+        send(&routes, ask("POST", &format!("/v1/sandboxes/web/{what}"), JSON, "")).await;
+        let shown: Sandbox = read(&routes, "/v1/sandboxes/web").await;
+        assert_eq!((shown.exit_code, shown.state.as_str()), (Some(7), state));
+    }
+    assert_eq!(logs(&routes, "").await, "");
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_to_go_with_its_container_goes() {
+    let (fake, daemon) = Fake::daemon(true);
+    let routes = router(daemon.clone(), Gate::new(Bounds::default()));
+    let body = r#"{"image":"x","cpus":1,"memory_mib":128,"name":"web","container":{"on_exit":"delete"}}"#;
+    send(&routes, ask("POST", "/v1/sandboxes", JSON, body)).await;
+    fake.exit.send_replace(Some(0));
+    while fake.living() > 0 {
+        tokio::task::yield_now().await;
+    }
+    refused(&routes, ask("GET", PATH, JSON, ""), 404, "sandbox-not-found", "gone").await;
 }
 
 #[tokio::test]
@@ -139,6 +160,7 @@ async fn what_cannot_be_told_is_refused() {
         r#"{"env":["A"]}"#,
         r#"{"workdir":"here"}"#,
         r#"{"user":""}"#,
+        r#"{"on_exit":"restart"}"#,
         r#"{},"command":["sh"]"#,
     ] {
         refused(&routes, create(container), 422, "invalid-body", container).await;

@@ -10,7 +10,8 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ProcessIdentity, StartContainer, ThawSandbox,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, OnExit, ProcessIdentity, StartContainer,
+    ThawSandbox,
 };
 use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
@@ -141,6 +142,7 @@ impl Maker for Node {
             terms: Terms {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
+                delete_on_exit: request.container.as_ref().is_some_and(|c| c.on_exit == OnExit::Delete),
             },
         };
         let (trace, root) = (Trace::new(), spec.root);
@@ -175,6 +177,7 @@ impl Maker for Node {
             terms: Terms {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
+                ..Terms::default()
             },
         };
         // Who has a process of its own for the sandbox attends what runs in it.

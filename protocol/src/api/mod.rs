@@ -154,6 +154,20 @@ pub struct StartContainer {
     /// Let it not write to its root file system.
     #[serde(default)]
     pub read_only: bool,
+    /// What becomes of the sandbox when its process has ended.
+    #[serde(default)]
+    pub on_exit: OnExit,
+}
+
+/// What becomes of a sandbox whose container's process has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OnExit {
+    /// It stays, its state `exited`, until it is deleted.
+    #[default]
+    Keep,
+    Delete,
 }
 
 /// A sandbox to make of a snapshot.
@@ -322,7 +336,7 @@ pub struct Sandbox {
     pub created: u64,
     pub cpus: u8,
     pub memory_mib: u32,
-    /// `running`, `paused` or `ended`.
+    /// `running`, `paused`, `exited` (its container's process has ended) or `ended` (its machine has).
     pub state: String,
     /// Why it ended.
     pub reason: Option<String>,

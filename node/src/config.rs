@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 use crate::exit::{ExitCode, Failure};
 
 pub mod api;
+pub mod default;
 pub mod pools;
 
 /// The variable that names the file.
@@ -134,13 +135,20 @@ impl Config {
     /// # Errors
     /// `config-invalid`: which file, which line, which key.
     pub fn from_env() -> Result<Config, Failure> {
-        match std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
-            Some(path) => Config::read(Path::new(&path))?.ok_or_else(|| {
-                let what = format!("{VARIABLE} names {}, which is not there", path.display());
-                Failure::new(ExitCode::ConfigInvalid, what).remedy("correct the variable, or unset it")
-            }),
+        match named() {
+            Some(path) => Config::at(&path),
             None => Ok(Config::read(&default_path())?.unwrap_or_default()),
         }
+    }
+
+    /// What a file says that must be there.
+    fn at(path: &Path) -> Result<Config, Failure> {
+        Config::read(path)?.ok_or_else(|| {
+            let what = format!("{} is not there", path.display());
+            Failure::new(ExitCode::ConfigInvalid, what).remedy(format!(
+                "correct the name, or unset {VARIABLE} where that names it"
+            ))
+        })
     }
 
     /// What a file says; none where there is no file.
@@ -179,6 +187,13 @@ impl Config {
             }
         })
     }
+}
+
+/// The file that [`VARIABLE`] names.
+fn named() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE)
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from)
 }
 
 /// Where the file is when `THAW_CONFIG` does not say: `/etc/thaw/thawd.toml` for root, else
@@ -251,6 +266,22 @@ mod tests {
             ("[store\n", "line 1", "[store"),
             ("[fetch]\nmirrors = 3\n", "line 2", "mirrors"),
             ("[api]\nlisten = \"everywhere\"\n", "line 2", "listen"),
+            ("[fetch]\n\nbudget_ms = 0\n", "line 3", "budget_ms"),
+            (
+                "[fetch]\nprefetch_bandwidth = 0\n",
+                "line 2",
+                "prefetch_bandwidth",
+            ),
+            (
+                "[[fetch.mirrors.\"*\"]]\nkind = \"registry\"\nurl = \"ftp://x\"\n",
+                "line 3",
+                "url",
+            ),
+            (
+                "[[fetch.mirrors.\"*\"]]\nurl = \"http://x\"\nheaders = { host = \"y\" }\n",
+                "line 3",
+                "headers",
+            ),
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(line) && error.contains(key), "{error}");

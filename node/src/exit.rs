@@ -69,7 +69,7 @@ exit_codes! {
     SnapshotIncompatible = 97, "snapshot-incompatible", "the snapshot is whole, but not for this host, this machine or this version", "build it on this kind of host; thaw template inspect says what it was made for";
     SnapshotSignature = 98, "snapshot-signature", "the snapshot is not signed by a key this node trusts", "sign it when it is made, --sign KEY, or see the keys in THAW_DATA/keys";
     SnapshotNotFound = 99, "snapshot-not-found", "there is no such template or snapshot", "see `thaw template ls`";
-    ConfigInvalid = 100, "config-invalid", "the configuration file cannot be read or says what cannot be", "correct the line it names; docs/images.md has every key";
+    ConfigInvalid = 100, "config-invalid", "the configuration file cannot be read or says what cannot be", "correct the line it names; `thawd config default` shows every key";
     ImageDamaged = 101, "image-damaged", "`thaw image verify`: file data in the store is not what it was", "thaw image verify --repair fetches it again";
     ImageInUse = 102, "image-in-use", "a running sandbox uses the image", "end the sandbox first: thaw ps, thaw rm";
     NotIndexable = 103, "not-indexable", "a layer cannot be indexed: no SOCI index can describe its compression", "convert the image instead: thaw image convert";

@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thaw_protocol::control::{BlobRange, ImageSpec};
@@ -24,6 +25,9 @@ pub mod shown;
 
 pub use failure::failure;
 
+/// How old what is said of the store's size may be.
+const MEASURED_EVERY: Duration = Duration::from_secs(60);
+
 /// The store, and what fetches into it: one of each in a process, so that limits hold and reads are shared. Clones share it.
 #[derive(Clone)]
 pub struct Images {
@@ -31,6 +35,17 @@ pub struct Images {
     pub(crate) fetcher: Arc<Fetcher>,
     pub(crate) config: Arc<Config>,
     filler: Filler,
+    size: Arc<Mutex<Option<Size>>>,
+}
+
+/// What the store takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Bytes on the disk.
+    pub stored: u64,
+    /// Bytes of file data, were all of it there.
+    pub logical: u64,
+    pub images: usize,
 }
 
 impl std::fmt::Debug for Images {
@@ -83,6 +98,7 @@ impl Images {
             store,
             fetcher,
             config: Arc::new(config),
+            size: Arc::default(),
         })
     }
 
@@ -250,6 +266,35 @@ impl Images {
             Err(error) => tracing::warn!("the store cannot be brought below its limit of {limit}: {error}"),
         };
         Some(tokio::task::spawn_blocking(collect))
+    }
+
+    /// What the store took when it was measured last, if it was.
+    pub fn size(&self) -> Option<Size> {
+        *self.size.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Measures it now and every [`MEASURED_EVERY`]: it must be walked, so nobody who asks for it waits for that. Within a
+    /// tokio runtime; ends by being dropped.
+    pub async fn keep_measured(self) {
+        let mut ticks = tokio::time::interval(MEASURED_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let store = self.store.clone();
+            match tokio::task::spawn_blocking(move || store.usage()).await {
+                Ok(Ok(usage)) => {
+                    let size = Size {
+                        stored: usage.stored,
+                        logical: usage.logical,
+                        images: usage.images.len(),
+                    };
+                    *self.size.lock().unwrap_or_else(PoisonError::into_inner) = Some(size);
+                }
+                Ok(Err(error)) => tracing::warn!("the store cannot be measured: {error}"),
+                // The runtime ends.
+                Err(_) => return,
+            }
+        }
     }
 
     /// The images in the store.

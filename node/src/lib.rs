@@ -11,12 +11,14 @@
 //! | [`stdio`] | a process's standard streams, terminal, signals |
 //! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
 //! | [`snapshotter`] | containerd's remote snapshotter |
+//! | [`metrics`] | what thawd counts |
 //! | [`page_server`] | filling a machine's memory as it is touched |
 //! | [`misses`] | answering a VMM's chunk misses from the image store |
 //! | [`state`] | what is running, on disk |
 //! | [`template`] | guests booted once, from which every sandbox is thawed |
 //! | [`doctor`] | what this host has, lacks, and what that costs |
 //! | [`api`] | thawd's HTTP API, both ends |
+//! | [`service`] | what systemd is told of thawd |
 //! | [`exit`] | exit codes |
 //!
 //! Invariant: whatever ends this process, what it made for a sandbox ends with it or is found by the next start.
@@ -36,11 +38,13 @@ pub mod handshake;
 pub mod image;
 pub mod images;
 pub mod journal;
+pub mod metrics;
 pub mod misses;
 pub mod page_server;
 pub mod paths;
 pub mod readiness;
 pub mod sandbox;
+pub mod service;
 pub mod snapshot;
 pub mod snapshotter;
 pub mod state;

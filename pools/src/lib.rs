@@ -8,7 +8,7 @@
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!
-//! Between the steps of each are [`failpoint`]s.
+//! Between the steps of each are [`failpoint`]s; [`usage`] is what a sandbox takes of its host.
 //!
 //! What they have in common is [`resource::Kind`]; callers claim from a [`pool::Pool`], which makes them ahead of time.
 //! Every constructor here is the slow path: correct, and as slow as the kernel makes it.
@@ -29,6 +29,7 @@ pub mod process;
 pub mod resource;
 mod spawn;
 pub mod statistics;
+pub mod usage;
 pub mod vmm;
 
 /// Why a resource could not be made.

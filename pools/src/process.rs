@@ -62,14 +62,51 @@ pub(crate) fn await_end(pidfd: &OwnedFd) {
     while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&limit)) {}
 }
 
-/// proc(5): fields are counted after the last `)`, for the name before it may hold anything.
 fn start_time(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
+    Stat::of(pid).map(|stat| stat.start_time)
+}
+
+/// What the kernel says of a process that lives (proc(5), stat).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Faults that waited for a disk.
+    pub major_faults: u64,
+    /// On a CPU, user and system, clock ticks.
+    pub cpu_ticks: u64,
+    pub threads: u64,
+    /// Clock ticks since boot.
+    pub start_time: u64,
+    pub virtual_bytes: u64,
+    pub resident_pages: u64,
+}
+
+impl Stat {
+    /// Of the process that has this pid now; none of a zombie.
+    pub fn of(pid: i32) -> Option<Stat> {
+        Stat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
-    fields.nth(18)?.parse().ok()
+
+    /// Of the calling process.
+    pub fn of_self() -> Option<Stat> {
+        Stat::parse(&std::fs::read_to_string("/proc/self/stat").ok()?)
+    }
+
+    /// Fields are counted after the last `)`, for the name before it may hold anything. The manual's third is our first.
+    fn parse(stat: &str) -> Option<Stat> {
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        if matches!(*fields.first()?, "Z" | "X") {
+            return None;
+        }
+        let field = |manual: usize| fields.get(manual - 3)?.parse::<u64>().ok();
+        Some(Stat {
+            major_faults: field(12)?,
+            cpu_ticks: field(14)?.saturating_add(field(15)?),
+            threads: field(20)?,
+            start_time: field(22)?,
+            virtual_bytes: field(23)?,
+            resident_pages: field(24)?,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -91,6 +128,25 @@ mod tests {
         assert!(!record.lives(), "a zombie is not alive");
         child.wait().unwrap();
         assert!(!record.kill());
+    }
+
+    #[test]
+    fn fields_are_counted_from_the_end_of_the_name_whatever_it_holds() {
+        let fields: Vec<String> = (4..=52).map(|n| (n * 10).to_string()).collect();
+        let stat = |state: &str| format!("77 (a) b (c) {state} {}", fields.join(" "));
+        let expected = Stat {
+            major_faults: 120,
+            cpu_ticks: 290,
+            threads: 200,
+            start_time: 220,
+            virtual_bytes: 230,
+            resident_pages: 240,
+        };
+        assert_eq!(Stat::parse(&stat("S")), Some(expected));
+        assert_eq!(Stat::parse(&stat("Z")), None);
+        assert_eq!(Stat::parse("77 (x) S 1 2"), None);
+        assert_eq!(Stat::parse("77 (x"), None);
+        assert!(Stat::of_self().unwrap().threads > 0);
     }
 
     #[test]

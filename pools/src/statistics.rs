@@ -113,6 +113,65 @@ pub struct PoolStatistics {
     pub make_times: Times,
 }
 
+impl PoolStatistics {
+    /// Of no pool yet.
+    pub fn none(kind: &'static str) -> PoolStatistics {
+        Counters::default().snapshot(Depth {
+            kind,
+            ..Depth::default()
+        })
+    }
+
+    /// These and another pool's, of the same kind.
+    pub fn and(mut self, other: &PoolStatistics) -> PoolStatistics {
+        self.ready += other.ready;
+        self.making += other.making;
+        self.doomed += other.doomed;
+        self.low += other.low;
+        self.high += other.high;
+        for (mine, theirs) in self.misses.iter_mut().zip(&other.misses) {
+            mine.1 += theirs.1;
+        }
+        self.claims += other.claims;
+        self.hits += other.hits;
+        self.made += other.made;
+        self.failed += other.failed;
+        self.quarantined += other.quarantined;
+        self.destroyed += other.destroyed;
+        self.claim_times.add(&other.claim_times);
+        self.make_times.add(&other.make_times);
+        self
+    }
+
+    /// What is left of these once the pool is closed: what it had is destroyed, what it did stays done.
+    pub fn closed(self) -> PoolStatistics {
+        PoolStatistics {
+            destroyed: self.destroyed + (self.ready + self.doomed) as u64,
+            ready: 0,
+            making: 0,
+            doomed: 0,
+            low: 0,
+            high: 0,
+            ..self
+        }
+    }
+
+    /// Counts a claim for which there was no pool.
+    pub fn missed(&mut self, reason: SlowReason) {
+        self.claims += 1;
+        self.misses[reason as usize].1 += 1;
+    }
+}
+
+impl Times {
+    fn add(&mut self, other: &Times) {
+        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+            *mine += theirs;
+        }
+        self.sum_ns += other.sum_ns;
+    }
+}
+
 /// What a pool has at a moment: the first fields of its statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Depth {
@@ -187,5 +246,31 @@ mod tests {
         let seen = counters.snapshot(Depth::default());
         assert_eq!(seen.misses.map(|(_, count)| count), [1, 2, 3, 4, 5]);
         assert_eq!((seen.claims, seen.hits), (16, 1));
+    }
+    #[test]
+    fn pools_of_one_kind_are_counted_together_and_what_a_closed_one_did_stays() {
+        let counters = Counters::default();
+        counters.miss(SlowReason::Empty);
+        add(&counters.hits);
+        counters.make.record(Duration::from_micros(3));
+        let one = counters.snapshot(Depth {
+            kind: "shell",
+            ready: 2,
+            making: 1,
+            doomed: 1,
+            low: 2,
+            high: 4,
+        });
+        let mut sum = PoolStatistics::none("shell").and(&one).and(&one);
+        sum.missed(SlowReason::NoPool);
+        assert_eq!(
+            (sum.ready, sum.making, sum.doomed, sum.low, sum.high),
+            (4, 2, 2, 4, 8)
+        );
+        assert_eq!((sum.claims, sum.hits, sum.make_times.sum_ns), (5, 2, 6_000));
+        assert_eq!(sum.misses.map(|(_, count)| count), [1, 2, 0, 0, 0]);
+        let closed = one.clone().closed();
+        assert_eq!((closed.ready, closed.high, closed.destroyed), (0, 0, 3));
+        assert_eq!((closed.claims, closed.make_times), (one.claims, one.make_times));
     }
 }

@@ -10,8 +10,8 @@ use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, Problem, Sandbox,
-    SandboxList, ThawSandbox,
+    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, NodeUsage, Problem,
+    Sandbox, SandboxList, ThawSandbox,
 };
 
 use crate::exit::{ExitCode, Failure};
@@ -39,6 +39,21 @@ impl Client {
     /// That it lives.
     pub async fn health(&self) -> Result<Health, Failure> {
         self.ask(Method::GET, "/v1/health", None).await
+    }
+
+    /// What its pools have, and its sandboxes take.
+    pub async fn usage(&self) -> Result<NodeUsage, Failure> {
+        self.ask(Method::GET, "/v1/node/usage", None).await
+    }
+
+    /// Has it make no more sandboxes, and waits until none is being made.
+    pub async fn drain(&self) -> Result<Drain, Failure> {
+        self.ask(Method::POST, "/v1/node/drain", None).await
+    }
+
+    /// Has it make sandboxes again.
+    pub async fn undrain(&self) -> Result<Drain, Failure> {
+        self.ask(Method::DELETE, "/v1/node/drain", None).await
     }
 
     /// Makes a sandbox.

@@ -7,11 +7,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
-    Sandbox as Described, ThawSandbox,
+    CreateSandbox, CreatedSandbox, Drain, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
+    NodeUsage, PoolUsage, Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -25,6 +26,7 @@ use super::watch::{Cache, Versions};
 use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
+use crate::metrics::{Families, How, Metrics};
 use crate::readiness;
 use crate::sandbox::{Node, Sandbox};
 
@@ -53,6 +55,22 @@ struct Turn {
     _alone: tokio::sync::OwnedMutexGuard<()>,
 }
 
+/// Whether sandboxes may be made, and how many are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Makings {
+    closed: bool,
+    count: usize,
+}
+
+/// A sandbox is being made for as long as this is held.
+struct Making<'a>(&'a watch::Sender<Makings>);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|makings| makings.count -= 1);
+    }
+}
+
 /// thawd, or a process with a sandbox of its own.
 #[derive(Debug)]
 pub struct Daemon {
@@ -61,6 +79,8 @@ pub struct Daemon {
     table: Mutex<BTreeMap<String, Held>>,
     pub cache: Arc<Cache>,
     pub answers: Answers,
+    pub metrics: Metrics,
+    makings: watch::Sender<Makings>,
     /// Shared by whatever is finished though nobody waits for it.
     finishing: Arc<tokio::sync::RwLock<()>>,
     /// Whether serving is at its end.
@@ -110,6 +130,8 @@ impl Daemon {
             table: Mutex::default(),
             cache: Arc::new(Cache::new(versions)),
             answers: Answers::default(),
+            metrics: Metrics::default(),
+            makings: watch::Sender::default(),
             finishing: Arc::default(),
             closing: watch::Sender::new(false),
         })
@@ -129,8 +151,9 @@ impl Daemon {
         done.map_err(Into::into)
     }
 
-    /// Ends what lasts for as long as its caller listens.
-    pub fn close(&self) {
+    /// Makes no more, and ends what lasts for as long as its caller listens: another thawd will take over.
+    pub fn end(&self) {
+        self.close();
         self.cache.close();
         self.closing.send_replace(true);
     }
@@ -149,14 +172,14 @@ impl Daemon {
 
     /// Makes a sandbox of an image. Dropped, nothing is made.
     pub async fn create(self: &Arc<Daemon>, request: CreateSandbox) -> Result<CreatedSandbox, Refusal> {
-        let made = self.maker()?.create(request).await?;
-        Ok(self.made(made))
+        let maker = self.maker()?;
+        self.made(How::Create, maker.create(request)).await
     }
 
     /// Makes a sandbox of a snapshot. Dropped, nothing is made.
     pub async fn thaw(self: &Arc<Daemon>, request: ThawSandbox) -> Result<CreatedSandbox, Refusal> {
-        let made = self.maker()?.thaw(request).await?;
-        Ok(self.made(made))
+        let maker = self.maker()?;
+        self.made(How::Thaw, maker.thaw(request)).await
     }
 
     /// Who makes sandboxes, and has what they are made of.
@@ -165,13 +188,133 @@ impl Daemon {
         self.maker.as_ref().ok_or_else(one_only)
     }
 
-    fn made(self: &Arc<Daemon>, made: Made) -> CreatedSandbox {
+    async fn made(
+        self: &Arc<Daemon>,
+        how: How,
+        making: impl Future<Output = Result<Made, Refusal>>,
+    ) -> Result<CreatedSandbox, Refusal> {
+        // Until it is in the table: who drains us counts it.
+        let _making = self.begin(how)?;
+        let made = self.timed(how, making).await?;
+        Ok(self.show(made))
+    }
+
+    fn begin(&self, how: How) -> Result<Making<'_>, Refusal> {
+        self.begin_making()
+            .inspect_err(|e| self.metrics.not_started(how, e.slug()))
+    }
+
+    async fn timed(
+        &self,
+        how: How,
+        making: impl Future<Output = Result<Made, Refusal>>,
+    ) -> Result<Made, Refusal> {
+        let began = Instant::now();
+        let made = making
+            .await
+            .inspect_err(|e| self.metrics.not_started(how, e.slug()))?;
+        self.metrics.started(how, began.elapsed(), &made.account);
+        Ok(made)
+    }
+
+    fn show(self: &Arc<Daemon>, made: Made) -> CreatedSandbox {
         let shown = self.insert(made.machine, Condition::Running);
         reach(Failpoint::CreateShown);
         CreatedSandbox {
             sandbox: Described::clone(&shown),
             image_config: made.image_config,
             account: made.account,
+        }
+    }
+
+    fn begin_making(&self) -> Result<Making<'_>, Refusal> {
+        let begun = self.makings.send_if_modified(|makings| {
+            makings.count += usize::from(!makings.closed);
+            !makings.closed
+        });
+        match begun {
+            true => Ok(Making(&self.makings)),
+            false => Err(Refusal::new(ApiCode::Draining, "this thawd is being drained")),
+        }
+    }
+
+    /// Refuses to make any more from now on.
+    pub fn close(&self) {
+        self.makings.send_modify(|makings| makings.closed = true);
+    }
+
+    /// The same, and waits until none is being made; or until they may be made again.
+    pub async fn drain(&self) -> Result<Drain, Refusal> {
+        self.maker()?;
+        self.close();
+        let mut makings = self.makings.subscribe();
+        // The sender is ours.
+        let _ = makings.wait_for(|m| m.count == 0 || !m.closed).await;
+        Ok(self.drained())
+    }
+
+    /// Makes them again.
+    pub fn undrain(&self) -> Result<Drain, Refusal> {
+        self.maker()?;
+        self.makings.send_modify(|makings| makings.closed = false);
+        Ok(self.drained())
+    }
+
+    /// Whether any are made, and how many there are. Who is answered knows that no lock here is held for ever.
+    pub fn drained(&self) -> Drain {
+        let makings = *self.makings.borrow();
+        Drain {
+            draining: makings.closed,
+            making: makings.count,
+            sandboxes: self.table().len(),
+        }
+    }
+
+    /// What one sandbox takes of its host. Blocks for as long as the kernel takes to say.
+    pub fn usage(&self, wanted: &str) -> Result<Usage, Failure> {
+        let id = self.id(wanted)?;
+        Ok(self.find(&id)?.0.usage())
+    }
+
+    /// What all of them take, and the pools have. Blocks likewise.
+    pub fn usages(&self) -> NodeUsage {
+        let held: Vec<_> = {
+            let table = self.table();
+            table.values().map(|held| held.machine.clone()).collect()
+        };
+        let sandboxes = held.iter().filter_map(|machine| {
+            let shown = self.cache.get(&machine.record().id)?;
+            Some(SandboxUsage {
+                id: shown.id.clone(),
+                name: shown.name.clone(),
+                image: shown.image.clone(),
+                state: shown.state.clone(),
+                created: shown.created,
+                cpus: shown.cpus,
+                memory_mib: shown.memory_mib,
+                usage: machine.usage(),
+            })
+        });
+        let sandboxes = sandboxes.collect();
+        let pools = self.maker.as_ref().map(|m| m.pools()).unwrap_or_default();
+        let pools = pools.into_iter().map(|pool| PoolUsage {
+            pool: pool.kind.into(),
+            ready: pool.ready,
+            high: pool.high,
+            claims: pool.claims,
+            hits: pool.hits,
+        });
+        NodeUsage {
+            pools: pools.collect(),
+            sandboxes,
+        }
+    }
+
+    /// What it has and did.
+    pub fn count(&self, families: &mut Families) {
+        self.metrics.collect(families);
+        if let Some(maker) = &self.maker {
+            maker.count(self.metrics.endpoint_names(), families);
         }
     }
 
@@ -293,6 +436,7 @@ impl Daemon {
         request: ForkSandbox,
     ) -> Result<ForkedSandbox, Refusal> {
         let maker = self.maker()?;
+        let _making = self.begin(How::Thaw)?;
         let place = maker.scratch(request.sign.is_some()).await?;
         let freeze = FreezeSandbox {
             directory: place.snapshot(),
@@ -312,13 +456,13 @@ impl Daemon {
             labels: request.labels,
             timeout_s: request.timeout_s,
         };
-        let clones = (0..request.count).map(|_| maker.thaw(thaw.clone()));
+        let clones = (0..request.count).map(|_| self.timed(How::Thaw, maker.thaw(thaw.clone())));
         let clones = futures_util::future::try_join_all(clones).await?;
         // Who was thawed from it has all of it open.
         drop(tokio::task::spawn_blocking(move || drop(place)));
         Ok(ForkedSandbox {
             frozen,
-            items: clones.into_iter().map(|made| self.made(made)).collect(),
+            items: clones.into_iter().map(|made| self.show(made)).collect(),
         })
     }
 
@@ -394,7 +538,9 @@ fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = (
     let note_exit = async move {
         let status = exit.await;
         if let Some(daemon) = marking.upgrade() {
-            daemon.cache.update(&marked, |described| exited(described, status));
+            daemon
+                .cache
+                .update(&marked, |described| exited(described, status));
         }
         match delete_on_exit {
             true => "its container's process has ended",

@@ -32,7 +32,8 @@ impl Served {
         let (stop, stopped) = oneshot::channel::<()>();
         let (at, serving) = (socket(root.path()), daemon.clone());
         let end = async { drop(stopped.await) };
-        let served = tokio::spawn(async move { serve(serving, &at, Access::default(), None, end).await });
+        let served =
+            tokio::spawn(async move { serve(serving, &at, Access::default(), None, || {}, end).await });
         while UnixStream::connect(socket(root.path())).await.is_err() {
             tokio::task::yield_now().await;
         }

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
+use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, OnExit, PullImage, Template,
-    ThawSandbox,
+    ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 
@@ -22,6 +23,7 @@ use super::watch::Versions;
 use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
+use crate::metrics::{Families, Names};
 use crate::sandbox::{Terms, Timeout};
 use crate::state::Record;
 
@@ -112,7 +114,10 @@ impl Maker for Fake {
         let terms = Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
-            delete_on_exit: request.container.as_ref().is_some_and(|c| c.on_exit == OnExit::Delete),
+            delete_on_exit: request
+                .container
+                .as_ref()
+                .is_some_and(|c| c.on_exit == OnExit::Delete),
         };
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
         if request.container.is_some() {
@@ -149,6 +154,12 @@ impl Maker for Fake {
             account: Account::default(),
         })
     }
+
+    fn pools(&self) -> Vec<PoolStatistics> {
+        vec![PoolStatistics::none("disk")]
+    }
+
+    fn count(&self, _: &Names, _: &mut Families) {}
 
     async fn scratch(&self, _: bool) -> Result<Box<dyn Place>, Refusal> {
         let place = tempfile::tempdir().unwrap();
@@ -277,6 +288,14 @@ impl Machine for FakeMachine {
 
     fn vsock(&self) -> PathBuf {
         "/fake".into()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            at_ns: 2,
+            cpu_ns: Some(1),
+            ..Usage::default()
+        }
     }
 
     async fn condition(&self) -> Condition {

@@ -1,13 +1,19 @@
 //! That thawd lives.
 
+use std::sync::Arc;
+
 use axum::Json;
+use axum::extract::State;
 use thaw_protocol::api::Health;
+
+use super::daemon::Daemon;
 
 /// Which thawd this is.
 #[utoipa::path(get, path = "/v1/health", tag = "node", responses((status = 200, body = Health)))]
-pub async fn health() -> Json<Health> {
+pub async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
     Json(Health {
         version: env!("CARGO_PKG_VERSION").into(),
         pid: std::process::id(),
+        draining: daemon.drained().draining,
     })
 }

@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -43,6 +44,28 @@ impl Verb {
     fn lasts(self) -> bool {
         matches!(self, Verb::Watch | Verb::Exec)
     }
+}
+
+impl Verb {
+    /// As it is written in metrics.
+    fn name(self) -> &'static str {
+        match self {
+            Verb::Create => "create",
+            Verb::Read => "read",
+            Verb::Change => "change",
+            Verb::Watch => "watch",
+        }
+    }
+}
+
+/// How much of one kind there is, and how many were turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    pub verb: &'static str,
+    pub running: usize,
+    pub waiting: usize,
+    /// Since the gate was made.
+    pub refused: u64,
 }
 
 /// How much of one kind.
@@ -125,6 +148,7 @@ struct Lanes {
 pub struct Gate {
     bounds: Bounds,
     lanes: Mutex<Lanes>,
+    refused: [AtomicU64; VERBS.len()],
 }
 
 /// One request runs for as long as this is held.
@@ -147,6 +171,21 @@ impl Gate {
         Arc::new(Gate {
             bounds,
             lanes: Mutex::default(),
+            refused: Default::default(),
+        })
+    }
+
+    /// How much of each kind there is.
+    pub fn load(&self) -> [Load; VERBS.len()] {
+        let lanes = self.lanes();
+        VERBS.map(|verb| {
+            let lane = &lanes.lanes[verb as usize];
+            Load {
+                verb: verb.name(),
+                running: lane.running,
+                waiting: lane.clients.values().map(|c| c.waiting.len()).sum(),
+                refused: self.refused[verb as usize].load(Ordering::Relaxed),
+            }
         })
     }
 
@@ -168,6 +207,7 @@ impl Gate {
             queue.retain(|waits| !waits.is_closed());
             if queue.len() >= most {
                 forget(lane, client);
+                self.refused[verb as usize].fetch_add(1, Ordering::Relaxed);
                 let what = format!("{most} requests of this kind wait already");
                 return Err(Refusal::new(ApiCode::TooMany, what));
             }

@@ -85,7 +85,7 @@ async fn who_follows_gets_what_comes_until_the_end() {
     // One that would go on ends when serving does.
     let (_fake, routes, other_daemon, _journal) = with_container().await;
     let body = send(&routes, ask("GET", &format!("{PATH}?follow=true"), JSON, "")).await;
-    other_daemon.close();
+    other_daemon.end();
     assert!(whole(body).await.is_empty());
     drop(daemon);
 }
@@ -104,7 +104,11 @@ async fn the_end_of_a_container_is_shown() {
     let exec = ask("POST", "/v1/sandboxes/web/exec", JSON, r#"{"command":["cat"]}"#);
     refused(&routes, exec, 409, "sandbox-not-running", "exited").await;
     for (what, state) in [("pause", "paused"), ("resume", "exited")] {
-        send(&routes, ask("POST", &format!("/v1/sandboxes/web/{what}"), JSON, "")).await;
+        send(
+            &routes,
+            ask("POST", &format!("/v1/sandboxes/web/{what}"), JSON, ""),
+        )
+        .await;
         let shown: Sandbox = read(&routes, "/v1/sandboxes/web").await;
         assert_eq!((shown.exit_code, shown.state.as_str()), (Some(7), state));
     }
@@ -121,7 +125,14 @@ async fn a_sandbox_that_is_to_go_with_its_container_goes() {
     while fake.living() > 0 {
         tokio::task::yield_now().await;
     }
-    refused(&routes, ask("GET", PATH, JSON, ""), 404, "sandbox-not-found", "gone").await;
+    refused(
+        &routes,
+        ask("GET", PATH, JSON, ""),
+        404,
+        "sandbox-not-found",
+        "gone",
+    )
+    .await;
 }
 
 #[tokio::test]

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
+use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, OnExit, ProcessIdentity, StartContainer,
-    ThawSandbox,
+    ThawSandbox, Usage,
 };
 use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
@@ -27,9 +28,10 @@ use crate::exit::{ExitCode, Failure};
 use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::journal::Journal;
+use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
     FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
-    Timeout, blocking,
+    Timeout, blocking, usage,
 };
 use crate::snapshot::Scratch;
 use crate::state::Record;
@@ -56,6 +58,10 @@ pub trait Maker: Stock {
     async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal>;
     /// Of a snapshot.
     async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal>;
+    /// What its pools have and did.
+    fn pools(&self) -> Vec<PoolStatistics>;
+    /// What it has and did; `endpoints` are the names its registries have.
+    fn count(&self, endpoints: &Names, families: &mut Families);
 }
 
 /// A sandbox that was made, and what is to be said of the making.
@@ -82,6 +88,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn record(&self) -> &Record;
     /// Its vsock socket.
     fn vsock(&self) -> PathBuf;
+    /// What it takes of its host. Blocks for as long as the kernel takes to say.
+    fn usage(&self) -> Usage;
     /// Asks its VMM.
     async fn condition(&self) -> Condition;
     /// Waits for its end, and says why it ended. It may wait longer than the machine is held.
@@ -142,7 +150,10 @@ impl Maker for Node {
             terms: Terms {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
-                delete_on_exit: request.container.as_ref().is_some_and(|c| c.on_exit == OnExit::Delete),
+                delete_on_exit: request
+                    .container
+                    .as_ref()
+                    .is_some_and(|c| c.on_exit == OnExit::Delete),
             },
         };
         let (trace, root) = (Trace::new(), spec.root);
@@ -189,6 +200,16 @@ impl Maker for Node {
             false => None,
         };
         made(self, sandbox, attendance, &trace)
+    }
+
+    fn pools(&self) -> Vec<PoolStatistics> {
+        let mut all = Vec::from(self.pools.statistics());
+        all.push(self.shells.statistics());
+        all
+    }
+
+    fn count(&self, endpoints: &Names, families: &mut Families) {
+        metrics::node::collect(self, endpoints, families);
     }
 }
 
@@ -334,6 +355,13 @@ impl Machine for Microvm {
 
     fn vsock(&self) -> PathBuf {
         self.sandbox.vsock()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            fetched_bytes: self.sandbox.fetched(),
+            ..usage(self.sandbox.record(), &self.node.cgroups)
+        }
     }
 
     async fn condition(&self) -> Condition {

@@ -9,10 +9,11 @@
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`stock`], [`health`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`stock`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by what they are about |
 //! | [`session`], [`process`] | a process of a container, and who attends it |
 //! | [`files`] | the files of a container |
 //! | [`attendance`] | containers thawd itself attends |
+//! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
 //! | [`maker`] | what the API asks of the node |
@@ -25,6 +26,7 @@ pub mod attendance;
 pub mod check;
 pub mod client;
 pub mod daemon;
+pub mod drain;
 pub mod exec;
 pub mod extract;
 #[cfg(test)]
@@ -37,6 +39,7 @@ pub mod idempotency;
 pub mod limits;
 pub mod logs;
 pub mod maker;
+pub mod metrics;
 pub mod patience;
 pub mod peer;
 pub mod problem;
@@ -47,6 +50,8 @@ pub mod server;
 pub mod session;
 pub mod stock;
 pub mod tcp;
+pub mod timing;
 pub mod tokens;
 pub mod transfer;
+pub mod usage;
 pub mod watch;

@@ -14,6 +14,8 @@ use crate::exit::{ExitCode, Failure};
 
 /// Seconds after which who was turned away may ask again.
 pub const RETRY_AFTER_S: u64 = 1;
+/// The same, where a node is drained.
+const RETRY_DRAINED_S: u64 = 30;
 
 macro_rules! api_codes {
     ($($name:ident = $status:ident, $slug:literal, $title:literal, $remedy:literal;)*) => {
@@ -58,6 +60,7 @@ api_codes! {
     KeyReused = UNPROCESSABLE_ENTITY, "idempotency-key-reused", "this idempotency key came with another request before", "use a new key for each thing to make";
     UpgradeRequired = UPGRADE_REQUIRED, "upgrade-required", "this is to be a WebSocket handshake", "ask with a WebSocket client, or POST";
     TooMany = TOO_MANY_REQUESTS, "too-many-requests", "more is asked at once than is served", "ask again after the seconds Retry-After says";
+    Draining = SERVICE_UNAVAILABLE, "draining", "this thawd makes no more sandboxes", "ask another node, or this one again once it makes sandboxes again";
     Broken = INTERNAL_SERVER_ERROR, "internal", "thawd failed at this", "see its log";
     NoRoom = INSUFFICIENT_STORAGE, "sandbox-full", "there is no room in the sandbox", "remove something there, or make one with more";
     Ending = SERVICE_UNAVAILABLE, "thawd-ending", "thawd ends", "ask the next one";
@@ -76,6 +79,14 @@ impl Refusal {
     /// With the words for it.
     pub fn new(code: ApiCode, detail: impl std::fmt::Display) -> Refusal {
         Refusal::Api(code, detail.to_string())
+    }
+
+    /// Its stable name.
+    pub fn slug(&self) -> &'static str {
+        match self {
+            Refusal::Failure(failure) => failure.code.slug(),
+            Refusal::Api(code, _) => code.slug(),
+        }
     }
 
     fn problem(self) -> Problem {
@@ -186,13 +197,17 @@ struct Unsaid(Problem);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let busy = matches!(self, Refusal::Api(ApiCode::TooMany, _));
         let unknown = matches!(self, Refusal::Api(ApiCode::Unauthenticated, _));
+        let retry = match self {
+            Refusal::Api(ApiCode::TooMany, _) => Some(RETRY_AFTER_S),
+            Refusal::Api(ApiCode::Draining, _) => Some(RETRY_DRAINED_S),
+            _ => None,
+        };
         let problem = self.problem();
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
-        if busy {
-            let seconds = HeaderValue::from(RETRY_AFTER_S);
+        if let Some(seconds) = retry {
+            let seconds = HeaderValue::from(seconds);
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
         }
         if unknown {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Html;
 use axum::routing::get;
+use axum::{Extension, Router};
 use thaw_protocol::api::{Bookmark, ExecEvent, ExecInput, MAX_BODY, Problem, WatchEvent};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{exec, health, logs, problem, sandboxes, stock, transfer};
+use super::{drain, exec, health, logs, metrics, problem, sandboxes, stock, transfer, usage};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -37,6 +37,10 @@ struct Document;
 fn described() -> OpenApiRouter<Arc<Daemon>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(health::health))
+        .routes(routes!(drain::show, drain::begin, drain::end))
+        .routes(routes!(metrics::metrics))
+        .routes(routes!(usage::all))
+        .routes(routes!(usage::one))
         .routes(routes!(sandboxes::list, sandboxes::create))
         .routes(routes!(sandboxes::get, sandboxes::delete))
         .routes(routes!(sandboxes::pause))
@@ -72,8 +76,10 @@ pub fn router(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
         .fallback(problem::no_such_route)
         .method_not_allowed_fallback(problem::wrong_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(Extension(gate.clone()))
         .layer(from_fn_with_state(gate, limit))
         .layer(from_fn(problem::say))
+        .layer(from_fn_with_state(daemon.clone(), metrics::measure))
         .with_state(daemon)
 }
 

@@ -350,9 +350,15 @@ async fn the_same_key_is_the_same_answer_and_makes_one_sandbox() {
     let (fake, routes) = routes();
     let first = make(&routes, Some("k"), GOOD.into()).await;
     assert_eq!(first.status(), StatusCode::CREATED);
+    assert_eq!(first.headers()["server-timing"], "total;dur=0.000");
     let first = whole(first).await;
     let spaced = GOOD.replace(',', " , ");
-    assert_eq!(whole(make(&routes, Some("k"), spaced).await).await, first);
+    let second = make(&routes, Some("k"), spaced).await;
+    assert!(
+        !second.headers().contains_key("server-timing"),
+        "nothing was made"
+    );
+    assert_eq!(whole(second).await, first);
     assert_eq!(fake.made(), 1);
     let reused = make(&routes, Some("k"), labelled("a")).await;
     assert_eq!(reused.status(), StatusCode::UNPROCESSABLE_ENTITY);

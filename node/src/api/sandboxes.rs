@@ -3,11 +3,11 @@
 //! Invariants: reads are of the cache; a making whose caller hangs up is dropped, and leaves nothing; what else was begun is
 //! finished, on a task of its own, for a sandbox must not stay half frozen.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::body::{Body as Stream, Bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
@@ -22,6 +22,7 @@ use super::daemon::{Daemon, none};
 use super::extract::{Body, Key, Named, Parameters};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
+use super::timing::{SERVER_TIMING, server_timing};
 use super::watch::ring::encode;
 use super::watch::{Page, Query, Selector, Watcher, page::Token};
 
@@ -139,7 +140,7 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Res
 /// Makes a sandbox of an image; its agent takes containers when this answers.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = CreateSandbox,
     params(("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice")), responses(
-    (status = 201, body = CreatedSandbox),
+    (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
     (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
@@ -153,14 +154,14 @@ pub async fn create(
 ) -> Result<Response, Refusal> {
     check::create(&request)?;
     let said = encoded(&("sandbox", &request))?;
-    let make = || async { encoded(&daemon.create(request).await?) };
+    let make = || daemon.create(request);
     once(&daemon, peer, key, &said, make).await
 }
 
 /// Makes a sandbox of a snapshot: what ran in it goes on, as another.
 #[utoipa::path(post, path = "/v1/thaws", tag = "sandboxes", request_body = ThawSandbox,
     params(("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice")), responses(
-    (status = 201, body = CreatedSandbox),
+    (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
     (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
@@ -174,18 +175,24 @@ pub async fn thaw(
 ) -> Result<Response, Refusal> {
     check::thaw(&request)?;
     let said = encoded(&("thaw", &request))?;
-    let make = || async { encoded(&daemon.thaw(request).await?) };
+    let make = || daemon.thaw(request);
     once(&daemon, peer, key, &said, make).await
 }
 
-/// The answer to a creation; the same to the same key.
-async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
+/// The answer to a creation; the same to the same key. Who has it made is told by a header too where the time went.
+async fn once<F: Future<Output = Result<CreatedSandbox, Refusal>>>(
     daemon: &Daemon,
     peer: Peer,
     key: Option<String>,
     said: &[u8],
     make: impl FnOnce() -> F,
 ) -> Result<Response, Refusal> {
+    let timing = OnceLock::new();
+    let make = || async {
+        let created = make().await?;
+        timing.get_or_init(|| server_timing(&created.account));
+        encoded(&created)
+    };
     let answer = match key {
         Some(key) => {
             let now = std::time::Instant::now();
@@ -193,12 +200,10 @@ async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
         }
         None => make().await?,
     };
-    Ok((
-        StatusCode::CREATED,
-        [(header::CONTENT_TYPE, "application/json")],
-        answer,
-    )
-        .into_response())
+    let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let timing = timing.into_inner().map(|timing| (SERVER_TIMING, timing));
+    let headers: HeaderMap = [Some(json), timing].into_iter().flatten().collect();
+    Ok((StatusCode::CREATED, headers, answer).into_response())
 }
 
 fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {

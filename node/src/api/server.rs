@@ -50,18 +50,20 @@ const MAX_HEAD: usize = 64 << 10;
 /// Most header fields.
 const MAX_FIELDS: usize = 64;
 /// How long the last callers are waited for.
-const LINGERS: Duration = Duration::from_secs(30);
+pub const LINGERS: Duration = Duration::from_secs(30);
 /// The same, of an owner of one sandbox: its machine has ended, so nobody is served for long.
 const OWNER_LINGERS: Duration = Duration::from_secs(2);
 /// After an accept that failed, for want of descriptors most likely.
 pub const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Serves until `end`. One socket a dead thawd left is replaced, a living one's is not.
+/// Serves until `end`; `listens` is called when callers can connect. One socket a dead thawd left is replaced, a living one's
+/// is not.
 pub async fn serve(
     daemon: Arc<Daemon>,
     socket: &Path,
     access: Access,
     tcp: Option<Tcp>,
+    listens: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<(), Failure> {
     if vmm::connect(socket, SocketType::STREAM).is_ok() {
@@ -71,6 +73,7 @@ pub async fn serve(
     let _ = std::fs::remove_file(socket);
     let listener = listen(socket, access)?;
     reach(Failpoint::ServeListening);
+    listens();
     serve_all(&daemon, listener, access, tcp, end, LINGERS).await;
     let _ = std::fs::remove_file(socket);
     reach(Failpoint::ServeEnded);
@@ -154,6 +157,7 @@ pub async fn linger<K: 'static>(mut connections: Connections<K>, lingers: Durati
 
 /// Serves routes on a unix socket until `stopped`, and then as long as who is being served may take.
 async fn accept(
+    daemon: &Daemon,
     routes: Router,
     listener: UnixListener,
     access: Access,
@@ -186,9 +190,14 @@ async fn accept(
                 "HTTP/1.1 429 Too Many Requests\r\nretry-after: {RETRY_AFTER_S}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             );
             let _ = stream.try_write(text.as_bytes());
+            daemon.metrics.connection_refused();
         } else {
-            let peer = Some(Peer::user(uid));
-            connections.add(uid, serve_one(stream, peer, routes.clone(), stopped.clone()));
+            let (connected, routes) = (daemon.metrics.connected(), routes.clone());
+            let serving = serve_one(stream, Some(Peer::user(uid)), routes, stopped.clone());
+            connections.add(uid, async move {
+                serving.await;
+                drop(connected);
+            });
         }
     }
     drop(listener);
@@ -209,15 +218,15 @@ async fn serve_all(
     let (stop, stopped) = watch::channel(());
     let ending = async move {
         end.await;
-        daemon.close();
+        daemon.end();
         drop(stop);
     };
     let over_tcp = async {
         if let Some(tcp) = tcp {
-            tcp.serve(routes.clone(), stopped.clone(), lingers).await;
+            tcp.serve(daemon, routes.clone(), stopped.clone(), lingers).await;
         }
     };
-    let on_socket = accept(routes.clone(), listener, access, stopped.clone(), lingers);
+    let on_socket = accept(daemon, routes.clone(), listener, access, stopped.clone(), lingers);
     tokio::join!(ending, over_tcp, on_socket);
 }
 

@@ -22,6 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
+use super::daemon::Daemon;
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal, say};
 use super::server::{ACCEPT_AGAIN, Connections, HEAD_LIMIT, linger, serve_one};
@@ -88,7 +89,13 @@ impl Tcp {
     }
 
     /// Serves routes until `stopped`, and then as long as who is being served may take.
-    pub async fn serve(self, routes: Router, stopped: watch::Receiver<()>, lingers: Duration) {
+    pub async fn serve(
+        self,
+        daemon: &Daemon,
+        routes: Router,
+        stopped: watch::Receiver<()>,
+        lingers: Duration,
+    ) {
         let guarded = routes
             .layer(from_fn_with_state(self.tokens.clone(), authenticate))
             .layer(from_fn(say));
@@ -107,7 +114,13 @@ impl Tcp {
                     if connections.has_room(&origin) {
                         let serving =
                             serve_tcp(stream, origin, self.tls.clone(), guarded.clone(), stopped.clone());
-                        connections.add(origin, serving);
+                        let connected = daemon.metrics.connected();
+                        connections.add(origin, async move {
+                            serving.await;
+                            drop(connected);
+                        });
+                    } else {
+                        daemon.metrics.connection_refused();
                     }
                 }
                 Err(e) => {

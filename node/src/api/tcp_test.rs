@@ -47,9 +47,10 @@ async fn serve(config: &ApiConfig) -> Served {
     let tcp = Tcp::open(config).await.unwrap().unwrap();
     let address = tcp.address().unwrap();
     let (_fake, daemon) = Fake::daemon(true);
-    let routes = router(daemon, Gate::new(Bounds::default()));
+    let routes = router(daemon.clone(), Gate::new(Bounds::default()));
     let (stop, stopped) = watch::channel(());
-    let serving = tokio::spawn(tcp.serve(routes, stopped, Duration::from_secs(5)));
+    let serving = async move { tcp.serve(&daemon, routes, stopped, Duration::from_secs(5)).await };
+    let serving = tokio::spawn(serving);
     Served {
         address,
         stop,

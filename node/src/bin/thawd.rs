@@ -2,15 +2,18 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use thaw_node::api::client::Client;
 use thaw_node::api::daemon::Daemon;
 use thaw_node::api::peer::Access;
 use thaw_node::api::server::serve;
 use thaw_node::api::tcp::Tcp;
 use thaw_node::cli::logging;
-use thaw_node::exit::Failure;
+use thaw_node::config::default;
+use thaw_node::exit::{ExitCode as Code, Failure};
 use thaw_node::paths::{Paths, VARIABLES};
 use thaw_node::sandbox::Node;
+use thaw_node::service;
 use thaw_node::snapshot::Hold;
 use thaw_node::snapshotter::Listening;
 use thaw_node::ui::Ui;
@@ -52,6 +55,33 @@ struct Arguments {
     /// Log JSON lines
     #[arg(long)]
     json: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// What it does instead of serving.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Look at configuration files
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Have the thawd that serves make no more sandboxes, and wait until none is being made; those there are run on
+    Drain {
+        /// Have it make sandboxes again
+        #[arg(long)]
+        undo: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Say whether a configuration file is good, or which line and key of it is not
+    Check {
+        /// The file [default: the one thawd would read]
+        file: Option<std::path::PathBuf>,
+    },
+    /// Print every option with its default and what it does, as a file to begin with
+    Default,
 }
 
 fn help() -> String {
@@ -66,7 +96,18 @@ fn main() -> ExitCode {
     thaw_node::exit::end_on_panic();
     let arguments = Arguments::parse();
     logging::start(&arguments.log_level, arguments.json);
-    match run(&arguments) {
+    let done = match &arguments.command {
+        None => run(&arguments),
+        Some(Command::Config(ConfigCommand::Default)) => {
+            print(default::DEFAULT.trim_end());
+            Ok(())
+        }
+        Some(Command::Config(ConfigCommand::Check { file })) => {
+            default::check(file.as_deref()).map(|good| print(&good))
+        }
+        Some(Command::Drain { undo }) => drain(&arguments, *undo),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             Ui::new(arguments.json, false).failure(&failure);
@@ -85,19 +126,59 @@ fn raise_descriptors() {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if let Some(place) = &arguments.failpoint {
-        failpoint::arm(place).map_err(|e| Failure::new(thaw_node::exit::ExitCode::Runtime, e.to_string()))?;
-    }
-    raise_descriptors();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+/// A line of its own output. A reader that went away is no failure.
+fn print(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+}
+
+/// Where it listens.
+fn socket(arguments: &Arguments, paths: &Paths) -> std::path::PathBuf {
+    arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket())
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|e| Failure::system("cannot start the runtime", &e))?;
+        .map_err(|e| Failure::system("cannot start the runtime", &e))
+}
+
+fn drain(arguments: &Arguments, undo: bool) -> Result<(), Failure> {
+    let socket = socket(arguments, &Paths::from_env());
+    let nobody = || {
+        let what = format!("nobody serves {}", socket.display());
+        Failure::new(Code::DaemonUnreachable, what)
+    };
+    let client = Client::connect(&socket).ok_or_else(nobody)?;
+    let now = runtime()?.block_on(async {
+        match undo {
+            true => client.undrain().await,
+            false => client.drain().await,
+        }
+    })?;
+    let (makes, sandboxes) = (
+        if now.draining {
+            "no more"
+        } else {
+            "sandboxes again"
+        },
+        now.sandboxes,
+    );
+    print(&format!("it makes {makes}; {sandboxes} run on"));
+    Ok(())
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(place) = &arguments.failpoint {
+        failpoint::arm(place).map_err(|e| Failure::new(Code::Runtime, e.to_string()))?;
+    }
+    raise_descriptors();
+    let runtime = runtime()?;
     let mut pools = None;
     let served = runtime.block_on(async {
         let paths = Paths::from_env();
-        let socket = arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket());
+        let socket = socket(arguments, &paths);
         let access = match &arguments.socket_group {
             Some(group) => Access::for_group(group)?,
             None => Access::default(),
@@ -108,6 +189,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
         node.fill_pools()?;
+        tokio::spawn(node.images.clone().keep_measured());
         pools = Some((node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {
@@ -120,11 +202,16 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             tracing::info!(%address, "listening");
         }
         let daemon = Daemon::start(node).await?;
-        tracing::info!(socket = %socket.display(), "listening");
+        tokio::spawn(service::keep_alive(daemon.clone()));
+        let listens = || {
+            tracing::info!(socket = %socket.display(), "listening");
+            service::ready(&daemon);
+        };
         let (stop, mut stopped) = tokio::sync::watch::channel(());
         let end = async move {
             let [first, second] = &mut ends[..] else { return };
             tokio::select! { _ = first.recv() => {}, _ = second.recv() => {} }
+            service::stopping();
             // Whoever waits for it sees that it is gone.
             drop(stop);
         };
@@ -135,7 +222,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 None => Ok(()),
             }
         };
-        let (served, snapshotter) = tokio::join!(serve(daemon, &socket, access, tcp, end), snapshotter);
+        let serving = serve(daemon.clone(), &socket, access, tcp, listens, end);
+        let (served, snapshotter) = tokio::join!(serving, snapshotter);
         served.and(snapshotter)
     });
     // Once it is gone, nobody claims or releases any more.

@@ -21,6 +21,7 @@ mod running;
 mod size;
 mod template;
 mod thaw;
+mod top;
 
 pub use image::ImageCommand;
 pub use size::MemorySize;
@@ -65,6 +66,8 @@ pub enum Command {
     Exec(Box<ExecArguments>),
     /// List running sandboxes
     Ps,
+    /// Show what running sandboxes take of this host, and go on showing it
+    Top(TopArguments),
     /// Stop a sandbox's CPUs
     Pause {
         /// The sandbox: id, name, or the beginning of an id
@@ -230,6 +233,19 @@ pub struct ThawArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  thaw top --once --json | jq '.sandboxes[] | select(.cpu_percent > 50) | .id'"
+)]
+pub struct TopArguments {
+    /// Seconds between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = top::parse_interval)]
+    pub interval: std::time::Duration,
+    /// Show it once, as it was over one interval
+    #[arg(long)]
+    pub once: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct ForkArguments {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,
@@ -342,6 +358,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
         Command::Run(arguments) => in_runtime(run::run(arguments, ui)),
         Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
         Command::Ps => ps::ps(cli.global.json),
+        Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
         Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),
         Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),

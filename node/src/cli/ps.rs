@@ -55,13 +55,13 @@ fn describe(run: &RunDirectory, record: &Record) -> serde_json::Value {
     })
 }
 
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
 }
 
-fn age(seconds: u64) -> String {
+pub(super) fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),

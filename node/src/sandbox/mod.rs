@@ -55,6 +55,7 @@ mod shells;
 mod snapshot;
 mod terms;
 mod thaw;
+mod usage;
 
 pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
@@ -66,6 +67,7 @@ pub use pools::Pools;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
 pub use terms::{Terms, Timeout};
+pub use usage::usage;
 
 /// How long a guest may take to ring, and the agent to take its identity.
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -499,11 +501,15 @@ impl Sandbox {
 
     /// Notes what was fetched for it so far: `until` when, in words. Of an adopted sandbox nobody knows.
     pub fn note_fetched(&self, trace: &Trace, until: &str) {
-        if let Some(supply) = &self.resources.supply {
-            let bytes = supply.filler().fetched();
+        if let Some(bytes) = self.fetched() {
             trace.count("fetched_bytes", bytes);
             trace.note("start", &format!("{} fetched until {until}", HumanBytes(bytes)));
         }
+    }
+
+    /// Bytes fetched for it so far. Of an adopted sandbox nobody knows.
+    pub fn fetched(&self) -> Option<u64> {
+        self.resources.supply.as_ref().map(|s| s.filler().fetched())
     }
 
     /// Notes how far its image is read ahead, where it is.

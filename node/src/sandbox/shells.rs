@@ -161,13 +161,26 @@ pub struct ShellPools {
     recent: Mutex<Recent>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Recent {
     closed: bool,
+    /// What pools that are closed did, and claims for which there was none.
+    past: PoolStatistics,
     /// The last used first.
     pools: VecDeque<(MachineSpec, Arc<Pool<Shells>>)>,
     /// Shapes used once, lately; their second use makes a pool.
     once: VecDeque<MachineSpec>,
+}
+
+impl Default for Recent {
+    fn default() -> Recent {
+        Recent {
+            closed: false,
+            past: PoolStatistics::none(Shells::NAME),
+            pools: VecDeque::new(),
+            once: VecDeque::new(),
+        }
+    }
 }
 
 impl ShellPools {
@@ -206,6 +219,9 @@ impl ShellPools {
                 };
                 Pool::filled(kind, plan)
             });
+            if pool.is_none() {
+                recent.past.missed(SlowReason::NoPool);
+            }
             (pool, recent.outdated(usize::from(config.shapes)))
         };
         if let Some(outdated) = outdated {
@@ -220,13 +236,15 @@ impl ShellPools {
         claim.map(|c| c.resource).map_err(|miss| miss.reason)
     }
 
-    /// What each pool has and did, with its machine.
-    pub fn statistics(&self) -> Vec<(MachineSpec, PoolStatistics)> {
-        let pools = self.lock().pools.clone();
+    /// What all of them have, and did since the first was made.
+    pub fn statistics(&self) -> PoolStatistics {
+        let (past, pools) = {
+            let recent = self.lock();
+            (recent.past.clone(), recent.pools.clone())
+        };
         pools
-            .into_iter()
-            .map(|(machine, pool)| (machine, pool.statistics()))
-            .collect()
+            .iter()
+            .fold(past, |sum, (_, pool)| sum.and(&pool.statistics()))
     }
 
     /// Makes none any more, and ends all. Blocks until that is done.
@@ -280,7 +298,11 @@ impl Recent {
     /// One pool more than there are to be.
     fn outdated(&mut self, shapes: usize) -> Option<Arc<Pool<Shells>>> {
         match self.pools.len() > shapes {
-            true => self.pools.pop_back().map(|(_, pool)| pool),
+            true => {
+                let (_, pool) = self.pools.pop_back()?;
+                self.past = self.past.clone().and(&pool.statistics().closed());
+                Some(pool)
+            }
             false => None,
         }
     }
@@ -359,6 +381,7 @@ mod tests {
         assert_eq!(why(&shells, &machine(1, false)), SlowReason::NoPool);
         shells.close();
         assert_eq!(why(&shells, &machine(1, false)), SlowReason::Closed);
-        assert!(shells.statistics().is_empty());
+        let counted = shells.statistics();
+        assert_eq!((counted.claims, counted.ready, counted.high), (1, 0, 0));
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use thaw_pools::failpoint::{Failpoint, reach};
-use thaw_pools::process::ProcessRecord;
+use thaw_pools::process::{ProcessRecord, Stat};
 use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
 
 use super::again::{MADE_AGAIN, with_end};
@@ -130,7 +130,11 @@ impl Making<'_> {
             self.trace.add_monotonic("entry", times.thawed, times.entered);
             self.trace.count("faults", faults);
         }
-        if let Some(pages) = self.record.vmm.and_then(|v| major_faults(v.pid))
+        if let Some(pages) = self
+            .record
+            .vmm
+            .and_then(|v| Stat::of(v.pid))
+            .map(|s| s.major_faults)
             && pages > 0
         {
             let text =
@@ -263,29 +267,4 @@ fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Failure> {
         )
     };
     Ok(file.map_err(fail)?.into())
-}
-
-/// Faults of a process that waited for a disk (proc(5), stat, field 12).
-fn major_faults(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    major_faults_in(&stat)
-}
-
-fn major_faults_in(stat: &str) -> Option<u64> {
-    // The second field is a name in parentheses, which may hold anything.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(9)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn major_faults_are_the_twelfth_field_whatever_the_name() {
-        let stat = "77 (a) b (c) S 1 77 77 0 -1 4194560 500 0 31 0 9 9";
-        assert_eq!(major_faults_in(stat), Some(31));
-        assert_eq!(major_faults_in("77 (x"), None);
-        assert!(major_faults(std::process::id() as i32).is_some());
-    }
 }

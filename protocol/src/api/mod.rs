@@ -3,10 +3,14 @@
 //! | method and path | body | answer |
 //! |---|---|---|
 //! | `GET /v1/health` | — | [`Health`] |
+//! | `GET`, `POST`, `DELETE /v1/node/drain` | — | [`Drain`] |
+//! | `GET /v1/node/usage` | — | [`NodeUsage`] |
+//! | `GET /metrics` | — | Prometheus's text format |
 //! | `POST /v1/sandboxes` | [`CreateSandbox`] | 201, [`CreatedSandbox`] |
 //! | `GET /v1/sandboxes` | — | [`SandboxList`] |
 //! | `GET /v1/sandboxes?watch=1` | — | [`WatchEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}` | — | [`Sandbox`] |
+//! | `GET /v1/sandboxes/{id}/metrics` | — | [`Usage`] |
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
@@ -35,6 +39,7 @@ mod exec;
 mod list;
 mod problem;
 mod store;
+mod usage;
 
 pub use exec::{
     Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, STDERR_CHANNEL, STDOUT_CHANNEL,
@@ -43,6 +48,7 @@ pub use exec::{
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use store::{Image, ImageDetail, ImageLayer, ImageList, LoadOrder, PullImage, Template, TemplateList};
+pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
@@ -59,6 +65,21 @@ pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 pub struct Health {
     pub version: String,
     pub pid: u32,
+    /// It makes no more sandboxes.
+    #[serde(default)]
+    pub draining: bool,
+}
+
+/// Whether thawd makes sandboxes, and what it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Drain {
+    /// It makes no more.
+    pub draining: bool,
+    /// Sandboxes being made.
+    pub making: usize,
+    /// Sandboxes it has; they go on.
+    pub sandboxes: usize,
 }
 
 /// One process: its number and when it started, clock ticks since boot.

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The `[fetch]` table of the configuration. Everything has a default; an unknown key is an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,14 +13,19 @@ pub struct Config {
     /// the registry itself. Those under `"*"` stand for every registry that has none of its own.
     pub mirrors: BTreeMap<String, Vec<Mirror>>,
     /// Bytes a second that prefetches of the whole process may take. None: no limit.
+    #[serde(deserialize_with = "some_at_least_one")]
     pub prefetch_bandwidth: Option<u64>,
     /// Prefetches of the whole process in flight at once.
+    #[serde(deserialize_with = "at_least_one")]
     pub prefetch_requests: usize,
     /// Milliseconds after which a read on demand has ended, with bytes or with an error, all retries included.
+    #[serde(deserialize_with = "at_least_one")]
     pub budget_ms: u64,
     /// Milliseconds within which a server has to begin its answer.
+    #[serde(deserialize_with = "at_least_one")]
     pub answer_ms: u64,
     /// Milliseconds within which a server has to send `window_bytes` of a body, or its rest; else it is too slow.
+    #[serde(deserialize_with = "at_least_one")]
     pub window_ms: u64,
     /// Bytes of a body that have to come in each window.
     pub window_bytes: u64,
@@ -28,6 +34,7 @@ pub struct Config {
     /// Milliseconds of the longest pause between attempts.
     pub longest_pause_ms: u64,
     /// Failures in a row after which a registry or mirror is left alone for a while.
+    #[serde(deserialize_with = "at_least_one")]
     pub breaker_failures: u32,
     /// Milliseconds for which it is left alone the first time; then one request tries it, and if that fails it is
     /// twice as long.
@@ -67,16 +74,29 @@ impl Default for Config {
 pub struct Mirror {
     /// `http://HOST[:PORT]` or `https://…`, and a path up to and with `/v2/…` where the mirror keeps the registry's
     /// repositories under another one.
+    #[serde(deserialize_with = "an_address")]
     pub url: String,
     /// What it speaks.
     #[serde(default)]
     pub kind: MirrorKind,
     /// Headers for every request to it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "headers")]
     pub headers: BTreeMap<String, String>,
     /// Show credentials to it even where they travel in the clear (plain HTTP to another host).
     #[serde(default)]
     pub credentials_in_clear: bool,
+}
+
+impl Mirror {
+    /// At this address, and nothing more said of it.
+    fn at(url: String) -> Mirror {
+        Mirror {
+            url,
+            kind: MirrorKind::default(),
+            headers: BTreeMap::new(),
+            credentials_in_clear: false,
+        }
+    }
 }
 
 /// What a mirror speaks.
@@ -100,4 +120,40 @@ impl Config {
             .or_else(|| self.mirrors.get("*"))
             .map_or(&[], Vec::as_slice)
     }
+}
+
+// A value that cannot be is refused where it stands, so that whoever wrote it is told the line.
+
+fn at_least_one<'de, D: Deserializer<'de>, T: Deserialize<'de> + From<u8> + PartialEq>(
+    given: D,
+) -> Result<T, D::Error> {
+    let value = T::deserialize(given)?;
+    match value == T::from(0) {
+        true => Err(D::Error::custom("it has to be at least 1")),
+        false => Ok(value),
+    }
+}
+
+fn some_at_least_one<'de, D: Deserializer<'de>>(given: D) -> Result<Option<u64>, D::Error> {
+    match Option::deserialize(given)? {
+        Some(0) => Err(D::Error::custom(
+            "it lets nothing through: leave it out for no limit",
+        )),
+        value => Ok(value),
+    }
+}
+
+fn an_address<'de, D: Deserializer<'de>>(given: D) -> Result<String, D::Error> {
+    let mirror = Mirror::at(String::deserialize(given)?);
+    mirror.checked().map_err(D::Error::custom)?;
+    Ok(mirror.url)
+}
+
+fn headers<'de, D: Deserializer<'de>>(given: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let mirror = Mirror {
+        headers: BTreeMap::deserialize(given)?,
+        ..Mirror::at("http://mirror.invalid".into())
+    };
+    mirror.checked().map_err(D::Error::custom)?;
+    Ok(mirror.headers)
 }

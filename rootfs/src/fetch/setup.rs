@@ -274,7 +274,7 @@ struct Plan {
 
 impl Mirror {
     /// The address, with the path up to the repository, and the headers.
-    fn checked(&self) -> Result<(Url, Vec<(HeaderName, HeaderValue)>), Error> {
+    pub(super) fn checked(&self) -> Result<(Url, Vec<(HeaderName, HeaderValue)>), Error> {
         let refuse =
             |problem: String| Error::malformed(format!("the configuration's mirror {:?}", self.url), problem);
         let mut url = Url::parse(&self.url).map_err(|error| refuse(error.to_string()))?;

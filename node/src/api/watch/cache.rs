@@ -8,7 +8,7 @@ use thaw_protocol::api::Sandbox;
 use tokio::sync::watch;
 
 use super::index::Index;
-use super::ring::{Change, Ring};
+use super::ring::{Change, Extent, Ring};
 use super::version::Versions;
 
 /// Changes after a version are not known any more, or it was never given: list again.
@@ -26,6 +26,18 @@ pub(super) struct Newest {
     pub version: u64,
     /// Nothing comes any more: thawd ends.
     pub closed: bool,
+}
+
+/// What [`Sandbox::state`] may be.
+const STATES: [&str; 3] = ["running", "paused", "ended"];
+
+/// How much a cache holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Sandboxes in each state.
+    pub states: [(&'static str, usize); STATES.len()],
+    pub ring: Extent,
+    pub watchers: usize,
 }
 
 /// Every sandbox, as it is now.
@@ -130,6 +142,22 @@ impl Cache {
         let state = self.read();
         state.known(after)?;
         Ok(state.ring.after(after).take(most).cloned().collect())
+    }
+
+    /// How much it holds.
+    pub fn counts(&self) -> Counts {
+        let state = self.read();
+        let mut states = STATES.map(|name| (name, 0));
+        for sandbox in state.objects.values() {
+            if let Some((_, count)) = states.iter_mut().find(|(name, _)| *name == sandbox.state) {
+                *count += 1;
+            }
+        }
+        Counts {
+            states,
+            ring: state.ring.extent(),
+            watchers: self.newest.receiver_count(),
+        }
     }
 
     /// Ends every watch.

@@ -21,7 +21,7 @@ pub mod selector;
 pub mod version;
 pub mod watcher;
 
-pub use cache::{Cache, Gone};
+pub use cache::{Cache, Counts, Gone};
 pub use page::{Page, Query};
 pub use selector::Selector;
 pub use version::Versions;

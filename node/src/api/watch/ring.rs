@@ -120,6 +120,20 @@ pub struct Ring {
     room: usize,
     bytes: usize,
     floor: u64,
+    dropped: u64,
+}
+
+/// How much a ring keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Changes.
+    pub changes: usize,
+    /// Changes there is room for now.
+    pub room: usize,
+    /// What they take in memory, about.
+    pub bytes: usize,
+    /// Changes that were dropped for newer ones since it was made.
+    pub dropped: u64,
 }
 
 impl Ring {
@@ -130,6 +144,7 @@ impl Ring {
             room: LEAST,
             bytes: 0,
             floor,
+            dropped: 0,
         }
     }
 
@@ -138,9 +153,14 @@ impl Ring {
         self.floor
     }
 
-    /// How many changes it has room for now.
-    pub fn room(&self) -> usize {
-        self.room
+    /// How much it keeps.
+    pub fn extent(&self) -> Extent {
+        Extent {
+            changes: self.kept.len(),
+            room: self.room,
+            bytes: self.bytes,
+            dropped: self.dropped,
+        }
     }
 
     /// Adds a change that happened `now`, by a clock that never goes back.
@@ -160,6 +180,7 @@ impl Ring {
                 break;
             };
             self.bytes -= oldest.weight;
+            self.dropped += 1;
             self.floor = oldest.change.version;
         }
         self.kept.push_back(Kept {
@@ -203,15 +224,16 @@ mod tests {
     fn it_grows_with_the_rate_of_change_and_shrinks_with_it() {
         let mut ring = Ring::new(0);
         let now = feed(&mut ring, 1, 1000, 1, Duration::ZERO);
-        assert_eq!(ring.room(), LEAST, "1 a second: 75 of them are fresh");
+        assert_eq!(ring.extent().room, LEAST, "1 a second: 75 of them are fresh");
         let now = feed(&mut ring, 1001, 100_000, 100, now);
-        assert_eq!(ring.room(), 8192, "100 a second: 7500 of them are fresh");
+        assert_eq!(ring.extent().room, 8192, "100 a second: 7500 of them are fresh");
         assert!(ring.after(ring.floor()).count() >= 7500);
         let now = feed(&mut ring, 101_001, 200_000, 5000, now);
-        assert_eq!(ring.room(), MOST);
+        assert_eq!(ring.extent().room, MOST);
         feed(&mut ring, 301_001, 200_000, 1, now);
-        assert_eq!(ring.room(), LEAST);
-        assert_eq!(ring.kept.len(), LEAST);
+        assert_eq!(ring.extent().room, LEAST);
+        let extent = ring.extent();
+        assert_eq!((extent.changes, extent.dropped), (LEAST, 501_000 - LEAST as u64));
         assert_eq!(ring.floor(), 501_000 - LEAST as u64);
     }
 

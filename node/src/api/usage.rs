@@ -1,0 +1,43 @@
+//! What sandboxes take of the host: one's, and all of them with the pools.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use thaw_protocol::api::{NodeUsage, Problem, Usage};
+
+use super::daemon::Daemon;
+use super::extract::Named;
+use super::problem::{ApiCode, Refusal};
+
+/// What a sandbox takes of its host.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/metrics", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+    (status = 200, body = Usage),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn one(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<Json<Usage>, Refusal> {
+    blocking(daemon, move |daemon| Ok(daemon.usage(&wanted)?)).await
+}
+
+/// What this node's pools have, and all its sandboxes take.
+#[utoipa::path(get, path = "/v1/node/usage", tag = "node", responses(
+    (status = 200, body = NodeUsage),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn all(State(daemon): State<Arc<Daemon>>) -> Result<Json<NodeUsage>, Refusal> {
+    blocking(daemon, |daemon| Ok(daemon.usages())).await
+}
+
+/// The kernel is asked for each sandbox, which may be many. Counts as begun: what is looked at cannot be let go of.
+async fn blocking<T: Send + 'static>(
+    daemon: Arc<Daemon>,
+    work: impl FnOnce(&Daemon) -> Result<T, Refusal> + Send + 'static,
+) -> Result<Json<T>, Refusal> {
+    let looked_at = daemon.clone();
+    let done = async move {
+        let done = tokio::task::spawn_blocking(move || work(&looked_at)).await;
+        done.map_err(|e| Refusal::new(ApiCode::Broken, e))?
+    };
+    daemon.finish(done).await.map(Json)
+}

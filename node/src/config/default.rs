@@ -1,0 +1,142 @@
+//! The configuration file an operator begins with, and whether one is good.
+
+use std::path::Path;
+
+use super::{Config, default_path};
+use crate::exit::Failure;
+
+/// Every option with its default, each described. Those without one are commented out.
+pub const DEFAULT: &str = include_str!("default.toml");
+
+/// Says which file is good, if it is: `file`, or else the one this process would read.
+///
+/// # Errors
+/// `config-invalid`: which file, line and key, and what is wrong.
+pub fn check(file: Option<&Path>) -> Result<String, Failure> {
+    let named = file.map(Path::to_owned).or_else(super::named);
+    if let Some(file) = named {
+        Config::at(&file)?;
+        return Ok(format!("{} is good", file.display()));
+    }
+    let file = default_path();
+    Ok(match Config::read(&file)? {
+        Some(_) => format!("{} is good", file.display()),
+        None => format!("{} is not there: everything has its default", file.display()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use thaw_rootfs::fetch::{Config as FetchConfig, Mirror, MirrorKind};
+
+    use super::super::api::ApiConfig;
+    use super::super::pools::{PoolsConfig, ShellsConfig};
+    use super::super::{PrefetchConfig, Size, StoreConfig};
+    use super::*;
+    use crate::exit::ExitCode;
+
+    /// With the options that have no default turned on.
+    fn uncommented() -> String {
+        let lines = DEFAULT.lines().map(|line| match line.strip_prefix('#') {
+            Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => rest,
+            _ => line,
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Every option set. A field that is new is missed here by the compiler, and then below.
+    fn whole() -> Config {
+        let PrefetchConfig { enabled, limit } = PrefetchConfig::default();
+        let PoolsConfig {
+            makers,
+            disks,
+            networks,
+            cgroups,
+            shells: ShellsConfig { shapes, each },
+        } = PoolsConfig::default();
+        let mirror = Mirror {
+            url: "https://mirror.example".into(),
+            kind: MirrorKind::Registry,
+            headers: [("x-team".into(), "images".into())].into(),
+            credentials_in_clear: false,
+        };
+        Config {
+            store: StoreConfig {
+                limit: Some(Size(40 << 30)),
+            },
+            prefetch: PrefetchConfig { enabled, limit },
+            fetch: FetchConfig {
+                mirrors: [("docker.io".into(), vec![mirror])].into(),
+                prefetch_bandwidth: Some(50_000_000),
+                ..FetchConfig::default()
+            },
+            pools: PoolsConfig {
+                makers,
+                disks,
+                networks,
+                cgroups,
+                shells: ShellsConfig { shapes, each },
+            },
+            api: ApiConfig {
+                listen: Some(([0, 0, 0, 0], 8443).into()),
+                certificate: Some("/etc/thaw/server.pem".into()),
+                key: Some("/etc/thaw/server.key".into()),
+                client_ca: Some("/etc/thaw/clients.pem".into()),
+                tokens: Some("/etc/thaw/tokens".into()),
+            },
+        }
+    }
+
+    /// The paths of all keys in a table.
+    fn keys(value: &toml::Value, path: &str, into: &mut BTreeSet<String>) {
+        match value {
+            toml::Value::Table(table) => {
+                for (key, value) in table {
+                    into.insert(format!("{path}.{key}"));
+                    keys(value, &format!("{path}.{key}"), into);
+                }
+            }
+            toml::Value::Array(all) => all.iter().for_each(|value| keys(value, path, into)),
+            _ => {}
+        }
+    }
+
+    fn keys_of(text: &str) -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        keys(&toml::Value::Table(text.parse().unwrap()), "", &mut all);
+        all
+    }
+
+    #[test]
+    fn the_text_is_the_defaults_and_has_every_key() {
+        assert_eq!(Config::parse(DEFAULT).unwrap(), Config::default());
+        assert_eq!(Config::parse(&uncommented()).unwrap(), whole());
+        let written = toml::to_string(&whole()).unwrap();
+        assert_eq!(keys_of(&uncommented()), keys_of(&written));
+    }
+
+    #[test]
+    fn a_file_is_good_or_its_line_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("thawd.toml");
+        let missing = check(Some(&path)).unwrap_err();
+        assert_eq!(missing.code, ExitCode::ConfigInvalid);
+        assert!(missing.what.contains("not there"), "{missing}");
+        std::fs::write(&path, DEFAULT).unwrap();
+        assert_eq!(check(Some(&path)).unwrap(), format!("{} is good", path.display()));
+        std::fs::write(&path, DEFAULT.replace("makers", "bakers")).unwrap();
+        let wrong = check(Some(&path)).unwrap_err();
+        let line = DEFAULT.lines().position(|l| l.starts_with("makers")).unwrap() + 1;
+        assert_eq!(wrong.code, ExitCode::ConfigInvalid);
+        assert!(
+            wrong.what.contains(&format!("line {line}")) && wrong.what.contains("bakers"),
+            "{wrong}"
+        );
+        std::fs::write(&path, "[[fetch.mirrors.\"docker.io\"]]\nurl = \"ftp://mirror\"\n").unwrap();
+        let wrong = check(Some(&path)).unwrap_err();
+        assert_eq!(wrong.code, ExitCode::ConfigInvalid);
+        assert!(wrong.what.contains("line 2"), "{wrong}");
+    }
+}

@@ -1,0 +1,58 @@
+//! What the service manager is told of thawd (sd_notify(3)); where there is none, nobody is told.
+//!
+//! Invariant: the watchdog is only told that thawd lives by thawd's own runtime, having looked at what every request looks
+//! at: one whose threads or locks hang is silent, and is started again. Its sandboxes run on meanwhile.
+
+use std::sync::Arc;
+
+use sd_notify::NotifyState;
+use tokio::time::MissedTickBehavior;
+
+use crate::api::daemon::Daemon;
+
+/// Callers can connect.
+pub fn ready(daemon: &Daemon) {
+    tell(&[NotifyState::Ready, NotifyState::Status(&status(daemon))]);
+}
+
+/// It ends; what is being answered is finished first.
+pub fn stopping() {
+    tell(&[
+        NotifyState::Stopping,
+        NotifyState::Status("finishing; the sandboxes run on"),
+    ]);
+}
+
+/// Tells the watchdog that thawd lives, twice in each of its periods. Does not end; nothing to do where there is none.
+pub async fn keep_alive(daemon: Arc<Daemon>) {
+    let Some(period) = sd_notify::watchdog_enabled().filter(|period| !period.is_zero()) else {
+        return std::future::pending().await;
+    };
+    let mut ticks = tokio::time::interval(period / 2);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut told = String::new();
+    loop {
+        ticks.tick().await;
+        let status = status(&daemon);
+        tell(&[NotifyState::Watchdog]);
+        if status != told {
+            tell(&[NotifyState::Status(&status)]);
+            told = status;
+        }
+    }
+}
+
+/// Takes the locks every request takes.
+fn status(daemon: &Daemon) -> String {
+    let now = daemon.drained();
+    let counts = daemon.cache.counts();
+    let (sandboxes, making, watchers) = (now.sandboxes, now.making, counts.watchers);
+    let draining = if now.draining { "; draining" } else { "" };
+    format!("{sandboxes} sandboxes, {making} being made, {watchers} watches{draining}")
+}
+
+fn tell(what: &[NotifyState<'_>]) {
+    if let Err(e) = sd_notify::notify(what) {
+        tracing::warn!("cannot tell the service manager: {e}");
+    }
+}

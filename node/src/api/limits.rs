@@ -44,9 +44,7 @@ impl Verb {
     fn lasts(self) -> bool {
         matches!(self, Verb::Watch | Verb::Exec)
     }
-}
 
-impl Verb {
     /// As it is written in metrics.
     fn name(self) -> &'static str {
         match self {
@@ -54,6 +52,7 @@ impl Verb {
             Verb::Read => "read",
             Verb::Change => "change",
             Verb::Watch => "watch",
+            Verb::Exec => "exec",
         }
     }
 }

@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox, Problem,
-    Sandbox, SandboxList, ThawSandbox, WatchEvent,
+    Account, CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
+    Problem, Sandbox, SandboxList, ThawSandbox, WatchEvent,
 };
 use utoipa::IntoParams;
 
@@ -155,7 +155,7 @@ pub async fn create(
     check::create(&request)?;
     let said = encoded(&("sandbox", &request))?;
     let make = || daemon.create(request);
-    once(&daemon, peer, key, &said, make).await
+    once(&daemon, peer, key, &said, make, |made| Some(&made.account)).await
 }
 
 /// Makes a sandbox of a snapshot: what ran in it goes on, as another.
@@ -176,22 +176,26 @@ pub async fn thaw(
     check::thaw(&request)?;
     let said = encoded(&("thaw", &request))?;
     let make = || daemon.thaw(request);
-    once(&daemon, peer, key, &said, make).await
+    once(&daemon, peer, key, &said, make, |made| Some(&made.account)).await
 }
 
-/// The answer to a creation; the same to the same key. Who has it made is told by a header too where the time went.
-async fn once<F: Future<Output = Result<CreatedSandbox, Refusal>>>(
+/// The answer to a creation; the same to the same key. Who has it made is told by a header too where the time went, where
+/// what was made has one account of it.
+async fn once<T: serde::Serialize, F: Future<Output = Result<T, Refusal>>>(
     daemon: &Daemon,
     peer: Peer,
     key: Option<String>,
     said: &[u8],
     make: impl FnOnce() -> F,
+    account: impl Fn(&T) -> Option<&Account>,
 ) -> Result<Response, Refusal> {
     let timing = OnceLock::new();
     let make = || async {
-        let created = make().await?;
-        timing.get_or_init(|| server_timing(&created.account));
-        encoded(&created)
+        let made = make().await?;
+        if let Some(account) = account(&made) {
+            timing.get_or_init(|| server_timing(account));
+        }
+        encoded(&made)
     };
     let answer = match key {
         Some(key) => {
@@ -291,6 +295,7 @@ pub async fn fork(
 ) -> Result<Response, Refusal> {
     check::fork(&request)?;
     let said = encoded(&("fork", &wanted, &request))?;
-    let make = || async { encoded(&daemon.fork(wanted, request).await?) };
-    once(&daemon, peer, key, &said, make).await
+    let make = || daemon.fork(wanted, request);
+    // Each clone has its own account.
+    once(&daemon, peer, key, &said, make, |_| None).await
 }

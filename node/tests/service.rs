@@ -1,183 +1,204 @@
-//! thawd as a service: what it tells systemd, what a stop and a start leave of its sandboxes, and what it says of its
-//! configuration.
+//! thawd as a service: what it tells systemd, what a stop and a start leave of its sandboxes, what it says of them and of
+//! itself, and of its configuration.
 
 #![allow(clippy::unwrap_used)]
 
-mod support;
-
-use std::os::unix::net::UnixDatagram;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::process::Command;
 
-use support::{HALT, Leftovers, Place, eventually, lives, records, text};
+use thaw_node::api::client::Client;
 use thaw_node::api::server::LINGERS;
+use thaw_protocol::api::CreateSandbox;
+use thaw_tiny_guest::bare::restless;
+use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::{Place, Thawd};
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// Killed when dropped.
-struct Killed(Child);
-
-impl Killed {
-    fn spawn(command: &mut Command) -> Killed {
-        Killed(command.stderr(Stdio::null()).spawn().unwrap())
-    }
-
-    fn end(mut self) {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        assert!(self.0.wait().unwrap().success());
-    }
+fn place() -> Option<Place> {
+    let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
+    Place::new(binaries, &restless())
 }
 
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn client(place: &Place) -> Client {
+    Client::connect(&place.socket()).unwrap()
 }
 
-/// A service manager's socket.
-struct Told(UnixDatagram);
-
-impl Told {
-    fn bind(path: &Path) -> Told {
-        Told(UnixDatagram::bind(path).unwrap())
-    }
-
-    /// Waits for a message that has this line.
-    fn wait_for(&self, line: &str) -> String {
-        loop {
-            let mut buffer = [0; 4096];
-            let length = self.0.recv(&mut buffer).unwrap();
-            let told = text(&buffer[..length]);
-            if told.lines().any(|l| l == line) {
-                return told;
-            }
-        }
-    }
+fn request(place: &Place, name: &str) -> CreateSandbox {
+    let mut request = place.request();
+    request["name"] = name.into();
+    serde_json::from_value(request).unwrap()
 }
 
-fn serves(place: &Place) {
-    let socket = place.path("run/thawd.sock");
-    eventually("thawd serves", || {
-        std::os::unix::net::UnixStream::connect(&socket).is_ok()
-    });
+/// One request's answer, head and body.
+fn ask(place: &Place, method: &str, path: &str, body: &str) -> (String, String) {
+    let mut stream = UnixStream::connect(place.socket()).unwrap();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: thawd\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.to_lowercase(), body.to_owned())
 }
 
 fn run(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
-    (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(said).unwrap())
+}
+
+/// Waits for a message to a service manager that has this line.
+fn wait_for(told: &UnixDatagram, line: &str) -> String {
+    loop {
+        let mut buffer = [0; 4096];
+        let length = told.recv(&mut buffer).unwrap();
+        let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        if text.lines().any(|l| l == line) {
+            return text;
+        }
+    }
 }
 
 #[test]
 fn systemd_is_told_that_it_is_ready_that_it_lives_and_that_it_ends() {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(place) = Place::new(HALT) else { return };
+    let Some(place) = place() else { return };
     let notify = place.path("notify");
-    let told = Told::bind(&notify);
-    let mut thawd = place.command("thawd");
-    // The watchdog of another process is none of ours.
-    thawd.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "20000");
-    let thawd = Killed::spawn(thawd.env_remove("WATCHDOG_PID"));
-    let ready = told.wait_for("READY=1");
+    let told = UnixDatagram::bind(&notify).unwrap();
+    let mut command = place.thawd();
+    command
+        .env("NOTIFY_SOCKET", &notify)
+        .env("WATCHDOG_USEC", "20000");
+    let thawd = Thawd::begin(&place, command);
+    let ready = wait_for(&told, "READY=1");
     assert!(ready.contains("STATUS=0 sandboxes"), "{ready}");
-    assert!(
-        std::os::unix::net::UnixStream::connect(place.path("run/thawd.sock")).is_ok(),
-        "ready means that callers can connect"
-    );
-    told.wait_for("WATCHDOG=1");
-    told.wait_for("WATCHDOG=1");
-    thawd.end();
-    told.wait_for("STOPPING=1");
+    client(&place);
+    wait_for(&told, "WATCHDOG=1");
+    wait_for(&told, "WATCHDOG=1");
+    assert!(thawd.stop().success());
+    wait_for(&told, "STOPPING=1");
 }
 
-#[test]
-fn a_drained_thawd_makes_no_sandboxes_until_it_is_told_to() {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(place) = Place::new(HALT) else { return };
-    let drain = |undo: &[&str]| run(place.command("thawd").arg("drain").args(undo));
-    let (code, said) = drain(&[]);
-    assert_eq!(code, Some(93), "{said}");
-    let thawd = Killed::spawn(&mut place.command("thawd"));
-    serves(&place);
-    let (code, said) = drain(&[]);
-    assert_eq!((code, said.trim()), (Some(0), "it makes no more; 0 run on"));
-    let (code, said) = run(&mut place.run());
-    assert_eq!(code, Some(125));
-    assert!(said.contains("being drained"), "{said}");
-    let (code, said) = drain(&["--undo"]);
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_run_on_while_thawd_is_drained_stopped_and_started_again() {
+    let Some(place) = place() else { return };
+    let first = Thawd::start(&place);
+    let made = client(&place)
+        .create(&request(&place, "web"))
+        .await
+        .unwrap_or_else(|e| panic!("{e}: {}", log(&place)));
+    let sandbox = made.sandbox;
+    let vmm = thaw_pools::process::ProcessRecord::of(sandbox.vmm_pid.unwrap()).unwrap();
+
+    // Drained, it makes none, has what it has, and says so.
+    let (code, said) = run(place.thawd().arg("drain"));
+    assert_eq!((code, said.trim()), (Some(0), "it makes no more; 1 run on"));
+    let body = serde_json::to_string(&request(&place, "late")).unwrap();
+    let (head, problem) = ask(&place, "POST", "/v1/sandboxes", &body);
+    assert!(
+        head.starts_with("http/1.1 503") && head.contains("retry-after: 30"),
+        "{head}"
+    );
+    assert!(problem.contains(r#""code":"draining""#), "{problem}");
+    assert!(client(&place).health().await.unwrap().draining);
+    client(&place).pause("web").await.unwrap();
+    client(&place).resume("web").await.unwrap();
+    let (code, said) = run(place.thawd().args(["drain", "--undo"]));
     assert_eq!(
         (code, said.trim()),
-        (Some(0), "it makes sandboxes again; 0 run on")
+        (Some(0), "it makes sandboxes again; 1 run on")
     );
-    // It is made now; this guest's agent never comes, so the run is ended.
-    let run = Killed::spawn(&mut place.run());
-    eventually("a sandbox is made", || {
-        records(&place).values().any(|r| r["vmm"].is_object())
-    });
-    drop(run);
-    eventually("it goes with its run", || records(&place).is_empty());
-    thawd.end();
-    assert_eq!(place.leftovers(), Leftovers::none());
+    let other = client(&place).create(&request(&place, "late")).await.unwrap();
+    client(&place).delete(&other.sandbox.id).await.unwrap();
+
+    // Each stop is an upgrade: what comes after has what was before.
+    let mut thawd = first;
+    for _ in 0..2 {
+        assert!(thawd.stop().success(), "{}", log(&place));
+        assert!(vmm.lives(), "a stopped thawd leaves it running");
+        thawd = Thawd::start(&place);
+        let adopted = client(&place).get("web").await.unwrap();
+        assert_eq!(
+            (adopted.id.as_str(), adopted.state.as_str()),
+            (sandbox.id.as_str(), "running")
+        );
+        assert_eq!(
+            (adopted.labels, adopted.vmm_pid),
+            (sandbox.labels.clone(), sandbox.vmm_pid)
+        );
+        assert!(adopted.resource_version > sandbox.resource_version);
+        client(&place).pause("web").await.unwrap();
+        client(&place).resume("web").await.unwrap();
+    }
+    assert!(vmm.lives());
+    client(&place).delete("web").await.unwrap();
+    eventually("its VMM has ended", || !vmm.lives());
+    assert!(client(&place).list().await.unwrap().is_empty());
+    assert!(thawd.stop().success());
 }
 
-#[test]
-fn sandboxes_run_on_while_thawd_is_stopped_and_started_again() {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(place) = Place::new(HALT) else { return };
-    let mut thawd = Killed::spawn(&mut place.command("thawd"));
-    serves(&place);
-    let mut thaw = Killed::spawn(&mut place.run());
-    eventually("the guest runs", || {
-        records(&place).values().any(|r| r["vmm"].is_object())
-    });
-    let (id, record) = records(&place).into_iter().next().unwrap();
-    let directory = place.path("run/sandboxes").join(&id);
-    eventually("it has a machine", || directory.join("vsock.sock").exists());
-    // This guest has no agent to become ready: it is said to be, as of one that is, when nobody owns it.
-    thawd.0.kill().unwrap();
-    thawd.0.wait().unwrap();
-    thaw.0.wait().unwrap();
-    let vmm = i32::try_from(record["vmm"]["pid"].as_i64().unwrap()).unwrap();
-    let mut ready = record;
-    (ready["ready"], ready["client"]) = (true.into(), serde_json::Value::Null);
-    std::fs::write(directory.join("record.json"), ready.to_string()).unwrap();
-
-    let listed = || {
-        let output = place.command("thaw").args(["--json", "ps"]).output().unwrap();
-        let all: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
-        let ids: Vec<_> = all.iter().map(|s| s["id"].as_str().unwrap().to_owned()).collect();
-        ids
-    };
-    for _ in 0..2 {
-        let thawd = Killed::spawn(&mut place.command("thawd"));
-        serves(&place);
-        assert!(lives(vmm));
-        assert_eq!(listed(), [id.clone()]);
-        // thawd has it: it answers for it.
-        let (code, said) = run(place.command("thaw").args(["pause", &id]));
-        assert_eq!(code, Some(0), "{said}");
-        let (code, said) = run(place.command("thaw").args(["resume", &id]));
-        assert_eq!(code, Some(0), "{said}");
-        thawd.end();
-        assert!(lives(vmm), "a stopped thawd leaves it running");
-        assert_eq!(listed(), [id.clone()]);
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_is_told_in_its_answer_and_counted_and_what_it_takes_is_known() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let body = serde_json::to_string(&request(&place, "web")).unwrap();
+    let (head, created) = ask(&place, "POST", "/v1/sandboxes", &body);
+    assert!(
+        head.starts_with("http/1.1 201"),
+        "{head} {created}: {}",
+        log(&place)
+    );
+    let timing = head
+        .lines()
+        .find_map(|l| l.strip_prefix("server-timing: "))
+        .unwrap();
+    for stage in [
+        "disk;dur=",
+        "network;dur=",
+        "thaw;dur=",
+        "handshake;dur=",
+        "total;dur=",
+    ] {
+        assert!(timing.contains(stage), "{timing}");
     }
-    let thawd = Killed::spawn(&mut place.command("thawd"));
-    serves(&place);
-    let (code, said) = run(place.command("thaw").args(["rm", &id]));
+    let (_, metrics) = ask(&place, "GET", "/metrics", "");
+    for line in [
+        "thaw_sandboxes{state=\"running\"} 1",
+        "thaw_start_seconds_count{how=\"create\"} 1",
+        "thaw_start_stage_seconds_count{how=\"create\",stage=\"thaw\"} 1",
+        "thaw_pool_claims_total{pool=\"disk\"} 1",
+        "thaw_api_requests_total{method=\"POST\",route=\"/v1/sandboxes\",status=\"201\"} 1",
+    ] {
+        assert!(metrics.contains(&format!("{line}\n")), "no {line}");
+    }
+    // This guest prints without end: it takes time.
+    let (head, usage) = ask(&place, "GET", "/v1/sandboxes/web/metrics", "");
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    let usage: thaw_protocol::api::Usage = serde_json::from_str(&usage).unwrap();
+    assert!(usage.memory_bytes.unwrap() > 0 && usage.at_ns > 0);
+    let mut top = Command::new(Path::new(env!("CARGO_BIN_EXE_thaw")));
+    top.args(["--json", "top", "--once", "--interval", "0.5"])
+        .env("THAW_RUN", place.path("run"))
+        .env("THAW_DATA", place.path("data"));
+    let (code, said) = run(&mut top);
     assert_eq!(code, Some(0), "{said}");
-    eventually("its VMM has ended", || !lives(vmm));
-    assert!(listed().is_empty());
-    thawd.end();
-    assert_eq!(place.leftovers(), Leftovers::none());
+    let shown: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let rows = shown["sandboxes"].as_array().unwrap();
+    assert_eq!((rows.len(), rows[0]["name"].as_str()), (1, Some("web")));
+    assert!(rows[0]["cpu_percent"].as_f64().unwrap() >= 0.0);
+    assert!(shown["pools"].as_array().unwrap().len() >= 3);
+    client(&place).delete("web").await.unwrap();
+    assert!(thawd.stop().success());
 }
 
 #[test]
 fn a_configuration_is_checked_before_it_is_used() {
     let directory = tempfile::tempdir().unwrap();
-    let thawd = || Command::new(Path::new(env!("CARGO_BIN_EXE_thaw")).with_file_name("thawd"));
+    let thawd = || Command::new(env!("CARGO_BIN_EXE_thawd"));
     let (code, default) = run(thawd().args(["config", "default"]));
     assert_eq!(code, Some(0));
     let file = directory.path().join("thawd.toml");
@@ -208,11 +229,8 @@ fn the_unit_is_what_thawd_needs() {
     };
     assert_eq!(value("Type"), "notify");
     assert_eq!(value("KillMode"), "process", "sandboxes outlive thawd");
-    assert_eq!(
-        value("RuntimeDirectoryPreserve"),
-        "yes",
-        "the next thawd finds them there"
-    );
+    let preserved = value("RuntimeDirectoryPreserve");
+    assert_eq!(preserved, "yes", "the next thawd finds them there");
     let stop: u64 = value("TimeoutStopSec").parse().unwrap();
     assert!(stop > LINGERS.as_secs(), "it may finish what it answers");
     assert!(value("WatchdogSec").parse::<u64>().unwrap() >= 10);

@@ -50,6 +50,11 @@ failpoints! {
     DiskMade = "disk.made",
     NetworkNamespaceMade = "network.namespace-made",
     NetworkTapMade = "network.tap-made",
+    /// The slot has a number, and nothing else.
+    NetworkPairMade = "network.pair-made",
+    NetworkAddressed = "network.addressed",
+    NetworkRulesMade = "network.rules-made",
+    NetworkPairDeleted = "network.pair-deleted",
     /// In one hierarchy of those there are.
     CgroupDirectoryMade = "cgroup.directory-made",
     CgroupDirectoryRemoved = "cgroup.directory-removed",

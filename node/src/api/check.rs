@@ -5,9 +5,10 @@ use std::path::{Component, Path};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use thaw_pools::network::Terms;
 use thaw_protocol::api::{
-    CreateSandbox, Encoding, ExecProcess, ForkSandbox, FreezeSandbox, PullImage, StartContainer,
-    TerminalSize, ThawSandbox,
+    CreateSandbox, Encoding, ExecProcess, ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort,
+    PullImage, StartContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
@@ -44,6 +45,7 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     if let Some(file) = &request.record_to {
         absolute("record_to", file)?;
     }
+    network(request.network_policy.as_ref(), &request.publish)?;
     if let Some(asked) = &request.container {
         if !request.command.is_empty() {
             return Err(invalid("command goes into container"));
@@ -68,9 +70,15 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
 /// A sandbox to make of a snapshot.
 pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     absolute("directory", &request.directory)?;
+    network(request.network_policy.as_ref(), &request.publish)?;
     memory_mode(request.memory_mode)?;
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)
+}
+
+/// A network policy, and ports to be published.
+pub fn network(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<(), Refusal> {
+    Terms::read(policy, publish).map(drop).map_err(invalid)
 }
 
 /// A sandbox to freeze.

@@ -12,7 +12,7 @@ use std::time::Instant;
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, Drain, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
-    NodeUsage, PoolUsage, Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
+    NetworkPolicy, NodeUsage, PoolUsage, Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -377,6 +377,19 @@ impl Daemon {
         done
     }
 
+    /// Says where a sandbox may connect to, from now on.
+    pub async fn set_network_policy(
+        &self,
+        wanted: &str,
+        policy: NetworkPolicy,
+    ) -> Result<Arc<Described>, Failure> {
+        let turn = self.turn(wanted).await?;
+        let network = turn.machine.set_network_policy(policy).await?;
+        self.cache
+            .update(&turn.id, |described| described.network = Some(network));
+        self.cache.get(&turn.id).ok_or_else(|| none(wanted))
+    }
+
     /// The machine of a sandbox that runs.
     ///
     /// # Errors
@@ -590,6 +603,7 @@ fn describe(machine: &dyn Machine, condition: Condition) -> Described {
         exit_code: None,
         vsock: machine.vsock().display().to_string(),
         vmm_pid: record.vmm.map(|v| v.pid),
+        network: record.network.clone(),
         labels: record.terms.labels.clone(),
         timeout_s: record.terms.timeout.map(|t| t.seconds),
         resource_version: 0,

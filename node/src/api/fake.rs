@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, OnExit, PullImage, Template,
-    ThawSandbox, Usage,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, NetworkPolicy, OnExit,
+    PullImage, SandboxNetwork, Template, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 
@@ -357,6 +357,13 @@ impl Machine for FakeMachine {
 
     async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
         Ok(self.files.clone())
+    }
+
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+        Ok(SandboxNetwork {
+            policy,
+            ..SandboxNetwork::default()
+        })
     }
 
     fn kill(&self) {

@@ -11,8 +11,8 @@ use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, OnExit, ProcessIdentity, StartContainer,
-    ThawSandbox, Usage,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, ProcessIdentity,
+    SandboxNetwork, StartContainer, ThawSandbox, Usage,
 };
 use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
@@ -31,7 +31,7 @@ use crate::journal::Journal;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
     FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
-    Timeout, blocking, usage,
+    Timeout, blocking, network, usage,
 };
 use crate::snapshot::Scratch;
 use crate::state::Record;
@@ -106,6 +106,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
     /// The files of its container.
     async fn files(&self) -> Result<Arc<dyn Files>, Failure>;
+    /// Says where it may connect to, from now on: its network as it is then.
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure>;
     /// Ends it; who holds it removes it.
     fn kill(&self);
     /// Ends it and removes all it has.
@@ -136,6 +138,7 @@ impl Maker for Node {
             hostname: request.hostname.clone(),
             name: request.name,
             network: parse::<NetworkMode>("network", &request.network)?,
+            network_terms: network::read(request.network_policy.as_ref(), &request.publish)?,
             command: match &request.container {
                 Some(container) => container.command.clone(),
                 None => request.command,
@@ -185,6 +188,8 @@ impl Maker for Node {
             tethered: false,
             client: request.client.map(process),
             memory_mode: request.memory_mode,
+            network_policy: request.network_policy,
+            publish: request.publish,
             terms: Terms {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
@@ -402,6 +407,10 @@ impl Machine for Microvm {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
         })
+    }
+
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+        self.sandbox.set_network_policy(policy).await
     }
 
     fn journal(&self) -> Option<Arc<Journal>> {

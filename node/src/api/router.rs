@@ -46,6 +46,7 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(sandboxes::pause))
         .routes(routes!(sandboxes::resume))
         .routes(routes!(sandboxes::freeze))
+        .routes(routes!(sandboxes::set_network_policy))
         .routes(routes!(sandboxes::thaw))
         .routes(routes!(exec::run, exec::attend))
         .routes(routes!(logs::logs))

@@ -13,7 +13,7 @@ use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
     Account, CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
-    Problem, Sandbox, SandboxList, ThawSandbox, WatchEvent,
+    NetworkPolicy, Problem, Sandbox, SandboxList, ThawSandbox, WatchEvent,
 };
 use utoipa::IntoParams;
 
@@ -252,6 +252,26 @@ pub async fn resume(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> 
         .finish(async move { daemon.resume(&wanted).await })
         .await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Says where a sandbox may connect to, from now on: at once, for the connections it has too.
+#[utoipa::path(patch, path = "/v1/sandboxes/{id}/network", tag = "sandboxes", request_body = NetworkPolicy,
+    params(("id" = String, Path, description = "Id or name")), responses(
+    (status = 200, body = Sandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn set_network_policy(
+    State(daemon): State<Arc<Daemon>>,
+    Named(wanted): Named,
+    Body(policy): Body<NetworkPolicy>,
+) -> Result<Json<Sandbox>, Refusal> {
+    check::network(Some(&policy), &[])?;
+    let changed = daemon
+        .clone()
+        .finish(async move { daemon.set_network_policy(&wanted, policy).await })
+        .await?;
+    Ok(Json(Sandbox::clone(&changed)))
 }
 
 /// Writes a running sandbox down, memory and disk.

@@ -17,7 +17,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::image::record::Recording;
 use crate::images::Images;
 use crate::paths::Paths;
-use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, Terms, ThawSpec};
+use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, Terms, ThawSpec, network};
 use crate::state::{RunDirectory, vsock_socket};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -97,6 +97,7 @@ impl Home {
             hostname: arguments.hostname.clone(),
             name: arguments.name.clone(),
             network: arguments.network,
+            network_terms: network::read(arguments.through.policy()?.as_ref(), &arguments.through.publish)?,
             command: command.to_vec(),
             tethered: true,
             client: None,
@@ -144,6 +145,8 @@ impl Home {
             tethered: true,
             client: None,
             memory_mode: request.memory_mode,
+            network_policy: request.network_policy,
+            publish: request.publish,
             terms: Terms::default(),
         };
         let sandbox = Sandbox::thaw(&node, spec, trace).await?;
@@ -308,6 +311,8 @@ fn daemon_request(
         hostname: arguments.hostname.clone(),
         name: arguments.name.clone(),
         network: name(&arguments.network),
+        publish: arguments.through.publish.clone(),
+        network_policy: arguments.through.policy()?,
         command: command.to_vec(),
         container: None,
         client: myself(),

@@ -29,6 +29,7 @@ pub fn check(file: Option<&Path>) -> Result<String, Failure> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use thaw_pools::network::Setup;
     use thaw_rootfs::fetch::{Config as FetchConfig, Mirror, MirrorKind};
 
     use super::super::api::ApiConfig;
@@ -56,6 +57,11 @@ mod tests {
             cgroups,
             shells: ShellsConfig { shapes, each },
         } = PoolsConfig::default();
+        let Setup {
+            range,
+            forwarding,
+            nameservers: _,
+        } = Setup::default();
         let mirror = Mirror {
             url: "https://mirror.example".into(),
             kind: MirrorKind::Registry,
@@ -71,6 +77,11 @@ mod tests {
                 mirrors: [("docker.io".into(), vec![mirror])].into(),
                 prefetch_bandwidth: Some(50_000_000),
                 ..FetchConfig::default()
+            },
+            network: Setup {
+                range,
+                forwarding,
+                nameservers: vec![[192, 0, 2, 53].into()],
             },
             pools: PoolsConfig {
                 makers,

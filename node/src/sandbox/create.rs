@@ -26,10 +26,9 @@ use super::again::{MADE_AGAIN, once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
+use super::network;
 use super::pools::{DISK_SIZE, claim};
-use super::{
-    NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms,
-};
+use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
@@ -87,7 +86,8 @@ impl<'a> Making<'a> {
         backends.attach(DeviceId::Blk0, writable, &parts.disk.file);
         if let Some(network) = &parts.network {
             let mac = network.config.mac;
-            backends.attach(DeviceId::Net, Backend::Tap { mac }, &network.tap);
+            let prepared = true;
+            backends.attach(DeviceId::Net, Backend::Tap { mac, prepared }, &network.tap);
         }
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
         backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
@@ -105,6 +105,7 @@ impl<'a> Making<'a> {
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
+        self.record.network = parts.network.as_ref().and_then(network::describe);
         self.resources.network = parts.network;
         self.resources.prefetch = parts.prefetch;
         self.resources.supply = Some(parts.supply);
@@ -236,7 +237,7 @@ async fn make(
         let ((image, prefetch), disk, network) = tokio::try_join!(
             image(&supply, spec, trace, progress),
             new_disk(node, trace),
-            new_network(node, spec.network, trace),
+            network::claim(node, spec.network, &spec.network_terms, trace),
         )?;
         let images = vec![Shown {
             slot: match spec.root {
@@ -343,6 +344,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         vcpus: 1,
         memory_mib: *MEMORY_MIB.start(),
         provenance: None,
+        network: None,
         root: RootServing::Virtiofs,
         terms: Terms::default(),
     })
@@ -382,21 +384,6 @@ pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
 async fn new_disk(node: &Node, trace: &Trace) -> Result<Disk, Failure> {
     let _stage = trace.stage("disk");
     claim(&node.pools, |p| &p.disks, DISK_SIZE, Failure::from, trace).await
-}
-
-pub(super) async fn new_network(
-    node: &Node,
-    mode: NetworkMode,
-    trace: &Trace,
-) -> Result<Option<NetworkSlot>, Failure> {
-    let _stage = trace.stage("network");
-    if mode == NetworkMode::None {
-        return Ok(None);
-    }
-    let unavailable = |e: thaw_pools::Error| Failure::new(ExitCode::NetworkUnavailable, e.to_string());
-    claim(&node.pools, |p| &p.networks, (), unavailable, trace)
-        .await
-        .map(Some)
 }
 
 /// Work that blocks, on a thread for it.

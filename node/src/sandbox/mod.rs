@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::{Cgroup, Hierarchy};
 use thaw_pools::disk::Disk;
 use thaw_pools::failpoint::{Failpoint, reach};
-use thaw_pools::network::NetworkSlot;
+use thaw_pools::network::{NetworkSlot, Terms as NetworkTerms};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
@@ -50,6 +50,7 @@ mod files;
 pub mod freeze;
 mod freezing;
 mod machine;
+pub mod network;
 mod pools;
 mod shells;
 mod snapshot;
@@ -80,7 +81,7 @@ const CONSOLE_LINES: usize = 10;
 pub enum NetworkMode {
     /// Loopback only.
     None,
-    /// A network of its own: the guest and its host end.
+    /// A network of its own, and through the host the world outside.
     #[default]
     Private,
 }
@@ -107,6 +108,7 @@ pub struct SandboxSpec {
     pub hostname: Option<String>,
     pub name: Option<String>,
     pub network: NetworkMode,
+    pub network_terms: NetworkTerms,
     /// For `thaw ps`.
     pub command: Vec<String>,
     /// Ends with this process: for a sandbox made by the CLI itself.
@@ -196,7 +198,11 @@ impl Node {
         Ok(Node {
             templates,
             snapshots: Snapshots::default(),
-            pools: Arc::new(Pools::empty(&paths, cgroups.clone())),
+            pools: Arc::new(Pools::empty(
+                &paths,
+                cgroups.clone(),
+                images.config.network.clone(),
+            )),
             shells: Arc::default(),
             paths,
             run,
@@ -219,8 +225,9 @@ impl Node {
 
     /// From now on what sandboxes need is made ahead, as the configuration says: for a process that makes many.
     pub fn fill_pools(&mut self) -> Result<(), Failure> {
+        let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
-        self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), config)?);
+        self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), network, config)?);
         self.shells = Arc::new(ShellPools::new(config.shells, config.makers.get().into()));
         Ok(())
     }
@@ -304,6 +311,9 @@ impl Resources {
 impl Drop for Resources {
     fn drop(&mut self) {
         if self.keep {
+            if let Some(uplink) = self.network.as_mut().and_then(|slot| slot.uplink.as_mut()) {
+                uplink.keep();
+            }
             return;
         }
         self.control = None;
@@ -414,6 +424,7 @@ impl Sandbox {
                 .push(image.lease().map_err(crate::images::failure)?);
         }
         resources.control = Some(control.into());
+        resources.network = network::adopt(node, &record).await;
         let record = Record {
             owner: ProcessRecord::myself(),
             ..record

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
-use thaw_pools::network::Networks;
+use thaw_pools::network::{Networks, Setup};
 use thaw_pools::plan::Plan;
 use thaw_pools::pool::Pool;
 use thaw_pools::resource::{Claim, Kind};
@@ -29,22 +29,28 @@ pub struct Pools {
 
 impl Pools {
     /// With nothing ready, now or later.
-    pub fn empty(paths: &Paths, hierarchy: Hierarchy) -> Pools {
+    pub fn empty(paths: &Paths, hierarchy: Hierarchy, network: Setup) -> Pools {
         Pools {
             disks: Pool::empty(disks(paths)),
-            networks: Pool::empty(Networks),
+            networks: Pool::empty(Networks::new(network)),
             cgroups: Pool::empty(Cgroups::new(hierarchy)),
         }
     }
 
     /// Filled from now on, as the configuration says.
-    pub fn filled(paths: &Paths, hierarchy: Hierarchy, config: &PoolsConfig) -> Result<Pools, Failure> {
+    pub fn filled(
+        paths: &Paths,
+        hierarchy: Hierarchy,
+        network: Setup,
+        config: &PoolsConfig,
+    ) -> Result<Pools, Failure> {
         let failed = |e: std::io::Error| Failure::system("cannot start the threads of the pools", &e);
         let has_cgroups = hierarchy != Hierarchy::None;
         let cgroups = Cgroups::new(hierarchy);
+        let networks = Networks::new(network);
         Ok(Pools {
             disks: Pool::filled(disks(paths), plan(DISK_SIZE, config.disks, config)).map_err(failed)?,
-            networks: Pool::filled(Networks, plan((), config.networks, config)).map_err(failed)?,
+            networks: Pool::filled(networks, plan((), config.networks, config)).map_err(failed)?,
             cgroups: match has_cgroups {
                 true => Pool::filled(cgroups, plan((), config.cgroups, config)).map_err(failed)?,
                 // None can be made here, ever.
@@ -168,7 +174,7 @@ mod tests {
         let (paths, hierarchy) = place(root.path());
         let text = "[pools]\ndisks = { high = 0 }\nnetworks = { high = 0 }\ncgroups = { high = 1 }";
         let config = Config::parse(text).unwrap().pools;
-        let pools = Arc::new(Pools::filled(&paths, hierarchy.clone(), &config).unwrap());
+        let pools = Arc::new(Pools::filled(&paths, hierarchy.clone(), Setup::default(), &config).unwrap());
         while pools.cgroups.statistics().ready == 0 {
             tokio::task::yield_now().await;
         }
@@ -200,7 +206,7 @@ mod tests {
     async fn what_is_made_for_a_claim_nobody_waits_for_any_more_goes_back() {
         let root = tempfile::tempdir().unwrap();
         let (paths, hierarchy) = place(root.path());
-        let pools = Arc::new(Pools::empty(&paths, hierarchy.clone()));
+        let pools = Arc::new(Pools::empty(&paths, hierarchy.clone(), Setup::default()));
         let trace = Trace::new();
         let mut claim = Box::pin(claimed(&pools, &trace));
         std::future::poll_fn(|context| {

@@ -332,7 +332,10 @@ mod tests {
             guest_image: root.join("g"),
         };
         let run = RunDirectory::open(&paths.run).unwrap();
-        (run, Arc::new(Pools::empty(&paths, Hierarchy::None)))
+        (
+            run,
+            Arc::new(Pools::empty(&paths, Hierarchy::None, Default::default())),
+        )
     }
 
     #[test]

@@ -22,6 +22,7 @@
 //! | `GET`, `POST /v1/images` | —, [`PullImage`] | [`ImageList`], 201 and [`Image`] |
 //! | `GET`, `DELETE /v1/images/{image}` | — | [`ImageDetail`], 204 |
 //! | `GET /v1/templates`, `DELETE /v1/templates/{key}` | — | [`TemplateList`], 204 |
+//! | `PATCH /v1/sandboxes/{id}/network` | [`NetworkPolicy`] | [`Sandbox`] |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
@@ -37,6 +38,7 @@ use crate::control::MemoryMode;
 
 mod exec;
 mod list;
+mod network;
 mod problem;
 mod store;
 mod usage;
@@ -46,6 +48,7 @@ pub use exec::{
     TerminalSize,
 };
 pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use store::{Image, ImageDetail, ImageLayer, ImageList, LoadOrder, PullImage, Template, TemplateList};
 pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
@@ -113,6 +116,12 @@ pub struct CreateSandbox {
     /// `none` or `private`.
     #[serde(default = "private")]
     pub network: String,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Where it may connect to; without: anywhere outside.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     /// What will run in it, to be shown to people, where the caller starts that itself.
     #[serde(default)]
     pub command: Vec<String>,
@@ -209,6 +218,12 @@ pub struct ThawSandbox {
     /// How it gets its memory; `uffd` is refused.
     #[serde(default)]
     pub memory_mode: MemoryMode,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Where it may connect to; without: where the frozen one might.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     /// What callers find it by, docs/api.md has the syntax.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -369,6 +384,8 @@ pub struct Sandbox {
     pub vsock: String,
     /// The VMM's process.
     pub vmm_pid: Option<i32>,
+    #[serde(default)]
+    pub network: Option<SandboxNetwork>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// It is deleted this many seconds after it was made.

@@ -23,6 +23,9 @@ pub enum Error {
     /// The command exists and cannot be executed: exit code 126 to a shell.
     #[error("{0}")]
     CommandNotExecutable(String),
+    /// There is no file where one was looked for.
+    #[error("{0}")]
+    NoFile(String),
     /// A stream is at its end.
     #[error("eof")]
     EndOfFile,

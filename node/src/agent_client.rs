@@ -11,6 +11,8 @@ use thaw_protocol::agent::agent::{
     SignalProcessRequest, StartContainerRequest, TtyWinResizeRequest, WaitProcessRequest, WriteStreamRequest,
 };
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
+use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest};
+use thaw_protocol::agent::files_ttrpc::FilesClient;
 use thaw_protocol::handshake::AGENT_PORT;
 use ttrpc::Code;
 use ttrpc::context::Context;
@@ -39,6 +41,13 @@ pub enum Output {
 #[derive(Clone)]
 pub struct AgentClient {
     client: AgentServiceClient,
+    files: FilesClient,
+}
+
+impl std::fmt::Debug for AgentClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AgentClient")
+    }
 }
 
 impl AgentClient {
@@ -58,8 +67,10 @@ impl AgentClient {
         stream.set_nonblocking(true).map_err(|e| failed(&e))?;
         let stream = tokio::net::UnixStream::from_std(stream).map_err(|e| failed(&e))?;
         let socket = ttrpc::r#async::transport::Socket::from(stream);
+        let client = ttrpc::r#async::Client::new(socket);
         Ok(AgentClient {
-            client: AgentServiceClient::new(ttrpc::r#async::Client::new(socket)),
+            files: FilesClient::new(client.clone()),
+            client: AgentServiceClient::new(client),
         })
     }
 
@@ -189,6 +200,16 @@ impl AgentClient {
             .tty_win_resize(Context::default(), &request)
             .await
             .map(drop)
+    }
+
+    /// Reads a piece of a container's file.
+    pub async fn read_file(&self, request: &ReadFileRequest) -> ttrpc::Result<ReadFileResponse> {
+        self.files.read(Context::default(), request).await
+    }
+
+    /// Writes a piece of one.
+    pub async fn write_file(&self, request: &WriteFileRequest) -> ttrpc::Result<()> {
+        self.files.write(Context::default(), request).await.map(drop)
     }
 
     /// Waits until the kernel has killed something of a container for want of memory: which container.

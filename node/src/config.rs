@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 
 use crate::exit::{ExitCode, Failure};
 
+pub mod api;
 pub mod default;
 pub mod pools;
 
@@ -31,6 +32,8 @@ pub struct Config {
     pub network: thaw_pools::network::Setup,
     /// What thawd makes ahead.
     pub pools: pools::PoolsConfig,
+    /// Where thawd serves its API besides its unix socket.
+    pub api: api::ApiConfig,
 }
 
 /// `[store]`.
@@ -221,12 +224,13 @@ mod tests {
         assert_eq!(Config::parse("").unwrap(), Config::default());
         let config = Config::parse(
             "[store]\nlimit = \"20g\"\n[prefetch]\nenabled = false\nlimit = 4096\n\
-             [fetch]\nprefetch_bandwidth = 1000000\n[[fetch.mirrors.\"docker.io\"]]\nurl = \"http://127.0.0.1:4001\"\nkind = \"dragonfly\"\n",
+             [api]\nlisten = \"127.0.0.1:8443\"\ntokens = \"/t\"\n[fetch]\nprefetch_bandwidth = 1000000\n[[fetch.mirrors.\"docker.io\"]]\nurl = \"http://127.0.0.1:4001\"\nkind = \"dragonfly\"\n",
         )
         .unwrap();
         assert_eq!(config.store.limit, Some(Size(20 << 30)));
         assert_eq!(config.prefetch.limit, Size(4096));
         assert!(!config.prefetch.enabled);
+        assert_eq!(config.api.listen, Some(([127, 0, 0, 1], 8443).into()));
         assert_eq!(config.fetch.prefetch_bandwidth, Some(1_000_000));
         assert_eq!(config.fetch.mirrors_of("docker.io").len(), 1);
         let written = toml::to_string(&config).unwrap();
@@ -264,6 +268,7 @@ mod tests {
             ("[nothing]\n", "line 1", "nothing"),
             ("[store\n", "line 1", "[store"),
             ("[fetch]\nmirrors = 3\n", "line 2", "mirrors"),
+            ("[api]\nlisten = \"everywhere\"\n", "line 2", "listen"),
             ("[fetch]\n\nbudget_ms = 0\n", "line 3", "budget_ms"),
             (
                 "[fetch]\nprefetch_bandwidth = 0\n",

@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::exit::{ExitCode, Failure};
 
 mod failure;
+pub mod shown;
 
 pub use failure::failure;
 

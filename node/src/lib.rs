@@ -37,6 +37,7 @@ pub mod exit;
 pub mod handshake;
 pub mod image;
 pub mod images;
+pub mod journal;
 pub mod metrics;
 pub mod misses;
 pub mod page_server;

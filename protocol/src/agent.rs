@@ -11,6 +11,7 @@
 //! | [`oci`] | the OCI runtime specification as messages |
 //! | [`types`] | interfaces, routes, neighbours |
 //! | [`csi`] | volume statistics |
+//! | [`files`], [`files_ttrpc`] | `thaw.Files`, which is Thaw's own |
 
 #![allow(
     missing_docs,

@@ -6,6 +6,7 @@
 
 pub mod capabilities;
 pub mod cgroup;
+pub mod files;
 pub mod fork;
 pub mod launch;
 pub mod mount_options;
@@ -24,6 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags, open};
 use rustix::pipe::{PipeFlags, pipe_with};
 use thaw_protocol::agent::agent::{CreateContainerRequest, ExecProcessRequest};
 
@@ -207,6 +209,22 @@ impl Container {
         )?;
         status.wait()?;
         Ok(process)
+    }
+
+    /// Its root directory, as its first process has it, mounts and all.
+    pub fn root(&self) -> Result<OwnedFd> {
+        let not_running = || Error::State(format!("container {} is not running", self.id));
+        if lock(&self.pending).is_some() {
+            return Err(not_running());
+        }
+        let path = format!("/proc/{}/root", self.init.pid);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(&path, flags, Mode::empty());
+        // Asked after: until its end is known the PID is its own.
+        if self.init.exit_code().is_some() {
+            return Err(not_running());
+        }
+        root.for_(|| format!("open {path}"))
     }
 
     /// A process by its exec id; the container's own id, its first exec id, or none is the first process.

@@ -1,4 +1,4 @@
-//! The agent API over ttrpc: `grpc.AgentService` and `grpc.Health`, wire-compatible with Kata's agent.
+//! The agent API over ttrpc: `grpc.AgentService` and `grpc.Health`, wire-compatible with Kata's agent, and `thaw.Files`.
 //! `docs/agent-api.md` has the table; what is not supported answers UNIMPLEMENTED.
 //!
 //! What blocks (mounts, forks, the executing of a program) runs on a thread of its own and is finished even when its
@@ -17,6 +17,8 @@ use async_trait::async_trait;
 use thaw_protocol::agent::agent::*;
 use thaw_protocol::agent::agent_ttrpc::{AgentService, create_agent_service};
 use thaw_protocol::agent::csi::VolumeStatsResponse;
+use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest, WriteFileResponse};
+use thaw_protocol::agent::files_ttrpc::{Files, create_files};
 use thaw_protocol::agent::health::{
     CheckRequest, HealthCheckResponse, VersionCheckResponse, health_check_response,
 };
@@ -45,7 +47,8 @@ pub async fn serve(listener: Listener, sandbox: Arc<Sandbox>) -> Error {
     let mut server = ttrpc::r#async::Server::new()
         .add_listener(listener)
         .register_service(create_agent_service(api.clone()))
-        .register_service(create_health(api));
+        .register_service(create_health(api.clone()))
+        .register_service(create_files(api));
     if let Err(e) = server.start().await {
         return Error::State(format!("ttrpc: {e}"));
     }
@@ -56,7 +59,7 @@ pub async fn serve(listener: Listener, sandbox: Arc<Sandbox>) -> Error {
     }
 }
 
-/// Both services.
+/// All services.
 #[derive(Clone, Debug)]
 pub struct Api {
     sandbox: Arc<Sandbox>,
@@ -69,7 +72,7 @@ fn status(e: Error) -> ttrpc::Error {
         Error::Invalid(_) => Code::INVALID_ARGUMENT,
         Error::State(_) => Code::FAILED_PRECONDITION,
         Error::Unsupported(_) => Code::UNIMPLEMENTED,
-        Error::CommandNotFound(_) => Code::NOT_FOUND,
+        Error::CommandNotFound(_) | Error::NoFile(_) => Code::NOT_FOUND,
         Error::CommandNotExecutable(_) => Code::PERMISSION_DENIED,
         Error::EndOfFile => Code::OUT_OF_RANGE,
         Error::System { source, .. } if source.raw_os_error() == Some(libc::ENOSPC) => {
@@ -116,6 +119,27 @@ impl Health for Api {
             agent_version: format!("thaw-agent {}", env!("CARGO_PKG_VERSION")),
             ..Default::default()
         })
+    }
+}
+
+#[async_trait]
+impl Files for Api {
+    async fn read(&self, _: &TtrpcContext, r: ReadFileRequest) -> Answer<ReadFileResponse> {
+        let container = self.sandbox.container(&r.container_id).map_err(status)?;
+        let read = move || crate::container::files::read(container.root()?, &r);
+        blocking(read).await.map_err(status)
+    }
+
+    async fn write(&self, _: &TtrpcContext, r: WriteFileRequest) -> Answer<WriteFileResponse> {
+        // A file that is half renamed is nothing a snapshot may hold.
+        let motion = self.sandbox.motion().await;
+        let container = self.sandbox.container(&r.container_id).map_err(status)?;
+        let write = move || {
+            let _motion = motion;
+            crate::container::files::write(container.root()?, &r)
+        };
+        blocking(write).await.map_err(status)?;
+        Ok(WriteFileResponse::default())
     }
 }
 

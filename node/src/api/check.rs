@@ -1,20 +1,28 @@
 //! What a request may ask for, before anything is made for it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Component, Path};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use thaw_pools::network::Terms;
-use thaw_protocol::api::{CreateSandbox, DISK_MIB, FreezeSandbox, NetworkPolicy, PublishedPort, ThawSandbox};
+use thaw_protocol::api::{
+    CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort,
+    PullImage, StartContainer, TerminalSize, ThawSandbox,
+};
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
 use super::problem::{ApiCode, Refusal};
 use super::watch::selector::check_labels;
+use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 
 /// Longest image or path, characters.
 const MAX_TEXT: usize = 1024;
 /// Longest name of a sandbox, characters.
 const MAX_NAME: usize = 253;
+/// Most clones made at once.
+const MOST_CLONES: u8 = 32;
 
 /// A sandbox to make of an image.
 pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
@@ -45,8 +53,25 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
         absolute("record_to", file)?;
     }
     network(request.network_policy.as_ref(), &request.publish)?;
+    if let Some(asked) = &request.container {
+        if !request.command.is_empty() {
+            return Err(invalid("command goes into container"));
+        }
+        container(asked)?;
+    }
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)
+}
+
+/// A container to start.
+fn container(asked: &StartContainer) -> Result<(), Refusal> {
+    if !asked.command.is_empty() {
+        command(&asked.command)?;
+    }
+    if asked.entrypoint.as_ref().is_some_and(|e| e.contains('\0')) {
+        return Err(invalid("entrypoint is without NUL"));
+    }
+    process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())
 }
 
 /// A sandbox to make of a snapshot.
@@ -70,6 +95,105 @@ pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
         Some(key) => absolute("sign", key),
         None => Ok(()),
     }
+}
+
+/// A process to run, and its input.
+pub fn exec(request: &ExecProcess) -> Result<(Options, Vec<u8>), Refusal> {
+    command(&request.command)?;
+    process(&request.env, request.workdir.as_deref(), request.user.as_deref())?;
+    if let Some(given) = request.size {
+        size(given)?;
+    }
+    let stdin = request.stdin.as_deref().unwrap_or_default();
+    let stdin = match request.encoding {
+        Encoding::Utf8 => stdin.as_bytes().to_vec(),
+        Encoding::Base64 => STANDARD
+            .decode(stdin)
+            .map_err(|e| invalid(format!("stdin is not base64: {e}")))?,
+    };
+    let options = Options {
+        command: request.command.clone(),
+        env: request.env.clone(),
+        workdir: request.workdir.clone(),
+        user: request.user.clone(),
+        tty: request.tty,
+        size: request.size.map(|s| (s.rows, s.columns)),
+        ..Options::default()
+    };
+    Ok((options, stdin))
+}
+
+/// A file's path in a container.
+pub fn file(path: &str) -> Result<(), Refusal> {
+    let mut parts = Path::new(path).components();
+    let good = parts.next() == Some(Component::RootDir)
+        && parts.clone().next().is_some()
+        && parts.all(|part| matches!(part, Component::Normal(_)));
+    match good && path.len() <= MAX_TEXT && !path.contains('\0') && !path.ends_with('/') {
+        true => Ok(()),
+        false => {
+            let what =
+                format!("path is an absolute path of a file, without '..', of at most {MAX_TEXT} bytes");
+            Err(Refusal::new(ApiCode::BadParameter, what))
+        }
+    }
+}
+
+/// A terminal's size.
+pub fn size(size: TerminalSize) -> Result<(), Refusal> {
+    match size.rows > 0 && size.columns > 0 {
+        true => Ok(()),
+        false => Err(invalid("rows and columns are at least 1")),
+    }
+}
+
+/// A signal to send.
+pub fn signal(number: u8) -> Result<(), Refusal> {
+    match (1..=64).contains(&number) {
+        true => Ok(()),
+        false => Err(invalid("a signal is 1 to 64")),
+    }
+}
+
+fn command(command: &[String]) -> Result<(), Refusal> {
+    match command.first().is_some_and(|program| !program.is_empty())
+        && !command.iter().any(|a| a.contains('\0'))
+    {
+        true => Ok(()),
+        false => Err(invalid("command is a program and its arguments, without NUL")),
+    }
+}
+
+/// Whatever kind of process.
+fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<(), Refusal> {
+    let good = |e: &String| e.find('=').is_some_and(|at| at > 0) && !e.contains('\0');
+    if !env.iter().all(good) {
+        return Err(invalid("env is of NAME=VALUE, without NUL"));
+    }
+    if let Some(directory) = workdir {
+        absolute("workdir", Path::new(directory))?;
+    }
+    match user {
+        Some(user) => plain("user", user, MAX_NAME),
+        None => Ok(()),
+    }
+}
+
+/// Clones to make.
+pub fn fork(request: &ForkSandbox) -> Result<(), Refusal> {
+    if !(1..=MOST_CLONES).contains(&request.count) {
+        return Err(invalid(format!("count is 1 to {MOST_CLONES}")));
+    }
+    memory_mode(request.memory_mode)?;
+    if let Some(key) = &request.sign {
+        absolute("sign", key)?;
+    }
+    terms(&request.labels, request.timeout_s)
+}
+
+/// An image to pull.
+pub fn pull(request: &PullImage) -> Result<(), Refusal> {
+    plain("image", &request.image, MAX_TEXT)
 }
 
 fn invalid(what: impl std::fmt::Display) -> Refusal {

@@ -11,17 +11,21 @@ use std::time::Instant;
 
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage,
-    Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
+    CreateSandbox, CreatedSandbox, Drain, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
+    NetworkPolicy, NodeUsage, PoolUsage, Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::idempotency::Answers;
+use super::limits::Permit;
 use super::maker::{Condition, Machine, Made, Maker, Microvm};
 use super::problem::{ApiCode, Refusal};
+use super::session::Session;
 use super::watch::{Cache, Versions};
+use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
+use crate::journal::Journal;
 use crate::metrics::{Families, How, Metrics};
 use crate::readiness;
 use crate::sandbox::{Node, Sandbox};
@@ -79,6 +83,8 @@ pub struct Daemon {
     makings: watch::Sender<Makings>,
     /// Shared by whatever is finished though nobody waits for it.
     finishing: Arc<tokio::sync::RwLock<()>>,
+    /// Whether serving is at its end.
+    closing: watch::Sender<bool>,
 }
 
 impl Daemon {
@@ -99,7 +105,7 @@ impl Daemon {
             match Sandbox::adopt(&node, record, directory).await {
                 Ok(sandbox) => {
                     tracing::info!(sandbox = id, "adopted");
-                    let machine = Arc::new(Microvm::new(node.clone(), Arc::new(sandbox)));
+                    let machine = Arc::new(Microvm::adopted(node.clone(), sandbox));
                     let condition = machine.condition().await;
                     daemon.insert(machine, condition);
                     reach(Failpoint::AdoptShown);
@@ -127,6 +133,7 @@ impl Daemon {
             metrics: Metrics::default(),
             makings: watch::Sender::default(),
             finishing: Arc::default(),
+            closing: watch::Sender::new(false),
         })
     }
 
@@ -142,6 +149,13 @@ impl Daemon {
         });
         let done = done.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
         done.map_err(Into::into)
+    }
+
+    /// Makes no more, and ends what lasts for as long as its caller listens: another thawd will take over.
+    pub fn end(&self) {
+        self.close();
+        self.cache.close();
+        self.closing.send_replace(true);
     }
 
     /// Lets go of every sandbox, so that they outlive us, once nothing is done to any of them.
@@ -168,7 +182,8 @@ impl Daemon {
         self.made(How::Thaw, maker.thaw(request)).await
     }
 
-    fn maker(&self) -> Result<&Arc<dyn Maker>, Refusal> {
+    /// Who makes sandboxes, and has what they are made of.
+    pub fn maker(&self) -> Result<&Arc<dyn Maker>, Refusal> {
         let one_only = || Refusal::new(ApiCode::OneOnly, "this is a thaw run of its own");
         self.maker.as_ref().ok_or_else(one_only)
     }
@@ -178,26 +193,38 @@ impl Daemon {
         how: How,
         making: impl Future<Output = Result<Made, Refusal>>,
     ) -> Result<CreatedSandbox, Refusal> {
-        let began = Instant::now();
         // Until it is in the table: who drains us counts it.
-        let _making = self
-            .begin_making()
+        let _making = self.begin(how)?;
+        let made = self.timed(how, making).await?;
+        Ok(self.show(made))
+    }
+
+    fn begin(&self, how: How) -> Result<Making<'_>, Refusal> {
+        self.begin_making()
+            .inspect_err(|e| self.metrics.not_started(how, e.slug()))
+    }
+
+    async fn timed(
+        &self,
+        how: How,
+        making: impl Future<Output = Result<Made, Refusal>>,
+    ) -> Result<Made, Refusal> {
+        let began = Instant::now();
+        let made = making
+            .await
             .inspect_err(|e| self.metrics.not_started(how, e.slug()))?;
-        let made = match making.await {
-            Ok(made) => made,
-            Err(refusal) => {
-                self.metrics.not_started(how, refusal.slug());
-                return Err(refusal);
-            }
-        };
         self.metrics.started(how, began.elapsed(), &made.account);
+        Ok(made)
+    }
+
+    fn show(self: &Arc<Daemon>, made: Made) -> CreatedSandbox {
         let shown = self.insert(made.machine, Condition::Running);
         reach(Failpoint::CreateShown);
-        Ok(CreatedSandbox {
+        CreatedSandbox {
             sandbox: Described::clone(&shown),
             image_config: made.image_config,
             account: made.account,
-        })
+        }
     }
 
     fn begin_making(&self) -> Result<Making<'_>, Refusal> {
@@ -363,6 +390,98 @@ impl Daemon {
         self.cache.get(&turn.id).ok_or_else(|| none(wanted))
     }
 
+    /// The machine of a sandbox that runs.
+    ///
+    /// # Errors
+    /// [`ApiCode::NotRunning`]: a paused guest answers nothing.
+    pub fn running(&self, wanted: &str) -> Result<Arc<dyn Machine>, Refusal> {
+        let shown = self.cache.get(wanted).ok_or_else(|| none(wanted))?;
+        match shown.state.as_str() {
+            "running" => Ok(self.find(&shown.id)?.0),
+            state => Err(Refusal::new(
+                ApiCode::NotRunning,
+                format!("sandbox {} is {state}", shown.id),
+            )),
+        }
+    }
+
+    /// What a sandbox's container wrote.
+    ///
+    /// # Errors
+    /// [`ApiCode::NoLogs`]: somebody else attends it.
+    pub fn journal(&self, wanted: &str) -> Result<Arc<Journal>, Refusal> {
+        let id = self.id(wanted)?;
+        let not_kept = || {
+            let what = format!("sandbox {id}: thawd started no container in it");
+            Refusal::new(ApiCode::NoLogs, what)
+        };
+        self.find(&id)?.0.journal().ok_or_else(not_kept)
+    }
+
+    /// Tells when serving is at its end.
+    pub fn closing(&self) -> watch::Receiver<bool> {
+        self.closing.subscribe()
+    }
+
+    /// Starts a process in a sandbox's container, and attends it with a permit in hand. It is attended to its end, or hung up
+    /// on, whoever stops waiting for this.
+    pub async fn exec(
+        &self,
+        wanted: &str,
+        options: Options,
+        permit: Arc<Permit>,
+    ) -> Result<Session, Refusal> {
+        let machine = self.running(wanted)?;
+        let held = (self.finishing.clone().read_owned().await, permit);
+        let (tty, closing) = (options.tty, self.closing());
+        let started = tokio::spawn(async move {
+            let process = machine.exec(options).await?;
+            Ok::<_, Failure>(Session::start(process, tty, closing, held))
+        });
+        let started = started.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
+        Ok(started?)
+    }
+
+    /// Makes clones of a sandbox, which runs on: all of them, or none. Dropped, none is made.
+    pub async fn fork(
+        self: &Arc<Daemon>,
+        wanted: String,
+        request: ForkSandbox,
+    ) -> Result<ForkedSandbox, Refusal> {
+        let maker = self.maker()?;
+        let _making = self.begin(How::Thaw)?;
+        let place = maker.scratch(request.sign.is_some()).await?;
+        let freeze = FreezeSandbox {
+            directory: place.snapshot(),
+            delta: false,
+            stop: false,
+            sign: request.sign,
+        };
+        let daemon = self.clone();
+        let freezing = async move { Ok::<_, Failure>((daemon.freeze(&wanted, freeze).await?, place)) };
+        let (frozen, place) = self.finish(freezing).await?;
+        let thaw = ThawSandbox {
+            directory: place.snapshot(),
+            hostname: None,
+            name: None,
+            client: None,
+            memory_mode: request.memory_mode,
+            labels: request.labels,
+            timeout_s: request.timeout_s,
+            // That of the original, which its snapshot has; a port of the host is one sandbox's.
+            network_policy: None,
+            publish: Vec::new(),
+        };
+        let clones = (0..request.count).map(|_| self.timed(How::Thaw, maker.thaw(thaw.clone())));
+        let clones = futures_util::future::try_join_all(clones).await?;
+        // Who was thawed from it has all of it open.
+        drop(tokio::task::spawn_blocking(move || drop(place)));
+        Ok(ForkedSandbox {
+            frozen,
+            items: clones.into_iter().map(|made| self.show(made)).collect(),
+        })
+    }
+
     /// Waits until nobody else changes a sandbox.
     async fn turn(&self, wanted: &str) -> Result<Turn, Failure> {
         let id = self.id(wanted)?;
@@ -405,9 +524,9 @@ pub fn none(wanted: &str) -> Failure {
     )
 }
 
-/// Tells the cache of its machine's end; deletes it when its time is over, or the process it was made for has ended.
+/// Tells the cache of its machine's end, and of its container's; deletes it when its time is over, or the process it was made for has ended.
 fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
-    let (record, end) = (machine.record(), machine.end());
+    let (record, end, exit) = (machine.record(), machine.end(), machine.exit());
     let (id, client, timeout) = (record.id.clone(), record.client, record.terms.timeout);
     let client_ends = async move {
         let Some(client) = client else {
@@ -430,8 +549,21 @@ fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = (
         }
         "its time is over"
     };
-    let marked = id.clone();
-    let marking = daemon.clone();
+    let (marked, marking) = (id.clone(), daemon.clone());
+    let delete_on_exit = record.terms.delete_on_exit;
+    let note_exit = async move {
+        let status = exit.await;
+        if let Some(daemon) = marking.upgrade() {
+            daemon
+                .cache
+                .update(&marked, |described| exited(described, status));
+        }
+        match delete_on_exit {
+            true => "its container's process has ended",
+            false => std::future::pending().await,
+        }
+    };
+    let (marked, marking) = (id.clone(), daemon.clone());
     let mark = async move {
         let reason = end.await;
         if let Some(daemon) = marking.upgrade() {
@@ -446,6 +578,7 @@ fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = (
             why = client_ends => why,
             why = time_ends => why,
             why = mark => why,
+            why = note_exit => why,
         };
         let Some(daemon) = daemon.upgrade() else { return };
         // On a task of its own: this one ends with the sandbox.
@@ -470,6 +603,7 @@ fn describe(machine: &dyn Machine, condition: Condition) -> Described {
         memory_mib: record.memory_mib,
         state: String::new(),
         reason: None,
+        exit_code: None,
         vsock: machine.vsock().display().to_string(),
         vmm_pid: record.vmm.map(|v| v.pid),
         network: record.network.clone(),
@@ -481,8 +615,17 @@ fn describe(machine: &dyn Machine, condition: Condition) -> Described {
     described
 }
 
+/// Its container's process has ended.
+fn exited(described: &mut Described, status: i32) {
+    described.exit_code = Some(status);
+    if described.state == "running" {
+        described.state = "exited".into();
+    }
+}
+
 fn set(described: &mut Described, condition: Condition) {
     let (state, reason) = match condition {
+        Condition::Running if described.exit_code.is_some() => ("exited", None),
         Condition::Running => ("running", None),
         Condition::Paused => ("paused", None),
         Condition::Ended(reason) => ("ended", Some(reason)),

@@ -19,6 +19,8 @@ use super::problem::{ApiCode, Refusal};
 pub const BODY_LIMIT: Duration = Duration::from_secs(30);
 /// Longest name or id in a path, characters.
 const MAX_NAME: usize = 253;
+/// Longest reference in a path, characters.
+const MAX_REFERENCE: usize = 1024;
 /// Longest idempotency key, bytes.
 const MAX_KEY: usize = 255;
 
@@ -42,9 +44,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
                 format!("the body is over {MAX_BODY} bytes"),
             )
         };
-        let length = request.headers().get(CONTENT_LENGTH);
-        let length = length.and_then(|l| l.to_str().ok()?.parse::<u64>().ok());
-        if length.is_some_and(|l| l > MAX_BODY as u64) {
+        if content_length(&request).is_some_and(|l| l > MAX_BODY as u64) {
             return Err(too_large());
         }
         let body = to_bytes(request.into_body(), MAX_BODY);
@@ -62,12 +62,25 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
                 return Err(Refusal::new(ApiCode::TooSlow, what));
             }
         };
-        match serde_json::from_slice(&body) {
-            Ok(body) => Ok(Body(body)),
-            Err(e) if e.classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
-            Err(e) => Err(Refusal::new(ApiCode::Malformed, format!("this is not JSON: {e}"))),
-        }
+        parse(&body).map(Body)
     }
+}
+
+/// What a JSON object says. An array of its fields in their order is not taken for it.
+pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Refusal> {
+    let is_object = json.trim_ascii_start().starts_with(b"{");
+    match serde_json::from_slice(json) {
+        Ok(_) if !is_object => Err(Refusal::new(ApiCode::Invalid, "this is no object")),
+        Ok(said) => Ok(said),
+        Err(e) if e.classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
+        Err(e) => Err(Refusal::new(ApiCode::Malformed, format!("this is not JSON: {e}"))),
+    }
+}
+
+/// How long a body is said to be, bytes.
+pub fn content_length(request: &Request) -> Option<u64> {
+    let length = request.headers().get(CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
 }
 
 fn says_json(request: &Request) -> bool {
@@ -101,7 +114,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> 
     }
 }
 
-/// The id or name in the path.
+/// The id, name or key in the path.
 #[derive(Debug)]
 pub struct Named(pub String);
 
@@ -109,14 +122,30 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
-        let name = Path::<String>::from_request_parts(parts, state).await;
-        let Path(name) = name.map_err(|e| Refusal::new(ApiCode::BadParameter, e.body_text()))?;
-        match name.chars().count() <= MAX_NAME && !name.chars().any(char::is_control) {
-            true => Ok(Named(name)),
-            false => {
-                let what = format!("no name has control characters or more than {MAX_NAME} of others");
-                Err(Refusal::new(ApiCode::BadParameter, what))
-            }
+        segment(parts, state, MAX_NAME).await.map(Named)
+    }
+}
+
+/// The image's reference or digest in the path.
+#[derive(Debug)]
+pub struct Referred(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Referred {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        segment(parts, state, MAX_REFERENCE).await.map(Referred)
+    }
+}
+
+async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S, most: usize) -> Result<String, Refusal> {
+    let text = Path::<String>::from_request_parts(parts, state).await;
+    let Path(text) = text.map_err(|e| Refusal::new(ApiCode::BadParameter, e.body_text()))?;
+    match text.chars().count() <= most && !text.chars().any(char::is_control) {
+        true => Ok(text),
+        false => {
+            let what = format!("no name has control characters or more than {most} of others");
+            Err(Refusal::new(ApiCode::BadParameter, what))
         }
     }
 }

@@ -1,31 +1,51 @@
 //! A maker without machines, for tests: it counts what lives.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, SandboxNetwork, ThawSandbox, Usage,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, NetworkPolicy, OnExit,
+    PullImage, SandboxNetwork, Template, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 
 use super::daemon::Daemon;
-use super::maker::{Condition, Machine, Made, Maker};
+use super::files::Files;
+use super::maker::{Condition, Machine, Made, Maker, Place};
 use super::problem::Refusal;
+use super::process::Process;
+use super::stock::Stock;
 use super::watch::Versions;
+use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
+use crate::journal::Journal;
 use crate::metrics::{Families, Names};
 use crate::sandbox::{Terms, Timeout};
 use crate::state::Record;
+
+mod files;
+mod process;
+
+pub use files::FakeFiles;
+pub use process::FakeProcess;
 
 /// What a fake maker has done.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub living: AtomicUsize,
     pub made: AtomicUsize,
+    /// What was done to processes, by those that lasted.
+    pub heard: watch::Sender<Vec<String>>,
+}
+
+impl Counts {
+    fn hear(&self, what: impl Into<String>) {
+        self.heard.send_modify(|heard| heard.push(what.into()));
+    }
 }
 
 /// Makes machines that are none, as soon as it may.
@@ -36,6 +56,15 @@ pub struct Fake {
     pub making: watch::Sender<usize>,
     /// Whether a making may end.
     pub open: watch::Sender<bool>,
+    /// What all containers ended with.
+    pub exit: watch::Sender<Option<i32>>,
+    /// Those of all containers.
+    pub files: Arc<FakeFiles>,
+    pub images: Mutex<Vec<Image>>,
+    /// How many may be made before thaws fail.
+    pub most: AtomicUsize,
+    /// The last place for a snapshot that was asked for.
+    pub place: Mutex<Option<PathBuf>>,
 }
 
 impl Fake {
@@ -45,6 +74,11 @@ impl Fake {
             counts: Arc::default(),
             making: watch::Sender::new(0),
             open: watch::Sender::new(open),
+            exit: watch::Sender::new(None),
+            files: Arc::default(),
+            images: Mutex::default(),
+            most: AtomicUsize::new(usize::MAX),
+            place: Mutex::default(),
         });
         let daemon = Daemon::new(Some(fake.clone()), Versions::of_clock());
         (fake, daemon)
@@ -80,8 +114,19 @@ impl Maker for Fake {
         let terms = Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            delete_on_exit: request
+                .container
+                .as_ref()
+                .is_some_and(|c| c.on_exit == OnExit::Delete),
         };
-        let machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        if request.container.is_some() {
+            let directory = tempfile::tempdir().unwrap();
+            let journal = Arc::new(Journal::open(directory.path()).unwrap());
+            machine.output = Some((journal, directory));
+            machine.exit = self.exit.subscribe();
+        }
+        machine.files = self.files.clone();
         Ok(Made {
             machine: Arc::new(machine),
             image_config: "null".into(),
@@ -89,8 +134,25 @@ impl Maker for Fake {
         })
     }
 
-    async fn thaw(&self, _: ThawSandbox) -> Result<Made, Refusal> {
-        Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into())
+    async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal> {
+        if !request.directory.is_dir() {
+            return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
+        }
+        let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
+        let terms = Terms {
+            labels: request.labels,
+            timeout: request.timeout_s.map(Timeout::after),
+            ..Terms::default()
+        };
+        let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
+        if number >= self.most.load(Ordering::SeqCst) {
+            return Err(Failure::new(ExitCode::DiskFull, "no room").into());
+        }
+        Ok(Made {
+            machine,
+            image_config: "null".into(),
+            account: Account::default(),
+        })
     }
 
     fn pools(&self) -> Vec<PoolStatistics> {
@@ -98,6 +160,81 @@ impl Maker for Fake {
     }
 
     fn count(&self, _: &Names, _: &mut Families) {}
+
+    async fn scratch(&self, _: bool) -> Result<Box<dyn Place>, Refusal> {
+        let place = tempfile::tempdir().unwrap();
+        *self.place.lock().unwrap() = Some(place.path().to_owned());
+        Ok(Box::new(place))
+    }
+}
+
+impl Place for tempfile::TempDir {
+    fn snapshot(&self) -> PathBuf {
+        self.path().join("snapshot")
+    }
+}
+
+#[async_trait]
+impl Stock for Fake {
+    async fn images(&self) -> Result<Vec<Image>, Failure> {
+        Ok(self.images.lock().unwrap().clone())
+    }
+
+    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure> {
+        let images = self.images.lock().unwrap();
+        let image = images
+            .iter()
+            .find(|i| i.reference == wanted)
+            .ok_or_else(not_stored)?;
+        let detail = serde_json::json!({
+            "digest": image.digest, "reference": image.reference, "for_snapshot": false, "form": "full",
+            "in_use": false, "metadata_bytes": 1, "present_bytes": 2, "total_bytes": 2, "layers": [],
+            "load_order": null, "image_config": "null",
+        });
+        Ok(serde_json::from_value(detail).unwrap())
+    }
+
+    async fn pull(&self, request: PullImage) -> Result<Image, Failure> {
+        if request.image == "missing" {
+            return Err(Failure::new(ExitCode::ImageNotFound, "no image: missing"));
+        }
+        let image = Image {
+            digest: "sha256:0".into(),
+            reference: request.image,
+            for_snapshot: false,
+            bytes: 3,
+            layers: 1,
+            form: "full".into(),
+            present_bytes: 2,
+            total_bytes: 2,
+            in_use: false,
+        };
+        self.images.lock().unwrap().push(image.clone());
+        Ok(image)
+    }
+
+    async fn remove_image(&self, wanted: String) -> Result<(), Failure> {
+        let mut images = self.images.lock().unwrap();
+        let before = images.len();
+        images.retain(|image| image.reference != wanted);
+        if images.len() == before {
+            Err(not_stored())
+        } else {
+            Ok(())
+        }
+    }
+
+    async fn templates(&self) -> Result<Vec<Template>, Failure> {
+        Ok(Vec::new())
+    }
+
+    async fn remove_template(&self, _: String) -> Result<(), Failure> {
+        Err(Failure::new(ExitCode::SnapshotNotFound, "no template"))
+    }
+}
+
+fn not_stored() -> Failure {
+    Failure::new(ExitCode::ImageNotStored, "no such image")
 }
 
 /// A machine that is none.
@@ -108,6 +245,10 @@ pub struct FakeMachine {
     paused: AtomicBool,
     ended: watch::Sender<bool>,
     released: AtomicBool,
+    files: Arc<FakeFiles>,
+    /// Of its container, where it has one.
+    output: Option<(Arc<Journal>, tempfile::TempDir)>,
+    exit: watch::Receiver<Option<i32>>,
 }
 
 impl FakeMachine {
@@ -124,6 +265,9 @@ impl FakeMachine {
             paused: AtomicBool::new(false),
             ended: watch::Sender::new(false),
             released: AtomicBool::new(false),
+            files: Arc::default(),
+            output: None,
+            exit: watch::Sender::new(None).subscribe(),
         }
     }
 }
@@ -180,11 +324,39 @@ impl Machine for FakeMachine {
         Ok(())
     }
 
-    async fn freeze(&self, _: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        // Only where there is a place for it.
+        let _ = std::fs::create_dir(&request.directory);
         Ok(FrozenSandbox {
             memory_bytes: 1,
             paused_ns: 2,
         })
+    }
+
+    fn journal(&self) -> Option<Arc<Journal>> {
+        self.output.as_ref().map(|(journal, _)| journal.clone())
+    }
+
+    fn exit(&self) -> BoxFuture<'static, i32> {
+        let mut exit = self.exit.clone();
+        Box::pin(async move {
+            let status = exit.wait_for(Option::is_some).await.map(|status| *status);
+            match status {
+                Ok(Some(status)) => status,
+                _ => std::future::pending().await,
+            }
+        })
+    }
+
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {
+        match options.command[0].as_str() {
+            "missing" => Err(Failure::new(ExitCode::NotFound, "exec: \"missing\": not found")),
+            program => Ok(Arc::new(FakeProcess::start(program, self.counts.clone()))),
+        }
+    }
+
+    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
+        Ok(self.files.clone())
     }
 
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {

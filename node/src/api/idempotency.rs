@@ -21,7 +21,7 @@ pub const MOST: usize = 4096;
 pub const MOST_BYTES: usize = 32 << 20;
 
 /// Whose key, and the key.
-type Key = (u32, String);
+type Key = (u64, String);
 
 #[derive(Debug)]
 struct Entry {
@@ -82,7 +82,7 @@ impl Answers {
     /// [`ApiCode::KeyReused`] when the key came with another request; those of `make`.
     pub async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
         &self,
-        client: u32,
+        client: u64,
         key: String,
         request: &[u8],
         now: Instant,
@@ -108,7 +108,7 @@ impl Answers {
 
     fn wait(
         &self,
-        client: u32,
+        client: u64,
         key: String,
         request: blake3::Hash,
         now: Instant,

@@ -31,13 +31,20 @@ pub enum Verb {
     Read,
     /// Changes or deletes.
     Change,
-    /// Follows changes, for long.
+    /// Follows changes or output, for long.
     Watch,
+    /// Runs a process or moves a file, perhaps for long.
+    Exec,
 }
 
-const VERBS: [Verb; 4] = [Verb::Create, Verb::Read, Verb::Change, Verb::Watch];
+const VERBS: [Verb; 5] = [Verb::Create, Verb::Read, Verb::Change, Verb::Watch, Verb::Exec];
 
 impl Verb {
+    /// Whether it may last, and so is not counted with what is over soon.
+    fn lasts(self) -> bool {
+        matches!(self, Verb::Watch | Verb::Exec)
+    }
+
     /// As it is written in metrics.
     fn name(self) -> &'static str {
         match self {
@@ -45,6 +52,7 @@ impl Verb {
             Verb::Read => "read",
             Verb::Change => "change",
             Verb::Watch => "watch",
+            Verb::Exec => "exec",
         }
     }
 }
@@ -73,12 +81,13 @@ pub struct Share {
 /// How much at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Of all but watches.
+    /// Of all but what lasts: watches, processes and files.
     pub running: usize,
     pub create: Share,
     pub read: Share,
     pub change: Share,
     pub watch: Share,
+    pub exec: Share,
 }
 
 impl Default for Bounds {
@@ -94,6 +103,7 @@ impl Default for Bounds {
             read: share(128, 96, 512),
             change: share(256, 224, 1024),
             watch: share(4096, 3072, 0),
+            exec: share(512, 384, 0),
         }
     }
 }
@@ -105,6 +115,7 @@ impl Bounds {
             Verb::Read => self.read,
             Verb::Change => self.change,
             Verb::Watch => self.watch,
+            Verb::Exec => self.exec,
         }
     }
 }
@@ -119,14 +130,14 @@ struct Client {
 struct Lane {
     running: usize,
     /// Those that have something running or waiting.
-    clients: HashMap<u32, Client>,
+    clients: HashMap<u64, Client>,
     /// Those that have something waiting, each once, next first.
-    turns: VecDeque<u32>,
+    turns: VecDeque<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Lanes {
-    /// All but watches.
+    /// All but what lasts.
     running: usize,
     lanes: [Lane; VERBS.len()],
 }
@@ -143,7 +154,7 @@ pub struct Gate {
 #[derive(Debug)]
 pub struct Permit {
     gate: Arc<Gate>,
-    client: u32,
+    client: u64,
     verb: Verb,
 }
 
@@ -181,7 +192,7 @@ impl Gate {
     ///
     /// # Errors
     /// [`ApiCode::TooMany`], at once, when too many of the client's wait already.
-    pub async fn enter(self: &Arc<Gate>, client: u32, verb: Verb) -> Result<Permit, Refusal> {
+    pub async fn enter(self: &Arc<Gate>, client: u64, verb: Verb) -> Result<Permit, Refusal> {
         let waits = {
             let mut lanes = self.lanes();
             if self.has_room(&lanes, client, verb) {
@@ -210,7 +221,7 @@ impl Gate {
         waits.await.map_err(gone)
     }
 
-    fn permit(self: &Arc<Gate>, client: u32, verb: Verb) -> Permit {
+    fn permit(self: &Arc<Gate>, client: u64, verb: Verb) -> Permit {
         Permit {
             gate: self.clone(),
             client,
@@ -218,15 +229,15 @@ impl Gate {
         }
     }
 
-    fn has_room(&self, lanes: &Lanes, client: u32, verb: Verb) -> bool {
+    fn has_room(&self, lanes: &Lanes, client: u64, verb: Verb) -> bool {
         let (share, lane) = (self.bounds.of(verb), &lanes.lanes[verb as usize]);
         let mine = lane.clients.get(&client).map_or(0, |c| c.running);
         lane.running < share.running
             && mine < share.of_one
-            && (verb == Verb::Watch || lanes.running < self.bounds.running)
+            && (verb.lasts() || lanes.running < self.bounds.running)
     }
 
-    fn leave(self: &Arc<Gate>, client: u32, verb: Verb) {
+    fn leave(self: &Arc<Gate>, client: u64, verb: Verb) {
         let mut granted = Vec::new();
         {
             let mut lanes = self.lanes();
@@ -244,7 +255,7 @@ impl Gate {
     }
 
     /// Whose turn it is, counted in.
-    fn next(&self, lanes: &mut Lanes, verb: Verb) -> Option<(oneshot::Sender<Permit>, u32, Verb)> {
+    fn next(&self, lanes: &mut Lanes, verb: Verb) -> Option<(oneshot::Sender<Permit>, u64, Verb)> {
         let at = verb as usize;
         for _ in 0..lanes.lanes[at].turns.len() {
             let client = lanes.lanes[at].turns.pop_front()?;
@@ -270,29 +281,29 @@ impl Gate {
     }
 }
 
-fn count_in(lanes: &mut Lanes, client: u32, verb: Verb) {
+fn count_in(lanes: &mut Lanes, client: u64, verb: Verb) {
     let lane = &mut lanes.lanes[verb as usize];
     lane.running += 1;
     lane.clients.entry(client).or_default().running += 1;
-    if verb != Verb::Watch {
+    if !verb.lasts() {
         lanes.running += 1;
     }
 }
 
-fn count_out(lanes: &mut Lanes, client: u32, verb: Verb) {
+fn count_out(lanes: &mut Lanes, client: u64, verb: Verb) {
     let lane = &mut lanes.lanes[verb as usize];
     lane.running -= 1;
     if let Some(mine) = lane.clients.get_mut(&client) {
         mine.running -= 1;
     }
     forget(lane, client);
-    if verb != Verb::Watch {
+    if !verb.lasts() {
         lanes.running -= 1;
     }
 }
 
 /// Nothing is kept of a client that has nothing here.
-fn forget(lane: &mut Lane, client: u32) {
+fn forget(lane: &mut Lane, client: u64) {
     if lane
         .clients
         .get(&client)
@@ -305,13 +316,18 @@ fn forget(lane: &mut Lane, client: u32) {
 /// What kind of request this is.
 fn verb(request: &Request) -> Verb {
     let (method, path) = (request.method(), request.uri().path());
-    if method == Method::POST && matches!(path, "/v1/sandboxes" | "/v1/thaws") {
+    let of_one = path.starts_with("/v1/sandboxes/");
+    let creates = matches!(path, "/v1/sandboxes" | "/v1/thaws") || of_one && path.ends_with("/fork");
+    if method == Method::POST && creates {
         return Verb::Create;
+    }
+    if of_one && (path.ends_with("/exec") || path.ends_with("/files")) {
+        return Verb::Exec;
     }
     if method != Method::GET && method != Method::HEAD {
         return Verb::Change;
     }
-    let watches = |p: &str| matches!(p, "watch=1" | "watch=true");
+    let watches = |p: &str| matches!(p, "watch=1" | "watch=true" | "follow=1" | "follow=true");
     match request.uri().query().is_some_and(|q| q.split('&').any(watches)) {
         true => Verb::Watch,
         false => Verb::Read,
@@ -319,17 +335,22 @@ fn verb(request: &Request) -> Verb {
 }
 
 /// Lets a request through the gate; it has left when its answer has been written, or was given up.
-pub async fn limit(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    let Some(&Peer { uid }) = request.extensions().get::<Peer>() else {
+/// What goes on after its answer holds the permit too, which is in the request's extensions.
+pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
+    let Some(&Peer { client }) = request.extensions().get::<Peer>() else {
         return Refusal::new(ApiCode::NotAllowed, "nobody knows who asks").into_response();
     };
-    match gate.enter(uid, verb(&request)).await {
-        Ok(permit) => next.run(request).await.map(|body| {
-            Body::new(Running {
-                body,
-                _permit: permit,
+    match gate.enter(client, verb(&request)).await {
+        Ok(permit) => {
+            let permit = Arc::new(permit);
+            request.extensions_mut().insert(permit.clone());
+            next.run(request).await.map(|body| {
+                Body::new(Running {
+                    body,
+                    _permit: permit,
+                })
             })
-        }),
+        }
         Err(refusal) => refusal.into_response(),
     }
 }
@@ -337,7 +358,7 @@ pub async fn limit(State(gate): State<Arc<Gate>>, request: Request, next: Next) 
 /// An answer on its way out.
 struct Running {
     body: Body,
-    _permit: Permit,
+    _permit: Arc<Permit>,
 }
 
 impl HttpBody for Running {

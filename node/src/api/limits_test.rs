@@ -14,6 +14,7 @@ fn bounds(running: usize, of_one: usize, waiting: usize) -> Bounds {
         read: share,
         change: share,
         watch: Share { waiting: 0, ..share },
+        exec: Share { waiting: 0, ..share },
     }
 }
 
@@ -102,7 +103,7 @@ async fn whatever_is_asked_in_whatever_order_ends() {
     for i in 0..300u32 {
         let gate = gate.clone();
         asking.spawn(async move {
-            let permit = gate.enter(i % 6, VERBS[i as usize % 3]).await?;
+            let permit = gate.enter((i % 6).into(), VERBS[i as usize % 3]).await?;
             tokio::task::yield_now().await;
             drop(permit);
             Ok::<_, Refusal>(())
@@ -112,4 +113,29 @@ async fn whatever_is_asked_in_whatever_order_ends() {
         ended.unwrap().unwrap();
     }
     assert_eq!(gate.lanes().running, 0);
+}
+
+#[test]
+fn each_request_has_its_lane() {
+    for (method, path, lane) in [
+        ("POST", "/v1/sandboxes", Verb::Create),
+        ("POST", "/v1/thaws", Verb::Create),
+        ("POST", "/v1/sandboxes/x/fork", Verb::Create),
+        ("POST", "/v1/sandboxes/x/exec", Verb::Exec),
+        ("GET", "/v1/sandboxes/x/exec", Verb::Exec),
+        ("GET", "/v1/sandboxes/x/files?path=/a", Verb::Exec),
+        ("GET", "/v1/sandboxes/x/logs", Verb::Read),
+        ("GET", "/v1/sandboxes/x/logs?tail=1&follow=1", Verb::Watch),
+        ("GET", "/v1/sandboxes?watch=true", Verb::Watch),
+        ("GET", "/v1/sandboxes", Verb::Read),
+        ("DELETE", "/v1/images/exec", Verb::Change),
+        ("POST", "/v1/images", Verb::Change),
+    ] {
+        let request = Request::builder().method(method).uri(path);
+        assert_eq!(
+            verb(&request.body(Body::empty()).unwrap()),
+            lane,
+            "{method} {path}"
+        );
+    }
 }

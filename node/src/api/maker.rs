@@ -11,27 +11,49 @@ use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, ProcessIdentity, SandboxNetwork,
-    ThawSandbox, Usage,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, ProcessIdentity,
+    SandboxNetwork, StartContainer, ThawSandbox, Usage,
 };
 use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
 
+use super::attendance::Attendance;
+use super::files::{Files, GuestFiles};
 use super::problem::{ApiCode, Refusal};
+use super::process::{GuestProcess, Process};
+use super::stock::Stock;
+use crate::agent_client::AgentClient;
+use crate::container::{self, Options, RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
+use crate::journal::Journal;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout, network,
-    usage,
+    FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
+    Timeout, blocking, network, usage,
 };
+use crate::snapshot::Scratch;
 use crate::state::Record;
 use crate::trace::Trace;
 
+/// A place for one snapshot. Dropped, it is gone.
+pub trait Place: std::fmt::Debug + Send + Sync {
+    /// Where the snapshot is to be. Nothing is there yet.
+    fn snapshot(&self) -> PathBuf;
+}
+
+impl Place for Scratch {
+    fn snapshot(&self) -> PathBuf {
+        self.snapshot()
+    }
+}
+
 /// Makes sandboxes.
 #[async_trait]
-pub trait Maker: std::fmt::Debug + Send + Sync {
+pub trait Maker: Stock {
+    /// A place for a snapshot only its clones need.
+    async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal>;
     /// Of an image.
     async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal>;
     /// Of a snapshot.
@@ -75,6 +97,15 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn pause(&self) -> Result<(), Failure>;
     async fn resume(&self) -> Result<(), Failure>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure>;
+    /// What its container's process wrote, where thawd attends that.
+    fn journal(&self) -> Option<Arc<Journal>>;
+    /// Waits for the end of its container's process: what it ended with. It may wait longer than the machine is held, and does
+    /// so for ever where nobody here attends that.
+    fn exit(&self) -> BoxFuture<'static, i32>;
+    /// Starts a process in its container.
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
+    /// The files of its container.
+    async fn files(&self) -> Result<Arc<dyn Files>, Failure>;
     /// Says where it may connect to, from now on: its network as it is then.
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure>;
     /// Ends it; who holds it removes it.
@@ -87,6 +118,12 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
 
 #[async_trait]
 impl Maker for Node {
+    async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal> {
+        let node = self.clone();
+        let make = move || Scratch::for_clones(&node.paths.data, node.templates.registry(), signed);
+        Ok(Box::new(blocking(make).await?))
+    }
+
     async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal> {
         let (recording, record) = match request.record {
             true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
@@ -99,11 +136,14 @@ impl Maker for Node {
             vcpus: request.cpus,
             memory_mib: request.memory_mib,
             disk_mib: request.disk_mib,
-            hostname: request.hostname,
+            hostname: request.hostname.clone(),
             name: request.name,
             network: parse::<NetworkMode>("network", &request.network)?,
             network_terms: network::read(request.network_policy.as_ref(), &request.publish)?,
-            command: request.command,
+            command: match &request.container {
+                Some(container) => container.command.clone(),
+                None => request.command,
+            },
             tethered: false,
             client: request.client.map(process),
             cold: request.cold,
@@ -114,9 +154,13 @@ impl Maker for Node {
             terms: Terms {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
+                delete_on_exit: request
+                    .container
+                    .as_ref()
+                    .is_some_and(|c| c.on_exit == OnExit::Delete),
             },
         };
-        let trace = Trace::new();
+        let (trace, root) = (Trace::new(), spec.root);
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
         let sandbox = Sandbox::create(self, spec, &trace, Arc::new(Silent), building).await?;
         if let (Some(mut recording), Some(image)) = (recording, sandbox.image()) {
@@ -124,9 +168,17 @@ impl Maker for Node {
             let (images, image, file) = (self.images.clone(), image.clone(), request.record_to);
             tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
         }
+        let started = match request.container {
+            Some(container) => Some(start(&sandbox, container, request.hostname, root, &trace).await?),
+            None => None,
+        };
         sandbox.note_fetched(&trace, "the sandbox was there");
         sandbox.note_read_ahead(&trace);
-        made(self, sandbox, &trace)
+        let attendance = match started {
+            Some((agent, running)) => Some(Attendance::start(&sandbox, running, Some(agent))?),
+            None => None,
+        };
+        made(self, sandbox, attendance, &trace)
     }
 
     async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal> {
@@ -142,11 +194,18 @@ impl Maker for Node {
             terms: Terms {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
+                ..Terms::default()
             },
         };
+        // Who has a process of its own for the sandbox attends what runs in it.
+        let attended = spec.client.is_none();
         let trace = Trace::new();
         let sandbox = Sandbox::thaw(self, spec, &trace).await?;
-        made(self, sandbox, &trace)
+        let attendance = match attended && sandbox.directory().join(RUNNING_FILE).exists() {
+            true => Some(attend_again(&sandbox)?),
+            false => None,
+        };
+        made(self, sandbox, attendance, &trace)
     }
 
     fn pools(&self) -> Vec<PoolStatistics> {
@@ -160,11 +219,70 @@ impl Maker for Node {
     }
 }
 
-fn made(node: &Node, sandbox: Sandbox, trace: &Trace) -> Result<Made, Refusal> {
+/// Starts the container of a new sandbox.
+async fn start(
+    sandbox: &Sandbox,
+    asked: StartContainer,
+    hostname: Option<String>,
+    root: RootServing,
+    trace: &Trace,
+) -> Result<(AgentClient, Running), Failure> {
+    let id = &sandbox.record().id;
+    let options = Options {
+        entrypoint: asked.entrypoint,
+        command: asked.command,
+        env: asked.env,
+        workdir: asked.workdir,
+        user: asked.user,
+        tty: asked.tty,
+        read_only: asked.read_only,
+        hostname: hostname.unwrap_or_else(|| id.clone()),
+        size: None,
+    };
+    let unread = || {
+        Failure::new(
+            ExitCode::ImageMalformed,
+            "the image's configuration cannot be read",
+        )
+    };
+    let config = sandbox.config.as_ref().ok_or_else(unread)?;
+    let agent = {
+        let _stage = trace.stage("connect");
+        AgentClient::connect(&sandbox.vsock(), READY_LIMIT).await?
+    };
+    let running = {
+        let _stage = trace.stage("container");
+        container::create(&agent, id, config, &options, root).await?
+    };
+    let _stage = trace.stage("start");
+    container::start(&agent, &running, &sandbox.directory()).await?;
+    if !running.tty {
+        // Nobody will write to it.
+        let closed = agent.close_stdin(&running.process()).await;
+        closed.map_err(|e| Failure::new(ExitCode::AgentFailed, format!("cannot end its input: {e}")))?;
+    }
+    Ok((agent, running))
+}
+
+/// Attends the container a sandbox came with, over a connection that is still to be made.
+fn attend_again(sandbox: &Sandbox) -> Result<Attendance, Failure> {
+    Attendance::start(sandbox, Running::read(&sandbox.directory())?, None)
+}
+
+fn made(
+    node: &Node,
+    sandbox: Sandbox,
+    attendance: Option<Attendance>,
+    trace: &Trace,
+) -> Result<Made, Refusal> {
     let image_config = serde_json::to_string(&sandbox.config)
         .map_err(|e| Failure::new(ExitCode::ImageMalformed, e.to_string()))?;
     Ok(Made {
-        machine: Arc::new(Microvm::new(node.clone(), Arc::new(sandbox))),
+        machine: Arc::new(Microvm {
+            node: node.clone(),
+            sandbox: Arc::new(sandbox),
+            attendance,
+        }),
         image_config,
         account: trace.account(),
     })
@@ -195,12 +313,38 @@ fn parse<T: clap::ValueEnum>(field: &str, value: &str) -> Result<T, Refusal> {
 pub struct Microvm {
     node: Node,
     sandbox: Arc<Sandbox>,
+    /// Of its container, where that is ours.
+    attendance: Option<Attendance>,
 }
 
 impl Microvm {
-    /// Whoever else holds the sandbox keeps it from being removed.
+    /// Whoever else holds the sandbox keeps it from being removed, and attends its container.
     pub fn new(node: Node, sandbox: Arc<Sandbox>) -> Microvm {
-        Microvm { node, sandbox }
+        Microvm {
+            node,
+            sandbox,
+            attendance: None,
+        }
+    }
+
+    /// Of a sandbox an earlier thawd left running. Its container is attended where that thawd did.
+    pub fn adopted(node: Node, sandbox: Sandbox) -> Microvm {
+        let again = Journal::exists(&sandbox.directory()).then(|| attend_again(&sandbox));
+        let attendance = match again.transpose() {
+            Ok(attendance) => attendance,
+            Err(e) => {
+                tracing::warn!(
+                    sandbox = sandbox.record().id,
+                    "adopted, but its output is not kept: {e}"
+                );
+                None
+            }
+        };
+        Microvm {
+            node,
+            sandbox: Arc::new(sandbox),
+            attendance,
+        }
     }
 
     /// Why it ended, or what is known of it until that is told.
@@ -268,6 +412,46 @@ impl Machine for Microvm {
 
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
         self.sandbox.set_network_policy(policy).await
+    }
+
+    fn journal(&self) -> Option<Arc<Journal>> {
+        self.attendance.as_ref().map(|a| a.journal.clone())
+    }
+
+    fn exit(&self) -> BoxFuture<'static, i32> {
+        let exit = self.attendance.as_ref().map(|a| a.exit.clone());
+        Box::pin(async move {
+            if let Some(mut exit) = exit
+                && let Ok(status) = exit.wait_for(Option::is_some).await
+                && let Some(status) = *status
+            {
+                return status;
+            }
+            std::future::pending().await
+        })
+    }
+
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {
+        let running = Running::read(&self.sandbox.directory())?;
+        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        let started = container::exec(&agent, &running, &options);
+        let id = match tokio::time::timeout(READY_LIMIT, started).await {
+            Ok(started) => started?,
+            Err(_) => {
+                let what = format!(
+                    "the guest's agent did not answer within {} s",
+                    READY_LIMIT.as_secs()
+                );
+                return Err(Failure::new(ExitCode::AgentFailed, what));
+            }
+        };
+        Ok(Arc::new(GuestProcess { agent, id }))
+    }
+
+    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
+        let container = Running::read(&self.sandbox.directory())?.container_id;
+        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        Ok(Arc::new(GuestFiles { agent, container }))
     }
 
     fn kill(&self) {

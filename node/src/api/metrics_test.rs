@@ -22,7 +22,7 @@ async fn ask(routes: &axum::Router, method: &str, path: &str, body: &str) -> Res
         .method(method)
         .uri(path)
         .header("content-type", "application/json")
-        .extension(Peer { uid: 0 })
+        .extension(Peer::user(0))
         .body(Body::from(body.to_owned()))
         .unwrap();
     TowerToHyperService::new(routes.clone())

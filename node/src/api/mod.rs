@@ -3,12 +3,16 @@
 //! | module | noun |
 //! |---|---|
 //! | [`server`] | sockets and connections |
-//! | [`peer`] | who is at the other end |
+//! | [`tcp`], [`tokens`] | the same over TCP, and who may ask there |
+//! | [`peer`] | who asks |
 //! | [`router`] | the routes and their OpenAPI document |
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by what they are about |
+//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`stock`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by what they are about |
+//! | [`session`], [`process`] | a process of a container, and who attends it |
+//! | [`files`] | the files of a container |
+//! | [`attendance`] | containers thawd itself attends |
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
@@ -16,24 +20,38 @@
 //! | [`watch`] | every sandbox as it is, and the changes |
 //! | [`client`] | the caller's end |
 
+#[cfg(test)]
+mod asking;
+pub mod attendance;
 pub mod check;
 pub mod client;
 pub mod daemon;
 pub mod drain;
+pub mod exec;
 pub mod extract;
 #[cfg(test)]
 mod fake;
+pub mod files;
+#[cfg(test)]
+mod fork_test;
 pub mod health;
 pub mod idempotency;
 pub mod limits;
+pub mod logs;
 pub mod maker;
 pub mod metrics;
 pub mod patience;
 pub mod peer;
 pub mod problem;
+pub mod process;
 pub mod router;
 pub mod sandboxes;
 pub mod server;
+pub mod session;
+pub mod stock;
+pub mod tcp;
 pub mod timing;
+pub mod tokens;
+pub mod transfer;
 pub mod usage;
 pub mod watch;

@@ -1,25 +1,50 @@
-//! Who is at the other end of a connection: the kernel says (SO_PEERCRED).
+//! Who asks: of a unix socket the kernel says (SO_PEERCRED), over TCP a certificate or a token does.
 
 use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::net::sockopt::socket_peercred;
+use rustls::pki_types::CertificateDer;
 
 use crate::exit::{ExitCode, Failure};
 
-/// Whose process connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One caller, as limits and idempotency keys know it: the same number is the same caller. A user's is its id, a token's is
+/// above those, a certificate's above these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
-    pub uid: u32,
+    pub client: u64,
 }
 
 impl Peer {
-    /// Of a unix socket.
-    pub fn of(socket: impl AsFd) -> std::io::Result<Peer> {
-        Ok(Peer {
-            uid: socket_peercred(socket)?.uid.as_raw(),
-        })
+    /// A user of this host.
+    pub fn user(uid: u32) -> Peer {
+        Peer { client: uid.into() }
     }
+
+    /// Who brings a token, by its position among those that are known.
+    pub fn token(position: u32) -> Peer {
+        Peer {
+            client: 1 << 32 | u64::from(position),
+        }
+    }
+
+    /// Who has shown a certificate, by its hash.
+    pub fn certificate(certificate: &CertificateDer<'_>) -> Peer {
+        let hash = blake3::hash(certificate);
+        let number = hash
+            .as_bytes()
+            .iter()
+            .take(8)
+            .fold(0, |n, b| n << 8 | u64::from(*b));
+        Peer {
+            client: 1 << 63 | number,
+        }
+    }
+}
+
+/// The user whose process is at the other end of a unix socket.
+pub fn user_of(socket: impl AsFd) -> std::io::Result<u32> {
+    Ok(socket_peercred(socket)?.uid.as_raw())
 }
 
 /// Who may use a socket.
@@ -40,8 +65,8 @@ impl Access {
     }
 
     /// Whether somebody who could connect may go on.
-    pub fn allows(self, peer: Peer) -> bool {
-        self.group.is_some() || peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw()
+    pub fn allows(self, uid: u32) -> bool {
+        self.group.is_some() || uid == 0 || uid == rustix::process::geteuid().as_raw()
     }
 
     /// For a group by its name or number.
@@ -74,14 +99,29 @@ mod tests {
     fn root_and_this_user_may_and_others_by_their_group() {
         let me = rustix::process::geteuid().as_raw();
         let alone = Access::default();
-        assert!(alone.allows(Peer { uid: 0 }) && alone.allows(Peer { uid: me }));
-        assert!(!alone.allows(Peer { uid: me + 1 }));
+        assert!(alone.allows(0) && alone.allows(me));
+        assert!(!alone.allows(me + 1));
         let group = Access::for_group("12").unwrap();
         assert_eq!((group.group, group.mode()), (Some(12), 0o660));
-        assert!(group.allows(Peer { uid: me + 1 }));
+        assert!(group.allows(me + 1));
         assert!(Access::for_group("no such group").is_err());
         assert_eq!(number_of("kvm", "root:x:0:\nkvm:x:36:a,b\n"), Some(36));
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert_eq!(Peer::of(&one).unwrap(), Peer { uid: me });
+        assert_eq!(user_of(&one).unwrap(), me);
+    }
+
+    #[test]
+    fn no_two_kinds_of_callers_are_one() {
+        let certificate = |bytes: &'static [u8]| Peer::certificate(&CertificateDer::from(bytes));
+        let all = [
+            Peer::user(0),
+            Peer::user(u32::MAX),
+            Peer::token(0),
+            Peer::token(u32::MAX),
+            certificate(b"a"),
+            certificate(b"b"),
+        ];
+        let distinct: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len());
     }
 }

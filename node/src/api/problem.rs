@@ -42,19 +42,28 @@ macro_rules! api_codes {
 api_codes! {
     Malformed = BAD_REQUEST, "malformed-request", "the request cannot be read", "send JSON as /openapi.json has it";
     BadParameter = BAD_REQUEST, "bad-parameter", "a parameter in the path, the query or a header cannot be", "see /openapi.json for what each may be";
+    Unauthenticated = UNAUTHORIZED, "unauthenticated", "the request does not say who asks", "send Authorization: Bearer TOKEN, or show a certificate";
     NotAllowed = FORBIDDEN, "not-allowed", "this caller may not use this thawd", "ask as root, or as the user thawd runs as";
     NoSuchRoute = NOT_FOUND, "no-such-route", "nothing is served at this path", "see /openapi.json for what is";
+    NoLogs = NOT_FOUND, "output-not-kept", "what this sandbox's container writes is not kept here", "ask who started it: thawd keeps the output of containers it starts";
+    NoFile = NOT_FOUND, "file-not-found", "there is no such file or directory in the container", "see what is there with a process of it";
     WrongMethod = METHOD_NOT_ALLOWED, "wrong-method", "this path does not take this method", "use one of those in the Allow header";
     TooSlow = REQUEST_TIMEOUT, "request-too-slow", "the body did not come in time", "send it at once";
     OneOnly = CONFLICT, "owns-one-sandbox", "this process owns one sandbox and makes no other", "ask thawd";
     Gone = GONE, "resource-version-gone", "changes after this version are not kept any more", "list again, and go on from the list's version";
+    NotRunning = CONFLICT, "sandbox-not-running", "the sandbox is paused or has ended", "resume it, or use another";
+    FileRefused = CONFLICT, "file-refused", "the file cannot be read or written as it is", "see the detail";
     BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "the body is larger than any request may be", "send less";
     WrongType = UNSUPPORTED_MEDIA_TYPE, "wrong-media-type", "the body is not said to be JSON", "send Content-Type: application/json";
     Invalid = UNPROCESSABLE_ENTITY, "invalid-body", "the body is JSON, but not what is asked for here", "see /openapi.json for its schema";
+    NotAFile = UNPROCESSABLE_ENTITY, "not-a-file", "this is no regular file, or one that is too large", "name a file of at most 1 GiB";
     KeyReused = UNPROCESSABLE_ENTITY, "idempotency-key-reused", "this idempotency key came with another request before", "use a new key for each thing to make";
+    UpgradeRequired = UPGRADE_REQUIRED, "upgrade-required", "this is to be a WebSocket handshake", "ask with a WebSocket client, or POST";
     TooMany = TOO_MANY_REQUESTS, "too-many-requests", "more is asked at once than is served", "ask again after the seconds Retry-After says";
     Draining = SERVICE_UNAVAILABLE, "draining", "this thawd makes no more sandboxes", "ask another node, or this one again once it makes sandboxes again";
     Broken = INTERNAL_SERVER_ERROR, "internal", "thawd failed at this", "see its log";
+    NoRoom = INSUFFICIENT_STORAGE, "sandbox-full", "there is no room in the sandbox", "remove something there, or make one with more";
+    Ending = SERVICE_UNAVAILABLE, "thawd-ending", "thawd ends", "ask the next one";
 }
 
 /// Why a request is answered by a problem.
@@ -132,6 +141,15 @@ impl Refusal {
     }
 }
 
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refusal::Failure(failure) => failure.fmt(f),
+            Refusal::Api(code, detail) => write!(f, "{}: {detail}", code.title()),
+        }
+    }
+}
+
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Refusal {
         Refusal::Failure(failure)
@@ -164,6 +182,8 @@ fn status(code: ExitCode) -> StatusCode {
         | E::UnsafePath
         | E::ImageMalformed
         | E::MemoryTooSmall
+        | E::NotFound
+        | E::NotExecutable
         | E::SnapshotDamaged
         | E::SnapshotIncompatible
         | E::SnapshotSignature => StatusCode::UNPROCESSABLE_ENTITY,
@@ -177,6 +197,7 @@ struct Unsaid(Problem);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
+        let unknown = matches!(self, Refusal::Api(ApiCode::Unauthenticated, _));
         let retry = match self {
             Refusal::Api(ApiCode::TooMany, _) => Some(RETRY_AFTER_S),
             Refusal::Api(ApiCode::Draining, _) => Some(RETRY_DRAINED_S),
@@ -188,6 +209,10 @@ impl IntoResponse for Refusal {
         if let Some(seconds) = retry {
             let seconds = HeaderValue::from(seconds);
             response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        }
+        if unknown {
+            let bearer = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
         }
         response.extensions_mut().insert(Unsaid(problem));
         response

@@ -7,7 +7,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Html;
 use axum::routing::get;
 use axum::{Extension, Router};
-use thaw_protocol::api::{Bookmark, MAX_BODY, Problem, WatchEvent};
+use thaw_protocol::api::{Bookmark, ExecEvent, ExecInput, MAX_BODY, Problem, WatchEvent};
 use utoipa::OpenApi;
 use utoipa::openapi::content::Content;
 use utoipa::openapi::schema::Ref;
@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{drain, health, metrics, problem, sandboxes, usage};
+use super::{drain, exec, health, logs, metrics, problem, sandboxes, stock, transfer, usage};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -24,9 +24,12 @@ const PAGE: &str = include_str!("page.html");
 #[derive(OpenApi)]
 #[openapi(
     info(title = "thawd", description = "Sandboxes: containers, each in a microVM of its own."),
-    components(schemas(WatchEvent, Bookmark, Problem)),
+    components(schemas(WatchEvent, Bookmark, ExecEvent, ExecInput, Problem)),
     tags(
         (name = "sandboxes", description = "Containers, each in a microVM of its own"),
+        (name = "processes", description = "What runs in a sandbox's container"),
+        (name = "files", description = "The files of a sandbox's container"),
+        (name = "images", description = "What sandboxes are made of"),
         (name = "node", description = "This thawd"),
     ),
 )]
@@ -47,6 +50,14 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(sandboxes::freeze))
         .routes(routes!(sandboxes::set_network_policy))
         .routes(routes!(sandboxes::thaw))
+        .routes(routes!(exec::run, exec::attend))
+        .routes(routes!(logs::logs))
+        .routes(routes!(transfer::read, transfer::write))
+        .routes(routes!(sandboxes::fork))
+        .routes(routes!(stock::images, stock::pull))
+        .routes(routes!(stock::image, stock::remove_image))
+        .routes(routes!(stock::templates))
+        .routes(routes!(stock::remove_template))
 }
 
 /// Says of every operation that it may be answered by a problem, whatever it says of single statuses: what is refused on

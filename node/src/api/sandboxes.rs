@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, Problem, Sandbox,
-    SandboxList, ThawSandbox, WatchEvent,
+    Account, CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
+    NetworkPolicy, Problem, Sandbox, SandboxList, ThawSandbox, WatchEvent,
 };
 use utoipa::IntoParams;
 
@@ -27,7 +27,7 @@ use super::watch::ring::encode;
 use super::watch::{Page, Query, Selector, Watcher, page::Token};
 
 /// The media type of a watch.
-const LINES: &str = "application/x-ndjson";
+pub const LINES: &str = "application/x-ndjson";
 
 /// How many sandboxes may be asked for at once; without a limit, all are.
 const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
@@ -160,7 +160,7 @@ pub async fn create(
     check::create(&request)?;
     let said = encoded(&("sandbox", &request))?;
     let make = || daemon.create(request);
-    once(&daemon, peer, key, &said, make).await
+    once(&daemon, peer, key, &said, make, |made| Some(&made.account)).await
 }
 
 /// Makes a sandbox of a snapshot: what ran in it goes on, as another.
@@ -181,27 +181,31 @@ pub async fn thaw(
     check::thaw(&request)?;
     let said = encoded(&("thaw", &request))?;
     let make = || daemon.thaw(request);
-    once(&daemon, peer, key, &said, make).await
+    once(&daemon, peer, key, &said, make, |made| Some(&made.account)).await
 }
 
-/// The answer to a creation; the same to the same key. Who has it made is told by a header too where the time went.
-async fn once<F: Future<Output = Result<CreatedSandbox, Refusal>>>(
+/// The answer to a creation; the same to the same key. Who has it made is told by a header too where the time went, where
+/// what was made has one account of it.
+async fn once<T: serde::Serialize, F: Future<Output = Result<T, Refusal>>>(
     daemon: &Daemon,
     peer: Peer,
     key: Option<String>,
     said: &[u8],
     make: impl FnOnce() -> F,
+    account: impl Fn(&T) -> Option<&Account>,
 ) -> Result<Response, Refusal> {
     let timing = OnceLock::new();
     let make = || async {
-        let created = make().await?;
-        timing.get_or_init(|| server_timing(&created.account));
-        encoded(&created)
+        let made = make().await?;
+        if let Some(account) = account(&made) {
+            timing.get_or_init(|| server_timing(account));
+        }
+        encoded(&made)
     };
     let answer = match key {
         Some(key) => {
             let now = std::time::Instant::now();
-            daemon.answers.once(peer.uid, key, said, now, make).await?
+            daemon.answers.once(peer.client, key, said, now, make).await?
         }
         None => make().await?,
     };
@@ -257,7 +261,7 @@ pub async fn resume(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> 
 
 /// Says where a sandbox may connect to, from now on: at once, for the connections it has too.
 #[utoipa::path(patch, path = "/v1/sandboxes/{id}/network", tag = "sandboxes", request_body = NetworkPolicy,
-    params(("id" = String, Path, description = "Id or name")), responses(
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
@@ -293,4 +297,30 @@ pub async fn freeze(
         .finish(async move { daemon.freeze(&wanted, request).await })
         .await
         .map(Json)
+}
+
+/// Makes clones of a running sandbox, which goes on: all that are asked for, or none.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", request_body = ForkSandbox,
+    params(
+        ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+    ), responses(
+    (status = 201, body = ForkedSandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "This is no thawd", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn fork(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Peer>,
+    Named(wanted): Named,
+    Key(key): Key,
+    Body(request): Body<ForkSandbox>,
+) -> Result<Response, Refusal> {
+    check::fork(&request)?;
+    let said = encoded(&("fork", &wanted, &request))?;
+    let make = || daemon.fork(wanted, request);
+    // Each clone has its own account.
+    once(&daemon, peer, key, &said, make, |_| None).await
 }

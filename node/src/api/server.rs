@@ -1,10 +1,12 @@
-//! Serving the API on a unix socket.
+//! Serving the API on a unix socket, and over TCP where that is configured ([`super::tcp`]).
 //!
 //! Invariants: a connection holds a bounded buffer, and only while its peer keeps sending heads and reading answers in time;
 //! there are never more than [`MOST_CONNECTIONS`], nor more than [`MOST_OF_ONE`] of one peer; who may not be served is told so
-//! and nothing more. When serving ends, watches end first, what is being answered has [`LINGERS`] to end, and the rest is cut.
+//! and nothing more. When serving ends, watches and
+//! processes end first, what is being answered has [`LINGERS`] to end, and the rest is cut.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use hyper_util::service::TowerToHyperService;
 use rustix::net::SocketType;
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -29,9 +32,10 @@ use tokio::task::JoinSet;
 use super::daemon::Daemon;
 use super::limits::{Bounds, Gate};
 use super::patience::{Patient, STALL};
-use super::peer::{Access, Peer};
+use super::peer::{Access, Peer, user_of};
 use super::problem::{ApiCode, RETRY_AFTER_S, Refusal, say};
 use super::router::router;
+use super::tcp::Tcp;
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{Node, Sandbox};
 
@@ -40,7 +44,7 @@ const MOST_CONNECTIONS: usize = 8192;
 /// Most of one peer.
 const MOST_OF_ONE: usize = 6144;
 /// How long a request's head may take to come, and a connection may be idle.
-const HEAD_LIMIT: Duration = Duration::from_secs(30);
+pub const HEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Largest head, bytes; what is buffered of a body at once.
 const MAX_HEAD: usize = 64 << 10;
 /// Most header fields.
@@ -50,7 +54,7 @@ pub const LINGERS: Duration = Duration::from_secs(30);
 /// The same, of an owner of one sandbox: its machine has ended, so nobody is served for long.
 const OWNER_LINGERS: Duration = Duration::from_secs(2);
 /// After an accept that failed, for want of descriptors most likely.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+pub const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Serves until `end`; `listens` is called when callers can connect. One socket a dead thawd left is replaced, a living one's
 /// is not.
@@ -58,6 +62,7 @@ pub async fn serve(
     daemon: Arc<Daemon>,
     socket: &Path,
     access: Access,
+    tcp: Option<Tcp>,
     listens: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<(), Failure> {
@@ -69,7 +74,7 @@ pub async fn serve(
     let listener = listen(socket, access)?;
     reach(Failpoint::ServeListening);
     listens();
-    accept(&daemon, listener, access, end, LINGERS).await;
+    serve_all(&daemon, listener, access, tcp, end, LINGERS).await;
     let _ = std::fs::remove_file(socket);
     reach(Failpoint::ServeEnded);
     daemon.release().await;
@@ -92,57 +97,79 @@ fn listen(socket: &Path, access: Access) -> Result<UnixListener, Failure> {
         .map_err(fail)
 }
 
-/// Connections by their peers.
-#[derive(Default)]
-struct Connections {
-    serving: JoinSet<u32>,
-    by_peer: HashMap<u32, usize>,
+/// Connections, by what tells one peer's from another's.
+pub struct Connections<K> {
+    serving: JoinSet<K>,
+    by_peer: HashMap<K, usize>,
+    most: usize,
+    most_of_one: usize,
 }
 
-impl Connections {
-    fn has_room(&self, peer: Peer) -> bool {
-        let mine = self.by_peer.get(&peer.uid).copied().unwrap_or(0);
-        self.serving.len() < MOST_CONNECTIONS && mine < MOST_OF_ONE
+impl<K: Clone + Eq + Hash + Send + 'static> Connections<K> {
+    /// At most so many at once, and of one peer.
+    pub fn new(most: usize, most_of_one: usize) -> Connections<K> {
+        Connections {
+            serving: JoinSet::new(),
+            by_peer: HashMap::new(),
+            most,
+            most_of_one,
+        }
     }
 
-    fn add(&mut self, peer: Peer, connection: impl Future<Output = ()> + Send + 'static) {
-        *self.by_peer.entry(peer.uid).or_default() += 1;
+    /// Whether this peer may have one more.
+    pub fn has_room(&self, peer: &K) -> bool {
+        let mine = self.by_peer.get(peer).copied().unwrap_or(0);
+        self.serving.len() < self.most && mine < self.most_of_one
+    }
+
+    /// Serves one more.
+    pub fn add(&mut self, peer: K, connection: impl Future<Output = ()> + Send + 'static) {
+        *self.by_peer.entry(peer.clone()).or_default() += 1;
         self.serving.spawn(async move {
             connection.await;
-            peer.uid
+            peer
         });
     }
 
     /// Forgets those that ended.
-    fn reap(&mut self) {
+    pub fn reap(&mut self) {
         while let Some(ended) = self.serving.try_join_next() {
             // One that panicked is counted for ever: it does not happen, and errs on the side of less.
-            let Ok(uid) = ended else { continue };
-            if let Some(count) = self.by_peer.get_mut(&uid) {
+            let Ok(peer) = ended else { continue };
+            if let Some(count) = self.by_peer.get_mut(&peer) {
                 *count -= 1;
                 if *count == 0 {
-                    self.by_peer.remove(&uid);
+                    self.by_peer.remove(&peer);
                 }
             }
         }
     }
 }
 
+/// Waits for the last connections, but not for ever.
+pub async fn linger<K: 'static>(mut connections: Connections<K>, lingers: Duration) {
+    let all_ended = async { while connections.serving.join_next().await.is_some() {} };
+    if tokio::time::timeout(lingers, all_ended).await.is_err() {
+        tracing::warn!("connections were cut");
+    }
+    connections.serving.shutdown().await;
+}
+
+/// Serves routes on a unix socket until `stopped`, and then as long as who is being served may take.
 async fn accept(
-    daemon: &Arc<Daemon>,
+    daemon: &Daemon,
+    routes: Router,
     listener: UnixListener,
     access: Access,
-    end: impl Future<Output = ()>,
+    stopped: watch::Receiver<()>,
     lingers: Duration,
 ) {
-    let routes = router(daemon.clone(), Gate::new(Bounds::default()));
-    let (stop, stopped) = watch::channel(());
-    let mut connections = Connections::default();
-    let mut end = std::pin::pin!(end);
+    let mut connections = Connections::new(MOST_CONNECTIONS, MOST_OF_ONE);
+    let mut stop = stopped.clone();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = &mut end => break,
+            _ = stop.changed() => break,
         };
         connections.reap();
         let stream = match accepted {
@@ -153,11 +180,11 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(peer) = Peer::of(&stream) else { continue };
-        if !access.allows(peer) {
-            let what = format!("user {} is neither root nor the user thawd runs as", peer.uid);
-            connections.add(peer, turn_away(stream, ApiCode::NotAllowed, what));
-        } else if !connections.has_room(peer) {
+        let Ok(uid) = user_of(&stream) else { continue };
+        if !access.allows(uid) {
+            let what = format!("user {uid} is neither root nor the user thawd runs as");
+            connections.add(uid, turn_away(stream, ApiCode::NotAllowed, what));
+        } else if !connections.has_room(&uid) {
             // Said without a task: whoever does not read it misses it.
             let text = format!(
                 "HTTP/1.1 429 Too Many Requests\r\nretry-after: {RETRY_AFTER_S}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -166,23 +193,41 @@ async fn accept(
             daemon.metrics.connection_refused();
         } else {
             let (connected, routes) = (daemon.metrics.connected(), routes.clone());
-            let serving = serve_one(stream, peer, routes, stopped.clone());
-            connections.add(peer, async move {
+            let serving = serve_one(stream, Some(Peer::user(uid)), routes, stopped.clone());
+            connections.add(uid, async move {
                 serving.await;
                 drop(connected);
             });
         }
     }
     drop(listener);
-    // Who still waits for his turn has none: another thawd will take over.
-    daemon.close();
-    daemon.cache.close();
-    drop(stop);
-    let all_ended = async { while connections.serving.join_next().await.is_some() {} };
-    if tokio::time::timeout(lingers, all_ended).await.is_err() {
-        tracing::warn!("connections were cut");
-    }
-    connections.serving.shutdown().await;
+    linger(connections, lingers).await;
+}
+
+/// Serves wherever it is to be, until `end`.
+async fn serve_all(
+    daemon: &Arc<Daemon>,
+    listener: UnixListener,
+    access: Access,
+    tcp: Option<Tcp>,
+    end: impl Future<Output = ()>,
+    lingers: Duration,
+) {
+    // One gate: who asks both ways has no more for it.
+    let routes = router(daemon.clone(), Gate::new(Bounds::default()));
+    let (stop, stopped) = watch::channel(());
+    let ending = async move {
+        end.await;
+        daemon.end();
+        drop(stop);
+    };
+    let over_tcp = async {
+        if let Some(tcp) = tcp {
+            tcp.serve(daemon, routes.clone(), stopped.clone(), lingers).await;
+        }
+    };
+    let on_socket = accept(daemon, routes.clone(), listener, access, stopped.clone(), lingers);
+    tokio::join!(ending, over_tcp, on_socket);
 }
 
 fn http() -> http1::Builder {
@@ -194,14 +239,23 @@ fn http() -> http1::Builder {
     http
 }
 
-/// Serves one connection to its end, or to the end of the request it is at when `stopped`.
-async fn serve_one(stream: UnixStream, peer: Peer, routes: Router, mut stopped: watch::Receiver<()>) {
+/// Serves one connection to its end, or to the end of the request it is at when `stopped`. Where its peer is not known yet,
+/// each request must say who asks.
+pub async fn serve_one(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Option<Peer>,
+    routes: Router,
+    mut stopped: watch::Receiver<()>,
+) {
     let service = TowerToHyperService::new(routes);
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(peer);
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(peer);
+        }
         service.call(request)
     });
-    let connection = http().serve_connection(TokioIo::new(Patient::new(stream, STALL)), service);
+    let io = TokioIo::new(Patient::new(stream, STALL));
+    let connection = http().serve_connection(io, service).with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -211,7 +265,7 @@ async fn serve_one(stream: UnixStream, peer: Peer, routes: Router, mut stopped: 
         }
     };
     if let Err(e) = ended {
-        tracing::debug!(uid = peer.uid, "a connection broke: {e}");
+        tracing::debug!(?peer, "a connection broke: {e}");
     }
 }
 
@@ -249,14 +303,8 @@ impl OwnerService {
         let daemon = Daemon::of_one(node, sandbox);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let served = tokio::spawn(async move {
-            accept(
-                &daemon,
-                listener,
-                access,
-                async { drop(ended.await) },
-                OWNER_LINGERS,
-            )
-            .await;
+            let end = async { drop(ended.await) };
+            serve_all(&daemon, listener, access, None, end, OWNER_LINGERS).await;
         });
         Ok(OwnerService { end, served })
     }

@@ -7,6 +7,7 @@ use thaw_node::api::client::Client;
 use thaw_node::api::daemon::Daemon;
 use thaw_node::api::peer::Access;
 use thaw_node::api::server::serve;
+use thaw_node::api::tcp::Tcp;
 use thaw_node::cli::logging;
 use thaw_node::config::default;
 use thaw_node::exit::{ExitCode as Code, Failure};
@@ -196,6 +197,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             None => None,
         };
+        let tcp = Tcp::open(node.api_config()).await?;
+        if let Some(address) = tcp.as_ref().and_then(|tcp| tcp.address().ok()) {
+            tracing::info!(%address, "listening");
+        }
         let daemon = Daemon::start(node).await?;
         tokio::spawn(service::keep_alive(daemon.clone()));
         let listens = || {
@@ -217,8 +222,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 None => Ok(()),
             }
         };
-        let (served, snapshotter) =
-            tokio::join!(serve(daemon.clone(), &socket, access, listens, end), snapshotter);
+        let serving = serve(daemon.clone(), &socket, access, tcp, listens, end);
+        let (served, snapshotter) = tokio::join!(serving, snapshotter);
         served.and(snapshotter)
     });
     // Once it is gone, nobody claims or releases any more.

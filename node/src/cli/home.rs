@@ -311,6 +311,7 @@ fn daemon_request(
         publish: arguments.through.publish.clone(),
         network_policy: arguments.through.policy()?,
         command: command.to_vec(),
+        container: None,
         client: myself(),
         cold: arguments.cold,
         memory_mode,

@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
-use thaw_protocol::agent::MessageField;
-use thaw_protocol::agent::agent::CreateContainerRequest;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::home::Home;
 use super::{ProcessArguments, RunArguments, detach};
 use crate::agent_client::{AgentClient, ProcessId};
-use crate::container::{self, Options, RUNNING_FILE};
+use crate::container::{self, Options, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{READY_LIMIT, RootServing};
 use crate::stdio::{Attendance, Signals, Stdin, attend, terminal};
@@ -139,40 +137,23 @@ async fn start(
     root: RootServing,
     trace: &Trace,
 ) -> Result<Started, Failure> {
-    let id = home.id.clone();
-    let spec = container::spec(&id, config, options)?;
-    let running = serde_json::to_vec(&container::running(&id, &spec))
-        .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
     let agent = {
         let _stage = trace.stage("connect");
         AgentClient::connect(&home.vsock, READY_LIMIT).await?
     };
-    {
+    let running = {
         let _stage = trace.stage("container");
-        let request = CreateContainerRequest {
-            container_id: id.clone(),
-            exec_id: id.clone(),
-            storages: container::storages(&id, root),
-            OCI: MessageField::some(spec),
-            ..Default::default()
-        };
-        agent.create(&request).await?;
-    }
+        container::create(&agent, &home.id, config, options, root).await?
+    };
     let out_of_memory = watch_memory(&agent);
     {
         let _stage = trace.stage("start");
-        agent.start(&id).await?;
+        container::start(&agent, &running, &home.directory).await?;
     }
     home.note_fetched(trace);
-    let path = home.directory.join(RUNNING_FILE);
-    std::fs::write(&path, running)
-        .map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))?;
     Ok(Started {
         agent,
-        process: ProcessId {
-            container: id.clone(),
-            exec: id,
-        },
+        process: running.process(),
         out_of_memory,
     })
 }
@@ -184,16 +165,13 @@ fn watch_memory(agent: &AgentClient) -> tokio::task::JoinHandle<ttrpc::Result<St
 
 impl Started {
     /// A container that was thawed with its sandbox.
-    pub(super) async fn thawed(home: &Home, container: &str, trace: &Trace) -> Result<Started, Failure> {
+    pub(super) async fn thawed(home: &Home, running: &Running, trace: &Trace) -> Result<Started, Failure> {
         let _stage = trace.stage("connect");
         let agent = AgentClient::connect(&home.vsock, READY_LIMIT).await?;
         Ok(Started {
             out_of_memory: watch_memory(&agent),
             agent,
-            process: ProcessId {
-                container: container.into(),
-                exec: container.into(),
-            },
+            process: running.process(),
         })
     }
 

@@ -12,8 +12,8 @@ use super::ByteSize;
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::sandbox::{Node, cold};
-use crate::snapshot::{Hold, Manifest, SigningKey};
-use crate::template::{Entry, Progress, Shape, Step, Templates};
+use crate::snapshot::{Hold, SigningKey};
+use crate::template::{Entry, Progress, Shape, Step, Templates, baseline};
 use crate::ui::Ui;
 
 /// Templates: guests booted once, which sandboxes are thawed from.
@@ -189,27 +189,14 @@ fn state(entry: &Entry) -> String {
     }
 }
 
-fn baseline(manifest: &Manifest) -> String {
-    let value = json!(manifest.subject.cpu.baseline);
-    value.as_str().unwrap_or_default().to_owned()
-}
-
 /// For programs.
 fn describe(entry: &Entry) -> Value {
-    let (manifest, error) = match &entry.manifest {
-        Ok(manifest) => (json!(manifest.subject), Value::Null),
-        Err(e) => (Value::Null, json!(e.to_string())),
-    };
-    json!({
-        "key": entry.key.as_str(),
-        "created": entry.manifest.as_ref().ok().map(|m| m.created),
-        "thaw": entry.manifest.as_ref().ok().map(|m| &m.thaw),
-        "memory_data_bytes": entry.manifest.as_ref().ok().map(|m| m.files.memory.data_bytes),
-        "disk_bytes": entry.disk_bytes,
-        "stale": entry.stale,
-        "error": error,
-        "subject": manifest,
-    })
+    let mut value = json!(crate::template::describe(entry));
+    if let Some(fields) = value.as_object_mut() {
+        let subject = entry.manifest.as_ref().ok().map(|manifest| &manifest.subject);
+        fields.insert("subject".into(), json!(subject));
+    }
+    value
 }
 
 fn inspect(entry: Entry, json: bool) -> Result<(), Failure> {

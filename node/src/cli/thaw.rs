@@ -2,14 +2,15 @@
 
 use std::ffi::OsString;
 
+use futures_util::future::join_all;
 use thaw_protocol::api::{FreezeSandbox, ThawSandbox};
 
 use super::home::{Home, memory_mode};
 use super::run::{Started, conclude, interrupted};
 use super::running::{Owner, absolute};
 use super::{ForkArguments, ThawArguments, detach};
-use crate::container::{RUNNING_FILE, Running};
-use crate::exit::{ExitCode, Failure};
+use crate::container::Running;
+use crate::exit::Failure;
 use crate::paths::Paths;
 use crate::snapshot::{Hold, Registry, Scratch};
 use crate::stdio::{Attendance, Signals, Stdin};
@@ -47,12 +48,9 @@ async fn attend(
     trace: &Trace,
     ui: &Ui,
 ) -> Result<super::run::End, Failure> {
-    let path = home.directory.join(RUNNING_FILE);
-    let running: Running = std::fs::read(&path)
-        .and_then(|text| Ok(serde_json::from_slice(&text)?))
-        .map_err(|e| Failure::system(format!("cannot read {}", path.display()), &e))?;
+    let running = Running::read(&home.directory)?;
     let signals = Signals::new()?;
-    let started = Started::thawed(home, &running.container_id, trace).await?;
+    let started = Started::thawed(home, &running, trace).await?;
     ui.fact(serde_json::json!({"event": "started", "id": home.id}));
     let how = Attendance {
         stdin: match arguments.interactive {
@@ -68,13 +66,7 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
     let owner = Owner::find(&arguments.sandbox)?;
     let data = Paths::from_env().data;
     let registry = Registry::open(&data, Hold::Files)?;
-    if registry.trusted().any() && arguments.sign.is_none() {
-        let what = "only signed snapshots are thawed here, and clones are thawed from one";
-        return Err(
-            Failure::new(ExitCode::SnapshotSignature, what).remedy("name a key trusted here: --sign KEY")
-        );
-    }
-    let scratch = Scratch::make(&data, registry.stamps().clone())?;
+    let scratch = Scratch::for_clones(&data, &registry, arguments.sign.is_some())?;
     let directory = scratch.snapshot();
     let request = FreezeSandbox {
         directory: directory.clone(),
@@ -95,30 +87,4 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
     // Who was thawed from it has all of it open.
     drop(scratch);
     failed.map_or(Ok(0), Err)
-}
-
-/// All at once, each with its outcome, in order.
-async fn join_all<T>(
-    work: impl Iterator<Item = impl Future<Output = Result<T, Failure>>>,
-) -> Vec<Result<T, Failure>> {
-    let mut running: Vec<_> = work.map(Box::pin).collect();
-    let mut done: Vec<Option<Result<T, Failure>>> = running.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
-        for (work, done) in running.iter_mut().zip(&mut done) {
-            if done.is_none()
-                && let std::task::Poll::Ready(outcome) = work.as_mut().poll(context)
-            {
-                *done = Some(outcome);
-            }
-        }
-        match done.iter().all(Option::is_some) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }
-    })
-    .await;
-    let missing = || Err(Failure::new(ExitCode::Runtime, "a clone was not waited for"));
-    done.into_iter()
-        .map(|outcome| outcome.unwrap_or_else(missing))
-        .collect()
 }

@@ -32,6 +32,7 @@ mod tests {
     use thaw_pools::network::Setup;
     use thaw_rootfs::fetch::{Config as FetchConfig, Mirror, MirrorKind};
 
+    use super::super::api::ApiConfig;
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
     use super::super::{PrefetchConfig, Size, StoreConfig};
     use super::*;
@@ -99,6 +100,13 @@ mod tests {
                     each: each_parked,
                     within_s,
                 },
+            },
+            api: ApiConfig {
+                listen: Some(([0, 0, 0, 0], 8443).into()),
+                certificate: Some("/etc/thaw/server.pem".into()),
+                key: Some("/etc/thaw/server.key".into()),
+                client_ca: Some("/etc/thaw/clients.pem".into()),
+                tokens: Some("/etc/thaw/tokens".into()),
             },
         }
     }

@@ -3,17 +3,24 @@
 //! The specification is the message the agent takes ([`thaw_protocol::agent::oci`]). Users and groups are resolved by
 //! the agent, inside the root filesystem, from `User.Username`.
 
+use std::path::Path;
+
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_protocol::agent::{MessageField, oci};
 
+use crate::agent_client::ProcessId;
 use crate::exit::{ExitCode, Failure};
 
 mod defaults;
 mod environment;
+mod exec;
+mod start;
 mod storages;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
+pub use exec::exec;
+pub use start::{create, start};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name, storages};
 
 /// What the flags of `thaw run` say about the container.
@@ -47,6 +54,31 @@ pub struct Running {
     pub env: Vec<String>,
     pub cwd: String,
     pub user: String,
+}
+
+impl Running {
+    /// The container's own process.
+    pub fn process(&self) -> ProcessId {
+        ProcessId {
+            container: self.container_id.clone(),
+            exec: self.container_id.clone(),
+        }
+    }
+
+    /// Of the sandbox with this directory.
+    ///
+    /// # Errors
+    /// [`ExitCode::SandboxNotFound`] while it has no container.
+    pub fn read(directory: &Path) -> Result<Running, Failure> {
+        let path = directory.join(RUNNING_FILE);
+        let text = std::fs::read(&path).map_err(|_| {
+            let id = directory.file_name().unwrap_or_default().display();
+            let what = format!("sandbox {id} has no running container yet");
+            Failure::new(ExitCode::SandboxNotFound, what)
+        })?;
+        serde_json::from_slice(&text)
+            .map_err(|e| Failure::new(ExitCode::Runtime, format!("{}: {e}", path.display())))
+    }
 }
 
 /// The container's specification.

@@ -402,7 +402,8 @@ async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Disk, Failure>
 }
 
 /// Work that blocks, on a thread for it.
-pub(super) async fn blocking<T: Send + 'static>(
+/// Work that blocks, on a thread for it.
+pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     tokio::task::spawn_blocking(work)

@@ -25,6 +25,7 @@ use thaw_rootfs::store::{Image, Lease};
 use tokio::sync::watch;
 
 use crate::config::Config;
+use crate::config::api::ApiConfig;
 use crate::console::Console;
 use crate::control_client::{ControlClient, Life};
 use crate::exit::{ExitCode, Failure};
@@ -64,6 +65,7 @@ pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
 use again::with_end;
 pub use bare::is_bare;
+pub use create::blocking;
 pub use freeze::{FreezeOptions, Frozen};
 pub use hot::HotPlan;
 use machine::{describe, explain, odd};
@@ -224,6 +226,11 @@ impl Node {
     /// Whether guests here have agents: all but tests' have.
     fn has_agents(&self) -> bool {
         !self.bare
+    }
+
+    /// Where the API is served besides the unix socket.
+    pub fn api_config(&self) -> &ApiConfig {
+        &self.images.config.api
     }
 
     /// From now on what sandboxes need is made ahead, as the configuration says: for a process that makes many.

@@ -13,6 +13,9 @@ pub struct Terms {
     pub labels: BTreeMap<String, String>,
     #[serde(default)]
     pub timeout: Option<Timeout>,
+    /// It is deleted when its container's process has ended.
+    #[serde(default)]
+    pub delete_on_exit: bool,
 }
 
 /// When it is deleted by whoever owns it then.
@@ -54,6 +57,7 @@ mod tests {
         let terms = Terms {
             labels: BTreeMap::new(),
             timeout: Some(timeout),
+            delete_on_exit: true,
         };
         let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
         assert_eq!(read, terms);

@@ -29,7 +29,7 @@ const FORWARDED: [i32; 7] = [
 /// As many SIGINT or SIGTERM end us, whatever the process makes of them.
 const FORCED_AFTER: u32 = 3;
 /// How long output may still come after the process has ended: something else may hold its streams open.
-const OUTPUT_LINGERS: Duration = Duration::from_secs(2);
+pub const OUTPUT_LINGERS: Duration = Duration::from_secs(2);
 
 /// How a process is attended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,10 +12,12 @@ use thaw_protocol::control::{CpuBaseline, VCPUS};
 
 pub mod build;
 pub mod key;
+mod shown;
 pub mod store;
 
 pub use build::{FrozenInto, Progress, Recipe, Step, Template};
 pub use key::Key;
+pub use shown::{baseline, describe};
 pub use store::{Entry, Templates};
 
 /// vCPUs of the template that serves sandboxes of up to as many.

@@ -14,12 +14,20 @@
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
+//! | `GET /v1/sandboxes/{id}/logs` | — | what its container wrote |
+//! | `GET`, `PUT /v1/sandboxes/{id}/files?path=…` | —, the file | the file, 204 |
+//! | `POST /v1/sandboxes/{id}/exec` | [`ExecProcess`] | [`ExecResult`], or [`ExecEvent`]s, one a line |
+//! | `GET /v1/sandboxes/{id}/exec` | — | 101, a WebSocket: [`ExecProcess`], then [`ExecInput`]s; [`ExecEvent`]s |
+//! | `POST /v1/sandboxes/{id}/fork` | [`ForkSandbox`] | 201, [`ForkedSandbox`] |
+//! | `GET`, `POST /v1/images` | —, [`PullImage`] | [`ImageList`], 201 and [`Image`] |
+//! | `GET`, `DELETE /v1/images/{image}` | — | [`ImageDetail`], 204 |
+//! | `GET /v1/templates`, `DELETE /v1/templates/{key}` | — | [`TemplateList`], 204 |
 //! | `PATCH /v1/sandboxes/{id}/network` | [`NetworkPolicy`] | [`Sandbox`] |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
-//! for what makes a sandbox; `DELETE` ends the machine. Every other answer is a [`Problem`]. A container is driven by the
-//! caller, over the sandbox's vsock socket.
+//! for what makes a sandbox; `DELETE` ends the machine. Every other answer is a [`Problem`]. A container thawd did not start is
+//! driven by the caller, over the sandbox's vsock socket.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -29,14 +37,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::MemoryMode;
 
+mod exec;
 mod list;
 mod network;
 mod problem;
+mod store;
 mod usage;
 
+pub use exec::{
+    Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, STDERR_CHANNEL, STDOUT_CHANNEL,
+    TerminalSize,
+};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
+pub use store::{Image, ImageDetail, ImageLayer, ImageList, LoadOrder, PullImage, Template, TemplateList};
 pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 
 /// Largest body either side reads, in bytes.
@@ -45,6 +60,10 @@ pub const MAX_BODY: usize = 1 << 20;
 pub const DISK_MIB: RangeInclusive<u32> = 64..=1 << 20;
 /// What it has where nobody says, MiB.
 pub const DEFAULT_DISK_MIB: u32 = 8 << 10;
+/// Largest file that is read or written in a container, bytes.
+pub const MAX_FILE: u64 = 1 << 30;
+/// The header with a file's permission bits, octal.
+pub const FILE_MODE: &str = "thaw-file-mode";
 /// The header that makes a creation happen once, however often it is asked for.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
@@ -128,9 +147,12 @@ pub struct CreateSandbox {
     /// Where it may connect to; without: anywhere outside.
     #[serde(default)]
     pub network_policy: Option<NetworkPolicy>,
-    /// What will run in it, to be shown to people.
+    /// What will run in it, to be shown to people, where the caller starts that itself.
     #[serde(default)]
     pub command: Vec<String>,
+    /// The container to start in it. None: the caller makes one, over the sandbox's vsock socket.
+    #[serde(default)]
+    pub container: Option<StartContainer>,
     /// Delete the sandbox when this process ends.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
@@ -163,6 +185,48 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
+}
+
+/// A container to start in a new sandbox. Its input is empty; what it writes is kept (`GET …/logs`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct StartContainer {
+    /// Replaces the image's entry point; the image's command is then not used. Empty: no entry point.
+    #[serde(default)]
+    pub entrypoint: Option<String>,
+    /// Replaces the image's command.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// `NAME=VALUE`, over the image's.
+    #[serde(default)]
+    pub env: Vec<String>,
+    /// Absolute. None: the image's.
+    #[serde(default)]
+    pub workdir: Option<String>,
+    /// `USER[:GROUP]`, names or numbers. None: the image's.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Give its process a terminal: what it writes is all stdout.
+    #[serde(default)]
+    pub tty: bool,
+    /// Let it not write to its root file system.
+    #[serde(default)]
+    pub read_only: bool,
+    /// What becomes of the sandbox when its process has ended.
+    #[serde(default)]
+    pub on_exit: OnExit,
+}
+
+/// What becomes of a sandbox whose container's process has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OnExit {
+    /// It stays, its state `exited`, until it is deleted.
+    #[default]
+    Keep,
+    Delete,
 }
 
 /// A sandbox to make of a snapshot.
@@ -248,6 +312,39 @@ pub struct FreezeSandbox {
     pub sign: Option<PathBuf>,
 }
 
+/// How to make clones of a running sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ForkSandbox {
+    /// How many: 1 to 32.
+    #[serde(default = "one")]
+    pub count: u8,
+    /// How they get their memory; `uffd` is refused.
+    #[serde(default)]
+    pub memory_mode: MemoryMode,
+    /// The clones'; docs/api.md has the syntax.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Delete the clones after this many seconds, at least one.
+    #[serde(default)]
+    pub timeout_s: Option<u32>,
+    /// The private key's file to sign the snapshot between with, absolute: where only signed ones are thawed.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub sign: Option<PathBuf>,
+}
+
+/// What a fork did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ForkedSandbox {
+    /// How the original was frozen: it runs on.
+    pub frozen: FrozenSandbox,
+    /// The clones, as many as were asked for.
+    pub items: Vec<CreatedSandbox>,
+}
+
 /// What a freeze did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -260,6 +357,10 @@ pub struct FrozenSandbox {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> u8 {
+    1
 }
 
 fn missing() -> String {
@@ -335,10 +436,14 @@ pub struct Sandbox {
     pub created: u64,
     pub cpus: u8,
     pub memory_mib: u32,
-    /// `running`, `paused` or `ended`.
+    /// `running`, `paused`, `exited` (its container's process has ended) or `ended` (its machine has).
     pub state: String,
     /// Why it ended.
     pub reason: Option<String>,
+    /// What its container's process ended with, where thawd started or thawed that: the exit code, or 128 and the number of
+    /// the signal that ended it.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
     /// Its vsock socket: a peer says `CONNECT <port>\n`.
     pub vsock: String,
     /// The VMM's process.

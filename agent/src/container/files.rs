@@ -1,0 +1,358 @@
+//! Files of a container, read and written for the host as the container's root user sees them.
+//!
+//! Invariants: no path leads out of the container's root, whatever links lie on it (`openat2`, RESOLVE_IN_ROOT); only regular
+//! files are opened, so nothing blocks and no device is touched; nothing is held between two requests: what was written of a
+//! file is in a hidden one beside it until it is whole.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest};
+
+use crate::error::{Error, For, Result};
+use crate::storage::check_guest_path;
+
+/// Most bytes of one answer.
+const MOST: usize = 256 << 10;
+/// Largest file that is written.
+const MOST_OF_FILE: u64 = 1 << 30;
+/// Longest path, bytes.
+const MOST_OF_PATH: usize = 4096;
+/// Longest name of an upload.
+const MOST_OF_UPLOAD: usize = 64;
+
+/// A piece of a file.
+pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
+    let path = checked(&r.path)?;
+    let found = resolve(root.as_fd(), path, OFlags::empty())?;
+    let stat = rustix::fs::fstat(&found).for_(|| format!("stat {}", r.path))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Error::Invalid(format!("{} is not a regular file", r.path)));
+    }
+    if r.identity != 0 && r.identity != identity(&stat) {
+        return Err(Error::State(format!("{} was replaced while it was read", r.path)));
+    }
+    // The very file that was looked at.
+    let file =
+        File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(|e| refused("open", path, e))?;
+    let mut data = vec![0; MOST.min(r.length as usize)];
+    let mut length = 0;
+    while length < data.len() {
+        let at = r.offset.checked_add(length as u64);
+        let at = at
+            .filter(|at| i64::try_from(*at).is_ok())
+            .ok_or_else(|| Error::Invalid(format!("no file has bytes at {}", r.offset)))?;
+        match file.read_at(&mut data[length..], at) {
+            Ok(0) => break,
+            Ok(n) => length += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(refused("read", path, e)),
+        }
+    }
+    data.truncate(length);
+    Ok(ReadFileResponse {
+        data,
+        size: stat.st_size.max(0) as u64,
+        mode: stat.st_mode & 0o7777,
+        identity: identity(&stat),
+        ..Default::default()
+    })
+}
+
+/// Adds a piece to an upload, which becomes the file with the last.
+pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
+    let path = checked(&r.path)?;
+    let plain = r
+        .upload
+        .bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    if !plain || !(1..=MOST_OF_UPLOAD).contains(&r.upload.len()) {
+        return Err(Error::Invalid(format!("{:?} names no upload", r.upload)));
+    }
+    if r.offset
+        .checked_add(r.data.len() as u64)
+        .is_none_or(|end| end > MOST_OF_FILE)
+    {
+        return Err(Error::Invalid(format!("a file has at most {MOST_OF_FILE} bytes")));
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Error::Invalid(format!("{} names no file", r.path)));
+    };
+    let directory = resolve(root.as_fd(), parent, OFlags::DIRECTORY)?;
+    let upload = format!(".thaw-{}", r.upload);
+    let forget = || rustix::fs::unlinkat(&directory, &upload, AtFlags::empty());
+    if r.abandon {
+        return match forget() {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(refused("forget an upload to", path, e.into())),
+        };
+    }
+    let before = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+    if before.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory) {
+        return Err(Error::Invalid(format!("{} is a directory", r.path)));
+    }
+    let written = add(&directory, &upload, r).and_then(|file| match r.last {
+        true => {
+            own(&file, before, r.mode)?;
+            rustix::fs::renameat(&directory, &upload, &directory, name)?;
+            Ok(())
+        }
+        false => Ok(()),
+    });
+    written.map_err(|e| {
+        // A piece that came out of order is another's mistake, not the end of what is there.
+        if e.raw_os_error() != Some(libc::ESTALE) {
+            let _ = forget();
+        }
+        refused("write", path, e)
+    })
+}
+
+/// Writes a piece where it belongs: at the end of what is there.
+fn add(directory: &OwnedFd, upload: &str, r: &WriteFileRequest) -> std::io::Result<File> {
+    let begin = match r.offset {
+        0 => OFlags::CREATE | OFlags::EXCL,
+        _ => OFlags::empty(),
+    };
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | begin;
+    let file = File::from(rustix::fs::openat(
+        directory,
+        upload,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+    )?);
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() != r.offset {
+        return Err(std::io::Error::from_raw_os_error(libc::ESTALE));
+    }
+    file.write_all_at(&r.data, r.offset)?;
+    Ok(file)
+}
+
+/// A file that takes another's place has its owner and permissions.
+fn own(file: &File, before: Option<Stat>, mode: u32) -> std::io::Result<()> {
+    let mode = match before {
+        Some(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
+            std::os::unix::fs::fchown(file, Some(stat.st_uid), Some(stat.st_gid))?;
+            stat.st_mode
+        }
+        _ => mode,
+    };
+    rustix::fs::fchmod(file, Mode::from_raw_mode(mode & 0o7777))?;
+    Ok(())
+}
+
+/// What a path leads to within a root, links followed there. Nothing is opened by it.
+fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
+    let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    loop {
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), within) {
+            // Something on the way was moved meanwhile.
+            Err(Errno::AGAIN) => {}
+            Err(e) => return Err(refused("find", path, e.into())),
+            Ok(found) => return Ok(found),
+        }
+    }
+}
+
+fn checked(path: &str) -> Result<&Path> {
+    if path.len() > MOST_OF_PATH || path.contains('\0') || path.ends_with('/') {
+        let what =
+            format!("a file's path has at most {MOST_OF_PATH} bytes, none of them 0, and no '/' at its end");
+        return Err(Error::Invalid(what));
+    }
+    check_guest_path(Path::new(path))?;
+    Ok(Path::new(path))
+}
+
+/// Tells one file from another for as long as both exist. Never 0.
+fn identity(stat: &Stat) -> u64 {
+    (stat.st_dev.rotate_left(32) ^ stat.st_ino) | 1 << 63
+}
+
+/// What a container's own file system says is no failure of the agent's.
+fn refused(doing: &str, path: &Path, error: std::io::Error) -> Error {
+    let what = format!("cannot {doing} {}: {error}", path.display());
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR) => Error::NoFile(what),
+        Some(libc::ELOOP | libc::ENAMETOOLONG | libc::EISDIR) => Error::Invalid(what),
+        Some(libc::ENOSPC) | None => Error::System { what, source: error },
+        Some(_) => Error::State(what),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// A root with a secret beside it.
+    fn root() -> (tempfile::TempDir, OwnedFd) {
+        let outer = tempfile::tempdir().unwrap();
+        fs::write(outer.path().join("secret"), "secret").unwrap();
+        let inner = outer.path().join("root");
+        fs::create_dir_all(inner.join("etc")).unwrap();
+        fs::write(inner.join("etc/file"), "0123456789").unwrap();
+        fs::set_permissions(inner.join("etc/file"), fs::Permissions::from_mode(0o750)).unwrap();
+        let root = OwnedFd::from(File::open(&inner).unwrap());
+        (outer, root)
+    }
+
+    fn get(root: &OwnedFd, path: &str) -> Result<ReadFileResponse> {
+        let request = ReadFileRequest {
+            path: path.into(),
+            length: 100,
+            ..Default::default()
+        };
+        read(root, &request)
+    }
+
+    fn put(path: &str, offset: u64, data: &str, last: bool) -> WriteFileRequest {
+        WriteFileRequest {
+            path: path.into(),
+            upload: "u1".into(),
+            offset,
+            data: data.into(),
+            last,
+            mode: 0o640,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_in_pieces_while_it_is_the_same() {
+        let (outer, root) = root();
+        let mut request = ReadFileRequest {
+            path: "/etc/file".into(),
+            length: 4,
+            ..Default::default()
+        };
+        let first = read(&root, &request).unwrap();
+        assert_eq!(
+            (first.data.as_slice(), first.size, first.mode),
+            (&b"0123"[..], 10, 0o750)
+        );
+        (request.offset, request.identity) = (8, first.identity);
+        assert_eq!(read(&root, &request).unwrap().data, b"89");
+        request.offset = 10;
+        assert_eq!(read(&root, &request).unwrap().data, b"");
+        for far in [i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX] {
+            request.offset = far;
+            if let Ok(answer) = read(&root, &request) {
+                assert!(answer.data.is_empty());
+            }
+        }
+        let other = outer.path().join("root/other");
+        fs::write(&other, "x").unwrap();
+        fs::rename(&other, outer.path().join("root/etc/file")).unwrap();
+        request.offset = 0;
+        assert!(matches!(read(&root, &request), Err(Error::State(_))));
+    }
+
+    #[test]
+    fn no_link_leads_out_and_nothing_but_files_is_opened() {
+        let (outer, root) = root();
+        let inner = outer.path().join("root");
+        symlink("../../secret", inner.join("up")).unwrap();
+        symlink(outer.path().join("secret"), inner.join("absolute")).unwrap();
+        symlink("/etc", inner.join("link")).unwrap();
+        symlink("loop", inner.join("loop")).unwrap();
+        symlink("/proc/self/root/etc", inner.join("magic")).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, inner.join("fifo"), Mode::RUSR).unwrap();
+        assert_eq!(get(&root, "/link/file").unwrap().data, b"0123456789");
+        for path in ["/up", "/absolute", "/magic/passwd", "/nothing", "/etc/file/x"] {
+            assert!(matches!(get(&root, path), Err(Error::NoFile(_))), "{path}");
+            let refused = write(&root, &put(&format!("{path}/x"), 0, "x", true));
+            assert!(matches!(refused, Err(Error::NoFile(_))), "{path}: {refused:?}");
+        }
+        for path in [
+            "/loop",
+            "/etc",
+            "/fifo",
+            "etc/file",
+            "/../secret",
+            "/etc/../etc/file",
+            "/",
+            "",
+            "/etc/file/",
+            "/a\0b",
+        ] {
+            assert!(matches!(get(&root, path), Err(Error::Invalid(_))), "{path}");
+        }
+        // A link that is written is replaced, not followed.
+        write(&root, &put("/absolute", 0, "new", true)).unwrap();
+        assert_eq!(fs::read(inner.join("absolute")).unwrap(), b"new");
+        assert_eq!(fs::read(outer.path().join("secret")).unwrap(), b"secret");
+    }
+
+    #[test]
+    fn a_file_appears_when_it_is_whole_and_a_replaced_one_stays_as_it_was() {
+        let (outer, root) = root();
+        let inner = outer.path().join("root");
+        write(&root, &put("/etc/new", 0, "hello ", false)).unwrap();
+        assert!(!inner.join("etc/new").exists());
+        assert!(matches!(
+            write(&root, &put("/etc/new", 3, "x", true)),
+            Err(Error::State(_))
+        ));
+        write(&root, &put("/etc/new", 6, "world", true)).unwrap();
+        assert_eq!(fs::read(inner.join("etc/new")).unwrap(), b"hello world");
+        let mode = |name: &str| fs::metadata(inner.join(name)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode("etc/new"), 0o640);
+        write(&root, &put("/etc/file", 0, "", true)).unwrap();
+        assert_eq!(
+            (fs::read(inner.join("etc/file")).unwrap(), mode("etc/file")),
+            (vec![], 0o750)
+        );
+        assert!(matches!(
+            write(&root, &put("/etc", 0, "x", true)),
+            Err(Error::Invalid(_))
+        ));
+        write(&root, &put("/etc/gone", 0, "x", false)).unwrap();
+        let abandon = WriteFileRequest {
+            abandon: true,
+            ..put("/etc/gone", 0, "", false)
+        };
+        write(&root, &abandon).unwrap();
+        write(&root, &abandon).unwrap();
+        for bad in ["", "A", "../x", "a/b", &"x".repeat(65)] {
+            let request = WriteFileRequest {
+                upload: bad.into(),
+                ..put("/etc/x", 0, "x", true)
+            };
+            assert!(matches!(write(&root, &request), Err(Error::Invalid(_))), "{bad}");
+        }
+        let far = put("/etc/x", u64::MAX, "x", true);
+        assert!(matches!(write(&root, &far), Err(Error::Invalid(_))));
+        let mut left: Vec<_> = fs::read_dir(inner.join("etc"))
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["file", "new"]);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_asked_the_secret_stays(path in "[/.a-z\\PC]{0,40}", upload in "\\PC{0,8}", offset: u64) {
+            let (outer, root) = root();
+            symlink("../..", outer.path().join("root/a")).unwrap();
+            for path in [path.clone(), format!("/a/{path}"), format!("/a/../{path}secret")] {
+                if let Ok(answer) = get(&root, &path) {
+                    prop_assert!(answer.data != b"secret");
+                }
+                let request = WriteFileRequest { upload: upload.clone(), ..put(&path, offset % 2, "x", true) };
+                let _ = write(&root, &request);
+            }
+            prop_assert_eq!(fs::read(outer.path().join("secret")).unwrap(), b"secret");
+            prop_assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 2);
+        }
+    }
+}

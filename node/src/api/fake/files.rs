@@ -1,0 +1,70 @@
+//! Files without a guest.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use crate::api::files::{Files, PIECE, Piece, Upload};
+use crate::api::problem::{ApiCode, Refusal};
+
+/// Files that are none, and what is being written.
+#[derive(Debug, Default)]
+pub struct FakeFiles {
+    whole: Mutex<BTreeMap<String, Vec<u8>>>,
+    parts: watch::Sender<BTreeMap<String, Vec<u8>>>,
+}
+
+#[async_trait]
+impl Files for FakeFiles {
+    async fn read(&self, path: &str, offset: u64, identity: u64) -> Result<Piece, Refusal> {
+        assert_eq!(identity, if offset == 0 { 0 } else { 7 });
+        let whole = self.whole.lock().unwrap();
+        let file = whole
+            .get(path)
+            .ok_or_else(|| Refusal::new(ApiCode::NoFile, path))?;
+        let from = file.len().min(offset as usize);
+        Ok(Piece {
+            data: file[from..file.len().min(from + PIECE)].to_vec(),
+            // As files in /proc do.
+            size: if path.starts_with("/proc") {
+                0
+            } else {
+                file.len() as u64
+            },
+            mode: 0o640,
+            identity: 7,
+        })
+    }
+
+    async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal> {
+        if upload.path.starts_with("/full") && offset > 0 {
+            return Err(Refusal::new(ApiCode::NoRoom, "no room"));
+        }
+        let mut file = Vec::new();
+        self.parts.send_modify(|parts| {
+            file = parts.remove(&upload.name).unwrap_or_default();
+            assert_eq!(file.len() as u64, offset);
+            file.extend(data);
+            if !last {
+                parts.insert(upload.name.clone(), std::mem::take(&mut file));
+            }
+        });
+        if last {
+            self.whole.lock().unwrap().insert(upload.path.clone(), file);
+        }
+        Ok(())
+    }
+
+    async fn abandon(&self, upload: &Upload) {
+        self.parts.send_modify(|parts| drop(parts.remove(&upload.name)));
+    }
+}
+
+impl FakeFiles {
+    /// How many files are being written.
+    pub fn uploads(&self) -> watch::Receiver<BTreeMap<String, Vec<u8>>> {
+        self.parts.subscribe()
+    }
+}

@@ -1,0 +1,239 @@
+//! Serving the API over TCP: to who shows a certificate or brings a token.
+//!
+//! Invariants: nobody is served whom neither names; a connection has [`HEAD_LIMIT`] for its handshake, and its address at most
+//! [`MOST_OF_ONE`] of them; what is configured is either all of what it needs, or an error.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ServerConfig, WebPkiClientVerifier};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use super::daemon::Daemon;
+use super::peer::Peer;
+use super::problem::{ApiCode, Refusal, say};
+use super::server::{ACCEPT_AGAIN, Connections, HEAD_LIMIT, linger, serve_one};
+use super::tokens::Tokens;
+use crate::config::api::ApiConfig;
+use crate::exit::{ExitCode, Failure};
+
+/// Most connections at once.
+const MOST_CONNECTIONS: usize = 4096;
+/// Most of one address.
+const MOST_OF_ONE: usize = 1024;
+/// After so long of silence a peer is asked whether it lives, and how long what is sent may stay unacknowledged.
+const ASKED: Duration = Duration::from_secs(60);
+
+/// A TCP socket that listens, and who may ask there.
+pub struct Tcp {
+    listener: TcpListener,
+    /// Without it, what is said can be read on the way: only on this host.
+    tls: Option<TlsAcceptor>,
+    tokens: Option<Arc<Tokens>>,
+}
+
+impl Tcp {
+    /// As the configuration says; none where it says nothing. Within a tokio runtime.
+    ///
+    /// # Errors
+    /// `config-invalid`: something is missing, or cannot be used.
+    pub async fn open(config: &ApiConfig) -> Result<Option<Tcp>, Failure> {
+        let Some(address) = config.listen else {
+            return match *config == ApiConfig::default() {
+                true => Ok(None),
+                false => Err(invalid("there is no listen, the address to serve at")),
+            };
+        };
+        let tls = match (&config.certificate, &config.key) {
+            (Some(certificate), Some(key)) => Some(acceptor(config, certificate, key)?),
+            (None, None) => None,
+            _ => return Err(invalid("certificate and key go together")),
+        };
+        if config.tokens.is_none() && config.client_ca.is_none() {
+            return Err(invalid("with listen goes tokens or client_ca: who may ask"));
+        }
+        if tls.is_none() && config.client_ca.is_some() {
+            return Err(invalid("with client_ca go certificate and key"));
+        }
+        if tls.is_none() && !address.ip().is_loopback() {
+            return Err(invalid(
+                "without certificate and key it listens on a loopback address alone",
+            ));
+        }
+        let tokens = config.tokens.as_deref().map(Tokens::read).transpose()?;
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.map_err(|e| Failure::system(format!("cannot listen at {address}"), &e))?;
+        Ok(Some(Tcp {
+            listener,
+            tls,
+            tokens: tokens.map(Arc::new),
+        }))
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves routes until `stopped`, and then as long as who is being served may take.
+    pub async fn serve(
+        self,
+        daemon: &Daemon,
+        routes: Router,
+        stopped: watch::Receiver<()>,
+        lingers: Duration,
+    ) {
+        let guarded = routes
+            .layer(from_fn_with_state(self.tokens.clone(), authenticate))
+            .layer(from_fn(say));
+        let mut connections = Connections::new(MOST_CONNECTIONS, MOST_OF_ONE);
+        let mut stop = stopped.clone();
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                _ = stop.changed() => break,
+            };
+            connections.reap();
+            match accepted {
+                Ok((stream, from)) => {
+                    let origin = from.ip().to_canonical();
+                    // Who has no room is cut off: over TLS there is nothing to say it by.
+                    if connections.has_room(&origin) {
+                        let serving =
+                            serve_tcp(stream, origin, self.tls.clone(), guarded.clone(), stopped.clone());
+                        let connected = daemon.metrics.connected();
+                        connections.add(origin, async move {
+                            serving.await;
+                            drop(connected);
+                        });
+                    } else {
+                        daemon.metrics.connection_refused();
+                    }
+                }
+                Err(e) => {
+                    tracing::warn!("cannot accept a connection: {e}");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                }
+            }
+        }
+        drop(self.listener);
+        linger(connections, lingers).await;
+    }
+}
+
+fn invalid(why: &str) -> Failure {
+    Failure::new(ExitCode::ConfigInvalid, format!("[api]: {why}"))
+}
+
+fn acceptor(config: &ApiConfig, certificate: &Path, key: &Path) -> Result<TlsAcceptor, Failure> {
+    let unusable = |path: &Path, why: &dyn std::fmt::Display| {
+        let what = format!("[api]: {} cannot be used: {why}", path.display());
+        Failure::new(ExitCode::ConfigInvalid, what)
+    };
+    let chain = |path: &Path| {
+        let chain = CertificateDer::pem_file_iter(path).map_err(|e| unusable(path, &e))?;
+        let chain: Vec<_> = chain.collect::<Result<_, _>>().map_err(|e| unusable(path, &e))?;
+        match chain.is_empty() {
+            true => Err(unusable(path, &"there is no certificate in it")),
+            false => Ok(chain),
+        }
+    };
+    let provider: Arc<CryptoProvider> = rustls::crypto::ring::default_provider().into();
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| unusable(certificate, &e))?;
+    let builder = match &config.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for root in chain(path)? {
+                roots.add(root).map_err(|e| unusable(path, &e))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
+            let verifier = match config.tokens {
+                // Who has none may bring a token.
+                Some(_) => verifier.allow_unauthenticated(),
+                None => verifier,
+            };
+            builder.with_client_cert_verifier(verifier.build().map_err(|e| unusable(path, &e))?)
+        }
+    };
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|e| unusable(key, &e))?;
+    let mut tls = builder
+        .with_single_cert(chain(certificate)?, private)
+        .map_err(|e| unusable(certificate, &e))?;
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(tls)))
+}
+
+async fn serve_tcp(
+    stream: TcpStream,
+    origin: IpAddr,
+    tls: Option<TlsAcceptor>,
+    routes: Router,
+    mut stopped: watch::Receiver<()>,
+) {
+    if let Err(e) = patient(&stream) {
+        return tracing::debug!(%origin, "a connection was not served: {e}");
+    }
+    let Some(tls) = tls else {
+        return serve_one(stream, None, routes, stopped).await;
+    };
+    let handshake = tokio::time::timeout(HEAD_LIMIT, tls.accept(stream));
+    let stream = tokio::select! {
+        stream = handshake => stream,
+        _ = stopped.changed() => return,
+    };
+    let stream = match stream {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(e)) => return tracing::debug!(%origin, "a handshake failed: {e}"),
+        Err(_) => return tracing::debug!(%origin, "a handshake did not end in time"),
+    };
+    let shown = stream.get_ref().1.peer_certificates();
+    let peer = shown.and_then(|chain| chain.first()).map(Peer::certificate);
+    serve_one(stream, peer, routes, stopped).await;
+}
+
+/// Has the kernel find out that a peer is gone.
+fn patient(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, ASKED)?;
+    sockopt::set_tcp_user_timeout(stream, ASKED.as_millis() as u32)?;
+    Ok(())
+}
+
+/// Who asks, by the certificate its connection showed, or else by the token this request brings.
+async fn authenticate(
+    State(tokens): State<Option<Arc<Tokens>>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    if request.extensions().get::<Peer>().is_none() {
+        let Some(position) = tokens.and_then(|tokens| tokens.bearer(request.headers())) else {
+            let what = "neither a certificate nor a token that is known here came with the request";
+            return Refusal::new(ApiCode::Unauthenticated, what).into_response();
+        };
+        request.extensions_mut().insert(Peer::token(position));
+    }
+    request.headers_mut().remove(header::AUTHORIZATION);
+    next.run(request).await
+}
+
+#[cfg(test)]
+#[path = "tcp_test.rs"]
+mod tests;

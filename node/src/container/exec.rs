@@ -1,0 +1,29 @@
+//! Another process in a container that runs: for `thaw exec` and for thawd's API.
+
+use thaw_protocol::agent::MessageField;
+use thaw_protocol::agent::agent::ExecProcessRequest;
+
+use super::{Options, Running, exec_process};
+use crate::agent_client::{AgentClient, ProcessId};
+use crate::exit::Failure;
+use crate::state::new_id;
+
+/// Starts a process: returns when its program is executed.
+///
+/// # Errors
+/// [`ExitCode::NotFound`](crate::exit::ExitCode::NotFound) and
+/// [`ExitCode::NotExecutable`](crate::exit::ExitCode::NotExecutable) where the command is at fault.
+pub async fn exec(agent: &AgentClient, running: &Running, options: &Options) -> Result<ProcessId, Failure> {
+    let process = ProcessId {
+        container: running.container_id.clone(),
+        exec: new_id().map_err(|e| Failure::system("cannot read random bytes", &e))?,
+    };
+    let request = ExecProcessRequest {
+        container_id: process.container.clone(),
+        exec_id: process.exec.clone(),
+        process: MessageField::some(exec_process(running, options)),
+        ..Default::default()
+    };
+    agent.exec(&request).await?;
+    Ok(process)
+}

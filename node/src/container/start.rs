@@ -1,0 +1,44 @@
+//! The container of a sandbox, made and started: by `thaw run`, or by thawd for who asks its API.
+
+use std::path::Path;
+
+use oci_spec::image::ImageConfiguration;
+use thaw_protocol::agent::MessageField;
+use thaw_protocol::agent::agent::CreateContainerRequest;
+
+use super::{Options, RUNNING_FILE, Running, running, spec, storages};
+use crate::agent_client::AgentClient;
+use crate::exit::{ExitCode, Failure};
+use crate::sandbox::RootServing;
+
+/// Makes the container `id`, up to the point of executing its program.
+///
+/// # Errors
+/// [`ExitCode::Runtime`] when neither the image nor the options name a command; those of the agent.
+pub async fn create(
+    agent: &AgentClient,
+    id: &str,
+    config: &ImageConfiguration,
+    options: &Options,
+    root: RootServing,
+) -> Result<Running, Failure> {
+    let spec = spec(id, config, options)?;
+    let running = running(id, &spec);
+    let request = CreateContainerRequest {
+        container_id: id.into(),
+        exec_id: id.into(),
+        storages: storages(id, root),
+        OCI: MessageField::some(spec),
+        ..Default::default()
+    };
+    agent.create(&request).await?;
+    Ok(running)
+}
+
+/// Starts it, and notes in its sandbox's directory what others need to know of it.
+pub async fn start(agent: &AgentClient, running: &Running, directory: &Path) -> Result<(), Failure> {
+    agent.start(&running.container_id).await?;
+    let path = directory.join(RUNNING_FILE);
+    let text = serde_json::to_vec(running).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+    std::fs::write(&path, text).map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+}

@@ -232,7 +232,7 @@ fn a_guest_reaches_outside_as_the_host_and_nothing_it_must_not() {
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         guest.run(|| {
             let mut route = Socket::route().unwrap();
-            let claimed = Ipv4Addr::new(10, 219, 0, 3);
+            let claimed = Ipv4Addr::new(10, 219, 0, 9);
             link::add_address(&mut route, TAP_INDEX, claimed, 32).unwrap();
             for (address, word) in [(claimed, b"lie"), (GUEST_ADDRESS, b"own")] {
                 let socket = UdpSocket::bind((address, 0)).unwrap();

@@ -32,7 +32,7 @@ mod tests {
     use thaw_rootfs::fetch::{Config as FetchConfig, Mirror, MirrorKind};
 
     use super::super::pools::{PoolsConfig, ShellsConfig};
-    use super::super::{PrefetchConfig, Size, StoreConfig};
+    use super::super::{PrefetchConfig, Size, StoreConfig, TracingConfig};
     use super::*;
     use crate::exit::ExitCode;
 
@@ -77,6 +77,9 @@ mod tests {
                 networks,
                 cgroups,
                 shells: ShellsConfig { shapes, each },
+            },
+            tracing: TracingConfig {
+                otlp: Some("http://127.0.0.1:4318".into()),
             },
         }
     }

@@ -30,6 +30,7 @@ pub mod clock;
 pub mod container;
 pub mod entropy;
 pub mod error;
+pub mod ext4;
 pub mod guest;
 pub mod handshake;
 pub mod hotplug;

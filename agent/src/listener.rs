@@ -26,8 +26,9 @@ pub trait Stream: Read + Write {}
 impl Stream for VsockStream {}
 impl Stream for UnixStream {}
 
-/// How long a host that has connected may take to say who this guest is.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a host that has connected may take to say who this guest is. As long as the host waits for a guest: a node that
+/// thaws many at once is slow, and what it gives up it ends.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Listener {
     /// Listens on `port`.

@@ -6,7 +6,7 @@
 //! | driver | source |
 //! |---|---|
 //! | `virtio-fs` | tag of a virtio-fs device |
-//! | `mmioblk`, `blk` | path of a block device in the guest, `/dev/vdX` |
+//! | `mmioblk`, `blk` | path of a block device in the guest, `/dev/vdX`; with the driver option `fill-disk`, ext4 on it is grown to its end |
 //! | `pmem`, `nvdimm` | `/dev/pmemX` |
 //! | `overlayfs` | nothing; directories named by the driver option `io.katacontainers.volume.overlayfs.create_directory=PATH` are made first |
 //! | `ephemeral` | a tmpfs shared by the sandbox's containers |
@@ -23,9 +23,13 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use crate::container::mount_options::MountOptions;
 use crate::error::{Error, For, Result};
+use crate::ext4;
 use crate::warning;
 
 const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory=";
+
+/// Asks for an ext4 that is as large as its disk.
+const FILL_DISK: &str = "fill-disk";
 
 /// The drivers of this agent.
 pub const DRIVERS: &[&str] = &[
@@ -174,7 +178,13 @@ fn mount_storage(s: &Storage) -> Result<()> {
             if s.kind.is_empty() {
                 return Err(Error::Invalid(format!("storage at {at}: no file system type")));
             }
-            mount_new(s, &s.source, &s.kind, &options)
+            mount_new(s, &s.source, &s.kind, &options)?;
+            match s.kind == "ext4" && s.driver_options.iter().any(|o| o == FILL_DISK) {
+                true => ext4::fill_disk(&s.source, &s.mount_point).inspect_err(|_| {
+                    let _ = unmount(&s.mount_point, UnmountFlags::DETACH);
+                }),
+                false => Ok(()),
+            }
         }
         "overlayfs" => {
             for dir in s

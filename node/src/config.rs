@@ -27,6 +27,8 @@ pub struct Config {
     pub prefetch: PrefetchConfig,
     /// Mirrors, budgets and limits of reading registries.
     pub fetch: thaw_rootfs::fetch::Config,
+    /// Addresses and name servers of sandboxes.
+    pub network: thaw_pools::network::Setup,
     /// What thawd makes ahead.
     pub pools: pools::PoolsConfig,
     pub tracing: TracingConfig,
@@ -265,6 +267,7 @@ mod tests {
         let config = Config::parse(example.unwrap()).unwrap();
         assert_eq!(config.prefetch, PrefetchConfig::default());
         assert_eq!(config.pools, pools::PoolsConfig::default());
+        assert_eq!(config.network, thaw_pools::network::Setup::default());
         assert_eq!(config.fetch.mirrors_of("quay.io").len(), 1);
         let defaults = thaw_rootfs::fetch::Config {
             mirrors: config.fetch.mirrors.clone(),
@@ -301,6 +304,12 @@ mod tests {
                 "[[fetch.mirrors.\"*\"]]\nurl = \"http://x\"\nheaders = { host = \"y\" }\n",
                 "line 3",
                 "headers",
+            ),
+            ("[network]\nrange = \"8.8.0.0/16\"\n", "line 2", "range"),
+            (
+                "[network]\nnameservers = [\"fd00::1\"]\n",
+                "line 2",
+                "nameservers",
             ),
         ] {
             let error = Config::parse(text).unwrap_err();

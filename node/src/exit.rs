@@ -75,6 +75,7 @@ exit_codes! {
     NotIndexable = 103, "not-indexable", "a layer cannot be indexed: no SOCI index can describe its compression", "convert the image instead: thaw image convert";
     LoadOrderInvalid = 104, "load-order-invalid", "a load order cannot be read, or is of another image", "record it again: thaw run --record=FILE IMAGE";
     PushRefused = 105, "push-refused", "the place an image is written to cannot take it", "name a registry repository or oci:DIR[:TAG]";
+    PortUnavailable = 106, "port-unavailable", "a port cannot be published: it is in use, or its address is not this host's", "publish another, or port 0 for one that is free";
     Runtime = 125, "runtime", "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "not-executable", "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "not-found", "the container's command was not found", "check the command and the image's PATH";
@@ -209,6 +210,9 @@ impl From<thaw_pools::Error> for Failure {
         let code = match &error {
             thaw_pools::Error::ProgramMissing { .. } => ExitCode::ProgramMissing,
             thaw_pools::Error::VmmMissing { .. } => ExitCode::VmmMissing,
+            thaw_pools::Error::PortInUse { .. } | thaw_pools::Error::NotOurAddress { .. } => {
+                ExitCode::PortUnavailable
+            }
             thaw_pools::Error::ProgramFailed { message, .. } if message.contains("No space left") => {
                 ExitCode::DiskFull
             }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::SandboxNetwork;
 
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{Provenance, RootServing, Terms};
@@ -54,6 +55,9 @@ pub struct Record {
     /// What a later owner needs to freeze it.
     #[serde(default)]
     pub provenance: Option<Provenance>,
+    /// Its network, where that leads outside: what a later owner adopts it by.
+    #[serde(default)]
+    pub network: Option<SandboxNetwork>,
     /// How its image is served.
     #[serde(default)]
     pub root: RootServing,
@@ -425,6 +429,7 @@ mod tests {
             vcpus: 1,
             memory_mib: 128,
             provenance: None,
+            network: None,
             root: RootServing::Virtiofs,
             terms: Terms::default(),
         }

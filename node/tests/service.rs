@@ -11,13 +11,13 @@ use std::process::Command;
 use thaw_node::api::client::Client;
 use thaw_node::api::server::LINGERS;
 use thaw_protocol::api::CreateSandbox;
-use thaw_tiny_guest::bare::restless;
+use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd};
 
 fn place() -> Option<Place> {
     let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
-    Place::new(binaries, &restless())
+    Place::new(binaries, &lasting())
 }
 
 fn client(place: &Place) -> Client {

@@ -5,7 +5,8 @@
 //! whatever kills its owner, nothing is left on the host.
 //!
 //! The template has no journal (the disk dies with its sandbox) and nothing is initialised lazily, so the guest does no
-//! background work for it.
+//! background work for it. It can be grown while it is mounted: a disk of any size is one of a few sizes with more room
+//! behind it ([`Disk::enlarge`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,7 +23,7 @@ use crate::failpoint::{Failpoint, reach};
 use crate::resource::{Kind, Unfit};
 
 /// Changes when the arguments of `mkfs.ext4` below change, so that an old template is not taken for a new one.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 
 /// A formatted, never mounted filesystem to clone from.
 #[derive(Debug)]
@@ -46,6 +47,15 @@ impl Disk {
     pub fn of(file: OwnedFd) -> io::Result<Disk> {
         let size = rustix::fs::fstat(&file)?.st_size as u64;
         Ok(Disk { file, size })
+    }
+
+    /// Gives it `size` bytes, if it has fewer; what is on it does not know yet.
+    pub fn enlarge(&mut self, size: u64) -> io::Result<()> {
+        if size > self.size {
+            rustix::fs::ftruncate(&self.file, size)?;
+            self.size = size;
+        }
+        Ok(())
     }
 }
 
@@ -157,7 +167,9 @@ fn format(path: &Path, size: u64) -> Result<(), Error> {
             "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin",
         )
         .args(["-q", "-F", "-b", "4096", "-m", "0"])
-        .args(["-O", "^has_journal,^resize_inode,sparse_super2"])
+        // Not sparse_super2: the kernel grows no such file system. Without resize_inode it keeps the descriptors of new
+        // groups in those (meta_bg), so nothing is reserved here for a growth that may never come.
+        .args(["-O", "^has_journal,^resize_inode"])
         // The file is all holes, so the inode tables are already zero: say so instead of writing them or leaving it to
         // the guest's ext4lazyinit thread. Metadata packed together keeps the template to few extents.
         .args([
@@ -316,6 +328,21 @@ mod tests {
             .map(|e| e.unwrap().file_name())
             .collect();
         assert_eq!(names.len(), 1, "only the template has a name: {names:?}");
+    }
+
+    #[test]
+    fn a_disk_is_enlarged_and_not_made_smaller() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = nameless_file(directory.path()).unwrap();
+        file.set_len(4096).unwrap();
+        let mut disk = Disk::of(file.into()).unwrap();
+        disk.enlarge(1000).unwrap();
+        assert_eq!(disk.size, 4096);
+        disk.enlarge(1 << 40).unwrap();
+        assert_eq!(
+            (disk.size, rustix::fs::fstat(&disk.file).unwrap().st_size),
+            (1 << 40, 1 << 40)
+        );
     }
 
     #[test]

@@ -50,6 +50,11 @@ failpoints! {
     DiskMade = "disk.made",
     NetworkNamespaceMade = "network.namespace-made",
     NetworkTapMade = "network.tap-made",
+    /// The slot has a number, and nothing else.
+    NetworkPairMade = "network.pair-made",
+    NetworkAddressed = "network.addressed",
+    NetworkRulesMade = "network.rules-made",
+    NetworkPairDeleted = "network.pair-deleted",
     /// In one hierarchy of those there are.
     CgroupDirectoryMade = "cgroup.directory-made",
     CgroupDirectoryRemoved = "cgroup.directory-removed",
@@ -72,15 +77,17 @@ failpoints! {
     CloseDestroyed = "close.destroyed",
     CloseEnded = "close.ended",
 
-    ShellDirectoryMade = "shell.directory-made",
-    ShellRecorded = "shell.recorded",
-    ShellInCgroup = "shell.in-cgroup",
-    ShellMachineMade = "shell.machine-made",
+    SpareDirectoryMade = "spare.directory-made",
+    SpareRecorded = "spare.recorded",
+    SpareInCgroup = "spare.in-cgroup",
+    SpareMachineMade = "spare.machine-made",
+    /// A template is in it.
+    SpareRestored = "spare.restored",
     /// It is in two records: its own and that of the sandbox that takes it.
-    ShellTaken = "shell.taken",
-    ShellSocketMoved = "shell.socket-moved",
-    ShellLogMoved = "shell.log-moved",
-    ShellLeft = "shell.left",
+    SpareTaken = "spare.taken",
+    SpareSocketMoved = "spare.socket-moved",
+    SpareLogMoved = "spare.log-moved",
+    SpareLeft = "spare.left",
 
     TemplateLocked = "template.locked",
     TemplateDrafted = "template.drafted",

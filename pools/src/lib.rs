@@ -3,7 +3,7 @@
 //! | module | resource | what remains if its owner is killed |
 //! |---|---|---|
 //! | [`disk`] | writable layer: a preformatted ext4 in an unlinked file | nothing: the kernel frees it with the last descriptor |
-//! | [`network`] | a network namespace with a tap in it, held by descriptors | nothing, likewise |
+//! | [`network`] | a network namespace with a tap in it, joined to the host's, held by descriptors | nothing, likewise; published ports lead nowhere until the next start removes them |
 //! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, found by their maker's name by the next start |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
@@ -19,12 +19,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub mod cgroup;
+pub mod demand;
 pub mod disk;
 pub mod failpoint;
+mod link;
 pub mod machine;
+mod netlink;
 pub mod network;
+mod nft;
 pub mod plan;
 pub mod pool;
+pub mod prefix;
 pub mod process;
 pub mod resource;
 mod spawn;
@@ -58,6 +63,27 @@ pub enum Error {
         status: std::process::ExitStatus,
         message: String,
     },
+    /// The host has a route of its own into the range for slots.
+    #[error(
+        "the range {range} for sandboxes overlaps this host's route to {route} by {interface}; set another [network] range"
+    )]
+    RangeTaken {
+        range: String,
+        route: String,
+        interface: String,
+    },
+    /// As many slots as the range has room for.
+    #[error("all {slots} network slots of {range} are in use; set a larger [network] range")]
+    RangeFull { range: String, slots: u32 },
+    /// This host does not forward, and is not to be made to.
+    #[error("net.ipv4.ip_forward is 0; set it to 1, or [network] forwarding = true")]
+    ForwardingOff,
+    /// Somebody else has a port that was to be published.
+    #[error("port {port} of this host is in use; publish another")]
+    PortInUse { port: String },
+    /// A port of an address this host has not.
+    #[error("{port}: this host has no such address")]
+    NotOurAddress { port: String },
     /// thaw-vmm was not found.
     #[error("thaw-vmm is not at {}; put it beside thaw, or name it in THAW_VMM", looked.display())]
     VmmMissing { looked: PathBuf },

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::demand::Sizing;
+
 /// How many a pool keeps ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
@@ -43,6 +45,14 @@ impl Watermarks {
         }
     }
 
+    /// The same low mark under another high one, or under itself if that is lower.
+    pub fn up_to(self, high: usize) -> Watermarks {
+        Watermarks {
+            low: self.low,
+            high: high.clamp(self.low, Watermarks::MOST),
+        }
+    }
+
     pub fn low(&self) -> usize {
         self.low
     }
@@ -58,6 +68,8 @@ pub struct Plan<W> {
     /// What is made ahead.
     pub want: W,
     pub watermarks: Watermarks,
+    /// How many of those it may keep ready it does.
+    pub sizing: Sizing,
     /// How many are made at once.
     pub makers: usize,
     /// How many wait for their destruction before who releases one destroys it.
@@ -71,6 +83,7 @@ impl<W> Plan<W> {
         Plan {
             want,
             watermarks,
+            sizing: Sizing::Full,
             makers: 2,
             doomed: 256,
             backoff: Backoff::default(),

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - a claim that finds something ready takes one short lock and a check; it never waits for a resource to be made, in
 //!   this pool or in another, and where nothing is ready it makes its own and says why ([`SlowReason`]);
-//! - never more than [`high`](crate::plan::Watermarks::high) are ready;
+//! - never more than [`high`](crate::plan::Watermarks::high) are ready; where it is sized by demand, what was not claimed
+//!   for so long is destroyed down to [`low`](crate::plan::Watermarks::low);
 //! - what was made is handed out once or destroyed once, not both and not neither, also when the pool is closed;
 //! - what cannot be made, or turns out unfit, is tried again after a pause that doubles each time.
 //!
@@ -17,8 +18,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::demand::{Demand, Sizing};
 use crate::failpoint::{Failpoint, reach};
-use crate::plan::{Backoff, Plan};
+use crate::plan::{Backoff, Plan, Watermarks};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, Depth, PoolStatistics, add};
 
@@ -56,9 +58,19 @@ struct State<R> {
     /// Between falling below the low mark and reaching the high one.
     filling: bool,
     closed: bool,
+    demand: Demand,
     /// Of making, and of checking what was made.
     failing: Trouble,
     unfit: Trouble,
+}
+
+impl<R> State<R> {
+    /// The oldest that is ready, if that are more than there are to be.
+    fn spare(&mut self, full: usize) -> Option<R> {
+        (self.ready.len() > full)
+            .then(|| self.ready.pop_front())
+            .flatten()
+    }
 }
 
 /// Failures in a row.
@@ -224,6 +236,10 @@ impl<K: Kind> fmt::Debug for Pool<K> {
 
 impl<K: Kind> Shared<K> {
     fn new(kind: K, plan: Option<Plan<K::Want>>) -> Arc<Shared<K>> {
+        let demand = match &plan {
+            Some(plan) => Demand::new(plan.sizing, plan.watermarks),
+            None => Demand::new(Sizing::Full, Watermarks::half_of(0)),
+        };
         Arc::new(Shared {
             kind,
             plan,
@@ -233,6 +249,7 @@ impl<K: Kind> Shared<K> {
                 making: 0,
                 filling: true,
                 closed: false,
+                demand,
                 failing: Trouble::default(),
                 unfit: Trouble::default(),
             }),
@@ -259,14 +276,19 @@ impl<K: Kind> Shared<K> {
             return Err(SlowReason::OtherWant);
         }
         let mut none = SlowReason::Empty;
+        let now = Instant::now();
+        let mut counted = false;
         // What makers add meanwhile is another claim's to look at.
         for _ in 0..plan.watermarks.high() {
             let mut state = self.lock();
             if state.closed {
                 return Err(SlowReason::Closed);
             }
+            if !std::mem::replace(&mut counted, true) {
+                state.demand.claimed(now);
+            }
             let resource = state.ready.pop_front();
-            let refill = state.ready.len() < plan.watermarks.low();
+            let refill = state.ready.len() < state.demand.target(now).refill;
             state.filling |= refill;
             let doubted = state.unfit.failures > 0;
             drop(state);
@@ -343,8 +365,23 @@ impl<K: Kind> Shared<K> {
                 .flatten()
                 .max()
                 .map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
-            if !state.filling || state.ready.len() + state.making >= plan.watermarks.high() {
-                state = self.refill.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let target = state.demand.target(now);
+            if let Some(spare) = state.spare(target.full) {
+                drop(state);
+                self.destroy(spare);
+                state = self.lock();
+                continue;
+            }
+            if !state.filling || state.ready.len() + state.making >= target.full {
+                state = match target.falls {
+                    Some(falls) => {
+                        let waited = self
+                            .refill
+                            .wait_timeout(state, falls.saturating_duration_since(now));
+                        waited.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                    None => self.refill.wait(state).unwrap_or_else(PoisonError::into_inner),
+                };
                 continue;
             }
             if !pause.is_zero() {
@@ -379,7 +416,7 @@ impl<K: Kind> Shared<K> {
             Ok(resource) => {
                 state.failing.over();
                 state.ready.push_back(resource);
-                state.filling = state.ready.len() < plan.watermarks.high();
+                state.filling = state.ready.len() < state.demand.target(Instant::now()).full;
                 state
             }
             Err(error) => {

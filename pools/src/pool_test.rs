@@ -283,3 +283,21 @@ proptest! {
         prop_assert_eq!(seen.claims, seen.hits + seen.misses.iter().map(|(_, n)| n).sum::<u64>());
     }
 }
+
+#[test]
+fn one_sized_by_demand_grows_with_its_claims_and_shrinks_without_them() {
+    let kind = Arc::new(Serials::default());
+    let sizing = Sizing::Demand {
+        within: Duration::from_millis(300),
+    };
+    let plan = Plan { sizing, ..plan(1, 8) };
+    let pool = Pool::filled(kind.clone(), plan).unwrap();
+    until(&pool, |s| s.ready == 1);
+    while pool.statistics().ready < 3 {
+        pool.release(pool.claim(&"this").unwrap().resource);
+        std::thread::yield_now();
+    }
+    until(&pool, |s| s.ready == 1 && s.making == 0);
+    drop(pool);
+    assert!(alive(&kind).is_empty());
+}

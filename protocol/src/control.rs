@@ -103,8 +103,9 @@ pub struct MachineSpec {
 pub enum Backend {
     /// One descriptor: a regular file or block device; its size is the capacity (rounded down to 512 bytes).
     Disk { read_only: bool },
-    /// One descriptor: a tap, `IFF_NO_PI | IFF_VNET_HDR`, vnet header 12 bytes.
-    Tap { mac: [u8; 6] },
+    /// One descriptor: a tap, `IFF_NO_PI | IFF_VNET_HDR`. `prepared`: its vnet headers are of 12 bytes and it has every
+    /// offload (checksums; TSO4, TSO6, ECN), so that nobody need ask it, which would take the host's RTNL.
+    Tap { mac: [u8; 6], prepared: bool },
     /// One descriptor: a listening unix stream socket. A peer that connects says `CONNECT <port>\n` and is answered
     /// `OK <host port>\n` once the guest has accepted (the hybrid-vsock convention of Firecracker and Kata).
     Vsock,

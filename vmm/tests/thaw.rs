@@ -51,6 +51,18 @@ fn clones_go_on_where_their_source_was_frozen_each_with_a_generation_of_its_own(
 }
 
 #[test]
+fn a_guest_that_sleeps_is_woken_by_each_new_generation() {
+    let snapshot = frozen_at(&bare::lasting().kernel(), READY);
+    let (clone, mut control, mut console) = snapshot.thawed(spec(1, 64));
+    let first = generation(&mut console);
+    assert_eq!(read_exactly(&mut console, READY.len()), READY.as_bytes());
+    control.request(Command::Pause, &[]).unwrap();
+    let again = Snapshot::full(&clone, &mut control);
+    let (_vmm, _control, mut console) = again.thawed(spec(1, 64));
+    assert_ne!(generation(&mut console), first);
+}
+
+#[test]
 fn a_source_and_its_clone_both_go_on_after_the_freeze() {
     let tick = Code::default().print("tick\n").repeat_from(0).kernel();
     let (vmm, mut source, mut source_console) = paused_at(spec(2, 64), &tick, "tick\n");

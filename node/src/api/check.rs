@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use thaw_protocol::api::{CreateSandbox, FreezeSandbox, ThawSandbox};
+use thaw_pools::network::Terms;
+use thaw_protocol::api::{CreateSandbox, DISK_MIB, FreezeSandbox, NetworkPolicy, PublishedPort, ThawSandbox};
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
 use super::problem::{ApiCode, Refusal};
 use super::watch::selector::check_labels;
 use crate::exit::{ExitCode, Failure};
 
-/// Longest name or image, bytes.
-const MAX_TEXT: usize = 4096;
-/// Longest name of a sandbox, bytes.
+/// Longest image or path, characters.
+const MAX_TEXT: usize = 1024;
+/// Longest name of a sandbox, characters.
 const MAX_NAME: usize = 253;
 
 /// A sandbox to make of an image.
@@ -31,11 +32,19 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     if request.memory_mib > most {
         return Err(invalid(format!("memory_mib is at most {most}")));
     }
+    if !DISK_MIB.contains(&request.disk_mib) {
+        return Err(invalid(format!(
+            "disk_mib is {} to {}",
+            DISK_MIB.start(),
+            DISK_MIB.end()
+        )));
+    }
     plain("image", &request.image, MAX_TEXT)?;
     memory_mode(request.memory_mode)?;
     if let Some(file) = &request.record_to {
         absolute("record_to", file)?;
     }
+    network(request.network_policy.as_ref(), &request.publish)?;
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)
 }
@@ -43,9 +52,15 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
 /// A sandbox to make of a snapshot.
 pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     absolute("directory", &request.directory)?;
+    network(request.network_policy.as_ref(), &request.publish)?;
     memory_mode(request.memory_mode)?;
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)
+}
+
+/// A network policy, and ports to be published.
+pub fn network(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<(), Refusal> {
+    Terms::read(policy, publish).map(drop).map_err(invalid)
 }
 
 /// A sandbox to freeze.
@@ -79,20 +94,21 @@ fn named(name: &Option<String>, hostname: &Option<String>) -> Result<(), Refusal
 }
 
 fn plain(field: &str, text: &str, most: usize) -> Result<(), Refusal> {
-    match !text.is_empty() && text.len() <= most && !text.chars().any(char::is_control) {
+    let length = text.chars().count();
+    match (1..=most).contains(&length) && !text.chars().any(char::is_control) {
         true => Ok(()),
         false => Err(invalid(format!(
-            "{field} is 1 to {most} bytes without control characters"
+            "{field} is 1 to {most} characters, no control characters"
         ))),
     }
 }
 
 fn absolute(field: &str, path: &Path) -> Result<(), Refusal> {
-    let text = path.as_os_str().as_encoded_bytes();
-    match path.is_absolute() && !text.contains(&0) && text.len() <= MAX_TEXT {
+    let text = path.to_string_lossy();
+    match path.is_absolute() && !text.contains('\0') && text.chars().count() <= MAX_TEXT {
         true => Ok(()),
         false => Err(invalid(format!(
-            "{field} is an absolute path of at most {MAX_TEXT} bytes"
+            "{field} is an absolute path of at most {MAX_TEXT} characters"
         ))),
     }
 }

@@ -10,8 +10,8 @@ use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, NodeUsage, Problem,
-    Sandbox, SandboxList, ThawSandbox,
+    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, NetworkPolicy,
+    NodeUsage, Problem, Sandbox, SandboxList, ThawSandbox,
 };
 
 use crate::exit::{ExitCode, Failure};
@@ -105,6 +105,13 @@ impl Client {
         let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
         let path = format!("/v1/sandboxes/{}/freeze", escape(id));
         self.ask(Method::POST, &path, Some(body)).await
+    }
+
+    /// Says where a sandbox may connect to.
+    pub async fn set_network_policy(&self, id: &str, policy: &NetworkPolicy) -> Result<Sandbox, Failure> {
+        let body = serde_json::to_vec(policy).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}/network", escape(id));
+        self.ask(Method::PATCH, &path, Some(body)).await
     }
 
     /// Makes a sandbox of a snapshot.

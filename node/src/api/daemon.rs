@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NodeUsage, PoolUsage,
+    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage,
     Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
@@ -373,6 +373,19 @@ impl Daemon {
         done
     }
 
+    /// Says where a sandbox may connect to, from now on.
+    pub async fn set_network_policy(
+        &self,
+        wanted: &str,
+        policy: NetworkPolicy,
+    ) -> Result<Arc<Described>, Failure> {
+        let turn = self.turn(wanted).await?;
+        let network = turn.machine.set_network_policy(policy).await?;
+        self.cache
+            .update(&turn.id, |described| described.network = Some(network));
+        self.cache.get(&turn.id).ok_or_else(|| none(wanted))
+    }
+
     /// Waits until nobody else changes a sandbox.
     async fn turn(&self, wanted: &str) -> Result<Turn, Failure> {
         let id = self.id(wanted)?;
@@ -482,6 +495,7 @@ fn describe(machine: &dyn Machine, condition: Condition) -> Described {
         reason: None,
         vsock: machine.vsock().display().to_string(),
         vmm_pid: record.vmm.map(|v| v.pid),
+        network: record.network.clone(),
         labels: record.terms.labels.clone(),
         timeout_s: record.terms.timeout.map(|t| t.seconds),
         resource_version: 0,

@@ -17,7 +17,7 @@ use super::problem::{ApiCode, Refusal};
 
 /// How long a body may take to come.
 pub const BODY_LIMIT: Duration = Duration::from_secs(30);
-/// Longest name or id in a path, bytes.
+/// Longest name or id in a path, characters.
 const MAX_NAME: usize = 253;
 /// Longest idempotency key, bytes.
 const MAX_KEY: usize = 255;
@@ -111,10 +111,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
         let name = Path::<String>::from_request_parts(parts, state).await;
         let Path(name) = name.map_err(|e| Refusal::new(ApiCode::BadParameter, e.body_text()))?;
-        match name.len() <= MAX_NAME && !name.chars().any(char::is_control) {
+        match name.chars().count() <= MAX_NAME && !name.chars().any(char::is_control) {
             true => Ok(Named(name)),
             false => {
-                let what = format!("no name has control characters or more than {MAX_NAME} bytes");
+                let what = format!("no name has control characters or more than {MAX_NAME} of others");
                 Err(Refusal::new(ApiCode::BadParameter, what))
             }
         }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::statistics::PoolStatistics;
-use thaw_protocol::api::{Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ThawSandbox, Usage};
+use thaw_protocol::api::{
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, SandboxNetwork, ThawSandbox, Usage,
+};
 use tokio::sync::watch;
 
 use super::daemon::Daemon;
@@ -182,6 +184,13 @@ impl Machine for FakeMachine {
         Ok(FrozenSandbox {
             memory_bytes: 1,
             paused_ns: 2,
+        })
+    }
+
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+        Ok(SandboxNetwork {
+            policy,
+            ..SandboxNetwork::default()
         })
     }
 

@@ -11,7 +11,8 @@ use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, ProcessIdentity, ThawSandbox, Usage,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, ProcessIdentity, SandboxNetwork,
+    ThawSandbox, Usage,
 };
 use thaw_protocol::control::MachineState;
 use thaw_rootfs::progress::Silent;
@@ -22,7 +23,8 @@ use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout, usage,
+    FreezeOptions, NetworkMode, Node, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec, Timeout, network,
+    usage,
 };
 use crate::state::Record;
 use crate::trace::Trace;
@@ -73,6 +75,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn pause(&self) -> Result<(), Failure>;
     async fn resume(&self) -> Result<(), Failure>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure>;
+    /// Says where it may connect to, from now on: its network as it is then.
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure>;
     /// Ends it; who holds it removes it.
     fn kill(&self);
     /// Ends it and removes all it has.
@@ -94,9 +98,11 @@ impl Maker for Node {
             plain_http: request.plain_http,
             vcpus: request.cpus,
             memory_mib: request.memory_mib,
+            disk_mib: request.disk_mib,
             hostname: request.hostname,
             name: request.name,
             network: parse::<NetworkMode>("network", &request.network)?,
+            network_terms: network::read(request.network_policy.as_ref(), &request.publish)?,
             command: request.command,
             tethered: false,
             client: request.client.map(process),
@@ -131,6 +137,8 @@ impl Maker for Node {
             tethered: false,
             client: request.client.map(process),
             memory_mode: request.memory_mode,
+            network_policy: request.network_policy,
+            publish: request.publish,
             terms: Terms {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
@@ -143,7 +151,7 @@ impl Maker for Node {
 
     fn pools(&self) -> Vec<PoolStatistics> {
         let mut all = Vec::from(self.pools.statistics());
-        all.push(self.shells.statistics());
+        all.extend([self.shells.statistics(), self.parked.statistics()]);
         all
     }
 
@@ -256,6 +264,10 @@ impl Machine for Microvm {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
         })
+    }
+
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+        self.sandbox.set_network_policy(policy).await
     }
 
     fn kill(&self) {

@@ -151,7 +151,7 @@ fn status(code: ExitCode) -> StatusCode {
         E::SandboxNotFound | E::ImageNotFound | E::ImageNotStored | E::SnapshotNotFound => {
             StatusCode::NOT_FOUND
         }
-        E::NameInUse | E::ImageInUse => StatusCode::CONFLICT,
+        E::NameInUse | E::ImageInUse | E::PortUnavailable => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
         E::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
         E::RegistryUnreachable | E::RegistryDenied | E::RegistryRateLimited | E::RegistryFailed => {

@@ -9,6 +9,8 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use thaw_protocol::api::{Bookmark, MAX_BODY, Problem, WatchEvent};
 use utoipa::OpenApi;
+use utoipa::openapi::content::Content;
+use utoipa::openapi::schema::Ref;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -43,12 +45,39 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(sandboxes::pause))
         .routes(routes!(sandboxes::resume))
         .routes(routes!(sandboxes::freeze))
+        .routes(routes!(sandboxes::set_network_policy))
         .routes(routes!(sandboxes::thaw))
+}
+
+/// Says of every operation that it may be answered by a problem, whatever it says of single statuses: what is refused on
+/// the way to a route is not the route's to tell.
+fn with_problems(document: &mut utoipa::openapi::OpenApi) {
+    let problem = utoipa::openapi::response::ResponseBuilder::new()
+        .description("What is wrong, by its status and code")
+        .content(
+            "application/problem+json",
+            Content::new(Some(Ref::from_schema_name("Problem"))),
+        )
+        .build();
+    for item in document.paths.paths.values_mut() {
+        let operations = [
+            &mut item.get,
+            &mut item.put,
+            &mut item.post,
+            &mut item.delete,
+            &mut item.patch,
+        ];
+        for operation in operations.into_iter().flatten() {
+            let responses = &mut operation.responses.responses;
+            responses.insert("default".into(), problem.clone().into());
+        }
+    }
 }
 
 /// The OpenAPI document: docs/openapi.json.
 pub fn document() -> String {
-    let (_, document) = described().split_for_parts();
+    let (_, mut document) = described().split_for_parts();
+    with_problems(&mut document);
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text

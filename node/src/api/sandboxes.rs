@@ -13,8 +13,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, Problem, Sandbox, SandboxList, ThawSandbox,
-    WatchEvent,
+    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, Problem, Sandbox,
+    SandboxList, ThawSandbox, WatchEvent,
 };
 use utoipa::IntoParams;
 
@@ -32,6 +32,9 @@ use crate::spans::{self, Creation};
 /// The media type of a watch.
 const LINES: &str = "application/x-ndjson";
 
+/// How many sandboxes may be asked for at once; without a limit, all are.
+const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
+
 /// What of the sandboxes is asked for.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -41,7 +44,8 @@ pub struct ListParameters {
     label_selector: Option<String>,
     /// By fields: `name`, `state`, `image`, with `=` or `!=`; all of those between commas.
     field_selector: Option<String>,
-    /// At most so many, at least one.
+    /// At most so many.
+    #[param(minimum = 1, maximum = 10000)]
     limit: Option<u32>,
     /// Where the list before said that it goes on.
     #[serde(rename = "continue")]
@@ -83,8 +87,9 @@ pub async fn list(
     if asked.resource_version.is_some() {
         return Err(bad("resourceVersion goes with watch=1"));
     }
-    if asked.limit == Some(0) {
-        return Err(bad("limit is at least 1"));
+    if asked.limit.is_some_and(|limit| !LIMIT.contains(&limit)) {
+        let (least, most) = (LIMIT.start(), LIMIT.end());
+        return Err(bad(&format!("limit is {least} to {most}")));
     }
     let from = match asked.continue_token.as_deref() {
         Some(text) => Some(Token::decode(text).ok_or_else(|| bad("this is no continue token"))?),
@@ -131,7 +136,7 @@ fn follow(
 }
 
 /// One sandbox, by id or name.
-#[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+#[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -143,7 +148,7 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Res
 /// Makes a sandbox of an image; its agent takes containers when this answers.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = CreateSandbox,
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
         ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
     ), responses(
     (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
@@ -168,7 +173,7 @@ pub async fn create(
 /// Makes a sandbox of a snapshot: what ran in it goes on, as another.
 #[utoipa::path(post, path = "/v1/thaws", tag = "sandboxes", request_body = ThawSandbox,
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
         ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
     ), responses(
     (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
@@ -245,7 +250,7 @@ fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
 }
 
 /// Ends a sandbox and removes all it has.
-#[utoipa::path(delete, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+#[utoipa::path(delete, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "It is gone"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -258,7 +263,7 @@ pub async fn delete(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> 
 }
 
 /// Stops a sandbox's CPUs.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "They stand still"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -271,7 +276,7 @@ pub async fn pause(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> R
 }
 
 /// Lets a paused sandbox's CPUs run again.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes", params(("id" = String, Path, description = "Id or name")), responses(
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "They run"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -283,9 +288,29 @@ pub async fn resume(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> 
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Says where a sandbox may connect to, from now on: at once, for the connections it has too.
+#[utoipa::path(patch, path = "/v1/sandboxes/{id}/network", tag = "sandboxes", request_body = NetworkPolicy,
+    params(("id" = String, Path, description = "Id or name")), responses(
+    (status = 200, body = Sandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn set_network_policy(
+    State(daemon): State<Arc<Daemon>>,
+    Named(wanted): Named,
+    Body(policy): Body<NetworkPolicy>,
+) -> Result<Json<Sandbox>, Refusal> {
+    check::network(Some(&policy), &[])?;
+    let changed = daemon
+        .clone()
+        .finish(async move { daemon.set_network_policy(&wanted, policy).await })
+        .await?;
+    Ok(Json(Sandbox::clone(&changed)))
+}
+
 /// Writes a running sandbox down, memory and disk.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/freeze", tag = "sandboxes", request_body = FreezeSandbox,
-    params(("id" = String, Path, description = "Id or name")), responses(
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = FrozenSandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),

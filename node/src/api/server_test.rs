@@ -64,6 +64,10 @@ async fn both_ends_agree_over_a_socket() {
         client.pause("nobody").await,
         client.resume("nobody").await,
         client.freeze("nobody", &freeze).await.map(drop),
+        client
+            .set_network_policy("nobody", &Default::default())
+            .await
+            .map(drop),
     ] {
         assert_eq!(not_found.unwrap_err().code, ExitCode::SandboxNotFound);
     }
@@ -73,6 +77,8 @@ async fn both_ends_agree_over_a_socket() {
         name: None,
         client: None,
         memory_mode: Default::default(),
+        publish: Vec::new(),
+        network_policy: None,
         labels: Default::default(),
         timeout_s: None,
     };

@@ -189,7 +189,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
         node.fill_pools()?;
         tokio::spawn(node.images.clone().keep_measured());
-        pools = Some((node.shells.clone(), node.pools.clone()));
+        pools = Some((node.parked.clone(), node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {
                 Some(Listening::open(node.images.clone(), &node.paths.snapshots(), socket).await?)
@@ -223,7 +223,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     });
     // Once it is gone, nobody claims or releases any more.
     drop(runtime);
-    if let Some((shells, pools)) = pools {
+    if let Some((parked, shells, pools)) = pools {
+        parked.close();
         shells.close();
         pools.close();
     }

@@ -17,7 +17,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::image::record::Recording;
 use crate::images::Images;
 use crate::paths::Paths;
-use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, Terms, ThawSpec};
+use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, Terms, ThawSpec, network};
 use crate::state::{RunDirectory, vsock_socket};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -94,9 +94,11 @@ impl Home {
             plain_http: arguments.source.plain_http,
             vcpus: arguments.cpus,
             memory_mib: arguments.memory.mebibytes(),
+            disk_mib: arguments.disk.mebibytes(),
             hostname: arguments.hostname.clone(),
             name: arguments.name.clone(),
             network: arguments.network,
+            network_terms: network::read(arguments.through.policy()?.as_ref(), &arguments.through.publish)?,
             command: command.to_vec(),
             tethered: true,
             client: None,
@@ -144,6 +146,8 @@ impl Home {
             tethered: true,
             client: None,
             memory_mode: request.memory_mode,
+            network_policy: request.network_policy,
+            publish: request.publish,
             terms: Terms::default(),
         };
         let sandbox = Sandbox::thaw(&node, spec, trace).await?;
@@ -224,15 +228,10 @@ impl Home {
     }
 
     /// A failure with what the sandbox says of it.
-    pub(super) fn explain(&self, failure: Failure) -> Failure {
+    pub(super) async fn explain(&self, failure: Failure) -> Failure {
         match (&self.keeper, failure.code) {
             (Keeper::Ourselves { sandbox, .. }, ExitCode::GuestEnded | ExitCode::AgentFailed) => {
-                let what = sandbox.ended().unwrap_or_else(|| failure.what.clone());
-                Failure {
-                    what,
-                    context: sandbox.console_tail(),
-                    ..failure
-                }
+                sandbox.explain(failure).await
             }
             _ => failure,
         }
@@ -305,9 +304,12 @@ fn daemon_request(
         plain_http: arguments.source.plain_http,
         cpus: arguments.cpus,
         memory_mib: arguments.memory.mebibytes(),
+        disk_mib: arguments.disk.mebibytes(),
         hostname: arguments.hostname.clone(),
         name: arguments.name.clone(),
         network: name(&arguments.network),
+        publish: arguments.through.publish.clone(),
+        network_policy: arguments.through.policy()?,
         command: command.to_vec(),
         client: myself(),
         cold: arguments.cold,

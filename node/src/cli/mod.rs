@@ -15,6 +15,7 @@ mod exec;
 mod home;
 mod image;
 pub mod logging;
+mod network;
 mod ps;
 mod run;
 mod running;
@@ -24,7 +25,8 @@ mod thaw;
 mod top;
 
 pub use image::ImageCommand;
-pub use size::MemorySize;
+pub use network::{ChangeArguments, NetworkArguments};
+pub use size::ByteSize;
 pub use template::TemplateCommand;
 
 /// Runs each container in a microVM of its own.
@@ -84,6 +86,8 @@ pub enum Command {
     Thaw(ThawArguments),
     /// Make clones of a running sandbox, detached, and print their ids
     Fork(ForkArguments),
+    /// Say where a running sandbox may connect to, from now on
+    Network(ChangeArguments),
     /// End sandboxes
     Rm {
         /// The sandboxes: ids, names, or beginnings of ids
@@ -114,6 +118,7 @@ Examples:
   thaw run -it registry.example/python:3 python3
   echo data | thaw run -i -e MODE=fast --memory 1g --cpus 2 oci:./app
   thaw run --timings --network none docker-archive:app.tar /bin/true
+  thaw run -p 8080:80 --egress allow=192.0.2.0/24:443 --egress default=deny oci:./web
 
 Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 113 for what is wrong
 with the host, the image or the registry: see docs/exit-codes.md.";
@@ -131,7 +136,10 @@ pub struct RunArguments {
     pub cpus: u8,
     /// Memory of the microVM, kernel included: bytes, or with k, m, g; at least 64m
     #[arg(short, long, value_name = "SIZE", default_value = "512m")]
-    pub memory: MemorySize,
+    pub memory: ByteSize,
+    /// What the container may write: bytes, or with k, m, g, t; 64m to 1t. The host stores what is written
+    #[arg(long, value_name = "SIZE", default_value = "8g")]
+    pub disk: ByteSize,
     /// Mount the container's root filesystem read-only
     #[arg(long)]
     pub read_only: bool,
@@ -144,9 +152,11 @@ pub struct RunArguments {
     /// A name for the sandbox, to be used with `thaw exec`
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
-    /// `private`: a network of its own with its host end; `none`: loopback only
+    /// `private`: a network of its own, through which it reaches the world outside; `none`: loopback only
     #[arg(long, value_name = "KIND", value_enum, default_value_t)]
     pub network: NetworkMode,
+    #[command(flatten)]
+    pub through: NetworkArguments,
     #[command(flatten)]
     pub source: SourceArguments,
     /// How the image is served: `virtiofs`: as files; `erofs`: as a disk that the guest mounts itself
@@ -222,6 +232,8 @@ pub struct ThawArguments {
     /// A name for the sandbox
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
+    #[command(flatten)]
+    pub through: NetworkArguments,
     #[arg(long, value_name = "MODE", value_parser = home::parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
     /// At the end, say where the time of the start went
@@ -361,6 +373,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
         Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
         Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),
+        Command::Network(arguments) => in_runtime(network::change(arguments)),
         Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),
         Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, ui)),
         Command::Fork(arguments) => in_runtime(thaw::fork(arguments, ui)),
@@ -448,6 +461,9 @@ mod tests {
             &["thaw", "run", "--cpus", "0", "x"],
             &["thaw", "run", "--memory", "much", "x"],
             &["thaw", "run", "--network", "host", "x"],
+            &["thaw", "run", "-p", "80", "x"],
+            &["thaw", "run", "--egress", "allow=everywhere", "x"],
+            &["thaw", "network", "x"],
             &["thaw", "run", "--name", "a/b", "x"],
             &["thaw", "exec", "x"],
             &["thaw", "image", "rm"],

@@ -90,7 +90,10 @@ pub(super) async fn conclude(
     timings: Option<&Trace>,
     ui: &Ui,
 ) -> Result<u8, Failure> {
-    let result = result.map_err(|failure| home.explain(failure));
+    let result = match result {
+        Err(failure) => Err(home.explain(failure).await),
+        Ok(end) => Ok(end),
+    };
     if let Some(trace) = timings {
         home.note_read_ahead(trace);
     }

@@ -1,20 +1,20 @@
-//! Sizes as `docker run --memory` takes them.
+//! Sizes of memory and disks, as `docker run --memory` takes them.
 
 use std::fmt;
 use std::str::FromStr;
 
 /// Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemorySize(u64);
+pub struct ByteSize(u64);
 
-impl MemorySize {
+impl ByteSize {
     /// In MiB, rounded up.
     pub fn mebibytes(self) -> u32 {
         u32::try_from(self.0.div_ceil(1 << 20)).unwrap_or(u32::MAX)
     }
 }
 
-impl FromStr for MemorySize {
+impl FromStr for ByteSize {
     type Err = String;
 
     /// A number, then nothing or `b` (bytes), `k`, `m`, `g` or `t` (powers of 1024), also as `kb` or `kib`.
@@ -32,11 +32,11 @@ impl FromStr for MemorySize {
             "t" | "tb" | "tib" => 40,
             _ => return Err(bad()),
         };
-        number.checked_mul(1 << shift).map(MemorySize).ok_or_else(bad)
+        number.checked_mul(1 << shift).map(ByteSize).ok_or_else(bad)
     }
 }
 
-impl fmt::Display for MemorySize {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}m", self.mebibytes())
     }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn sizes_are_dockers() {
-        let mib = |text: &str| text.parse::<MemorySize>().map(MemorySize::mebibytes);
+        let mib = |text: &str| text.parse::<ByteSize>().map(ByteSize::mebibytes);
         assert_eq!(mib("512m"), Ok(512));
         assert_eq!(mib("1G"), Ok(1024));
         assert_eq!(mib("2GiB"), Ok(2048));

@@ -8,7 +8,7 @@ use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use thaw_protocol::control::{CpuBaseline, MEMORY_MIB};
 
-use super::MemorySize;
+use super::ByteSize;
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::sandbox::{Node, cold};
@@ -26,7 +26,7 @@ pub enum TemplateCommand {
         cpus_max: u8,
         /// Memory a sandbox thawed from it has at least; more is plugged in
         #[arg(short, long, value_name = "SIZE", default_value = "128m")]
-        memory: MemorySize,
+        memory: ByteSize,
         /// What its CPUs are: host, x86-64-v2, x86-64-v3 or x86-64-v4
         #[arg(long, value_name = "LEVEL", default_value = "host", value_parser = parse_baseline)]
         baseline: CpuBaseline,
@@ -124,7 +124,7 @@ pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> 
     Ok(0)
 }
 
-fn memory_mib(memory: MemorySize) -> Result<u32, Failure> {
+fn memory_mib(memory: ByteSize) -> Result<u32, Failure> {
     let mib = memory.mebibytes();
     match MEMORY_MIB.contains(&mib) {
         true => Ok(mib),

@@ -27,6 +27,8 @@ pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Failu
         name: arguments.name.clone(),
         client: None,
         memory_mode: memory_mode(arguments.memory_mode)?,
+        publish: arguments.through.publish.clone(),
+        network_policy: arguments.through.policy()?,
         labels: Default::default(),
         timeout_s: None,
     };

@@ -29,9 +29,10 @@ pub fn check(file: Option<&Path>) -> Result<String, Failure> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use thaw_pools::network::Setup;
     use thaw_rootfs::fetch::{Config as FetchConfig, Mirror, MirrorKind};
 
-    use super::super::pools::{PoolsConfig, ShellsConfig};
+    use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
     use super::super::{PrefetchConfig, Size, StoreConfig, TracingConfig};
     use super::*;
     use crate::exit::ExitCode;
@@ -54,7 +55,18 @@ mod tests {
             networks,
             cgroups,
             shells: ShellsConfig { shapes, each },
+            parked:
+                ParkedConfig {
+                    templates,
+                    each: each_parked,
+                    within_s,
+                },
         } = PoolsConfig::default();
+        let Setup {
+            range,
+            forwarding,
+            nameservers: _,
+        } = Setup::default();
         let mirror = Mirror {
             url: "https://mirror.example".into(),
             kind: MirrorKind::Registry,
@@ -71,12 +83,22 @@ mod tests {
                 prefetch_bandwidth: Some(50_000_000),
                 ..FetchConfig::default()
             },
+            network: Setup {
+                range,
+                forwarding,
+                nameservers: vec![[192, 0, 2, 53].into()],
+            },
             pools: PoolsConfig {
                 makers,
                 disks,
                 networks,
                 cgroups,
                 shells: ShellsConfig { shapes, each },
+                parked: ParkedConfig {
+                    templates,
+                    each: each_parked,
+                    within_s,
+                },
             },
             tracing: TracingConfig {
                 otlp: Some("http://127.0.0.1:4318".into()),

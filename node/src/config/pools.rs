@@ -1,9 +1,13 @@
 //! `[pools]`: how much of what sandboxes need thawd makes ahead.
 
 use std::num::NonZero;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thaw_pools::demand::Sizing;
 use thaw_pools::plan::{Watermarks, WatermarksError};
+
+use crate::sandbox::HotPlan;
 
 /// `[pools]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +22,8 @@ pub struct PoolsConfig {
     pub cgroups: Marks,
     /// thaw-vmm processes with an empty machine.
     pub shells: ShellsConfig,
+    /// thaw-vmm processes with a template in their machine.
+    pub parked: ParkedConfig,
 }
 
 /// `[pools.shells]`.
@@ -31,9 +37,49 @@ pub struct ShellsConfig {
 }
 
 impl ShellsConfig {
-    /// How many of each shape.
-    pub fn marks(&self) -> Watermarks {
-        self.each.0
+    /// With so many makers of each shape.
+    pub fn plan(&self, makers: usize) -> HotPlan {
+        HotPlan {
+            wants: self.shapes.into(),
+            marks: self.each.0,
+            sizing: Sizing::Full,
+            makers,
+        }
+    }
+}
+
+/// `[pools.parked]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParkedConfig {
+    /// How many templates have a pool, the last used ones. 0: none.
+    pub templates: u8,
+    /// How many of each: as many as were claimed lately, within these bounds.
+    pub each: Marks,
+    /// What is lately, seconds.
+    pub within_s: NonZero<u32>,
+}
+
+impl ParkedConfig {
+    /// With so many makers of each template.
+    pub fn plan(&self, makers: usize) -> HotPlan {
+        let within = Duration::from_secs(self.within_s.get().into());
+        HotPlan {
+            wants: self.templates.into(),
+            marks: self.each.0,
+            sizing: Sizing::Demand { within },
+            makers,
+        }
+    }
+}
+
+impl Default for ParkedConfig {
+    fn default() -> Self {
+        Self {
+            templates: 2,
+            each: Marks(Watermarks::half_of(2).up_to(16)),
+            within_s: NonZero::<u32>::MIN.saturating_add(119),
+        }
     }
 }
 
@@ -54,6 +100,7 @@ impl Default for PoolsConfig {
             networks: Marks::default(),
             cgroups: Marks::default(),
             shells: ShellsConfig::default(),
+            parked: ParkedConfig::default(),
         }
     }
 }
@@ -132,6 +179,7 @@ mod tests {
             ("[pools]\ncgroups = { low = 1 }", "line 2", "high"),
             ("[pools.shells]\nshapes = 256", "line 2", "shapes"),
             ("[pools.shells]\neach = { high = 4097 }", "line 2", "each"),
+            ("[pools.parked]\nwithin_s = 0", "line 2", "within_s"),
             ("[pools.cgroups]\nhigh = 100000", "line 1", "100000"),
             ("[pools.cgroups]\nhigh = -1", "line 2", "high"),
             ("[pools]\nmakers = 0", "line 2", "makers"),

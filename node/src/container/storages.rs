@@ -61,6 +61,8 @@ pub fn storages(id: &str, root: RootServing) -> Vec<Storage> {
     };
     let disk = Storage {
         driver: "mmioblk".into(),
+        // It may have been given more room than what is on it was made for.
+        driver_options: vec!["fill-disk".into()],
         source: "/dev/vda".into(),
         fstype: "ext4".into(),
         options: vec!["noatime".into()],

@@ -12,6 +12,8 @@ pub(super) fn checks(host: &Host) -> Vec<Check> {
         user_namespaces(host),
         landlock(host),
         tap(host),
+        forwarding(host),
+        translation(thaw_pools::network::try_out()),
         userfaultfd(host),
         memory(host),
     ]
@@ -104,6 +106,46 @@ fn tap(host: &Host) -> Check {
     }
 }
 
+fn forwarding(host: &Host) -> Check {
+    const NAME: &str = "net.ipv4.ip_forward";
+    const FIX: &str = "sysctl net.ipv4.ip_forward=1";
+    match host.read("/proc/sys/net/ipv4/ip_forward").as_deref() {
+        Some("0") => Check::warn(
+            NAME,
+            "0",
+            "no sandbox reaches the world outside: the first with --network private sets it to 1, where [network] forwarding allows that",
+            FIX,
+        ),
+        Some(set) => Check::ok(NAME, set),
+        None => Check::warn(
+            NAME,
+            "unknown",
+            "perhaps no sandbox reaches the world outside",
+            FIX,
+        ),
+    }
+}
+
+fn translation(tried: Result<(), thaw_pools::Error>) -> Check {
+    const NAME: &str = "veth and nftables NAT";
+    let denied = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
+    match tried {
+        Ok(()) => Check::ok(NAME, "work"),
+        Err(thaw_pools::Error::System { source, .. }) if denied(&source) => Check::warn(
+            NAME,
+            "only for root",
+            "a private network is the guest and its gateway, without the world outside",
+            "run as root",
+        ),
+        Err(e) => Check::missing(
+            NAME,
+            e.to_string(),
+            "no --network private",
+            "load the modules named, or use a kernel with CONFIG_VETH, CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4, CONFIG_NFT_REJECT",
+        ),
+    }
+}
+
 fn userfaultfd(host: &Host) -> Check {
     const NAME: &str = "userfaultfd";
     if OpenOptions::new()
@@ -187,6 +229,23 @@ mod tests {
             (with(100_000), with(500_000), with(9_000_000)),
             (State::Missing, State::Warn, State::Ok)
         );
+    }
+
+    #[test]
+    fn what_leads_outside_is_told_from_what_does_not() {
+        let with = |text: &str| {
+            let (_r, host) = host_with(&[("/proc/sys/net/ipv4/ip_forward", text)]);
+            forwarding(&host).state
+        };
+        assert_eq!((with("1\n"), with("0\n")), (State::Ok, State::Warn));
+        let tried = |kind: std::io::ErrorKind| {
+            let what = "write nftables rules";
+            let source = kind.into();
+            translation(Err(thaw_pools::Error::System { what, source })).state
+        };
+        assert_eq!(translation(Ok(())).state, State::Ok);
+        assert_eq!(tried(std::io::ErrorKind::PermissionDenied), State::Warn);
+        assert_eq!(tried(std::io::ErrorKind::Unsupported), State::Missing);
     }
 
     #[test]

@@ -199,7 +199,11 @@ mod tests {
             let vmm = vmm(theirs, refused);
             let mut backends = Backends::default();
             backends.attach(DeviceId::Blk0, Backend::Disk { read_only: false }, &file);
-            backends.attach(DeviceId::Net, Backend::Tap { mac: [2; 6] }, &file);
+            let tap = Backend::Tap {
+                mac: [2; 6],
+                prepared: true,
+            };
+            backends.attach(DeviceId::Net, tap, &file);
             backends.attach(DeviceId::Console, Backend::Console, &file);
             let sent = backends.send(&control).await;
             let attached = vmm.join().unwrap();

@@ -7,7 +7,7 @@
 
 use super::cold::command_line;
 use super::create::Making;
-use super::machine::explain;
+use super::machine::{describe, explain};
 use super::{READY_LIMIT, Resources};
 use crate::exit::{ExitCode, Failure};
 
@@ -57,6 +57,7 @@ async fn said(resources: &Resources, what: &str, wanted: fn(&[u8]) -> bool) -> R
         return lost("it has no console".into());
     };
     let mut life = resources.control()?.life();
+    let ended = life.clone();
     let told = async {
         tokio::select! {
             told = console.has_line(wanted) => told,
@@ -65,7 +66,13 @@ async fn said(resources: &Resources, what: &str, wanted: fn(&[u8]) -> bool) -> R
     };
     match tokio::time::timeout(READY_LIMIT, told).await {
         Ok(true) => Ok(()),
-        Ok(false) => lost("its machine ended".into()),
+        Ok(false) => lost(
+            ended
+                .borrow()
+                .exited
+                .as_ref()
+                .map_or("its machine ended".into(), describe),
+        ),
         Err(_) => lost(format!("not within {} s", READY_LIMIT.as_secs())),
     }
 }

@@ -16,6 +16,7 @@ use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::network::NetworkSlot;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm;
+use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
 use thaw_rootfs::prefetch::Prefetch;
 use thaw_rootfs::progress::Progress;
@@ -26,10 +27,9 @@ use super::again::{MADE_AGAIN, once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
-use super::pools::{DISK_SIZE, claim};
-use super::{
-    NetworkMode, Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms,
-};
+use super::network;
+use super::pools::{claim, made_size};
+use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
@@ -87,7 +87,8 @@ impl<'a> Making<'a> {
         backends.attach(DeviceId::Blk0, writable, &parts.disk.file);
         if let Some(network) = &parts.network {
             let mac = network.config.mac;
-            backends.attach(DeviceId::Net, Backend::Tap { mac }, &network.tap);
+            let prepared = true;
+            backends.attach(DeviceId::Net, Backend::Tap { mac, prepared }, &network.tap);
         }
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
         backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
@@ -105,6 +106,7 @@ impl<'a> Making<'a> {
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
+        self.record.network = parts.network.as_ref().and_then(network::describe);
         self.resources.network = parts.network;
         self.resources.prefetch = parts.prefetch;
         self.resources.supply = Some(parts.supply);
@@ -235,8 +237,8 @@ async fn make(
     let parts = async {
         let ((image, prefetch), disk, network) = tokio::try_join!(
             image(&supply, spec, trace, progress),
-            new_disk(node, trace),
-            new_network(node, spec.network, trace),
+            new_disk(node, spec.disk_mib, trace),
+            network::claim(node, spec.network, &spec.network_terms, trace),
         )?;
         let images = vec![Shown {
             slot: match spec.root {
@@ -296,6 +298,15 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
         );
         return Err(Failure::new(ExitCode::Runtime, what).remedy("give it less with --memory"));
     }
+    if !DISK_MIB.contains(&spec.disk_mib) {
+        let what = format!(
+            "a disk cannot have {} MiB: {} to {}",
+            spec.disk_mib,
+            DISK_MIB.start(),
+            DISK_MIB.end()
+        );
+        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose another --disk"));
+    }
     if !VCPUS.contains(&spec.vcpus) {
         let what = format!(
             "a guest cannot have {} CPUs: {} to {}",
@@ -343,6 +354,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         vcpus: 1,
         memory_mib: *MEMORY_MIB.start(),
         provenance: None,
+        network: None,
         root: RootServing::Virtiofs,
         terms: Terms::default(),
     })
@@ -379,24 +391,14 @@ pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
     }
 }
 
-async fn new_disk(node: &Node, trace: &Trace) -> Result<Disk, Failure> {
+/// One of a few sizes, with more room behind it where that is too small: the guest grows what is on it.
+async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Disk, Failure> {
     let _stage = trace.stage("disk");
-    claim(&node.pools, |p| &p.disks, DISK_SIZE, Failure::from, trace).await
-}
-
-pub(super) async fn new_network(
-    node: &Node,
-    mode: NetworkMode,
-    trace: &Trace,
-) -> Result<Option<NetworkSlot>, Failure> {
-    let _stage = trace.stage("network");
-    if mode == NetworkMode::None {
-        return Ok(None);
-    }
-    let unavailable = |e: thaw_pools::Error| Failure::new(ExitCode::NetworkUnavailable, e.to_string());
-    claim(&node.pools, |p| &p.networks, (), unavailable, trace)
-        .await
-        .map(Some)
+    let size = u64::from(mib) << 20;
+    let mut disk = claim(&node.pools, |p| &p.disks, made_size(size), Failure::from, trace).await?;
+    disk.enlarge(size)
+        .map_err(|e| Failure::system("cannot enlarge a disk", &e))?;
+    Ok(disk)
 }
 
 /// Work that blocks, on a thread for it.

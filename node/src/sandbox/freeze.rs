@@ -12,6 +12,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::NetworkPolicy;
 use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 
 use super::create::blocking;
@@ -58,6 +59,9 @@ pub(super) struct Workload {
     pub memory_mib: u32,
     /// Whether it had a network interface in use.
     pub network: bool,
+    /// Where it might connect to.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     pub containers: Vec<Running>,
 }
 
@@ -217,6 +221,7 @@ impl Sandbox {
             cpus: record.vcpus,
             memory_mib: record.memory_mib,
             network: record.provenance.as_ref().is_some_and(|p| p.network),
+            network_policy: self.network().map(|network| network.policy),
             containers,
         };
         let workload =

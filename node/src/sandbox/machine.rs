@@ -11,7 +11,7 @@ use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, 
 
 use super::create::new_cgroup;
 use super::files::MachineFiles;
-use super::{Node, READY_LIMIT, Resources, with_console};
+use super::{Node, READY_LIMIT, Resources, shells, with_console};
 use crate::control_client::{CallError, ControlClient};
 use crate::exit::{ExitCode, Failure};
 use crate::state::Record;
@@ -58,11 +58,11 @@ pub(super) async fn spawn(
     record: &mut Record,
     trace: &Trace,
 ) -> Result<(), Failure> {
-    match node.shells.ready(&node.run, &node.pools, &machine) {
+    match shells::ready(node, &machine) {
         Ok(shell) => {
             let _stage = trace.stage("spawn");
             trace.note("spawn", "a thaw-vmm was waiting in its pool");
-            return shell.become_of(resources, record);
+            return shell.become_of(resources, record).map(drop);
         }
         Err(reason) => {
             let text = format!("no thaw-vmm was waiting ({reason}): one was started now");

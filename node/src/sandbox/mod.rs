@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::{Cgroup, Hierarchy};
 use thaw_pools::disk::Disk;
 use thaw_pools::failpoint::{Failpoint, reach};
-use thaw_pools::network::NetworkSlot;
+use thaw_pools::network::{NetworkSlot, Terms as NetworkTerms};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
@@ -48,19 +48,26 @@ mod disk;
 mod files;
 pub mod freeze;
 mod freezing;
+mod hot;
 mod machine;
+pub mod network;
+mod parked;
 mod pools;
 mod shells;
 mod snapshot;
+mod spare;
 mod terms;
 mod thaw;
 mod usage;
 
 pub use adoption::Provenance;
 pub use again::MADE_AGAIN;
+use again::with_end;
 pub use bare::is_bare;
 pub use freeze::{FreezeOptions, Frozen};
-use machine::{describe, odd};
+pub use hot::HotPlan;
+use machine::{describe, explain, odd};
+pub use parked::ParkedPools;
 pub use pools::Pools;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
@@ -78,7 +85,7 @@ const CONSOLE_LINES: usize = 10;
 pub enum NetworkMode {
     /// Loopback only.
     None,
-    /// A network of its own: the guest and its host end.
+    /// A network of its own, and through the host the world outside.
     #[default]
     Private,
 }
@@ -102,9 +109,12 @@ pub struct SandboxSpec {
     pub plain_http: bool,
     pub vcpus: u8,
     pub memory_mib: u32,
+    /// Of the writable layer.
+    pub disk_mib: u32,
     pub hostname: Option<String>,
     pub name: Option<String>,
     pub network: NetworkMode,
+    pub network_terms: NetworkTerms,
     /// For `thaw ps`.
     pub command: Vec<String>,
     /// Ends with this process: for a sandbox made by the CLI itself.
@@ -165,6 +175,7 @@ pub struct Node {
     pub cgroups: Hierarchy,
     pub pools: Arc<Pools>,
     pub shells: Arc<ShellPools>,
+    pub parked: Arc<ParkedPools>,
     pub templates: Templates,
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
@@ -194,8 +205,13 @@ impl Node {
         Ok(Node {
             templates,
             snapshots: Snapshots::default(),
-            pools: Arc::new(Pools::empty(&paths, cgroups.clone())),
+            pools: Arc::new(Pools::empty(
+                &paths,
+                cgroups.clone(),
+                images.config.network.clone(),
+            )),
             shells: Arc::default(),
+            parked: Arc::default(),
             paths,
             run,
             images,
@@ -212,9 +228,12 @@ impl Node {
 
     /// From now on what sandboxes need is made ahead, as the configuration says: for a process that makes many.
     pub fn fill_pools(&mut self) -> Result<(), Failure> {
+        let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
-        self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), config)?);
-        self.shells = Arc::new(ShellPools::new(config.shells, config.makers.get().into()));
+        self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), network, config)?);
+        let makers = config.makers.get().into();
+        self.shells = Arc::new(ShellPools::new(config.shells.plan(makers)));
+        self.parked = Arc::new(ParkedPools::new(config.parked.plan(makers)));
         Ok(())
     }
 }
@@ -297,6 +316,9 @@ impl Resources {
 impl Drop for Resources {
     fn drop(&mut self) {
         if self.keep {
+            if let Some(uplink) = self.network.as_mut().and_then(|slot| slot.uplink.as_mut()) {
+                uplink.keep();
+            }
             return;
         }
         self.control = None;
@@ -407,6 +429,7 @@ impl Sandbox {
                 .push(image.lease().map_err(crate::images::failure)?);
         }
         resources.control = Some(control.into());
+        resources.network = network::adopt(node, &record).await;
         let record = Record {
             owner: ProcessRecord::myself(),
             ..record
@@ -453,13 +476,10 @@ impl Sandbox {
         }
     }
 
-    /// The last lines its console wrote.
-    pub fn console_tail(&self) -> Vec<String> {
-        self.resources
-            .console
-            .as_ref()
-            .map(|c| c.tail(CONSOLE_LINES))
-            .unwrap_or_default()
+    /// A failure of what ran in it, with why its machine ended if it has, and what its console and its VMM wrote.
+    pub async fn explain(&self, failure: Failure) -> Failure {
+        let failure = with_end(failure.lost(), &self.resources).await;
+        explain(failure.for_good(), &self.resources)
     }
 
     /// What the VMM says of its machine.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
-use thaw_pools::network::Networks;
+use thaw_pools::network::{Networks, Setup};
 use thaw_pools::plan::Plan;
 use thaw_pools::pool::Pool;
 use thaw_pools::resource::{Claim, Kind};
 use thaw_pools::statistics::PoolStatistics;
+use thaw_protocol::api::DEFAULT_DISK_MIB;
 
 use super::create::blocking;
 use crate::config::pools::{Marks, PoolsConfig};
@@ -16,8 +17,13 @@ use crate::exit::Failure;
 use crate::paths::Paths;
 use crate::trace::Trace;
 
-/// Bytes of a sandbox's writable layer, as its guest sees it; on the host it costs what is written.
-pub(super) const DISK_SIZE: u64 = 8 << 30;
+/// Largest disk that is made, and what the pool has, bytes; on the host it costs what is written.
+const DISK_SIZE: u64 = (DEFAULT_DISK_MIB as u64) << 20;
+
+/// The size to make for a disk of `size` bytes: the next power of two below, so that there are few templates.
+pub(super) fn made_size(size: u64) -> u64 {
+    size.checked_ilog2().map_or(0, |log| 1 << log).min(DISK_SIZE)
+}
 
 /// One pool a kind.
 #[derive(Debug)]
@@ -29,22 +35,28 @@ pub struct Pools {
 
 impl Pools {
     /// With nothing ready, now or later.
-    pub fn empty(paths: &Paths, hierarchy: Hierarchy) -> Pools {
+    pub fn empty(paths: &Paths, hierarchy: Hierarchy, network: Setup) -> Pools {
         Pools {
             disks: Pool::empty(disks(paths)),
-            networks: Pool::empty(Networks),
+            networks: Pool::empty(Networks::new(network)),
             cgroups: Pool::empty(Cgroups::new(hierarchy)),
         }
     }
 
     /// Filled from now on, as the configuration says.
-    pub fn filled(paths: &Paths, hierarchy: Hierarchy, config: &PoolsConfig) -> Result<Pools, Failure> {
+    pub fn filled(
+        paths: &Paths,
+        hierarchy: Hierarchy,
+        network: Setup,
+        config: &PoolsConfig,
+    ) -> Result<Pools, Failure> {
         let failed = |e: std::io::Error| Failure::system("cannot start the threads of the pools", &e);
         let has_cgroups = hierarchy != Hierarchy::None;
         let cgroups = Cgroups::new(hierarchy);
+        let networks = Networks::new(network);
         Ok(Pools {
             disks: Pool::filled(disks(paths), plan(DISK_SIZE, config.disks, config)).map_err(failed)?,
-            networks: Pool::filled(Networks, plan((), config.networks, config)).map_err(failed)?,
+            networks: Pool::filled(networks, plan((), config.networks, config)).map_err(failed)?,
             cgroups: match has_cgroups {
                 true => Pool::filled(cgroups, plan((), config.cgroups, config)).map_err(failed)?,
                 // None can be made here, ever.
@@ -162,13 +174,25 @@ mod tests {
         claim(pools, |p| &p.cgroups, (), failed, trace).await.unwrap()
     }
 
+    #[test]
+    fn few_sizes_of_disk_are_made_and_none_is_too_large() {
+        assert_eq!(
+            [1, 64 << 20, 100 << 20, 8 << 30].map(made_size),
+            [1, 64 << 20, 64 << 20, 8 << 30]
+        );
+        assert_eq!(
+            [(8 << 30) - 1, 9 << 30, 1 << 40].map(made_size),
+            [4 << 30, 8 << 30, 8 << 30]
+        );
+    }
+
     #[tokio::test]
     async fn the_account_says_what_was_ready_and_why_what_was_not() {
         let root = tempfile::tempdir().unwrap();
         let (paths, hierarchy) = place(root.path());
         let text = "[pools]\ndisks = { high = 0 }\nnetworks = { high = 0 }\ncgroups = { high = 1 }";
         let config = Config::parse(text).unwrap().pools;
-        let pools = Arc::new(Pools::filled(&paths, hierarchy.clone(), &config).unwrap());
+        let pools = Arc::new(Pools::filled(&paths, hierarchy.clone(), Setup::default(), &config).unwrap());
         while pools.cgroups.statistics().ready == 0 {
             tokio::task::yield_now().await;
         }
@@ -200,7 +224,7 @@ mod tests {
     async fn what_is_made_for_a_claim_nobody_waits_for_any_more_goes_back() {
         let root = tempfile::tempdir().unwrap();
         let (paths, hierarchy) = place(root.path());
-        let pools = Arc::new(Pools::empty(&paths, hierarchy.clone()));
+        let pools = Arc::new(Pools::empty(&paths, hierarchy.clone(), Setup::default()));
         let trace = Trace::new();
         let mut claim = Box::pin(claimed(&pools, &trace));
         std::future::poll_fn(|context| {

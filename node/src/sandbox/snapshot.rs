@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use thaw_pools::disk::Disk;
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
 
 use super::again::{MADE_AGAIN, once_more};
-use super::create::{Making, Parts, blocking, new_network, new_record};
+use super::create::{Making, Parts, blocking, new_record};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
+use super::network;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{NetworkMode, Node, RootServing, Sandbox, Shown, Terms, disk};
 use crate::container::{IMAGE_DISK_SLOT, RUNNING_FILE};
@@ -33,6 +35,9 @@ pub struct ThawSpec {
     pub tethered: bool,
     pub client: Option<ProcessRecord>,
     pub memory_mode: MemoryMode,
+    /// None: where the frozen one might.
+    pub network_policy: Option<NetworkPolicy>,
+    pub publish: Vec<PublishedPort>,
     pub terms: Terms,
 }
 
@@ -104,7 +109,7 @@ async fn make(
         ..new_record()?
     };
     let mut making = Making::begin(node, record, trace)?;
-    let parts = parts(node, registered, workload.network, trace);
+    let parts = parts(node, registered, workload, spec, trace);
     let restored = async {
         let machine = machine(
             Shape {
@@ -181,13 +186,16 @@ fn same_guest_image(node: &Node, subject: &Subject) -> Result<(), Failure> {
 async fn parts(
     node: &Node,
     registered: &Arc<Registered>,
-    network: bool,
+    workload: &Workload,
+    spec: &ThawSpec,
     trace: &Trace,
 ) -> Result<Parts, Failure> {
-    let mode = match network {
+    let mode = match workload.network {
         true => NetworkMode::Private,
         false => NetworkMode::None,
     };
+    let policy = spec.network_policy.as_ref().or(workload.network_policy.as_ref());
+    let terms = network::read(policy, &spec.publish)?;
     let images = {
         let _stage = trace.stage("image");
         images(node, &registered.manifest.subject)?
@@ -211,7 +219,7 @@ async fn parts(
         })
         .await
     };
-    let (disk, network) = tokio::try_join!(disk, new_network(node, mode, trace))?;
+    let (disk, network) = tokio::try_join!(disk, network::claim(node, mode, &terms, trace))?;
     Ok(Parts {
         images,
         disk,

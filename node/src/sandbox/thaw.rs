@@ -1,16 +1,18 @@
 //! Thawing a guest: from the template every new sandbox comes from, or from a snapshot of a running one.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::{ProcessRecord, Stat};
+use thaw_pools::resource::SlowReason;
 use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
 
 use super::again::{MADE_AGAIN, with_end};
 use super::cold::{command_line, has_test_hooks};
 use super::create::Making;
 use super::machine::{explain, odd, spawn};
+use super::parked::{self, ParkedWant};
 use super::{Node, Origin, SandboxSpec};
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
@@ -38,10 +40,22 @@ impl Making<'_> {
         refuse_test_hooks(self.node, &command_line())?;
         refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
         let (node, trace) = (self.node, self.trace);
-        let shape = {
+        let (shape, held) = {
             let (store, cpus, memory) = (node.templates.clone(), spec.vcpus, spec.memory_mib);
-            super::create::blocking(move || Ok(store.shape_for(cpus, memory, &command_line()))).await?
+            let look = move || {
+                let shape = store.shape_for(cpus, memory, &command_line());
+                Ok((shape, store.held(shape)))
+            };
+            super::create::blocking(look).await?
         };
+        let machine = machine(shape, spec.tethered);
+        let why = match held {
+            Some(template) => self.take_parked(&machine, template, spec.memory_mode)?,
+            None => Some(SlowReason::NoPool),
+        };
+        let Some(why) = why else { return Ok(()) };
+        let text = format!("no machine was parked with this template in it ({why}): one was restored now");
+        trace.reason("no-parked-vm", &text);
         let account = trace.clone();
         let building: Progress = Arc::new(move |step| {
             if let Step::Again(why) = &step {
@@ -53,7 +67,6 @@ impl Making<'_> {
             let _stage = trace.stage("template");
             node.templates.get(node, shape, None, &building).await
         };
-        let machine = machine(shape, spec.tethered);
         let spawned = spawn(
             node,
             &self.program,
@@ -64,19 +77,41 @@ impl Making<'_> {
             trace,
         );
         let (template, ()) = tokio::try_join!(template, spawned)?;
-        trace.reason(
-            "no-parked-vm",
-            "no machine was parked with this template in it: one was restored now",
-        );
         if template.built {
             trace.reason("template-built", "the template was built this time");
         }
         self.restore(template.registered, spec.memory_mode).await
     }
 
+    /// Takes a machine that has the template in it already; or why there is none.
+    fn take_parked(
+        &mut self,
+        machine: &MachineSpec,
+        template: Arc<Registered>,
+        mode: MemoryMode,
+    ) -> Result<Option<SlowReason>, Failure> {
+        let want = ParkedWant {
+            machine: machine.clone(),
+            template,
+            mode,
+        };
+        let spare = match parked::ready(self.node, &want) {
+            Ok(spare) => spare,
+            Err(why) => return Ok(Some(why)),
+        };
+        let _stage = self.trace.stage("claim");
+        self.trace
+            .note("claim", "a machine was parked with this template in it");
+        if let Some(restored) = spare.become_of(&mut self.resources, &mut self.record)? {
+            self.trace.count("populated_pages", restored.populated_pages);
+        }
+        self.origin = Some(Origin::of(want.template));
+        Ok(None)
+    }
+
     /// Loads a snapshot into the machine.
     pub(super) async fn restore(&mut self, from: Arc<Registered>, mode: MemoryMode) -> Result<(), Failure> {
-        if from.working_set.is_none() && mode != MemoryMode::Populate {
+        if from.files.working_set.is_none() && mode != MemoryMode::Populate {
             let text = "the snapshot has no working set: pages come one fault at a time";
             self.trace.reason("no-working-set", text);
         }
@@ -197,17 +232,9 @@ pub(super) async fn restore(
         MemoryMode::Uffd => Some(open_userfaultfd(from)?),
         MemoryMode::Cow | MemoryMode::Populate => None,
     };
-    let mut fds: Vec<BorrowedFd<'_>> = vec![from.state.as_fd()];
-    match &watched {
-        Some(device) => fds.push(device.as_fd()),
-        None => fds.extend(from.memory.iter().map(|f| f.as_fd())),
-    }
-    fds.extend(from.working_set.as_ref().map(|f| f.as_fd()));
-    let restore = Command::Restore {
-        layers: from.memory.len() as u8,
-        working_set: from.working_set.is_some(),
-        mode,
-    };
+    let (restore, fds) = from
+        .files
+        .restore(mode, watched.as_ref().map(|device| device.as_fd()));
     let (regions, descriptors) = match control.call_for_descriptors(restore, &fds).await? {
         (
             Response::Restored {
@@ -238,7 +265,7 @@ fn page_server(
     vmm: Option<ProcessRecord>,
 ) -> Result<PageServer, Failure> {
     let fail = |e: std::io::Error| Failure::system("cannot serve the machine's memory", &e);
-    let memory = from.memory[0].try_clone().map_err(fail)?;
+    let memory = from.files.memory[0].try_clone().map_err(fail)?;
     let source = FileSource::new(memory.into(), &from.manifest.files.memory);
     // It waits for a page nobody has: its log, and ours, say which.
     let broken = move |_| {
@@ -248,7 +275,7 @@ fn page_server(
 }
 
 fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Failure> {
-    if from.memory.len() != 1 {
+    if from.files.memory.len() != 1 {
         let what = format!(
             "{} is a delta: its memory cannot be served page by page",
             from.directory.display()

@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use thaw_pools::machine::SnapshotFiles;
+
 use super::check::{CheckError, check_chunks, check_size};
 use super::directory::SnapshotDir;
 use super::error::SnapshotError;
@@ -39,10 +41,8 @@ pub struct Registered {
     pub hash: Hash,
     /// Where it was. It need not be there any more.
     pub directory: PathBuf,
-    pub state: OwnedFd,
-    /// Memory files, the one at the bottom first.
-    pub memory: Vec<OwnedFd>,
-    pub working_set: Option<OwnedFd>,
+    /// What a VMM restores from.
+    pub files: SnapshotFiles,
     /// The disks as they were at the freeze, to be cloned; by id.
     pub disks: Vec<(String, OwnedFd)>,
     /// Its memory was read and compared for this, and nobody was told yet.
@@ -124,9 +124,11 @@ impl Registry {
             manifest,
             hash,
             directory,
-            state,
-            memory,
-            working_set,
+            files: SnapshotFiles {
+                state,
+                memory,
+                working_set,
+            },
             disks: files.disks.into_iter().map(|(id, f)| (id, f.into())).collect(),
             just_read: just_read.into(),
         })

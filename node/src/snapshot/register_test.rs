@@ -32,11 +32,11 @@ fn what_is_held_equals_the_files() {
             (held.hash, &held.manifest),
             (snapshot.hash(), snapshot.manifest())
         );
-        assert_eq!(held.memory.len(), 1);
-        let working_set = held.working_set.as_ref().unwrap();
+        assert_eq!(held.files.memory.len(), 1);
+        let working_set = held.files.working_set.as_ref().unwrap();
         for (name, fd) in [
-            ("state", &held.state),
-            ("memory", &held.memory[0]),
+            ("state", &held.files.state),
+            ("memory", &held.files.memory[0]),
             ("working-set", working_set),
         ] {
             assert_eq!(contents(fd), fs::read(target.join(name)).unwrap(), "{name}");
@@ -56,8 +56,8 @@ fn sealed_memory_is_sealed_sparse_and_deaf_to_the_file() {
     let target = place.path().join("s");
     drop(draft(&target).finish(subject(), None).unwrap());
     let held = registry(place.path(), Hold::Sealed).register(&target).unwrap();
-    let before = contents(&held.memory[0]);
-    let seals = rustix::fs::fcntl_get_seals(&held.memory[0]).unwrap();
+    let before = contents(&held.files.memory[0]);
+    let seals = rustix::fs::fcntl_get_seals(&held.files.memory[0]).unwrap();
     for seal in [
         SealFlags::WRITE,
         SealFlags::GROW,
@@ -68,7 +68,10 @@ fn sealed_memory_is_sealed_sparse_and_deaf_to_the_file() {
     }
     let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
     let path = target.join("memory");
-    assert!((blocks(&held.memory[0]) as u64) < CHUNK / 512, "holes stay holes");
+    assert!(
+        (blocks(&held.files.memory[0]) as u64) < CHUNK / 512,
+        "holes stay holes"
+    );
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     File::options()
@@ -78,7 +81,7 @@ fn sealed_memory_is_sealed_sparse_and_deaf_to_the_file() {
         .write_all_at(&[7; 4096], 0)
         .unwrap();
     fs::remove_dir_all(&target).unwrap();
-    assert_eq!(contents(&held.memory[0]), before);
+    assert_eq!(contents(&held.files.memory[0]), before);
 }
 
 #[test]
@@ -119,12 +122,15 @@ fn a_delta_is_held_with_what_it_lies_on_and_with_nothing_else() {
     drop(delta.finish(over, None).unwrap());
     for hold in [Hold::Sealed, Hold::Files] {
         let held = registry(place.path(), hold).register(&top).unwrap();
-        assert_eq!(held.memory.len(), 2);
+        assert_eq!(held.files.memory.len(), 2);
         assert_eq!(
-            contents(&held.memory[0]),
+            contents(&held.files.memory[0]),
             fs::read(bottom.join("memory")).unwrap()
         );
-        assert_eq!(contents(&held.memory[1]), fs::read(top.join("memory")).unwrap());
+        assert_eq!(
+            contents(&held.files.memory[1]),
+            fs::read(top.join("memory")).unwrap()
+        );
     }
     // Another snapshot in the base's place, however whole, is not what it was made over.
     fs::remove_dir_all(&bottom).unwrap();

@@ -97,6 +97,15 @@ impl Templates {
         self.get_by(recipe.clone(), key, progress, freeze).await
     }
 
+    /// The same, if this process holds it already. Blocks as [`Templates::ingredients`] does.
+    pub fn held(&self, shape: Shape) -> Option<Arc<Registered>> {
+        let recipe = Recipe::of(shape);
+        let ingredients = self.ingredients(&recipe).ok()?;
+        let registered = self.in_memory(&ingredients.key())?;
+        must_be(&subject(&recipe, &ingredients), &registered).ok()?;
+        Some(registered)
+    }
+
     /// The same with another way to make it.
     async fn get_by(
         &self,

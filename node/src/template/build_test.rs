@@ -69,7 +69,7 @@ async fn what_is_built_is_there_the_next_time() {
     assert_eq!((subject.machine.vcpus, subject.machine.memory_mib), (4, 128));
     assert_eq!(subject.kernel, Some(crate::snapshot::Hash::of(b"kernel")));
     assert_eq!(subject.command_line.as_deref(), Some("quiet"));
-    assert!(first.registered.working_set.is_some());
+    assert!(first.registered.files.working_set.is_some());
     let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("it is there") };
     let second = store.get_by(recipe(4, 128), None, &SILENT, never).await.unwrap();
     assert!(!second.built && second.registered.hash == first.registered.hash);

@@ -85,13 +85,15 @@ impl Templates {
         Ingredients::gather(&self.paths, &vmm, recipe, self.registry.stamps())
     }
 
+    /// The template of this key, if this process holds it.
+    pub(super) fn in_memory(&self, key: &Key) -> Option<Arc<Registered>> {
+        let held = self.held.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        held.get(key).cloned()
+    }
+
     /// The template of this key, verified, if there is one. Blocks while it is read.
     pub fn open_existing(&self, key: &Key) -> Result<Option<Arc<Registered>>, Failure> {
-        let held = |held: &Held| {
-            let held = held.lock().unwrap_or_else(PoisonError::into_inner);
-            held.get(key).cloned()
-        };
-        if let Some(registered) = self.held.as_ref().and_then(held) {
+        if let Some(registered) = self.in_memory(key) {
             return Ok(Some(registered));
         }
         let registered = match self.registry.register(&self.directory(key)) {

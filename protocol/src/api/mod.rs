@@ -14,6 +14,7 @@
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
+//! | `PATCH /v1/sandboxes/{id}/network` | [`NetworkPolicy`] | [`Sandbox`] |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //!
 //! A `thaw run` in its own process serves the same for its one sandbox at `owner.sock` in the sandbox's directory, but
@@ -21,6 +22,7 @@
 //! caller, over the sandbox's vsock socket.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -28,15 +30,21 @@ use serde::{Deserialize, Serialize};
 use crate::control::MemoryMode;
 
 mod list;
+mod network;
 mod problem;
 mod usage;
 
 pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 
 /// Largest body either side reads, in bytes.
 pub const MAX_BODY: usize = 1 << 20;
+/// What a writable layer may have, MiB.
+pub const DISK_MIB: RangeInclusive<u32> = 64..=1 << 20;
+/// What it has where nobody says, MiB.
+pub const DEFAULT_DISK_MIB: u32 = 8 << 10;
 /// The header that makes a creation happen once, however often it is asked for.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
@@ -77,23 +85,49 @@ pub struct ProcessIdentity {
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
     /// As `thaw run` takes it, paths absolute.
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub image: String,
     /// `missing`, `always` or `never`.
     #[serde(default = "missing")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^(missing|always|never)$"))]
     pub pull: String,
     #[serde(default)]
     pub plain_http: bool,
     /// [`crate::control::VCPUS`].
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 16))]
     pub cpus: u8,
     /// [`crate::control::MEMORY_MIB`].
+    #[cfg_attr(feature = "openapi", schema(minimum = 64, maximum = 65536))]
     pub memory_mib: u32,
+    /// Of the writable layer, [`DISK_MIB`]; the host stores what is written.
+    #[serde(default = "disk_mib")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 64, maximum = 1048576))]
+    pub disk_mib: u32,
     #[serde(default)]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub hostname: Option<String>,
     #[serde(default)]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub name: Option<String>,
     /// `none` or `private`.
     #[serde(default = "private")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^(none|private)$"))]
     pub network: String,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Where it may connect to; without: anywhere outside.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     /// What will run in it, to be shown to people.
     #[serde(default)]
     pub command: Vec<String>,
@@ -105,25 +139,29 @@ pub struct CreateSandbox {
     pub cold: bool,
     /// How a thawed guest gets its memory; `uffd` is refused.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
     /// Keep what the run reads of its image, for later starts to read ahead.
     #[serde(default)]
     pub record: bool,
     /// Write it to this file too, absolute.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub record_to: Option<PathBuf>,
     /// Read ahead what a recorded run of the image read.
     #[serde(default = "yes")]
     pub prefetch: bool,
     /// How the image is served: `virtiofs` or `erofs`.
     #[serde(default = "virtiofs")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^(virtiofs|erofs)$"))]
     pub root: String,
     /// What callers find it by, docs/api.md has the syntax.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
     pub labels: BTreeMap<String, String>,
     /// Delete it after this many seconds, at least one.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
 }
 
@@ -133,24 +171,61 @@ pub struct CreateSandbox {
 #[serde(deny_unknown_fields)]
 pub struct ThawSandbox {
     /// The snapshot's directory, absolute.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub directory: PathBuf,
     #[serde(default)]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub hostname: Option<String>,
     #[serde(default)]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub name: Option<String>,
     /// Delete the sandbox when this process ends.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
     /// How it gets its memory; `uffd` is refused.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Where it may connect to; without: where the frozen one might.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
     /// What callers find it by, docs/api.md has the syntax.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
     pub labels: BTreeMap<String, String>,
     /// Delete it after this many seconds, at least one.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
+}
+
+/// The schema of labels.
+#[cfg(feature = "openapi")]
+fn labels() -> utoipa::openapi::schema::Object {
+    use utoipa::openapi::schema::{ObjectBuilder, Type};
+    let text = |pattern: &str| {
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .pattern(Some(pattern))
+    };
+    ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .description(Some("What callers find it by, docs/api.md has the syntax."))
+        .max_properties(Some(64))
+        .property_names(Some(text(
+            r"^([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+        )))
+        .additional_properties(Some(text(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")))
+        .build()
 }
 
 /// How to freeze a running sandbox.
@@ -159,7 +234,7 @@ pub struct ThawSandbox {
 #[serde(deny_unknown_fields)]
 pub struct FreezeSandbox {
     /// The snapshot's directory, absolute; nothing may be there.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub directory: PathBuf,
     /// Only what was written since the sandbox was thawed, to lie on what it was thawed from.
     #[serde(default)]
@@ -169,7 +244,7 @@ pub struct FreezeSandbox {
     pub stop: bool,
     /// The private key's file to sign the snapshot with, absolute; whoever owns the sandbox reads it.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
 }
 
@@ -189,6 +264,10 @@ fn yes() -> bool {
 
 fn missing() -> String {
     "missing".into()
+}
+
+fn disk_mib() -> u32 {
+    DEFAULT_DISK_MIB
 }
 
 fn virtiofs() -> String {
@@ -264,6 +343,8 @@ pub struct Sandbox {
     pub vsock: String,
     /// The VMM's process.
     pub vmm_pid: Option<i32>,
+    #[serde(default)]
+    pub network: Option<SandboxNetwork>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// It is deleted this many seconds after it was made.

@@ -58,6 +58,23 @@ impl Report {
         }
     }
 
+    /// That of `directory` with its samples, to be added to. An empty one where there is none, or it is of another machine
+    /// or commit.
+    pub fn resume(name: &str, directory: &Path) -> std::io::Result<Report> {
+        let new = Report::new(name);
+        let json = directory.join(format!("{name}.json"));
+        if !json.exists() {
+            return Ok(new);
+        }
+        let mut report = Report::read(&json)?;
+        if (&report.machine, &report.commit) != (&new.machine, &new.commit) {
+            return Ok(new);
+        }
+        report.series =
+            serde_json::from_slice(&std::fs::read(directory.join(format!("{name}.samples.json")))?)?;
+        Ok(report)
+    }
+
     /// Adds one sample to the series `name`, which keeps the order in which names were first seen. Three decimals are
     /// kept.
     pub fn sample(&mut self, name: &str, unit: &str, value: f64) {
@@ -186,6 +203,18 @@ mod tests {
         let dir = tempdir();
         let path = report.write(&dir).unwrap();
         let read = Report::read(&path).unwrap();
+        let mut more = Report::resume("t", &dir).unwrap();
+        more.sample("a", "ms", 6.0);
+        more.ratio("a_over_b", "a", "b").unwrap();
+        assert_eq!(more.percentile(("a", 100.0)), Ok(100.0));
+        more.summarise();
+        assert_eq!(
+            (more.rows[0].n, more.rows[1].n, more.ratios["a_over_b"]),
+            (4, 3, 2.0)
+        );
+        more.commit.push('x');
+        more.write(&dir).unwrap();
+        assert!(Report::resume("t", &dir).unwrap().series.is_empty());
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(read.ratios["a_over_b"], 2.0);
         assert_eq!(

@@ -129,9 +129,15 @@ impl Survivor {
 
 impl Drop for Survivor {
     fn drop(&mut self) {
-        // A failed test leaves no sandbox: it ends with who attends it.
+        // A failed test leaves no sandbox: it ends with who attends it. What that said may be why the test failed.
+        let ended = self.child.try_wait();
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Some(mut stderr) = self.child.stderr.take().filter(|_| std::thread::panicking()) {
+            let mut error = String::new();
+            let _ = stderr.read_to_string(&mut error);
+            eprintln!("sandbox {}: {ended:?}, stderr: {error}", self.name);
+        }
     }
 }
 

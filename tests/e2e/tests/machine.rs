@@ -26,6 +26,21 @@ fn a_guest_above_four_gibibytes_uses_memory_on_both_sides_of_the_hole() {
 }
 
 #[test]
+fn a_disk_has_the_size_that_was_asked_for() {
+    // Half as much again as what is made ready, and less than is: both are grown in the guest.
+    for (size, least, most) in [("12g", 11 << 20, 12 << 20), ("100m", 80 << 10, 100 << 10)] {
+        let script = "df -k / | awk 'END{print $2}'; dd if=/dev/zero of=/last bs=1M count=40 2>/dev/null && stat -c %s /last";
+        let what = ["run", "--disk", size, &image("busybox"), "sh", "-c", script];
+        let out = run(&mut thaw(&what)).ok();
+        let numbers: Vec<u64> = out.lines().map(|l| l.parse().unwrap()).collect();
+        assert!((least..=most).contains(&numbers[0]), "{size}: {out}");
+        assert_eq!(numbers[1], 40 << 20, "{out}");
+    }
+    let refused = run(&mut thaw(&["run", "--disk", "1m", &image("busybox"), "true"]));
+    assert!(refused.stderr.contains("64 to 1048576"), "{refused:?}");
+}
+
+#[test]
 fn each_container_is_confined_as_docker_confines_it() {
     let script = "grep -E '^(CapBnd|Seccomp|NoNewPrivs):' /proc/self/status; ls /proc/1/root >/dev/null && echo own pid 1; \
                   cat /proc/sysrq-trigger 2>&1 | head -n 1; mount | grep -c ' / type overlay'";

@@ -4,7 +4,7 @@
 //! every thaw; at once it prints a newline (the console writes whole lines, so this is the first byte seen), then the
 //! new ID in hexadecimal ([`acknowledged`]), and halts for good. No device takes part but the console.
 
-use crate::{Code, Guest};
+use crate::{Code, DATA, ENTRY, Guest};
 
 /// Where the generation ID is: `layout::VMGENID_PAGE` of thaw-vmm.
 pub const GENERATION_ID: u32 = 0xF_F000;
@@ -27,13 +27,89 @@ pub fn terse(filled_mib: u32) -> Guest {
     halted(woken(filled_mib))
 }
 
-/// As [`bare`] with few pages, but it goes on from the start: it acknowledges every thaw, not the first alone, and keeps
-/// its processor busy in between.
-pub fn restless() -> Guest {
+/// As [`bare`] with few pages, but it acknowledges every thaw, not the first alone. In between it sleeps: the interrupt that
+/// tells of a new generation ID wakes it.
+pub fn lasting() -> Guest {
+    let (setup, data) = asleep();
+    // mov esi, GENERATION_ID; mov ebx, [esi]; mov ecx, [esi+4]
+    let start = setup.0.len();
+    let code = setup
+        .raw(&[0xbe])
+        .raw(&GENERATION_ID.to_le_bytes())
+        .raw(&[0x8b, 0x1e, 0x8b, 0x4e, 0x04])
+        .print(READY);
+    // Where the interrupt goes on: nothing of what it interrupts is needed.
+    let awake = code.0.len() as i32;
+    let mut code = code
+        // 1: cli; cmp ebx, [esi]; jne 2f; cmp ecx, [esi+4]; jne 2f; sti; hlt; jmp 1b; 2: out dx, al
+        .raw(&[0xfa, 0x3b, 0x1e, 0x75, 0x09, 0x3b, 0x4e, 0x04, 0x75, 0x04])
+        .raw(&[0xfb, 0xf4, 0xeb, (-14i8).to_le_bytes()[0]])
+        .raw(&[0xee]);
+    let jump = HANDLER_END as i32;
+    code.0[HANDLER_END - 4..HANDLER_END].copy_from_slice(&(awake - jump).to_le_bytes());
     Guest {
-        code: hexadecimal(woken(0)).print("\n").repeat_from(0).0,
-        data: Vec::new(),
+        code: hexadecimal(code).print("\n").repeat_from(start).0,
+        data,
     }
+}
+
+/// The interrupt of a new generation ID: `layout::GED_GSI` of thaw-vmm.
+const GENERATION_GSI: u32 = 19;
+/// The vector it gets here.
+const VECTOR: u8 = 0x20;
+/// Where the handler's code ends.
+const HANDLER_END: usize = 2 + 20;
+/// Registers of the interrupt controllers, where PCs have them.
+const IOAPIC: u32 = 0xFEC0_0000;
+const LAPIC: u32 = 0xFEE0_0000;
+/// Within [`crate::DATA`]: segments, the interrupt table, and what the two registers are loaded from.
+const SEGMENTS: u32 = DATA;
+const GATES: u32 = DATA + 0x100;
+const POINTERS: u32 = DATA + 0x300;
+
+/// Code after which the interrupt wakes a halted processor and does nothing else, and the tables for that.
+fn asleep() -> (Code, Vec<u8>) {
+    // At the entry: jmp over the handler, which is at ENTRY + 2: mov dword [EOI], 0; mov esp, 0x80000; jmp, where to is put
+    // in once it is known.
+    let handler = Code::default().store(LAPIC + 0xb0, 0);
+    let handler = handler.raw(&[0xbc, 0, 0, 8, 0]).raw(&[0xe9, 0, 0, 0, 0]);
+    let code = Code::default()
+        .raw(&[0xeb, handler.0.len() as u8])
+        .raw(&handler.0);
+    assert_eq!(code.0.len(), HANDLER_END);
+    // lgdt; lidt; mov esp, 0x80000
+    let code = code
+        .raw(&[0x0f, 0x01, 0x15])
+        .raw(&POINTERS.to_le_bytes())
+        .raw(&[0x0f, 0x01, 0x1d])
+        .raw(&(POINTERS + 8).to_le_bytes())
+        .raw(&[0xbc, 0, 0, 8, 0]);
+    // jmp 8:next, so that an interrupt returns to a segment that is there.
+    let next = ENTRY + code.0.len() as u32 + 7;
+    let code = code.raw(&[0xea]).raw(&next.to_le_bytes()).raw(&[8, 0]);
+    // The spurious vector, with the bit that enables; the pin's entry: to processor 0, edge, this vector.
+    let pin = 0x10 + 2 * GENERATION_GSI;
+    let code = code
+        .store(LAPIC + 0xf0, 0x1ff)
+        .store(IOAPIC, pin + 1)
+        .store(IOAPIC + 0x10, 0)
+        .store(IOAPIC, pin)
+        .store(IOAPIC + 0x10, VECTOR.into());
+
+    let mut data = vec![0u8; (POINTERS - DATA) as usize + 16];
+    let mut put = |address: u32, bytes: &[u8]| {
+        let at = (address - DATA) as usize;
+        data[at..at + bytes.len()].copy_from_slice(bytes);
+    };
+    // None, code, data: flat.
+    put(SEGMENTS + 8, &0x00cf_9b00_0000_ffffu64.to_le_bytes());
+    put(SEGMENTS + 16, &0x00cf_9300_0000_ffffu64.to_le_bytes());
+    let [a, b, c, d] = (ENTRY + 2).to_le_bytes();
+    put(GATES + 8 * u32::from(VECTOR), &[a, b, 8, 0, 0, 0x8e, c, d]);
+    let pointer = |limit: u16, address: u32| [&limit.to_le_bytes()[..], &address.to_le_bytes()].concat();
+    put(POINTERS, &pointer(23, SEGMENTS));
+    put(POINTERS + 8, &pointer(8 * (u16::from(VECTOR) + 1) - 1, GATES));
+    (code, data)
 }
 
 /// The guest up to its first byte after a thaw.

@@ -83,8 +83,13 @@ pub struct Guest {
 impl Guest {
     /// A kernel file of it.
     pub fn kernel(&self) -> File {
+        memfd(&self.image())
+    }
+
+    /// What is in such a file.
+    pub fn image(&self) -> Vec<u8> {
         let size = DATA as usize - ENTRY as usize + self.data.len();
-        memfd(&self.elf(size as u64, true))
+        self.elf(size as u64, true)
     }
 
     /// The ELF: header, a loaded segment of `memory_size`, and with `note`, the PVH note.

@@ -30,7 +30,7 @@ pub struct Counts {
     pub sockets: BTreeSet<String>,
     /// Network interfaces of this process's namespace.
     pub interfaces: BTreeSet<String>,
-    /// Below the data and run directories, but for what the image store keeps.
+    /// Below the data and run directories, but for what the image store keeps, and notes of what was verified.
     pub files: BTreeSet<String>,
 }
 
@@ -72,7 +72,8 @@ impl Counts {
                     .unwrap_or(path)
                     .display()
                     .to_string();
-                if !name.starts_with("data/images/") {
+                let kept = ["data/images/", "data/verified/"];
+                if !kept.iter().any(|k| name.starts_with(k)) {
                     counts.files.insert(name);
                 }
             });

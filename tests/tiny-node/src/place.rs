@@ -42,8 +42,7 @@ impl Place {
             root: tempfile::tempdir().unwrap(),
             binaries: binaries.to_owned(),
         };
-        let page = u64::from(thaw_tiny_guest::DATA - thaw_tiny_guest::ENTRY);
-        fs::write(place.path("kernel"), guest.elf(page, true)).unwrap();
+        fs::write(place.path("kernel"), guest.image()).unwrap();
         fs::write(place.path("guest.erofs"), vec![0u8; 4096]).unwrap();
         make_image(&place.path("image"));
         place.configure("");
@@ -65,13 +64,14 @@ impl Place {
         fs::write(self.path("thawd.toml"), text).unwrap();
     }
 
-    /// Makes each pool hold so many, and a pool of shells for one shape.
+    /// Makes each pool hold so many, and pools of shells for one shape and of parked machines for one template.
     pub fn fill_pools_to(&self, high: usize) {
         let shapes = usize::from(high > 0);
         // Filled again as soon as one is gone, so that full is as many as these.
         let marks = format!("{{ low = {high}, high = {high} }}");
         self.configure(&format!(
-            "[pools]\ndisks = {marks}\nnetworks = {marks}\ncgroups = {marks}\n[pools.shells]\nshapes = {shapes}\neach = {marks}\n"
+            "[pools]\ndisks = {marks}\nnetworks = {marks}\ncgroups = {marks}\n[pools.shells]\nshapes = {shapes}\neach = {marks}\n\
+             [pools.parked]\ntemplates = {shapes}\neach = {marks}\n"
         ));
     }
 

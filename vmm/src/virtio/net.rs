@@ -101,8 +101,8 @@ impl Net {
     }
 
     /// The host takes the offloads the guest can, and no more.
-    fn set_offloads(&self) {
-        if let (Some(active), Some(tap)) = (&self.active, &self.backend)
+    fn set_offloads(&mut self) {
+        if let (Some(active), Some(tap)) = (&self.active, &mut self.backend)
             && let Err(error) = tap.set_offloads(active.features)
         {
             // Frames still pass, each checksummed and cut by the host.
@@ -157,10 +157,14 @@ impl VirtioDevice for Net {
     }
 
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        let Backend::Tap { mac } = backend else {
+        let Backend::Tap { mac, prepared } = backend else {
             return Err(AttachError::WrongKind("virtio-net takes a tap"));
         };
-        let tap = Tap::open(one_descriptor(fds)?)?;
+        let fd = one_descriptor(fds)?;
+        let tap = match prepared {
+            true => Tap::prepared(fd)?,
+            false => Tap::open(fd)?,
+        };
         self.registrar
             .add(tap.as_raw_fd(), TAP, EventSet::empty())
             .map_err(AttachError::system("epoll_ctl of the tap"))?;

@@ -1,7 +1,7 @@
 //! `make bench-image`: starts of images in each form, file systems in a guest, deduplication; a report of each.
 //!
 //! `bench-image DIRECTORY [--rounds N] [--images NAME,…] [--guest-rounds N]`: DIRECTORY holds what `tests/bench/images`
-//! made, mounted.
+//! made, mounted. Starts are added to those of this machine and commit that target/bench has.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,9 @@ use thaw_bench::image::starts::{Form, Node, PADDED, SUBJECTS, Subject, ratios};
 use thaw_bench::image::{BYTES, GUEST, STARTS};
 use thaw_bench::{Report, table};
 use thaw_rootfs::store::Store;
+
+/// Where reports are left.
+const RESULTS: &str = "target/bench";
 
 fn main() -> ExitCode {
     match measure() {
@@ -83,13 +86,14 @@ fn measure() -> Result<Vec<Report>, String> {
     let mut done = |mut report: Report| -> Result<(), String> {
         // What was measured is kept, whatever comes after.
         report
-            .write(Path::new("target/bench"))
-            .map_err(|e| format!("cannot write target/bench: {e}"))?;
+            .write(Path::new(RESULTS))
+            .map_err(|e| format!("cannot write {RESULTS}: {e}"))?;
         reports.push(report);
         Ok(())
     };
     if SUBJECTS.iter().any(|s| options.wants(s.name)) {
-        let mut report = Report::new(STARTS);
+        let mut report = Report::resume(STARTS, Path::new(RESULTS))
+            .map_err(|e| format!("cannot read what {RESULTS} has: {e}"))?;
         starts(&options, &node, &mut report)?;
         done(report)?;
     }
@@ -115,10 +119,7 @@ fn starts(options: &Options, node: &Node, report: &mut Report) -> Result<(), Str
             }
         }
     }
-    match options.wants(PADDED) {
-        true => ratios(report),
-        false => Ok(()),
-    }
+    ratios(report)
 }
 
 /// One round. Where the lab's processor loses a guest (`tests/lab/README.md`) the round is run again, twice at most, and

@@ -310,10 +310,12 @@ fn a_real_tap_is_taken_and_given_the_negotiated_offloads() {
     let mac = [2, 0, 0, 0, 0, 9];
     // As if the tap before had been full.
     rig.device.transmit_blocked = true;
-    rig.device.attach(Backend::Tap { mac }, vec![fd]).unwrap();
+    rig.device
+        .attach(Backend::Tap { mac, prepared: false }, vec![fd])
+        .unwrap();
     assert_eq!(rig.device.config().bytes()[..6], mac);
     assert_eq!(rig.interrupt.reasons(), CONFIG_CHANGE);
-    let tap = rig.device.backend.as_ref().unwrap();
+    let tap = rig.device.backend.as_mut().unwrap();
     assert!(tap.watches(EventSet::IN));
     tap.set_offloads(features).unwrap();
     tap.set_offloads(0).unwrap();
@@ -331,7 +333,13 @@ fn other_backends_are_refused() {
     ));
     let (a, _b) = UnixDatagram::pair().unwrap();
     assert!(matches!(
-        net.attach(Backend::Tap { mac: [0; 6] }, vec![a.into()]),
+        net.attach(
+            Backend::Tap {
+                mac: [0; 6],
+                prepared: false
+            },
+            vec![a.into()]
+        ),
         Err(AttachError::Invalid(_))
     ));
 }

@@ -19,10 +19,16 @@ const TUN_F_TSO4: libc::c_uint = 0x02;
 const TUN_F_TSO6: libc::c_uint = 0x04;
 const TUN_F_TSO_ECN: libc::c_uint = 0x08;
 
+const ALL_OFFLOADS: libc::c_uint = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
+/// `TUN_MINOR` of `MISC_MAJOR`.
+const DEVICE: (u32, u32) = (10, 200);
+
 /// A tap, nonblocking.
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
+    /// What the host may leave to the guest; none where nobody has said.
+    offloads: Option<libc::c_uint>,
     /// What the event loop waits for, so that it is told only of changes.
     watched: EventSet,
 }
@@ -47,28 +53,42 @@ impl Tap {
         Tap::with_frames(fd)
     }
 
+    /// Takes a tap its maker has prepared ([`thaw_protocol::control::Backend::Tap`]). That it is one is looked at without
+    /// asking its driver: every ioctl of a tap takes the lock of the host's whole network.
+    pub fn prepared(fd: OwnedFd) -> Result<Tap, AttachError> {
+        let stat = rustix::fs::fstat(&fd).map_err(AttachError::system("fstat of the tap"))?;
+        let character = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device();
+        let device = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        if !character || device != DEVICE {
+            return Err(AttachError::Invalid("the descriptor is not a tap".into()));
+        }
+        let mut tap = Tap::with_frames(fd)?;
+        tap.offloads = Some(ALL_OFFLOADS);
+        Ok(tap)
+    }
+
     /// Takes a descriptor that gives and takes one frame, header first, per call.
     pub(super) fn with_frames(fd: OwnedFd) -> Result<Tap, AttachError> {
         let flags = fcntl_getfl(&fd).map_err(AttachError::system("fcntl of the tap"))?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(AttachError::system("fcntl of the tap"))?;
         Ok(Tap {
             fd,
+            offloads: None,
             watched: EventSet::empty(),
         })
     }
 
     /// Lets the host send what the driver negotiated: unfinished checksums, segments of more than one frame.
-    pub fn set_offloads(&self, features: u64) -> io::Result<()> {
+    pub fn set_offloads(&mut self, features: u64) -> io::Result<()> {
+        let offloads = offloads(features);
+        if self.offloads == Some(offloads) {
+            return Ok(());
+        }
         // The ioctl takes its argument by value.
         // SAFETY: no pointer is passed.
-        let done = unsafe {
-            libc::ioctl(
-                self.fd.as_raw_fd(),
-                TUNSETOFFLOAD,
-                libc::c_ulong::from(offloads(features)),
-            )
-        };
+        let done = unsafe { libc::ioctl(self.fd.as_raw_fd(), TUNSETOFFLOAD, libc::c_ulong::from(offloads)) };
         if done == 0 {
+            self.offloads = Some(offloads);
             Ok(())
         } else {
             Err(io::Error::last_os_error())
@@ -159,6 +179,35 @@ mod tests {
     #[test]
     fn what_is_not_a_tap_is_refused() {
         let file = tempfile::tempfile().unwrap();
+        let other = file.try_clone().unwrap();
         assert!(matches!(Tap::open(file.into()), Err(AttachError::Invalid(_))));
+        assert!(matches!(
+            Tap::prepared(other.into()),
+            Err(AttachError::Invalid(_))
+        ));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(matches!(Tap::prepared(null.into()), Err(AttachError::Invalid(_))));
+    }
+
+    #[test]
+    fn a_prepared_tap_is_asked_nothing_it_was_set_to_already() {
+        let Ok(tun) = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/net/tun")
+        else {
+            return eprintln!("skipped: cannot open /dev/net/tun");
+        };
+        // It has no interface: every ioctl fails.
+        let mut tap = Tap::prepared(tun.into()).unwrap();
+        let all = [
+            b::VIRTIO_NET_F_GUEST_CSUM,
+            b::VIRTIO_NET_F_GUEST_TSO4,
+            b::VIRTIO_NET_F_GUEST_TSO6,
+            b::VIRTIO_NET_F_GUEST_ECN,
+        ];
+        tap.set_offloads(all.iter().fold(0, |f, bit| f | 1 << bit))
+            .unwrap();
+        tap.set_offloads(0).unwrap_err();
     }
 }

@@ -1,0 +1,256 @@
+//! Pools for what is hot: one each for the wants that were lately asked for.
+//!
+//! Invariant: never more pools than planned; a want asked for again has one, and that of the want nobody asked for the
+//! longest is closed for it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thaw_pools::demand::Sizing;
+use thaw_pools::plan::{Plan, Watermarks};
+use thaw_pools::pool::Pool;
+use thaw_pools::resource::{Kind, SlowReason};
+use thaw_pools::statistics::PoolStatistics;
+
+/// How much of what is hot is made ahead.
+#[derive(Clone, Copy, Debug)]
+pub struct HotPlan {
+    /// How many wants have a pool. 0: none.
+    pub wants: usize,
+    /// How many of each.
+    pub marks: Watermarks,
+    pub sizing: Sizing,
+    /// How many of each are made at once.
+    pub makers: usize,
+}
+
+/// Pools of one kind, one each for the wants lately in demand.
+pub struct HotPools<K: Kind> {
+    /// None: nothing is made ahead.
+    plan: Option<HotPlan>,
+    recent: Mutex<Recent<K>>,
+}
+
+struct Recent<K: Kind> {
+    closed: bool,
+    /// What pools that are closed did, and claims for which there was none.
+    past: PoolStatistics,
+    /// The last used first.
+    pools: VecDeque<(K::Want, Arc<Pool<K>>)>,
+    /// Wants asked for once, lately; their second use makes a pool.
+    once: VecDeque<K::Want>,
+}
+
+impl<K: Kind> Default for HotPools<K> {
+    fn default() -> Self {
+        HotPools {
+            plan: None,
+            recent: Mutex::new(Recent {
+                closed: false,
+                past: PoolStatistics::none(K::NAME),
+                pools: VecDeque::new(),
+                once: VecDeque::new(),
+            }),
+        }
+    }
+}
+
+impl<K: Kind> fmt::Debug for HotPools<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HotPools")
+            .field("kind", &K::NAME)
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K: Kind> HotPools<K>
+where
+    K::Want: Clone,
+{
+    pub fn new(plan: HotPlan) -> Self {
+        HotPools {
+            plan: (plan.wants > 0 && plan.marks.high() > 0).then_some(plan),
+            ..HotPools::default()
+        }
+    }
+
+    /// Takes one that is ready, or says why there is none. Does not block. `kind` is that of a pool made now.
+    pub(super) fn ready(&self, want: &K::Want, kind: impl FnOnce() -> K) -> Result<K::Resource, SlowReason> {
+        let plan = self.plan.ok_or(SlowReason::NoPool)?;
+        let (pool, outdated) = {
+            let mut recent = self.lock();
+            if recent.closed {
+                return Err(SlowReason::Closed);
+            }
+            let pool = recent.used(want, plan.wants, || {
+                let plan = Plan {
+                    makers: plan.makers,
+                    sizing: plan.sizing,
+                    ..Plan::new(want.clone(), plan.marks)
+                };
+                Pool::filled(kind(), plan)
+            });
+            if pool.is_none() {
+                recent.past.missed(SlowReason::NoPool);
+            }
+            (pool, recent.outdated(plan.wants))
+        };
+        if let Some(outdated) = outdated {
+            // What it has is ended; nobody waits for that.
+            let closing = std::thread::Builder::new().name(format!("close {}", K::NAME));
+            let closed = closing.spawn(move || outdated.close());
+            if let Err(e) = closed {
+                tracing::warn!(kind = K::NAME, "a pool is closed on a caller's path: {e}");
+            }
+        }
+        let claim = pool.ok_or(SlowReason::NoPool)?.ready(want);
+        claim.map(|c| c.resource).map_err(|miss| miss.reason)
+    }
+
+    /// What all of them have, and did since the first was made.
+    pub fn statistics(&self) -> PoolStatistics {
+        let (past, pools) = {
+            let recent = self.lock();
+            let pools: Vec<_> = recent.pools.iter().map(|(_, pool)| pool.clone()).collect();
+            (recent.past.clone(), pools)
+        };
+        pools.iter().fold(past, |sum, pool| sum.and(&pool.statistics()))
+    }
+
+    /// Makes none any more, and ends all. Blocks until that is done.
+    pub fn close(&self) {
+        let pools = {
+            let mut recent = self.lock();
+            recent.closed = true;
+            std::mem::take(&mut recent.pools)
+        };
+        pools.iter().for_each(|(_, pool)| pool.close());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Recent<K>> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Kind> Recent<K>
+where
+    K::Want: Clone,
+{
+    /// The pool of what is wanted now, if it has one, or now gets one.
+    fn used(
+        &mut self,
+        want: &K::Want,
+        wants: usize,
+        make: impl FnOnce() -> std::io::Result<Pool<K>>,
+    ) -> Option<Arc<Pool<K>>> {
+        if let Some(at) = self.pools.iter().position(|(w, _)| w == want) {
+            let found = self.pools.remove(at)?;
+            let pool = found.1.clone();
+            self.pools.push_front(found);
+            return Some(pool);
+        }
+        let Some(at) = self.once.iter().position(|w| w == want) else {
+            self.once.push_front(want.clone());
+            self.once.truncate(wants);
+            return None;
+        };
+        self.once.remove(at);
+        match make() {
+            Ok(pool) => {
+                let pool = Arc::new(pool);
+                self.pools.push_front((want.clone(), pool.clone()));
+                Some(pool)
+            }
+            Err(e) => {
+                tracing::warn!(kind = K::NAME, "none are made ahead: {e}");
+                None
+            }
+        }
+    }
+
+    /// One pool more than there are to be.
+    fn outdated(&mut self, wants: usize) -> Option<Arc<Pool<K>>> {
+        match self.pools.len() > wants {
+            true => {
+                let (_, pool) = self.pools.pop_back()?;
+                self.past = self.past.clone().and(&pool.statistics().closed());
+                Some(pool)
+            }
+            false => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_pools::resource::Unfit;
+
+    /// Numbers that are what is wanted.
+    struct Numbers;
+
+    impl Kind for Numbers {
+        const NAME: &'static str = "number";
+        type Want = u8;
+        type Resource = u8;
+        type Error = String;
+
+        fn make(&self, want: &u8) -> Result<u8, String> {
+            Ok(*want)
+        }
+
+        fn check(&self, _: &u8) -> Result<(), Unfit> {
+            Ok(())
+        }
+
+        fn destroy(&self, _: u8) {}
+    }
+
+    fn plan(wants: usize, high: usize) -> HotPlan {
+        HotPlan {
+            wants,
+            marks: Watermarks::half_of(high),
+            sizing: Sizing::Full,
+            makers: 1,
+        }
+    }
+
+    #[test]
+    fn what_is_wanted_twice_gets_a_pool_and_the_longest_unused_loses_its_own() {
+        let pools = HotPools::default();
+        let mut recent = pools.lock();
+        let mut used = |want: u8| {
+            let pool = recent.used(&want, 2, || Ok(Pool::empty(Numbers))).is_some();
+            let outdated = recent.outdated(2).is_some();
+            let wants: Vec<u8> = recent.pools.iter().map(|(w, _)| *w).collect();
+            assert!(recent.once.len() <= 2);
+            (pool, outdated, wants)
+        };
+        assert_eq!(used(1), (false, false, vec![]));
+        assert_eq!(used(1), (true, false, vec![1]));
+        assert_eq!(used(2), (false, false, vec![1]));
+        assert_eq!(used(2), (true, false, vec![2, 1]));
+        assert_eq!(used(1), (true, false, vec![1, 2]));
+        // Many wants, each asked for once, take nobody's place.
+        for want in 3..9 {
+            assert_eq!(used(want), (false, false, vec![1, 2]));
+        }
+        assert_eq!(used(8), (true, true, vec![8, 1]));
+    }
+
+    #[test]
+    fn without_a_plan_there_is_no_pool_and_after_the_end_none_either() {
+        let why = |pools: &HotPools<Numbers>| pools.ready(&1, || Numbers).unwrap_err();
+        assert_eq!(why(&HotPools::default()), SlowReason::NoPool);
+        assert_eq!(why(&HotPools::new(plan(0, 4))), SlowReason::NoPool);
+        assert_eq!(why(&HotPools::new(plan(4, 0))), SlowReason::NoPool);
+        let pools = HotPools::new(plan(2, 4));
+        assert_eq!(why(&pools), SlowReason::NoPool);
+        let counted = pools.statistics();
+        assert_eq!((counted.claims, counted.ready, counted.high), (1, 0, 0));
+        pools.close();
+        assert_eq!(why(&pools), SlowReason::Closed);
+    }
+}

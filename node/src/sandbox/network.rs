@@ -1,0 +1,165 @@
+//! A sandbox's network: a slot of the pool, told what this sandbox wants of it.
+//!
+//! Invariant: what a sandbox's record says of its network is what is in force, or is put in force by who adopts it; so a
+//! policy is written down before it holds.
+
+use std::sync::Arc;
+
+use thaw_pools::network::policy::Policy;
+use thaw_pools::network::{NetworkSlot, Terms};
+use thaw_protocol::api::{NetworkPolicy, PublishedPort, SandboxNetwork};
+
+use super::create::blocking;
+use super::pools;
+use super::{NetworkMode, Node, Sandbox};
+use crate::exit::{ExitCode, Failure};
+use crate::state::Record;
+use crate::trace::Trace;
+
+/// What a caller wants of a network.
+///
+/// # Errors
+/// Which rule or port cannot be.
+pub fn read(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<Terms, Failure> {
+    let wrong = |what| Failure::new(ExitCode::Runtime, what).remedy("see docs/networking.md");
+    Terms::read(policy, publish).map_err(wrong)
+}
+
+fn failed(error: thaw_pools::Error) -> Failure {
+    let failure = Failure::from(error);
+    match failure.code {
+        ExitCode::PortUnavailable => failure,
+        _ => Failure::new(ExitCode::NetworkUnavailable, failure.what),
+    }
+}
+
+fn nowhere() -> Failure {
+    let what =
+        "ports are published, and connections allowed or denied, of a private network that leads outside";
+    Failure::new(ExitCode::NetworkUnavailable, what).remedy("run as root, with --network private")
+}
+
+/// Claims a slot and has it as the sandbox wants it. One made ahead and wanted as it is costs no system call but the reading of
+/// the host's name servers.
+pub(super) async fn claim(
+    node: &Node,
+    mode: NetworkMode,
+    terms: &Terms,
+    trace: &Trace,
+) -> Result<Option<NetworkSlot>, Failure> {
+    let _stage = trace.stage("network");
+    if mode == NetworkMode::None {
+        return match terms.are_default() {
+            true => Ok(None),
+            false => Err(nowhere()),
+        };
+    }
+    let mut slot = pools::claim(&node.pools, |p| &p.networks, (), failed, trace).await?;
+    if slot.uplink.is_some() {
+        slot.config.nameservers = node.pools.networks.kind().nameservers();
+    } else {
+        trace.reason(
+            "network-inward",
+            "without root, its network leads to its gateway and no further",
+        );
+    }
+    if terms.are_default() {
+        return Ok(Some(slot));
+    }
+    let (pools, terms) = (node.pools.clone(), terms.clone());
+    blocking(move || match fulfil(&mut slot, terms) {
+        Ok(()) => Ok(Some(slot)),
+        Err(e) => {
+            pools.networks.release(slot);
+            Err(e)
+        }
+    })
+    .await
+}
+
+fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Failure> {
+    let uplink = slot.uplink.as_mut().ok_or_else(nowhere)?;
+    if !terms.policy.allows_all() {
+        uplink.set_policy(terms.policy).map_err(failed)?;
+    }
+    match terms.ports.as_slice() {
+        [] => Ok(()),
+        ports => uplink.publish(ports).map_err(failed),
+    }
+}
+
+/// What is to be known of a slot.
+pub(super) fn describe(slot: &NetworkSlot) -> Option<SandboxNetwork> {
+    slot.uplink.as_ref().map(|uplink| uplink.describe())
+}
+
+/// The slot of a sandbox whose owner is gone, its policy in force. None where it has none, or it cannot be had: the sandbox
+/// runs on without.
+pub(super) async fn adopt(node: &Node, record: &Record) -> Option<NetworkSlot> {
+    let (described, vmm) = (record.network.clone()?, record.vmm?);
+    let pools = node.pools.clone();
+    let adopted = blocking(move || {
+        let slot = pools.networks.kind().adopt(vmm, &described).map_err(failed)?;
+        let policy =
+            Policy::new(described.policy).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+        if let Some(uplink) = &slot.uplink
+            && let Err(e) = uplink.set_policy(policy)
+        {
+            tracing::warn!("the network policy of an adopted sandbox is what it was: {e}");
+        }
+        Ok(slot)
+    });
+    match adopted.await {
+        Ok(slot) => Some(slot),
+        Err(e) => {
+            tracing::warn!(
+                sandbox = record.id,
+                "adopted, but its network cannot be changed: {e}"
+            );
+            None
+        }
+    }
+}
+
+impl Sandbox {
+    /// Its network, where that leads outside.
+    pub fn network(&self) -> Option<SandboxNetwork> {
+        self.resources.network.as_ref().and_then(describe)
+    }
+
+    /// Puts another policy in force: at once, as a whole, for the connections it has too.
+    pub async fn set_network_policy(
+        self: &Arc<Sandbox>,
+        policy: NetworkPolicy,
+    ) -> Result<SandboxNetwork, Failure> {
+        let policy = read(Some(&policy), &[])?.policy;
+        let _one = self.freezing.lock().await;
+        let sandbox = self.clone();
+        blocking(move || {
+            let uplink = sandbox
+                .resources
+                .network
+                .as_ref()
+                .and_then(|slot| slot.uplink.as_ref());
+            let uplink = uplink.ok_or_else(nowhere)?;
+            let before = uplink.describe();
+            let after = SandboxNetwork {
+                policy: policy.text().clone(),
+                ..before.clone()
+            };
+            let write = |network: &SandboxNetwork| {
+                sandbox.resources.directory.write(&Record {
+                    network: Some(network.clone()),
+                    ..sandbox.record.clone()
+                })
+            };
+            write(&after)?;
+            uplink.set_policy(policy).map_err(failed).inspect_err(|_| {
+                // What holds is what there was; if that cannot be written either, the first error says more.
+                let _ = write(&before);
+            })?;
+            Ok(after)
+        })
+        .await
+    }
+}

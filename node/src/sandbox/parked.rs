@@ -1,0 +1,70 @@
+//! Parked machines: each has a hot template in it and only waits for its backends.
+//!
+//! How many there are follows the demand of the last minutes. Nothing has run in any, so what they cost is the pages their
+//! restore wrote.
+
+use std::sync::Arc;
+
+use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_pools::machine::Vm;
+use thaw_pools::resource::{Kind, SlowReason, Unfit};
+use thaw_protocol::control::{MachineSpec, MemoryMode};
+
+use super::Node;
+use super::hot::HotPools;
+use super::spare::{Spare, Spares};
+use crate::exit::Failure;
+use crate::snapshot::Registered;
+
+/// A pool each for the templates lately used.
+pub type ParkedPools = HotPools<ParkedVms>;
+
+/// The kind.
+#[derive(Debug)]
+pub struct ParkedVms(Spares);
+
+/// What is in which machine.
+#[derive(Clone, Debug)]
+pub struct ParkedWant {
+    pub machine: MachineSpec,
+    pub template: Arc<Registered>,
+    /// How it has the template's memory; not page by page, for nobody would serve it.
+    pub mode: MemoryMode,
+}
+
+impl PartialEq for ParkedWant {
+    fn eq(&self, other: &ParkedWant) -> bool {
+        self.machine == other.machine && self.mode == other.mode && self.template.hash == other.template.hash
+    }
+}
+
+impl Kind for ParkedVms {
+    const NAME: &'static str = "parked";
+    type Want = ParkedWant;
+    type Resource = Spare;
+    type Error = Failure;
+
+    fn make(&self, want: &ParkedWant) -> Result<Spare, Failure> {
+        self.0.make(&want.machine, |shell| {
+            let parked = shell.restore(&want.template.files, want.mode, None)?;
+            reach(Failpoint::SpareRestored);
+            Ok(Vm::Parked(parked))
+        })
+    }
+
+    fn check(&self, spare: &Spare) -> Result<(), Unfit> {
+        spare.check()
+    }
+
+    fn destroy(&self, spare: Spare) {
+        self.0.end(spare);
+    }
+}
+
+/// Takes one, or says why there is none. Does not block.
+pub(super) fn ready(node: &Node, want: &ParkedWant) -> Result<Spare, SlowReason> {
+    match want.machine.tethered || want.mode == MemoryMode::Uffd {
+        true => Err(SlowReason::NoPool),
+        false => node.parked.ready(want, || ParkedVms(Spares::of(node))),
+    }
+}

@@ -1,0 +1,163 @@
+//! Machines made before anybody knows whose they will be.
+//!
+//! Each has a directory among the run directory's spares, with a record, as a sandbox has one: what a killed thawd leaves
+//! of it is found and removed as a sandbox's is. Invariant: a thaw-vmm is in a record before it has a machine, and from
+//! then on in at least one; a sandbox that takes a spare writes it into its own record before it takes anything else.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use thaw_pools::cgroup::Cgroup;
+use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_pools::machine::{MachineError, Place, Process, Restored, Shell, Vm};
+use thaw_pools::resource::Unfit;
+use thaw_pools::vmm;
+use thaw_protocol::control::MachineSpec;
+
+use super::create::new_record;
+use super::files::open_kvm;
+use super::machine::{LOG, enter_cgroup};
+use super::{Node, Pools, Resources};
+use crate::control_client::{CallError, ControlClient};
+use crate::exit::{ExitCode, Failure};
+use crate::state::{Record, RunDirectory, SandboxDirectory};
+
+/// A machine nobody has yet.
+pub struct Spare {
+    vm: Vm,
+    cgroup: Option<Cgroup>,
+    directory: SandboxDirectory,
+}
+
+impl Spare {
+    /// Whether it is still what was made.
+    pub(super) fn check(&self) -> Result<(), Unfit> {
+        self.vm.check()
+    }
+
+    /// Makes it a sandbox's; what was restored into it, if anything was. If that fails, what is not the sandbox's by then
+    /// is ended here.
+    pub(super) fn become_of(
+        self,
+        resources: &mut Resources,
+        record: &mut Record,
+    ) -> Result<Option<Restored>, Failure> {
+        let (process, control, restored) = self.vm.into_parts();
+        record.vmm = Some(process.record());
+        record.cgroup = self.cgroup.as_ref().map(|c| c.name().to_owned());
+        (resources.vmm, resources.cgroup) = (Some(process), self.cgroup);
+        resources.directory.write(record)?;
+        reach(Failpoint::SpareTaken);
+        resources.control = Some(ControlClient::new(control)?.into());
+        let moves = [
+            (
+                self.directory.control_socket(),
+                resources.directory.control_socket(),
+                Failpoint::SpareSocketMoved,
+            ),
+            (
+                self.directory.path().join(LOG),
+                resources.directory.path().join(LOG),
+                Failpoint::SpareLogMoved,
+            ),
+        ];
+        for (from, to, moved) in moves {
+            std::fs::rename(&from, &to)
+                .map_err(|e| Failure::system(format!("cannot move {}", from.display()), &e))?;
+            reach(moved);
+        }
+        drop(self.directory);
+        reach(Failpoint::SpareLeft);
+        Ok(restored)
+    }
+}
+
+/// Where spares are made and ended.
+#[derive(Debug)]
+pub(super) struct Spares {
+    run: RunDirectory,
+    pools: Arc<Pools>,
+}
+
+impl Spares {
+    pub(super) fn of(node: &Node) -> Spares {
+        Spares {
+            run: node.run.spares(),
+            pools: node.pools.clone(),
+        }
+    }
+
+    /// Makes a machine, and takes it as far as `on` does.
+    pub(super) fn make(
+        &self,
+        machine: &MachineSpec,
+        on: impl FnOnce(Shell) -> Result<Vm, MachineError>,
+    ) -> Result<Spare, Failure> {
+        // Without one, it lives in ours.
+        let cgroup = self.pools.cgroups.claim(&()).ok().map(|c| c.resource);
+        match self.begin(machine, cgroup.as_ref(), on) {
+            Ok((vm, directory)) => Ok(Spare {
+                vm,
+                cgroup,
+                directory,
+            }),
+            Err(e) => {
+                cgroup.into_iter().for_each(|c| self.pools.cgroups.release(c));
+                Err(e)
+            }
+        }
+    }
+
+    fn begin(
+        &self,
+        machine: &MachineSpec,
+        cgroup: Option<&Cgroup>,
+        on: impl FnOnce(Shell) -> Result<Vm, MachineError>,
+    ) -> Result<(Vm, SandboxDirectory), Failure> {
+        let (program, kvm) = (vmm::find()?, open_kvm(Path::new("/dev/kvm"))?);
+        let mut record = Record {
+            image: "(spare)".into(),
+            cgroup: cgroup.map(|c| c.name().to_owned()),
+            tethered: machine.tethered,
+            vcpus: machine.vcpus,
+            memory_mib: machine.memory_mib,
+            ..new_record()?
+        };
+        let directory = self.run.create(&record)?;
+        reach(Failpoint::SpareDirectoryMade);
+        let place = Place {
+            control: directory.control_socket(),
+            log: directory.path().join(LOG),
+            tethered: machine.tethered,
+        };
+        let process = Process::start(&program, &place).map_err(failure)?;
+        record.vmm = Some(process.process().record());
+        directory.write(&record)?;
+        reach(Failpoint::SpareRecorded);
+        enter_cgroup(cgroup, process.process());
+        reach(Failpoint::SpareInCgroup);
+        let shell = process.create(kvm.as_fd(), machine.clone()).map_err(failure)?;
+        reach(Failpoint::SpareMachineMade);
+        Ok((on(shell).map_err(failure)?, directory))
+    }
+
+    /// Ends one nobody took.
+    pub(super) fn end(&self, spare: Spare) {
+        // Killed and reaped, before what it lives in goes.
+        drop(spare.vm);
+        spare
+            .cgroup
+            .into_iter()
+            .for_each(|c| self.pools.cgroups.release(c));
+        drop(spare.directory);
+    }
+}
+
+fn failure(error: MachineError) -> Failure {
+    match error {
+        MachineError::Start(e) => e.into(),
+        MachineError::Refused(e) => CallError::Refused(e).into(),
+        other => Failure::new(ExitCode::VmmFailed, other.to_string()),
+    }
+}

@@ -1,0 +1,340 @@
+//! The host's side of all slots: forwarding, one nftables table, and which numbers are taken.
+//!
+//! A slot's number is the name of its interface in the host's namespace, so the kernel hands out each once, whoever asks;
+//! the interface goes with the slot's namespace, however its owner ends. Invariants of the table (docs/networking.md):
+//! what comes from a slot reaches neither this host (but for its name servers) nor another slot; what goes to one was
+//! published, or comes from this host, or answers the slot.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::{fs, io};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
+
+use super::range::{Range, SLOT_LENGTH};
+use super::tap::Privileged;
+use super::{GUEST_ADDRESS, GUEST_MAC, TAP_INDEX, UPLINK_NAME, resolver, slot};
+use crate::Error;
+use crate::failpoint::{Failpoint, reach};
+use crate::link::{self, Route};
+use crate::netlink::Socket;
+use crate::nft::rule::{ESTABLISHED, Interface, RELATED, Rule, TCP, UDP};
+use crate::nft::{self, Field, Hook, Transaction};
+use crate::prefix::Prefix;
+
+/// What the host's ends of slots are called, before their numbers.
+const LINKS: &str = "thaw-n";
+/// Ports published on any address of the host, and on one: maps of the table.
+pub(super) const ANYWHERE: &str = "published_anywhere";
+pub(super) const AT: &str = "published_at";
+const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
+const DNS: u16 = 53;
+
+/// `[network]`: what an operator says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Setup {
+    /// Where slots have their addresses, four each: a private network this host has no other routes into.
+    pub range: Range,
+    /// Turn on net.ipv4.ip_forward where it is off.
+    pub forwarding: bool,
+    /// Name servers for guests, instead of the host's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nameservers: Vec<Ipv4Addr>,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            range: Range::default(),
+            forwarding: true,
+            nameservers: Vec::new(),
+        }
+    }
+}
+
+/// The host, as slots need it.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub setup: Setup,
+    pub table: String,
+    /// Where the search for a free number begins.
+    next: AtomicU32,
+    prepared: Mutex<bool>,
+}
+
+impl Host {
+    pub fn new(setup: Setup) -> Host {
+        // Processes begin apart, so that they do not search where another has taken all.
+        let next = rustix::process::getpid().as_raw_nonzero().get() as u32;
+        Host {
+            table: setup.range.table(),
+            next: AtomicU32::new(next.wrapping_mul(0x9e37_79b9)),
+            prepared: Mutex::new(false),
+            setup,
+        }
+    }
+
+    /// The name servers guests are told of.
+    pub fn nameservers(&self) -> Vec<IpAddr> {
+        let servers = match self.setup.nameservers.as_slice() {
+            [] => resolver::nameservers(),
+            set => set.to_vec(),
+        };
+        servers.into_iter().map(IpAddr::V4).collect()
+    }
+
+    /// Joins a slot's namespace to the host's, with an address and rules of its own: its number.
+    pub fn join(&self, slot: &mut Privileged) -> Result<u32, Error> {
+        self.prepare()?;
+        let failed = |what| move |source| Error::System { what, source };
+        let mut route = Socket::route().map_err(failed("open a netlink socket"))?;
+        let (number, name) = self.take_number(&mut route, &slot.tapped.namespace)?;
+        reach(Failpoint::NetworkPairMade);
+        let joined = self
+            .dress(&mut route, number, &name, slot)
+            .map_err(failed("give a network slot its addresses"))
+            .inspect(|()| reach(Failpoint::NetworkAddressed))
+            .and_then(|()| self.forget(self.setup.range.slot(number)))
+            .and_then(|()| {
+                slot::rules(self, number, &resolver::link_local(&self.nameservers()))
+                    .commit(&mut slot.filter)
+                    .map_err(failed("write the nftables rules of a network slot"))
+            });
+        if let Err(e) = joined {
+            self.leave(&name);
+            return Err(e);
+        }
+        reach(Failpoint::NetworkRulesMade);
+        Ok(number)
+    }
+
+    /// Makes the pair of interfaces, under the first number nobody has.
+    fn take_number(&self, route: &mut Socket, namespace: &OwnedFd) -> Result<(u32, String), Error> {
+        let slots = self.setup.range.slots();
+        for _ in 0..slots {
+            let number = self.next.fetch_add(1, Ordering::Relaxed) % slots;
+            let name = Host::link_name(number);
+            match link::make_pair(route, &name, UPLINK_NAME, namespace.as_fd()) {
+                Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
+                Ok(()) => return Ok((number, name)),
+                Err(source) => {
+                    return Err(Error::System {
+                        what: "make a pair of interfaces (load the veth module, or use --network none)",
+                        source,
+                    });
+                }
+            }
+        }
+        Err(Error::RangeFull {
+            range: self.setup.range.to_string(),
+            slots,
+        })
+    }
+
+    fn dress(&self, route: &mut Socket, number: u32, name: &str, slot: &mut Privileged) -> io::Result<()> {
+        let range = self.setup.range;
+        let (host, own) = (range.host(number), range.slot(number));
+        // Connections from this host's loopback to a published port are translated on the way out by this interface.
+        fs::write(format!("/proc/sys/net/ipv4/conf/{name}/route_localnet"), "1")?;
+        match fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1") {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            written => written?,
+        }
+        let index = rustix::net::netdevice::name_to_index(inet()?, name)?;
+        link::set_up(route, index)?;
+        let uplink = link::index(&mut slot.route, UPLINK_NAME)?;
+        link::set_up(&mut slot.route, uplink)?;
+        link::add_address(route, index, host, SLOT_LENGTH)?;
+        link::add_address(&mut slot.route, uplink, own, SLOT_LENGTH)?;
+        link::add_default_route(&mut slot.route, uplink, host)?;
+        link::add_neighbour(&mut slot.route, TAP_INDEX, GUEST_ADDRESS, GUEST_MAC)
+    }
+
+    /// Takes a slot's interface away, and with it what the kernel has of its addresses.
+    pub fn leave(&self, name: &str) {
+        let left = Socket::route().and_then(|mut route| link::delete(&mut route, name));
+        match left {
+            Err(e) if e.raw_os_error() != Some(libc::ENODEV) => {
+                tracing::warn!("cannot delete the interface {name}: {e}");
+            }
+            _ => {}
+        }
+    }
+
+    /// The name of a slot's interface here.
+    pub fn link_name(number: u32) -> String {
+        format!("{LINKS}{number}")
+    }
+
+    /// What must be before the first slot: the range is free, the host forwards, the table is there.
+    fn prepare(&self) -> Result<(), Error> {
+        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        if *prepared {
+            return Ok(());
+        }
+        let failed = |what| move |source| Error::System { what, source };
+        self.check_range()?;
+        self.forward()?;
+        let mut filter = Socket::netfilter().map_err(failed("open an nftables socket (load nf_tables)"))?;
+        self.rules().commit(&mut filter).map_err(failed(
+            "write the host's nftables rules (load nf_tables, nft_chain_nat, nft_masq, nft_fib_ipv4)",
+        ))?;
+        self.sweep()?;
+        *prepared = true;
+        Ok(())
+    }
+
+    /// Refuses a range the host has other routes into.
+    fn check_range(&self) -> Result<(), Error> {
+        let failed = |source| Error::System {
+            what: "read the host's routes",
+            source,
+        };
+        let mut route = Socket::route().map_err(failed)?;
+        let inet = inet().map_err(failed)?;
+        for Route { to, by } in link::routes(&mut route).map_err(failed)? {
+            if !to.overlaps(self.setup.range.prefix()) {
+                continue;
+            }
+            let by = by.and_then(|index| rustix::net::netdevice::index_to_name(&inet, index).ok());
+            let by = by.unwrap_or_else(|| "an interface that is gone".into());
+            if !by.starts_with(LINKS) {
+                return Err(Error::RangeTaken {
+                    range: self.setup.range.to_string(),
+                    route: to.to_string(),
+                    interface: by,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(&self) -> Result<(), Error> {
+        let failed = |source| Error::System {
+            what: "turn on forwarding (sysctl net.ipv4.ip_forward=1)",
+            source,
+        };
+        if fs::read_to_string(FORWARDING).map_err(failed)?.trim() != "0" {
+            return Ok(());
+        }
+        if !self.setup.forwarding {
+            return Err(Error::ForwardingOff);
+        }
+        fs::write(FORWARDING, "1").map_err(failed)?;
+        tracing::warn!(
+            "net.ipv4.ip_forward was 0 and is 1 now: sandboxes reach the network through this host"
+        );
+        Ok(())
+    }
+
+    /// The table, as it must be.
+    pub fn rules(&self) -> Transaction<'_> {
+        let slots = Interface::Beginning(LINKS);
+        let range = self.setup.range.prefix();
+        let mut t = Transaction::new(&self.table);
+        let (address, protocol, port) = (
+            Field::Address(Ipv4Addr::UNSPECIFIED),
+            Field::Protocol(0),
+            Field::Port(0),
+        );
+        t.map(AT, &[address, protocol, port]);
+        t.map(ANYWHERE, &[protocol, port]);
+        t.chain("published");
+        t.rule("published", Rule::new().dnat_by(AT, true));
+        t.rule("published", Rule::new().dnat_by(ANYWHERE, false));
+        for (chain, hook) in [("prerouting", Hook::NatBefore), ("output", Hook::NatOutput)] {
+            t.hooked(chain, hook, true);
+            t.rule(chain, Rule::new().to_this_host().jump("published"));
+        }
+        t.hooked("postrouting", Hook::NatAfter, true);
+        t.rule(
+            "postrouting",
+            Rule::new().from(range).leaving_elsewhere(slots).masquerade(),
+        );
+        if let Some(loopback) = Prefix::around(Ipv4Addr::LOCALHOST, 8) {
+            t.rule(
+                "postrouting",
+                Rule::new().from(loopback).leaving(slots).masquerade(),
+            );
+        }
+        t.hooked("input", Hook::Input, true);
+        let from_slot = || Rule::new().arriving(slots);
+        t.rule("input", from_slot().state(ESTABLISHED | RELATED).accept());
+        for server in self.nameservers() {
+            if let IpAddr::V4(server) = server {
+                for protocol in [UDP, TCP] {
+                    let asked = from_slot().to(Prefix::host(server)).protocol(protocol);
+                    t.rule("input", asked.port(&(DNS..=DNS)).accept());
+                }
+            }
+        }
+        t.rule("input", from_slot().prohibit());
+        t.hooked("forward", Hook::Forward, true);
+        t.rule("forward", from_slot().leaving(slots).prohibit());
+        t.rule("forward", from_slot().not_from(range).drop());
+        let to_slot = || Rule::new().leaving(slots);
+        t.rule("forward", to_slot().state(ESTABLISHED | RELATED).accept());
+        t.rule("forward", to_slot().redirected().accept());
+        t.rule("forward", to_slot().drop());
+        t
+    }
+
+    /// Removes published ports that lead to a slot's address: an earlier owner of its number left them.
+    fn forget(&self, slot: Ipv4Addr) -> Result<(), Error> {
+        self.remove_published(|target| target == slot)
+    }
+
+    /// Removes published ports that lead to slots that are not there any more.
+    pub fn sweep(&self) -> Result<(), Error> {
+        let failed = |source| Error::System {
+            what: "read the host's addresses",
+            source,
+        };
+        let mut route = Socket::route().map_err(failed)?;
+        let here = link::addresses(&mut route).map_err(failed)?;
+        let range = self.setup.range;
+        self.remove_published(|target| {
+            let host = range.number(target).map(|number| range.host(number));
+            host.is_none_or(|host| !here.contains(&host))
+        })
+    }
+
+    fn remove_published(&self, which: impl Fn(Ipv4Addr) -> bool) -> Result<(), Error> {
+        let remove = || -> io::Result<usize> {
+            let mut socket = Socket::netfilter()?;
+            let mut removed = 0;
+            for map in [ANYWHERE, AT] {
+                for (key, target) in nft::elements(&mut socket, &self.table, map)? {
+                    if which(target.address) {
+                        nft::remove_raw(&mut socket, &self.table, map, &key)?;
+                        removed += 1;
+                    }
+                }
+            }
+            Ok(removed)
+        };
+        let removed = remove().map_err(|source| Error::System {
+            what: "remove ports that dead owners had published",
+            source,
+        })?;
+        if removed > 0 {
+            tracing::info!(removed, "removed ports that dead owners had published");
+        }
+        Ok(())
+    }
+}
+
+/// A socket to ask for interfaces by.
+fn inet() -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+    Ok(rustix::net::socket_with(
+        family,
+        kind,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}

@@ -1,0 +1,551 @@
+//! Slots on a host that is a network namespace of its own, with another beside it for the world outside: nothing of the real
+//! host is changed, and nothing is left when a test's thread ends.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use thaw_protocol::api::{NetworkPolicy, PublishedPort};
+
+use super::policy::{Policy, parse_into};
+use super::publish::Port;
+use super::tap::{enter, make_tap, on_a_thread};
+use super::*;
+use crate::netlink::Socket;
+use crate::nft;
+
+/// The host's address outside, and that of a server there.
+const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
+/// Nothing here takes that long but a packet that is lost.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A host, of which the calling thread is in.
+struct World {
+    outside: OwnedFd,
+    networks: Networks,
+}
+
+/// Runs a test on a host of its own, where this one allows it.
+fn on_a_host(test: impl FnOnce(&mut World) + Send) {
+    std::thread::scope(|scope| {
+        let ran = scope.spawn(|| match enter(UnshareFlags::NEWNET) {
+            Ok(_) => test(&mut World::new()),
+            Err(e) => eprintln!("skipped: this host cannot {}: {}", e.step.name(), e.error),
+        });
+        if let Err(panic) = ran.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+impl World {
+    fn new() -> World {
+        let mut outside = tap::in_thread().unwrap();
+        let mut route = Socket::route().unwrap();
+        let namespace = outside.tapped.namespace.as_fd();
+        link::make_pair(&mut route, "wan", "lan", namespace).unwrap();
+        let wan = link::index(&mut route, "wan").unwrap();
+        link::add_address(&mut route, wan, HOST, 24).unwrap();
+        let lan = link::index(&mut outside.route, "lan").unwrap();
+        link::set_up(&mut outside.route, lan).unwrap();
+        link::add_address(&mut outside.route, lan, OUTSIDE, 24).unwrap();
+        for name in ["lo", "wan"] {
+            let index = link::index(&mut route, name).unwrap();
+            link::set_up(&mut route, index).unwrap();
+        }
+        World {
+            outside: outside.tapped.namespace,
+            networks: Networks::new(Setup {
+                nameservers: vec![OUTSIDE],
+                ..Setup::default()
+            }),
+        }
+    }
+
+    fn slot(&self) -> NetworkSlot {
+        self.networks.make(&()).unwrap()
+    }
+
+    /// A server outside; whom it saw.
+    fn outside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        within(&self.outside, work)
+    }
+
+    fn published(&self) -> usize {
+        let mut socket = Socket::netfilter().unwrap();
+        let mut count = |map| {
+            nft::elements(&mut socket, &self.networks.host.table, map)
+                .unwrap()
+                .len()
+        };
+        count(host::AT) + count(host::ANYWHERE)
+    }
+}
+
+fn within<T: Send>(namespace: &OwnedFd, work: impl FnOnce() -> T + Send) -> T {
+    on_a_thread(|| {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        Ok(work())
+    })
+    .unwrap()
+}
+
+/// A namespace that stands for the guest behind a slot's tap: as a guest is told, and frames are carried between both.
+struct Guest {
+    namespace: OwnedFd,
+    stop: std::sync::Arc<AtomicBool>,
+    wire: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Guest {
+    fn of(slot: &NetworkSlot) -> Guest {
+        let (tap, namespace) = on_a_thread(|| {
+            let namespace = enter(UnshareFlags::NEWNET)?;
+            let tap = make_tap(GUEST_ADDRESS, GUEST_MAC)?;
+            let mut route = Socket::route().unwrap();
+            link::add_default_route(&mut route, TAP_INDEX, HOST_ADDRESS).unwrap();
+            Ok((tap, namespace))
+        })
+        .unwrap();
+        let stop = std::sync::Arc::new(AtomicBool::new(false));
+        let (theirs, stopped) = (slot.tap.try_clone().unwrap(), stop.clone());
+        Guest {
+            namespace,
+            stop,
+            wire: Some(std::thread::spawn(move || carry(&tap, &theirs, &stopped))),
+        }
+    }
+
+    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        within(&self.namespace, work)
+    }
+
+    fn connect(&self, to: impl Into<SocketAddr>) -> std::io::Result<TcpStream> {
+        let to = to.into();
+        self.run(move || connect(to))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(wire) = self.wire.take() {
+            wire.join().unwrap();
+        }
+    }
+}
+
+fn carry(a: &OwnedFd, b: &OwnedFd, stop: &AtomicBool) {
+    let mut frame = vec![0; 80 << 10];
+    let tick = Timespec {
+        tv_sec: 0,
+        tv_nsec: 20_000_000,
+    };
+    while !stop.load(Ordering::Relaxed) {
+        let mut both = [PollFd::new(a, PollFlags::IN), PollFd::new(b, PollFlags::IN)];
+        poll(&mut both, Some(&tick)).unwrap();
+        for (from, to) in [(a, b), (b, a)] {
+            while let Ok(length) = rustix::io::read(from, &mut frame) {
+                // A tap whose namespace is gone takes nothing.
+                let _ = rustix::io::write(to, &frame[..length]);
+            }
+        }
+    }
+}
+
+fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn listen(address: Ipv4Addr, port: u16) -> TcpListener {
+    TcpListener::bind((address, port)).unwrap()
+}
+
+/// Sends a word there and back: whom the server sees.
+fn talk(mut client: TcpStream, server: &TcpListener) -> SocketAddr {
+    let (mut served, peer) = server.accept().unwrap();
+    client.write_all(b"ping").unwrap();
+    let mut said = [0; 4];
+    served.read_exact(&mut said).unwrap();
+    served.write_all(b"pong").unwrap();
+    client.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"pong");
+    peer
+}
+
+/// What is denied says so, rather than nothing.
+fn refused(connected: std::io::Result<TcpStream>) {
+    assert_eq!(connected.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+}
+
+fn policy(texts: &[&str]) -> Policy {
+    let mut policy = NetworkPolicy::default();
+    texts
+        .iter()
+        .for_each(|text| parse_into(&mut policy, text).unwrap());
+    Policy::new(policy).unwrap()
+}
+
+fn port(text: &str) -> Port {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_guest_reaches_outside_as_the_host_and_nothing_it_must_not() {
+    on_a_host(|world| {
+        let (one, two) = (world.slot(), world.slot());
+        let (guest, other) = (Guest::of(&one), Guest::of(&two));
+        let address = |slot: &NetworkSlot| slot.uplink.as_ref().unwrap().address();
+        assert_ne!(address(&one), address(&two));
+
+        let server = world.outside(|| listen(OUTSIDE, 80));
+        for guest in [&guest, &other] {
+            assert_eq!(talk(guest.connect((OUTSIDE, 80)).unwrap(), &server).ip(), HOST);
+        }
+        // The host itself, by every address of it.
+        let _host = (listen(HOST, 9000), listen(Ipv4Addr::UNSPECIFIED, 9001));
+        let gateway = Ipv4Addr::from_bits(address(&one).to_bits() - 1);
+        guest.connect((HOST, 9000)).unwrap_err();
+        refused(guest.connect((gateway, 9001)));
+        // Metadata and other link-local addresses, though the host had a way there.
+        refused(guest.connect(([169, 254, 169, 254], 80)));
+        // Another guest, by its slot's address; the host does reach it there.
+        let served = other.run(|| listen(GUEST_ADDRESS, 80));
+        refused(guest.connect((address(&two), 80)));
+        talk(connect((address(&two), 80).into()).unwrap(), &served);
+        // What is outside does not reach it, even told the way.
+        world.outside(|| {
+            let mut route = Socket::route().unwrap();
+            let lan = link::index(&mut route, "lan").unwrap();
+            link::add_default_route(&mut route, lan, HOST).unwrap();
+            let lost = TcpStream::connect_timeout(&(address(&two), 80).into(), Duration::from_millis(300));
+            lost.unwrap_err();
+        });
+        // What a guest sends under another's address does not leave; what it sends after that does.
+        let server = world.outside(|| UdpSocket::bind((OUTSIDE, 7)).unwrap());
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        guest.run(|| {
+            let mut route = Socket::route().unwrap();
+            let claimed = Ipv4Addr::new(10, 219, 0, 3);
+            link::add_address(&mut route, TAP_INDEX, claimed, 32).unwrap();
+            for (address, word) in [(claimed, b"lie"), (GUEST_ADDRESS, b"own")] {
+                let socket = UdpSocket::bind((address, 0)).unwrap();
+                socket.send_to(word, (OUTSIDE, 7)).unwrap();
+            }
+        });
+        let mut said = [0; 3];
+        server.recv(&mut said).unwrap();
+        assert_eq!(&said, b"own");
+    });
+}
+
+#[test]
+fn udp_goes_out_and_comes_back() {
+    on_a_host(|world| {
+        let slot = world.slot();
+        let guest = Guest::of(&slot);
+        let server = world.outside(|| UdpSocket::bind((OUTSIDE, 53)).unwrap());
+        let asking = guest.run(|| UdpSocket::bind((GUEST_ADDRESS, 0)).unwrap());
+        for socket in [&server, &asking] {
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        asking.send_to(b"who", (OUTSIDE, 53)).unwrap();
+        let mut said = [0; 8];
+        let (length, peer) = server.recv_from(&mut said).unwrap();
+        assert_eq!((&said[..length], peer.ip()), (&b"who"[..], IpAddr::V4(HOST)));
+        server.send_to(b"me", peer).unwrap();
+        let (length, _) = asking.recv_from(&mut said).unwrap();
+        assert_eq!(&said[..length], b"me");
+    });
+}
+
+#[test]
+fn name_servers_on_the_host_itself_are_reached_by_their_port_alone() {
+    on_a_host(|world| {
+        world.networks = Networks::new(Setup {
+            nameservers: vec![HOST],
+            ..Setup::default()
+        });
+        let slot = world.slot();
+        let guest = Guest::of(&slot);
+        let (dns, web) = (listen(HOST, 53), listen(HOST, 80));
+        talk(guest.connect((HOST, 53)).unwrap(), &dns);
+        guest.connect((HOST, 80)).unwrap_err();
+        drop(web);
+        assert_eq!(world.networks.nameservers(), [IpAddr::V4(HOST)]);
+    });
+}
+
+#[test]
+fn published_ports_lead_to_the_guest_from_everywhere() {
+    on_a_host(|world| {
+        let mut slot = world.slot();
+        let guest = Guest::of(&slot);
+        let uplink = slot.uplink.as_mut().unwrap();
+        let ports = ["8080:80", "127.0.0.1:8081:80", "0:80"].map(port);
+        uplink.publish(&ports).unwrap();
+        let any = uplink.describe().published[2].host;
+        assert!(any > 0);
+        let server = guest.run(|| listen(GUEST_ADDRESS, 80));
+        let peer = world.outside(|| talk(connect((HOST, 8080).into()).unwrap(), &server));
+        assert_eq!(peer.ip(), OUTSIDE, "the guest sees who it is");
+        for (address, port) in [
+            (Ipv4Addr::LOCALHOST, 8080),
+            (Ipv4Addr::LOCALHOST, 8081),
+            (HOST, 8080),
+            (Ipv4Addr::LOCALHOST, any),
+        ] {
+            talk(connect((address, port).into()).unwrap(), &server);
+        }
+        // Published on the loopback alone.
+        world.outside(|| connect((HOST, 8081).into()).unwrap_err());
+        // Guests do not reach one another in this way either.
+        let two = world.slot();
+        Guest::of(&two).connect((HOST, 8080)).unwrap_err();
+        drop(guest);
+        world.networks.destroy(slot);
+        assert_eq!(world.published(), 0);
+        connect((Ipv4Addr::LOCALHOST, 8080).into()).unwrap_err();
+    });
+}
+
+#[test]
+fn udp_is_published_too() {
+    on_a_host(|world| {
+        let mut slot = world.slot();
+        let guest = Guest::of(&slot);
+        let uplink = slot.uplink.as_mut().unwrap();
+        uplink.publish(&[port("5353:53/udp")]).unwrap();
+        let server = guest.run(|| UdpSocket::bind((GUEST_ADDRESS, 53)).unwrap());
+        let asking = world.outside(|| UdpSocket::bind((OUTSIDE, 0)).unwrap());
+        for socket in [&server, &asking] {
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        asking.send_to(b"who", (HOST, 5353)).unwrap();
+        let mut said = [0; 8];
+        let (_, peer) = server.recv_from(&mut said).unwrap();
+        server.send_to(b"me", peer).unwrap();
+        assert_eq!(asking.recv_from(&mut said).unwrap(), (2, (HOST, 5353).into()));
+    });
+}
+
+#[test]
+fn a_port_is_one_sandboxs_and_not_a_servers() {
+    on_a_host(|world| {
+        let (mut one, mut two) = (world.slot(), world.slot());
+        let taken = |published: Result<(), Error>| {
+            let error = published.unwrap_err();
+            assert!(matches!(error, Error::PortInUse { .. }), "{error}");
+        };
+        let publish =
+            |slot: &mut NetworkSlot, text: &str| slot.uplink.as_mut().unwrap().publish(&[port(text)]);
+        publish(&mut one, "8080:80").unwrap();
+        taken(publish(&mut two, "8080:80"));
+        taken(publish(&mut two, "127.0.0.1:8080:80"));
+        let server = listen(Ipv4Addr::LOCALHOST, 9090);
+        taken(publish(&mut two, "9090:80"));
+        drop(server);
+        publish(&mut two, "9090:80").unwrap();
+        // All or none.
+        taken(
+            two.uplink
+                .as_mut()
+                .unwrap()
+                .publish(&["9191:80", "8080:80"].map(port)),
+        );
+        assert_eq!(world.published(), 2);
+        let elsewhere = publish(&mut two, "198.51.100.7:80:80").unwrap_err();
+        assert!(matches!(elsewhere, Error::NotOurAddress { .. }), "{elsewhere}");
+    });
+}
+
+#[test]
+fn a_policy_holds_at_once_for_what_is_connected_too() {
+    on_a_host(|world| {
+        let slot = world.slot();
+        let guest = Guest::of(&slot);
+        let uplink = slot.uplink.as_ref().unwrap();
+        let (allowed, denied) = world.outside(|| (listen(OUTSIDE, 443), listen(OUTSIDE, 80)));
+        let (mut stays, mut goes) = (
+            guest.connect((OUTSIDE, 443)).unwrap(),
+            guest.connect((OUTSIDE, 80)).unwrap(),
+        );
+        let (served, _) = allowed.accept().unwrap();
+        let _unserved = denied.accept().unwrap();
+
+        uplink
+            .set_policy(policy(&["allow=203.0.113.0/24:443/tcp", "default=deny"]))
+            .unwrap();
+        stays.write_all(b"still").unwrap();
+        let mut said = [0; 5];
+        (&served).read_exact(&mut said).unwrap();
+        goes.write_all(b"x").unwrap();
+        let ended = goes.read(&mut said).unwrap_err();
+        assert_eq!(ended.kind(), ErrorKind::ConnectionReset);
+        refused(guest.connect((OUTSIDE, 80)));
+        talk(guest.connect((OUTSIDE, 443)).unwrap(), &allowed);
+        assert_eq!(uplink.describe().policy.egress.len(), 1);
+
+        uplink.set_policy(policy(&["deny=203.0.113.0/24:443"])).unwrap();
+        refused(guest.connect((OUTSIDE, 443)));
+        talk(guest.connect((OUTSIDE, 80)).unwrap(), &denied);
+        // No policy opens what is barred.
+        uplink
+            .set_policy(policy(&["allow=169.254.0.0/16", "allow=100.64.0.0/16"]))
+            .unwrap();
+        refused(guest.connect(([169, 254, 169, 254], 80)));
+        refused(guest.connect((uplink.host_address(), 80)));
+    });
+}
+
+#[test]
+fn the_largest_policy_is_put_in_force() {
+    on_a_host(|world| {
+        let slot = world.slot();
+        let guest = Guest::of(&slot);
+        let ports: Vec<String> = (1000..1004).map(|p| p.to_string()).collect();
+        let texts: Vec<String> = (0..64)
+            .map(|n| format!("deny=10.{n}.0.0/16:{}", ports.join(",")))
+            .collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let uplink = slot.uplink.as_ref().unwrap();
+        uplink.set_policy(policy(&texts)).unwrap();
+        refused(guest.connect(([10, 63, 1, 1], 1003)));
+        let server = world.outside(|| listen(OUTSIDE, 1003));
+        talk(guest.connect((OUTSIDE, 1003)).unwrap(), &server);
+    });
+}
+
+#[test]
+fn what_a_dead_owner_left_is_no_hindrance() {
+    on_a_host(|world| {
+        let mut slot = world.slot();
+        let uplink = slot.uplink.as_mut().unwrap();
+        uplink.publish(&[port("8080:80")]).unwrap();
+        let name = host::Host::link_name(world.networks.host.setup.range.number(uplink.address()).unwrap());
+        // As after kill -9: descriptors are closed, and nothing else is done.
+        uplink.keep();
+        drop(slot);
+        let inet = UdpSocket::bind("0.0.0.0:0").unwrap();
+        while rustix::net::netdevice::name_to_index(&inet, &name).is_ok() {
+            std::thread::yield_now();
+        }
+        assert_eq!(world.published(), 1);
+        let mut next = world.slot();
+        next.uplink.as_mut().unwrap().publish(&[port("8080:80")]).unwrap();
+        assert_eq!(world.published(), 1);
+        next.uplink.as_mut().unwrap().keep();
+        world.networks.destroy(next);
+        assert_eq!(world.published(), 1);
+        world.networks.host.sweep().unwrap();
+        assert_eq!(world.published(), 0);
+    });
+}
+
+#[test]
+fn a_later_owner_has_the_slot_of_a_vmm() {
+    on_a_host(|world| {
+        let mut slot = world.slot();
+        let guest = Guest::of(&slot);
+        let uplink = slot.uplink.as_mut().unwrap();
+        uplink.publish(&[port("8080:80")]).unwrap();
+        uplink.set_policy(policy(&["deny=198.51.100.0/24"])).unwrap();
+        uplink.keep();
+        let described = uplink.describe();
+        let mut vmm = std::process::Command::new("sleep")
+            .arg("600")
+            .stdin(slot.tap.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        drop(slot);
+        let record = ProcessRecord::of(vmm.id() as i32).unwrap();
+        let adopted = world.networks.adopt(record, &described).unwrap();
+        let uplink = adopted.uplink.as_ref().unwrap();
+        assert_eq!(uplink.describe(), described);
+        let server = guest.run(|| listen(GUEST_ADDRESS, 80));
+        talk(connect((Ipv4Addr::LOCALHOST, 8080).into()).unwrap(), &server);
+        uplink.set_policy(policy(&["default=deny"])).unwrap();
+        refused(guest.connect((OUTSIDE, 80)));
+        world.networks.check(&adopted).unwrap();
+        world.networks.destroy(adopted);
+        assert_eq!(world.published(), 0);
+        vmm.kill().unwrap();
+        vmm.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_range_the_host_uses_is_refused_and_so_is_a_host_that_does_not_forward() {
+    on_a_host(|world| {
+        let refuse = |setup: Setup| Networks::new(setup).make(&()).unwrap_err();
+        let setup = Setup {
+            forwarding: false,
+            ..Setup::default()
+        };
+        let error = refuse(setup);
+        assert!(matches!(error, Error::ForwardingOff), "{error}");
+        let mut route = Socket::route().unwrap();
+        let wan = link::index(&mut route, "wan").unwrap();
+        link::add_address(&mut route, wan, Ipv4Addr::new(100, 64, 7, 1), 24).unwrap();
+        let error = refuse(Setup::default());
+        let text = error.to_string();
+        assert!(text.contains("100.64.7.0/24 by wan"), "{text}");
+        let setup = Setup {
+            range: "198.18.0.0/30".parse().unwrap(),
+            ..Setup::default()
+        };
+        world.networks = Networks::new(setup);
+        let slot = world.slot();
+        let error = world.networks.make(&()).unwrap_err();
+        assert!(matches!(error, Error::RangeFull { slots: 1, .. }), "{error}");
+        world.networks.destroy(slot);
+        world.slot();
+    });
+}
+
+#[test]
+fn a_tap_without_its_device_is_unfit() {
+    // Never given one by TUNSETIFF, as one whose namespace was taken away.
+    let Ok(tap) = File::options().read(true).write(true).open("/dev/net/tun") else {
+        return eprintln!("skipped: cannot open /dev/net/tun");
+    };
+    let slot = NetworkSlot {
+        tap: tap.into(),
+        namespace: File::open("/dev/null").unwrap().into(),
+        config: config(),
+        uplink: None,
+    };
+    Networks::new(Setup::default()).check(&slot).unwrap_err();
+}
+
+#[test]
+fn this_host_is_tried_without_a_trace() {
+    on_a_host(|_| {
+        try_out().unwrap();
+        let mut socket = Socket::netfilter().unwrap();
+        let table = Host::new(Setup::default()).table;
+        assert!(nft::elements(&mut socket, &table, host::AT).unwrap().is_empty());
+        let mut route = Socket::route().unwrap();
+        link::index(&mut route, "here").unwrap_err();
+    });
+}
+
+#[test]
+fn what_is_asked_for_is_read_or_refused() {
+    let ask = |port: &str| PublishedPort {
+        address: Some(port.into()),
+        host: 1,
+        guest: 1,
+        protocol: "tcp".into(),
+    };
+    assert!(Terms::read(None, &[]).unwrap().are_default());
+    assert!(!Terms::read(None, &[ask("0.0.0.0")]).unwrap().are_default());
+    Terms::read(None, &[ask("x")]).unwrap_err();
+    Terms::read(None, &vec![ask("0.0.0.0"); publish::MAX_PORTS + 1]).unwrap_err();
+}

@@ -1,0 +1,211 @@
+//! Where a guest may connect to: rules in order, the first that matches decides.
+//!
+//! Invariant: [`Policy::decides`] and the nftables rules made of a policy ([`Policy::rules`]) agree; what was allowed and is
+//! not any more is found by the one and stopped by the other.
+
+use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
+
+use thaw_protocol::api::{Egress, EgressRule, NetworkPolicy};
+
+use crate::nft::rule::{Rule, TCP, UDP};
+use crate::prefix::{Prefix, PrefixError};
+
+/// Most rules of a policy, and most of nftables that they may come to.
+pub const MAX_RULES: usize = 128;
+const MAX_EXPANDED: usize = 512;
+const ICMP: u8 = 1;
+
+/// A policy that was read: it can be had by no wrong text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    rules: Vec<Entry>,
+    default: Egress,
+    text: NetworkPolicy,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    verdict: Egress,
+    to: Prefix,
+    /// Empty: any.
+    protocols: Vec<u8>,
+    /// Empty: any.
+    ports: Vec<RangeInclusive<u16>>,
+}
+
+/// Why a policy cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    #[error("more than {MAX_RULES} rules, or more than {MAX_EXPANDED} of their ports and protocols together")]
+    TooMany,
+    #[error("rule {0} has either allow or deny")]
+    Verdict(usize),
+    #[error("rule {0}: {1}")]
+    Network(usize, PrefixError),
+    #[error("rule {0}: {1:?} is no port: write 443, or 8000-8999")]
+    Port(usize, String),
+    #[error("rule {0}: {1:?} is no protocol: tcp, udp or icmp")]
+    Protocol(usize, String),
+    #[error("rule {0}: icmp has no ports")]
+    NoPorts(usize),
+}
+
+impl Policy {
+    /// Reads one.
+    pub fn new(text: NetworkPolicy) -> Result<Policy, PolicyError> {
+        if text.egress.len() > MAX_RULES {
+            return Err(PolicyError::TooMany);
+        }
+        let numbered = text.egress.iter().enumerate();
+        let rules = numbered.map(|(n, rule)| Entry::new(n + 1, rule));
+        let rules: Vec<Entry> = rules.collect::<Result<_, _>>()?;
+        if rules.iter().map(Entry::expanded).sum::<usize>() > MAX_EXPANDED {
+            return Err(PolicyError::TooMany);
+        }
+        Ok(Policy {
+            rules,
+            default: text.default,
+            text,
+        })
+    }
+
+    /// As it was said.
+    pub fn text(&self) -> &NetworkPolicy {
+        &self.text
+    }
+
+    /// Whether it is that of a slot nobody said anything of.
+    pub fn allows_all(&self) -> bool {
+        self.rules.is_empty() && self.default == Egress::Allow
+    }
+
+    /// Whether a guest may connect there. A protocol without ports has port 0.
+    pub(super) fn decides(&self, to: Ipv4Addr, protocol: u8, port: u16) -> Egress {
+        let matching = self.rules.iter().find(|rule| rule.matches(to, protocol, port));
+        matching.map_or(self.default, |rule| rule.verdict)
+    }
+
+    /// The same for nftables: rules that decide every packet. `denied` is the chain for what is not allowed.
+    pub(super) fn rules(&self, denied: &str) -> Vec<Rule> {
+        let decide = |rule: Rule, verdict| match verdict {
+            Egress::Allow => rule.accept(),
+            Egress::Deny => rule.goto(denied),
+        };
+        let mut rules = Vec::new();
+        for entry in &self.rules {
+            for rule in entry.rules() {
+                rules.push(decide(rule, entry.verdict));
+            }
+        }
+        rules.push(decide(Rule::new(), self.default));
+        rules
+    }
+}
+
+impl Entry {
+    fn new(number: usize, rule: &EgressRule) -> Result<Entry, PolicyError> {
+        let (verdict, to) = match (&rule.allow, &rule.deny) {
+            (Some(to), None) => (Egress::Allow, to),
+            (None, Some(to)) => (Egress::Deny, to),
+            _ => return Err(PolicyError::Verdict(number)),
+        };
+        let to = to.parse().map_err(|e| PolicyError::Network(number, e))?;
+        let port = |text: &String| ports(text).ok_or_else(|| PolicyError::Port(number, text.clone()));
+        let ports = rule.ports.iter().map(port).collect::<Result<Vec<_>, _>>()?;
+        let protocols = match rule.protocol.as_deref() {
+            Some("tcp") => vec![TCP],
+            Some("udp") => vec![UDP],
+            Some("icmp") if ports.is_empty() => vec![ICMP],
+            Some("icmp") => return Err(PolicyError::NoPorts(number)),
+            Some(other) => return Err(PolicyError::Protocol(number, other.to_owned())),
+            None if ports.is_empty() => Vec::new(),
+            None => vec![TCP, UDP],
+        };
+        Ok(Entry {
+            verdict,
+            to,
+            protocols,
+            ports,
+        })
+    }
+
+    fn expanded(&self) -> usize {
+        self.protocols.len().max(1) * self.ports.len().max(1)
+    }
+
+    fn matches(&self, to: Ipv4Addr, protocol: u8, port: u16) -> bool {
+        self.to.contains(to)
+            && (self.protocols.is_empty() || self.protocols.contains(&protocol))
+            && (self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port)))
+    }
+
+    /// One rule for each protocol and range of ports, without a verdict.
+    fn rules(&self) -> Vec<Rule> {
+        let to = Rule::new().to(self.to);
+        let by_protocol: Vec<Rule> = match self.protocols.as_slice() {
+            [] => vec![to],
+            protocols => protocols.iter().map(|p| to.clone().protocol(*p)).collect(),
+        };
+        match self.ports.as_slice() {
+            [] => by_protocol,
+            ports => by_protocol
+                .iter()
+                .flat_map(|rule| ports.iter().map(|range| rule.clone().port(range)))
+                .collect(),
+        }
+    }
+}
+
+fn ports(text: &str) -> Option<RangeInclusive<u16>> {
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        text.parse::<u16>().ok().filter(|port| digits && *port > 0)
+    };
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let range = number(first)?..=number(last)?;
+    (!range.is_empty()).then_some(range)
+}
+
+/// A rule as a command line has it: `allow=NETWORK[:PORT,…][/PROTOCOL]`, `deny=…`; or `default=allow|deny`.
+pub fn parse_into(policy: &mut NetworkPolicy, text: &str) -> Result<(), String> {
+    let wrong = || {
+        format!(
+            "{text:?} is neither allow=NETWORK[:PORTS][/PROTOCOL], deny=NETWORK[:PORTS][/PROTOCOL] nor default=allow or default=deny"
+        )
+    };
+    let (verdict, rest) = text.split_once('=').ok_or_else(wrong)?;
+    if verdict == "default" {
+        policy.default = match rest {
+            "allow" => Egress::Allow,
+            "deny" => Egress::Deny,
+            _ => return Err(wrong()),
+        };
+        return Ok(());
+    }
+    let (rest, protocol) = match rest.rsplit_once('/') {
+        Some((rest, protocol)) if protocol.starts_with(|c: char| c.is_ascii_alphabetic()) => {
+            (rest, Some(protocol.to_owned()))
+        }
+        _ => (rest, None),
+    };
+    let (to, ports) = rest
+        .split_once(':')
+        .map_or((rest, None), |(to, ports)| (to, Some(ports)));
+    let mut rule = EgressRule {
+        ports: ports.map_or_else(Vec::new, |ports| ports.split(',').map(str::to_owned).collect()),
+        protocol,
+        ..EgressRule::default()
+    };
+    match verdict {
+        "allow" => rule.allow = Some(to.to_owned()),
+        "deny" => rule.deny = Some(to.to_owned()),
+        _ => return Err(wrong()),
+    }
+    policy.egress.push(rule);
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "policy_test.rs"]
+mod tests;

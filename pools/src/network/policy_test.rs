@@ -1,0 +1,114 @@
+use super::*;
+
+fn policy(texts: &[&str]) -> Result<Policy, String> {
+    let mut policy = NetworkPolicy::default();
+    for text in texts {
+        parse_into(&mut policy, text)?;
+    }
+    Policy::new(policy).map_err(|e| e.to_string())
+}
+
+fn decides(policy: &Policy, to: &str, protocol: u8, port: u16) -> bool {
+    policy.decides(to.parse().unwrap(), protocol, port) == Egress::Allow
+}
+
+#[test]
+fn the_first_rule_that_matches_decides() {
+    let policy = policy(&[
+        "deny=10.0.0.7",
+        "allow=10.0.0.0/8:443,8000-8999/tcp",
+        "allow=192.0.2.1:53",
+        "allow=198.51.100.0/24/icmp",
+        "default=deny",
+    ])
+    .unwrap();
+    for (to, protocol, port, allowed) in [
+        ("10.0.0.7", TCP, 443, false),
+        ("10.0.0.8", TCP, 443, true),
+        ("10.0.0.8", TCP, 8500, true),
+        ("10.0.0.8", TCP, 9000, false),
+        ("10.0.0.8", UDP, 443, false),
+        ("192.0.2.1", UDP, 53, true),
+        ("192.0.2.1", TCP, 53, true),
+        ("192.0.2.1", ICMP, 0, false),
+        ("198.51.100.9", ICMP, 0, true),
+        ("198.51.100.9", TCP, 1, false),
+        ("203.0.113.1", TCP, 80, false),
+    ] {
+        assert_eq!(
+            decides(&policy, to, protocol, port),
+            allowed,
+            "{to} {protocol} {port}"
+        );
+    }
+    // Each port range and protocol is a rule of its own, and the default is the last.
+    assert_eq!(policy.rules("denied").len(), 1 + 2 + 2 + 1 + 1);
+}
+
+#[test]
+fn without_rules_all_is_allowed() {
+    let policy = Policy::default();
+    assert!(policy.allows_all() && decides(&policy, "8.8.8.8", 47, 0));
+    assert_eq!(policy.rules("denied").len(), 1);
+}
+
+#[test]
+fn what_cannot_be_is_told_with_its_rule() {
+    for (texts, why) in [
+        (&["allow"][..], "neither"),
+        (&["permit=10.0.0.0/8"], "neither"),
+        (&["default=maybe"], "neither"),
+        (&["allow=10.0.0.0/8", "deny=10.0.0.1/8"], "rule 2"),
+        (&["allow=10.0.0.0/8:0"], "no port"),
+        (&["allow=10.0.0.0/8:9-1"], "no port"),
+        (&["allow=10.0.0.0/8:1-"], "no port"),
+        (&["allow=10.0.0.0/8:65536"], "no port"),
+        (&["allow=10.0.0.0/8:80/sctp"], "no protocol"),
+        (&["allow=10.0.0.0/8:80/icmp"], "no ports"),
+        (&["allow=fd00::/8"], "rule 1"),
+    ] {
+        let error = policy(texts).unwrap_err();
+        assert!(error.contains(why), "{texts:?}: {error}");
+    }
+    let both = EgressRule {
+        allow: Some("10.0.0.0/8".into()),
+        deny: Some("10.0.0.0/8".into()),
+        ..EgressRule::default()
+    };
+    let policy = |egress| NetworkPolicy {
+        egress,
+        default: Egress::Allow,
+    };
+    assert_eq!(Policy::new(policy(vec![both])), Err(PolicyError::Verdict(1)));
+    assert_eq!(
+        Policy::new(policy(vec![EgressRule::default()])),
+        Err(PolicyError::Verdict(1))
+    );
+}
+
+#[test]
+fn a_policy_is_bounded() {
+    let rule = |ports: usize| EgressRule {
+        allow: Some("10.0.0.0/8".into()),
+        ports: (1..=ports).map(|p| p.to_string()).collect(),
+        ..EgressRule::default()
+    };
+    let of = |egress| {
+        Policy::new(NetworkPolicy {
+            egress,
+            default: Egress::Deny,
+        })
+    };
+    assert!(of(vec![rule(0); MAX_RULES]).is_ok());
+    assert_eq!(of(vec![rule(0); MAX_RULES + 1]), Err(PolicyError::TooMany));
+    assert!(of(vec![rule(MAX_EXPANDED / 2)]).is_ok());
+    assert_eq!(of(vec![rule(MAX_EXPANDED / 2 + 1)]), Err(PolicyError::TooMany));
+}
+
+proptest::proptest! {
+    #[test]
+    fn reading_any_text_does_not_panic(text in ".{0,40}", more in "(allow|deny)=[0-9./:,-]{0,24}[a-z]{0,5}") {
+        let _ = policy(&[&text]);
+        let _ = policy(&[&more]);
+    }
+}

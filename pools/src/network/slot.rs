@@ -1,0 +1,101 @@
+//! The rules within a slot's namespace: what the guest's address becomes outside, and where it may connect to.
+//!
+//! They are evaluated for every packet the guest begins something with, not for the first of a connection alone: a policy
+//! that changes holds at once for connections there are already.
+
+use std::net::Ipv4Addr;
+
+use super::host::Host;
+use super::policy::Policy;
+use super::{GUEST_ADDRESS, TAP_NAME, UPLINK_NAME};
+use crate::nft::rule::{ESTABLISHED, Interface, NEW, RELATED, Rule, TCP, UDP};
+use crate::nft::{Hook, Transaction};
+use crate::prefix::Prefix;
+
+const TABLE: &str = "thaw";
+const EGRESS: &str = "egress";
+const DENIED: &str = "denied";
+const ICMP: u8 = 1;
+const DNS: u16 = 53;
+/// Where nobody's policy lets a guest go: link-local (metadata services too), multicast, broadcast, and what is no
+/// destination.
+const BARRED: [(Ipv4Addr, u8); 5] = [
+    (Ipv4Addr::UNSPECIFIED, 8),
+    (Ipv4Addr::LOCALHOST, 8),
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    (Ipv4Addr::new(224, 0, 0, 0), 4),
+    (Ipv4Addr::new(240, 0, 0, 0), 4),
+];
+
+fn barred() -> impl Iterator<Item = Prefix> {
+    BARRED
+        .iter()
+        .filter_map(|(first, length)| Prefix::around(*first, *length))
+}
+
+/// Whether no policy lets a guest connect there.
+pub(super) fn is_barred(host: &Host, to: Ipv4Addr) -> bool {
+    host.setup.range.prefix().contains(to) || barred().any(|prefix| prefix.contains(to))
+}
+
+/// All of a slot's rules, with the policy of one nobody said anything of. `link_local`: name servers at such addresses.
+pub(super) fn rules(host: &Host, number: u32, link_local: &[Ipv4Addr]) -> Transaction<'static> {
+    let own = host.setup.range.slot(number);
+    let (guest, uplink) = (Interface::Named(TAP_NAME), Interface::Named(UPLINK_NAME));
+    let mut t = Transaction::new(TABLE);
+
+    t.hooked("prerouting", Hook::NatBefore, true);
+    let inward = Rule::new().arriving(uplink).to(Prefix::host(own));
+    t.rule("prerouting", inward.dnat(GUEST_ADDRESS));
+    t.hooked("postrouting", Hook::NatAfter, true);
+    t.rule("postrouting", Rule::new().leaving(uplink).snat(own));
+
+    t.chain(DENIED);
+    t.rule(DENIED, Rule::new().protocol(TCP).reset());
+    t.rule(DENIED, Rule::new().prohibit());
+    t.chain(EGRESS);
+    add_policy(&mut t, &Policy::default());
+    t.chain("barred");
+    for server in link_local {
+        for protocol in [UDP, TCP] {
+            let asked = Rule::new().to(Prefix::host(*server)).protocol(protocol);
+            t.rule("barred", asked.port(&(DNS..=DNS)).goto(EGRESS));
+        }
+    }
+    for prefix in barred().chain([host.setup.range.prefix()]) {
+        t.rule("barred", Rule::new().to(prefix).goto(DENIED));
+    }
+    t.rule("barred", Rule::new().goto(EGRESS));
+
+    t.hooked("input", Hook::Input, false);
+    t.rule("input", Rule::new().state(ESTABLISHED | RELATED).accept());
+    // The gateway answers a ping.
+    t.rule("input", Rule::new().arriving(guest).protocol(ICMP).accept());
+    t.hooked("forward", Hook::Forward, false);
+    let inward = || Rule::new().arriving(uplink).leaving(guest);
+    // Of a connection an earlier slot of this number had.
+    t.rule(
+        "forward",
+        inward().state(NEW).protocol(TCP).begins_nothing().drop(),
+    );
+    t.rule("forward", inward().accept());
+    let outward = || Rule::new().arriving(guest).leaving(uplink);
+    t.rule("forward", outward().not_from(Prefix::host(GUEST_ADDRESS)).drop());
+    t.rule("forward", outward().replying().accept());
+    t.rule("forward", outward().goto("barred"));
+    t
+}
+
+/// Another policy, and nothing else.
+pub(super) fn change(policy: &Policy) -> Transaction<'static> {
+    let mut t = Transaction::new(TABLE);
+    t.flush(EGRESS);
+    add_policy(&mut t, policy);
+    t
+}
+
+fn add_policy(t: &mut Transaction<'_>, policy: &Policy) {
+    for rule in policy.rules(DENIED) {
+        t.rule(EGRESS, rule);
+    }
+}

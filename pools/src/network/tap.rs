@@ -1,0 +1,457 @@
+//! A network namespace with a tap in it, the same for every guest, ready to be handed to a VMM.
+//!
+//! It is made on a thread of its own (or, without privilege, in a short-lived child in a user namespace), so the caller's
+//! namespace is never touched. Invariant: the tap has all a VMM needs of it, so that nobody asks it anything by ioctl(2)
+//! later: that would take RTNL.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::thread::UnshareFlags;
+
+use super::{GATEWAY_MAC, HOST_ADDRESS, TAP_INDEX, TAP_NAME};
+use crate::Error;
+use crate::failpoint::{Failpoint, reach};
+use crate::netlink::Socket;
+
+const NETMASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
+/// Bytes of the header before each frame: `virtio_net_hdr_v1`.
+const VNET_HEADER: libc::c_int = 12;
+/// What a guest may be handed unfinished: checksums, and segments of IPv4 and IPv6, marked for congestion or not.
+const OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+/// `_IOW('T', 218, unsigned int)`.
+const TUNSETIFINDEX: libc::c_ulong = 0x4004_54da;
+/// The namespace of the tap behind a descriptor: `linux/sockios.h`.
+const SIOCGSKNS: libc::c_ulong = 0x894c;
+/// Read once, in a fresh namespace: it forwards, and has no IPv6.
+const SETTINGS: [(&str, &str); 3] = [
+    ("/proc/sys/net/ipv4/ip_forward", "1"),
+    ("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1"),
+    ("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"),
+];
+
+/// A tap in a namespace.
+#[derive(Debug)]
+pub(super) struct Tapped {
+    pub tap: OwnedFd,
+    pub namespace: OwnedFd,
+}
+
+/// One that is to lead outside.
+#[derive(Debug)]
+pub(super) struct Privileged {
+    pub tapped: Tapped,
+    /// Of the namespace.
+    pub route: Socket,
+    pub filter: Socket,
+}
+
+/// Steps of the making, numbered so that a child can report one in a byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Step {
+    Unshare = 1,
+    OpenNamespace,
+    OpenTun,
+    MakeTap,
+    Configure,
+    Child,
+    Settings,
+    Sockets,
+}
+
+impl Step {
+    const ALL: [Step; 8] = [
+        Step::Unshare,
+        Step::OpenNamespace,
+        Step::OpenTun,
+        Step::MakeTap,
+        Step::Configure,
+        Step::Child,
+        Step::Settings,
+        Step::Sockets,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Step::Unshare => "make a network namespace",
+            Step::OpenNamespace => "open the new network namespace",
+            Step::OpenTun => "open /dev/net/tun (load the tun module, or use --network none)",
+            Step::MakeTap => "make a tap",
+            Step::Configure => "configure the tap",
+            Step::Child => "run the network helper",
+            Step::Settings => "set up forwarding in a network namespace (is /proc/sys writable?)",
+            Step::Sockets => "open netlink sockets (load nfnetlink)",
+        }
+    }
+}
+
+/// Why it cannot be made.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub step: Step,
+    pub error: rustix::io::Errno,
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        Error::System {
+            what: failure.step.name(),
+            source: failure.error.into(),
+        }
+    }
+}
+
+fn errno(error: &io::Error) -> rustix::io::Errno {
+    rustix::io::Errno::from_io_error(error).unwrap_or(rustix::io::Errno::IO)
+}
+
+fn at(step: Step) -> impl FnOnce(rustix::io::Errno) -> Failure {
+    move |error| Failure { step, error }
+}
+
+/// Runs `work` on a thread for it: a namespace belongs to a thread, and this one ends.
+pub(super) fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+    std::thread::scope(|scope| {
+        std::thread::Builder::new()
+            .name("network".into())
+            .spawn_scoped(scope, work)
+            .map_err(|e| at(Step::Child)(errno(&e)))?
+            .join()
+            .unwrap_or(Err(Failure {
+                step: Step::Child,
+                error: rustix::io::Errno::IO,
+            }))
+    })
+}
+
+/// A namespace that forwards.
+pub(super) fn in_thread() -> Result<Privileged, Failure> {
+    on_a_thread(|| {
+        let namespace = enter(UnshareFlags::NEWNET)?;
+        for (file, value) in SETTINGS {
+            match std::fs::write(file, value) {
+                // A kernel without IPv6.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                written => written.map_err(|e| at(Step::Settings)(errno(&e)))?,
+            }
+        }
+        let socket = |opened: io::Result<Socket>| opened.map_err(|e| at(Step::Sockets)(errno(&e)));
+        Ok(Privileged {
+            tapped: Tapped {
+                tap: make_tap(HOST_ADDRESS, GATEWAY_MAC)?,
+                namespace,
+            },
+            route: socket(Socket::route())?,
+            filter: socket(Socket::netfilter())?,
+        })
+    })
+}
+
+/// The namespace of a tap that somebody else made, and a netfilter socket in it.
+pub(super) fn namespace_of(tap: &OwnedFd) -> Result<(OwnedFd, Socket), Failure> {
+    // SAFETY: SIOCGSKNS takes no argument.
+    let fd = unsafe { libc::ioctl(tap.as_raw_fd(), SIOCGSKNS as _) };
+    if fd == -1 {
+        return Err(at(Step::OpenNamespace)(errno(&io::Error::last_os_error())));
+    }
+    // SAFETY: the kernel has made this descriptor for us, and nobody else knows of it.
+    let namespace = unsafe { OwnedFd::from_raw_fd(fd) };
+    let filter = on_a_thread(|| {
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)
+            .map_err(at(Step::OpenNamespace))?;
+        Socket::netfilter().map_err(|e| at(Step::Sockets)(errno(&e)))
+    })?;
+    Ok((namespace, filter))
+}
+
+/// Without privilege: a user namespace first, which only a process of one thread may enter.
+pub(super) fn in_user_namespace() -> Result<Tapped, Failure> {
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(at(Step::Child))?;
+    // SAFETY: the child has one thread, and until it exits it only makes system calls on its own stack: `enter`, `make_tap`
+    // and `send_result` neither allocate nor lock.
+    let pid = unsafe { libc::fork() };
+    match pid {
+        -1 => Err(Failure {
+            step: Step::Child,
+            error: rustix::io::Errno::from_io_error(&io::Error::last_os_error())
+                .unwrap_or(rustix::io::Errno::AGAIN),
+        }),
+        0 => {
+            let made = enter(UnshareFlags::NEWUSER | UnshareFlags::NEWNET).and_then(|namespace| {
+                Ok(Tapped {
+                    tap: make_tap(HOST_ADDRESS, GATEWAY_MAC)?,
+                    namespace,
+                })
+            });
+            send_result(theirs.as_fd(), &made);
+            // SAFETY: ends the child without running the parent's exit handlers.
+            unsafe { libc::_exit(0) }
+        }
+        pid => {
+            drop(theirs);
+            let result = receive_result(ours.as_fd());
+            let mut status = 0;
+            // SAFETY: `status` is a valid place for the status of a child nobody else waits for.
+            while unsafe { libc::waitpid(pid, &mut status, 0) } == -1
+                && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+            {}
+            result
+        }
+    }
+}
+
+fn send_result(socket: BorrowedFd<'_>, result: &Result<Tapped, Failure>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let (message, fds) = match result {
+        Ok(made) => ([0u8; 5], Some([made.tap.as_fd(), made.namespace.as_fd()])),
+        Err(f) => {
+            let e = f.error.raw_os_error().to_le_bytes();
+            ([f.step as u8, e[0], e[1], e[2], e[3]], None)
+        }
+    };
+    if let Some(fds) = &fds {
+        ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    let _ = rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(&message)],
+        &mut ancillary,
+        SendFlags::NOSIGNAL,
+    );
+}
+
+fn receive_result(socket: BorrowedFd<'_>) -> Result<Tapped, Failure> {
+    let mut message = [0u8; 5];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut message)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })
+    .map_err(at(Step::Child))?;
+    let mut fds = ancillary.drain().filter_map(|m| match m {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let mut fds = fds.next().into_iter().flatten();
+    if let (Some(tap), Some(namespace)) = (fds.next(), fds.next()) {
+        return Ok(Tapped { tap, namespace });
+    }
+    if received.bytes != message.len() {
+        return Err(Failure {
+            step: Step::Child,
+            error: rustix::io::Errno::PIPE,
+        });
+    }
+    let step = Step::ALL
+        .into_iter()
+        .find(|s| *s as u8 == message[0])
+        .unwrap_or(Step::Child);
+    let errno = i32::from_le_bytes([message[1], message[2], message[3], message[4]]);
+    Err(Failure {
+        step,
+        error: rustix::io::Errno::from_raw_os_error(errno),
+    })
+}
+
+/// Enters new namespaces; the network's is returned.
+pub(super) fn enter(flags: UnshareFlags) -> Result<OwnedFd, Failure> {
+    // SAFETY: neither flag unshares the file descriptor table, the one thing that breaks other code's assumptions.
+    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(at(Step::Unshare))?;
+    reach(Failpoint::NetworkNamespaceMade);
+    let open = OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::open(c"/proc/thread-self/ns/net", open, Mode::empty()).map_err(at(Step::OpenNamespace))
+}
+
+/// Makes the tap in the thread's namespace, with an address of its own.
+pub(super) fn make_tap(address: Ipv4Addr, mac: [u8; 6]) -> Result<OwnedFd, Failure> {
+    let tap = rustix::fs::open(
+        c"/dev/net/tun",
+        OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK,
+        Mode::empty(),
+    )
+    .map_err(at(Step::OpenTun))?;
+    let mut index = TAP_INDEX;
+    ioctl(&tap, TUNSETIFINDEX, &mut index).map_err(at(Step::MakeTap))?;
+    let mut request = interface(TAP_NAME);
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    ioctl(&tap, libc::TUNSETIFF as _, &mut request).map_err(at(Step::MakeTap))?;
+    let mut header = VNET_HEADER;
+    ioctl(&tap, libc::TUNSETVNETHDRSZ as _, &mut header).map_err(at(Step::MakeTap))?;
+    // SAFETY: this request takes its argument by value.
+    let set = unsafe {
+        libc::ioctl(
+            tap.as_raw_fd(),
+            libc::TUNSETOFFLOAD as _,
+            libc::c_ulong::from(OFFLOADS),
+        )
+    };
+    if set == -1 {
+        return Err(at(Step::MakeTap)(errno(&io::Error::last_os_error())));
+    }
+    reach(Failpoint::NetworkTapMade);
+    configure(address, mac).map_err(at(Step::Configure))?;
+    Ok(tap)
+}
+
+/// Gives the tap its addresses and brings it and the loopback up (netdevice(7)).
+fn configure(address: Ipv4Addr, mac: [u8; 6]) -> Result<(), rustix::io::Errno> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let mut request = interface(TAP_NAME);
+    // SAFETY: sockaddr is integers: all zeroes is a value of it.
+    let mut hardware: libc::sockaddr = unsafe { std::mem::zeroed() };
+    hardware.sa_family = libc::ARPHRD_ETHER;
+    for (to, from) in hardware.sa_data.iter_mut().zip(mac) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_hwaddr = hardware;
+    ioctl(&socket, libc::SIOCSIFHWADDR as _, &mut request)?;
+    for (code, address) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, NETMASK)] {
+        let mut request = interface(TAP_NAME);
+        let address = libc::sockaddr_in {
+            sin_family: libc::AF_INET as libc::sa_family_t,
+            sin_port: 0,
+            sin_addr: libc::in_addr {
+                s_addr: u32::from_ne_bytes(address.octets()),
+            },
+            sin_zero: [0; 8],
+        };
+        // SAFETY: sockaddr_in is a form of sockaddr and of its size; sockaddr has no padding or invalid values.
+        request.ifr_ifru.ifru_addr =
+            unsafe { std::mem::transmute::<libc::sockaddr_in, libc::sockaddr>(address) };
+        ioctl(&socket, code as _, &mut request)?;
+    }
+    for name in [TAP_NAME, "lo"] {
+        let mut request = interface(name);
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        ioctl(&socket, libc::SIOCSIFFLAGS as _, &mut request)?;
+    }
+    Ok(())
+}
+
+fn interface(name: &str) -> libc::ifreq {
+    // SAFETY: ifreq is integers, arrays of them and a union of such: all zeroes is a value of it.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes()) {
+        *to = *from as libc::c_char;
+    }
+    request
+}
+
+fn ioctl<T>(fd: &OwnedFd, code: libc::c_ulong, argument: &mut T) -> Result<(), rustix::io::Errno> {
+    // SAFETY: each caller passes the type its request takes (ifreq for interface requests, int for
+    // TUNSETVNETHDRSZ, unsigned int for TUNSETIFINDEX),
+    // which outlives the call; the kernel reads and writes at most that type's size.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), code as _, argument as *mut T) } == -1 {
+        return Err(errno(&io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own_namespace() -> String {
+        std::fs::read_link("/proc/thread-self/ns/net")
+            .unwrap()
+            .display()
+            .to_string()
+    }
+
+    /// What every namespace this host allows must be: another than ours, with a tap that carries what the host sends.
+    fn check(made: Result<Tapped, Failure>) {
+        let made = match made {
+            Ok(made) => made,
+            Err(Failure { step, error }) if matches!(step, Step::Unshare | Step::OpenTun) => {
+                return eprintln!("skipped: this host cannot {}: {error}", step.name());
+            }
+            Err(f) => panic!("{f:?}"),
+        };
+        let Tapped { tap, namespace } = made;
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", namespace.as_raw_fd())).unwrap();
+        assert_ne!(name.display().to_string(), own_namespace());
+        // What the kernel sends by itself need not come; a datagram for a neighbour nobody knows makes an ARP request.
+        let sender = namespace.try_clone().unwrap();
+        std::thread::spawn(move || {
+            if rustix::thread::move_into_link_name_space(sender.as_fd(), None).is_ok() {
+                let socket = std::net::UdpSocket::bind((HOST_ADDRESS, 0)).unwrap();
+                socket
+                    .send_to(b"hello", (super::super::GUEST_ADDRESS, 9))
+                    .unwrap();
+            } else {
+                eprintln!("skipped: cannot enter the namespace");
+            }
+        })
+        .join()
+        .unwrap();
+        let mut frame = [0u8; 2048];
+        let mut arp_seen = false;
+        while let Ok(n) = rustix::io::read(&tap, &mut frame) {
+            assert!(n > VNET_HEADER as usize + 14);
+            let ethernet = &frame[VNET_HEADER as usize..n];
+            arp_seen |= ethernet[12..14] == [0x08, 0x06]
+                && ethernet[6..12] == GATEWAY_MAC
+                && ethernet[38..42] == super::super::GUEST_ADDRESS.octets();
+        }
+        assert!(arp_seen, "the tap did not carry the host's ARP request");
+    }
+
+    #[test]
+    fn a_privileged_tap_works_and_leaves_our_namespace_alone() {
+        let before = own_namespace();
+        check(in_thread().map(|made| made.tapped));
+        assert_eq!(own_namespace(), before);
+    }
+
+    #[test]
+    fn a_tap_in_a_user_namespace_works() {
+        check(in_user_namespace());
+    }
+
+    #[test]
+    fn a_failure_crosses_from_the_child() {
+        let (a, b) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        send_result(
+            a.as_fd(),
+            &Err(Failure {
+                step: Step::MakeTap,
+                error: rustix::io::Errno::BUSY,
+            }),
+        );
+        let failure = receive_result(b.as_fd()).unwrap_err();
+        assert_eq!(
+            (failure.step, failure.error),
+            (Step::MakeTap, rustix::io::Errno::BUSY)
+        );
+        drop(a);
+        assert_eq!(receive_result(b.as_fd()).unwrap_err().step, Step::Child);
+    }
+}

@@ -1,0 +1,194 @@
+//! What leads a slot outside: its address, its policy, the ports published for it.
+
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use thaw_protocol::api::{Egress, NetworkPolicy, PublishedPort, SandboxNetwork};
+
+use super::host::Host;
+use super::policy::Policy;
+use super::publish::{Port, Publication};
+use super::tap::{self, Tapped};
+use super::{conntrack, slot};
+use crate::Error;
+use crate::failpoint::{Failpoint, reach};
+use crate::netlink::Socket;
+use crate::process::ProcessRecord;
+
+/// A slot's way outside. Dropped without [`Uplink::leave`], its interfaces go with its namespace.
+#[derive(Debug)]
+pub struct Uplink {
+    host: Arc<Host>,
+    number: u32,
+    published: Vec<Publication>,
+    policy: Mutex<InForce>,
+}
+
+#[derive(Debug)]
+struct InForce {
+    policy: Policy,
+    /// Of the slot's namespace.
+    filter: Socket,
+}
+
+impl Uplink {
+    pub(super) fn new(host: Arc<Host>, number: u32, filter: Socket) -> Uplink {
+        Uplink {
+            host,
+            number,
+            published: Vec::new(),
+            policy: Mutex::new(InForce {
+                policy: Policy::default(),
+                filter,
+            }),
+        }
+    }
+
+    /// Where the host reaches the guest, and what others see it come from.
+    pub fn address(&self) -> Ipv4Addr {
+        self.host.setup.range.slot(self.number)
+    }
+
+    /// The host's own address towards it.
+    #[cfg(test)]
+    pub(super) fn host_address(&self) -> Ipv4Addr {
+        self.host.setup.range.host(self.number)
+    }
+
+    /// What is to be told of it, and what a later owner adopts it by.
+    pub fn describe(&self) -> SandboxNetwork {
+        SandboxNetwork {
+            address: self.address().to_string(),
+            published: self.published.iter().map(|p| p.port.into()).collect(),
+            policy: self.in_force().policy.text().clone(),
+        }
+    }
+
+    fn in_force(&self) -> MutexGuard<'_, InForce> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts another policy in force, at once and as a whole, and ends the connections it does not allow. Blocks, for a
+    /// transaction of nftables.
+    pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
+        let failed = |what| move |source| Error::System { what, source };
+        let mut in_force = self.in_force();
+        slot::change(&policy)
+            .commit(&mut in_force.filter)
+            .map_err(failed("put a network policy in force"))?;
+        in_force.policy = policy;
+        let InForce { policy, filter } = &mut *in_force;
+        let denied = |to, protocol, port| {
+            slot::is_barred(&self.host, to) || policy.decides(to, protocol, port) == Egress::Deny
+        };
+        let ended =
+            conntrack::end(filter, denied).map_err(failed("end connections (load nf_conntrack_netlink)"))?;
+        if ended > 0 {
+            tracing::info!(
+                slot = self.number,
+                ended,
+                "ended connections that are not allowed any more"
+            );
+        }
+        Ok(())
+    }
+
+    /// Has ports of the host lead to it: all, or none.
+    pub fn publish(&mut self, ports: &[Port]) -> Result<(), Error> {
+        let published = Publication::all(&self.host, self.address(), ports)?;
+        self.published.extend(published);
+        Ok(())
+    }
+
+    /// From now on all of it stays, for a later owner.
+    pub fn keep(&mut self) {
+        self.published.iter_mut().for_each(Publication::keep);
+    }
+
+    /// Takes the slot out of the host's network.
+    pub(super) fn leave(self) {
+        drop(self.published);
+        self.host.leave(&Host::link_name(self.number));
+        reach(Failpoint::NetworkPairDeleted);
+    }
+
+    /// That of a slot which the owner of a VMM described: its tap is the one the VMM has open.
+    pub(super) fn adopt(
+        host: &Arc<Host>,
+        vmm: ProcessRecord,
+        described: &SandboxNetwork,
+    ) -> Result<(Tapped, Uplink), Error> {
+        let odd = |what: &'static str| Error::System {
+            what,
+            source: std::io::ErrorKind::InvalidData.into(),
+        };
+        let address: Ipv4Addr = described
+            .address
+            .parse()
+            .map_err(|_| odd("read a slot's address"))?;
+        let number = host.setup.range.number(address);
+        let number = number.ok_or_else(|| odd("adopt a slot of another range"))?;
+        let policy =
+            Policy::new(described.policy.clone()).map_err(|_| odd("read a slot's network policy"))?;
+        let tap = tap_of(vmm).map_err(|source| Error::System {
+            what: "have the tap of a VMM",
+            source,
+        })?;
+        let (namespace, filter) = tap::namespace_of(&tap)?;
+        let ports = described.published.iter();
+        let ports = ports.filter_map(|port| Port::try_from(port).ok());
+        let uplink = Uplink {
+            published: ports.map(|port| Publication::kept(host, port)).collect(),
+            policy: Mutex::new(InForce { policy, filter }),
+            host: host.clone(),
+            number,
+        };
+        Ok((Tapped { tap, namespace }, uplink))
+    }
+}
+
+/// The tap a process has open.
+fn tap_of(process: ProcessRecord) -> std::io::Result<OwnedFd> {
+    let gone = || std::io::Error::from(std::io::ErrorKind::NotFound);
+    let pidfd = process.open().ok_or_else(gone)?;
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", process.pid))? {
+        let path = entry?.path();
+        let is_tap = std::fs::read_link(&path).is_ok_and(|to| to.as_os_str() == "/dev/net/tun");
+        let number = path.file_name().and_then(|n| n.to_str()?.parse().ok());
+        if let (true, Some(number)) = (is_tap, number) {
+            return Ok(pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?);
+        }
+    }
+    Err(gone())
+}
+
+/// What a sandbox asks of its slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    pub policy: Policy,
+    pub ports: Vec<Port>,
+}
+
+impl Terms {
+    /// Reads what was asked for; the error says what of it cannot be.
+    pub fn read(policy: Option<&NetworkPolicy>, ports: &[PublishedPort]) -> Result<Terms, String> {
+        if ports.len() > super::publish::MAX_PORTS {
+            return Err(format!(
+                "at most {} ports are published",
+                super::publish::MAX_PORTS
+            ));
+        }
+        let ports = ports.iter().map(Port::try_from).collect::<Result<_, _>>();
+        Ok(Terms {
+            policy: Policy::new(policy.cloned().unwrap_or_default()).map_err(|e| e.to_string())?,
+            ports: ports.map_err(|e| e.to_string())?,
+        })
+    }
+
+    /// Whether any slot fulfils them as it was made.
+    pub fn are_default(&self) -> bool {
+        self.ports.is_empty() && self.policy.allows_all()
+    }
+}

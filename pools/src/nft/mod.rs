@@ -1,0 +1,304 @@
+//! nftables, spoken to the kernel directly (nfnetlink): no program, no library.
+//!
+//! Invariants: a [`Transaction`] is applied as a whole or not at all, and packets see the rules of before or of after it;
+//! it concerns one IPv4 table. It takes the lock of its network namespace's rules, and neither RTNL nor any lock of the
+//! whole host, as long as it adds no chain to a hook.
+
+use std::io;
+use std::net::Ipv4Addr;
+
+pub(crate) mod rule;
+
+use crate::netlink::{APPEND, Attributes, CREATE, EXCLUSIVE, Message, Parsed, Socket};
+use rule::Rule;
+
+// include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h
+const SUBSYSTEM: u16 = 10;
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
+const NEW_TABLE: u16 = 0;
+const NEW_CHAIN: u16 = 3;
+const NEW_RULE: u16 = 6;
+const DELETE_RULE: u16 = 8;
+const NEW_SET: u16 = 9;
+const NEW_ELEMENT: u16 = 12;
+const GET_ELEMENT: u16 = 13;
+const DELETE_ELEMENT: u16 = 14;
+const SET_IS_MAP: u32 = 8;
+const LIST_ELEM: u16 = 1;
+const DATA_VALUE: u16 = 1;
+const ELEMENT_KEY: u16 = 1;
+const ELEMENT_DATA: u16 = 2;
+const ELEMENTS: u16 = 3;
+/// Bytes of `struct nfgenmsg`.
+pub(crate) const GENERIC: usize = 4;
+/// nft(8)'s numbers for types, for it to show a map as it was meant.
+const TYPE_ADDRESS: u32 = 7;
+const TYPE_PROTOCOL: u32 = 12;
+const TYPE_SERVICE: u32 = 13;
+const TYPE_BITS: u32 = 6;
+
+/// Where in a packet's way a chain is asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hook {
+    /// `type nat hook prerouting priority dstnat`.
+    NatBefore,
+    /// `type nat hook output priority dstnat`.
+    NatOutput,
+    /// `type nat hook postrouting priority srcnat`.
+    NatAfter,
+    /// `type filter hook input priority filter`.
+    Input,
+    /// `type filter hook forward priority filter`.
+    Forward,
+}
+
+impl Hook {
+    /// Kind, hook number, priority.
+    fn numbers(self) -> (&'static str, u32, i32) {
+        match self {
+            Hook::NatBefore => ("nat", 0, -100),
+            Hook::NatOutput => ("nat", 3, -100),
+            Hook::NatAfter => ("nat", 4, 100),
+            Hook::Input => ("filter", 1, 0),
+            Hook::Forward => ("filter", 2, 0),
+        }
+    }
+}
+
+/// A field of a map's keys: four bytes, padded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    Address(Ipv4Addr),
+    Protocol(u8),
+    Port(u16),
+}
+
+impl Field {
+    fn bytes(self) -> [u8; 4] {
+        match self {
+            Field::Address(address) => address.octets(),
+            Field::Protocol(number) => [number, 0, 0, 0],
+            Field::Port(port) => {
+                let [a, b] = port.to_be_bytes();
+                [a, b, 0, 0]
+            }
+        }
+    }
+
+    fn kind(self) -> u32 {
+        match self {
+            Field::Address(_) => TYPE_ADDRESS,
+            Field::Protocol(_) => TYPE_PROTOCOL,
+            Field::Port(_) => TYPE_SERVICE,
+        }
+    }
+}
+
+fn concatenated(fields: &[Field]) -> Vec<u8> {
+    fields.iter().flat_map(|field| field.bytes()).collect()
+}
+
+/// The type of a concatenation, and its bytes.
+fn shape(fields: &[Field]) -> (u32, u32) {
+    let kind = fields
+        .iter()
+        .fold(0, |all, field| all << TYPE_BITS | field.kind());
+    (kind, fields.len() as u32 * 4)
+}
+
+/// An element of a map: where it leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub address: Ipv4Addr,
+    pub port: u16,
+}
+
+impl Target {
+    fn fields(self) -> [Field; 2] {
+        [Field::Address(self.address), Field::Port(self.port)]
+    }
+}
+
+/// Changes of one table.
+#[derive(Clone, Debug)]
+pub(crate) struct Transaction<'a> {
+    table: &'a str,
+    messages: Vec<Message>,
+}
+
+/// `struct nfgenmsg`: family, version, resource.
+fn generic(family: u8, resource: u16) -> [u8; GENERIC] {
+    let [a, b] = resource.to_be_bytes();
+    [family, 0, a, b]
+}
+
+impl<'a> Transaction<'a> {
+    /// Of this table, which is made where it is missing.
+    pub fn new(table: &'a str) -> Transaction<'a> {
+        let begin = Message::new(
+            BATCH_BEGIN,
+            0,
+            &generic(libc::AF_UNSPEC as u8, SUBSYSTEM),
+            Attributes::default(),
+        );
+        let mut transaction = Transaction {
+            table,
+            messages: vec![begin],
+        };
+        let attributes = Attributes::default().text(1, table);
+        transaction.push(NEW_TABLE, CREATE, attributes);
+        transaction
+    }
+
+    fn push(&mut self, kind: u16, flags: u16, attributes: Attributes) {
+        let body = generic(libc::AF_INET as u8, 0);
+        let message = Message::new(SUBSYSTEM << 8 | kind, flags, &body, attributes);
+        self.messages.push(message);
+    }
+
+    /// Adds a chain that others jump to, or empties it.
+    pub fn chain(&mut self, name: &str) {
+        let attributes = Attributes::default().text(1, self.table).text(3, name);
+        self.push(NEW_CHAIN, CREATE, attributes);
+        self.flush(name);
+    }
+
+    /// Adds a chain at a hook, or empties it. What none of its rules decides is accepted, or dropped.
+    pub fn hooked(&mut self, name: &str, hook: Hook, accept: bool) {
+        let (kind, number, priority) = hook.numbers();
+        let hook = Attributes::default()
+            .be32(1, number)
+            .bytes(2, &priority.to_be_bytes());
+        let attributes = Attributes::default()
+            .text(1, self.table)
+            .text(3, name)
+            .nest(4, hook)
+            .be32(5, accept.into())
+            .text(7, kind);
+        self.push(NEW_CHAIN, CREATE, attributes);
+        self.flush(name);
+    }
+
+    /// Removes a chain's rules.
+    pub fn flush(&mut self, chain: &str) {
+        let attributes = Attributes::default().text(1, self.table).text(2, chain);
+        self.push(DELETE_RULE, 0, attributes);
+    }
+
+    /// Adds a rule to the end of a chain.
+    pub fn rule(&mut self, chain: &str, rule: Rule) {
+        let attributes = Attributes::default()
+            .text(1, self.table)
+            .text(2, chain)
+            .nest(4, rule.expressions);
+        self.push(NEW_RULE, CREATE | APPEND, attributes);
+    }
+
+    /// Adds a map from keys shaped like this one to [`Target`]s, if it is not there.
+    pub fn map(&mut self, name: &str, like: &[Field]) {
+        let target = Target {
+            address: Ipv4Addr::UNSPECIFIED,
+            port: 0,
+        };
+        let ((key, key_length), (data, data_length)) = (shape(like), shape(&target.fields()));
+        let attributes = Attributes::default()
+            .text(1, self.table)
+            .text(2, name)
+            .be32(3, SET_IS_MAP)
+            .be32(4, key)
+            .be32(5, key_length)
+            .be32(6, data)
+            .be32(7, data_length)
+            // Unique within the transaction.
+            .be32(10, self.messages.len() as u32);
+        self.push(NEW_SET, CREATE, attributes);
+    }
+
+    fn element(&self, map: &str, key: &[Field], target: Option<Target>) -> Attributes {
+        let value = |fields: &[Field]| Attributes::default().bytes(DATA_VALUE, &concatenated(fields));
+        let mut element = Attributes::default().nest(ELEMENT_KEY, value(key));
+        if let Some(target) = target {
+            element = element.nest(ELEMENT_DATA, value(&target.fields()));
+        }
+        Attributes::default()
+            .text(1, self.table)
+            .text(2, map)
+            .nest(ELEMENTS, Attributes::default().nest(LIST_ELEM, element))
+    }
+
+    /// Adds an element. The transaction fails (`EEXIST`) if the map has the key.
+    pub fn insert(&mut self, map: &str, key: &[Field], target: Target) {
+        let attributes = self.element(map, key, Some(target));
+        self.push(NEW_ELEMENT, CREATE | EXCLUSIVE, attributes);
+    }
+
+    /// Removes an element. The transaction fails (`ENOENT`) if it is not there.
+    pub fn remove(&mut self, map: &str, key: &[Field]) {
+        let attributes = self.element(map, key, None);
+        self.push(DELETE_ELEMENT, 0, attributes);
+    }
+
+    /// Applies it.
+    pub fn commit(mut self, socket: &mut Socket) -> io::Result<()> {
+        let last = self.messages.len() - 1;
+        let end = Message::new(
+            BATCH_END,
+            0,
+            &generic(libc::AF_UNSPEC as u8, SUBSYSTEM),
+            Attributes::default(),
+        );
+        self.messages.push(end);
+        socket.batch_until(&self.messages, last)
+    }
+}
+
+/// The elements of a map: each key's bytes, four to a field, and where it leads. None where there is no such map.
+pub(crate) fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Result<Vec<(Vec<u8>, Target)>> {
+    let attributes = Attributes::default().text(1, table).text(2, map);
+    let body = generic(libc::AF_INET as u8, 0);
+    let message = Message::new(SUBSYSTEM << 8 | GET_ELEMENT, 0, &body, attributes);
+    let mut found = Vec::new();
+    let dumped = socket.dump(&message, |_, payload| {
+        let all = payload
+            .get(GENERIC..)
+            .map(Parsed)
+            .and_then(|p| p.nested(ELEMENTS));
+        for (_, element) in all.into_iter().flatten() {
+            let value = |kind| Parsed(element).nested(kind)?.get(DATA_VALUE);
+            if let (Some(key), Some(data)) = (value(ELEMENT_KEY), value(ELEMENT_DATA))
+                && let Some([a, b, c, d, e, f, ..]) = data.first_chunk::<8>()
+            {
+                let target = Target {
+                    address: Ipv4Addr::new(*a, *b, *c, *d),
+                    port: u16::from_be_bytes([*e, *f]),
+                };
+                found.push((key.to_vec(), target));
+            }
+        }
+    });
+    match dumped {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(Vec::new()),
+        dumped => dumped.map(|()| found),
+    }
+}
+
+/// Removes elements by their keys' bytes, as [`elements`] gives them. One that is gone already is no error.
+pub(crate) fn remove_raw(socket: &mut Socket, table: &str, map: &str, key: &[u8]) -> io::Result<()> {
+    let mut transaction = Transaction::new(table);
+    let value = Attributes::default().bytes(DATA_VALUE, key);
+    let element = Attributes::default().nest(ELEMENT_KEY, value);
+    let attributes = Attributes::default()
+        .text(1, table)
+        .text(2, map)
+        .nest(ELEMENTS, Attributes::default().nest(LIST_ELEM, element));
+    transaction.push(DELETE_ELEMENT, 0, attributes);
+    match transaction.commit(socket) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+#[path = "nft_test.rs"]
+mod tests;

@@ -1,0 +1,250 @@
+//! A sandbox's network on a real host: out by NAT, in by published ports, and nowhere it must not go. What stands for the
+//! world outside is a network namespace beside the host's, with a server in it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use thaw_e2e::home::Home;
+use thaw_e2e::{PATIENCE, image, run};
+
+const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
+const NAMESPACE: &str = "thaw-e2e-outside";
+/// `thaw`'s exit code for a port that cannot be published (docs/exit-codes.md).
+const PORT_UNAVAILABLE: i32 = 106;
+/// Fetches a page, patiently enough for an emulated machine; nothing is printed of a failure.
+const FETCH: &str = "wget -q -T 20 -O -";
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The world outside. Dropped, it is gone.
+struct Outside {
+    home: Home,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Outside {
+    fn new() -> Outside {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        remove();
+        for line in [
+            format!("netns add {NAMESPACE}"),
+            format!("link add thaw-e2e-wan type veth peer name lan netns {NAMESPACE}"),
+            format!("addr add {HOST}/24 dev thaw-e2e-wan"),
+            "link set thaw-e2e-wan up".into(),
+            format!("-n {NAMESPACE} addr add {OUTSIDE}/24 dev lan"),
+            format!("-n {NAMESPACE} link set lan up"),
+            format!("-n {NAMESPACE} link set lo up"),
+        ] {
+            assert!(ip(&line), "ip {line}");
+        }
+        let outside = Outside {
+            home: Home::new(),
+            _alone: alone,
+        };
+        outside.within(|| serve(TcpListener::bind((OUTSIDE, 8000)).unwrap()));
+        outside
+    }
+
+    /// Does something outside.
+    fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                let namespace = std::fs::File::open(format!("/run/netns/{NAMESPACE}")).unwrap();
+                let kind = Some(LinkNameSpaceType::Network);
+                move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), kind).unwrap();
+                work()
+            });
+            there.join().unwrap()
+        })
+    }
+
+    /// `thaw run` of a shell script in busybox.
+    fn shell(&self, flags: &[&str], script: &str) -> Command {
+        let busybox = image("busybox");
+        let arguments = [&["run"], flags, &[&busybox, "sh", "-c", script]].concat();
+        self.home.thaw(&arguments)
+    }
+
+    /// A sandbox that stays, with a web server that says its name on port 80.
+    fn web(&self, name: &str, flags: &[&str]) -> String {
+        let script = format!("mkdir /tmp/w; echo {name} >/tmp/w/index.html; httpd -f -p 80 -h /tmp/w");
+        let flags = [&["-d", "--name", name], flags].concat();
+        let id = run(&mut self.shell(&flags, &script)).ok();
+        id.trim().to_owned()
+    }
+
+    fn remove(&self, name: &str) {
+        run(&mut self.home.thaw(&["rm", name])).ok();
+    }
+
+    /// What a shell command in a sandbox prints.
+    fn exec(&self, name: &str, script: &str) -> String {
+        run(&mut self.home.thaw(&["exec", name, "sh", "-c", script])).stdout
+    }
+
+    /// Where the host reaches a sandbox.
+    fn address(&self, id: &str) -> Ipv4Addr {
+        let record = self.home.run().join("sandboxes").join(id).join("record.json");
+        let record: serde_json::Value = serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+        let address = record["network"]["address"].as_str();
+        address.unwrap_or_else(|| panic!("{record}")).parse().unwrap()
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        remove();
+    }
+}
+
+fn remove() {
+    ip("link del thaw-e2e-wan");
+    ip(&format!("netns del {NAMESPACE}"));
+}
+
+fn ip(line: &str) -> bool {
+    let done = Command::new("ip").args(line.split(' ')).output();
+    done.unwrap().status.success()
+}
+
+/// Answers every request by whom it came from, until the test program ends.
+fn serve(listener: TcpListener) {
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let peer = stream.peer_addr().map(|peer| peer.ip());
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request);
+            if let Ok(peer) = peer {
+                let _ = stream.write_all(format!("HTTP/1.0 200 OK\r\n\r\nyou are {peer}\n").as_bytes());
+            }
+        }
+    });
+}
+
+/// A page of a server that may be about to start.
+fn fetch(from: impl Into<SocketAddr>) -> String {
+    let (from, since) = (from.into(), Instant::now());
+    loop {
+        let fetched = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect_timeout(&from, Duration::from_secs(10))?;
+            stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            Ok(text)
+        };
+        match fetched() {
+            Ok(text) if !text.is_empty() => return text,
+            last => assert!(since.elapsed() < PATIENCE, "{from}: {last:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn a_guest_reaches_outside_as_its_host_and_nothing_it_must_not() {
+    let outside = Outside::new();
+    serve(TcpListener::bind((HOST, 9000)).unwrap());
+    let script = format!(
+        "{FETCH} http://{OUTSIDE}:8000/; {FETCH} http://169.254.169.254/ && echo metadata; \
+         {FETCH} http://{HOST}:9000/ && echo host; true"
+    );
+    let said = run(&mut outside.shell(&[], &script)).ok();
+    assert_eq!(said, format!("you are {HOST}\n"));
+    let said =
+        run(&mut outside.shell(&["--network", "none"], &format!("{FETCH} http://{OUTSIDE}:8000/"))).stdout;
+    assert_eq!(said, "");
+}
+
+#[test]
+fn published_ports_lead_in_and_are_one_sandboxs() {
+    let outside = Outside::new();
+    outside.web("web", &["-p", "18080:80", "-p", "127.0.0.1:18081:80"]);
+    for address in [Ipv4Addr::LOCALHOST, HOST] {
+        assert!(fetch((address, 18080)).ends_with("web\n"));
+    }
+    assert!(fetch((Ipv4Addr::LOCALHOST, 18081)).ends_with("web\n"));
+    outside.within(|| {
+        assert!(fetch((HOST, 18080)).ends_with("web\n"));
+        TcpStream::connect_timeout(&(HOST, 18081).into(), Duration::from_secs(5)).unwrap_err();
+    });
+    let second = run(&mut outside.shell(&["-p", "18080:80"], "true"));
+    assert_eq!(second.code(), PORT_UNAVAILABLE, "{second:?}");
+    assert!(second.stderr.contains("18080"), "{second:?}");
+    outside.remove("web");
+    TcpStream::connect((Ipv4Addr::LOCALHOST, 18080)).unwrap_err();
+}
+
+#[test]
+fn guests_do_not_reach_one_another() {
+    let outside = Outside::new();
+    let id = outside.web("one", &["-p", "18082:80"]);
+    outside.web("two", &[]);
+    let address = outside.address(&id);
+    assert!(fetch((address, 80)).ends_with("one\n"), "the host reaches it");
+    for url in [format!("http://{address}/"), format!("http://{HOST}:18082/")] {
+        assert_eq!(outside.exec("two", &format!("{FETCH} {url}")), "");
+    }
+    outside.remove("one");
+    outside.remove("two");
+}
+
+#[test]
+fn a_policy_holds_from_the_start_and_another_at_once() {
+    let outside = Outside::new();
+    let ask = format!("{FETCH} http://{OUTSIDE}:8000/");
+    let answer = format!("you are {HOST}\n");
+    outside.web("kept", &["--egress", "deny=203.0.113.0/24:8000/tcp"]);
+    assert_eq!(outside.exec("kept", &ask), "");
+    let change = |rules: &[&str]| {
+        run(&mut outside.home.thaw(&[&["network", "kept"], rules].concat())).ok();
+    };
+    change(&["allow=203.0.113.2:8000", "default=deny"]);
+    assert_eq!(outside.exec("kept", &ask), answer);
+    change(&["default=deny"]);
+    assert_eq!(outside.exec("kept", &ask), "");
+    change(&["default=allow"]);
+    assert_eq!(outside.exec("kept", &ask), answer);
+    outside.remove("kept");
+    let wrong = run(&mut outside.shell(&["--egress", "allow=everywhere"], "true"));
+    assert_eq!(wrong.code(), 125, "{wrong:?}");
+}
+
+#[test]
+fn names_are_asked_of_the_servers_the_host_says() {
+    let outside = Outside::new();
+    outside.within(|| {
+        let socket = UdpSocket::bind((OUTSIDE, 53)).unwrap();
+        std::thread::spawn(move || answer_names(&socket));
+    });
+    let config = outside.home.scratch("config").join("thawd.toml");
+    std::fs::write(&config, format!("[network]\nnameservers = [\"{OUTSIDE}\"]\n")).unwrap();
+    let script = "cat /etc/resolv.conf; nslookup served.test";
+    let said = run(outside.shell(&[], script).env("THAW_CONFIG", &config)).stdout;
+    assert!(said.starts_with(&format!("nameserver {OUTSIDE}\n")), "{said}");
+    assert!(said.contains("198.51.100.77"), "{said}");
+}
+
+/// Every name is at one address, by IPv4 alone (RFC 1035).
+fn answer_names(socket: &UdpSocket) {
+    let mut query = [0; 512];
+    while let Ok((length, peer)) = socket.recv_from(&mut query) {
+        let question = &query[12..length];
+        let end = question.iter().position(|b| *b == 0).unwrap() + 5;
+        let asks_address = question[end - 4..end - 2] == [0, 1];
+        let mut answer = query[..2].to_vec();
+        answer.extend([0x81, 0x80, 0, 1, 0, u8::from(asks_address), 0, 0, 0, 0]);
+        answer.extend(&question[..end]);
+        if asks_address {
+            answer.extend([0xc0, 0x0c, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 198, 51, 100, 77]);
+        }
+        let _ = socket.send_to(&answer, peer);
+    }
+}

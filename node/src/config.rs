@@ -34,6 +34,7 @@ pub struct Config {
     pub pools: pools::PoolsConfig,
     /// Where thawd serves its API besides its unix socket.
     pub api: api::ApiConfig,
+    pub tracing: TracingConfig,
 }
 
 /// `[store]`.
@@ -43,6 +44,28 @@ pub struct StoreConfig {
     /// Most bytes of disk the store keeps while they are not in use. None: as many as there are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Size>,
+}
+
+/// `[tracing]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TracingConfig {
+    /// Where thawd sends spans of creations: a collector of OTLP over HTTP. None: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "collector")]
+    pub otlp: Option<String>,
+}
+
+fn collector<'de, D: Deserializer<'de>>(given: D) -> Result<Option<String>, D::Error> {
+    let given = String::deserialize(given)?;
+    let good = given
+        .parse::<axum::http::Uri>()
+        .is_ok_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.query().is_none());
+    match good {
+        true => Ok(Some(given)),
+        false => Err(de::Error::custom(
+            "it has to be http:// or https://, a host, perhaps a port and a path",
+        )),
+    }
 }
 
 /// `[prefetch]`.
@@ -269,6 +292,8 @@ mod tests {
             ("[store\n", "line 1", "[store"),
             ("[fetch]\nmirrors = 3\n", "line 2", "mirrors"),
             ("[api]\nlisten = \"everywhere\"\n", "line 2", "listen"),
+            ("[tracing]\n\notlp = \"collector:4318\"\n", "line 3", "otlp"),
+            ("[tracing]\notlp = 4318\n", "line 2", "otlp"),
             ("[fetch]\n\nbudget_ms = 0\n", "line 3", "budget_ms"),
             (
                 "[fetch]\nprefetch_bandwidth = 0\n",

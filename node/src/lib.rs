@@ -19,6 +19,7 @@
 //! | [`doctor`] | what this host has, lacks, and what that costs |
 //! | [`api`] | thawd's HTTP API, both ends |
 //! | [`service`] | what systemd is told of thawd |
+//! | [`spans`] | creations as OpenTelemetry spans |
 //! | [`exit`] | exit codes |
 //!
 //! Invariant: whatever ends this process, what it made for a sandbox ends with it or is found by the next start.
@@ -47,6 +48,7 @@ pub mod sandbox;
 pub mod service;
 pub mod snapshot;
 pub mod snapshotter;
+pub mod spans;
 pub mod state;
 pub mod stdio;
 pub mod template;

@@ -42,6 +42,14 @@ pub use referrers::{Referrer, referrers};
 pub use resolve::resolve;
 pub use turns::{Sender, Turns};
 
+/// An HTTP client as registries are asked with, for `host`: TLS by the host's certificates, names without glibc.
+///
+/// # Errors
+/// `RegistryUnreachable`: this host's certificates cannot be read.
+pub fn http_client(host: &str) -> Result<reqwest::Client, Error> {
+    wire::client().map_err(|failure| registry::no_client(host, &failure))
+}
+
 /// What a reference names, before a platform is chosen.
 pub enum Root {
     /// A manifest or an index, its bytes verified if the reference had a digest.

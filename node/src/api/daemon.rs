@@ -29,6 +29,7 @@ use crate::journal::Journal;
 use crate::metrics::{Families, How, Metrics};
 use crate::readiness;
 use crate::sandbox::{Node, Sandbox};
+use crate::spans::{Creation, Spans};
 
 /// Where the resource versions that were reserved are written, in the data directory.
 const VERSIONS: &str = "resource-version";
@@ -80,6 +81,8 @@ pub struct Daemon {
     pub cache: Arc<Cache>,
     pub answers: Answers,
     pub metrics: Metrics,
+    /// Where creations are sent as spans, if anywhere.
+    spans: Mutex<Option<Spans>>,
     makings: watch::Sender<Makings>,
     /// Shared by whatever is finished though nobody waits for it.
     finishing: Arc<tokio::sync::RwLock<()>>,
@@ -91,7 +94,7 @@ impl Daemon {
     /// Takes over every sandbox an earlier thawd left running. One whose VMM no longer answers is removed.
     ///
     /// # Errors
-    /// The data directory cannot be written.
+    /// The data directory cannot be written, or spans cannot be sent where the configuration says.
     pub async fn start(node: Node) -> Result<Arc<Daemon>, Failure> {
         let file = node.paths.data.join(VERSIONS);
         let fail = |e: io::Error| Failure::system(format!("cannot write {}", file.display()), &e);
@@ -99,6 +102,7 @@ impl Daemon {
             Some(Arc::new(node.clone())),
             Versions::open(file.clone()).map_err(fail)?,
         );
+        *daemon.spans() = Spans::start(&node.images.config.tracing)?;
         for (record, directory) in node.run.adopt() {
             let id = record.id.clone();
             reach(Failpoint::AdoptOwned);
@@ -131,6 +135,7 @@ impl Daemon {
             cache: Arc::new(Cache::new(versions)),
             answers: Answers::default(),
             metrics: Metrics::default(),
+            spans: Mutex::default(),
             makings: watch::Sender::default(),
             finishing: Arc::default(),
             closing: watch::Sender::new(false),
@@ -158,8 +163,23 @@ impl Daemon {
         self.closing.send_replace(true);
     }
 
+    /// Has a creation sent, where there is somebody to take it.
+    pub fn tell(&self, creation: impl FnOnce() -> Creation) {
+        if let Some(spans) = &*self.spans() {
+            spans.tell(creation());
+        }
+    }
+
+    fn spans(&self) -> MutexGuard<'_, Option<Spans>> {
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Lets go of every sandbox, so that they outlive us, once nothing is done to any of them.
     pub async fn release(&self) {
+        let spans = self.spans().take();
+        if let Some(spans) = spans {
+            spans.close().await;
+        }
         let _alone = self.finishing.write().await;
         for (id, held) in std::mem::take(&mut *self.table()) {
             let machine = held.machine.clone();
@@ -313,6 +333,9 @@ impl Daemon {
     /// What it has and did.
     pub fn count(&self, families: &mut Families) {
         self.metrics.collect(families);
+        if let Some(spans) = &*self.spans() {
+            spans.count(families);
+        }
         if let Some(maker) = &self.maker {
             maker.count(self.metrics.endpoint_names(), families);
         }

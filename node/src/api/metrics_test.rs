@@ -12,10 +12,12 @@ use crate::api::fake::Fake;
 use crate::api::limits::Bounds;
 use crate::api::peer::Peer;
 use crate::api::router::router;
+use crate::config::TracingConfig;
 use crate::metrics::grammar::{self, Read};
 use crate::metrics::{How, node};
 use crate::paths::Paths;
 use crate::sandbox::Node;
+use crate::spans::Spans;
 
 async fn ask(routes: &axum::Router, method: &str, path: &str, body: &str) -> Response {
     let request = Request::builder()
@@ -135,6 +137,10 @@ async fn everything() -> BTreeMap<String, Read> {
     let mut read = grammar::read(&text(&daemon, &Gate::new(Bounds::default()))).unwrap();
     let mut fetched = Families::default();
     node::fetches(vec![EndpointCounts::default()], &mut fetched);
+    let collector = TracingConfig {
+        otlp: Some("http://127.0.0.1:9".into()),
+    };
+    Spans::start(&collector).unwrap().unwrap().count(&mut fetched);
     read.extend(grammar::read(&fetched.text()).unwrap());
     read
 }

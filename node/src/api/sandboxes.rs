@@ -4,6 +4,7 @@
 //! finished, on a task of its own, for a sandbox must not stay half frozen.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime};
 
 use axum::body::{Body as Stream, Bytes};
 use axum::extract::State;
@@ -25,6 +26,8 @@ use super::problem::{ApiCode, Refusal};
 use super::timing::{SERVER_TIMING, server_timing};
 use super::watch::ring::encode;
 use super::watch::{Page, Query, Selector, Watcher, page::Token};
+use crate::metrics::How;
+use crate::spans::{self, Creation};
 
 /// The media type of a watch.
 pub const LINES: &str = "application/x-ndjson";
@@ -144,7 +147,10 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Res
 
 /// Makes a sandbox of an image; its agent takes containers when this answers.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = CreateSandbox,
-    params(("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$")), responses(
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
+    ), responses(
     (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
     (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
@@ -155,17 +161,21 @@ pub async fn create(
     State(daemon): State<Arc<Daemon>>,
     Extension(peer): Extension<Peer>,
     Key(key): Key,
+    headers: HeaderMap,
     Body(request): Body<CreateSandbox>,
 ) -> Result<Response, Refusal> {
     check::create(&request)?;
     let said = encoded(&("sandbox", &request))?;
-    let make = || daemon.create(request);
+    let make = || traced(&daemon, How::Create, &headers, daemon.create(request));
     once(&daemon, peer, key, &said, make, |made| Some(&made.account)).await
 }
 
 /// Makes a sandbox of a snapshot: what ran in it goes on, as another.
 #[utoipa::path(post, path = "/v1/thaws", tag = "sandboxes", request_body = ThawSandbox,
-    params(("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$")), responses(
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
+    ), responses(
     (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
     (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
@@ -176,12 +186,35 @@ pub async fn thaw(
     State(daemon): State<Arc<Daemon>>,
     Extension(peer): Extension<Peer>,
     Key(key): Key,
+    headers: HeaderMap,
     Body(request): Body<ThawSandbox>,
 ) -> Result<Response, Refusal> {
     check::thaw(&request)?;
     let said = encoded(&("thaw", &request))?;
-    let make = || daemon.thaw(request);
+    let make = || traced(&daemon, How::Thaw, &headers, daemon.thaw(request));
     once(&daemon, peer, key, &said, make, |made| Some(&made.account)).await
+}
+
+/// Has a creation sent as a span, whatever comes of it.
+async fn traced(
+    daemon: &Daemon,
+    how: How,
+    headers: &HeaderMap,
+    making: impl Future<Output = Result<CreatedSandbox, Refusal>>,
+) -> Result<CreatedSandbox, Refusal> {
+    let (began, since) = (SystemTime::now(), Instant::now());
+    let made = making.await;
+    daemon.tell(|| Creation {
+        how,
+        parent: spans::parent(headers),
+        began,
+        took: since.elapsed(),
+        outcome: match &made {
+            Ok(created) => Ok((created.sandbox.id.clone(), created.account.clone())),
+            Err(refusal) => Err(refusal.slug()),
+        },
+    });
+    made
 }
 
 /// The answer to a creation; the same to the same key. Who has it made is told by a header too where the time went, where
@@ -204,7 +237,7 @@ async fn once<T: serde::Serialize, F: Future<Output = Result<T, Refusal>>>(
     };
     let answer = match key {
         Some(key) => {
-            let now = std::time::Instant::now();
+            let now = Instant::now();
             daemon.answers.once(peer.client, key, said, now, make).await?
         }
         None => make().await?,

@@ -34,7 +34,7 @@ mod tests {
 
     use super::super::api::ApiConfig;
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
-    use super::super::{PrefetchConfig, Size, StoreConfig};
+    use super::super::{PrefetchConfig, Size, StoreConfig, TracingConfig};
     use super::*;
     use crate::exit::ExitCode;
 
@@ -107,6 +107,9 @@ mod tests {
                 key: Some("/etc/thaw/server.key".into()),
                 client_ca: Some("/etc/thaw/clients.pem".into()),
                 tokens: Some("/etc/thaw/tokens".into()),
+            },
+            tracing: TracingConfig {
+                otlp: Some("http://127.0.0.1:4318".into()),
             },
         }
     }

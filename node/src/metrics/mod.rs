@@ -45,7 +45,8 @@ pub enum How {
 }
 
 impl How {
-    fn name(self) -> &'static str {
+    /// As it is written in metrics and spans.
+    pub fn name(self) -> &'static str {
         match self {
             How::Create => "create",
             How::Thaw => "thaw",

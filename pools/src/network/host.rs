@@ -248,7 +248,7 @@ impl Host {
         t.rule("published", Rule::new().dnat_by(ANYWHERE, false));
         for (chain, hook) in [("prerouting", Hook::NatBefore), ("output", Hook::NatOutput)] {
             t.hooked(chain, hook, true);
-            t.rule(chain, Rule::new().to_this_host().jump("published"));
+            t.rule(chain, Rule::new().for_this_host().jump("published"));
         }
         t.hooked("postrouting", Hook::NatAfter, true);
         t.rule(

@@ -120,7 +120,7 @@ fn rules_are_what_the_tool_shows_of_them() {
                 "udp dport 53 accept",
             ),
             (
-                Rule::new().to_this_host().replying().accept(),
+                Rule::new().for_this_host().replying().accept(),
                 "fib daddr type local ct direction reply accept",
             ),
         ];

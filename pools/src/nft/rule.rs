@@ -236,7 +236,7 @@ impl Rule {
     }
 
     /// `fib daddr type local`.
-    pub fn to_this_host(self) -> Rule {
+    pub fn for_this_host(self) -> Rule {
         let data = Attributes::default()
             .be32(1, REG)
             .be32(2, FIB_ADDRTYPE)

@@ -31,6 +31,9 @@ use crate::readiness;
 use crate::sandbox::{Node, Sandbox};
 use crate::spans::{Creation, Spans};
 
+/// Who changes a sandbox holds it.
+type OneAtATime = Arc<tokio::sync::Mutex<()>>;
+
 /// Where the resource versions that were reserved are written, in the data directory.
 const VERSIONS: &str = "resource-version";
 
@@ -528,7 +531,7 @@ impl Daemon {
         Ok(found.id.clone())
     }
 
-    fn find(&self, id: &str) -> Result<(Arc<dyn Machine>, Arc<tokio::sync::Mutex<()>>), Failure> {
+    fn find(&self, id: &str) -> Result<(Arc<dyn Machine>, OneAtATime), Failure> {
         let table = self.table();
         let held = table.get(id).ok_or_else(|| none(id))?;
         Ok((held.machine.clone(), held.turn.clone()))

@@ -121,7 +121,7 @@ impl Cache {
         if let Some(name) = &before.name {
             state.names.remove(name);
         }
-        state.versions.next();
+        state.versions.advance();
         self.keep(&mut state, Some(before), None);
     }
 
@@ -179,7 +179,7 @@ impl Cache {
 
     fn replace(&self, state: &mut State, sandbox: Sandbox) -> Arc<Sandbox> {
         let after = Arc::new(Sandbox {
-            resource_version: state.versions.next(),
+            resource_version: state.versions.advance(),
             ..sandbox
         });
         let before = state.objects.insert(after.id.clone(), after.clone());

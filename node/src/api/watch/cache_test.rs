@@ -15,7 +15,7 @@ fn cache() -> Arc<Cache> {
 fn sandbox(id: usize, app: u8, paused: bool) -> Sandbox {
     Sandbox {
         id: format!("{id:04}"),
-        name: (id % 2 == 0).then(|| format!("name-{id}")),
+        name: id.is_multiple_of(2).then(|| format!("name-{id}")),
         state: if paused { "paused" } else { "running" }.into(),
         labels: match app {
             0 => BTreeMap::new(),

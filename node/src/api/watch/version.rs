@@ -57,7 +57,7 @@ impl Versions {
     }
 
     /// One more.
-    pub fn next(&mut self) -> u64 {
+    pub fn advance(&mut self) -> u64 {
         if self.last == self.reserved
             && let Err(e) = self.reserve()
         {
@@ -114,13 +114,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("resource-version");
         let mut first = Versions::open_at(file.clone(), 1000).unwrap();
-        let given = (0..10).map(|_| first.next()).last().unwrap();
+        let given = (0..10).map(|_| first.advance()).last().unwrap();
         assert_eq!(given, (1000 << 20) + 10);
         // The clock went back.
-        assert!(Versions::open_at(file.clone(), 1).unwrap().next() > given);
+        assert!(Versions::open_at(file.clone(), 1).unwrap().advance() > given);
         for damage in ["", "x", "99999999999999999999999", "18446744073709551615"] {
             fs::write(&file, damage).unwrap();
-            assert!(Versions::open_at(file.clone(), 1001).unwrap().next() > given);
+            assert!(Versions::open_at(file.clone(), 1001).unwrap().advance() > given);
         }
     }
 
@@ -130,7 +130,7 @@ mod tests {
         let file = directory.path().join("resource-version");
         let mut versions = Versions::open_at(file.clone(), 0).unwrap();
         versions.last = versions.reserved;
-        let given = versions.next();
+        let given = versions.advance();
         assert!(read(&file) >= given);
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use thaw_bench::image::guest::{self, Setting};
-use thaw_bench::image::starts::{Form, Node, PADDED, SUBJECTS, Subject, ratios};
+use thaw_bench::image::starts::{Form, Node, SUBJECTS, Subject, ratios};
 use thaw_bench::image::{BYTES, GUEST, STARTS};
 use thaw_bench::{Report, table};
 use thaw_rootfs::store::Store;

@@ -161,7 +161,7 @@ which lets whoever may reach that port use the whole API as the user socat runs 
 
 Labels have few values: `stage`, `reason` and `endpoint` the first 64 names that come, and `other`; `route` is a path's
 pattern, `none` where there is no such path; `code` is a problem's ([exit-codes.md](exit-codes.md), [api.md](api.md)).
-`pool` is `disk`, `network`, `cgroup` or `shell`, the last of all shapes of machines together.
+`pool` is `disk`, `network`, `cgroup`, `shell` (of all shapes of machines together) or `parked` (of all templates).
 
 | metric | type | labels | |
 |---|---|---|---|

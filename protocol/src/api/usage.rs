@@ -49,7 +49,7 @@ pub struct SandboxUsage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolUsage {
-    /// `disk`, `network`, `cgroup` or `shell`.
+    /// `disk`, `network`, `cgroup`, `shell` or `parked`.
     pub pool: String,
     pub ready: usize,
     /// It is filled until so many are ready.

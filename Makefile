@@ -87,6 +87,11 @@ bench-image: ## starts by an image's form, a guest's reads beside ext4, bytes sa
 	@$(MAKE) kernel build
 	@tests/bench/run image $(if $(QUICK),--quick)
 
+test-api: ## what the API's document promises, asked by Schemathesis and by a client generated from it
+	@./setup test api
+	@$(MAKE) kernel build
+	@tests/api/run
+
 test-lab: ## the lab's and the test images' tests of themselves
 	@./setup test
 	@tests/lab/test
@@ -100,4 +105,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-lab lint deny build kernel bench-boot bench-thaw bench-create bench-image bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-api test-lab lint deny build kernel bench-boot bench-thaw bench-create bench-image bench-report clean

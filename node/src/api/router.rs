@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Html;
 use axum::routing::get;
 use axum::{Extension, Router};
 use thaw_protocol::api::{Bookmark, ExecEvent, ExecInput, MAX_BODY, Problem, WatchEvent};
 use utoipa::OpenApi;
+use utoipa::openapi::RefOr;
 use utoipa::openapi::content::Content;
 use utoipa::openapi::schema::Ref;
 use utoipa_axum::router::OpenApiRouter;
@@ -80,9 +82,23 @@ fn with_problems(document: &mut utoipa::openapi::OpenApi) {
         ];
         for operation in operations.into_iter().flatten() {
             let responses = &mut operation.responses.responses;
+            for (status, response) in responses.iter_mut() {
+                // The specification asks for one.
+                if let RefOr::T(response) = response
+                    && response.description.is_empty()
+                {
+                    response.description = reason(status).into();
+                }
+            }
             responses.insert("default".into(), problem.clone().into());
         }
     }
+}
+
+/// What a status means, in HTTP's words.
+fn reason(status: &str) -> &'static str {
+    let status = status.parse::<StatusCode>().ok();
+    status.and_then(|s| s.canonical_reason()).unwrap_or("Done")
 }
 
 /// The OpenAPI document: docs/openapi.json.

@@ -43,6 +43,9 @@ const READ_ONLY: [&str; 5] = [
     "/proc/sysrq-trigger",
 ];
 
+/// Where the guest has its own names and name servers.
+const GUEST_ETC: &str = "/run/thaw/etc";
+
 /// The network is the guest's own: one sandbox, one network.
 const NAMESPACES: [&str; 5] = ["pid", "ipc", "uts", "mount", "cgroup"];
 
@@ -92,7 +95,7 @@ pub(super) fn mounts() -> Vec<oci::Mount> {
         options: options.iter().map(|o| (*o).to_owned()).collect(),
         ..Default::default()
     };
-    vec![
+    let mut all = vec![
         mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
         mount(
             "/dev",
@@ -127,5 +130,15 @@ pub(super) fn mounts() -> Vec<oci::Mount> {
             "shm",
             &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"],
         ),
-    ]
+    ];
+    // Written by the agent for whoever the guest is, again when it becomes somebody else.
+    all.extend(["hosts", "hostname", "resolv.conf"].map(|name| {
+        mount(
+            &format!("/etc/{name}"),
+            "bind",
+            &format!("{GUEST_ETC}/{name}"),
+            &["bind", "private"],
+        )
+    }));
+    all
 }

@@ -25,6 +25,7 @@ use crate::journal::{Extent, Frames, Journal};
 #[into_params(parameter_in = Query)]
 pub struct LogParameters {
     /// `1` or `true`: also what comes, until the process ends.
+    #[param(pattern = "^(0|1|true|false)$")]
     follow: Option<String>,
     /// Only so many of the last lines there are.
     tail: Option<u64>,

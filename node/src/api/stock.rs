@@ -115,7 +115,7 @@ pub async fn pull(
 
 /// An image, layer by layer.
 #[utoipa::path(get, path = "/v1/images/{image}", tag = "images",
-    params(("image" = String, Path, description = "Reference, `/` as `%2F`; digest; or the beginning of a digest")), responses(
+    params(("image" = String, Path, description = "Reference, `/` as `%2F`; digest; or the beginning of a digest", max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = ImageDetail),
     (status = 400, description = "This names no image, or more than one", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "It is not in the store", body = Problem, content_type = "application/problem+json"),
@@ -130,7 +130,7 @@ pub async fn image(
 
 /// Removes an image no sandbox uses.
 #[utoipa::path(delete, path = "/v1/images/{image}", tag = "images",
-    params(("image" = String, Path, description = "Reference, `/` as `%2F`; digest; or the beginning of a digest")), responses(
+    params(("image" = String, Path, description = "Reference, `/` as `%2F`; digest; or the beginning of a digest", max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "It is gone"),
     (status = 400, description = "This names no image, or more than one", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "It is not in the store", body = Problem, content_type = "application/problem+json"),
@@ -159,7 +159,7 @@ pub async fn templates(State(daemon): State<Arc<Daemon>>) -> Result<Json<Templat
 
 /// Removes a template. Sandboxes thawed from it go on; snapshots that are deltas over it are lost.
 #[utoipa::path(delete, path = "/v1/templates/{key}", tag = "images",
-    params(("key" = String, Path, description = "Its key, or the beginning of it")), responses(
+    params(("key" = String, Path, description = "Its key, or the beginning of it", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "It is gone"),
     (status = 404, description = "There is none, or more than one", body = Problem, content_type = "application/problem+json"),
 ))]

@@ -28,6 +28,7 @@ use crate::state::new_id;
 #[into_params(parameter_in = Query)]
 pub struct ReadParameters {
     /// Absolute, in the container, without `..`.
+    #[param(max_length = 1024, pattern = r"^/[^\x00]*$")]
     path: String,
 }
 
@@ -37,8 +38,10 @@ pub struct ReadParameters {
 #[into_params(parameter_in = Query)]
 pub struct WriteParameters {
     /// Absolute, in the container, without `..`.
+    #[param(max_length = 1024, pattern = r"^/[^\x00]*$")]
     path: String,
     /// The permission bits of a file that is new, octal [default: 0644].
+    #[param(pattern = "^[0-7]{1,4}$")]
     mode: Option<String>,
 }
 

@@ -23,6 +23,7 @@ pub enum Encoding {
 #[serde(deny_unknown_fields)]
 pub struct ExecProcess {
     /// The program and its arguments.
+    #[cfg_attr(feature = "openapi", schema(min_items = 1))]
     pub command: Vec<String>,
     /// `NAME=VALUE`, over the container's.
     #[serde(default)]

@@ -319,19 +319,23 @@ pub struct FreezeSandbox {
 pub struct ForkSandbox {
     /// How many: 1 to 32.
     #[serde(default = "one")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 32))]
     pub count: u8,
     /// How they get their memory; `uffd` is refused.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
     /// The clones'; docs/api.md has the syntax.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
     pub labels: BTreeMap<String, String>,
     /// Delete the clones after this many seconds, at least one.
     #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
     /// The private key's file to sign the snapshot between with, absolute: where only signed ones are thawed.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
 }
 

@@ -54,11 +54,14 @@ pub struct PublishedPort {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// The host's port; 0: one that is free, told in the answer.
+    #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 65535))]
     pub host: u16,
     /// The sandbox's port, at least 1.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 65535))]
     pub guest: u16,
     /// `tcp` or `udp`.
     #[serde(default = "tcp")]
+    #[cfg_attr(feature = "openapi", schema(pattern = "^(tcp|udp)$"))]
     pub protocol: String,
 }
 

@@ -91,6 +91,10 @@ pub struct LoadOrder {
 #[serde(deny_unknown_fields)]
 pub struct PullImage {
     /// As `thaw image pull` takes it, paths absolute.
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
     pub image: String,
     /// Fetch everything now, also of an image that could be read as needed.
     #[serde(default)]

@@ -45,7 +45,7 @@ async fn a_caller_that_hangs_up_anywhere_leaves_nothing_and_may_ask_again() {
     let Some(place) = Place::new(binaries, &bare(0)) else {
         return;
     };
-    place.fill_pools_to(0);
+    place.fill_pools_to(0, 0);
     let mut thawds = Vec::new();
     let first = Thawd::start(&place);
     thawds.push(first.record());

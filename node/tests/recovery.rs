@@ -46,7 +46,7 @@ impl Node {
     fn new() -> Option<Node> {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
         let place = Place::new(binaries, &lasting())?;
-        place.fill_pools_to(1);
+        place.fill_pools_to(1, 1);
         Some(Node {
             place,
             thawds: Vec::new(),

@@ -483,6 +483,8 @@ fn a_later_owner_has_the_slot_of_a_vmm() {
 #[test]
 fn a_range_the_host_uses_is_refused_and_so_is_a_host_that_does_not_forward() {
     on_a_host(|world| {
+        // A new namespace has it as the host has it.
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
         let refuse = |setup: Setup| Networks::new(setup).make(&()).unwrap_err();
         let setup = Setup {
             forwarding: false,

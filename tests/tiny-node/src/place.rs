@@ -64,14 +64,16 @@ impl Place {
         fs::write(self.path("thawd.toml"), text).unwrap();
     }
 
-    /// Makes each pool hold so many, and pools of shells for one shape and of parked machines for one template.
-    pub fn fill_pools_to(&self, high: usize) {
+    /// Makes each pool hold so many, and a pool of shells for one shape; `parked` as many machines of one template.
+    pub fn fill_pools_to(&self, high: usize, parked: usize) {
         let shapes = usize::from(high > 0);
+        let templates = usize::from(parked > 0);
         // Filled again as soon as one is gone, so that full is as many as these.
-        let marks = format!("{{ low = {high}, high = {high} }}");
+        let marks = |high: usize| format!("{{ low = {high}, high = {high} }}");
+        let (all, parked) = (marks(high), marks(parked));
         self.configure(&format!(
-            "[pools]\ndisks = {marks}\nnetworks = {marks}\ncgroups = {marks}\n[pools.shells]\nshapes = {shapes}\neach = {marks}\n\
-             [pools.parked]\ntemplates = {shapes}\neach = {marks}\n"
+            "[pools]\ndisks = {all}\nnetworks = {all}\ncgroups = {all}\n[pools.shells]\nshapes = {shapes}\neach = {all}\n\
+             [pools.parked]\ntemplates = {templates}\neach = {parked}\n"
         ));
     }
 

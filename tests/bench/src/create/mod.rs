@@ -29,7 +29,7 @@ pub struct Node {
 impl Node {
     /// Starts one whose pools hold `high` of each, and fills them.
     pub async fn start(place: Place, high: usize) -> Result<Node, String> {
-        place.fill_pools_to(high);
+        place.fill_pools_to(high, 0);
         let thawd = Thawd::start(&place);
         let client = Client::connect(&place.socket()).ok_or("thawd does not answer")?;
         let node = Node {

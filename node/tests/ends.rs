@@ -49,7 +49,8 @@ fn a_machine_that_dies_before_it_is_ready_is_made_again_once_and_never_silently(
             "echo last words; exit 1",
             "thaw-vmm closed its control connection",
         ),
-        ("kill -9 $$", "thaw-vmm closed its control connection"),
+        // The first process of a PID namespace cannot be killed from within.
+        ("exit 137", "thaw-vmm closed its control connection"),
     ] {
         let _ = std::fs::remove_file(place.path("starts"));
         let output = place

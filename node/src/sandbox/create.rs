@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
-use thaw_pools::cgroup::{Cgroup, Unavailable};
-use thaw_pools::disk::Disk;
+use thaw_pools::cgroup::{Cgroups, Unavailable};
+use thaw_pools::disk::Disks;
 use thaw_pools::failpoint::{Failpoint, reach};
-use thaw_pools::network::NetworkSlot;
+use thaw_pools::network::Networks;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm;
 use thaw_protocol::api::DISK_MIB;
@@ -28,7 +28,7 @@ use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
 use super::network;
-use super::pools::{claim, made_size};
+use super::pools::{Claimed, claim, made_size};
 use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
@@ -55,7 +55,7 @@ impl<'a> Making<'a> {
     pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Failure> {
         let files = MachineFiles::open(&node.paths)?;
         let program = vmm::find()?;
-        let resources = Resources::new(node.run.create(&record)?, node.pools.clone());
+        let resources = Resources::new(node.run.create(&record)?);
         Ok(Making {
             node,
             trace,
@@ -106,7 +106,7 @@ impl<'a> Making<'a> {
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
-        self.record.network = parts.network.as_ref().and_then(network::describe);
+        self.record.network = parts.network.as_deref().and_then(network::describe);
         self.resources.network = parts.network;
         self.resources.prefetch = parts.prefetch;
         self.resources.supply = Some(parts.supply);
@@ -195,8 +195,8 @@ impl<'a> Making<'a> {
 /// What is made beside the machine.
 pub(super) struct Parts {
     pub images: Vec<Shown>,
-    pub disk: Disk,
-    pub network: Option<NetworkSlot>,
+    pub disk: Claimed<Disks>,
+    pub network: Option<Claimed<Networks>>,
     pub prefetch: Option<Prefetch>,
     /// What fetches for it.
     pub supply: Images,
@@ -379,7 +379,7 @@ async fn image(
 }
 
 /// None where this host has none to give: the sandbox then runs in its caller's.
-pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
+pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Claimed<Cgroups>> {
     let _stage = trace.stage("cgroup");
     let unavailable = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
     match claim(&node.pools, |p| &p.cgroups, (), unavailable, trace).await {
@@ -392,7 +392,7 @@ pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Cgroup> {
 }
 
 /// One of a few sizes, with more room behind it where that is too small: the guest grows what is on it.
-async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Disk, Failure> {
+async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Claimed<Disks>, Failure> {
     let _stage = trace.stage("disk");
     let size = u64::from(mib) << 20;
     let mut disk = claim(&node.pools, |p| &p.disks, made_size(size), Failure::from, trace).await?;
@@ -401,7 +401,6 @@ async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Disk, Failure>
     Ok(disk)
 }
 
-/// Work that blocks, on a thread for it.
 /// Work that blocks, on a thread for it.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,

@@ -84,7 +84,7 @@ pub(super) async fn spawn(
         record.vmm = Some(process.record());
         directory.write(record)?;
         reach(Failpoint::CreateVmmRecorded);
-        enter_cgroup(cgroup.as_ref(), process);
+        enter_cgroup(cgroup.as_deref(), process);
         reach(Failpoint::CreateInCgroup);
         Ok(())
     });

@@ -12,10 +12,10 @@ use std::time::Duration;
 use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
-use thaw_pools::cgroup::{Cgroup, Hierarchy};
-use thaw_pools::disk::Disk;
+use thaw_pools::cgroup::{Cgroups, Hierarchy};
+use thaw_pools::disk::Disks;
 use thaw_pools::failpoint::{Failpoint, reach};
-use thaw_pools::network::{NetworkSlot, Terms as NetworkTerms};
+use thaw_pools::network::{Networks, Terms as NetworkTerms, Uplink};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
@@ -70,6 +70,7 @@ pub use freeze::{FreezeOptions, Frozen};
 pub use hot::HotPlan;
 use machine::{describe, explain, odd};
 pub use parked::ParkedPools;
+use pools::Claimed;
 pub use pools::Pools;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
@@ -254,7 +255,7 @@ struct Resources {
     pages: Option<PageServer>,
     misses: Vec<MissServer>,
     console: Option<Console>,
-    cgroup: Option<Cgroup>,
+    cgroup: Option<Claimed<Cgroups>>,
     leases: Vec<Lease>,
     /// What of its image is read ahead; stops with it.
     prefetch: Option<Prefetch>,
@@ -262,16 +263,14 @@ struct Resources {
     supply: Option<Images>,
     images: Vec<Shown>,
     /// The writable layer.
-    disk: Option<Disk>,
-    network: Option<NetworkSlot>,
+    disk: Option<Claimed<Disks>>,
+    network: Option<Claimed<Networks>>,
     directory: SandboxDirectory,
-    /// Where its parts go when it has ended.
-    pools: Arc<Pools>,
     keep: bool,
 }
 
 impl Resources {
-    fn new(directory: SandboxDirectory, pools: Arc<Pools>) -> Resources {
+    fn new(directory: SandboxDirectory) -> Resources {
         Resources {
             control: None,
             vmm: None,
@@ -286,7 +285,6 @@ impl Resources {
             disk: None,
             network: None,
             directory,
-            pools,
             keep: false,
         }
     }
@@ -303,7 +301,8 @@ impl Resources {
         };
         match recovered() {
             Ok((disk, images, origin)) => {
-                (self.disk, self.images) = (Some(disk), images);
+                self.disk = Some(Claimed::new(disk, &node.pools, |p| &p.disks));
+                self.images = images;
                 Some(origin)
             }
             Err(e) => {
@@ -323,9 +322,12 @@ impl Resources {
 impl Drop for Resources {
     fn drop(&mut self) {
         if self.keep {
-            if let Some(uplink) = self.network.as_mut().and_then(|slot| slot.uplink.as_mut()) {
-                uplink.keep();
+            if let Some(mut slot) = self.network.take() {
+                slot.uplink.iter_mut().for_each(Uplink::keep);
+                slot.keep();
             }
+            self.cgroup.take().into_iter().for_each(Claimed::keep);
+            self.disk.take().into_iter().for_each(Claimed::keep);
             return;
         }
         self.control = None;
@@ -344,16 +346,13 @@ impl Drop for Resources {
             reach(Failpoint::DeleteReaped);
         }
         self.pages = None;
-        if let Some(cgroup) = self.cgroup.take() {
-            self.pools.cgroups.release(cgroup);
+        if self.cgroup.take().is_some() {
             reach(Failpoint::DeleteCgroupReleased);
         }
-        if let Some(network) = self.network.take() {
-            self.pools.networks.release(network);
+        if self.network.take().is_some() {
             reach(Failpoint::DeleteNetworkReleased);
         }
-        if let Some(disk) = self.disk.take() {
-            self.pools.disks.release(disk);
+        if self.disk.take().is_some() {
             reach(Failpoint::DeleteDiskReleased);
         }
     }
@@ -413,9 +412,10 @@ impl Sandbox {
             .vmm
             .and_then(VmmProcess::adopt)
             .ok_or_else(|| lost("its VMM has ended"))?;
-        let mut resources = Resources::new(directory, node.pools.clone());
+        let mut resources = Resources::new(directory);
         resources.vmm = Some(vmm);
-        resources.cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
+        let cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
+        resources.cgroup = cgroup.map(|cgroup| Claimed::new(cgroup, &node.pools, |p| &p.cgroups));
         let control = ControlClient::connect(&resources.directory.control_socket())?;
         reach(Failpoint::AdoptConnected);
         let has_disk = record.root == RootServing::Erofs;

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use thaw_pools::network::policy::Policy;
-use thaw_pools::network::{NetworkSlot, Terms};
+use thaw_pools::network::{NetworkSlot, Networks, Terms};
 use thaw_protocol::api::{NetworkPolicy, PublishedPort, SandboxNetwork};
 
 use super::create::blocking;
-use super::pools;
+use super::pools::{self, Claimed};
 use super::{NetworkMode, Node, Sandbox};
 use crate::exit::{ExitCode, Failure};
 use crate::state::Record;
@@ -46,7 +46,7 @@ pub(super) async fn claim(
     mode: NetworkMode,
     terms: &Terms,
     trace: &Trace,
-) -> Result<Option<NetworkSlot>, Failure> {
+) -> Result<Option<Claimed<Networks>>, Failure> {
     let _stage = trace.stage("network");
     if mode == NetworkMode::None {
         return match terms.are_default() {
@@ -66,15 +66,8 @@ pub(super) async fn claim(
     if terms.are_default() {
         return Ok(Some(slot));
     }
-    let (pools, terms) = (node.pools.clone(), terms.clone());
-    blocking(move || match fulfil(&mut slot, terms) {
-        Ok(()) => Ok(Some(slot)),
-        Err(e) => {
-            pools.networks.release(slot);
-            Err(e)
-        }
-    })
-    .await
+    let terms = terms.clone();
+    blocking(move || fulfil(&mut slot, terms).map(|()| Some(slot))).await
 }
 
 fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Failure> {
@@ -95,7 +88,7 @@ pub(super) fn describe(slot: &NetworkSlot) -> Option<SandboxNetwork> {
 
 /// The slot of a sandbox whose owner is gone, its policy in force. None where it has none, or it cannot be had: the sandbox
 /// runs on without.
-pub(super) async fn adopt(node: &Node, record: &Record) -> Option<NetworkSlot> {
+pub(super) async fn adopt(node: &Node, record: &Record) -> Option<Claimed<Networks>> {
     let (described, vmm) = (record.network.clone()?, record.vmm?);
     let pools = node.pools.clone();
     let adopted = blocking(move || {
@@ -107,7 +100,7 @@ pub(super) async fn adopt(node: &Node, record: &Record) -> Option<NetworkSlot> {
         {
             tracing::warn!("the network policy of an adopted sandbox is what it was: {e}");
         }
-        Ok(slot)
+        Ok(Claimed::new(slot, &pools, |p| &p.networks))
     });
     match adopted.await {
         Ok(slot) => Some(slot),
@@ -124,7 +117,7 @@ pub(super) async fn adopt(node: &Node, record: &Record) -> Option<NetworkSlot> {
 impl Sandbox {
     /// Its network, where that leads outside.
     pub fn network(&self) -> Option<SandboxNetwork> {
-        self.resources.network.as_ref().and_then(describe)
+        self.resources.network.as_deref().and_then(describe)
     }
 
     /// Puts another policy in force: at once, as a whole, for the connections it has too.

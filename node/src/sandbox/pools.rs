@@ -1,5 +1,7 @@
 //! Where the parts of a sandbox come from and go to: a pool a kind, and an account of what each claim found.
 
+use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
@@ -7,7 +9,7 @@ use thaw_pools::disk::Disks;
 use thaw_pools::network::{Networks, Setup};
 use thaw_pools::plan::Plan;
 use thaw_pools::pool::Pool;
-use thaw_pools::resource::{Claim, Kind};
+use thaw_pools::resource::Kind;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::DEFAULT_DISK_MIB;
 
@@ -99,17 +101,54 @@ fn plan<W>(want: W, marks: Marks, config: &PoolsConfig) -> Plan<W> {
     }
 }
 
-/// A claim on its way from the thread that made it; goes back where nobody waits for it any more.
-struct OnItsWay<K: Kind> {
-    claim: Option<Claim<K::Resource>>,
+/// What a sandbox has of a pool. Dropped, it goes back: also on its way to a sandbox that failed meanwhile.
+pub(super) struct Claimed<K: Kind> {
+    /// None once it was kept or went back.
+    resource: Option<K::Resource>,
     pools: Arc<Pools>,
     of: fn(&Pools) -> &Pool<K>,
 }
 
-impl<K: Kind> Drop for OnItsWay<K> {
+impl<K: Kind> Claimed<K> {
+    /// One that came another way, and goes to the pool of its kind all the same.
+    pub(super) fn new(resource: K::Resource, pools: &Arc<Pools>, of: fn(&Pools) -> &Pool<K>) -> Claimed<K> {
+        Claimed {
+            resource: Some(resource),
+            pools: pools.clone(),
+            of,
+        }
+    }
+
+    /// It stays, for a later owner.
+    pub(super) fn keep(mut self) {
+        drop(self.resource.take());
+    }
+}
+
+impl<K: Kind> Deref for Claimed<K> {
+    type Target = K::Resource;
+
+    fn deref(&self) -> &K::Resource {
+        self.resource.as_ref().expect("only what ends it takes it out")
+    }
+}
+
+impl<K: Kind> DerefMut for Claimed<K> {
+    fn deref_mut(&mut self) -> &mut K::Resource {
+        self.resource.as_mut().expect("only what ends it takes it out")
+    }
+}
+
+impl<K: Kind> fmt::Debug for Claimed<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Claimed({})", K::NAME)
+    }
+}
+
+impl<K: Kind> Drop for Claimed<K> {
     fn drop(&mut self) {
-        if let Some(claim) = self.claim.take() {
-            (self.of)(&self.pools).release(claim.resource);
+        if let Some(resource) = self.resource.take() {
+            (self.of)(&self.pools).release(resource);
         }
     }
 }
@@ -121,31 +160,27 @@ pub(super) async fn claim<K: Kind>(
     want: K::Want,
     failed: fn(K::Error) -> Failure,
     trace: &Trace,
-) -> Result<K::Resource, Failure> {
+) -> Result<Claimed<K>, Failure> {
     let miss = match of(pools).ready(&want) {
         Ok(claim) => {
             trace.note(K::NAME, "was ready in its pool");
-            return Ok(claim.resource);
+            return Ok(Claimed::new(claim.resource, pools, of));
         }
         Err(miss) => miss,
     };
     let pools = pools.clone();
     let made = blocking(move || {
         let claim = of(&pools).make(&want, miss).map_err(failed)?;
-        Ok(OnItsWay {
-            claim: Some(claim),
-            pools,
-            of,
-        })
+        Ok((Claimed::new(claim.resource, &pools, of), claim.took))
     });
-    let claim = made.await?.claim.take().expect("only this takes it out");
-    let (kind, took) = (K::NAME, claim.took.as_secs_f64() * 1e3);
+    let (claimed, took) = made.await?;
+    let (kind, took) = (K::NAME, took.as_secs_f64() * 1e3);
     let text = format!(
         "no {kind} was ready ({}): one was made now, in {took:.1} ms",
         miss.reason
     );
     trace.reason(&format!("{kind}-made"), &text);
-    Ok(claim.resource)
+    Ok(claimed)
 }
 
 #[cfg(test)]
@@ -153,7 +188,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::exit::ExitCode;
-    use thaw_pools::cgroup::{Cgroup, Unavailable};
+    use thaw_pools::cgroup::Unavailable;
 
     fn place(root: &std::path::Path) -> (Paths, Hierarchy) {
         let paths = Paths {
@@ -169,7 +204,7 @@ mod tests {
         (paths, hierarchy)
     }
 
-    async fn claimed(pools: &Arc<Pools>, trace: &Trace) -> Cgroup {
+    async fn claimed(pools: &Arc<Pools>, trace: &Trace) -> Claimed<Cgroups> {
         let failed = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
         claim(pools, |p| &p.cgroups, (), failed, trace).await.unwrap()
     }

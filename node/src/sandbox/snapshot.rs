@@ -15,6 +15,7 @@ use super::create::{Making, Parts, blocking, new_record};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
 use super::network;
+use super::pools::Claimed;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{NetworkMode, Node, RootServing, Sandbox, Shown, Terms, disk};
 use crate::container::{IMAGE_DISK_SLOT, RUNNING_FILE};
@@ -203,6 +204,7 @@ async fn parts(
     let disk = async {
         let _stage = trace.stage("disk");
         let (registered, directory) = (registered.clone(), node.paths.disks());
+        let pools = node.pools.clone();
         blocking(move || {
             let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
             let (_, frozen) = frozen.ok_or_else(|| {
@@ -215,6 +217,7 @@ async fn parts(
             let copied = disk::nameless_copy(frozen, &directory).and_then(Disk::of);
             reach(Failpoint::ThawDiskCopied);
             copied
+                .map(|disk| Claimed::new(disk, &pools, |p| &p.disks))
                 .map_err(|e| Failure::system(format!("cannot copy a disk into {}", directory.display()), &e))
         })
         .await

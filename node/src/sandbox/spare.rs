@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use thaw_pools::cgroup::Cgroup;
+use thaw_pools::cgroup::{Cgroup, Cgroups};
 use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::machine::{MachineError, Place, Process, Restored, Shell, Vm};
 use thaw_pools::resource::Unfit;
@@ -18,15 +18,17 @@ use thaw_protocol::control::MachineSpec;
 use super::create::new_record;
 use super::files::open_kvm;
 use super::machine::{LOG, enter_cgroup};
+use super::pools::Claimed;
 use super::{Node, Pools, Resources};
 use crate::control_client::{CallError, ControlClient};
 use crate::exit::{ExitCode, Failure};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 
-/// A machine nobody has yet.
+/// A machine nobody has yet. Dropped, it is ended.
 pub struct Spare {
+    // In the order they must go: it is killed and reaped before what it lives in.
     vm: Vm,
-    cgroup: Option<Cgroup>,
+    cgroup: Option<Claimed<Cgroups>>,
     directory: SandboxDirectory,
 }
 
@@ -95,18 +97,14 @@ impl Spares {
         on: impl FnOnce(Shell) -> Result<Vm, MachineError>,
     ) -> Result<Spare, Failure> {
         // Without one, it lives in ours.
-        let cgroup = self.pools.cgroups.claim(&()).ok().map(|c| c.resource);
-        match self.begin(machine, cgroup.as_ref(), on) {
-            Ok((vm, directory)) => Ok(Spare {
-                vm,
-                cgroup,
-                directory,
-            }),
-            Err(e) => {
-                cgroup.into_iter().for_each(|c| self.pools.cgroups.release(c));
-                Err(e)
-            }
-        }
+        let claim = self.pools.cgroups.claim(&()).ok();
+        let cgroup = claim.map(|c| Claimed::new(c.resource, &self.pools, |p| &p.cgroups));
+        let (vm, directory) = self.begin(machine, cgroup.as_deref(), on)?;
+        Ok(Spare {
+            vm,
+            cgroup,
+            directory,
+        })
     }
 
     fn begin(
@@ -140,17 +138,6 @@ impl Spares {
         let shell = process.create(kvm.as_fd(), machine.clone()).map_err(failure)?;
         reach(Failpoint::SpareMachineMade);
         Ok((on(shell).map_err(failure)?, directory))
-    }
-
-    /// Ends one nobody took.
-    pub(super) fn end(&self, spare: Spare) {
-        // Killed and reaped, before what it lives in goes.
-        drop(spare.vm);
-        spare
-            .cgroup
-            .into_iter()
-            .for_each(|c| self.pools.cgroups.release(c));
-        drop(spare.directory);
     }
 }
 

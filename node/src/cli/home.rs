@@ -64,6 +64,14 @@ impl Pending {
     }
 }
 
+/// A failure is told when nothing of it is left, for this process ends then.
+async fn or_nothing<T>(node: &Node, made: Result<T, Failure>) -> Result<T, Failure> {
+    if made.is_err() {
+        node.pools.unclaimed().await;
+    }
+    made
+}
+
 impl Home {
     /// Makes the sandbox `thaw run` asks for.
     pub(super) async fn create(
@@ -109,7 +117,8 @@ impl Home {
             prefetch: !arguments.no_prefetch,
             terms: Terms::default(),
         };
-        let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await?;
+        let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await;
+        let sandbox = or_nothing(&node, sandbox).await?;
         let pending = recording.zip(sandbox.image().cloned());
         let file = arguments.record.clone().flatten();
         let mut home = Home::of_ours(node, sandbox, run)?;
@@ -150,7 +159,7 @@ impl Home {
             publish: request.publish,
             terms: Terms::default(),
         };
-        let sandbox = Sandbox::thaw(&node, spec, trace).await?;
+        let sandbox = or_nothing(&node, Sandbox::thaw(&node, spec, trace).await).await?;
         Home::of_ours(node, sandbox, run)
     }
 

@@ -12,6 +12,7 @@ use thaw_pools::pool::Pool;
 use thaw_pools::resource::Kind;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::DEFAULT_DISK_MIB;
+use tokio::sync::watch;
 
 use super::create::blocking;
 use crate::config::pools::{Marks, PoolsConfig};
@@ -33,6 +34,8 @@ pub struct Pools {
     pub disks: Pool<Disks>,
     pub networks: Pool<Networks>,
     pub cgroups: Pool<Cgroups>,
+    /// Each claim, and each on its way, holds a receiver.
+    claimed: watch::Sender<()>,
 }
 
 impl Pools {
@@ -42,6 +45,7 @@ impl Pools {
             disks: Pool::empty(disks(paths)),
             networks: Pool::empty(Networks::new(network)),
             cgroups: Pool::empty(Cgroups::new(hierarchy)),
+            claimed: watch::Sender::default(),
         }
     }
 
@@ -64,6 +68,7 @@ impl Pools {
                 // None can be made here, ever.
                 false => Pool::empty(cgroups),
             },
+            claimed: watch::Sender::default(),
         })
     }
 
@@ -74,6 +79,11 @@ impl Pools {
             self.networks.statistics(),
             self.cgroups.statistics(),
         ]
+    }
+
+    /// Waits until all that was claimed went back, also what nobody waits for any more.
+    pub async fn unclaimed(&self) {
+        self.claimed.closed().await;
     }
 
     /// Makes nothing ahead any more, and destroys all that is ready. Blocks until that is done.
@@ -107,6 +117,7 @@ pub(super) struct Claimed<K: Kind> {
     resource: Option<K::Resource>,
     pools: Arc<Pools>,
     of: fn(&Pools) -> &Pool<K>,
+    _claimed: watch::Receiver<()>,
 }
 
 impl<K: Kind> Claimed<K> {
@@ -114,6 +125,7 @@ impl<K: Kind> Claimed<K> {
     pub(super) fn new(resource: K::Resource, pools: &Arc<Pools>, of: fn(&Pools) -> &Pool<K>) -> Claimed<K> {
         Claimed {
             resource: Some(resource),
+            _claimed: pools.claimed.subscribe(),
             pools: pools.clone(),
             of,
         }
@@ -168,8 +180,9 @@ pub(super) async fn claim<K: Kind>(
         }
         Err(miss) => miss,
     };
-    let pools = pools.clone();
+    let (pools, claimed) = (pools.clone(), pools.claimed.subscribe());
     let made = blocking(move || {
+        let _claimed = claimed;
         let claim = of(&pools).make(&want, miss).map_err(failed)?;
         Ok((Claimed::new(claim.resource, &pools, of), claim.took))
     });
@@ -268,9 +281,8 @@ mod tests {
         })
         .await;
         drop(claim);
-        while pools.cgroups.statistics().destroyed == 0 {
-            tokio::task::yield_now().await;
-        }
+        pools.unclaimed().await;
+        assert_eq!(pools.cgroups.statistics().destroyed, 1);
         assert!(hierarchy.names().is_empty());
     }
 }

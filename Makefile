@@ -82,6 +82,10 @@ bench-create: ## creations through thawd's API, 1 to 200 at once, of a tiny gues
 	@$(MAKE) build
 	@tests/bench/run create $(if $(QUICK),--quick)
 
+bench-network: ## packets through a sandbox's network, redirected by eBPF and by nftables in turn; `QUICK=1`: a first look
+	@./setup test
+	@tests/bench/run network $(if $(QUICK),--quick)
+
 bench-image: ## starts by an image's form, a guest's reads beside ext4, bytes saved; `make bench-image QUICK=1` is a first look
 	@./setup test
 	@$(MAKE) kernel build
@@ -105,4 +109,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-api test-lab lint deny build kernel bench-boot bench-thaw bench-create bench-image bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-api test-lab lint deny build kernel bench-boot bench-thaw bench-create bench-network bench-image bench-report clean

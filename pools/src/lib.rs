@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`disk`] | writable layer: a preformatted ext4 in an unlinked file | nothing: the kernel frees it with the last descriptor |
 //! | [`network`] | a network namespace with a tap in it, joined to the host's, held by descriptors | nothing, likewise; published ports lead nowhere until the next start removes them |
+//! | [`network::pod`] | taps in a namespace that is somebody else's, and frames redirected to them | the redirection, found by its cookie by the next |
 //! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, found by their maker's name by the next start |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
@@ -18,6 +19,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod bpf;
 pub mod cgroup;
 pub mod demand;
 pub mod disk;
@@ -34,6 +36,8 @@ pub mod process;
 pub mod resource;
 mod spawn;
 pub mod statistics;
+mod survey;
+mod traffic;
 pub mod usage;
 pub mod vmm;
 
@@ -84,6 +88,9 @@ pub enum Error {
     /// A port of an address this host has not.
     #[error("{port}: this host has no such address")]
     NotOurAddress { port: String },
+    /// A pod's network is not one that can be joined.
+    #[error(transparent)]
+    Pod(#[from] network::pod::PodError),
     /// thaw-vmm was not found.
     #[error("thaw-vmm is not at {}; put it beside thaw, or name it in THAW_VMM", looked.display())]
     VmmMissing { looked: PathBuf },

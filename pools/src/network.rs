@@ -7,7 +7,8 @@
 //! The namespace has no name and the tap no owner but descriptors: when the last is closed all is gone, the pair of
 //! interfaces and the slot's address with it, so nothing can leak and a slot lives as long as its VMM. Every guest sees the
 //! same MAC, the same address and the same gateway, so a clone has nothing to change: what differs between slots is
-//! translated within their namespaces. All that takes RTNL is done when a slot is made; what a sandbox wants beyond that (a
+//! translated within their namespaces, by two programs (`fast`) where the kernel has them and the policy is the default one, by
+//! nftables otherwise. All that takes RTNL is done when a slot is made; what a sandbox wants beyond that (a
 //! policy, published ports) is one nftables transaction each, which does not.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -26,7 +27,9 @@ use host::Host;
 use tap::{Failure, Privileged, Step, Tapped};
 
 mod conntrack;
+mod fast;
 mod host;
+pub mod pod;
 pub mod policy;
 pub mod publish;
 mod range;
@@ -34,8 +37,10 @@ mod resolver;
 mod slot;
 mod tap;
 mod uplink;
+#[cfg(test)]
+mod world;
 
-pub use host::Setup;
+pub use host::{FastPathSetting, Setup};
 pub use range::{Range, RangeError};
 pub use uplink::{Terms, Uplink};
 
@@ -46,7 +51,10 @@ pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 219, 0, 2);
 /// The tap's address, the guest's gateway.
 pub const HOST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 219, 0, 1);
 /// The tap's MAC address, which a guest may know from before it was frozen.
-const GATEWAY_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x01];
+pub const GATEWAY_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x01];
+/// Those of the pair of interfaces that joins a slot to the host, the same for all: each is a link of its own.
+const UPLINK_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x03];
+const HOST_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x04];
 const PREFIX: u8 = 30;
 const MTU: u16 = 1500;
 /// Names within a slot's namespace, so they are always free; the index is beyond those the kernel gives by itself.
@@ -97,13 +105,13 @@ impl Networks {
     }
 
     fn privileged(&self, mut made: Privileged) -> Result<NetworkSlot, Error> {
-        let number = self.host.join(&mut made)?;
+        let (number, fast) = self.host.join(&mut made)?;
         let Tapped { tap, namespace } = made.tapped;
         Ok(NetworkSlot {
             tap,
             namespace,
             config: config(),
-            uplink: Some(Uplink::new(self.host.clone(), number, made.filter)),
+            uplink: Some(Uplink::new(self.host.clone(), number, made.filter, fast)),
         })
     }
 }
@@ -170,7 +178,7 @@ pub fn try_out() -> Result<(), Error> {
         what: "make a pair of interfaces (modprobe veth)",
         source,
     })?;
-    let rules = [host.rules(), slot::rules(&host, 0, &[])];
+    let rules = [host.rules(), slot::rules(&host, 0, &[], false)];
     for rules in rules {
         rules.commit(&mut made.filter).map_err(|source| Error::System {
             what: "write nftables rules (modprobe nf_tables nft_chain_nat nft_ct nft_masq nft_nat nft_fib_ipv4 nft_reject_ipv4)",
@@ -178,6 +186,14 @@ pub fn try_out() -> Result<(), Error> {
         })?;
     }
     Ok(())
+}
+
+/// Tries whether this kernel lets packets be redirected past a slot's namespace, in one nobody sees.
+///
+/// # Errors
+/// What it lacks; `EPERM` without privilege.
+pub fn try_fast_path() -> Result<(), Error> {
+    fast::try_out()
 }
 
 /// What every guest is told, but for the name servers of the moment.
@@ -194,6 +210,12 @@ fn config() -> Network {
     }
 }
 
+#[cfg(test)]
+#[path = "network/paths_test.rs"]
+mod paths_tests;
+#[cfg(test)]
+#[path = "network/rtnl_test.rs"]
+mod rtnl_tests;
 #[cfg(test)]
 #[path = "network/network_test.rs"]
 mod tests;

@@ -66,6 +66,7 @@ mod tests {
         let Setup {
             range,
             forwarding,
+            fast_path,
             nameservers: _,
         } = Setup::default();
         let mirror = Mirror {
@@ -87,6 +88,7 @@ mod tests {
             network: Setup {
                 range,
                 forwarding,
+                fast_path,
                 nameservers: vec![[192, 0, 2, 53].into()],
             },
             pools: PoolsConfig {

@@ -14,6 +14,7 @@ pub(super) fn checks(host: &Host) -> Vec<Check> {
         tap(host),
         forwarding(host),
         translation(thaw_pools::network::try_out()),
+        fast_path(thaw_pools::network::try_fast_path()),
         userfaultfd(host),
         memory(host),
     ]
@@ -146,6 +147,19 @@ fn translation(tried: Result<(), thaw_pools::Error>) -> Check {
     }
 }
 
+fn fast_path(tried: Result<(), thaw_pools::Error>) -> Check {
+    const NAME: &str = "eBPF redirection";
+    match tried {
+        Ok(()) => Check::ok(NAME, "works: packets of sandboxes without a policy go that way"),
+        Err(e) => Check::warn(
+            NAME,
+            e.to_string(),
+            "all packets of sandboxes go through nftables",
+            "run as root, on Linux 5.10 or later with CONFIG_BPF_SYSCALL, CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF, CONFIG_NF_CT_NETLINK",
+        ),
+    }
+}
+
 fn userfaultfd(host: &Host) -> Check {
     const NAME: &str = "userfaultfd";
     if OpenOptions::new()
@@ -244,6 +258,7 @@ mod tests {
             translation(Err(thaw_pools::Error::System { what, source })).state
         };
         assert_eq!(translation(Ok(())).state, State::Ok);
+        assert_eq!(fast_path(Ok(())).state, State::Ok);
         assert_eq!(tried(std::io::ErrorKind::PermissionDenied), State::Warn);
         assert_eq!(tried(std::io::ErrorKind::Unsupported), State::Missing);
     }

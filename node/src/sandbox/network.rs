@@ -72,13 +72,7 @@ pub(super) async fn claim(
 
 fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Failure> {
     let uplink = slot.uplink.as_mut().ok_or_else(nowhere)?;
-    if !terms.policy.allows_all() {
-        uplink.set_policy(terms.policy).map_err(failed)?;
-    }
-    match terms.ports.as_slice() {
-        [] => Ok(()),
-        ports => uplink.publish(ports).map_err(failed),
-    }
+    uplink.assign(terms).map_err(failed)
 }
 
 /// What is to be known of a slot.

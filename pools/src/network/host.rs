@@ -14,16 +14,20 @@ use std::{fs, io};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
+use super::fast::{self, FastPath, Wiring};
 use super::range::{Range, SLOT_LENGTH};
 use super::tap::Privileged;
-use super::{GUEST_ADDRESS, GUEST_MAC, TAP_INDEX, UPLINK_NAME, resolver, slot};
+use super::{
+    GUEST_ADDRESS, GUEST_MAC, HOST_MAC, TAP_INDEX, UPLINK_MAC, UPLINK_NAME, conntrack, resolver, slot,
+};
 use crate::Error;
 use crate::failpoint::{Failpoint, reach};
-use crate::link::{self, Route};
+use crate::link;
 use crate::netlink::Socket;
 use crate::nft::rule::{ESTABLISHED, Interface, RELATED, Rule, TCP, UDP};
 use crate::nft::{self, Field, Hook, Transaction};
 use crate::prefix::Prefix;
+use crate::survey;
 
 /// What the host's ends of slots are called, before their numbers.
 const LINKS: &str = "thaw-n";
@@ -41,6 +45,8 @@ pub struct Setup {
     pub range: Range,
     /// Turn on net.ipv4.ip_forward where it is off.
     pub forwarding: bool,
+    /// Whether packets are redirected by eBPF past the namespaces of slots.
+    pub fast_path: FastPathSetting,
     /// Name servers for guests, instead of the host's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<Ipv4Addr>,
@@ -51,9 +57,21 @@ impl Default for Setup {
         Setup {
             range: Range::default(),
             forwarding: true,
+            fast_path: FastPathSetting::default(),
             nameservers: Vec::new(),
         }
     }
+}
+
+/// When slots have a fast path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FastPathSetting {
+    /// Where the kernel has what it takes.
+    #[default]
+    Auto,
+    /// Never: nftables does it all.
+    Off,
 }
 
 /// The host, as slots need it.
@@ -63,7 +81,8 @@ pub(super) struct Host {
     pub table: String,
     /// Where the search for a free number begins.
     next: AtomicU32,
-    prepared: Mutex<bool>,
+    /// Whether slots have a fast path, once it is known.
+    prepared: Mutex<Option<bool>>,
 }
 
 impl Host {
@@ -73,7 +92,7 @@ impl Host {
         Host {
             table: setup.range.table(),
             next: AtomicU32::new(next.wrapping_mul(0x9e37_79b9)),
-            prepared: Mutex::new(false),
+            prepared: Mutex::new(None),
             setup,
         }
     }
@@ -87,9 +106,9 @@ impl Host {
         servers.into_iter().map(IpAddr::V4).collect()
     }
 
-    /// Joins a slot's namespace to the host's, with an address and rules of its own: its number.
-    pub fn join(&self, slot: &mut Privileged) -> Result<u32, Error> {
-        self.prepare()?;
+    /// Joins a slot's namespace to the host's, with an address and rules of its own: its number, and its fast path.
+    pub fn join(&self, slot: &mut Privileged) -> Result<(u32, Option<FastPath>), Error> {
+        let fast = self.prepare()?;
         let failed = |what| move |source| Error::System { what, source };
         let mut route = Socket::route().map_err(failed("open a netlink socket"))?;
         let (number, name) = self.take_number(&mut route, &slot.tapped.namespace)?;
@@ -97,19 +116,30 @@ impl Host {
         let joined = self
             .dress(&mut route, number, &name, slot)
             .map_err(failed("give a network slot its addresses"))
-            .inspect(|()| reach(Failpoint::NetworkAddressed))
-            .and_then(|()| self.forget(self.setup.range.slot(number)))
-            .and_then(|()| {
-                slot::rules(self, number, &resolver::link_local(&self.nameservers()))
+            .inspect(|_| reach(Failpoint::NetworkAddressed))
+            .and_then(|uplink| {
+                self.forget(self.setup.range.slot(number), fast)?;
+                slot::rules(self, number, &resolver::link_local(&self.nameservers()), fast)
                     .commit(&mut slot.filter)
-                    .map_err(failed("write the nftables rules of a network slot"))
+                    .map_err(failed("write the nftables rules of a network slot"))?;
+                Ok(uplink)
             });
-        if let Err(e) = joined {
-            self.leave(&name);
-            return Err(e);
-        }
+        let uplink = joined.inspect_err(|_| self.leave(&name))?;
         reach(Failpoint::NetworkRulesMade);
-        Ok(number)
+        Ok((number, fast.then(|| self.lay(slot, number, uplink)).flatten()))
+    }
+
+    /// Lays a slot's fast path. Without it the slot is as good.
+    fn lay(&self, slot: &mut Privileged, number: u32, uplink: u32) -> Option<FastPath> {
+        let wiring = Wiring {
+            slot: self.setup.range.slot(number),
+            host: self.setup.range.host(number),
+            uplink,
+            barred: slot::undecided(self),
+        };
+        let laid = FastPath::lay(&mut slot.route, &wiring);
+        laid.inspect_err(|e| tracing::warn!(slot = number, "a slot goes without its fast path: {e}"))
+            .ok()
     }
 
     /// Makes the pair of interfaces, under the first number nobody has.
@@ -135,7 +165,8 @@ impl Host {
         })
     }
 
-    fn dress(&self, route: &mut Socket, number: u32, name: &str, slot: &mut Privileged) -> io::Result<()> {
+    /// Gives both interfaces their addresses: the index of the uplink in its namespace.
+    fn dress(&self, route: &mut Socket, number: u32, name: &str, slot: &mut Privileged) -> io::Result<u32> {
         let range = self.setup.range;
         let (host, own) = (range.host(number), range.slot(number));
         // Connections from this host's loopback to a published port are translated on the way out by this interface.
@@ -145,13 +176,14 @@ impl Host {
             written => written?,
         }
         let index = rustix::net::netdevice::name_to_index(inet()?, name)?;
-        link::set_up(route, index)?;
+        link::set_up_as(route, index, HOST_MAC)?;
         let uplink = link::index(&mut slot.route, UPLINK_NAME)?;
-        link::set_up(&mut slot.route, uplink)?;
+        link::set_up_as(&mut slot.route, uplink, UPLINK_MAC)?;
         link::add_address(route, index, host, SLOT_LENGTH)?;
         link::add_address(&mut slot.route, uplink, own, SLOT_LENGTH)?;
         link::add_default_route(&mut slot.route, uplink, host)?;
-        link::add_neighbour(&mut slot.route, TAP_INDEX, GUEST_ADDRESS, GUEST_MAC)
+        link::add_neighbour(&mut slot.route, TAP_INDEX, GUEST_ADDRESS, GUEST_MAC)?;
+        Ok(uplink)
     }
 
     /// Takes a slot's interface away, and with it what the kernel has of its addresses.
@@ -170,11 +202,12 @@ impl Host {
         format!("{LINKS}{number}")
     }
 
-    /// What must be before the first slot: the range is free, the host forwards, the table is there.
-    fn prepare(&self) -> Result<(), Error> {
+    /// What must be before the first slot: the range is free, the host forwards, the table is there. Whether slots have a
+    /// fast path.
+    fn prepare(&self) -> Result<bool, Error> {
         let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        if *prepared {
-            return Ok(());
+        if let Some(fast) = *prepared {
+            return Ok(fast);
         }
         let failed = |what| move |source| Error::System { what, source };
         self.check_range()?;
@@ -184,8 +217,16 @@ impl Host {
             "write the host's nftables rules (load nf_tables, nft_chain_nat, nft_masq, nft_fib_ipv4)",
         ))?;
         self.sweep()?;
-        *prepared = true;
-        Ok(())
+        let fast = self.setup.fast_path == FastPathSetting::Auto && {
+            let tried = fast::try_out();
+            match &tried {
+                Ok(()) => tracing::info!("packets of sandboxes are redirected by eBPF"),
+                Err(e) => tracing::info!("packets of sandboxes go through nftables: {e}"),
+            }
+            tried.is_ok()
+        };
+        *prepared = Some(fast);
+        Ok(fast)
     }
 
     /// Refuses a range the host has other routes into.
@@ -196,11 +237,17 @@ impl Host {
         };
         let mut route = Socket::route().map_err(failed)?;
         let inet = inet().map_err(failed)?;
-        for Route { to, by } in link::routes(&mut route).map_err(failed)? {
-            if !to.overlaps(self.setup.range.prefix()) {
+        for found in survey::routes(&mut route).map_err(failed)? {
+            let Some((IpAddr::V4(to), length)) = found.to else {
                 continue;
-            }
-            let by = by.and_then(|index| rustix::net::netdevice::index_to_name(&inet, index).ok());
+            };
+            let to = Prefix::around(to, length);
+            let Some(to) = to.filter(|to| to.overlaps(self.setup.range.prefix())) else {
+                continue;
+            };
+            let by = found
+                .by
+                .and_then(|index| rustix::net::netdevice::index_to_name(&inet, index).ok());
             let by = by.unwrap_or_else(|| "an interface that is gone".into());
             if !by.starts_with(LINKS) {
                 return Err(Error::RangeTaken {
@@ -283,9 +330,19 @@ impl Host {
         t
     }
 
-    /// Removes published ports that lead to a slot's address: an earlier owner of its number left them.
-    fn forget(&self, slot: Ipv4Addr) -> Result<(), Error> {
-        self.remove_published(|target| target == slot)
+    /// Removes published ports that lead to a slot's address, and connections of it: an earlier owner of its number left
+    /// them. A slot without a fast path lets nothing of the latter through.
+    fn forget(&self, slot: Ipv4Addr, fast: bool) -> Result<(), Error> {
+        self.remove_published(|target| target == slot)?;
+        let ended = Socket::netfilter()
+            .and_then(|mut socket| conntrack::end(&mut socket, |connection| connection.concerns(slot)));
+        match ended {
+            Err(source) if fast => Err(Error::System {
+                what: "end connections an earlier sandbox had (load nf_conntrack_netlink)",
+                source,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Removes published ports that lead to slots that are not there any more.
@@ -295,11 +352,11 @@ impl Host {
             source,
         };
         let mut route = Socket::route().map_err(failed)?;
-        let here = link::addresses(&mut route).map_err(failed)?;
+        let here = survey::addresses(&mut route).map_err(failed)?;
         let range = self.setup.range;
         self.remove_published(|target| {
             let host = range.number(target).map(|number| range.host(number));
-            host.is_none_or(|host| !here.contains(&host))
+            host.is_none_or(|host| !here.iter().any(|here| here.ip == IpAddr::V4(host)))
         })
     }
 

@@ -1,196 +1,17 @@
-//! Slots on a host that is a network namespace of its own, with another beside it for the world outside: nothing of the real
-//! host is changed, and nothing is left when a test's thread ends.
+//! Slots as guests, servers outside and the host itself see them.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::{TcpStream, UdpSocket};
 use std::time::Duration;
 
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
-use thaw_protocol::api::{NetworkPolicy, PublishedPort};
+use thaw_protocol::api::PublishedPort;
 
-use super::policy::{Policy, parse_into};
 use super::publish::Port;
-use super::tap::{enter, make_tap, on_a_thread};
+use super::world::*;
 use super::*;
 use crate::netlink::Socket;
 use crate::nft;
-
-/// The host's address outside, and that of a server there.
-const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
-/// Nothing here takes that long but a packet that is lost.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A host, of which the calling thread is in.
-struct World {
-    outside: OwnedFd,
-    networks: Networks,
-}
-
-/// Runs a test on a host of its own, where this one allows it.
-fn on_a_host(test: impl FnOnce(&mut World) + Send) {
-    std::thread::scope(|scope| {
-        let ran = scope.spawn(|| match enter(UnshareFlags::NEWNET) {
-            Ok(_) => test(&mut World::new()),
-            Err(e) => eprintln!("skipped: this host cannot {}: {}", e.step.name(), e.error),
-        });
-        if let Err(panic) = ran.join() {
-            std::panic::resume_unwind(panic);
-        }
-    });
-}
-
-impl World {
-    fn new() -> World {
-        let mut outside = tap::in_thread().unwrap();
-        let mut route = Socket::route().unwrap();
-        let namespace = outside.tapped.namespace.as_fd();
-        link::make_pair(&mut route, "wan", "lan", namespace).unwrap();
-        let wan = link::index(&mut route, "wan").unwrap();
-        link::add_address(&mut route, wan, HOST, 24).unwrap();
-        let lan = link::index(&mut outside.route, "lan").unwrap();
-        link::set_up(&mut outside.route, lan).unwrap();
-        link::add_address(&mut outside.route, lan, OUTSIDE, 24).unwrap();
-        for name in ["lo", "wan"] {
-            let index = link::index(&mut route, name).unwrap();
-            link::set_up(&mut route, index).unwrap();
-        }
-        World {
-            outside: outside.tapped.namespace,
-            networks: Networks::new(Setup {
-                nameservers: vec![OUTSIDE],
-                ..Setup::default()
-            }),
-        }
-    }
-
-    fn slot(&self) -> NetworkSlot {
-        self.networks.make(&()).unwrap()
-    }
-
-    /// A server outside; whom it saw.
-    fn outside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        within(&self.outside, work)
-    }
-
-    fn published(&self) -> usize {
-        let mut socket = Socket::netfilter().unwrap();
-        let mut count = |map| {
-            nft::elements(&mut socket, &self.networks.host.table, map)
-                .unwrap()
-                .len()
-        };
-        count(host::AT) + count(host::ANYWHERE)
-    }
-}
-
-fn within<T: Send>(namespace: &OwnedFd, work: impl FnOnce() -> T + Send) -> T {
-    on_a_thread(|| {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        Ok(work())
-    })
-    .unwrap()
-}
-
-/// A namespace that stands for the guest behind a slot's tap: as a guest is told, and frames are carried between both.
-struct Guest {
-    namespace: OwnedFd,
-    stop: std::sync::Arc<AtomicBool>,
-    wire: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Guest {
-    fn of(slot: &NetworkSlot) -> Guest {
-        let (tap, namespace) = on_a_thread(|| {
-            let namespace = enter(UnshareFlags::NEWNET)?;
-            let tap = make_tap(GUEST_ADDRESS, GUEST_MAC)?;
-            let mut route = Socket::route().unwrap();
-            link::add_default_route(&mut route, TAP_INDEX, HOST_ADDRESS).unwrap();
-            Ok((tap, namespace))
-        })
-        .unwrap();
-        let stop = std::sync::Arc::new(AtomicBool::new(false));
-        let (theirs, stopped) = (slot.tap.try_clone().unwrap(), stop.clone());
-        Guest {
-            namespace,
-            stop,
-            wire: Some(std::thread::spawn(move || carry(&tap, &theirs, &stopped))),
-        }
-    }
-
-    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        within(&self.namespace, work)
-    }
-
-    fn connect(&self, to: impl Into<SocketAddr>) -> std::io::Result<TcpStream> {
-        let to = to.into();
-        self.run(move || connect(to))
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(wire) = self.wire.take() {
-            wire.join().unwrap();
-        }
-    }
-}
-
-fn carry(a: &OwnedFd, b: &OwnedFd, stop: &AtomicBool) {
-    let mut frame = vec![0; 80 << 10];
-    let tick = Timespec {
-        tv_sec: 0,
-        tv_nsec: 20_000_000,
-    };
-    while !stop.load(Ordering::Relaxed) {
-        let mut both = [PollFd::new(a, PollFlags::IN), PollFd::new(b, PollFlags::IN)];
-        poll(&mut both, Some(&tick)).unwrap();
-        for (from, to) in [(a, b), (b, a)] {
-            while let Ok(length) = rustix::io::read(from, &mut frame) {
-                // A tap whose namespace is gone takes nothing.
-                let _ = rustix::io::write(to, &frame[..length]);
-            }
-        }
-    }
-}
-
-fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    Ok(stream)
-}
-
-fn listen(address: Ipv4Addr, port: u16) -> TcpListener {
-    TcpListener::bind((address, port)).unwrap()
-}
-
-/// Sends a word there and back: whom the server sees.
-fn talk(mut client: TcpStream, server: &TcpListener) -> SocketAddr {
-    let (mut served, peer) = server.accept().unwrap();
-    client.write_all(b"ping").unwrap();
-    let mut said = [0; 4];
-    served.read_exact(&mut said).unwrap();
-    served.write_all(b"pong").unwrap();
-    client.read_exact(&mut said).unwrap();
-    assert_eq!(&said, b"pong");
-    peer
-}
-
-/// What is denied says so, rather than nothing.
-fn refused(connected: std::io::Result<TcpStream>) {
-    assert_eq!(connected.unwrap_err().kind(), ErrorKind::ConnectionRefused);
-}
-
-fn policy(texts: &[&str]) -> Policy {
-    let mut policy = NetworkPolicy::default();
-    texts
-        .iter()
-        .for_each(|text| parse_into(&mut policy, text).unwrap());
-    Policy::new(policy).unwrap()
-}
 
 fn port(text: &str) -> Port {
     text.parse().unwrap()
@@ -270,7 +91,7 @@ fn name_servers_on_the_host_itself_are_reached_by_their_port_alone() {
     on_a_host(|world| {
         world.networks = Networks::new(Setup {
             nameservers: vec![HOST],
-            ..Setup::default()
+            ..world.setup.clone()
         });
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -488,7 +309,7 @@ fn a_range_the_host_uses_is_refused_and_so_is_a_host_that_does_not_forward() {
         let refuse = |setup: Setup| Networks::new(setup).make(&()).unwrap_err();
         let setup = Setup {
             forwarding: false,
-            ..Setup::default()
+            ..world.setup.clone()
         };
         let error = refuse(setup);
         assert!(matches!(error, Error::ForwardingOff), "{error}");
@@ -500,7 +321,7 @@ fn a_range_the_host_uses_is_refused_and_so_is_a_host_that_does_not_forward() {
         assert!(text.contains("100.64.7.0/24 by wan"), "{text}");
         let setup = Setup {
             range: "198.18.0.0/30".parse().unwrap(),
-            ..Setup::default()
+            ..world.setup.clone()
         };
         world.networks = Networks::new(setup);
         let slot = world.slot();

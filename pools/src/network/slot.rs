@@ -33,13 +33,19 @@ fn barred() -> impl Iterator<Item = Prefix> {
         .filter_map(|(first, length)| Prefix::around(*first, *length))
 }
 
+/// Where a slot's packets are decided by what came before them, or not let through.
+pub(super) fn undecided(host: &Host) -> Vec<Prefix> {
+    barred().chain([host.setup.range.prefix()]).collect()
+}
+
 /// Whether no policy lets a guest connect there.
 pub(super) fn is_barred(host: &Host, to: Ipv4Addr) -> bool {
-    host.setup.range.prefix().contains(to) || barred().any(|prefix| prefix.contains(to))
+    undecided(host).iter().any(|prefix| prefix.contains(to))
 }
 
 /// All of a slot's rules, with the policy of one nobody said anything of. `link_local`: name servers at such addresses.
-pub(super) fn rules(host: &Host, number: u32, link_local: &[Ipv4Addr]) -> Transaction<'static> {
+/// `fast`: it is to have a fast path, so of connections that there are the namespace may see the middle alone.
+pub(super) fn rules(host: &Host, number: u32, link_local: &[Ipv4Addr], fast: bool) -> Transaction<'static> {
     let own = host.setup.range.slot(number);
     let (guest, uplink) = (Interface::Named(TAP_NAME), Interface::Named(UPLINK_NAME));
     let mut t = Transaction::new(TABLE);
@@ -62,7 +68,7 @@ pub(super) fn rules(host: &Host, number: u32, link_local: &[Ipv4Addr]) -> Transa
             t.rule("barred", asked.port(&(DNS..=DNS)).goto(EGRESS));
         }
     }
-    for prefix in barred().chain([host.setup.range.prefix()]) {
+    for prefix in undecided(host) {
         t.rule("barred", Rule::new().to(prefix).goto(DENIED));
     }
     t.rule("barred", Rule::new().goto(EGRESS));
@@ -73,11 +79,13 @@ pub(super) fn rules(host: &Host, number: u32, link_local: &[Ipv4Addr]) -> Transa
     t.rule("input", Rule::new().arriving(guest).protocol(ICMP).accept());
     t.hooked("forward", Hook::Forward, false);
     let inward = || Rule::new().arriving(uplink).leaving(guest);
-    // Of a connection an earlier slot of this number had.
-    t.rule(
-        "forward",
-        inward().state(NEW).protocol(TCP).begins_nothing().drop(),
-    );
+    if !fast {
+        // Of a connection an earlier slot of this number had.
+        t.rule(
+            "forward",
+            inward().state(NEW).protocol(TCP).begins_nothing().drop(),
+        );
+    }
     t.rule("forward", inward().accept());
     let outward = || Rule::new().arriving(guest).leaving(uplink);
     t.rule("forward", outward().not_from(Prefix::host(GUEST_ADDRESS)).drop());

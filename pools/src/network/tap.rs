@@ -65,10 +65,11 @@ pub(super) enum Step {
     Child,
     Settings,
     Sockets,
+    EnterNamespace,
 }
 
 impl Step {
-    const ALL: [Step; 8] = [
+    const ALL: [Step; 9] = [
         Step::Unshare,
         Step::OpenNamespace,
         Step::OpenTun,
@@ -77,6 +78,7 @@ impl Step {
         Step::Child,
         Step::Settings,
         Step::Sockets,
+        Step::EnterNamespace,
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -89,6 +91,7 @@ impl Step {
             Step::Child => "run the network helper",
             Step::Settings => "set up forwarding in a network namespace (is /proc/sys writable?)",
             Step::Sockets => "open netlink sockets (load nfnetlink)",
+            Step::EnterNamespace => "enter a network namespace (is it one?)",
         }
     }
 }
@@ -118,18 +121,25 @@ fn at(step: Step) -> impl FnOnce(rustix::io::Errno) -> Failure {
 }
 
 /// Runs `work` on a thread for it: a namespace belongs to a thread, and this one ends.
-pub(super) fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+pub(super) fn on_a_thread<T, E>(work: impl FnOnce() -> Result<T, E> + Send) -> Result<T, E>
+where
+    T: Send,
+    E: Send + From<Failure>,
+{
     std::thread::scope(|scope| {
         std::thread::Builder::new()
             .name("network".into())
             .spawn_scoped(scope, work)
             .map_err(|e| at(Step::Child)(errno(&e)))?
             .join()
-            .unwrap_or(Err(Failure {
-                step: Step::Child,
-                error: rustix::io::Errno::IO,
-            }))
+            .unwrap_or_else(|_| Err(at(Step::Child)(rustix::io::Errno::IO).into()))
     })
+}
+
+/// Enters a namespace there is already.
+pub(super) fn move_into(namespace: BorrowedFd<'_>) -> Result<(), Failure> {
+    let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+    rustix::thread::move_into_link_name_space(namespace, kind).map_err(at(Step::EnterNamespace))
 }
 
 /// A namespace that forwards.
@@ -155,8 +165,8 @@ pub(super) fn in_thread() -> Result<Privileged, Failure> {
     })
 }
 
-/// The namespace of a tap that somebody else made, and a netfilter socket in it.
-pub(super) fn namespace_of(tap: &OwnedFd) -> Result<(OwnedFd, Socket), Failure> {
+/// The namespace of a tap that somebody else made, and a route and a netfilter socket in it.
+pub(super) fn namespace_of(tap: &OwnedFd) -> Result<(OwnedFd, Socket, Socket), Failure> {
     // SAFETY: SIOCGSKNS takes no argument.
     let fd = unsafe { libc::ioctl(tap.as_raw_fd(), SIOCGSKNS as _) };
     if fd == -1 {
@@ -164,13 +174,12 @@ pub(super) fn namespace_of(tap: &OwnedFd) -> Result<(OwnedFd, Socket), Failure> 
     }
     // SAFETY: the kernel has made this descriptor for us, and nobody else knows of it.
     let namespace = unsafe { OwnedFd::from_raw_fd(fd) };
-    let filter = on_a_thread(|| {
-        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-        rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)
-            .map_err(at(Step::OpenNamespace))?;
-        Socket::netfilter().map_err(|e| at(Step::Sockets)(errno(&e)))
+    let sockets = || Ok((Socket::route()?, Socket::netfilter()?));
+    let (route, filter) = on_a_thread(|| {
+        move_into(namespace.as_fd())?;
+        sockets().map_err(|e: io::Error| at(Step::Sockets)(errno(&e)))
     })?;
-    Ok((namespace, filter))
+    Ok((namespace, route, filter))
 }
 
 /// Without privilege: a user namespace first, which only a process of one thread may enter.
@@ -285,15 +294,24 @@ pub(super) fn enter(flags: UnshareFlags) -> Result<OwnedFd, Failure> {
 
 /// Makes the tap in the thread's namespace, with an address of its own.
 pub(super) fn make_tap(address: Ipv4Addr, mac: [u8; 6]) -> Result<OwnedFd, Failure> {
+    let tap = open_tap(TAP_NAME, Some(TAP_INDEX))?;
+    reach(Failpoint::NetworkTapMade);
+    configure(address, mac).map_err(at(Step::Configure))?;
+    Ok(tap)
+}
+
+/// Makes a tap as a VMM wants it: down, of no address. `index`: one of those the kernel does not give by itself.
+pub(super) fn open_tap(name: &str, index: Option<libc::c_uint>) -> Result<OwnedFd, Failure> {
     let tap = rustix::fs::open(
         c"/dev/net/tun",
         OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK,
         Mode::empty(),
     )
     .map_err(at(Step::OpenTun))?;
-    let mut index = TAP_INDEX;
-    ioctl(&tap, TUNSETIFINDEX, &mut index).map_err(at(Step::MakeTap))?;
-    let mut request = interface(TAP_NAME);
+    if let Some(mut index) = index {
+        ioctl(&tap, TUNSETIFINDEX, &mut index).map_err(at(Step::MakeTap))?;
+    }
+    let mut request = interface(name);
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
     ioctl(&tap, libc::TUNSETIFF as _, &mut request).map_err(at(Step::MakeTap))?;
     let mut header = VNET_HEADER;
@@ -309,8 +327,6 @@ pub(super) fn make_tap(address: Ipv4Addr, mac: [u8; 6]) -> Result<OwnedFd, Failu
     if set == -1 {
         return Err(at(Step::MakeTap)(errno(&io::Error::last_os_error())));
     }
-    reach(Failpoint::NetworkTapMade);
-    configure(address, mac).map_err(at(Step::Configure))?;
     Ok(tap)
 }
 
@@ -395,7 +411,7 @@ mod tests {
         // What the kernel sends by itself need not come; a datagram for a neighbour nobody knows makes an ARP request.
         let sender = namespace.try_clone().unwrap();
         std::thread::spawn(move || {
-            if rustix::thread::move_into_link_name_space(sender.as_fd(), None).is_ok() {
+            if move_into(sender.as_fd()).is_ok() {
                 let socket = std::net::UdpSocket::bind((HOST_ADDRESS, 0)).unwrap();
                 socket
                     .send_to(b"hello", (super::super::GUEST_ADDRESS, 9))

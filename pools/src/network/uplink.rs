@@ -7,15 +7,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use thaw_protocol::api::{Egress, NetworkPolicy, PublishedPort, SandboxNetwork};
 
+use super::conntrack::Connection;
+use super::fast::FastPath;
 use super::host::Host;
 use super::policy::Policy;
 use super::publish::{Port, Publication};
 use super::tap::{self, Tapped};
-use super::{conntrack, slot};
+use super::{GUEST_ADDRESS, conntrack, slot};
 use crate::Error;
 use crate::failpoint::{Failpoint, reach};
 use crate::netlink::Socket;
 use crate::process::ProcessRecord;
+
+const PUT: &str = "put a network policy in force";
+const LEAVE: &str = "have a slot leave its fast path";
+const HAND_OVER: &str = "hand a slot's connections over to its namespace (load nf_conntrack_netlink)";
+
+fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |source| Error::System { what, source }
+}
 
 /// A slot's way outside. Dropped without [`Uplink::leave`], its interfaces go with its namespace.
 #[derive(Debug)]
@@ -31,10 +41,12 @@ struct InForce {
     policy: Policy,
     /// Of the slot's namespace.
     filter: Socket,
+    /// None where nftables decides every packet. With one, the policy is that of a slot nobody said anything of.
+    fast: Option<FastPath>,
 }
 
 impl Uplink {
-    pub(super) fn new(host: Arc<Host>, number: u32, filter: Socket) -> Uplink {
+    pub(super) fn new(host: Arc<Host>, number: u32, filter: Socket, fast: Option<FastPath>) -> Uplink {
         Uplink {
             host,
             number,
@@ -42,6 +54,7 @@ impl Uplink {
             policy: Mutex::new(InForce {
                 policy: Policy::default(),
                 filter,
+                fast,
             }),
         }
     }
@@ -70,21 +83,67 @@ impl Uplink {
         self.policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether its packets are redirected past its namespace.
+    pub fn is_fast(&self) -> bool {
+        self.in_force().fast.is_some()
+    }
+
+    /// Has a slot that no guest has had yet be as a sandbox wants it. Blocks, for a transaction of nftables each; takes no
+    /// RTNL.
+    pub fn assign(&mut self, terms: Terms) -> Result<(), Error> {
+        let Terms { policy, ports } = terms;
+        if !policy.allows_all() {
+            let in_force = self.policy.get_mut().unwrap_or_else(PoisonError::into_inner);
+            // Nobody has sent anything: there is nothing to wait for, to hand over or to end.
+            if let Some(mut fast) = in_force.fast.take() {
+                fast.turn_off().map_err(failed(LEAVE))?;
+            }
+            slot::change(&policy)
+                .commit(&mut in_force.filter)
+                .map_err(failed(PUT))?;
+            in_force.policy = policy;
+        }
+        match ports.as_slice() {
+            [] => Ok(()),
+            ports => self.publish(ports),
+        }
+    }
+
     /// Puts another policy in force, at once and as a whole, and ends the connections it does not allow. Blocks, for a
-    /// transaction of nftables.
+    /// transaction of nftables; and for a slot that leaves its fast path, for the packets that are on it.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
-        let failed = |what| move |source| Error::System { what, source };
+        let own = self.address();
         let mut in_force = self.in_force();
-        slot::change(&policy)
-            .commit(&mut in_force.filter)
-            .map_err(failed("put a network policy in force"))?;
-        in_force.policy = policy;
-        let InForce { policy, filter } = &mut *in_force;
-        let denied = |to, protocol, port| {
-            slot::is_barred(&self.host, to) || policy.decides(to, protocol, port) == Egress::Deny
+        let in_force = &mut *in_force;
+        if in_force.fast.is_some() && policy.allows_all() {
+            in_force.policy = policy;
+            return Ok(());
+        }
+        let mut host = Socket::netfilter().map_err(failed("open a netfilter socket"))?;
+        let denied = |began: Ipv4Addr, connection: &Connection| {
+            let to = &connection.original;
+            to.source == began
+                && (slot::is_barred(&self.host, to.destination)
+                    || policy.decides(to.destination, to.protocol, to.port) == Egress::Deny)
         };
-        let ended =
-            conntrack::end(filter, denied).map_err(failed("end connections (load nf_conntrack_netlink)"))?;
+        let allowed = |connection: &Connection| !denied(own, connection);
+        let filter = &mut in_force.filter;
+        if in_force.fast.is_some() {
+            // Before the namespace decides, it knows who began what; connections that began meanwhile follow.
+            conntrack::hand_over(&mut host, filter, own, allowed).map_err(failed(HAND_OVER))?;
+        }
+        slot::change(&policy).commit(filter).map_err(failed(PUT))?;
+        if let Some(fast) = &mut in_force.fast {
+            fast.leave().map_err(failed(LEAVE))?;
+            in_force.fast = None;
+            tracing::info!(slot = self.number, "left its fast path for its policy");
+            conntrack::hand_over(&mut host, filter, own, allowed).map_err(failed(HAND_OVER))?;
+        }
+        // The host's first: what it does not know any more brings nothing back to the slot.
+        let ended = conntrack::end(&mut host, |connection| denied(own, connection))
+            .and_then(|_| conntrack::end(filter, |connection| denied(GUEST_ADDRESS, connection)));
+        in_force.policy = policy;
+        let ended = ended.map_err(failed("end connections (load nf_conntrack_netlink)"))?;
         if ended > 0 {
             tracing::info!(
                 slot = self.number,
@@ -136,12 +195,13 @@ impl Uplink {
             what: "have the tap of a VMM",
             source,
         })?;
-        let (namespace, filter) = tap::namespace_of(&tap)?;
+        let (namespace, route, filter) = tap::namespace_of(&tap)?;
+        let fast = FastPath::found(route).map_err(failed("look for the fast path of a slot"))?;
         let ports = described.published.iter();
         let ports = ports.filter_map(|port| Port::try_from(port).ok());
         let uplink = Uplink {
             published: ports.map(|port| Publication::kept(host, port)).collect(),
-            policy: Mutex::new(InForce { policy, filter }),
+            policy: Mutex::new(InForce { policy, filter, fast }),
             host: host.clone(),
             number,
         };

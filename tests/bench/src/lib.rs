@@ -9,6 +9,7 @@ pub mod clock;
 pub mod create;
 pub mod image;
 pub mod machine;
+pub mod network;
 pub mod report;
 pub mod svg;
 pub mod table;

@@ -1,0 +1,327 @@
+//! The two programs of a slot: what the guest sends, and what is sent to it.
+//!
+//! They do for a packet what the slot's namespace would: the guest's address becomes the slot's on the way out and the
+//! slot's the guest's on the way in, one hop is counted, and the frame is for the next interface. Address and address
+//! belong together whatever the connection, so there is nothing to remember.
+//!
+//! Invariant: a packet is redirected only where the namespace's rules ([`super::super::slot`]) would let it through whatever
+//! came before it; every other is handed on to them untouched: what is no IPv4, has options, is a fragment, has nowhere to
+//! hop, is from another address than it may be, to or from where it depends on a connection, of another protocol than TCP,
+//! UDP and ICMP.
+
+use std::net::Ipv4Addr;
+
+use super::super::{
+    GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, HOST_ADDRESS, HOST_MAC, PREFIX, TAP_INDEX, UPLINK_MAC,
+};
+use crate::bpf::Switch;
+use crate::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
+use crate::prefix::Prefix;
+use Register::{R0, R1, R2, R3, R4, R5, R6, R7, R8, R9};
+
+/// What of a slot is written into its programs.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Wiring {
+    pub slot: Ipv4Addr,
+    /// The host's end.
+    pub host: Ipv4Addr,
+    /// The index of the uplink in its namespace.
+    pub uplink: u32,
+    /// Where connections decide, or nothing is let through.
+    pub barred: Vec<Prefix>,
+}
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Out,
+    In,
+}
+
+// `struct __sk_buff`.
+const PROTOCOL: i16 = 16;
+const VLAN_PRESENT: i16 = 20;
+const DATA: i16 = 76;
+const DATA_END: i16 = 80;
+// Offsets in a frame.
+const IP: i16 = 14;
+const VERSION: i16 = IP;
+const FRAGMENT: i16 = IP + 6;
+const TTL: i16 = IP + 8;
+const IP_PROTOCOL: i16 = IP + 9;
+const IP_CHECKSUM: i16 = 10;
+const SOURCE: i16 = 12;
+const DESTINATION: i16 = 16;
+const TRANSPORT: i16 = IP + 20;
+const TCP_FLAGS: i16 = TRANSPORT + 13;
+const TCP_CHECKSUM: i16 = TRANSPORT + 16;
+const UDP_CHECKSUM: i16 = TRANSPORT + 6;
+/// The header an ICMP error is about.
+const INNER: i16 = TRANSPORT + 8;
+/// Bytes there must be: up to the end of the shortest transport header, of TCP's, of an inner header.
+const SHORTEST: i32 = TRANSPORT as i32 + 8;
+const WITH_TCP: i32 = TRANSPORT as i32 + 20;
+const WITH_INNER: i32 = INNER as i32 + 20;
+
+const IPV4: u32 = (libc::ETH_P_IP as u16).to_be() as u32;
+/// Version 4, a header of five words: no options.
+const PLAIN: u32 = 0x45;
+/// More fragments, or not the first.
+const IS_FRAGMENT: u32 = 0x3fffu16.to_be() as u32;
+const ICMP: u32 = 1;
+const TCP: u32 = 6;
+const UDP: u32 = 17;
+const SYN: u32 = 0x02;
+const SYN_OR_ACK: i32 = 0x12;
+const ECHOES: [u32; 2] = [0, 8];
+/// Unreachable, time exceeded, parameter problem.
+const ERRORS: [u32; 3] = [3, 11, 12];
+/// `BPF_F_PSEUDO_HDR`, of four bytes; with `BPF_F_MARK_MANGLED_0`: 0 is no checksum.
+const TCP_SUM: u32 = 0x14;
+const UDP_SUM: u32 = 0x34;
+/// `TC_ACT_OK`, to go on as without us; `TC_ACT_SHOT`.
+const PASS: u32 = 0;
+const DROP: u32 = 2;
+
+/// For what arrives at the tap.
+pub(super) fn outward(wiring: &Wiring, switch: &Switch) -> Vec<u64> {
+    write(wiring, switch, Way::Out)
+}
+
+/// For what arrives at the uplink.
+pub(super) fn inward(wiring: &Wiring, switch: &Switch) -> Vec<u64> {
+    write(wiring, switch, Way::In)
+}
+
+fn raw(address: Ipv4Addr) -> u32 {
+    u32::from_ne_bytes(address.octets())
+}
+
+fn halves(address: Ipv4Addr) -> [u32; 2] {
+    let [a, b, c, d] = address.octets();
+    [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])].map(u32::from)
+}
+
+/// What a header's checksum is to be added, before it is complemented, where one address becomes another (RFC 1624, 3).
+fn difference(old: Ipv4Addr, new: Ipv4Addr) -> u32 {
+    let old: u32 = halves(old).iter().map(|half| 0xffff - half).sum();
+    old + halves(new).iter().sum::<u32>()
+}
+
+/// The same of one hop less.
+const HOP: u32 = 0xffff - u16::from_ne_bytes([1, 0]) as u32;
+
+fn write(wiring: &Wiring, switch: &Switch, way: Way) -> Vec<u64> {
+    let mut a = Assembler::default();
+    let (old, new) = match way {
+        Way::Out => (GUEST_ADDRESS, wiring.slot),
+        Way::In => (wiring.slot, GUEST_ADDRESS),
+    };
+    // Which address is translated, which is the other's, and which of an inner header is translated.
+    let (own, other) = match way {
+        Way::Out => (IP + SOURCE, IP + DESTINATION),
+        Way::In => (IP + DESTINATION, IP + SOURCE),
+    };
+    let inner = match way {
+        Way::Out => INNER + DESTINATION,
+        Way::In => INNER + SOURCE,
+    };
+    let arriving = match way {
+        Way::Out => GATEWAY_MAC,
+        Way::In => UPLINK_MAC,
+    };
+
+    a.copy(R6, R1);
+    a.load_switch(R1, switch);
+    a.jump_when(R1, When::Equal, 0, "pass");
+    a.load(Size::Four, R1, R6, PROTOCOL);
+    a.jump_when(R1, When::NotEqual, IPV4, "pass");
+    a.load(Size::Four, R1, R6, VLAN_PRESENT);
+    a.jump_when(R1, When::NotEqual, 0, "pass");
+    bounds(&mut a, SHORTEST, "pass");
+    let [b0, b1, b2, b3, b4, b5] = arriving;
+    a.load(Size::Four, R1, R7, 0);
+    a.jump_when(R1, When::NotEqual, u32::from_ne_bytes([b0, b1, b2, b3]), "pass");
+    a.load(Size::Two, R1, R7, 4);
+    a.jump_when(R1, When::NotEqual, u16::from_ne_bytes([b4, b5]).into(), "pass");
+    a.load(Size::One, R1, R7, VERSION);
+    a.jump_when(R1, When::NotEqual, PLAIN, "pass");
+    a.load(Size::Two, R1, R7, FRAGMENT);
+    a.jump_when(R1, When::Any, IS_FRAGMENT, "pass");
+    a.load(Size::One, R1, R7, TTL);
+    a.jump_when(R1, When::AtMost, 1, "pass");
+    a.load(Size::Four, R1, R7, own);
+    a.jump_when(R1, When::NotEqual, raw(old), "pass");
+    a.load(Size::One, R9, R7, IP_PROTOCOL);
+    if way == Way::In {
+        // An error may be from anywhere: what it is about tells that it is the guest's.
+        a.jump_when(R9, When::NotEqual, ICMP, "no error");
+        a.load(Size::One, R1, R7, TRANSPORT);
+        for kind in ERRORS {
+            a.jump_when(R1, When::Equal, kind, "error");
+        }
+        a.place("no error");
+    }
+
+    a.load(Size::Four, R2, R7, other);
+    a.jump_when(R2, When::Equal, raw(wiring.host), "host");
+    a.host_order(R2);
+    let guests = Prefix::around(HOST_ADDRESS, PREFIX);
+    for prefix in wiring.barred.iter().copied().chain(guests) {
+        a.copy(R1, R2);
+        a.operate(Operation::And, R1, prefix.mask().to_bits() as i32);
+        a.jump_when(R1, When::Equal, prefix.first().to_bits(), "pass");
+    }
+    a.jump_when(R9, When::Equal, TCP, "tcp");
+    a.jump_when(R9, When::Equal, UDP, "udp");
+    a.jump_when(R9, When::NotEqual, ICMP, "pass");
+    a.load(Size::One, R1, R7, TRANSPORT);
+    for kind in ECHOES {
+        a.jump_when(R1, When::Equal, kind, "header");
+    }
+    if way == Way::Out {
+        for kind in ERRORS {
+            a.jump_when(R1, When::Equal, kind, "error");
+        }
+    }
+    a.jump("pass");
+
+    // The host begins connections and the guest does not; what answers none there is, the host's rules deny.
+    a.place("host");
+    a.jump_when(R9, When::NotEqual, TCP, "pass");
+    if way == Way::Out {
+        bounds(&mut a, WITH_TCP, "pass");
+        a.load(Size::One, R1, R7, TCP_FLAGS);
+        a.operate(Operation::And, R1, SYN_OR_ACK);
+        a.jump_when(R1, When::Equal, SYN, "pass");
+    }
+    a.place("tcp");
+    bounds(&mut a, WITH_TCP, "pass");
+    a.set(R2, TCP_CHECKSUM as u32);
+    a.set(R5, TCP_SUM);
+    a.jump("checksum");
+    a.place("udp");
+    a.set(R2, UDP_CHECKSUM as u32);
+    a.set(R5, UDP_SUM);
+    a.place("checksum");
+    a.copy(R1, R6);
+    a.set(R3, raw(old));
+    a.set(R4, raw(new));
+    a.call(Helper::L4ChecksumReplace);
+    a.jump_when(R0, When::NotEqual, 0, "pass");
+    // The call may have moved the packet. It is as long as it was.
+    bounds(&mut a, SHORTEST, "drop");
+    a.jump("header");
+
+    // The address within is the other way round; the sum of that header stays, and with it that of the whole.
+    a.place("error");
+    bounds(&mut a, WITH_INNER, "pass");
+    a.load(Size::One, R1, R7, INNER);
+    a.jump_when(R1, When::NotEqual, PLAIN, "pass");
+    a.load(Size::Four, R1, R7, inner);
+    a.jump_when(R1, When::NotEqual, raw(old), "pass");
+    a.store_number(Size::Four, R7, inner, raw(new));
+    adjust(&mut a, INNER + IP_CHECKSUM, difference(old, new));
+
+    a.place("header");
+    let (to, from) = match way {
+        Way::Out => (HOST_MAC, UPLINK_MAC),
+        Way::In => (GUEST_MAC, GATEWAY_MAC),
+    };
+    for (n, pair) in to
+        .into_iter()
+        .chain(from)
+        .collect::<Vec<u8>>()
+        .chunks_exact(2)
+        .enumerate()
+    {
+        let number = u16::from_ne_bytes([pair[0], pair[1]]);
+        a.store_number(Size::Two, R7, 2 * n as i16, number.into());
+    }
+    a.load(Size::One, R1, R7, TTL);
+    a.operate(Operation::Add, R1, -1);
+    a.store(Size::One, R7, TTL, R1);
+    a.store_number(Size::Four, R7, own, raw(new));
+    adjust(&mut a, IP + IP_CHECKSUM, difference(old, new) + HOP);
+    a.set(R2, 0);
+    match way {
+        Way::Out => {
+            a.set(R1, wiring.uplink);
+            a.call(Helper::RedirectPeer);
+        }
+        Way::In => {
+            a.set(R1, TAP_INDEX);
+            a.call(Helper::Redirect);
+        }
+    }
+    a.end();
+
+    a.place("drop");
+    a.set(R0, DROP);
+    a.end();
+    a.place("pass");
+    a.set(R0, PASS);
+    a.end();
+    a.finish()
+}
+
+/// Has `R7` and `R8` be the frame's begin and end, of at least so many bytes.
+fn bounds(a: &mut Assembler, bytes: i32, otherwise: &'static str) {
+    a.load(Size::Four, R7, R6, DATA);
+    a.load(Size::Four, R8, R6, DATA_END);
+    a.copy(R1, R7);
+    a.operate(Operation::Add, R1, bytes);
+    a.jump_when_above(R1, R8, otherwise);
+}
+
+/// Adds a difference to the checksum there.
+fn adjust(a: &mut Assembler, at: i16, difference: u32) {
+    a.load(Size::Two, R2, R7, at);
+    a.operate(Operation::Xor, R2, 0xffff);
+    a.operate(Operation::Add, R2, difference as i32);
+    for _ in 0..2 {
+        a.copy(R3, R2);
+        a.operate(Operation::ShiftRight, R3, 16);
+        a.operate(Operation::And, R2, 0xffff);
+        a.add(R2, R3);
+    }
+    a.operate(Operation::Xor, R2, 0xffff);
+    a.store(Size::Two, R7, at, R2);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(header: &[u8]) -> u16 {
+        let mut sum: u32 = header
+            .chunks(2)
+            .map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]])))
+            .sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        sum as u16
+    }
+
+    proptest::proptest! {
+        /// What [`adjust`] computes, of any header whose address changes and that loses a hop.
+        #[test]
+        fn a_header_that_was_right_stays_right(mut header: [u8; 20], old: u32, new: u32) {
+            let (old, new) = (Ipv4Addr::from_bits(old), Ipv4Addr::from_bits(new));
+            header[8] = header[8].max(2);
+            header[12..16].copy_from_slice(&old.octets());
+            header[10..12].copy_from_slice(&[0, 0]);
+            let whole = !sum(&header);
+            header[10..12].copy_from_slice(&whole.to_ne_bytes());
+            header[8] -= 1;
+            header[12..16].copy_from_slice(&new.octets());
+            let mut adjusted = u32::from(whole ^ 0xffff) + difference(old, new) + HOP;
+            for _ in 0..2 {
+                adjusted = (adjusted & 0xffff) + (adjusted >> 16);
+            }
+            header[10..12].copy_from_slice(&((adjusted ^ 0xffff) as u16).to_ne_bytes());
+            proptest::prop_assert_eq!(sum(&header), 0xffff);
+        }
+    }
+}

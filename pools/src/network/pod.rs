@@ -1,0 +1,280 @@
+//! The network of a pod: a namespace that a CNI plugin made, with its interfaces, addresses and routes, given to a guest.
+//!
+//! ```text
+//!  guest ─ tap thaw-t0 ⇄ eth0 [ the pod's namespace ] ─ whatever the plugin joined it to
+//! ```
+//!
+//! For each Ethernet interface that is up there is a tap, and every frame that arrives at the one leaves by the other,
+//! unread: ARP, IPv6, whatever there is. The guest takes the interface's place, with its MAC, name, addresses, MTU, routes
+//! and neighbours, which [`PodNetwork`] has as the agent's API takes them.
+//!
+//! Invariants: nothing of the plugin's is changed, so that [`detach`] leaves the namespace as it was; what was made is known
+//! by what the kernel has of it (a tap's name, a redirect's cookie), so whoever comes after a `kill -9` finds it all. It
+//! takes RTNL, the lock of the whole host: a pod that brings its namespace has no slot of a pool.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use thaw_protocol::agent::types;
+use thaw_protocol::handshake::Network;
+
+use super::tap::{move_into, on_a_thread, open_tap};
+use crate::netlink::Socket;
+use crate::survey::{self, Link};
+use crate::{Error, link, traffic};
+use describe::Surveyed;
+
+mod describe;
+
+/// What our taps are called, before their numbers.
+const TAPS: &str = "thaw-t";
+
+/// Why a namespace cannot be a guest's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PodError {
+    /// The namespace is no pod's.
+    #[error(
+        "the network is the host's own, which a virtual machine cannot share; run the pod without hostNetwork"
+    )]
+    HostNetwork,
+    /// Some guest has it.
+    #[error(
+        "the pod's network has the tap {tap} in it: another sandbox uses it, or one that was not taken away"
+    )]
+    InUse { tap: String },
+    /// Frames that arrive are somebody else's to direct.
+    #[error(
+        "{interface} of the pod has an ingress or clsact qdisc with filters: remove it, or have the CNI plugin not add it"
+    )]
+    Directed { interface: String },
+    /// More than a guest can be given.
+    #[error("the pod has {} network interfaces ({}) and a guest has one: attach one network to it", names.len(), names.join(", "))]
+    Several { names: Vec<String> },
+}
+
+/// One interface of a pod, and the tap that stands for it.
+#[derive(Debug)]
+pub struct PodInterface {
+    /// As [`super::NetworkSlot::tap`] is.
+    pub tap: OwnedFd,
+    /// For UpdateInterface, once the guest's has this MAC.
+    pub interface: types::Interface,
+    /// The same for a handshake: it gives the guest's interface its MAC.
+    pub config: Network,
+}
+
+/// A pod's network, led to taps. Dropped, its taps are closed, and what redirects to them stays for [`detach`].
+#[derive(Debug)]
+pub struct PodNetwork {
+    namespace: OwnedFd,
+    interfaces: Vec<PodInterface>,
+    routes: Vec<types::Route>,
+    neighbours: Vec<types::ARPNeighbor>,
+}
+
+/// Opens a namespace by its path, `/run/netns/…` or `/proc/…/ns/net`.
+pub fn open(path: &Path) -> Result<OwnedFd, Error> {
+    // What is no namespace, a pipe perhaps, is not waited for.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    opened.map_err(|e| Error::io("open the network namespace", path)(e.into()))
+}
+
+impl PodNetwork {
+    /// Leads every interface of a namespace to a tap. A namespace without interfaces gives none.
+    ///
+    /// # Errors
+    /// [`PodError`]: it cannot be a guest's. On any error nothing of it is left.
+    pub fn attach(namespace: OwnedFd) -> Result<PodNetwork, Error> {
+        refuse_host(namespace.as_fd())?;
+        let (surveyed, taps) = within(namespace.as_fd(), |route| {
+            let links = survey::links(route).map_err(failed("read the pod's interfaces"))?;
+            if let Some(tap) = links.iter().find(|link| is_tap(link)) {
+                let tap = tap.name.clone();
+                return Err(PodError::InUse { tap }.into());
+            }
+            remove(route)?;
+            let surveyed = Surveyed::of(route, &links).map_err(failed("read the pod's network"))?;
+            refuse_directed(route, &surveyed)?;
+            let taps = surveyed.links.iter().enumerate();
+            let taps: Result<Vec<_>, _> = taps.map(|(n, link)| lead(route, n, link)).collect();
+            match taps {
+                Ok(taps) => Ok((surveyed, taps)),
+                Err(e) => {
+                    if let Err(left) = remove(route) {
+                        tracing::warn!("a pod's network is not as it was: {left}");
+                    }
+                    Err(e)
+                }
+            }
+        })?;
+        let described = surveyed.links.iter().zip(taps);
+        let interfaces = described.map(|(link, tap)| PodInterface {
+            tap,
+            interface: surveyed.interface(link),
+            config: surveyed.config(link),
+        });
+        Ok(PodNetwork {
+            interfaces: interfaces.collect(),
+            routes: surveyed.routes(),
+            neighbours: surveyed.neighbours(),
+            namespace,
+        })
+    }
+
+    /// In the order the kernel has them.
+    pub fn interfaces(&self) -> &[PodInterface] {
+        &self.interfaces
+    }
+
+    /// The one interface, for a guest that has one device. None where the pod has none.
+    ///
+    /// # Errors
+    /// [`PodError::Several`], which names them.
+    pub fn only(&self) -> Result<Option<&PodInterface>, PodError> {
+        match self.interfaces.as_slice() {
+            [] => Ok(None),
+            [one] => Ok(Some(one)),
+            several => {
+                let names = several.iter().map(|one| one.interface.name.clone());
+                Err(PodError::Several {
+                    names: names.collect(),
+                })
+            }
+        }
+    }
+
+    /// For UpdateRoutes.
+    pub fn routes(&self) -> &[types::Route] {
+        &self.routes
+    }
+
+    /// For AddARPNeighbors.
+    pub fn neighbours(&self) -> &[types::ARPNeighbor] {
+        &self.neighbours
+    }
+
+    /// The pod's namespace.
+    pub fn namespace(&self) -> BorrowedFd<'_> {
+        self.namespace.as_fd()
+    }
+
+    /// Leaves the namespace as it was.
+    pub fn detach(self) -> Result<(), Error> {
+        drop(self.interfaces);
+        detach(self.namespace.as_fd())
+    }
+}
+
+/// Takes away from a namespace what [`PodNetwork::attach`] made in it, whoever called that; nothing where there is nothing.
+pub fn detach(namespace: BorrowedFd<'_>) -> Result<(), Error> {
+    refuse_host(namespace)?;
+    within(namespace, remove)
+}
+
+fn failed(what: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::System { what, source }
+}
+
+/// Runs `work` in a namespace, with a socket there.
+fn within<T: Send>(
+    namespace: BorrowedFd<'_>,
+    work: impl FnOnce(&mut Socket) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    on_a_thread(|| {
+        move_into(namespace)?;
+        let mut route = Socket::route().map_err(failed("open a netlink socket"))?;
+        work(&mut route)
+    })
+}
+
+/// The host's namespace is that of its first process, and ours.
+fn refuse_host(namespace: BorrowedFd<'_>) -> Result<(), Error> {
+    let failed = |e: rustix::io::Errno| failed("look at the pod's network namespace")(e.into());
+    let theirs = rustix::fs::fstat(namespace).map_err(failed)?;
+    for host in ["/proc/1/ns/net", "/proc/thread-self/ns/net"] {
+        // Another's first process may not be for us to see; our own namespace always is.
+        if let Ok(host) = rustix::fs::stat(host)
+            && (host.st_dev, host.st_ino) == (theirs.st_dev, theirs.st_ino)
+        {
+            return Err(PodError::HostNetwork.into());
+        }
+    }
+    Ok(())
+}
+
+fn is_tap(link: &Link) -> bool {
+    link.name.starts_with(TAPS) && link.kind.as_deref() == Some("tun")
+}
+
+/// What directs frames already, and is not ours, is not to be pushed aside.
+fn refuse_directed(route: &mut Socket, surveyed: &Surveyed) -> Result<(), Error> {
+    let directed = traffic::with_ingress(route).map_err(failed("read the pod's qdiscs"))?;
+    match surveyed.links.iter().find(|link| directed.contains(&link.index)) {
+        Some(link) => {
+            let interface = link.name.clone();
+            Err(PodError::Directed { interface }.into())
+        }
+        None => Ok(()),
+    }
+}
+
+/// Makes the tap of an interface, and has frames go both ways.
+fn lead(route: &mut Socket, number: usize, to: &Link) -> Result<OwnedFd, Error> {
+    let name = format!("{TAPS}{number}");
+    let tap = open_tap(&name, None)?;
+    let mut join = || -> io::Result<()> {
+        // What the namespace itself would say by the tap is not for the guest.
+        match std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1") {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            written => written?,
+        }
+        let index = link::index(route, &name)?;
+        link::set_mtu(route, index, to.mtu)?;
+        link::set_up(route, index)?;
+        for (from, to) in [(index, to.index), (to.index, index)] {
+            traffic::add_ingress(route, from)?;
+            traffic::redirect(route, from, to)?;
+        }
+        Ok(())
+    };
+    join().map_err(failed(
+        "redirect a pod's frames (load sch_ingress, cls_u32, act_mirred)",
+    ))?;
+    Ok(tap)
+}
+
+/// Takes away all that is ours in the socket's namespace.
+fn remove(route: &mut Socket) -> Result<(), Error> {
+    let mut remove = || -> io::Result<()> {
+        for index in traffic::with_ingress(route)? {
+            let filters = traffic::filters(route, index)?;
+            // One without filters does nothing: whoever was to add ours has died before.
+            let removed = match (filters.ours, filters.others) {
+                (_, false) => traffic::delete_ingress(route, index),
+                (true, true) => traffic::delete_redirect(route, index),
+                (false, true) => Ok(()),
+            };
+            gone(removed)?;
+        }
+        for tap in survey::links(route)?.iter().filter(|link| is_tap(link)) {
+            gone(link::delete(route, &tap.name))?;
+        }
+        Ok(())
+    };
+    remove().map_err(failed("take a sandbox's taps out of a pod's network"))
+}
+
+/// What went by itself, or with its interface, is removed as well.
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+#[path = "pod/pod_test.rs"]
+mod tests;

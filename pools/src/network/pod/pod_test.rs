@@ -1,0 +1,296 @@
+//! Pods as a CNI plugin makes them: a namespace with one end of a pair, a host with the other; and a guest, a namespace
+//! that is what the description says.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+
+use rustix::thread::UnshareFlags;
+
+use super::*;
+use crate::network::tap::{Failure, enter};
+use crate::network::world::{PATIENCE, Wire, talk, within as inside};
+
+const MTU: u32 = 1400;
+const POD4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 5);
+const HOST4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
+const POD6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 5);
+const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 1);
+/// Somebody the plugin has told the pod of.
+const KNOWN: (Ipv4Addr, [u8; 6]) = (Ipv4Addr::new(10, 88, 0, 9), [2, 0, 0, 0, 0, 9]);
+
+/// Runs a test in a host's namespace of its own, where this host allows it.
+fn on_a_host(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let ran = scope.spawn(|| match enter(UnshareFlags::NEWNET) {
+            Ok(_) => test(),
+            Err(e) => eprintln!("skipped: this host cannot {}: {}", e.step.name(), e.error),
+        });
+        if let Err(panic) = ran.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+fn namespace() -> OwnedFd {
+    on_a_thread::<_, Failure>(|| enter(UnshareFlags::NEWNET)).unwrap()
+}
+
+/// Joins a pod to the host by one more interface.
+fn join(pod: &OwnedFd, here: &str, there: &str) -> (u32, u32) {
+    let mut route = Socket::route().unwrap();
+    link::make_pair(&mut route, here, there, pod.as_fd()).unwrap();
+    let up = |route: &mut Socket, name: &str| {
+        let index = link::index(route, name).unwrap();
+        link::set_mtu(route, index, MTU).unwrap();
+        link::set_up(route, index).unwrap();
+        index
+    };
+    let theirs = inside(pod, || up(&mut Socket::route().unwrap(), there));
+    (up(&mut route, here), theirs)
+}
+
+/// A pod of one interface, with addresses, routes and a neighbour.
+fn pod() -> OwnedFd {
+    let pod = namespace();
+    let (here, there) = join(&pod, "pod0", "eth0");
+    let mut route = Socket::route().unwrap();
+    link::add_address(&mut route, here, HOST4, 16).unwrap();
+    link::add_address(&mut route, here, HOST6, 64).unwrap();
+    inside(&pod, || {
+        let mut route = Socket::route().unwrap();
+        link::add_address(&mut route, there, POD4, 16).unwrap();
+        link::add_address(&mut route, there, POD6, 64).unwrap();
+        link::add_default_route(&mut route, there, HOST4).unwrap();
+        link::add_default_route(&mut route, there, HOST6).unwrap();
+        link::add_neighbour(&mut route, there, KNOWN.0, KNOWN.1).unwrap();
+        let lo = link::index(&mut route, "lo").unwrap();
+        link::set_up(&mut route, lo).unwrap();
+    });
+    pod
+}
+
+/// All that may not be another afterwards. What IPv6 does by itself comes when it comes.
+fn snapshot(pod: &OwnedFd) -> impl PartialEq + std::fmt::Debug + use<> {
+    inside(pod, || {
+        let mut route = Socket::route().unwrap();
+        let mut neighbours = survey::neighbours(&mut route).unwrap();
+        neighbours.retain(|n| n.ip == IpAddr::V4(KNOWN.0));
+        let mut links = survey::links(&mut route).unwrap();
+        for link in &mut links {
+            link.flags &= (libc::IFF_UP | libc::IFF_PROMISC | libc::IFF_ALLMULTI) as u32;
+        }
+        let mut addresses = survey::addresses(&mut route).unwrap();
+        addresses.retain(|a| !matches!(a.ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
+        let mut routes = survey::routes(&mut route).unwrap();
+        routes.retain(|route| !route.kernel);
+        routes.iter_mut().for_each(|route| route.flags = 0);
+        let directed = traffic::with_ingress(&mut route).unwrap();
+        (links, addresses, routes, neighbours, directed)
+    })
+}
+
+/// A guest that has the tap of an interface, and is told what it is as an agent would be.
+struct Guest {
+    namespace: OwnedFd,
+    _wire: Wire,
+}
+
+impl Guest {
+    fn of(pod: &PodNetwork) -> Guest {
+        let theirs = pod.only().unwrap().unwrap();
+        let (tap, namespace) = on_a_thread::<_, Failure>(|| {
+            let namespace = enter(UnshareFlags::NEWNET)?;
+            let tap = open_tap("guest", None)?;
+            let mut route = Socket::route().unwrap();
+            let index = link::index(&mut route, "guest").unwrap();
+            link::set_mtu(&mut route, index, theirs.interface.mtu as u32).unwrap();
+            link::set_up_as(&mut route, index, theirs.config.mac).unwrap();
+            for address in &theirs.interface.IPAddresses {
+                let ip: IpAddr = address.address.parse().unwrap();
+                let length = address.mask.parse().unwrap();
+                match link::add_address(&mut route, index, ip, length) {
+                    // The kernel makes the same of the same MAC.
+                    Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
+                    added => added.unwrap(),
+                }
+            }
+            for told in pod.routes() {
+                assert_eq!((told.dest.as_str(), told.device.as_str()), ("", "eth0"));
+                let gateway: IpAddr = told.gateway.parse().unwrap();
+                link::add_default_route(&mut route, index, gateway).unwrap();
+            }
+            Ok((tap, namespace))
+        })
+        .unwrap();
+        Guest {
+            namespace,
+            _wire: Wire::between(tap, &theirs.tap),
+        }
+    }
+}
+
+fn refused(attached: Result<PodNetwork, Error>) -> PodError {
+    match attached.unwrap_err() {
+        Error::Pod(why) => why,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_guest_takes_a_pods_place_and_leaves_it_as_it_was() {
+    on_a_host(|| {
+        let pod = pod();
+        let before = snapshot(&pod);
+        let attached = PodNetwork::attach(pod.try_clone().unwrap()).unwrap();
+        let only = attached.only().unwrap().unwrap();
+        let eth0 = &only.interface;
+        assert_eq!((eth0.name.as_str(), eth0.mtu), ("eth0", u64::from(MTU)));
+        let told: Vec<&str> = eth0.IPAddresses.iter().map(|a| a.address.as_str()).collect();
+        assert!(
+            told.contains(&"10.88.0.5") && told.contains(&"fd00:88::5"),
+            "{told:?}"
+        );
+        assert_eq!(only.config.gateways, [IpAddr::V4(HOST4), IpAddr::V6(HOST6)]);
+        let [known] = attached.neighbours() else {
+            panic!("{:?}", attached.neighbours());
+        };
+        assert_eq!(known.lladdr, "02:00:00:00:00:09");
+
+        let guest = Guest::of(&attached);
+        for host in [IpAddr::V4(HOST4), IpAddr::V6(HOST6)] {
+            // Out, which begins with ARP and neighbour discovery from within …
+            let server = TcpListener::bind((host, 80)).unwrap();
+            let client = inside(&guest.namespace, || {
+                TcpStream::connect_timeout(&SocketAddr::new(host, 80), PATIENCE).unwrap()
+            });
+            let own = match host {
+                IpAddr::V4(_) => IpAddr::V4(POD4),
+                IpAddr::V6(_) => IpAddr::V6(POD6),
+            };
+            assert_eq!(talk(client, &server).ip(), own);
+            // … and in, by the pod's own address.
+            let server = inside(&guest.namespace, || TcpListener::bind((own, 8080)).unwrap());
+            let client = TcpStream::connect_timeout(&SocketAddr::new(own, 8080), PATIENCE).unwrap();
+            assert_eq!(talk(client, &server).ip(), host);
+        }
+        // As much as a frame holds, and streams that are cut into such.
+        let server = UdpSocket::bind((HOST4, 7)).unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        let full = vec![7; MTU as usize - 28];
+        inside(&guest.namespace, || {
+            let socket = UdpSocket::bind((POD4, 0)).unwrap();
+            socket.send_to(&full, (HOST4, 7)).unwrap();
+        });
+        let mut said = vec![0; 2000];
+        assert_eq!(server.recv(&mut said).unwrap(), full.len());
+        let server = TcpListener::bind((HOST4, 81)).unwrap();
+        let mut client = inside(&guest.namespace, || TcpStream::connect((HOST4, 81)).unwrap());
+        let (mut served, _) = server.accept().unwrap();
+        let sent = std::thread::spawn(move || client.write_all(&vec![1; 1 << 20]).unwrap());
+        let received = std::io::copy(&mut served, &mut std::io::sink()).unwrap();
+        sent.join().unwrap();
+        assert_eq!(received, 1 << 20);
+
+        drop(guest);
+        attached.detach().unwrap();
+        assert_eq!(snapshot(&pod), before);
+        detach(pod.as_fd()).unwrap();
+        // The pod's own stack has its interface back.
+        let server = TcpListener::bind((HOST4, 82)).unwrap();
+        let client = inside(&pod, || {
+            TcpStream::connect_timeout(&(HOST4, 82).into(), PATIENCE).unwrap()
+        });
+        talk(client, &server);
+    });
+}
+
+#[test]
+fn what_a_dead_maker_left_is_found_and_removed() {
+    on_a_host(|| {
+        let pod = pod();
+        let before = snapshot(&pod);
+        let attach = || PodNetwork::attach(pod.try_clone().unwrap());
+        let attached = attach().unwrap();
+        let PodError::InUse { tap } = refused(attach()) else {
+            panic!("two have it");
+        };
+        assert_eq!(tap, "thaw-t0");
+        // As after kill -9, of the maker and of the VMM: descriptors are closed, and nothing else is done.
+        drop(attached);
+        assert_ne!(snapshot(&pod), before);
+        detach(pod.as_fd()).unwrap();
+        assert_eq!(snapshot(&pod), before);
+        // Of the maker alone: the VMM has the tap. Whoever comes next does not wait for it to go.
+        let attached = attach().unwrap();
+        let vmm = attached.only().unwrap().unwrap().tap.try_clone().unwrap();
+        drop(attached);
+        detach(pod.as_fd()).unwrap();
+        assert_eq!(snapshot(&pod), before);
+        drop(vmm);
+        // Of one that had begun.
+        inside(&pod, || {
+            let mut route = Socket::route().unwrap();
+            let eth0 = link::index(&mut route, "eth0").unwrap();
+            traffic::add_ingress(&mut route, eth0).unwrap();
+        });
+        attach().unwrap().detach().unwrap();
+        assert_eq!(snapshot(&pod), before);
+    });
+}
+
+#[test]
+fn several_interfaces_have_a_tap_each_and_are_named() {
+    on_a_host(|| {
+        let pod = pod();
+        join(&pod, "pod1", "net1");
+        // Down, it is not the guest's.
+        let mut route = Socket::route().unwrap();
+        link::make_pair(&mut route, "pod2", "net2", pod.as_fd()).unwrap();
+        let attached = PodNetwork::attach(pod.try_clone().unwrap()).unwrap();
+        let names = attached.interfaces().iter().map(|one| one.interface.name.clone());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        assert_eq!(names, ["eth0", "net1"]);
+        let why = attached.only().unwrap_err().to_string();
+        assert!(
+            why.contains("2 network interfaces") && why.contains("net1"),
+            "{why}"
+        );
+        attached.detach().unwrap();
+    });
+}
+
+#[test]
+fn a_host_is_refused_and_so_is_what_somebody_else_directs() {
+    on_a_host(|| {
+        let own = open(Path::new("/proc/thread-self/ns/net")).unwrap();
+        assert_eq!(refused(PodNetwork::attach(own)), PodError::HostNetwork);
+        // The real one, where it is for us to see.
+        if let Ok(real) = open(Path::new("/proc/1/ns/net")) {
+            let why = detach(real.as_fd()).unwrap_err().to_string();
+            assert_eq!(why, PodError::HostNetwork.to_string());
+        }
+        let other = open(Path::new("/proc/self/ns/uts")).unwrap();
+        let why = PodNetwork::attach(other).unwrap_err().to_string();
+        assert!(why.contains("enter a network namespace"), "{why}");
+        open(Path::new("/run/netns/there is none")).unwrap_err();
+
+        let empty = PodNetwork::attach(namespace()).unwrap();
+        assert!(empty.only().unwrap().is_none() && empty.routes().is_empty());
+        empty.detach().unwrap();
+
+        let pod = pod();
+        inside(&pod, || {
+            let mut route = Socket::route().unwrap();
+            let eth0 = link::index(&mut route, "eth0").unwrap();
+            traffic::add_ingress(&mut route, eth0).unwrap();
+            traffic::redirect_as(b"theirs", &mut route, eth0, 1).unwrap();
+        });
+        let before = snapshot(&pod);
+        let interface = "eth0".to_owned();
+        let attached = PodNetwork::attach(pod.try_clone().unwrap());
+        assert_eq!(refused(attached), PodError::Directed { interface });
+        detach(pod.as_fd()).unwrap();
+        assert_eq!(snapshot(&pod), before);
+    });
+}

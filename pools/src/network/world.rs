@@ -1,0 +1,207 @@
+//! What tests of networks run on: a host that is a network namespace of its own, with another beside it for the world
+//! outside. Nothing of the real host is changed, and nothing is left when a test's thread ends.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::thread::UnshareFlags;
+use thaw_protocol::api::NetworkPolicy;
+
+use super::policy::{Policy, parse_into};
+use super::tap::{enter, make_tap, move_into, on_a_thread};
+use super::*;
+use crate::netlink::Socket;
+use crate::nft;
+
+/// The host's address outside, and that of a server there.
+pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+pub(super) const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
+/// Nothing here takes that long but a packet that is lost.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A host, of which the calling thread is in.
+pub(super) struct World {
+    pub outside: OwnedFd,
+    pub setup: Setup,
+    pub networks: Networks,
+}
+
+/// Runs a test on a host of its own, where this one allows it: one whose slots have a fast path, and one whose have none.
+pub(super) fn on_a_host(test: impl Fn(&mut World) + Sync) {
+    for fast_path in [FastPathSetting::Auto, FastPathSetting::Off] {
+        std::thread::scope(|scope| {
+            let ran = scope.spawn(|| match enter(UnshareFlags::NEWNET) {
+                Ok(_) => test(&mut World::new(fast_path)),
+                Err(e) => eprintln!("skipped: this host cannot {}: {}", e.step.name(), e.error),
+            });
+            if let Err(panic) = ran.join() {
+                eprintln!("with fast_path = {fast_path:?}");
+                std::panic::resume_unwind(panic);
+            }
+        });
+    }
+}
+
+impl World {
+    fn new(fast_path: FastPathSetting) -> World {
+        let mut outside = tap::in_thread().unwrap();
+        let mut route = Socket::route().unwrap();
+        let namespace = outside.tapped.namespace.as_fd();
+        link::make_pair(&mut route, "wan", "lan", namespace).unwrap();
+        let wan = link::index(&mut route, "wan").unwrap();
+        link::add_address(&mut route, wan, HOST, 24).unwrap();
+        let lan = link::index(&mut outside.route, "lan").unwrap();
+        link::set_up(&mut outside.route, lan).unwrap();
+        link::add_address(&mut outside.route, lan, OUTSIDE, 24).unwrap();
+        for name in ["lo", "wan"] {
+            let index = link::index(&mut route, name).unwrap();
+            link::set_up(&mut route, index).unwrap();
+        }
+        let setup = Setup {
+            nameservers: vec![OUTSIDE],
+            fast_path,
+            ..Setup::default()
+        };
+        World {
+            outside: outside.tapped.namespace,
+            networks: Networks::new(setup.clone()),
+            setup,
+        }
+    }
+
+    pub(super) fn slot(&self) -> NetworkSlot {
+        self.networks.make(&()).unwrap()
+    }
+
+    /// A server outside; whom it saw.
+    pub(super) fn outside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        within(&self.outside, work)
+    }
+
+    pub(super) fn published(&self) -> usize {
+        let mut socket = Socket::netfilter().unwrap();
+        let mut count = |map| {
+            nft::elements(&mut socket, &self.networks.host.table, map)
+                .unwrap()
+                .len()
+        };
+        count(host::AT) + count(host::ANYWHERE)
+    }
+}
+
+pub(super) fn within<T: Send>(namespace: &OwnedFd, work: impl FnOnce() -> T + Send) -> T {
+    on_a_thread(|| move_into(namespace.as_fd()).map(|()| work())).unwrap()
+}
+
+/// Frames carried between two taps, until it is dropped.
+pub(super) struct Wire {
+    stop: std::sync::Arc<AtomicBool>,
+    carrier: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Wire {
+    pub(super) fn between(ours: OwnedFd, theirs: &OwnedFd) -> Wire {
+        let stop = std::sync::Arc::new(AtomicBool::new(false));
+        let (theirs, stopped) = (theirs.try_clone().unwrap(), stop.clone());
+        Wire {
+            stop,
+            carrier: Some(std::thread::spawn(move || carry(&ours, &theirs, &stopped))),
+        }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(carrier) = self.carrier.take() {
+            carrier.join().unwrap();
+        }
+    }
+}
+
+/// A namespace that stands for the guest behind a slot's tap: as a guest is told, and frames are carried between both.
+pub(super) struct Guest {
+    pub namespace: OwnedFd,
+    _wire: Wire,
+}
+
+impl Guest {
+    pub(super) fn of(slot: &NetworkSlot) -> Guest {
+        let (tap, namespace) = on_a_thread::<_, Failure>(|| {
+            let namespace = enter(UnshareFlags::NEWNET)?;
+            let tap = make_tap(GUEST_ADDRESS, GUEST_MAC)?;
+            let mut route = Socket::route().unwrap();
+            link::add_default_route(&mut route, TAP_INDEX, HOST_ADDRESS).unwrap();
+            Ok((tap, namespace))
+        })
+        .unwrap();
+        Guest {
+            namespace,
+            _wire: Wire::between(tap, &slot.tap),
+        }
+    }
+
+    pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        within(&self.namespace, work)
+    }
+
+    pub(super) fn connect(&self, to: impl Into<SocketAddr>) -> std::io::Result<TcpStream> {
+        let to = to.into();
+        self.run(move || connect(to))
+    }
+}
+
+fn carry(a: &OwnedFd, b: &OwnedFd, stop: &AtomicBool) {
+    let mut frame = vec![0; 80 << 10];
+    let tick = Timespec {
+        tv_sec: 0,
+        tv_nsec: 20_000_000,
+    };
+    while !stop.load(Ordering::Relaxed) {
+        let mut both = [PollFd::new(a, PollFlags::IN), PollFd::new(b, PollFlags::IN)];
+        poll(&mut both, Some(&tick)).unwrap();
+        for (from, to) in [(a, b), (b, a)] {
+            while let Ok(length) = rustix::io::read(from, &mut frame) {
+                // A tap whose namespace is gone takes nothing.
+                let _ = rustix::io::write(to, &frame[..length]);
+            }
+        }
+    }
+}
+
+pub(super) fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+pub(super) fn listen(address: Ipv4Addr, port: u16) -> TcpListener {
+    TcpListener::bind((address, port)).unwrap()
+}
+
+/// Sends a word there and back: whom the server sees.
+pub(super) fn talk(mut client: TcpStream, server: &TcpListener) -> SocketAddr {
+    let (mut served, peer) = server.accept().unwrap();
+    client.write_all(b"ping").unwrap();
+    let mut said = [0; 4];
+    served.read_exact(&mut said).unwrap();
+    served.write_all(b"pong").unwrap();
+    client.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"pong");
+    peer
+}
+
+/// What is denied says so, rather than nothing.
+pub(super) fn refused(connected: std::io::Result<TcpStream>) {
+    assert_eq!(connected.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+}
+
+pub(super) fn policy(texts: &[&str]) -> Policy {
+    let mut policy = NetworkPolicy::default();
+    texts
+        .iter()
+        .for_each(|text| parse_into(&mut policy, text).unwrap());
+    Policy::new(policy).unwrap()
+}

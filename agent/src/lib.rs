@@ -19,6 +19,7 @@
 //! | [`network`] | rtnetlink |
 //! | [`storage`] | what is mounted for containers, and drivers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
+//! | [`readiness`] | whether a container answers on its port |
 //! | [`stdio`] | pipes and terminals of a process |
 //! | [`reaper`] | every exit status, every orphan |
 //! | [`oom`], [`stats`] | what the kernel says about a container |
@@ -41,6 +42,7 @@ pub mod log;
 pub mod network;
 pub mod oom;
 pub mod quiesce;
+pub mod readiness;
 pub mod reaper;
 pub mod rpc;
 pub mod sandbox;

@@ -12,6 +12,7 @@
 //! | [`types`] | interfaces, routes, neighbours |
 //! | [`csi`] | volume statistics |
 //! | [`files`], [`files_ttrpc`] | `thaw.Files`, which is Thaw's own |
+//! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, likewise |
 
 #![allow(
     missing_docs,

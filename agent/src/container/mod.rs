@@ -28,9 +28,11 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pipe::{PipeFlags, pipe_with};
 use thaw_protocol::agent::agent::{CreateContainerRequest, ExecProcessRequest};
+use thaw_protocol::agent::readiness::ExpectReadyRequest;
 
 use crate::error::{Error, For, Result};
 use crate::oom::{ChangeWatch, OomEvents};
+use crate::readiness::Expected;
 use crate::reaper::{ExitCode, Reaper};
 use crate::storage::{Storage, Storages};
 use crate::warning;
@@ -52,6 +54,8 @@ pub struct Container {
     init_id: String,
     /// Until it is started.
     pending: Mutex<Option<Pending>>,
+    /// Until somebody waits for it.
+    expected: Mutex<Option<Expected>>,
     execs: Mutex<Execs>,
     mounts: Vec<PathBuf>,
     oom_kills: AtomicU64,
@@ -109,6 +113,7 @@ impl Container {
                 cgroup,
                 init: Arc::new(init),
                 pending: Mutex::new(Some(pending)),
+                expected: Mutex::default(),
                 execs: Mutex::default(),
                 mounts,
                 oom_kills: AtomicU64::new(0),
@@ -153,6 +158,33 @@ impl Container {
         };
         rustix::io::write(&go, b"s").for_(|| "start the container's process".into())?;
         status.wait()
+    }
+
+    /// Has it seen, before it is started, what it listens on. Within the runtime.
+    pub fn expect_ready(&self, request: &ExpectReadyRequest) -> Result<()> {
+        // Held, so that it is not started meanwhile.
+        let pending = lock(&self.pending);
+        if pending.is_none() {
+            return Err(Error::State(format!(
+                "container {} was started already: what it listens on was not seen",
+                self.id
+            )));
+        }
+        *lock(&self.expected) = Some(Expected::new(request, self.cgroup.path())?);
+        Ok(())
+    }
+
+    /// What [`Container::expect_ready`] was asked for, once it is started.
+    pub fn take_expected(&self) -> Result<Expected> {
+        if lock(&self.pending).is_some() {
+            return Err(Error::State(format!("container {} was not started yet", self.id)));
+        }
+        lock(&self.expected).take().ok_or_else(|| {
+            Error::State(format!(
+                "nobody asked for container {} to become ready, or somebody waits for it",
+                self.id
+            ))
+        })
     }
 
     /// Runs another process in it. Blocks until its program is executed or could not be; within the runtime.

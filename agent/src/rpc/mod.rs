@@ -1,5 +1,5 @@
-//! The agent API over ttrpc: `grpc.AgentService` and `grpc.Health`, wire-compatible with Kata's agent, and `thaw.Files`.
-//! `docs/agent-api.md` has the table; what is not supported answers UNIMPLEMENTED.
+//! The agent API over ttrpc: `grpc.AgentService` and `grpc.Health`, wire-compatible with Kata's agent, `thaw.Files` and
+//! `thaw.Readiness`. `docs/agent-api.md` has the table; what is not supported answers UNIMPLEMENTED.
 //!
 //! What blocks (mounts, forks, the executing of a program) runs on a thread of its own and is finished even when its
 //! caller is gone.
@@ -9,6 +9,7 @@ mod files;
 mod guest;
 mod network;
 mod processes;
+mod readiness;
 mod volumes;
 
 use std::sync::Arc;
@@ -23,6 +24,10 @@ use thaw_protocol::agent::health::{
     CheckRequest, HealthCheckResponse, VersionCheckResponse, health_check_response,
 };
 use thaw_protocol::agent::health_ttrpc::{Health, create_health};
+use thaw_protocol::agent::readiness::{
+    ExpectReadyRequest, ExpectReadyResponse, WaitReadyRequest, WaitReadyResponse,
+};
+use thaw_protocol::agent::readiness_ttrpc::{Readiness, create_readiness};
 use thaw_protocol::agent::{Empty, types};
 use ttrpc::Code;
 use ttrpc::r#async::TtrpcContext;
@@ -48,7 +53,8 @@ pub async fn serve(listener: Listener, sandbox: Arc<Sandbox>) -> Error {
         .add_listener(listener)
         .register_service(create_agent_service(api.clone()))
         .register_service(create_health(api.clone()))
-        .register_service(create_files(api));
+        .register_service(create_files(api.clone()))
+        .register_service(create_readiness(api));
     if let Err(e) = server.start().await {
         return Error::State(format!("ttrpc: {e}"));
     }
@@ -140,6 +146,18 @@ impl Files for Api {
         };
         blocking(write).await.map_err(status)?;
         Ok(WriteFileResponse::default())
+    }
+}
+
+#[async_trait]
+impl Readiness for Api {
+    async fn expect(&self, _: &TtrpcContext, r: ExpectReadyRequest) -> Answer<ExpectReadyResponse> {
+        readiness::expect(&self.sandbox, r).await.map_err(status)?;
+        Ok(ExpectReadyResponse::default())
+    }
+
+    async fn wait(&self, _: &TtrpcContext, r: WaitReadyRequest) -> Answer<WaitReadyResponse> {
+        readiness::wait(&self.sandbox, &r).await.map_err(status)
     }
 }
 

@@ -1,0 +1,100 @@
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn the_status_is_that_of_the_first_answer_that_is_not_interim() {
+    let cases: [(&[u8], Said); 16] = [
+        (b"", Said::Unfinished),
+        (b"HTT", Said::Unfinished),
+        (b"HTTP/1.1 200 O", Said::Unfinished),
+        (b"HTTP/1.1 200 OK\r\n", Said::Status(200)),
+        (b"HTTP/1.0 404\n", Said::Status(404)),
+        (b"HTTP/1.1 503 \r\nServer: x", Said::Status(503)),
+        (b"HTTP/1.1 101 Switching\r\n", Said::Status(101)),
+        (b"HTTP/1.1 103 Early\r\nLink: x\r\n", Said::Unfinished),
+        (b"HTTP/1.1 100\r\n\r\nHTTP/1.1 103 x\n\nHTTP/1.1 204 y\r\n", Said::Status(204)),
+        (b"HTTP/1.1 100\r\n\r\nSSH-2.0", Said::Nonsense),
+        (b"HTTP/2 200\r\n", Said::Nonsense),
+        (b"HTTP/1.1 2000 OK\r\n", Said::Nonsense),
+        (b"HTTP/1.1 099 OK\r\n", Said::Nonsense),
+        (b"HTTP/1.1  200 OK\r\n", Said::Nonsense),
+        (b"HTTP/1.x 200 OK\r\n", Said::Nonsense),
+        (b"SSH-2.0-x", Said::Nonsense),
+    ];
+    for (bytes, expected) in cases {
+        assert_eq!(said(bytes), expected, "{}", bytes.escape_ascii());
+    }
+}
+
+#[test]
+fn a_question_is_one_request_or_refused() {
+    let request = |path, host| Question::new(path, host).map(|q| q.request(8080));
+    let text = String::from_utf8(request("/healthz?a=b", "").unwrap()).unwrap();
+    assert!(text.starts_with("GET /healthz?a=b HTTP/1.1\r\nHost: localhost:8080\r\n"), "{text}");
+    let text = String::from_utf8(request("/", "app.example").unwrap()).unwrap();
+    assert!(text.contains("\r\nHost: app.example\r\n"), "{text}");
+    let (long, longer) = ("/".repeat(LONGEST_PATH), "/".repeat(LONGEST_PATH + 1));
+    assert!(request(&long, "").is_ok());
+    for (path, host) in [
+        ("", ""),
+        ("healthz", ""),
+        ("/a b", ""),
+        ("/a\r\nX: y", ""),
+        ("/ä", ""),
+        ("/", "a\r\nX: y"),
+        ("/", "a b"),
+        (&longer, ""),
+        ("/", &long),
+    ] {
+        assert!(request(path, host).is_err(), "{path:?} {host:?}");
+    }
+}
+
+/// Bytes that look like answers, often.
+fn pieces() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        Just(b"HTTP/1.1 ".to_vec()),
+        Just(b"HTTP/1.".to_vec()),
+        Just(b"\r\n".to_vec()),
+        Just(b"\n".to_vec()),
+        Just(b"\r\n\r\n".to_vec()),
+        (90u16..1010).prop_map(|n| n.to_string().into_bytes()),
+        proptest::collection::vec(any::<u8>(), 0..6),
+    ];
+    proptest::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever it is sent, it says at some byte what it says for ever after.
+    #[test]
+    fn what_is_said_does_not_depend_on_how_it_arrives(bytes in pieces()) {
+        let mut before = Said::Unfinished;
+        for length in 0..=bytes.len() {
+            let now = said(&bytes[..length]);
+            prop_assert!(before == Said::Unfinished || now == before);
+            if let Said::Status(status) = now {
+                prop_assert!((200..1000).contains(&status) || status == 101);
+            }
+            before = now;
+        }
+    }
+
+    /// Each answer by the grammar has its status read, after any number of interim ones.
+    #[test]
+    fn a_good_answer_is_read(
+        interim in proptest::collection::vec(prop_oneof![Just(100u16), 102u16..200], 0..4),
+        status in prop_oneof![Just(101u16), 200u16..1000],
+        reason in "( [ -~]{0,20})?",
+        fields in proptest::collection::vec("[A-Za-z-]{1,10}: [ -~]{0,20}", 0..3),
+    ) {
+        let head = |status: &u16| {
+            let fields: String = fields.iter().map(|f| format!("{f}\r\n")).collect();
+            format!("HTTP/1.1 {status}{reason}\r\n{fields}\r\n")
+        };
+        let text: String = interim.iter().chain([&status]).map(head).collect();
+        prop_assert_eq!(said(text.as_bytes()), Said::Status(status));
+    }
+}

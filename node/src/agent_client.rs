@@ -13,6 +13,8 @@ use thaw_protocol::agent::agent::{
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
 use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest};
 use thaw_protocol::agent::files_ttrpc::FilesClient;
+use thaw_protocol::agent::readiness::{ExpectReadyRequest, WaitReadyRequest, WaitReadyResponse};
+use thaw_protocol::agent::readiness_ttrpc::ReadinessClient;
 use thaw_protocol::handshake::AGENT_PORT;
 use ttrpc::Code;
 use ttrpc::context::Context;
@@ -42,6 +44,7 @@ pub enum Output {
 pub struct AgentClient {
     client: AgentServiceClient,
     files: FilesClient,
+    readiness: ReadinessClient,
 }
 
 impl std::fmt::Debug for AgentClient {
@@ -70,6 +73,7 @@ impl AgentClient {
         let client = ttrpc::r#async::Client::new(socket);
         Ok(AgentClient {
             files: FilesClient::new(client.clone()),
+            readiness: ReadinessClient::new(client.clone()),
             client: AgentServiceClient::new(client),
         })
     }
@@ -200,6 +204,16 @@ impl AgentClient {
             .tty_win_resize(Context::default(), &request)
             .await
             .map(drop)
+    }
+
+    /// Has it seen what a container that is not started yet listens on.
+    pub async fn expect_ready(&self, request: &ExpectReadyRequest) -> ttrpc::Result<()> {
+        self.readiness.expect(Context::default(), request).await.map(drop)
+    }
+
+    /// Waits for what becomes of a container that was started.
+    pub async fn wait_ready(&self, request: &WaitReadyRequest) -> ttrpc::Result<WaitReadyResponse> {
+        self.readiness.wait(Context::default(), request).await
     }
 
     /// Reads a piece of a container's file.

@@ -76,6 +76,7 @@ exit_codes! {
     LoadOrderInvalid = 104, "load-order-invalid", "a load order cannot be read, or is of another image", "record it again: thaw run --record=FILE IMAGE";
     PushRefused = 105, "push-refused", "the place an image is written to cannot take it", "name a registry repository or oci:DIR[:TAG]";
     PortUnavailable = 106, "port-unavailable", "a port cannot be published: it is in use, or its address is not this host's", "publish another, or port 0 for one that is free";
+    NotReady = 107, "not-ready", "the container did not become ready, or ended before", "see what it wrote, and whether it listens where the probe asks";
     Runtime = 125, "runtime", "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "not-executable", "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "not-found", "the container's command was not found", "check the command and the image's PATH";

@@ -12,11 +12,11 @@ mod listens;
 mod network;
 
 use std::fmt::Display;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::io::Errno;
 use thaw_protocol::agent::readiness::ExpectReadyRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -62,6 +62,8 @@ enum Attempt {
     Good,
     /// Nobody listens there any more.
     Closed,
+    /// Perhaps by another address. And why.
+    Unreachable(String),
     /// And how.
     Bad(String),
 }
@@ -116,7 +118,7 @@ impl Expected {
                 match attempt(network, address, self.port, self.question.as_ref()).await? {
                     Attempt::Good => return Ok(()),
                     Attempt::Closed => closed += 1,
-                    Attempt::Bad(how) => {
+                    Attempt::Unreachable(how) | Attempt::Bad(how) => {
                         *bad = Some(how);
                         open.push(address);
                     }
@@ -149,25 +151,30 @@ async fn attempt(
     let mut last = Attempt::Closed;
     for address in reached_at(listened) {
         let address = SocketAddr::new(address, port);
-        let bad = |how: &dyn Display| Attempt::Bad(format!("{address} {how}"));
+        let how = |how: &dyn Display| format!("{address} {how}");
         let socket = network.socket(&address).await?;
         let asked = timeout(PATIENCE, async {
-            match (socket.connect(address).await, question) {
-                (Ok(_), None) => Attempt::Good,
-                (Ok(stream), Some(question)) => match ask(stream, question, port).await {
-                    Ok(200..400) => Attempt::Good,
-                    Ok(status) => bad(&format_args!("answered {status} to GET {}", question.path())),
-                    Err(how) => bad(&how),
-                },
-                (Err(e), _) if e.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => Attempt::Closed,
-                (Err(e), _) => bad(&format_args!("cannot be connected to: {e}")),
+            let stream = match socket.connect(address).await {
+                Ok(stream) => stream,
+                Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Attempt::Closed,
+                Err(e) => return Attempt::Unreachable(how(&format_args!("cannot be connected to: {e}"))),
+            };
+            let Some(question) = question else {
+                return Attempt::Good;
+            };
+            match ask(stream, question, port).await {
+                Ok(200..400) => Attempt::Good,
+                Ok(status) => {
+                    Attempt::Bad(how(&format_args!("answered {status} to GET {}", question.path())))
+                }
+                Err(e) => Attempt::Bad(how(&e)),
             }
         });
-        let silent = |_| bad(&format_args!("did not answer within {} s", PATIENCE.as_secs()));
+        let silent = |_| Attempt::Bad(how(&format_args!("did not answer within {} s", PATIENCE.as_secs())));
         match asked.await.unwrap_or_else(silent) {
-            Attempt::Good => return Ok(Attempt::Good),
             Attempt::Closed => {}
-            bad @ Attempt::Bad(_) => last = bad,
+            unreachable @ Attempt::Unreachable(_) => last = unreachable,
+            told => return Ok(told),
         }
     }
     Ok(last)

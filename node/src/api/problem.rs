@@ -184,6 +184,7 @@ fn status(code: ExitCode) -> StatusCode {
         | E::MemoryTooSmall
         | E::NotFound
         | E::NotExecutable
+        | E::NotReady
         | E::SnapshotDamaged
         | E::SnapshotIncompatible
         | E::SnapshotSignature => StatusCode::UNPROCESSABLE_ENTITY,

@@ -15,6 +15,7 @@ use crate::exit::{ExitCode, Failure};
 mod defaults;
 mod environment;
 mod exec;
+pub mod ready;
 mod start;
 mod storages;
 

@@ -41,6 +41,7 @@ mod exec;
 mod list;
 mod network;
 mod problem;
+mod readiness;
 mod store;
 mod usage;
 
@@ -51,6 +52,10 @@ pub use exec::{
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
+pub use readiness::{
+    HttpProbe, MOST_PROBE_HOST, MOST_PROBE_PATH, READY_PERIOD_MS, READY_TIMEOUT_S, Readiness, ReadinessProbe,
+    TcpProbe,
+};
 pub use store::{Image, ImageDetail, ImageLayer, ImageList, LoadOrder, PullImage, Template, TemplateList};
 pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 
@@ -216,6 +221,9 @@ pub struct StartContainer {
     /// What becomes of the sandbox when its process has ended.
     #[serde(default)]
     pub on_exit: OnExit,
+    /// When it is ready. None: when its process was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readiness: Option<ReadinessProbe>,
 }
 
 /// What becomes of a sandbox whose container's process has ended.
@@ -448,6 +456,9 @@ pub struct Sandbox {
     /// the signal that ended it.
     #[serde(default)]
     pub exit_code: Option<i32>,
+    /// Whether its container is ready, where that was asked for.
+    #[serde(default)]
+    pub readiness: Option<Readiness>,
     /// Its vsock socket: a peer says `CONNECT <port>\n`.
     pub vsock: String,
     /// The VMM's process.

@@ -14,7 +14,7 @@ use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
 use super::problem::{ApiCode, Refusal};
 use super::watch::selector::check_labels;
-use crate::container::Options;
+use crate::container::{Options, ready};
 use crate::exit::{ExitCode, Failure};
 
 /// Longest image or path, characters.
@@ -70,6 +70,9 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
     }
     if asked.entrypoint.as_ref().is_some_and(|e| e.contains('\0')) {
         return Err(invalid("entrypoint is without NUL"));
+    }
+    if let Some(probe) = &asked.readiness {
+        ready::check(probe).map_err(|e| invalid(format!("readiness: {e}")))?;
     }
     process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())
 }

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, NetworkPolicy, OnExit,
-    PullImage, SandboxNetwork, Template, ThawSandbox, Usage,
+    PullImage, Readiness, SandboxNetwork, Stage, Template, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 
@@ -18,6 +18,7 @@ use super::files::Files;
 use super::maker::{Condition, Machine, Made, Maker, Place};
 use super::problem::Refusal;
 use super::process::Process;
+use super::readying::Readying;
 use super::stock::Stock;
 use super::watch::Versions;
 use crate::container::Options;
@@ -58,6 +59,8 @@ pub struct Fake {
     pub open: watch::Sender<bool>,
     /// What all containers ended with.
     pub exit: watch::Sender<Option<i32>>,
+    /// Whether containers that are to be ready are.
+    pub ready: watch::Sender<Option<bool>>,
     /// Those of all containers.
     pub files: Arc<FakeFiles>,
     pub images: Mutex<Vec<Image>>,
@@ -75,6 +78,7 @@ impl Fake {
             making: watch::Sender::new(0),
             open: watch::Sender::new(open),
             exit: watch::Sender::new(None),
+            ready: watch::Sender::new(None),
             files: Arc::default(),
             images: Mutex::default(),
             most: AtomicUsize::new(usize::MAX),
@@ -90,6 +94,26 @@ impl Fake {
 
     pub fn made(&self) -> usize {
         self.counts.made.load(Ordering::SeqCst)
+    }
+
+    fn readying(&self) -> Readying {
+        let mut ready = self.ready.subscribe();
+        Readying(Box::pin(async move {
+            let ready = *ready.wait_for(Option::is_some).await.unwrap();
+            if ready == Some(false) {
+                let what = "the container was not ready after 30 s: nothing listens on port 8080";
+                return Err(Failure::new(ExitCode::NotReady, what));
+            }
+            let stage = Stage {
+                name: "ready".into(),
+                start_ns: 0,
+                duration_ns: 1,
+            };
+            Ok(Account {
+                stages: vec![stage],
+                ..Account::default()
+            })
+        }))
     }
 }
 
@@ -127,10 +151,13 @@ impl Maker for Fake {
             machine.exit = self.exit.subscribe();
         }
         machine.files = self.files.clone();
+        let probe = request.container.and_then(|c| c.readiness);
+        machine.readiness = probe.as_ref().map(|_| Readiness::Waiting);
         Ok(Made {
             machine: Arc::new(machine),
             image_config: "null".into(),
             account: Account::default(),
+            readying: probe.map(|_| self.readying()),
         })
     }
 
@@ -152,6 +179,7 @@ impl Maker for Fake {
             machine,
             image_config: "null".into(),
             account: Account::default(),
+            readying: None,
         })
     }
 
@@ -249,6 +277,7 @@ pub struct FakeMachine {
     /// Of its container, where it has one.
     output: Option<(Arc<Journal>, tempfile::TempDir)>,
     exit: watch::Receiver<Option<i32>>,
+    readiness: Option<Readiness>,
 }
 
 impl FakeMachine {
@@ -268,6 +297,7 @@ impl FakeMachine {
             files: Arc::default(),
             output: None,
             exit: watch::Sender::new(None).subscribe(),
+            readiness: None,
         }
     }
 }
@@ -296,6 +326,10 @@ impl Machine for FakeMachine {
             cpu_ns: Some(1),
             ..Usage::default()
         }
+    }
+
+    fn readiness(&self) -> Option<Readiness> {
+        self.readiness
     }
 
     async fn condition(&self) -> Condition {

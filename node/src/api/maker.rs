@@ -21,9 +21,10 @@ use super::attendance::Attendance;
 use super::files::{Files, GuestFiles};
 use super::problem::{ApiCode, Refusal};
 use super::process::{GuestProcess, Process};
+use super::readying::Readying;
 use super::stock::Stock;
 use crate::agent_client::AgentClient;
-use crate::container::{self, Options, RUNNING_FILE, Running};
+use crate::container::{self, Options, RUNNING_FILE, Running, ready};
 use crate::exit::{ExitCode, Failure};
 use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
@@ -71,6 +72,8 @@ pub struct Made {
     /// The image's, JSON.
     pub image_config: String,
     pub account: Account,
+    /// Where its container is to become ready first.
+    pub readying: Option<Readying>,
 }
 
 /// How a machine is.
@@ -90,6 +93,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn vsock(&self) -> PathBuf;
     /// What it takes of its host. Blocks for as long as the kernel takes to say.
     fn usage(&self) -> Usage;
+    /// Whether its container was ready when this was made or adopted, where somebody asked for that.
+    fn readiness(&self) -> Option<Readiness>;
     /// Asks its VMM.
     async fn condition(&self) -> Condition;
     /// Waits for its end, and says why it ended. It may wait longer than the machine is held.
@@ -168,17 +173,20 @@ impl Maker for Node {
             let (images, image, file) = (self.images.clone(), image.clone(), request.record_to);
             tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
         }
+        let probe = request.container.as_ref().and_then(|c| c.readiness.clone());
         let started = match request.container {
             Some(container) => Some(start(&sandbox, container, request.hostname, root, &trace).await?),
             None => None,
         };
         sandbox.note_fetched(&trace, "the sandbox was there");
         sandbox.note_read_ahead(&trace);
-        let attendance = match started {
-            Some((agent, running)) => Some(Attendance::start(&sandbox, running, Some(agent))?),
-            None => None,
+        let Some((agent, running)) = started else {
+            return made(self, sandbox, None, None, &trace);
         };
-        made(self, sandbox, attendance, &trace)
+        // Before its readiness is waited for: it may write more than a pipe holds until then.
+        let attendance = Attendance::start(&sandbox, running, Some(agent.clone()))?;
+        let readying = probe.map(|probe| Readying::begin(&sandbox, &attendance, agent, probe, &trace));
+        made(self, sandbox, Some(attendance), readying, &trace)
     }
 
     async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal> {
@@ -205,7 +213,7 @@ impl Maker for Node {
             true => Some(attend_again(&sandbox)?),
             false => None,
         };
-        made(self, sandbox, attendance, &trace)
+        made(self, sandbox, attendance, None, &trace)
     }
 
     fn pools(&self) -> Vec<PoolStatistics> {
@@ -254,6 +262,10 @@ async fn start(
         let _stage = trace.stage("container");
         container::create(&agent, id, config, &options, root).await?
     };
+    if let Some(probe) = &asked.readiness {
+        ready::note(&sandbox.directory(), Readiness::Waiting)?;
+        ready::expect(&agent, id, probe).await?;
+    }
     let _stage = trace.stage("start");
     container::start(&agent, &running, &sandbox.directory()).await?;
     if !running.tty {
@@ -273,6 +285,7 @@ fn made(
     node: &Node,
     sandbox: Sandbox,
     attendance: Option<Attendance>,
+    readying: Option<Readying>,
     trace: &Trace,
 ) -> Result<Made, Refusal> {
     let image_config = serde_json::to_string(&sandbox.config)
@@ -282,9 +295,11 @@ fn made(
             node: node.clone(),
             sandbox: Arc::new(sandbox),
             attendance,
+            readiness: readying.as_ref().map(|_| Readiness::Waiting),
         }),
         image_config,
         account: trace.account(),
+        readying,
     })
 }
 
@@ -315,6 +330,7 @@ pub struct Microvm {
     sandbox: Arc<Sandbox>,
     /// Of its container, where that is ours.
     attendance: Option<Attendance>,
+    readiness: Option<Readiness>,
 }
 
 impl Microvm {
@@ -324,6 +340,7 @@ impl Microvm {
             node,
             sandbox,
             attendance: None,
+            readiness: None,
         }
     }
 
@@ -342,6 +359,7 @@ impl Microvm {
         };
         Microvm {
             node,
+            readiness: ready::noted(&sandbox.directory()),
             sandbox: Arc::new(sandbox),
             attendance,
         }
@@ -368,6 +386,10 @@ impl Machine for Microvm {
             fetched_bytes: self.sandbox.fetched(),
             ..usage(self.sandbox.record(), &self.node.cgroups)
         }
+    }
+
+    fn readiness(&self) -> Option<Readiness> {
+        self.readiness
     }
 
     async fn condition(&self) -> Condition {

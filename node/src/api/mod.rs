@@ -12,7 +12,7 @@
 //! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`stock`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by what they are about |
 //! | [`session`], [`process`] | a process of a container, and who attends it |
 //! | [`files`] | the files of a container |
-//! | [`attendance`] | containers thawd itself attends |
+//! | [`attendance`], [`readying`] | containers thawd itself attends, and waits for |
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
@@ -44,6 +44,7 @@ pub mod patience;
 pub mod peer;
 pub mod problem;
 pub mod process;
+pub mod readying;
 pub mod router;
 pub mod sandboxes;
 pub mod server;

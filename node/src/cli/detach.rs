@@ -14,10 +14,28 @@ use super::print;
 use crate::exit::{ExitCode, Failure};
 use crate::ui::Ui;
 
+/// What the process that keeps a sandbox is to have told before its id is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// Its container's process runs.
+    Started,
+    /// Its container is ready.
+    Ready,
+}
+
+impl Until {
+    fn event(self) -> &'static str {
+        match self {
+            Until::Started => "started",
+            Until::Ready => "ready",
+        }
+    }
+}
+
 /// Runs this process's own command line detached, and prints the sandbox's id.
-pub(super) async fn detached_self(ui: &Ui) -> Result<u8, Failure> {
+pub(super) async fn detached_self(until: Until, ui: &Ui) -> Result<u8, Failure> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let id = detached(&without_flag(arguments), ui).await?;
+    let id = detached(&without_flag(arguments), until, ui).await?;
     say(&id, ui);
     Ok(0)
 }
@@ -38,8 +56,8 @@ fn without_flag(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Runs `thaw` with these arguments in a process of its own. Returns the sandbox's id once its container runs.
-pub(super) async fn detached(arguments: &[OsString], ui: &Ui) -> Result<String, Failure> {
+/// Runs `thaw` with these arguments in a process of its own. Returns the sandbox's id once its container is as far.
+pub(super) async fn detached(arguments: &[OsString], until: Until, ui: &Ui) -> Result<String, Failure> {
     let fail = |e: std::io::Error| Failure::system("cannot start a process to keep the sandbox", &e);
     let program = std::env::current_exe().map_err(fail)?;
     let mut command = Command::new(program);
@@ -67,7 +85,7 @@ pub(super) async fn detached(arguments: &[OsString], ui: &Ui) -> Result<String, 
             value["id"].as_str(),
             value["message"].as_str(),
         ) {
-            (Some("started"), Some(id), _) => return Ok(id.to_owned()),
+            (Some(event), Some(id), _) if event == until.event() => return Ok(id.to_owned()),
             (Some(event), _, Some(message)) => ui.note(event, message),
             _ => {}
         }

@@ -17,6 +17,7 @@ mod image;
 pub mod logging;
 mod network;
 mod ps;
+mod ready;
 mod run;
 mod running;
 mod size;
@@ -26,6 +27,7 @@ mod top;
 
 pub use image::ImageCommand;
 pub use network::{ChangeArguments, NetworkArguments};
+pub use ready::ReadyArguments;
 pub use size::ByteSize;
 pub use template::TemplateCommand;
 
@@ -119,6 +121,7 @@ Examples:
   echo data | thaw run -i -e MODE=fast --memory 1g --cpus 2 oci:./app
   thaw run --timings --network none docker-archive:app.tar /bin/true
   thaw run -p 8080:80 --egress allow=192.0.2.0/24:443 --egress default=deny oci:./web
+  thaw run -d --ready-http 80/healthz oci:./web
 
 Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 113 for what is wrong
 with the host, the image or the registry: see docs/exit-codes.md.";
@@ -157,6 +160,8 @@ pub struct RunArguments {
     pub network: NetworkMode,
     #[command(flatten)]
     pub through: NetworkArguments,
+    #[command(flatten)]
+    pub ready: ReadyArguments,
     #[command(flatten)]
     pub source: SourceArguments,
     /// How the image is served: `virtiofs`: as files; `erofs`: as a disk that the guest mounts itself

@@ -5,9 +5,13 @@ use std::time::Duration;
 use oci_spec::image::ImageConfiguration;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::detach::Until;
 use super::home::Home;
 use super::{ProcessArguments, RunArguments, detach};
 use crate::agent_client::{AgentClient, ProcessId};
+use thaw_protocol::api::ReadinessProbe;
+
+use crate::container::ready::{self, Unready};
 use crate::container::{self, Options, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{READY_LIMIT, RootServing};
@@ -28,9 +32,14 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
         if arguments.process.interactive {
             return Err(Failure::new(ExitCode::Runtime, "-d and -i exclude each other"));
         }
-        return detach::detached_self(ui).await;
+        let until = match arguments.ready.probe()? {
+            None => Until::Started,
+            Some(_) => Until::Ready,
+        };
+        return detach::detached_self(until, ui).await;
     }
     check_tty(&arguments.process)?;
+    let probe = arguments.ready.probe()?;
     let env = environment(&arguments.process)?;
     let trace = Trace::new();
     // Until the container takes signals, they end us; what exists so far goes with the future that holds it.
@@ -67,10 +76,13 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     let result = match Signals::new() {
         Ok(signals) => tokio::select! {
             // Once it is started, signals are the container's.
-            started = start(&home, &config, &options, arguments.root, &trace) => match started {
+            started = start(&home, &config, &options, arguments.root, probe.as_ref(), &trace) => match started {
                 Ok(started) => {
                     ui.fact(serde_json::json!({"event": "started", "id": home.id}));
-                    started.attended(&home, how, signals).await
+                    match &probe {
+                        None => started.attended(&home, how, signals).await,
+                        Some(probe) => started.attended_ready(&home, how, signals, probe, &trace, ui).await,
+                    }
                 }
                 Err(failure) => Err(failure),
             },
@@ -135,6 +147,7 @@ async fn start(
     config: &ImageConfiguration,
     options: &Options,
     root: RootServing,
+    probe: Option<&ReadinessProbe>,
     trace: &Trace,
 ) -> Result<Started, Failure> {
     let agent = {
@@ -146,6 +159,9 @@ async fn start(
         container::create(&agent, &home.id, config, options, root).await?
     };
     let out_of_memory = watch_memory(&agent);
+    if let Some(probe) = probe {
+        ready::expect(&agent, &running.container_id, probe).await?;
+    }
     {
         let _stage = trace.stage("start");
         container::start(&agent, &running, &home.directory).await?;
@@ -194,6 +210,44 @@ impl Started {
             status,
             out_of_memory,
         })
+    }
+
+    /// The same; it is to become ready before, and that is said.
+    async fn attended_ready(
+        self,
+        home: &Home,
+        how: Attendance,
+        signals: Signals,
+        probe: &ReadinessProbe,
+        trace: &Trace,
+        ui: &Ui,
+    ) -> Result<End, Failure> {
+        let (agent, container) = (self.agent.clone(), self.process.container.clone());
+        let mut attended = std::pin::pin!(self.attended(home, how, signals));
+        let waited = {
+            let _stage = trace.stage("ready");
+            tokio::select! {
+                waited = ready::wait(&agent, &container, probe) => waited?,
+                // Its output is passed on meanwhile, and to its end.
+                end = &mut attended => return not_ready(end?, probe),
+            }
+        };
+        match waited {
+            Ok(()) => {
+                ui.fact(serde_json::json!({"event": "ready", "id": home.id}));
+                attended.await
+            }
+            Err(Unready::Exited(_)) => not_ready(attended.await?, probe),
+            Err(late) => Err(late.failure(probe)),
+        }
+    }
+}
+
+/// It ended before it was ready; that memory ran out says more.
+fn not_ready(end: End, probe: &ReadinessProbe) -> Result<End, Failure> {
+    match end.out_of_memory {
+        true => Ok(end),
+        false => Err(Unready::Exited(end.status).failure(probe)),
     }
 }
 

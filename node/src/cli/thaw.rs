@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use futures_util::future::join_all;
 use thaw_protocol::api::{FreezeSandbox, ThawSandbox};
 
+use super::detach::Until;
 use super::home::{Home, memory_mode};
 use super::run::{Started, conclude, interrupted};
 use super::running::{Owner, absolute};
@@ -19,7 +20,7 @@ use crate::ui::Ui;
 
 pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Failure> {
     if arguments.detach {
-        return detach::detached_self(ui).await;
+        return detach::detached_self(Until::Started, ui).await;
     }
     let trace = Trace::new();
     let request = ThawSandbox {
@@ -76,7 +77,7 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
     };
     owner.client.freeze(&owner.id, &request).await?;
     let line: [OsString; 2] = ["thaw".into(), directory.into()];
-    let clones = (0..arguments.count).map(|_| detach::detached(&line, ui));
+    let clones = (0..arguments.count).map(|_| detach::detached(&line, Until::Started, ui));
     let mut failed = None;
     for clone in join_all(clones).await {
         match clone {

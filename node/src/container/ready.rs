@@ -4,13 +4,16 @@
 //! waited for. Whoever asked is answered only afterwards, so a later owner that finds it so removes the sandbox.
 
 use std::io::ErrorKind;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::readiness::wait_ready_response::Outcome as Told;
 use thaw_protocol::agent::readiness::{ExpectReadyRequest, HttpProbe, WaitReadyRequest};
-use thaw_protocol::api::{Readiness, ReadinessProbe};
+use thaw_protocol::api::{
+    MOST_PROBE_HOST, MOST_PROBE_PATH, READY_PERIOD_MS, READY_TIMEOUT_S, Readiness, ReadinessProbe,
+};
 
 use crate::agent_client::AgentClient;
 use crate::exit::{ExitCode, Failure};
@@ -21,14 +24,46 @@ const READY: &str = "ready";
 /// How long the guest's agent may take beyond a probe's time to say that it is over: the guest may be paused.
 const LATE: Duration = Duration::from_secs(10);
 
-/// What became of a container that was to become ready.
+/// Why a container did not become ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Ready,
+pub enum Unready {
     /// Its process ended before, with this.
     Exited(i32),
     /// The time is over; what was seen last.
     TimedOut(String),
+}
+
+/// Whether a probe can be.
+///
+/// # Errors
+/// Says in words what cannot.
+pub fn check(probe: &ReadinessProbe) -> Result<(), String> {
+    let port = match (&probe.tcp, &probe.http) {
+        (Some(tcp), None) => tcp.port,
+        (None, Some(http)) => {
+            let word = |text: &str| text.bytes().all(|b| b.is_ascii_graphic());
+            if !http.path.starts_with('/') || !word(&http.path) || http.path.len() > MOST_PROBE_PATH {
+                return Err(format!(
+                    "path begins with / and is of printable ASCII, at most {MOST_PROBE_PATH} characters"
+                ));
+            }
+            let host = http.host.as_deref();
+            if host.is_some_and(|host| host.is_empty() || !word(host) || host.len() > MOST_PROBE_HOST) {
+                return Err(format!("host is of printable ASCII, 1 to {MOST_PROBE_HOST} characters"));
+            }
+            http.port
+        }
+        _ => return Err("it is exactly one of tcp and http".into()),
+    };
+    if port == 0 {
+        return Err("port is 1 to 65535".into());
+    }
+    let within = |name: &str, value: u32, range: RangeInclusive<u32>| match range.contains(&value) {
+        true => Ok(()),
+        false => Err(format!("{name} is {} to {}", range.start(), range.end())),
+    };
+    within("timeout_s", probe.timeout_s, READY_TIMEOUT_S)?;
+    within("period_ms", probe.period_ms, READY_PERIOD_MS)
 }
 
 /// Has a container that is made, but not started, expected to become ready.
@@ -36,14 +71,8 @@ pub enum Outcome {
 /// # Errors
 /// [`ExitCode::AgentFailed`]: the guest cannot tell.
 pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe) -> Result<(), Failure> {
-    let port = match (&probe.tcp, &probe.http) {
-        (Some(tcp), None) => tcp.port,
-        (None, Some(http)) => http.port,
-        _ => {
-            let what = "a readiness probe is exactly one of tcp and http";
-            return Err(Failure::new(ExitCode::Runtime, what));
-        }
-    };
+    let ports = [probe.tcp.as_ref().map(|tcp| tcp.port), probe.http.as_ref().map(|http| http.port)];
+    let port = ports.into_iter().flatten().next().unwrap_or(0);
     let http = probe.http.as_ref().map(|http| HttpProbe {
         path: http.path.clone(),
         host: http.host.clone().unwrap_or_default(),
@@ -64,7 +93,11 @@ pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe
 ///
 /// # Errors
 /// [`ExitCode::GuestEnded`] when the guest ends first, [`ExitCode::AgentFailed`] when it does not say.
-pub async fn wait(agent: &AgentClient, container: &str, probe: &ReadinessProbe) -> Result<Outcome, Failure> {
+pub async fn wait(
+    agent: &AgentClient,
+    container: &str,
+    probe: &ReadinessProbe,
+) -> Result<Result<(), Unready>, Failure> {
     let request = WaitReadyRequest {
         container_id: container.into(),
         timeout_ms: probe.timeout_s.saturating_mul(1000),
@@ -79,12 +112,12 @@ pub async fn wait(agent: &AgentClient, container: &str, probe: &ReadinessProbe) 
         }
         Ok(Err(e)) => return Err(Failure::new(ExitCode::GuestEnded, format!("lost the guest: {e}"))),
         // A guest that stands still does not know the time.
-        Err(_) => return Ok(Outcome::TimedOut("the guest does not answer".into())),
+        Err(_) => return Ok(Err(Unready::TimedOut("the guest does not answer".into()))),
     };
     match told.outcome.enum_value() {
-        Ok(Told::READY) => Ok(Outcome::Ready),
-        Ok(Told::EXITED) => Ok(Outcome::Exited(told.exit_code)),
-        Ok(Told::TIMED_OUT) => Ok(Outcome::TimedOut(told.seen)),
+        Ok(Told::READY) => Ok(Ok(())),
+        Ok(Told::EXITED) => Ok(Err(Unready::Exited(told.exit_code))),
+        Ok(Told::TIMED_OUT) => Ok(Err(Unready::TimedOut(told.seen))),
         other => {
             let what = format!("the guest's agent says of the container's readiness: {other:?}");
             Err(Failure::new(ExitCode::AgentFailed, what))
@@ -92,20 +125,16 @@ pub async fn wait(agent: &AgentClient, container: &str, probe: &ReadinessProbe) 
     }
 }
 
-impl Outcome {
-    /// Why it is not ready, if it is not.
-    ///
-    /// # Errors
-    /// [`ExitCode::NotReady`].
-    pub fn held(self, probe: &ReadinessProbe) -> Result<(), Failure> {
+impl Unready {
+    /// As the caller is told it: [`ExitCode::NotReady`].
+    pub fn failure(self, probe: &ReadinessProbe) -> Failure {
         let what = match self {
-            Outcome::Ready => return Ok(()),
-            Outcome::Exited(code) => format!("the container ended before it was ready: it exited with {code}"),
-            Outcome::TimedOut(seen) => {
+            Unready::Exited(code) => format!("the container ended before it was ready: it exited with {code}"),
+            Unready::TimedOut(seen) => {
                 format!("the container was not ready after {} s: {seen}", probe.timeout_s)
             }
         };
-        Err(Failure::new(ExitCode::NotReady, what))
+        Failure::new(ExitCode::NotReady, what)
     }
 }
 
@@ -149,17 +178,44 @@ mod tests {
     }
 
     #[test]
+    fn a_probe_is_one_question_with_bounds() {
+        let check = |text: &str| check(&serde_json::from_str(text).unwrap());
+        for good in [
+            r#"{"tcp":{"port":1}}"#,
+            r#"{"tcp":{"port":65535},"timeout_s":3600,"period_ms":10}"#,
+            r#"{"http":{"port":80}}"#,
+            r#"{"http":{"port":80,"path":"/a?b=c%20d","host":"app.example:81"}}"#,
+        ] {
+            assert_eq!(check(good), Ok(()), "{good}");
+        }
+        for (bad, word) in [
+            ("{}", "exactly one"),
+            (r#"{"tcp":{"port":1},"http":{"port":1}}"#, "exactly one"),
+            (r#"{"tcp":{"port":0}}"#, "port"),
+            (r#"{"tcp":{"port":1},"timeout_s":0}"#, "timeout_s"),
+            (r#"{"tcp":{"port":1},"timeout_s":3601}"#, "timeout_s"),
+            (r#"{"tcp":{"port":1},"period_ms":9}"#, "period_ms"),
+            (r#"{"http":{"port":80,"path":"a"}}"#, "path"),
+            (r#"{"http":{"port":80,"path":"/a\r\nX: y"}}"#, "path"),
+            (r#"{"http":{"port":80,"host":""}}"#, "host"),
+            (r#"{"http":{"port":80,"host":"a b"}}"#, "host"),
+        ] {
+            let said = check(bad).unwrap_err();
+            assert!(said.contains(word), "{bad}: {said}");
+        }
+    }
+
+    #[test]
     fn what_was_seen_last_is_said() {
         let probe: ReadinessProbe = serde_json::from_str(r#"{"tcp": {"port": 8080}}"#).unwrap();
         assert_eq!((probe.timeout_s, probe.period_ms), (30, 100));
-        assert!(Outcome::Ready.held(&probe).is_ok());
-        let late = Outcome::TimedOut("nothing listens on port 8080".into()).held(&probe).unwrap_err();
+        let late = Unready::TimedOut("nothing listens on port 8080".into()).failure(&probe);
         assert_eq!(late.code, ExitCode::NotReady);
         assert_eq!(
             late.what,
             "the container was not ready after 30 s: nothing listens on port 8080"
         );
-        let ended = Outcome::Exited(3).held(&probe).unwrap_err();
+        let ended = Unready::Exited(3).failure(&probe);
         assert!(ended.what.ends_with("it exited with 3"), "{}", ended.what);
     }
 }

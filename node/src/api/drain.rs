@@ -12,13 +12,13 @@ use super::daemon::Daemon;
 use super::problem::Refusal;
 
 /// Whether this thawd makes sandboxes.
-#[utoipa::path(get, path = "/v1/node/drain", tag = "node", responses((status = 200, body = Drain)))]
+#[utoipa::path(get, path = "/v1/node/drain", operation_id = "getDrain", tag = "node", responses((status = 200, body = Drain)))]
 pub async fn show(State(daemon): State<Arc<Daemon>>) -> Json<Drain> {
     Json(daemon.drained())
 }
 
 /// Makes no more sandboxes, and answers when those being made are made, or were given up.
-#[utoipa::path(post, path = "/v1/node/drain", tag = "node", responses(
+#[utoipa::path(post, path = "/v1/node/drain", operation_id = "startDrain", tag = "node", responses(
     (status = 200, body = Drain),
     (status = 409, description = "This process makes none anyway", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
@@ -28,7 +28,7 @@ pub async fn begin(State(daemon): State<Arc<Daemon>>) -> Result<Json<Drain>, Ref
 }
 
 /// Makes sandboxes again.
-#[utoipa::path(delete, path = "/v1/node/drain", tag = "node", responses(
+#[utoipa::path(delete, path = "/v1/node/drain", operation_id = "endDrain", tag = "node", responses(
     (status = 200, body = Drain),
     (status = 409, description = "This process makes none anyway", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),

@@ -47,7 +47,7 @@ const SILENT: Duration = Duration::from_secs(90);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Runs a process in a sandbox's container to its end.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/exec", tag = "processes", request_body = ExecProcess,
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/exec", operation_id = "execInContainer", tag = "processes", request_body = ExecProcess,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, description = "What it came to, or with `stream` one ExecEvent a line", content(
         (ExecResult = "application/json"), (ExecEvent = "application/x-ndjson"))),
@@ -191,7 +191,7 @@ fn json(event: &ExecEvent) -> String {
 /// Attends a process in a sandbox's container over a WebSocket. The first message is an ExecProcess as text; then messages of
 /// bytes are its input, messages of text each an ExecInput. Back come messages of bytes, the first of them 1 for stdout or 2
 /// for stderr, and at the end one ExecEvent as text.
-#[utoipa::path(get, path = "/v1/sandboxes/{id}/exec", tag = "processes",
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/exec", operation_id = "openExecSession", tag = "processes",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 101, description = "A WebSocket"),
     (status = 403, description = "A page of another site asks", body = Problem, content_type = "application/problem+json"),

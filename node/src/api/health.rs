@@ -9,7 +9,7 @@ use thaw_protocol::api::Health;
 use super::daemon::Daemon;
 
 /// Which thawd this is.
-#[utoipa::path(get, path = "/v1/health", tag = "node", responses((status = 200, body = Health)))]
+#[utoipa::path(get, path = "/v1/health", operation_id = "getHealth", tag = "node", responses((status = 200, body = Health)))]
 pub async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
     Json(Health {
         version: env!("CARGO_PKG_VERSION").into(),

@@ -43,7 +43,7 @@ enum StreamName {
 }
 
 /// What the container's process wrote: the last of it, at least 1 MiB where there was as much.
-#[utoipa::path(get, path = "/v1/sandboxes/{id}/logs", tag = "processes",
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/logs", operation_id = "getContainerLogs", tag = "processes",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), LogParameters), responses(
     (status = 200, description = "The bytes as they were written", body = Vec<u8>, content_type = "application/octet-stream"),
     (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),

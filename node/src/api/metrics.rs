@@ -18,7 +18,7 @@ use crate::metrics::{Families, MEDIA_TYPE, process};
 const NOWHERE: &str = "none";
 
 /// What this thawd counts, for Prometheus. docs/metrics.md says what each is.
-#[utoipa::path(get, path = "/metrics", tag = "node", responses(
+#[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "node", responses(
     (status = 200, description = "Prometheus's text format, 0.0.4", body = String, content_type = "text/plain"),
 ))]
 pub async fn metrics(

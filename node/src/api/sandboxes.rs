@@ -57,7 +57,7 @@ pub struct ListParameters {
 }
 
 /// The sandboxes as they are, or with `watch` their changes.
-#[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes", params(ListParameters), responses(
+#[utoipa::path(get, path = "/v1/sandboxes", operation_id = "listSandboxes", tag = "sandboxes", params(ListParameters), responses(
     (status = 200, description = "The sandboxes, or with `watch` one WatchEvent a line", content(
         (SandboxList = "application/json"), (WatchEvent = "application/x-ndjson"))),
     (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
@@ -136,7 +136,7 @@ fn follow(
 }
 
 /// One sandbox, by id or name.
-#[utoipa::path(get, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+#[utoipa::path(get, path = "/v1/sandboxes/{id}", operation_id = "getSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -146,7 +146,7 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Res
 }
 
 /// Makes a sandbox of an image; its agent takes containers when this answers.
-#[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = CreateSandbox,
+#[utoipa::path(post, path = "/v1/sandboxes", operation_id = "createSandbox", tag = "sandboxes", request_body = CreateSandbox,
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
         ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
@@ -171,7 +171,7 @@ pub async fn create(
 }
 
 /// Makes a sandbox of a snapshot: what ran in it goes on, as another.
-#[utoipa::path(post, path = "/v1/thaws", tag = "sandboxes", request_body = ThawSandbox,
+#[utoipa::path(post, path = "/v1/thaws", operation_id = "thawSandbox", tag = "sandboxes", request_body = ThawSandbox,
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
         ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
@@ -254,7 +254,7 @@ fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
 }
 
 /// Ends a sandbox and removes all it has.
-#[utoipa::path(delete, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+#[utoipa::path(delete, path = "/v1/sandboxes/{id}", operation_id = "deleteSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "It is gone"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -267,7 +267,7 @@ pub async fn delete(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> 
 }
 
 /// Stops a sandbox's CPUs.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", operation_id = "pauseSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "They stand still"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -280,7 +280,7 @@ pub async fn pause(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> R
 }
 
 /// Lets a paused sandbox's CPUs run again.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", operation_id = "resumeSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "They run"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -293,7 +293,7 @@ pub async fn resume(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> 
 }
 
 /// Says where a sandbox may connect to, from now on: at once, for the connections it has too.
-#[utoipa::path(patch, path = "/v1/sandboxes/{id}/network", tag = "sandboxes", request_body = NetworkPolicy,
+#[utoipa::path(patch, path = "/v1/sandboxes/{id}/network", operation_id = "setNetworkPolicy", tag = "sandboxes", request_body = NetworkPolicy,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
@@ -313,7 +313,7 @@ pub async fn set_network_policy(
 }
 
 /// Writes a running sandbox down, memory and disk.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/freeze", tag = "sandboxes", request_body = FreezeSandbox,
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/freeze", operation_id = "freezeSandbox", tag = "sandboxes", request_body = FreezeSandbox,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = FrozenSandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
@@ -333,7 +333,7 @@ pub async fn freeze(
 }
 
 /// Makes clones of a running sandbox, which goes on: all that are asked for, or none.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", request_body = ForkSandbox,
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", operation_id = "forkSandbox", tag = "sandboxes", request_body = ForkSandbox,
     params(
         ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"),
         ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),

@@ -86,7 +86,7 @@ impl Stock for Node {
 }
 
 /// The images in the store.
-#[utoipa::path(get, path = "/v1/images", tag = "images", responses(
+#[utoipa::path(get, path = "/v1/images", operation_id = "listImages", tag = "images", responses(
     (status = 200, body = ImageList),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -96,7 +96,7 @@ pub async fn images(State(daemon): State<Arc<Daemon>>) -> Result<Json<ImageList>
 }
 
 /// Fetches an image into the store, or as much of it as a start needs.
-#[utoipa::path(post, path = "/v1/images", tag = "images", request_body = PullImage, responses(
+#[utoipa::path(post, path = "/v1/images", operation_id = "pullImage", tag = "images", request_body = PullImage, responses(
     (status = 201, body = Image),
     (status = 400, description = "This names no image", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
@@ -114,7 +114,7 @@ pub async fn pull(
 }
 
 /// An image, layer by layer.
-#[utoipa::path(get, path = "/v1/images/{image}", tag = "images",
+#[utoipa::path(get, path = "/v1/images/{image}", operation_id = "getImage", tag = "images",
     params(("image" = String, Path, description = "Reference, `/` as `%2F`; digest; or the beginning of a digest", max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = ImageDetail),
     (status = 400, description = "This names no image, or more than one", body = Problem, content_type = "application/problem+json"),
@@ -129,7 +129,7 @@ pub async fn image(
 }
 
 /// Removes an image no sandbox uses.
-#[utoipa::path(delete, path = "/v1/images/{image}", tag = "images",
+#[utoipa::path(delete, path = "/v1/images/{image}", operation_id = "deleteImage", tag = "images",
     params(("image" = String, Path, description = "Reference, `/` as `%2F`; digest; or the beginning of a digest", max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "It is gone"),
     (status = 400, description = "This names no image, or more than one", body = Problem, content_type = "application/problem+json"),
@@ -148,7 +148,7 @@ pub async fn remove_image(
 }
 
 /// The templates of the node.
-#[utoipa::path(get, path = "/v1/templates", tag = "images", responses(
+#[utoipa::path(get, path = "/v1/templates", operation_id = "listTemplates", tag = "images", responses(
     (status = 200, body = TemplateList),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -158,7 +158,7 @@ pub async fn templates(State(daemon): State<Arc<Daemon>>) -> Result<Json<Templat
 }
 
 /// Removes a template. Sandboxes thawed from it go on; snapshots that are deltas over it are lost.
-#[utoipa::path(delete, path = "/v1/templates/{key}", tag = "images",
+#[utoipa::path(delete, path = "/v1/templates/{key}", operation_id = "deleteTemplate", tag = "images",
     params(("key" = String, Path, description = "Its key, or the beginning of it", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "It is gone"),
     (status = 404, description = "There is none, or more than one", body = Problem, content_type = "application/problem+json"),

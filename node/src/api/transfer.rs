@@ -46,7 +46,7 @@ pub struct WriteParameters {
 }
 
 /// Reads a file of the sandbox's container, as its root user sees it.
-#[utoipa::path(get, path = "/v1/sandboxes/{id}/files", tag = "files",
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/files", operation_id = "readFile", tag = "files",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), ReadParameters), responses(
     (status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream",
         headers(("thaw-file-mode" = String, description = "Its permission bits, octal"))),
@@ -134,7 +134,7 @@ impl Reading {
 
 /// Writes a file of the sandbox's container, as its root user. It appears when it is whole; one that was there is replaced, and
 /// keeps its owner and permissions.
-#[utoipa::path(put, path = "/v1/sandboxes/{id}/files", tag = "files",
+#[utoipa::path(put, path = "/v1/sandboxes/{id}/files", operation_id = "writeFile", tag = "files",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), WriteParameters),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
     (status = 204, description = "It is there"),

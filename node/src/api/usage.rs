@@ -11,7 +11,7 @@ use super::extract::Named;
 use super::problem::{ApiCode, Refusal};
 
 /// What a sandbox takes of its host.
-#[utoipa::path(get, path = "/v1/sandboxes/{id}/metrics", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/metrics", operation_id = "getSandboxUsage", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Usage),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
@@ -21,7 +21,7 @@ pub async fn one(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Res
 }
 
 /// What this node's pools have, and all its sandboxes take.
-#[utoipa::path(get, path = "/v1/node/usage", tag = "node", responses(
+#[utoipa::path(get, path = "/v1/node/usage", operation_id = "getNodeUsage", tag = "node", responses(
     (status = 200, body = NodeUsage),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]

@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
+use thaw_protocol::api::ReadinessProbe;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::detach::Until;
 use super::home::Home;
 use super::{ProcessArguments, RunArguments, detach};
 use crate::agent_client::{AgentClient, ProcessId};
-use thaw_protocol::api::ReadinessProbe;
-
 use crate::container::ready::{self, Unready};
 use crate::container::{self, Options, Running};
 use crate::exit::{ExitCode, Failure};

@@ -204,3 +204,34 @@ fn json_and_quiet_are_for_programs() {
     let out = run(&mut thaw(&["-q", "run", "--rm", &busybox, "true"]));
     assert_eq!((out.code(), out.stderr.as_str()), (0, ""));
 }
+
+#[test]
+fn a_container_is_waited_for_until_it_serves() {
+    let (name, busybox) = (format!("ready-{}", std::process::id()), image("busybox"));
+    let serve = "mkdir /tmp/w; (sleep 1; echo ok >/tmp/w/up) & exec httpd -f -p 8080 -h /tmp/w";
+    let detached = ["run", "-d", "--name", &name, "--ready-http", "8080/up", &busybox, "sh", "-c", serve];
+    run(&mut thaw(&detached)).ok();
+    // It is there: nobody has to ask twice.
+    let get = ["exec", &name, "wget", "-q", "-O", "-", "http://127.0.0.1:8080/up"];
+    assert_eq!(run(&mut thaw(&get)).ok(), "ok\n");
+    run(&mut thaw(&["rm", &name])).ok();
+
+    let timed = shell(&["--timings", "--ready-tcp", "8080"], "nc -l -p 8080; exit 4");
+    assert_eq!(timed.code(), 4, "{timed:?}");
+    assert!(timed.stderr.lines().any(|l| l.starts_with("ready ")), "{timed:?}");
+}
+
+#[test]
+fn a_container_that_does_not_serve_is_said_so_and_is_gone() {
+    let name = format!("unready-{}", std::process::id());
+    let flags = ["--name", &name, "--ready-tcp", "8080", "--ready-timeout", "10"];
+    let late = shell(&flags, "echo out; exec httpd -f -p 3000");
+    assert_eq!((late.code(), late.stdout.as_str()), (107, "out\n"), "{late:?}");
+    assert!(late.stderr.contains("what listens is on 3000"), "{late:?}");
+    assert_eq!(late.stderr.lines().count(), 1, "one clear line: {late:?}");
+    let ended = shell(&["--name", &name, "--ready-http", "8080"], "echo out; exit 3");
+    assert_eq!((ended.code(), ended.stdout.as_str()), (107, "out\n"), "{ended:?}");
+    assert!(ended.stderr.contains("exited with 3"), "{ended:?}");
+    let listed = run(&mut thaw(&["--json", "ps"])).ok();
+    assert!(!listed.contains(&name), "{listed}");
+}

@@ -145,7 +145,7 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Res
     Ok(Json(Sandbox::clone(&found)))
 }
 
-/// Makes a sandbox of an image; its agent takes containers when this answers.
+/// Makes a sandbox of an image; when this answers, its agent takes containers, or the one that was asked for is ready.
 #[utoipa::path(post, path = "/v1/sandboxes", operation_id = "createSandbox", tag = "sandboxes", request_body = CreateSandbox,
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
@@ -154,7 +154,7 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Res
     (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
     (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here, or its container did not become ready", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn create(

@@ -27,18 +27,18 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     let Some((image, command)) = arguments.image_and_command.split_first() else {
         return Err(Failure::new(ExitCode::Runtime, "no image"));
     };
+    let probe = arguments.ready.probe()?;
     if arguments.detach {
         if arguments.process.interactive {
             return Err(Failure::new(ExitCode::Runtime, "-d and -i exclude each other"));
         }
-        let until = match arguments.ready.probe()? {
+        let until = match probe {
             None => Until::Started,
             Some(_) => Until::Ready,
         };
         return detach::detached_self(until, ui).await;
     }
     check_tty(&arguments.process)?;
-    let probe = arguments.ready.probe()?;
     let env = environment(&arguments.process)?;
     let trace = Trace::new();
     // Until the container takes signals, they end us; what exists so far goes with the future that holds it.

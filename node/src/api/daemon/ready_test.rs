@@ -1,7 +1,7 @@
 use axum::Router;
 use axum::http::StatusCode;
 use futures_util::poll;
-use thaw_protocol::api::{CreatedSandbox, Problem, Sandbox, SandboxList};
+use thaw_protocol::api::{Problem, Sandbox, SandboxList};
 
 use super::*;
 use crate::api::asking::{JSON, ask, read, refused, send, whole};

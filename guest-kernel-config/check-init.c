@@ -224,6 +224,25 @@ static int cgroup_device(void) {
     return (int)syscall(SYS_bpf, BPF_PROG_ATTACH, &attach, sizeof attach);
 }
 
+// What the agent is told by of sockets that listen: a program for socket operations linked to a cgroup, and a ring.
+static int cgroup_sockets(void) {
+    union bpf_attr ring = {.map_type = BPF_MAP_TYPE_RINGBUF, .max_entries = 4096};
+    if (syscall(SYS_bpf, BPF_MAP_CREATE, &ring, sizeof ring) < 0) return -1;
+    struct bpf_insn code[] = {{.code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = 0, .imm = 1}, {.code = BPF_JMP | BPF_EXIT}};
+    union bpf_attr load = {.prog_type = BPF_PROG_TYPE_SOCK_OPS};
+    load.insns = (uint64_t)(uintptr_t)code;
+    load.insn_cnt = 2;
+    load.license = (uint64_t)(uintptr_t) "GPL";
+    int program = (int)syscall(SYS_bpf, BPF_PROG_LOAD, &load, sizeof load);
+    if (program < 0) return -1;
+    mkdir("/sys/fs/cgroup/s", 0755);
+    int group = open("/sys/fs/cgroup/s", O_RDONLY | O_DIRECTORY);
+    union bpf_attr link = {.link_create.prog_fd = (uint32_t)program};
+    link.link_create.target_fd = (uint32_t)group;
+    link.link_create.attach_type = BPF_CGROUP_SOCK_OPS;
+    return syscall(SYS_bpf, BPF_LINK_CREATE, &link, sizeof link) < 0 ? -1 : 0;
+}
+
 static int cgroup_files(void) {
     if (write_text("/sys/fs/cgroup/cgroup.subtree_control", "+cpuset +cpu +io +memory +hugetlb +pids")) return -1;
     mkdir("/sys/fs/cgroup/f", 0755);
@@ -351,6 +370,7 @@ int main(void) {
           (const char *const[]){"cpuset", "cpu", "io", "memory", "hugetlb", "pids", NULL});
     in_child("cgroup control files", cgroup_files);
     in_child("cgroup device program (BPF)", cgroup_device);
+    in_child("cgroup socket program and ring (BPF)", cgroup_sockets);
     paths("namespace", "/proc/self/ns",
           (const char *const[]){"cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts", NULL});
     in_child("unshare every namespace", namespaces);

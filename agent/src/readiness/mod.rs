@@ -155,6 +155,8 @@ async fn attempt(
         let socket = network.socket(&address).await?;
         let asked = timeout(PATIENCE, async {
             let stream = match socket.connect(address).await {
+                // Where nobody listens a socket may be given that very port, and so reach itself.
+                Ok(stream) if stream.local_addr().is_ok_and(|own| own == address) => return Attempt::Closed,
                 Ok(stream) => stream,
                 Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Attempt::Closed,
                 Err(e) => return Attempt::Unreachable(how(&format_args!("cannot be connected to: {e}"))),

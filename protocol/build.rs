@@ -20,7 +20,10 @@ fn generate() -> std::io::Result<()> {
     std::fs::create_dir_all(&out)?;
     Codegen::new()
         .out_dir(&out)
-        .inputs(["agent", "csi", "files", "health", "oci", "readiness", "types"].map(|name| format!("proto/{name}.proto")))
+        .inputs(
+            ["agent", "csi", "files", "health", "oci", "readiness", "types"]
+                .map(|name| format!("proto/{name}.proto")),
+        )
         .include("proto")
         .rust_protobuf()
         .rust_protobuf_customize(ProtobufCustomize::default().lite_runtime(true))

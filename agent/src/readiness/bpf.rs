@@ -214,7 +214,16 @@ impl Ring {
         let read = unsafe { mmap(std::ptr::null_mut(), PAGE, both, MapFlags::SHARED, &map, 0) }?;
         let (size, at) = (PAGE + 2 * RING, PAGE as u64);
         // SAFETY: likewise.
-        let written = unsafe { mmap(std::ptr::null_mut(), size, ProtFlags::READ, MapFlags::SHARED, &map, at) };
+        let written = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                &map,
+                at,
+            )
+        };
         let written = written.inspect_err(|_| {
             // SAFETY: it was mapped above, and nobody has it.
             let _ = unsafe { munmap(read, PAGE) };

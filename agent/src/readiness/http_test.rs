@@ -13,7 +13,10 @@ fn the_status_is_that_of_the_first_answer_that_is_not_interim() {
         (b"HTTP/1.1 503 \r\nServer: x", Said::Status(503)),
         (b"HTTP/1.1 101 Switching\r\n", Said::Status(101)),
         (b"HTTP/1.1 103 Early\r\nLink: x\r\n", Said::Unfinished),
-        (b"HTTP/1.1 100\r\n\r\nHTTP/1.1 103 x\n\nHTTP/1.1 204 y\r\n", Said::Status(204)),
+        (
+            b"HTTP/1.1 100\r\n\r\nHTTP/1.1 103 x\n\nHTTP/1.1 204 y\r\n",
+            Said::Status(204),
+        ),
         (b"HTTP/1.1 100\r\n\r\nSSH-2.0", Said::Nonsense),
         (b"HTTP/2 200\r\n", Said::Nonsense),
         (b"HTTP/1.1 2000 OK\r\n", Said::Nonsense),
@@ -31,7 +34,10 @@ fn the_status_is_that_of_the_first_answer_that_is_not_interim() {
 fn a_question_is_one_request_or_refused() {
     let request = |path, host| Question::new(path, host).map(|q| q.request(8080));
     let text = String::from_utf8(request("/healthz?a=b", "").unwrap()).unwrap();
-    assert!(text.starts_with("GET /healthz?a=b HTTP/1.1\r\nHost: localhost:8080\r\n"), "{text}");
+    assert!(
+        text.starts_with("GET /healthz?a=b HTTP/1.1\r\nHost: localhost:8080\r\n"),
+        "{text}"
+    );
     let text = String::from_utf8(request("/", "app.example").unwrap()).unwrap();
     assert!(text.contains("\r\nHost: app.example\r\n"), "{text}");
     let (long, longer) = ("/".repeat(LONGEST_PATH), "/".repeat(LONGEST_PATH + 1));

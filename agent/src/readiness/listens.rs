@@ -16,6 +16,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::bpf::{self, Ring};
 use crate::error::{For, Result};
+use crate::stdio::watch;
 
 /// Watches a cgroup's sockets.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl Listens {
         let link = bpf::tell_listening(directory.as_fd(), port, map.as_fd()).for_(what)?;
         Ok(Listens {
             ring,
-            readable: AsyncFd::with_interest(map, Interest::READABLE).for_(what)?,
+            readable: watch(map, Interest::READABLE)?,
             _link: link,
         })
     }
@@ -46,7 +47,9 @@ impl Listens {
         loop {
             let ready = self.readable.readable().await;
             let mut ready = ready.for_(|| "wait for what listens".into())?;
-            let told: Vec<IpAddr> = std::iter::from_fn(|| self.ring.take()).filter_map(address).collect();
+            let told: Vec<IpAddr> = std::iter::from_fn(|| self.ring.take())
+                .filter_map(address)
+                .collect();
             if !told.is_empty() {
                 return Ok(told);
             }

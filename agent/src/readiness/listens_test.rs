@@ -1,5 +1,4 @@
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -60,7 +59,11 @@ fn every_listening_is_told_also_after_a_flood() {
     rustix::io::read(&done, &mut [0]).unwrap();
     let flood = next(&mut listens);
     assert!(flood.iter().all(|address| *address == Ipv6Addr::UNSPECIFIED));
-    assert!(flood.len() < 3000, "{}: as many as there is room for", flood.len());
+    assert!(
+        flood.len() < 3000,
+        "{}: as many as there is room for",
+        flood.len()
+    );
     rustix::io::write(&go, b"2").unwrap();
     assert_eq!(next(&mut listens), [Ipv4Addr::UNSPECIFIED]);
     let pid = rustix::process::Pid::from_raw(pid);
@@ -76,8 +79,14 @@ fn addresses_are_read_as_the_network_has_them() {
         address([family as u32, a, b, c, d, e])
     };
     let four = u32::from_ne_bytes([127, 0, 0, 1]);
-    assert_eq!(event(libc::AF_INET, [four, 0, 0, 0, 0]), Some(Ipv4Addr::LOCALHOST.into()));
+    assert_eq!(
+        event(libc::AF_INET, [four, 0, 0, 0, 0]),
+        Some(Ipv4Addr::LOCALHOST.into())
+    );
     let one = u32::from_ne_bytes([0, 0, 0, 1]);
-    assert_eq!(event(libc::AF_INET6, [0, 0, 0, 0, one]), Some(Ipv6Addr::LOCALHOST.into()));
+    assert_eq!(
+        event(libc::AF_INET6, [0, 0, 0, 0, one]),
+        Some(Ipv6Addr::LOCALHOST.into())
+    );
     assert_eq!(event(libc::AF_UNIX, [0; 5]), None);
 }

@@ -81,7 +81,10 @@ impl Expected {
                 request.period_ms
             )));
         }
-        let question = request.http.as_ref().map(|http| Question::new(&http.path, &http.host));
+        let question = request
+            .http
+            .as_ref()
+            .map(|http| Question::new(&http.path, &http.host));
         Ok(Expected {
             port,
             question: question.transpose()?,
@@ -172,7 +175,12 @@ async fn attempt(
                 Err(e) => Attempt::Bad(how(&e)),
             }
         });
-        let silent = |_| Attempt::Bad(how(&format_args!("did not answer within {} s", PATIENCE.as_secs())));
+        let silent = |_| {
+            Attempt::Bad(how(&format_args!(
+                "did not answer within {} s",
+                PATIENCE.as_secs()
+            )))
+        };
         match asked.await.unwrap_or_else(silent) {
             Attempt::Closed => {}
             unreachable @ Attempt::Unreachable(_) => last = unreachable,
@@ -238,6 +246,9 @@ mod tests {
         }
         let last: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         assert_eq!(last.len(), MOST_ADDRESSES);
-        assert_eq!(last[MOST_ADDRESSES - 3..], ["10.0.0.98", "10.0.0.99", "10.0.0.97"]);
+        assert_eq!(
+            last[MOST_ADDRESSES - 3..],
+            ["10.0.0.98", "10.0.0.99", "10.0.0.97"]
+        );
     }
 }

@@ -41,7 +41,9 @@ impl Network {
         let theirs = theirs.for_(|| format!("open {path}"))?;
         let (a, b) = (theirs.metadata(), fs::metadata("/proc/thread-self/ns/net"));
         let identity = |m: fs::Metadata| (m.dev(), m.ino());
-        let same = a.and_then(|a| Ok(identity(a) == identity(b?))).for_(|| format!("look at {path}"))?;
+        let same = a
+            .and_then(|a| Ok(identity(a) == identity(b?)))
+            .for_(|| format!("look at {path}"))?;
         Ok(Network {
             namespace: (!same).then(|| theirs.into()),
             pid,
@@ -92,7 +94,10 @@ impl Network {
         let named: Vec<String> = ports.iter().take(MOST_PORTS).map(ToString::to_string).collect();
         match named.as_slice() {
             [] => format!("nothing listens on port {port}, nor on any other"),
-            named => format!("nothing listens on port {port}; what listens is on {}", named.join(", ")),
+            named => format!(
+                "nothing listens on port {port}; what listens is on {}",
+                named.join(", ")
+            ),
         }
     }
 }

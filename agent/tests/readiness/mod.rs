@@ -1,10 +1,10 @@
 //! Whether a container is ready: told when it is, whatever it does first, and at once when it never will be.
 
+use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::oci;
 use thaw_protocol::agent::readiness::wait_ready_response::Outcome;
 use thaw_protocol::agent::readiness::*;
 use thaw_protocol::agent::readiness_ttrpc::ReadinessClient;
-use thaw_protocol::agent::MessageField;
 use thaw_protocol::handshake::Greeting;
 use ttrpc::Code;
 
@@ -92,9 +92,14 @@ fn a_port_that_takes_connections_is_ready_and_no_sooner() {
 fn what_listened_before_anybody_waited_was_seen_also_of_an_exec() {
     with_guest(|g| async move {
         let client = begin(&g, "c", "read end", &tcp("c", 8080)).await;
-        g.exec("c", "e", &["sh", "-c", "busybox nc -l -p 8080 & echo begun; wait"], false)
-            .await
-            .unwrap();
+        g.exec(
+            "c",
+            "e",
+            &["sh", "-c", "busybox nc -l -p 8080 & echo begun; wait"],
+            false,
+        )
+        .await
+        .unwrap();
         g.read_until("c", "e", "begun\n").await;
         assert_eq!(wait(&client, "c", 60_000).await.outcome, Outcome::READY.into());
         g.remove("c").await.unwrap();
@@ -122,7 +127,8 @@ fn a_container_that_ends_first_is_told_at_once_with_its_code() {
     });
 }
 
-const UP: &str = "busybox nc -l -p 3000 & while ! busybox netstat -ltn | grep -q :3000; do :; done; echo up; wait";
+const UP: &str =
+    "busybox nc -l -p 3000 & while ! busybox netstat -ltn | grep -q :3000; do :; done; echo up; wait";
 
 #[test]
 fn what_listens_instead_is_said_when_the_time_is_over() {
@@ -153,7 +159,11 @@ fn a_status_that_is_not_good_is_asked_for_again_until_it_is() {
         let client = begin(&g, "d", SERVE, &http("d", "/missing")).await;
         let told = wait(&client, "d", 2000).await;
         assert_eq!(told.outcome, Outcome::TIMED_OUT.into());
-        assert!(told.seen.ends_with(":8080 answered 404 to GET /missing"), "{}", told.seen);
+        assert!(
+            told.seen.ends_with(":8080 answered 404 to GET /missing"),
+            "{}",
+            told.seen
+        );
         g.remove("d").await.unwrap();
         g.assert_clean().await;
     });

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, ProcessIdentity,
+    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, ProcessIdentity, Readiness,
     SandboxNetwork, StartContainer, ThawSandbox, Usage,
 };
 use thaw_protocol::control::MachineState;

@@ -105,7 +105,9 @@ mod tests {
         let journal = Journal::open(directory.path()).unwrap();
         assert!(last_lines(&journal).is_empty());
         for n in 0..30_000 {
-            journal.append(Output::Stdout, format!("line {n}\n").as_bytes()).unwrap();
+            journal
+                .append(Output::Stdout, format!("line {n}\n").as_bytes())
+                .unwrap();
         }
         journal.append(Output::Stderr, b"\x1b[31mbad\xff\n").unwrap();
         let lines = last_lines(&journal);

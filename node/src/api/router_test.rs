@@ -454,7 +454,8 @@ fn the_document_is_the_routes() {
 
 #[test]
 fn every_operation_has_a_name_of_its_own_that_is_a_verb_and_a_noun() {
-    let verbs = "create delete end exec fork freeze get list open pause pull read resume set start thaw write";
+    let verbs =
+        "create delete end exec fork freeze get list open pause pull read resume set start thaw write";
     let verbs: Vec<_> = verbs.split(' ').collect();
     let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
     let mut names = std::collections::BTreeSet::new();
@@ -463,7 +464,10 @@ fn every_operation_has_a_name_of_its_own_that_is_a_verb_and_a_noun() {
             let name = operation["operationId"].as_str().unwrap_or_default();
             let noun_at = name.find(|c: char| c.is_ascii_uppercase()).unwrap_or(0);
             let (verb, noun) = name.split_at(noun_at);
-            assert!(verbs.contains(&verb), "{method} {path}: {name:?} begins with a verb");
+            assert!(
+                verbs.contains(&verb),
+                "{method} {path}: {name:?} begins with a verb"
+            );
             let plain = noun.chars().all(|c| c.is_ascii_alphanumeric());
             assert!(noun.len() > 2 && plain, "{method} {path}: {name:?} has a noun");
             assert!(names.insert(name.to_owned()), "{name} is another operation's too");

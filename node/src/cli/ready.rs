@@ -48,7 +48,9 @@ fn parse_http(text: &str) -> Result<HttpProbe, String> {
     if !text.starts_with("http://") {
         return read(whose, path, None);
     }
-    let (host, port) = whose.rsplit_once(':').ok_or("a URL has a port here: http://HOST:PORT/PATH")?;
+    let (host, port) = whose
+        .rsplit_once(':')
+        .ok_or("a URL has a port here: http://HOST:PORT/PATH")?;
     read(port, path, (!host.is_empty()).then(|| whose.to_owned()))
 }
 
@@ -88,7 +90,9 @@ mod tests {
     #[test]
     fn flags_make_one_probe_or_none() {
         assert_eq!(probe(&[]).unwrap(), None);
-        let tcp = probe(&["--ready-tcp", "8080", "--ready-timeout", "5"]).unwrap().unwrap();
+        let tcp = probe(&["--ready-tcp", "8080", "--ready-timeout", "5"])
+            .unwrap()
+            .unwrap();
         assert_eq!((tcp.tcp, tcp.timeout_s), (Some(TcpProbe { port: 8080 }), 5));
         for (text, port, path, host) in [
             ("8080", 8080, "/", None),

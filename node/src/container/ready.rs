@@ -49,7 +49,9 @@ pub fn check(probe: &ReadinessProbe) -> Result<(), String> {
             }
             let host = http.host.as_deref();
             if host.is_some_and(|host| host.is_empty() || !word(host) || host.len() > MOST_PROBE_HOST) {
-                return Err(format!("host is of printable ASCII, 1 to {MOST_PROBE_HOST} characters"));
+                return Err(format!(
+                    "host is of printable ASCII, 1 to {MOST_PROBE_HOST} characters"
+                ));
             }
             http.port
         }
@@ -71,7 +73,10 @@ pub fn check(probe: &ReadinessProbe) -> Result<(), String> {
 /// # Errors
 /// [`ExitCode::AgentFailed`]: the guest cannot tell.
 pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe) -> Result<(), Failure> {
-    let ports = [probe.tcp.as_ref().map(|tcp| tcp.port), probe.http.as_ref().map(|http| http.port)];
+    let ports = [
+        probe.tcp.as_ref().map(|tcp| tcp.port),
+        probe.http.as_ref().map(|http| http.port),
+    ];
     let port = ports.into_iter().flatten().next().unwrap_or(0);
     let http = probe.http.as_ref().map(|http| HttpProbe {
         path: http.path.clone(),
@@ -85,7 +90,12 @@ pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe
         period_ms: probe.period_ms,
         ..Default::default()
     };
-    let failed = |e| Failure::new(ExitCode::AgentFailed, format!("cannot see what the container listens on: {e}"));
+    let failed = |e| {
+        Failure::new(
+            ExitCode::AgentFailed,
+            format!("cannot see what the container listens on: {e}"),
+        )
+    };
     agent.expect_ready(&request).await.map_err(failed)
 }
 
@@ -107,7 +117,10 @@ pub async fn wait(
     let told = match tokio::time::timeout(limit, agent.wait_ready(&request)).await {
         Ok(Ok(told)) => told,
         Ok(Err(ttrpc::Error::RpcStatus(status))) => {
-            let what = format!("nobody tells whether the container is ready: {}", status.message());
+            let what = format!(
+                "nobody tells whether the container is ready: {}",
+                status.message()
+            );
             return Err(Failure::new(ExitCode::AgentFailed, what));
         }
         Ok(Err(e)) => return Err(Failure::new(ExitCode::GuestEnded, format!("lost the guest: {e}"))),
@@ -129,7 +142,9 @@ impl Unready {
     /// As the caller is told it: [`ExitCode::NotReady`].
     pub fn failure(self, probe: &ReadinessProbe) -> Failure {
         let what = match self {
-            Unready::Exited(code) => format!("the container ended before it was ready: it exited with {code}"),
+            Unready::Exited(code) => {
+                format!("the container ended before it was ready: it exited with {code}")
+            }
             Unready::TimedOut(seen) => {
                 format!("the container was not ready after {} s: {seen}", probe.timeout_s)
             }

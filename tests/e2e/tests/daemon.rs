@@ -89,7 +89,10 @@ fn ask(home: &Home, method: &str, path: &str, body: &str) -> (String, Value) {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.to_lowercase(), serde_json::from_str(body).unwrap_or_default())
+    (
+        head.to_lowercase(),
+        serde_json::from_str(body).unwrap_or_default(),
+    )
 }
 
 #[test]
@@ -111,9 +114,17 @@ fn a_container_thawd_starts_is_answered_for_when_it_is_ready() {
     let probe = json!({"tcp": {"port": 8080}, "timeout_s": 300});
     let (head, problem) = create("ends", "echo broken; exit 3", probe);
     assert!(head.starts_with("http/1.1 422"), "{head} {problem}");
-    assert_eq!((&problem["code"], &problem["context"]), (&json!("not-ready"), &json!(["broken"])));
+    assert_eq!(
+        (&problem["code"], &problem["context"]),
+        (&json!("not-ready"), &json!(["broken"]))
+    );
     let (_, listed) = ask(&home, "GET", "/v1/sandboxes", "");
-    let names: Vec<_> = listed["items"].as_array().unwrap().iter().map(|s| &s["name"]).collect();
+    let names: Vec<_> = listed["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| &s["name"])
+        .collect();
     assert_eq!(names, ["web"]);
 
     // The next thawd knows that it is ready.

@@ -209,7 +209,18 @@ fn json_and_quiet_are_for_programs() {
 fn a_container_is_waited_for_until_it_serves() {
     let (name, busybox) = (format!("ready-{}", std::process::id()), image("busybox"));
     let serve = "mkdir /tmp/w; (sleep 1; echo ok >/tmp/w/up) & exec httpd -f -p 8080 -h /tmp/w";
-    let detached = ["run", "-d", "--name", &name, "--ready-http", "8080/up", &busybox, "sh", "-c", serve];
+    let detached = [
+        "run",
+        "-d",
+        "--name",
+        &name,
+        "--ready-http",
+        "8080/up",
+        &busybox,
+        "sh",
+        "-c",
+        serve,
+    ];
     run(&mut thaw(&detached)).ok();
     // It is there: nobody has to ask twice.
     let get = ["exec", &name, "wget", "-q", "-O", "-", "http://127.0.0.1:8080/up"];

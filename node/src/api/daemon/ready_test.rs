@@ -58,7 +58,10 @@ async fn it_is_shown_while_it_is_waited_for_and_answered_when_it_is_ready() {
     let mut making = Box::pin(send(&routes, create(None)));
     waits!(&mut making);
     let shown: Sandbox = read(&routes, "/v1/sandboxes/web").await;
-    assert_eq!((shown.readiness, shown.state.as_str()), (Some(Readiness::Waiting), "running"));
+    assert_eq!(
+        (shown.readiness, shown.state.as_str()),
+        (Some(Readiness::Waiting), "running")
+    );
     fake.ready.send_replace(Some(true));
     let answer = making.await;
     assert_eq!(answer.status(), StatusCode::CREATED);
@@ -66,7 +69,10 @@ async fn it_is_shown_while_it_is_waited_for_and_answered_when_it_is_ready() {
     assert!(timing.contains("ready;dur="), "{timing}");
     let made: CreatedSandbox = serde_json::from_slice(&whole(answer).await).unwrap();
     assert_eq!(made.sandbox.readiness, Some(Readiness::Ready));
-    assert_eq!(changes(&daemon, before).await, ["ADDED waiting", "MODIFIED ready"]);
+    assert_eq!(
+        changes(&daemon, before).await,
+        ["ADDED waiting", "MODIFIED ready"]
+    );
     assert_eq!(fake.living(), 1);
 }
 
@@ -79,7 +85,11 @@ async fn what_does_not_become_ready_is_gone_when_that_is_said() {
     assert_eq!(answer.status(), StatusCode::UNPROCESSABLE_ENTITY);
     let problem: Problem = serde_json::from_slice(&whole(answer).await).unwrap();
     assert_eq!((problem.code.as_str(), problem.exit), ("not-ready", 107));
-    assert!(problem.detail.contains("nothing listens on port 8080"), "{}", problem.detail);
+    assert!(
+        problem.detail.contains("nothing listens on port 8080"),
+        "{}",
+        problem.detail
+    );
     let listed: SandboxList = read(&routes, "/v1/sandboxes").await;
     assert_eq!((listed.items.len(), fake.living()), (0, 0));
     let expected = ["ADDED waiting", "MODIFIED failed", "DELETED failed"];
@@ -87,7 +97,10 @@ async fn what_does_not_become_ready_is_gone_when_that_is_said() {
 
     // Nothing is remembered of it: the same key makes another.
     fake.ready.send_replace(Some(true));
-    assert_eq!(send(&routes, create(Some("k"))).await.status(), StatusCode::CREATED);
+    assert_eq!(
+        send(&routes, create(Some("k"))).await.status(),
+        StatusCode::CREATED
+    );
     assert_eq!((fake.made(), fake.living()), (2, 1));
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -33,12 +33,15 @@ impl Network {
     pub fn of(container: &Container) -> Result<Self> {
         let pid = container.init.pid;
         let path = format!("/proc/{pid}/ns/net");
-        let theirs = File::open(&path);
+        let theirs = match File::open(&path) {
+            // A process that has ended is in none. Nobody listens then; that it has ended is told soon.
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Network { namespace: None, pid }),
+            theirs => theirs.for_(|| format!("open {path}"))?,
+        };
         // Asked after: until its end is known the PID is its own, and so is what was opened.
         if container.init.exit_code().is_some() {
             return Ok(Network { namespace: None, pid });
         }
-        let theirs = theirs.for_(|| format!("open {path}"))?;
         let (a, b) = (theirs.metadata(), fs::metadata("/proc/thread-self/ns/net"));
         let identity = |m: fs::Metadata| (m.dev(), m.ino());
         let same = a

@@ -41,8 +41,8 @@ struct Held {
 impl Held {
     /// None where this host has no userfaultfd(2) for faults of the kernel.
     fn now() -> Option<Held> {
-        // SAFETY: userfaultfd(2) takes flags alone.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        // One that blocks cannot be polled. SAFETY: userfaultfd(2) takes flags alone.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
         if fd == -1 {
             return None;
         }

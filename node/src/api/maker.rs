@@ -164,6 +164,7 @@ impl Maker for Node {
                     .as_ref()
                     .is_some_and(|c| c.on_exit == OnExit::Delete),
             },
+            volumes: request.volumes,
         };
         let (trace, root) = (Trace::new(), spec.root);
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
@@ -246,6 +247,7 @@ async fn start(
         read_only: asked.read_only,
         hostname: hostname.unwrap_or_else(|| id.clone()),
         size: None,
+        volumes: sandbox.record().volumes.clone(),
     };
     let unread = || {
         Failure::new(

@@ -21,6 +21,11 @@ impl Peer {
         Peer { client: uid.into() }
     }
 
+    /// Whether it is one.
+    pub fn is_user(self) -> bool {
+        u32::try_from(self.client).is_ok()
+    }
+
     /// Who brings a token, by its position among those that are known.
     pub fn token(position: u32) -> Peer {
         Peer {
@@ -100,6 +105,7 @@ mod tests {
         let me = rustix::process::geteuid().as_raw();
         let alone = Access::default();
         assert!(alone.allows(0) && alone.allows(me));
+        assert!(Peer::user(me).is_user() && !Peer::token(0).is_user());
         assert!(!alone.allows(me + 1));
         let group = Access::for_group("12").unwrap();
         assert_eq!((group.group, group.mode()), (Some(12), 0o660));

@@ -230,6 +230,7 @@ async fn parts(
         prefetch: None,
         supply: node.images.counting_alone(),
         record: None,
+        share: None,
     })
 }
 

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use thaw_failpoint::{Failpoint, reach};
 use tokio::sync::watch;
 
 use crate::agent_client::Output;
@@ -68,7 +69,8 @@ pub struct Journal {
 impl Journal {
     /// Whether there is one in a sandbox's directory: then whoever owns the sandbox attends its container.
     pub fn exists(directory: &Path) -> bool {
-        directory.join(FILE).exists()
+        // Between the two steps of beginning the next file only the one before is there.
+        directory.join(FILE).exists() || directory.join(FILE_BEFORE).exists()
     }
 
     /// Opens it, or begins one.
@@ -79,6 +81,7 @@ impl Journal {
         };
         let start = before.as_ref().map_or(0, |b| b.length);
         let now = Part::open(&directory.join(FILE), start, true)?;
+        reach(Failpoint::JournalBegun);
         Ok(Journal {
             directory: directory.to_owned(),
             extent: watch::Sender::new(Extent {
@@ -230,6 +233,22 @@ mod tests {
             .filter_map(|name| directory.join(name).metadata().ok())
             .map(|m| m.len())
             .sum()
+    }
+
+    #[test]
+    fn one_whose_next_file_was_not_begun_is_there_and_goes_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path()).unwrap();
+        assert!(Journal::exists(directory.path()));
+        journal.append(Output::Stdout, b"before").unwrap();
+        drop(journal);
+        // As a thawd that is killed between the two steps leaves it.
+        fs::rename(directory.path().join(FILE), directory.path().join(FILE_BEFORE)).unwrap();
+        assert!(Journal::exists(directory.path()));
+        let journal = Journal::open(directory.path()).unwrap();
+        journal.append(Output::Stdout, b"after").unwrap();
+        let kept: Vec<Vec<u8>> = all(&journal).into_iter().map(|(_, data)| data).collect();
+        assert_eq!(kept, [b"before".to_vec(), b"after".to_vec()]);
     }
 
     #[test]

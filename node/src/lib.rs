@@ -19,6 +19,7 @@
 //! | [`doctor`] | what this host has, lacks, and what that costs |
 //! | [`api`] | thawd's HTTP API, both ends |
 //! | [`service`] | what systemd is told of thawd |
+//! | [`trace`], [`slow`] | where the time of a start goes, and why it was slower than it could have been |
 //! | [`spans`] | creations as OpenTelemetry spans |
 //! | [`exit`] | exit codes |
 //!
@@ -46,6 +47,7 @@ pub mod paths;
 pub mod readiness;
 pub mod sandbox;
 pub mod service;
+pub mod slow;
 pub mod snapshot;
 pub mod snapshotter;
 pub mod spans;

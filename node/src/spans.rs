@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::TracingConfig;
 use crate::exit::{ExitCode, Failure};
-use crate::metrics::{Families, How};
+use crate::metrics::Families;
 
 /// Most creations that wait to be sent.
 const WAITING: usize = 1024;
@@ -42,13 +42,35 @@ const PATH: &str = "/v1/traces";
 /// A creation, done or not.
 #[derive(Clone, Debug)]
 pub struct Creation {
-    pub how: How,
+    /// `create`, `thaw` or `fork`.
+    pub what: &'static str,
     /// Its caller's span (W3C Trace Context).
     pub parent: Option<SpanContext>,
     pub began: SystemTime,
     pub took: Duration,
-    /// The sandbox's id and where the time went, or the problem's code.
-    pub outcome: Result<(String, Account), &'static str>,
+    /// What came of it, or the problem's code.
+    pub outcome: Result<Told, &'static str>,
+}
+
+/// What is told of a creation that was done.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// The sandbox's, where one was made.
+    pub id: Option<String>,
+    /// Where the time of the whole went.
+    pub account: Account,
+    /// Those that were made together.
+    pub clones: Vec<Sibling>,
+}
+
+/// One of several sandboxes that were made together.
+#[derive(Clone, Debug)]
+pub struct Sibling {
+    pub id: String,
+    /// After the beginning of the whole.
+    pub began: Duration,
+    pub took: Duration,
+    pub account: Account,
 }
 
 /// The span a request says it is part of.
@@ -173,10 +195,10 @@ async fn send(mut queue: mpsc::Receiver<Creation>, exporter: impl SpanExporter, 
     }
 }
 
-/// A span of the whole and one of each stage.
+/// A span of the whole and one of each stage; of each clone likewise.
 fn spans(creation: Creation, ids: &RandomIdGenerator, scope: &InstrumentationScope) -> Vec<SpanData> {
     let Creation {
-        how,
+        what,
         parent,
         began,
         took,
@@ -206,46 +228,70 @@ fn spans(creation: Creation, ids: &RandomIdGenerator, scope: &InstrumentationSco
         .as_ref()
         .map(|p| p.trace_state().clone())
         .unwrap_or_default();
-    let mut whole = span(
-        context(state.clone()),
-        format!("sandbox {}", how.name()),
-        began,
-        took,
-    );
+    let mut whole = span(context(state.clone()), format!("sandbox {what}"), began, took);
     whole.span_kind = SpanKind::Server;
     if let Some(parent) = &parent {
         (whole.parent_span_id, whole.parent_span_is_remote) = (parent.span_id(), true);
     }
-    let account = match outcome {
-        Ok((id, account)) => {
-            whole.attributes.push(KeyValue::new("thaw.sandbox.id", id));
-            account
-        }
-        Err(code) => {
-            whole.attributes.push(KeyValue::new("error.type", code));
-            whole.status = Status::error(code);
-            Account::default()
-        }
+    let told = outcome.unwrap_or_else(|code| {
+        whole.attributes.push(KeyValue::new("error.type", code));
+        whole.status = Status::error(code);
+        Told::default()
+    });
+    let root = whole.span_context.span_id();
+    let below = |parent: SpanId, name: String, from: SystemTime, took: Duration| SpanData {
+        parent_span_id: parent,
+        ..span(context(state.clone()), name, from, took)
     };
+    let after = |from: SystemTime, by: Duration| from.checked_add(by).unwrap_or(from);
+    // A sandbox's own: what is to be said of it, and its stages below it.
+    let one = |mut sandbox: SpanData, id: Option<String>, account: Account| {
+        let (parent, from) = (sandbox.span_context.span_id(), sandbox.start_time);
+        sandbox.attributes.extend(attributes(id, &account));
+        let notes = account.notes;
+        let stages = account.stages.into_iter().take(STAGES).map(|stage| {
+            let (began, took) = (stage.start_ns, stage.duration_ns);
+            let note = notes.get(&stage.name).cloned();
+            let mut span = below(
+                parent,
+                stage.name,
+                after(from, Duration::from_nanos(began)),
+                Duration::from_nanos(took),
+            );
+            span.attributes
+                .extend(note.map(|note| KeyValue::new("thaw.note", note)));
+            span
+        });
+        let stages: Vec<SpanData> = stages.collect();
+        std::iter::once(sandbox).chain(stages)
+    };
+    let clones = told.clones.into_iter().flat_map(|clone| {
+        let from = after(began, clone.began);
+        let sandbox = below(root, "sandbox thaw".into(), from, clone.took);
+        one(sandbox, Some(clone.id), clone.account)
+    });
+    let clones: Vec<SpanData> = clones.collect();
+    one(whole, told.id, told.account).chain(clones).collect()
+}
+
+/// What is to be said of a sandbox: which it is, why it was slower than it could have been, what was counted.
+fn attributes(id: Option<String>, account: &Account) -> Vec<KeyValue> {
+    let mut attributes: Vec<KeyValue> = id
+        .into_iter()
+        .map(|id| KeyValue::new("thaw.sandbox.id", id))
+        .collect();
     if !account.reasons.is_empty() {
         let codes = account.reasons.iter().take(STAGES);
         let codes: Vec<StringValue> = codes.map(|r| r.code.clone().into()).collect();
-        let slow = KeyValue::new("thaw.slow", Value::Array(codes.into()));
-        whole.attributes.push(slow);
+        attributes.push(KeyValue::new("thaw.slow", Value::Array(codes.into())));
     }
-    let root = whole.span_context.span_id();
-    let stages = account.stages.into_iter().take(STAGES).map(|stage| {
-        let from = began
-            .checked_add(Duration::from_nanos(stage.start_ns))
-            .unwrap_or(began);
-        let took = Duration::from_nanos(stage.duration_ns);
-        SpanData {
-            parent_span_id: root,
-            ..span(context(state.clone()), stage.name, from, took)
-        }
+    let counts = account.counts.iter().take(STAGES).map(|(name, count)| {
+        // What is beyond it nobody counts to.
+        let count = i64::try_from(*count).unwrap_or(i64::MAX);
+        KeyValue::new(format!("thaw.{name}"), count)
     });
-    let stages: Vec<SpanData> = stages.collect();
-    std::iter::once(whole).chain(stages).collect()
+    attributes.extend(counts);
+    attributes
 }
 
 #[cfg(test)]

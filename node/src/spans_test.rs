@@ -51,11 +51,15 @@ fn creation(parent: Option<&str>) -> Creation {
         ..Account::default()
     };
     Creation {
-        how: How::Create,
+        what: "create",
         parent: super::parent(&headers),
         began: SystemTime::UNIX_EPOCH + Duration::from_secs(1),
         took: Duration::from_millis(5),
-        outcome: Ok(("abc".into(), account)),
+        outcome: Ok(Told {
+            id: Some("abc".into()),
+            account,
+            clones: Vec::new(),
+        }),
     }
 }
 
@@ -108,6 +112,60 @@ async fn a_creation_is_a_span_of_its_callers_trace_with_its_stages_below() {
         tokio::task::yield_now().await;
     }
     spans.close().await;
+}
+
+#[test]
+fn clones_are_below_their_fork_and_what_was_claimed_is_told() {
+    let stage = |name: &str, start_ns| Stage {
+        name: name.into(),
+        start_ns,
+        duration_ns: 1_000,
+    };
+    let clone = |id: &str, began| Sibling {
+        id: id.into(),
+        began: Duration::from_millis(began),
+        took: Duration::from_millis(1),
+        account: Account {
+            stages: vec![stage("claim", 2_000_000)],
+            notes: [("claim".to_owned(), "a machine was parked".to_owned())].into(),
+            counts: [("populated_pages".to_owned(), 7)].into(),
+            ..Account::default()
+        },
+    };
+    let creation = Creation {
+        what: "fork",
+        outcome: Ok(Told {
+            id: None,
+            account: Account {
+                stages: vec![stage("freeze", 0)],
+                ..Account::default()
+            },
+            clones: vec![clone("one", 3), clone("two", 4)],
+        }),
+        ..creation(Some(PARENT))
+    };
+    let scope = InstrumentationScope::builder("thawd").build();
+    let began = creation.began;
+    let all = spans(creation, &RandomIdGenerator::default(), &scope);
+    let names: Vec<&str> = all.iter().map(|span| span.name.as_ref()).collect();
+    assert_eq!(
+        names,
+        [
+            "sandbox fork",
+            "freeze",
+            "sandbox thaw",
+            "claim",
+            "sandbox thaw",
+            "claim"
+        ]
+    );
+    let id = |at: usize| all[at].span_context.span_id();
+    let parents: Vec<SpanId> = all[1..].iter().map(|span| span.parent_span_id).collect();
+    assert_eq!(parents, [id(0), id(0), id(2), id(0), id(4)]);
+    assert_eq!(all[3].start_time, began + Duration::from_millis(5));
+    assert!(format!("{:?}", all[3].attributes).contains("a machine was parked"));
+    assert!(format!("{:?}", all[4].attributes).contains("populated_pages"));
+    assert!(format!("{:?}", all[4].attributes).contains("two"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

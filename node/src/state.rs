@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
-use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{SandboxNetwork, Volume};
+use thaw_protocol::api::SandboxNetwork;
 
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{Provenance, RootServing, Terms};
@@ -63,12 +63,6 @@ pub struct Record {
     pub root: RootServing,
     #[serde(default)]
     pub terms: Terms,
-    /// What of the host it has.
-    #[serde(default)]
-    pub volumes: Vec<Volume>,
-    /// The process that serves it those.
-    #[serde(default)]
-    pub share: Option<ProcessRecord>,
 }
 
 impl Record {
@@ -101,6 +95,7 @@ impl RunDirectory {
             .mode(0o700)
             .create(run)
             .map_err(|e| Failure::system(format!("cannot create {}", run.display()), &e))?;
+        reach(Failpoint::RunDirectoryMade);
         Ok(RunDirectory {
             sandboxes: run.join("sandboxes"),
         })
@@ -312,16 +307,13 @@ fn lock_all(sandboxes: &Path) -> io::Result<File> {
 /// Fails, as it should, while there are sandboxes. Without its lock, who is about to make one would find it gone.
 fn remove_if_empty(sandboxes: &Path, _lock: &File) {
     let _ = fs::remove_dir(sandboxes);
+    reach(Failpoint::DirectoriesRemoved);
 }
 
 /// Removes what a sandbox without an owner has: its VMM, its cgroup, its directory. Its lock is held.
 fn remove(path: &Path, record: Option<&Record>, cgroups: &Hierarchy) -> bool {
     if let Some(vmm) = record.and_then(|r| r.vmm) {
         vmm.kill();
-    }
-    // It ends with the VMM; this waits for it.
-    if let Some(share) = record.and_then(|r| r.share) {
-        share.kill();
     }
     reach(Failpoint::CleanKilled);
     if let Some(cgroup) = record.and_then(|r| r.cgroup.as_deref()) {
@@ -370,6 +362,7 @@ impl SandboxDirectory {
         let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
         let write = || -> io::Result<()> {
             let mut file = File::create(&new)?;
+            reach(Failpoint::RecordMade);
             file.write_all(&serde_json::to_vec_pretty(record)?)?;
             reach(Failpoint::RecordBegun);
             fs::rename(&new, &path)?;
@@ -442,8 +435,6 @@ mod tests {
             network: None,
             root: RootServing::Virtiofs,
             terms: Terms::default(),
-            volumes: Vec::new(),
-            share: None,
         }
     }
 

@@ -5,6 +5,8 @@ use std::time::Instant;
 
 pub use thaw_protocol::api::{Account, Reason, Stage};
 
+use crate::slow::Slow;
+
 /// The stages of one start. Clones write to the same trace.
 #[derive(Clone, Debug)]
 pub struct Trace {
@@ -61,7 +63,11 @@ impl Trace {
     }
 
     /// Says why it was slower than it could be. Said twice, it counts once.
-    pub fn reason(&self, code: &str, text: &str) {
+    pub fn reason(&self, slow: Slow, text: &str) {
+        self.push_reason(slow.code(), text);
+    }
+
+    fn push_reason(&self, code: &str, text: &str) {
         let mut account = self.lock();
         if !account.reasons.iter().any(|r| r.code == code) {
             tracing::info!(reason = code, "{text}");
@@ -91,7 +97,7 @@ impl Trace {
             });
         }
         for reason in other.reasons {
-            self.reason(&reason.code, &reason.text);
+            self.push_reason(&reason.code, &reason.text);
         }
         let mut account = self.lock();
         account.counts.extend(other.counts);
@@ -163,7 +169,7 @@ mod tests {
     #[test]
     fn anothers_account_is_moved_in_time_and_each_reason_counts_once() {
         let trace = Trace::new();
-        trace.reason("cold", "the pages were cold");
+        trace.reason(Slow::PagesNotResident, "the pages were cold");
         let stage = |name: &str, start_ns| Stage {
             name: name.into(),
             start_ns,
@@ -171,7 +177,7 @@ mod tests {
         };
         let other = Account {
             stages: vec![stage("theirs", 5)],
-            reasons: ["cold", "late"]
+            reasons: [Slow::PagesNotResident.code(), "late"]
                 .map(|c| Reason {
                     code: c.into(),
                     text: String::new(),
@@ -184,7 +190,7 @@ mod tests {
         let account = trace.account();
         assert_eq!(account.stages, [stage("theirs", 105)]);
         let codes: Vec<_> = account.reasons.iter().map(|r| r.code.as_str()).collect();
-        assert_eq!(codes, ["cold", "late"]);
+        assert_eq!(codes, ["pages-not-resident", "late"]);
         assert_eq!(account.counts["faults"], 7);
     }
 }

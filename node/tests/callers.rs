@@ -3,44 +3,36 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use thaw_failpoint::Failpoint;
 use thaw_node::api::client::Client;
-use thaw_pools::failpoint::Failpoint;
-use thaw_tiny_guest::bare::bare;
+use thaw_tiny_guest::bare::{bare, lasting};
 use thaw_tiny_node::daemon::{eventually, log};
-use thaw_tiny_node::{Counts, Place, Thawd};
+use thaw_tiny_node::{Counts, Place, Thawd, asked};
+
+/// Each counts the host's interfaces.
+static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Kinds of places that a first creation comes to.
 const COME_TO: [&str; 5] = ["create.", "directory.", "record.", "claim.", "vmm."];
 
 /// Asks for a sandbox with a key, and does not wait.
 fn ask(place: &Place, key: &str) -> UnixStream {
-    let body = place.request().to_string();
-    let mut stream = UnixStream::connect(place.socket()).unwrap();
-    let head = format!(
-        "POST /v1/sandboxes HTTP/1.1\r\nhost: thawd\r\nconnection: close\r\ncontent-type: application/json\r\n\
-         idempotency-key: {key}\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(body.as_bytes()).unwrap();
-    stream
+    asked::ask(place, "POST /v1/sandboxes", Some(key), &place.request()).unwrap()
 }
 
 /// Its status and its body.
-fn answer(mut stream: UnixStream) -> (String, String) {
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    (head.lines().next().unwrap().to_owned(), body.to_owned())
+fn answer(stream: UnixStream) -> (String, String) {
+    asked::answer(stream).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_that_hangs_up_anywhere_leaves_nothing_and_may_ask_again() {
+    let _one = ONE_AT_A_TIME.lock().await;
     let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
     let Some(place) = Place::new(binaries, &bare(0)) else {
         return;
@@ -109,4 +101,108 @@ async fn a_caller_that_hangs_up_anywhere_leaves_nothing_and_may_ask_again() {
         });
     }
     assert!(come_to > 15, "{come_to}");
+}
+
+/// Where a thawd is killed of whom a sandbox was asked with a key, and whether its caller is then answered by that sandbox.
+const KILLED_AT: [(&str, bool); 6] = [
+    ("create.acknowledged", false),
+    ("create.ready", true),
+    ("create.shown", true),
+    ("answer.begun", true),
+    ("answer.noted", true),
+    ("adopt.shown", true),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_is_answered_alike_by_the_thawd_after_the_one_that_died() {
+    let _one = ONE_AT_A_TIME.lock().await;
+    let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
+    let Some(place) = Place::new(binaries, &lasting()) else {
+        return;
+    };
+    place.fill_pools_to(0, 0);
+    let doomed = |point: &str| {
+        let mut command = place.thawd();
+        command.args(["--failpoint", point]);
+        Thawd::begin(&place, command)
+    };
+    for (point, is_made) in KILLED_AT {
+        let mut thawd = doomed(point);
+        if thawd.serves(&place) {
+            let asked = asked::ask(&place, "POST /v1/sandboxes", Some(point), &place.request());
+            let answered = asked.and_then(asked::answer);
+            // One that adopts nothing comes through.
+            assert_eq!(
+                answered.is_some(),
+                point == "adopt.shown",
+                "{point}: {answered:?}"
+            );
+            if point == "adopt.shown" {
+                thawd.kill();
+                // Killed while it takes over, it has said nothing yet; the next says it.
+                let mut dying = doomed(point);
+                eventually("it takes over, and dies", || dying.has_ended());
+            } else {
+                eventually(&format!("{point}: it dies"), || thawd.has_ended());
+            }
+        }
+        let next = Thawd::start(&place);
+        let client = Client::connect(&place.socket()).unwrap();
+        let left = client.list().await.unwrap();
+        assert_eq!(left.len(), usize::from(is_made), "{point}: {left:?}");
+        let (status, body) = answer(ask(&place, point));
+        assert!(status.contains("201"), "{point}: {status} {body}");
+        let one = client.list().await.unwrap();
+        assert_eq!(one.len(), 1, "{point}: {one:?}");
+        assert!(body.contains(&one[0].id), "{point}: {body}");
+        assert!(left.iter().all(|left| left.id == one[0].id), "{point}");
+        // Whoever answered it, and however it ended.
+        next.kill();
+        let next = Thawd::start(&place);
+        assert_eq!(answer(ask(&place, point)).1, body, "{point}");
+        let mut other = place.request();
+        other["cpus"] = 2.into();
+        let reused = asked::ask(&place, "POST /v1/sandboxes", Some(point), &other);
+        let reused = asked::answer(reused.unwrap()).unwrap();
+        assert!(reused.1.contains("key-reused"), "{point}: {reused:?}");
+
+        // A fork of which part is there is none; one that is whole is the answer.
+        let fork = format!("POST /v1/sandboxes/{}/fork", one[0].id);
+        let two = serde_json::json!({"count": 2});
+        let first = asked::answer(asked::ask(&place, &fork, Some("fork"), &two).unwrap()).unwrap();
+        assert!(first.0.contains("201"), "{first:?}");
+        next.kill();
+        let next = Thawd::start(&place);
+        let again = asked::answer(asked::ask(&place, &fork, Some("fork"), &two).unwrap()).unwrap();
+        assert_eq!(again.1, first.1, "{point}");
+        let client = Client::connect(&place.socket()).unwrap();
+        for sandbox in client.list().await.unwrap() {
+            client.delete(&sandbox.id).await.unwrap();
+        }
+        assert!(next.stop().success(), "{point}: {}", log(&place));
+    }
+    // Killed when its clones are ready and nobody knows of them.
+    let thawd = Thawd::start(&place);
+    let client = Client::connect(&place.socket()).unwrap();
+    let original = client
+        .create(&serde_json::from_value(place.request()).unwrap())
+        .await;
+    let original = original.unwrap().sandbox.id;
+    thawd.kill();
+    let mut thawd = doomed("fork.thawed");
+    assert!(thawd.serves(&place));
+    let fork = format!("POST /v1/sandboxes/{original}/fork");
+    let two = serde_json::json!({"count": 2});
+    let cut = asked::ask(&place, &fork, Some("fork"), &two).and_then(asked::answer);
+    assert_eq!(cut, None);
+    eventually("it ends", || thawd.has_ended());
+    let next = Thawd::start(&place);
+    let client = Client::connect(&place.socket()).unwrap();
+    let left = client.list().await.unwrap();
+    assert_eq!(
+        left.iter().map(|s| s.id.as_str()).collect::<Vec<_>>(),
+        [original.as_str()]
+    );
+    client.delete(&original).await.unwrap();
+    assert!(next.stop().success());
 }

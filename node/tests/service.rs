@@ -4,10 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::Command;
 
+use rustix::process::{Pid, Signal, kill_process};
 use thaw_node::api::client::Client;
 use thaw_node::api::server::LINGERS;
 use thaw_protocol::api::CreateSandbox;
@@ -196,6 +199,49 @@ async fn a_start_is_told_in_its_answer_and_counted_and_what_it_takes_is_known() 
 }
 
 #[test]
+fn whom_it_serves_over_tcp_is_read_again_when_it_is_told_to() {
+    let Some(place) = place() else { return };
+    let tokens = place.path("tokens");
+    let write = |text: &str| {
+        std::fs::write(&tokens, text).unwrap();
+        std::fs::set_permissions(&tokens, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    let [old, new] = ["o", "n"].map(|c| c.repeat(32));
+    write(&format!("one {old}\n"));
+    place.configure(&format!("[api]\nlisten = \"127.0.0.1:0\"\ntokens = {tokens:?}\n"));
+    let thawd = Thawd::start(&place);
+    let said = log(&place);
+    let (_, port) = said.split_once("127.0.0.1:").unwrap();
+    let port: String = port.chars().take_while(char::is_ascii_digit).collect();
+    let ask = |token: &str| {
+        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        let head = "GET /v1/health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer";
+        stream
+            .write_all(format!("{head} {token}\r\n\r\n").as_bytes())
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer[9..12].to_owned()
+    };
+    let again = || {
+        let pid = Pid::from_raw(thawd.record().pid).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+    };
+    assert_eq!((ask(&old), ask(&new)), ("200".into(), "401".into()));
+    write(&format!("one {new}\n"));
+    again();
+    eventually("the new token is taken", || ask(&new) == "200");
+    assert_eq!(ask(&old), "401");
+    write("one\n");
+    again();
+    eventually("it says what is wrong", || {
+        log(&place).contains("tokens and certificates stay what they were")
+    });
+    assert_eq!(ask(&new), "200");
+    assert!(thawd.stop().success());
+}
+
+#[test]
 fn a_configuration_is_checked_before_it_is_used() {
     let directory = tempfile::tempdir().unwrap();
     let thawd = || Command::new(env!("CARGO_BIN_EXE_thawd"));
@@ -228,6 +274,10 @@ fn the_unit_is_what_thawd_needs() {
         value
     };
     assert_eq!(value("Type"), "notify");
+    assert!(
+        value("ExecReload").contains("-HUP"),
+        "tokens and certificates are read again"
+    );
     assert_eq!(value("KillMode"), "process", "sandboxes outlive thawd");
     let preserved = value("RuntimeDirectoryPreserve");
     assert_eq!(preserved, "yes", "the next thawd finds them there");

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::failpoint::{Failpoint, reach};
 use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
+use thaw_failpoint::{Failpoint, reach};
 
 /// The v1 controllers a sandbox is put under, where they are mounted.
 const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -171,7 +171,11 @@ impl Hierarchy {
             let removals: Vec<bool> = cgroup
                 .directories
                 .iter()
-                .map(|d| fs::remove_dir(d).is_ok())
+                .map(|d| {
+                    fs::remove_dir(d)
+                        .inspect(|()| reach(Failpoint::CgroupSwept))
+                        .is_ok()
+                })
                 .collect();
             removed += usize::from(removals.into_iter().any(|r| r));
             cgroup.remove_parents();
@@ -224,6 +228,7 @@ impl Cgroup {
     pub fn add(&self, pid: i32) -> io::Result<()> {
         for directory in &self.directories {
             fs::write(directory.join("cgroup.procs"), pid.to_string())?;
+            reach(Failpoint::CgroupEntered);
         }
         Ok(())
     }
@@ -246,6 +251,7 @@ impl Cgroup {
     fn remove_parents(&self) {
         for parent in self.directories.iter().filter_map(|d| d.parent()) {
             let _ = fs::remove_dir(parent);
+            reach(Failpoint::CgroupParentRemoved);
         }
     }
 }

@@ -19,8 +19,8 @@ use std::process::{Command, Stdio};
 use rustix::fs::{Advice, FlockOperation, Mode, OFlags, SeekFrom};
 
 use crate::Error;
-use crate::failpoint::{Failpoint, reach};
 use crate::resource::{Kind, Unfit};
+use thaw_failpoint::{Failpoint, reach};
 
 /// Changes when the arguments of `mkfs.ext4` below change, so that an old template is not taken for a new one.
 const RECIPE: u32 = 2;
@@ -99,6 +99,7 @@ impl DiskTemplate {
     /// for one another; what a killed one left half made is made again.
     pub fn open_or_make(directory: &Path, size: u64) -> Result<DiskTemplate, Error> {
         fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
+        reach(Failpoint::DiskDirectoryMade);
         let path = directory.join(format!("ext4-{RECIPE}-{size}.template"));
         if let Some(file) = open_existing(&path)? {
             return Ok(DiskTemplate {
@@ -159,6 +160,7 @@ fn open_existing(path: &Path) -> Result<Option<File>, Error> {
 
 fn format(path: &Path, size: u64) -> Result<(), Error> {
     let file = File::create(path).map_err(Error::io("create", path))?;
+    reach(Failpoint::DiskTemplateBegun);
     file.set_len(size).map_err(Error::io("size", path))?;
     drop(file);
     let output = Command::new("mkfs.ext4")

@@ -3,14 +3,13 @@
 //! | module | resource | what remains if its owner is killed |
 //! |---|---|---|
 //! | [`disk`] | writable layer: a preformatted ext4 in an unlinked file | nothing: the kernel frees it with the last descriptor |
-//! | [`network`] | a network namespace with a tap in it, joined to the host's, held by descriptors | nothing, likewise; published ports lead nowhere until the next start removes them |
+//! | [`network`] | a network namespace with a tap in it, joined to the host's, held by descriptors | nothing, likewise; published ports lead nowhere until a thawd that runs, or else the next start, removes them |
 //! | [`network::pod`] | taps in a namespace that is somebody else's, and frames redirected to them | the redirection, found by its cookie by the next |
 //! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, found by their maker's name by the next start |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
-//! | [`share`] | a `thaw-share` process: directories of the host for one guest | nothing: it ends with its VMM |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!
-//! Between the steps of each are [`failpoint`]s; [`usage`] is what a sandbox takes of its host.
+//! Between the steps of each are [failpoints](thaw_failpoint); [`usage`] is what a sandbox takes of its host.
 //!
 //! What they have in common is [`resource::Kind`]; callers claim from a [`pool::Pool`], which makes them ahead of time.
 //! Every constructor here is the slow path: correct, and as slow as the kernel makes it.
@@ -24,7 +23,6 @@ mod bpf;
 pub mod cgroup;
 pub mod demand;
 pub mod disk;
-pub mod failpoint;
 mod link;
 pub mod machine;
 mod netlink;
@@ -35,7 +33,6 @@ pub mod pool;
 pub mod prefix;
 pub mod process;
 pub mod resource;
-pub mod share;
 mod spawn;
 pub mod statistics;
 mod survey;
@@ -96,12 +93,6 @@ pub enum Error {
     /// thaw-vmm was not found.
     #[error("thaw-vmm is not at {}; put it beside thaw, or name it in THAW_VMM", looked.display())]
     VmmMissing { looked: PathBuf },
-    /// thaw-share was not found.
-    #[error("thaw-share is not at {}; put it beside thaw, or name it in THAW_SHARE", looked.display())]
-    ShareMissing { looked: PathBuf },
-    /// thaw-share does not serve what it was asked to.
-    #[error("thaw-share does not serve: {why}")]
-    Share { why: String },
 }
 
 impl Error {

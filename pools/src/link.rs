@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::netlink::{Attributes, CREATE, EXCLUSIVE, Message, Socket};
+use crate::netlink::{Attributes, CREATE, EXCLUSIVE, Message, Parsed, Socket};
 use crate::survey;
 
 // include/uapi/linux/{rtnetlink,if_link,if_addr,veth,neighbour}.h
@@ -73,6 +73,13 @@ pub(crate) fn make_pair(
         .nest(IFLA_LINKINFO, info);
     let flags = CREATE | EXCLUSIVE;
     socket.request(&Message::new(NEW_LINK, flags, &link(0, 0), attributes))
+}
+
+/// The name of the link an event says was deleted; none of another event.
+pub(crate) fn deleted(kind: u16, payload: &[u8]) -> Option<&str> {
+    let attributes = payload.get(LINK..).filter(|_| kind == DELETE_LINK)?;
+    let name = Parsed(attributes).get(IFLA_IFNAME)?;
+    std::str::from_utf8(name.strip_suffix(b"\0")?).ok()
 }
 
 /// The index of an interface.

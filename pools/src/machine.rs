@@ -28,9 +28,9 @@ use thaw_protocol::control::{
 };
 use thaw_protocol::packet::{self, PacketError};
 
-use crate::failpoint::{Failpoint, reach};
 use crate::resource::{Kind, Unfit};
 use crate::vmm::{self, VmmProcess};
+use thaw_failpoint::{Failpoint, reach};
 
 /// Why a VMM did not take a step.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +135,7 @@ impl Process {
         let control = vmm::connect(&place.control, SocketType::SEQPACKET)?;
         if place.tethered {
             std::fs::remove_file(&place.control).map_err(crate::Error::io("unlink", &place.control))?;
+            reach(Failpoint::VmmUnlisted);
         }
         let log = std::fs::File::options()
             .create(true)

@@ -18,6 +18,8 @@ pub(crate) const DUMP: u16 = 0x300;
 pub(crate) const EXCLUSIVE: u16 = 0x200;
 pub(crate) const CREATE: u16 = 0x400;
 pub(crate) const APPEND: u16 = 0x800;
+/// The group that is told of links.
+const LINK_EVENTS: u32 = 1;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 const NESTED: u16 = 0x8000;
@@ -127,6 +129,26 @@ impl Socket {
     /// The same: nftables and connection tracking.
     pub fn netfilter() -> io::Result<Socket> {
         Socket::open(Some(rustix::net::netlink::NETFILTER))
+    }
+
+    /// The same: told of every change of a link, from now on.
+    pub fn link_events() -> io::Result<Socket> {
+        let socket = Socket::open(None)?;
+        rustix::net::bind(&socket.socket, &SocketAddrNetlink::new(0, LINK_EVENTS))?;
+        Ok(socket)
+    }
+
+    /// Waits for what the kernel tells unasked, and gives some of it: kind and payload.
+    ///
+    /// # Errors
+    /// `ENOBUFS`: there was more than was kept.
+    pub fn hear(&mut self, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
+        if let Some(length) = self.receive(RecvFlags::empty())? {
+            for event in Answers(&self.buffer[..length]) {
+                each(event.kind, event.payload);
+            }
+        }
+        Ok(())
     }
 
     fn open(protocol: Option<Protocol>) -> io::Result<Socket> {

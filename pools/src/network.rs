@@ -11,6 +11,7 @@
 //! nftables otherwise. All that takes RTNL is done when a slot is made; what a sandbox wants beyond that (a
 //! policy, published ports) is one nftables transaction each, which does not.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use tap::{Failure, Privileged, Step, Tapped};
 
 mod conntrack;
 mod fast;
+mod gone;
 mod host;
 pub mod pod;
 pub mod policy;
@@ -36,12 +38,14 @@ mod range;
 mod resolver;
 mod slot;
 mod tap;
+mod traffic;
 mod uplink;
 #[cfg(test)]
 mod world;
 
 pub use host::{FastPathSetting, Setup};
 pub use range::{Range, RangeError};
+pub use traffic::Traffic;
 pub use uplink::{Terms, Uplink};
 
 /// The guest's MAC address, the same in every guest: locally administered, "thaw".
@@ -91,6 +95,15 @@ impl Networks {
     /// The name servers guests are to be told of now.
     pub fn nameservers(&self) -> Vec<IpAddr> {
         self.host.nameservers()
+    }
+
+    /// From now on, for as long as this process lives, ports that lead to slots that went are removed at once: for a
+    /// process that lives long. Those of slots gone before are by the first slot made.
+    ///
+    /// # Errors
+    /// It cannot be listened for.
+    pub fn listen(&self) -> io::Result<()> {
+        gone::listen(self.host.clone())
     }
 
     /// Takes over the slot of a VMM whose owner is gone, as that has described it.

@@ -19,10 +19,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::demand::{Demand, Sizing};
-use crate::failpoint::{Failpoint, reach};
 use crate::plan::{Backoff, Plan, Watermarks};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, Depth, PoolStatistics, add};
+use thaw_failpoint::{Failpoint, reach};
 
 /// Resources of one kind.
 pub struct Pool<K: Kind> {

@@ -37,6 +37,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use oci_spec::image::ImageConfiguration;
+use thaw_failpoint::{Failpoint, reach};
 
 use crate::blob::{BlobError, BootId, ReadyFile};
 use crate::digest::Digest;
@@ -149,6 +150,7 @@ impl Store {
         for name in DIRECTORIES {
             let path = root.join(name);
             std::fs::create_dir_all(&path).map_err(|error| Error::io(&path, error))?;
+            reach(Failpoint::StoreDirectoryMade);
         }
         let root = root.canonicalize().map_err(|error| Error::io(root, error))?;
         let store = Self {
@@ -360,6 +362,7 @@ impl Store {
         let partial = path.with_file_name(name);
         let written = record::write_synced(&partial, bytes)
             .and_then(|()| std::fs::rename(&partial, path))
+            .inspect(|()| reach(Failpoint::StoreFileRenamed))
             .and_then(|()| sync_parent(path));
         written.map_err(|error| {
             let _ = std::fs::remove_file(&partial);

@@ -9,10 +9,10 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
-    NetworkPolicy, NodeUsage, PoolUsage, Readiness, Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
+    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage,
+    Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
 };
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -28,9 +28,11 @@ use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
 use crate::metrics::{Families, How, Metrics};
 use crate::readiness;
-use crate::sandbox::{Node, Sandbox};
+use crate::sandbox::{Asked, Node, Sandbox};
 use crate::spans::{Creation, Spans};
 
+mod fork;
+mod orphans;
 mod ready;
 
 /// Who changes a sandbox holds it.
@@ -108,25 +110,7 @@ impl Daemon {
             Versions::open(file.clone()).map_err(fail)?,
         );
         *daemon.spans() = Spans::start(&node.images.config.tracing)?;
-        for (record, directory) in node.run.adopt() {
-            let id = record.id.clone();
-            reach(Failpoint::AdoptOwned);
-            match Sandbox::adopt(&node, record, directory).await {
-                Ok(sandbox) => {
-                    tracing::info!(sandbox = id, "adopted");
-                    let machine = Arc::new(Microvm::adopted(node.clone(), sandbox));
-                    if machine.readiness() == Some(Readiness::Waiting) {
-                        tracing::warn!(sandbox = id, "removed: nobody was told that it is ready");
-                        machine.destroy().await;
-                        continue;
-                    }
-                    let condition = machine.condition().await;
-                    daemon.insert(machine, condition);
-                    reach(Failpoint::AdoptShown);
-                }
-                Err(e) => tracing::error!(sandbox = id, "removed: {e}"),
-            }
-        }
+        daemon.adopt(&node).await;
         Ok(daemon)
     }
 
@@ -201,15 +185,32 @@ impl Daemon {
     }
 
     /// Makes a sandbox of an image. Dropped, nothing is made.
-    pub async fn create(self: &Arc<Daemon>, request: CreateSandbox) -> Result<CreatedSandbox, Refusal> {
+    pub async fn create(
+        self: &Arc<Daemon>,
+        request: CreateSandbox,
+        asked: Option<Asked>,
+    ) -> Result<CreatedSandbox, Refusal> {
         let maker = self.maker()?;
-        self.made(How::Create, maker.create(request)).await
+        self.made(How::Create, maker.create(request, asked)).await
     }
 
     /// Makes a sandbox of a snapshot. Dropped, nothing is made.
-    pub async fn thaw(self: &Arc<Daemon>, request: ThawSandbox) -> Result<CreatedSandbox, Refusal> {
+    pub async fn thaw(
+        self: &Arc<Daemon>,
+        request: ThawSandbox,
+        asked: Option<Asked>,
+    ) -> Result<CreatedSandbox, Refusal> {
         let maker = self.maker()?;
-        self.made(How::Thaw, maker.thaw(request)).await
+        self.made(How::Thaw, maker.thaw(request, asked)).await
+    }
+
+    /// Keeps the answer to who asked for a sandbox with a key, for a later thawd.
+    pub fn note_answer(&self, id: &str, answer: &[u8]) {
+        // One that is gone already is nobody's to answer for.
+        let Ok((machine, _)) = self.find(id) else { return };
+        if let Err(e) = machine.note_answer(answer) {
+            tracing::warn!(sandbox = id, "its key is not known to a later thawd: {e}");
+        }
     }
 
     /// Who makes sandboxes, and has what they are made of.
@@ -404,6 +405,7 @@ impl Daemon {
     pub async fn pause(&self, wanted: &str) -> Result<(), Failure> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.pause().await;
+        reach(Failpoint::PauseDone);
         self.settle(turn).await;
         done
     }
@@ -412,6 +414,7 @@ impl Daemon {
     pub async fn resume(&self, wanted: &str) -> Result<(), Failure> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.resume().await;
+        reach(Failpoint::ResumeDone);
         self.settle(turn).await;
         done
     }
@@ -487,46 +490,6 @@ impl Daemon {
         });
         let started = started.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
         Ok(started?)
-    }
-
-    /// Makes clones of a sandbox, which runs on: all of them, or none. Dropped, none is made.
-    pub async fn fork(
-        self: &Arc<Daemon>,
-        wanted: String,
-        request: ForkSandbox,
-    ) -> Result<ForkedSandbox, Refusal> {
-        let maker = self.maker()?;
-        let _making = self.begin(How::Thaw)?;
-        let place = maker.scratch(request.sign.is_some()).await?;
-        let freeze = FreezeSandbox {
-            directory: place.snapshot(),
-            delta: false,
-            stop: false,
-            sign: request.sign,
-        };
-        let daemon = self.clone();
-        let freezing = async move { Ok::<_, Failure>((daemon.freeze(&wanted, freeze).await?, place)) };
-        let (frozen, place) = self.finish(freezing).await?;
-        let thaw = ThawSandbox {
-            directory: place.snapshot(),
-            hostname: None,
-            name: None,
-            client: None,
-            memory_mode: request.memory_mode,
-            labels: request.labels,
-            timeout_s: request.timeout_s,
-            // That of the original, which its snapshot has; a port of the host is one sandbox's.
-            network_policy: None,
-            publish: Vec::new(),
-        };
-        let clones = (0..request.count).map(|_| self.timed(How::Thaw, maker.thaw(thaw.clone())));
-        let clones = futures_util::future::try_join_all(clones).await?;
-        // Who was thawed from it has all of it open.
-        drop(tokio::task::spawn_blocking(move || drop(place)));
-        Ok(ForkedSandbox {
-            frozen,
-            items: clones.into_iter().map(|made| self.show(made)).collect(),
-        })
     }
 
     /// Waits until nobody else changes a sandbox.

@@ -26,7 +26,7 @@ async fn the_cache_follows_what_happens_to_a_sandbox() {
         timeout_s: Some(3600),
         ..request("x")
     };
-    let made = daemon.create(asked).await.unwrap().sandbox;
+    let made = daemon.create(asked, None).await.unwrap().sandbox;
     assert_eq!((made.labels["app"].as_str(), made.timeout_s), ("web", Some(3600)));
     let WatchEvent::Added(added) = event(&mut changes).await else {
         panic!("not added")
@@ -64,7 +64,7 @@ async fn the_cache_follows_what_happens_to_a_sandbox() {
 #[tokio::test]
 async fn a_making_that_is_given_up_leaves_nothing() {
     let (fake, daemon) = Fake::daemon(false);
-    let mut making = Box::pin(daemon.create(request("x")));
+    let mut making = Box::pin(daemon.create(request("x"), None));
     assert!(poll!(&mut making).is_pending());
     assert_eq!(*fake.making.borrow(), 1);
     drop(making);
@@ -93,8 +93,8 @@ async fn a_sandbox_whose_time_is_over_is_deleted_also_after_it_was_adopted() {
 #[tokio::test]
 async fn sandboxes_outlive_a_daemon_that_lets_go_of_them() {
     let (fake, daemon) = Fake::daemon(true);
-    daemon.create(request("x")).await.unwrap();
-    daemon.create(request("y")).await.unwrap();
+    daemon.create(request("x"), None).await.unwrap();
+    daemon.create(request("y"), None).await.unwrap();
     daemon.release().await;
     drop(daemon);
     assert_eq!(fake.living(), 2);

@@ -28,7 +28,7 @@ impl Served {
     async fn start() -> Served {
         let root = tempfile::tempdir().unwrap();
         let (fake, daemon) = Fake::daemon(true);
-        let id = daemon.create(request("x")).await.unwrap().sandbox.id;
+        let id = daemon.create(request("x"), None).await.unwrap().sandbox.id;
         let (stop, stopped) = oneshot::channel::<()>();
         let (at, serving) = (socket(root.path()), daemon.clone());
         let end = async { drop(stopped.await) };

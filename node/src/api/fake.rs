@@ -25,7 +25,7 @@ use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
 use crate::metrics::{Families, Names};
-use crate::sandbox::{Terms, Timeout};
+use crate::sandbox::{Asked, Terms, Timeout};
 use crate::state::Record;
 
 mod files;
@@ -127,7 +127,7 @@ impl Drop for Making<'_> {
 
 #[async_trait]
 impl Maker for Fake {
-    async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal> {
+    async fn create(&self, request: CreateSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
         self.making.send_modify(|making| *making += 1);
         let _making = Making(self);
         self.open.subscribe().wait_for(|open| *open).await.unwrap();
@@ -142,6 +142,7 @@ impl Maker for Fake {
                 .container
                 .as_ref()
                 .is_some_and(|c| c.on_exit == OnExit::Delete),
+            asked,
         };
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
         if request.container.is_some() {
@@ -161,7 +162,7 @@ impl Maker for Fake {
         })
     }
 
-    async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal> {
+    async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
         if !request.directory.is_dir() {
             return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
         }
@@ -169,6 +170,7 @@ impl Maker for Fake {
         let terms = Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            asked,
             ..Terms::default()
         };
         let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
@@ -330,6 +332,10 @@ impl Machine for FakeMachine {
 
     fn readiness(&self) -> Option<Readiness> {
         self.readiness
+    }
+
+    fn note_answer(&self, _: &[u8]) -> std::io::Result<()> {
+        Ok(())
     }
 
     async fn condition(&self) -> Condition {

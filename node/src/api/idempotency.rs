@@ -2,16 +2,23 @@
 //!
 //! Invariants: one key of one client makes at most one thing while it is remembered; what was made for it is the answer to
 //! whoever brings it again with the same request; nothing is remembered of what failed or of what nobody waits for any more,
-//! so that the next attempt makes it. At most [`MOST`] keys and [`MOST_BYTES`] of answers are remembered, for [`KEPT`].
+//! so that the next attempt makes it. What was made outlives this process, and its key does in its record ([`Asked`]), with the
+//! answer beside that once there is one ([`note`]): whoever takes it over answers as this process would. At most [`MOST`] keys and [`MOST_BYTES`] of answers are remembered, for [`KEPT`].
 
 use std::collections::{HashMap, VecDeque};
+use std::fs;
+use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
+use thaw_failpoint::{Failpoint, reach};
 use tokio::sync::OnceCell;
 
 use super::problem::{ApiCode, Refusal};
+use crate::sandbox::Asked;
+use crate::snapshot::Hash;
 
 /// How long an answer is remembered.
 pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -20,6 +27,9 @@ pub const MOST: usize = 4096;
 /// Most bytes of answers remembered.
 pub const MOST_BYTES: usize = 32 << 20;
 
+/// The answer to who asked for a sandbox, in its directory.
+const ANSWER: &str = "answer.json";
+
 /// Whose key, and the key.
 type Key = (u64, String);
 
@@ -27,7 +37,7 @@ type Key = (u64, String);
 struct Entry {
     key: Key,
     /// Hash of the request it came with.
-    request: blake3::Hash,
+    request: Hash,
     asked: Instant,
     answer: OnceCell<Bytes>,
 }
@@ -88,7 +98,7 @@ impl Answers {
         now: Instant,
         make: impl FnOnce() -> F,
     ) -> Result<Bytes, Refusal> {
-        let waiting = self.wait(client, key, blake3::hash(request), now)?;
+        let waiting = self.wait(client, key, Hash::of(request), now)?;
         let entry = &waiting.entry;
         let mut ours = false;
         let make = async || {
@@ -106,13 +116,7 @@ impl Answers {
         Ok(answer)
     }
 
-    fn wait(
-        &self,
-        client: u64,
-        key: String,
-        request: blake3::Hash,
-        now: Instant,
-    ) -> Result<Waiting<'_>, Refusal> {
+    fn wait(&self, client: u64, key: String, request: Hash, now: Instant) -> Result<Waiting<'_>, Refusal> {
         let mut table = self.table();
         table.expire(now);
         let key = (client, key);
@@ -134,9 +138,44 @@ impl Answers {
         })
     }
 
+    /// Remembers what an earlier thawd answered at `when`, or would have.
+    pub fn restore(&self, asked: &Asked, answer: Bytes, when: Instant) {
+        let key = (asked.client, asked.key.clone());
+        let mut table = self.table();
+        // Clones that were asked for together have one answer.
+        if table.entries.contains_key(&key) {
+            return;
+        }
+        let entry = Arc::new(Entry {
+            key: key.clone(),
+            request: asked.request,
+            asked: when,
+            answer: OnceCell::new_with(Some(answer)),
+        });
+        table.bytes += entry.answer.get().map_or(0, Bytes::len);
+        table.entries.insert(key, entry.clone());
+        table.answered.push_back(entry);
+        table.expire(Instant::now());
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Writes the answer to who asked for a sandbox beside its record, whole or not at all.
+pub fn note(directory: &Path, answer: &[u8]) -> io::Result<()> {
+    let (new, path) = (directory.join("answer.new"), directory.join(ANSWER));
+    fs::write(&new, answer)?;
+    reach(Failpoint::AnswerBegun);
+    fs::rename(&new, &path)?;
+    reach(Failpoint::AnswerNoted);
+    Ok(())
+}
+
+/// What was written there.
+pub fn noted(directory: &Path) -> Option<Bytes> {
+    fs::read(directory.join(ANSWER)).ok().map(Bytes::from)
 }
 
 #[cfg(test)]

@@ -69,3 +69,26 @@ async fn memory_is_bounded_by_keys_and_by_bytes() {
         assert!(table.bytes <= MOST_BYTES && table.entries.len() == table.answered.len());
     }
 }
+
+#[tokio::test]
+async fn what_an_earlier_thawd_answered_is_the_answer_until_it_expires() {
+    let (answers, now) = (Answers::default(), Instant::now());
+    let asked = |key: &str| Asked {
+        client: 0,
+        key: key.into(),
+        request: Hash::of(b"r"),
+        ready_is_all: true,
+    };
+    answers.restore(&asked("k"), "first".into(), now);
+    // Another clone of the same fork.
+    answers.restore(&asked("k"), "second".into(), now);
+    assert_eq!(ask(&answers, "k", "r", now).await.unwrap(), "first");
+    let reused = ask(&answers, "k", "another", now).await.unwrap_err();
+    assert!(matches!(reused, Refusal::Api(ApiCode::KeyReused, _)));
+    assert_eq!(answers.table().bytes, "first".len());
+    assert_ne!(ask(&answers, "k", "r", now + KEPT).await.unwrap(), "first");
+    let directory = tempfile::tempdir().unwrap();
+    assert_eq!(noted(directory.path()), None);
+    note(directory.path(), b"answer").unwrap();
+    assert_eq!(noted(directory.path()).unwrap(), "answer");
+}

@@ -3,6 +3,7 @@
 //! The routes know these two traits only, so a test can put something else behind them. Invariant: a making that is dropped
 //! leaves nothing, and a [`Machine`] that is dropped unreleased ends.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use thaw_rootfs::progress::Silent;
 
 use super::attendance::Attendance;
 use super::files::{Files, GuestFiles};
+use super::idempotency;
 use super::problem::{ApiCode, Refusal};
 use super::process::{GuestProcess, Process};
 use super::readying::Readying;
@@ -31,7 +33,7 @@ use crate::images::Pull;
 use crate::journal::Journal;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
+    Asked, FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
     Timeout, blocking, network, usage,
 };
 use crate::snapshot::Scratch;
@@ -55,10 +57,10 @@ impl Place for Scratch {
 pub trait Maker: Stock {
     /// A place for a snapshot only its clones need.
     async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal>;
-    /// Of an image.
-    async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal>;
-    /// Of a snapshot.
-    async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal>;
+    /// Of an image; `asked` with a key, if it was.
+    async fn create(&self, request: CreateSandbox, asked: Option<Asked>) -> Result<Made, Refusal>;
+    /// Of a snapshot, likewise.
+    async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal>;
     /// What its pools have and did.
     fn pools(&self) -> Vec<PoolStatistics>;
     /// What it has and did; `endpoints` are the names its registries have.
@@ -95,6 +97,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn usage(&self) -> Usage;
     /// Whether its container was ready when this was made or adopted, where somebody asked for that.
     fn readiness(&self) -> Option<Readiness>;
+    /// Keeps the answer to who asked for it with a key, for a later owner.
+    fn note_answer(&self, answer: &[u8]) -> io::Result<()>;
     /// Asks its VMM.
     async fn condition(&self) -> Condition;
     /// Waits for its end, and says why it ended. It may wait longer than the machine is held.
@@ -129,7 +133,7 @@ impl Maker for Node {
         Ok(Box::new(blocking(make).await?))
     }
 
-    async fn create(&self, request: CreateSandbox) -> Result<Made, Refusal> {
+    async fn create(&self, request: CreateSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
         let (recording, record) = match request.record {
             true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
             false => (None, None),
@@ -163,8 +167,8 @@ impl Maker for Node {
                     .container
                     .as_ref()
                     .is_some_and(|c| c.on_exit == OnExit::Delete),
+                asked,
             },
-            volumes: request.volumes,
         };
         let (trace, root) = (Trace::new(), spec.root);
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
@@ -190,7 +194,7 @@ impl Maker for Node {
         made(self, sandbox, Some(attendance), readying, &trace)
     }
 
-    async fn thaw(&self, request: ThawSandbox) -> Result<Made, Refusal> {
+    async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
         let spec = ThawSpec {
             directory: request.directory,
             hostname: request.hostname,
@@ -203,6 +207,7 @@ impl Maker for Node {
             terms: Terms {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
+                asked,
                 ..Terms::default()
             },
         };
@@ -247,7 +252,6 @@ async fn start(
         read_only: asked.read_only,
         hostname: hostname.unwrap_or_else(|| id.clone()),
         size: None,
-        volumes: sandbox.record().volumes.clone(),
     };
     let unread = || {
         Failure::new(
@@ -384,7 +388,12 @@ impl Machine for Microvm {
     }
 
     fn usage(&self) -> Usage {
+        let traffic = self.sandbox.traffic();
         Usage {
+            received_bytes: traffic.map(|t| t.received_bytes),
+            received_packets: traffic.map(|t| t.received_packets),
+            sent_bytes: traffic.map(|t| t.sent_bytes),
+            sent_packets: traffic.map(|t| t.sent_packets),
             fetched_bytes: self.sandbox.fetched(),
             ..usage(self.sandbox.record(), &self.node.cgroups)
         }
@@ -392,6 +401,10 @@ impl Machine for Microvm {
 
     fn readiness(&self) -> Option<Readiness> {
         self.readiness
+    }
+
+    fn note_answer(&self, answer: &[u8]) -> io::Result<()> {
+        idempotency::note(&self.sandbox.directory(), answer)
     }
 
     async fn condition(&self) -> Condition {

@@ -3,7 +3,7 @@
 //! | module | noun |
 //! |---|---|
 //! | [`server`] | sockets and connections |
-//! | [`tcp`], [`tokens`] | the same over TCP, and who may ask there |
+//! | [`tcp`], [`credentials`], [`tokens`] | the same over TCP, and who may ask there |
 //! | [`peer`] | who asks |
 //! | [`router`] | the routes and their OpenAPI document |
 //! | [`limits`] | how much is done at once, and for whom |
@@ -25,6 +25,7 @@ mod asking;
 pub mod attendance;
 pub mod check;
 pub mod client;
+pub mod credentials;
 pub mod daemon;
 pub mod drain;
 pub mod exec;

@@ -21,30 +21,26 @@ impl Peer {
         Peer { client: uid.into() }
     }
 
-    /// Whether it is one.
-    pub fn is_user(self) -> bool {
-        u32::try_from(self.client).is_ok()
-    }
-
-    /// Who brings a token, by its position among those that are known.
-    pub fn token(position: u32) -> Peer {
+    /// Who brings a token, by its name: its owner stays who he is when he is given another.
+    pub fn token(name: &str) -> Peer {
         Peer {
-            client: 1 << 32 | u64::from(position),
+            client: 1 << 62 | number(name.as_bytes()) >> 2,
         }
     }
 
     /// Who has shown a certificate, by its hash.
     pub fn certificate(certificate: &CertificateDer<'_>) -> Peer {
-        let hash = blake3::hash(certificate);
-        let number = hash
-            .as_bytes()
-            .iter()
-            .take(8)
-            .fold(0, |n, b| n << 8 | u64::from(*b));
         Peer {
-            client: 1 << 63 | number,
+            client: 1 << 63 | number(certificate),
         }
     }
+}
+
+/// The first of a hash.
+fn number(of: &[u8]) -> u64 {
+    let hash = blake3::hash(of);
+    let first = hash.as_bytes().iter().take(8);
+    first.fold(0, |n, b| n << 8 | u64::from(*b))
 }
 
 /// The user whose process is at the other end of a unix socket.
@@ -105,7 +101,6 @@ mod tests {
         let me = rustix::process::geteuid().as_raw();
         let alone = Access::default();
         assert!(alone.allows(0) && alone.allows(me));
-        assert!(Peer::user(me).is_user() && !Peer::token(0).is_user());
         assert!(!alone.allows(me + 1));
         let group = Access::for_group("12").unwrap();
         assert_eq!((group.group, group.mode()), (Some(12), 0o660));
@@ -122,8 +117,8 @@ mod tests {
         let all = [
             Peer::user(0),
             Peer::user(u32::MAX),
-            Peer::token(0),
-            Peer::token(u32::MAX),
+            Peer::token("a"),
+            Peer::token("b"),
             certificate(b"a"),
             certificate(b"b"),
         ];

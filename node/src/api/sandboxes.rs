@@ -27,7 +27,9 @@ use super::timing::{SERVER_TIMING, server_timing};
 use super::watch::ring::encode;
 use super::watch::{Page, Query, Selector, Watcher, page::Token};
 use crate::metrics::How;
-use crate::spans::{self, Creation};
+use crate::sandbox::Asked;
+use crate::snapshot::Hash;
+use crate::spans::{self, Creation, Told};
 
 /// The media type of a watch.
 pub const LINES: &str = "application/x-ndjson";
@@ -165,13 +167,13 @@ pub async fn create(
     Body(request): Body<CreateSandbox>,
 ) -> Result<Response, Refusal> {
     check::create(&request)?;
-    if !request.volumes.is_empty() && !peer.is_user() {
-        let what = "volumes are for users of this host: who asks over TCP has none of its files";
-        return Err(Refusal::new(ApiCode::NotAllowed, what));
-    }
     let said = encoded(&("sandbox", &request))?;
-    let make = || traced(&daemon, How::Create, &headers, daemon.create(request));
-    once(&daemon, peer, key, &said, make, |made| Some(&made.account)).await
+    let asked = asked(peer, key, &said, request.container.is_none());
+    let making = daemon.create(request, asked.clone());
+    once(&daemon, asked, &said, || {
+        traced(&daemon, How::Create, &headers, making)
+    })
+    .await
 }
 
 /// Makes a sandbox of a snapshot: what ran in it goes on, as another.
@@ -195,8 +197,12 @@ pub async fn thaw(
 ) -> Result<Response, Refusal> {
     check::thaw(&request)?;
     let said = encoded(&("thaw", &request))?;
-    let make = || traced(&daemon, How::Thaw, &headers, daemon.thaw(request));
-    once(&daemon, peer, key, &said, make, |made| Some(&made.account)).await
+    let asked = asked(peer, key, &said, true);
+    let making = daemon.thaw(request, asked.clone());
+    once(&daemon, asked, &said, || {
+        traced(&daemon, How::Thaw, &headers, making)
+    })
+    .await
 }
 
 /// Has a creation sent as a span, whatever comes of it.
@@ -209,40 +215,86 @@ async fn traced(
     let (began, since) = (SystemTime::now(), Instant::now());
     let made = making.await;
     daemon.tell(|| Creation {
-        how,
+        what: how.name(),
         parent: spans::parent(headers),
         began,
         took: since.elapsed(),
         outcome: match &made {
-            Ok(created) => Ok((created.sandbox.id.clone(), created.account.clone())),
+            Ok(created) => Ok(Told {
+                id: Some(created.sandbox.id.clone()),
+                account: created.account.clone(),
+                clones: Vec::new(),
+            }),
             Err(refusal) => Err(refusal.slug()),
         },
     });
     made
 }
 
-/// The answer to a creation; the same to the same key. Who has it made is told by a header too where the time went, where
-/// what was made has one account of it.
-async fn once<T: serde::Serialize, F: Future<Output = Result<T, Refusal>>>(
+/// What is made of a request.
+trait Made: serde::Serialize {
+    /// Where the time went, if one account says so of all of it.
+    fn account(&self) -> Option<&Account>;
+    fn sandboxes(&self) -> Vec<&Sandbox>;
+}
+
+impl Made for CreatedSandbox {
+    fn account(&self) -> Option<&Account> {
+        Some(&self.account)
+    }
+
+    fn sandboxes(&self) -> Vec<&Sandbox> {
+        vec![&self.sandbox]
+    }
+}
+
+impl Made for ForkedSandbox {
+    /// Each clone has its own.
+    fn account(&self) -> Option<&Account> {
+        None
+    }
+
+    fn sandboxes(&self) -> Vec<&Sandbox> {
+        self.items.iter().map(|made| &made.sandbox).collect()
+    }
+}
+
+/// The key a request came with, if it did.
+fn asked(peer: Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> Option<Asked> {
+    Some(Asked {
+        client: peer.client,
+        key: key?,
+        request: Hash::of(said),
+        ready_is_all,
+    })
+}
+
+/// The answer to a creation; the same to the same key, also by a later thawd. Who has it made is told by a header too where
+/// the time went.
+async fn once<T: Made, F: Future<Output = Result<T, Refusal>>>(
     daemon: &Daemon,
-    peer: Peer,
-    key: Option<String>,
+    asked: Option<Asked>,
     said: &[u8],
     make: impl FnOnce() -> F,
-    account: impl Fn(&T) -> Option<&Account>,
 ) -> Result<Response, Refusal> {
     let timing = OnceLock::new();
+    let is_kept = asked.is_some();
     let make = || async {
         let made = make().await?;
-        if let Some(account) = account(&made) {
+        if let Some(account) = made.account() {
             timing.get_or_init(|| server_timing(account));
         }
-        encoded(&made)
+        let answer = encoded(&made)?;
+        if is_kept {
+            let made = made.sandboxes().into_iter();
+            made.for_each(|sandbox| daemon.note_answer(&sandbox.id, &answer));
+        }
+        Ok(answer)
     };
-    let answer = match key {
-        Some(key) => {
+    let answer = match asked {
+        Some(Asked { client, key, .. }) => {
             let now = Instant::now();
-            daemon.answers.once(peer.client, key, said, now, make).await?
+            daemon.answers.once(client, key, said, now, make).await?
         }
         None => make().await?,
     };
@@ -341,6 +393,7 @@ pub async fn freeze(
     params(
         ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"),
         ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
     ), responses(
     (status = 201, body = ForkedSandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
@@ -353,11 +406,12 @@ pub async fn fork(
     Extension(peer): Extension<Peer>,
     Named(wanted): Named,
     Key(key): Key,
+    headers: HeaderMap,
     Body(request): Body<ForkSandbox>,
 ) -> Result<Response, Refusal> {
     check::fork(&request)?;
     let said = encoded(&("fork", &wanted, &request))?;
-    let make = || daemon.fork(wanted, request);
-    // Each clone has its own account.
-    once(&daemon, peer, key, &said, make, |_| None).await
+    let asked = asked(peer, key, &said, false);
+    let making = daemon.fork(wanted, request, asked.clone(), spans::parent(&headers));
+    once(&daemon, asked, &said, || making).await
 }

@@ -22,7 +22,7 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::SocketType;
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
@@ -70,7 +70,9 @@ pub async fn serve(
         let what = format!("another thawd serves {}", socket.display());
         return Err(Failure::new(ExitCode::Runtime, what).remedy("stop it first, or set THAW_RUN"));
     }
-    let _ = std::fs::remove_file(socket);
+    if std::fs::remove_file(socket).is_ok() {
+        reach(Failpoint::ServeOldRemoved);
+    }
     let listener = listen(socket, access)?;
     reach(Failpoint::ServeListening);
     listens();
@@ -85,6 +87,7 @@ pub async fn serve(
 fn listen(socket: &Path, access: Access) -> Result<UnixListener, Failure> {
     let fail = |e: std::io::Error| Failure::system(format!("cannot listen at {}", socket.display()), &e);
     let listener = std::os::unix::net::UnixListener::from(vmm::listen(socket, SocketType::STREAM)?);
+    reach(Failpoint::ServeBound);
     // Before anybody is accepted: who was quicker is asked who it is.
     let permitted = match access.group {
         Some(group) => chown(socket, None, Some(group)),

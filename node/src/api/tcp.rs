@@ -4,7 +4,6 @@
 //! [`MOST_OF_ONE`] of them; what is configured is either all of what it needs, or an error.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,20 +12,15 @@ use axum::extract::{Request, State};
 use axum::http::header;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use rustls::RootCertStore;
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
+use super::credentials::Credentials;
 use super::daemon::Daemon;
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal, say};
 use super::server::{ACCEPT_AGAIN, Connections, HEAD_LIMIT, linger, serve_one};
-use super::tokens::Tokens;
 use crate::config::api::ApiConfig;
 use crate::exit::{ExitCode, Failure};
 
@@ -40,9 +34,7 @@ const ASKED: Duration = Duration::from_secs(60);
 /// A TCP socket that listens, and who may ask there.
 pub struct Tcp {
     listener: TcpListener,
-    /// Without it, what is said can be read on the way: only on this host.
-    tls: Option<TlsAcceptor>,
-    tokens: Option<Arc<Tokens>>,
+    credentials: Arc<Credentials>,
 }
 
 impl Tcp {
@@ -57,30 +49,33 @@ impl Tcp {
                 false => Err(invalid("there is no listen, the address to serve at")),
             };
         };
-        let tls = match (&config.certificate, &config.key) {
-            (Some(certificate), Some(key)) => Some(acceptor(config, certificate, key)?),
-            (None, None) => None,
-            _ => return Err(invalid("certificate and key go together")),
-        };
+        let secured = config.certificate.is_some();
+        if secured != config.key.is_some() {
+            return Err(invalid("certificate and key go together"));
+        }
         if config.tokens.is_none() && config.client_ca.is_none() {
             return Err(invalid("with listen goes tokens or client_ca: who may ask"));
         }
-        if tls.is_none() && config.client_ca.is_some() {
+        if !secured && config.client_ca.is_some() {
             return Err(invalid("with client_ca go certificate and key"));
         }
-        if tls.is_none() && !address.ip().is_loopback() {
+        if !secured && !address.ip().is_loopback() {
             return Err(invalid(
                 "without certificate and key it listens on a loopback address alone",
             ));
         }
-        let tokens = config.tokens.as_deref().map(Tokens::read).transpose()?;
+        let credentials = Arc::new(Credentials::read(config)?);
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|e| Failure::system(format!("cannot listen at {address}"), &e))?;
         Ok(Some(Tcp {
             listener,
-            tls,
-            tokens: tokens.map(Arc::new),
+            credentials,
         }))
+    }
+
+    /// Who may ask there, to be read again.
+    pub fn credentials(&self) -> Arc<Credentials> {
+        self.credentials.clone()
     }
 
     /// Where it listens.
@@ -97,7 +92,7 @@ impl Tcp {
         lingers: Duration,
     ) {
         let guarded = routes
-            .layer(from_fn_with_state(self.tokens.clone(), authenticate))
+            .layer(from_fn_with_state(self.credentials.clone(), authenticate))
             .layer(from_fn(say));
         let mut connections = Connections::new(MOST_CONNECTIONS, MOST_OF_ONE);
         let mut stop = stopped.clone();
@@ -112,8 +107,8 @@ impl Tcp {
                     let origin = from.ip().to_canonical();
                     // Who has no room is cut off: over TLS there is nothing to say it by.
                     if connections.has_room(&origin) {
-                        let serving =
-                            serve_tcp(stream, origin, self.tls.clone(), guarded.clone(), stopped.clone());
+                        let tls = self.credentials.tls();
+                        let serving = serve_tcp(stream, origin, tls, guarded.clone(), stopped.clone());
                         let connected = daemon.metrics.connected();
                         connections.add(origin, async move {
                             serving.await;
@@ -136,47 +131,6 @@ impl Tcp {
 
 fn invalid(why: &str) -> Failure {
     Failure::new(ExitCode::ConfigInvalid, format!("[api]: {why}"))
-}
-
-fn acceptor(config: &ApiConfig, certificate: &Path, key: &Path) -> Result<TlsAcceptor, Failure> {
-    let unusable = |path: &Path, why: &dyn std::fmt::Display| {
-        let what = format!("[api]: {} cannot be used: {why}", path.display());
-        Failure::new(ExitCode::ConfigInvalid, what)
-    };
-    let chain = |path: &Path| {
-        let chain = CertificateDer::pem_file_iter(path).map_err(|e| unusable(path, &e))?;
-        let chain: Vec<_> = chain.collect::<Result<_, _>>().map_err(|e| unusable(path, &e))?;
-        match chain.is_empty() {
-            true => Err(unusable(path, &"there is no certificate in it")),
-            false => Ok(chain),
-        }
-    };
-    let provider: Arc<CryptoProvider> = rustls::crypto::ring::default_provider().into();
-    let builder = ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|e| unusable(certificate, &e))?;
-    let builder = match &config.client_ca {
-        None => builder.with_no_client_auth(),
-        Some(path) => {
-            let mut roots = RootCertStore::empty();
-            for root in chain(path)? {
-                roots.add(root).map_err(|e| unusable(path, &e))?;
-            }
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
-            let verifier = match config.tokens {
-                // Who has none may bring a token.
-                Some(_) => verifier.allow_unauthenticated(),
-                None => verifier,
-            };
-            builder.with_client_cert_verifier(verifier.build().map_err(|e| unusable(path, &e))?)
-        }
-    };
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|e| unusable(key, &e))?;
-    let mut tls = builder
-        .with_single_cert(chain(certificate)?, private)
-        .map_err(|e| unusable(certificate, &e))?;
-    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(tls)))
 }
 
 async fn serve_tcp(
@@ -219,16 +173,17 @@ fn patient(stream: &TcpStream) -> std::io::Result<()> {
 
 /// Who asks, by the certificate its connection showed, or else by the token this request brings.
 async fn authenticate(
-    State(tokens): State<Option<Arc<Tokens>>>,
+    State(credentials): State<Arc<Credentials>>,
     mut request: Request,
     next: Next,
 ) -> Response {
     if request.extensions().get::<Peer>().is_none() {
-        let Some(position) = tokens.and_then(|tokens| tokens.bearer(request.headers())) else {
+        let tokens = credentials.tokens();
+        let Some(peer) = tokens.and_then(|tokens| tokens.bearer(request.headers())) else {
             let what = "neither a certificate nor a token that is known here came with the request";
             return Refusal::new(ApiCode::Unauthenticated, what).into_response();
         };
-        request.extensions_mut().insert(Peer::token(position));
+        request.extensions_mut().insert(peer);
     }
     request.headers_mut().remove(header::AUTHORIZATION);
     next.run(request).await

@@ -1,8 +1,9 @@
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
@@ -39,13 +40,14 @@ fn config(tls: bool, client_ca: bool, tokens: Option<&tempfile::NamedTempFile>) 
 /// Serves until it is dropped.
 struct Served {
     address: SocketAddr,
+    credentials: Arc<Credentials>,
     stop: watch::Sender<()>,
     serving: tokio::task::JoinHandle<()>,
 }
 
 async fn serve(config: &ApiConfig) -> Served {
     let tcp = Tcp::open(config).await.unwrap().unwrap();
-    let address = tcp.address().unwrap();
+    let (address, credentials) = (tcp.address().unwrap(), tcp.credentials());
     let (_fake, daemon) = Fake::daemon(true);
     let routes = router(daemon.clone(), Gate::new(Bounds::default()));
     let (stop, stopped) = watch::channel(());
@@ -53,6 +55,7 @@ async fn serve(config: &ApiConfig) -> Served {
     let serving = tokio::spawn(serving);
     Served {
         address,
+        credentials,
         stop,
         serving,
     }
@@ -152,6 +155,56 @@ async fn where_both_are_known_either_will_do() {
         );
     }
     assert!(over_tls(&served, Some("stranger"), &bearer(TOKEN)).await.is_err());
+}
+
+#[tokio::test]
+async fn who_may_ask_is_read_again_and_what_cannot_be_used_changes_nothing() {
+    let (file, place) = (tokens(), tempfile::tempdir().unwrap());
+    let own = |name: &str| place.path().join(name);
+    let put = |from: &str| {
+        std::fs::copy(testing(&format!("{from}.pem")), own("pem")).unwrap();
+        std::fs::copy(testing(&format!("{from}.key")), own("key")).unwrap();
+    };
+    put("server");
+    let served = serve(&ApiConfig {
+        certificate: Some(own("pem")),
+        key: Some(own("key")),
+        ..config(true, true, Some(&file))
+    })
+    .await;
+    let answers = async |token: &str| over_tls(&served, None, &bearer(token)).await.unwrap();
+    let other = TOKEN.replace('0', "x");
+    assert!(answers(TOKEN).await.starts_with("HTTP/1.1 200"));
+    assert!(answers(&other).await.starts_with("HTTP/1.1 401"));
+
+    std::fs::write(file.path(), format!("tester {other}\n")).unwrap();
+    assert!(answers(TOKEN).await.starts_with("HTTP/1.1 200"), "nobody said so");
+    served.credentials.read_again().unwrap();
+    assert!(answers(TOKEN).await.starts_with("HTTP/1.1 401"));
+    assert!(answers(&other).await.starts_with("HTTP/1.1 200"));
+
+    // The tokens are good, and are not taken alone.
+    std::fs::write(file.path(), format!("tester {TOKEN}\n")).unwrap();
+    std::fs::write(own("pem"), "no certificate").unwrap();
+    let failure = served.credentials.read_again().unwrap_err();
+    assert!(failure.to_string().contains("no certificate"), "{failure}");
+    assert!(answers(&other).await.starts_with("HTTP/1.1 200"));
+    put("server");
+    std::fs::write(file.path(), "tester").unwrap();
+    let failure = served.credentials.read_again().unwrap_err();
+    assert!(failure.to_string().contains("line 1"), "{failure}");
+    assert!(answers(&other).await.starts_with("HTTP/1.1 200"));
+
+    std::fs::write(file.path(), format!("tester {TOKEN}\n")).unwrap();
+    put("stranger");
+    served.credentials.read_again().unwrap();
+    assert!(
+        over_tls(&served, None, &bearer(TOKEN)).await.is_err(),
+        "it is another's"
+    );
+    put("server");
+    served.credentials.read_again().unwrap();
+    assert!(answers(TOKEN).await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use std::path::Path;
 use axum::http::{HeaderMap, header};
 use ring::hmac;
 
+use super::peer::Peer;
 use crate::exit::{ExitCode, Failure};
 
 /// Bytes of a file that is read.
@@ -24,8 +25,8 @@ const LENGTH: std::ops::RangeInclusive<usize> = 24..=512;
 pub struct Tokens {
     /// Of this process alone: tags of equal texts are equal, and say nothing of the texts.
     key: hmac::Key,
-    /// By position.
-    known: Vec<hmac::Tag>,
+    /// Each with whom it is of.
+    known: Vec<(hmac::Tag, Peer)>,
 }
 
 impl Tokens {
@@ -74,7 +75,7 @@ impl Tokens {
             if !LENGTH.contains(&token.len()) || !token.bytes().all(|b| b.is_ascii_graphic()) {
                 return Err(wrong("a token has 24 to 512 visible ASCII characters"));
             }
-            known.push(hmac::sign(&key, token.as_bytes()));
+            known.push((hmac::sign(&key, token.as_bytes()), Peer::token(name)));
         }
         match known.len() {
             0 => Err("there are none".into()),
@@ -83,21 +84,21 @@ impl Tokens {
         }
     }
 
-    /// The position of a token, if it is known.
-    fn find(&self, token: &[u8]) -> Option<u32> {
+    /// Whose a token is, if it is known.
+    fn find(&self, token: &[u8]) -> Option<Peer> {
         let presented = hmac::sign(&self.key, token);
         let mut found = None;
-        for (position, known) in self.known.iter().enumerate() {
+        for (known, peer) in &self.known {
             // All of them, however soon one is equal: what is compared are tags, which nobody outside can choose.
             if equal(presented.as_ref(), known.as_ref()) {
-                found = Some(position as u32);
+                found = Some(*peer);
             }
         }
         found
     }
 
     /// Whose token a request brings.
-    pub fn bearer(&self, headers: &HeaderMap) -> Option<u32> {
+    pub fn bearer(&self, headers: &HeaderMap) -> Option<Peer> {
         let mut all = headers.get_all(header::AUTHORIZATION).iter();
         let (one, none) = (all.next()?, all.next());
         let (scheme, token) = one.to_str().ok()?.split_once(' ')?;
@@ -130,14 +131,14 @@ mod tests {
     #[test]
     fn a_token_is_known_by_all_of_it() {
         let tokens = Tokens::parse(&format!("# whose\n\none {A}\n two\t{B} \n")).unwrap();
-        assert_eq!(tokens.find(A.as_bytes()), Some(0));
-        assert_eq!(tokens.find(B.as_bytes()), Some(1));
+        assert_eq!(tokens.find(A.as_bytes()), Some(Peer::token("one")));
+        assert_eq!(tokens.find(B.as_bytes()), Some(Peer::token("two")));
         for unknown in ["", "a", &A[1..], &format!("{A}a"), "one"] {
             assert_eq!(tokens.find(unknown.as_bytes()), None);
         }
         let bearer = |values: &[&str]| tokens.bearer(&headers(values));
-        assert_eq!(bearer(&[&format!("Bearer {B}")]), Some(1));
-        assert_eq!(bearer(&[&format!("bearer {B}")]), Some(1));
+        assert_eq!(bearer(&[&format!("Bearer {B}")]), Some(Peer::token("two")));
+        assert_eq!(bearer(&[&format!("bearer {B}")]), Some(Peer::token("two")));
         let (basic, twice) = (format!("Basic {B}"), format!("Bearer {B}"));
         let (basic, twice) = (basic.as_str(), twice.as_str());
         for wrong in [

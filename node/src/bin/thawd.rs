@@ -1,9 +1,12 @@
 //! The node's daemon: sandboxes that outlive whoever asked for them, and outlive this process too.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use thaw_failpoint as failpoint;
 use thaw_node::api::client::Client;
+use thaw_node::api::credentials::Credentials;
 use thaw_node::api::daemon::Daemon;
 use thaw_node::api::peer::Access;
 use thaw_node::api::server::serve;
@@ -17,8 +20,7 @@ use thaw_node::service;
 use thaw_node::snapshot::Hold;
 use thaw_node::snapshotter::Listening;
 use thaw_node::ui::Ui;
-use thaw_pools::failpoint;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Serves sandboxes over HTTP on a unix socket.
 ///
@@ -169,6 +171,22 @@ fn drain(arguments: &Arguments, undo: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Reads again who may ask over TCP, whenever an operator says so. Does not end.
+async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>) {
+    while said.recv().await.is_some() {
+        let Some(credentials) = credentials.clone() else {
+            tracing::info!("there is nothing to read again: nothing is served over TCP");
+            continue;
+        };
+        let read = tokio::task::spawn_blocking(move || credentials.read_again()).await;
+        match read {
+            Ok(Ok(())) => tracing::info!("tokens and certificates were read again"),
+            Ok(Err(e)) => tracing::error!("tokens and certificates stay what they were: {e}"),
+            Err(e) => tracing::error!("tokens and certificates stay what they were: {e}"),
+        }
+    }
+}
+
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(place) = &arguments.failpoint {
         failpoint::arm(place).map_err(|e| Failure::new(Code::Runtime, e.to_string()))?;
@@ -187,6 +205,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
             ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
         }
+        let hang_ups = signal(SignalKind::hangup());
+        let hang_ups = hang_ups.map_err(|e| Failure::system("cannot catch a signal", &e))?;
         let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
         node.fill_pools()?;
         tokio::spawn(node.images.clone().keep_measured());
@@ -198,6 +218,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             None => None,
         };
         let tcp = Tcp::open(node.api_config()).await?;
+        tokio::spawn(read_again(hang_ups, tcp.as_ref().map(Tcp::credentials)));
         if let Some(address) = tcp.as_ref().and_then(|tcp| tcp.address().ok()) {
             tracing::info!(%address, "listening");
         }

@@ -17,7 +17,8 @@ use crate::exit::{ExitCode, Failure};
 use crate::image::record::Recording;
 use crate::images::Images;
 use crate::paths::Paths;
-use crate::sandbox::{MADE_AGAIN, Node, Sandbox, SandboxSpec, Terms, ThawSpec, network};
+use crate::sandbox::{Node, Sandbox, SandboxSpec, Terms, ThawSpec, network};
+use crate::slow::Slow;
 use crate::state::{RunDirectory, vsock_socket};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -116,7 +117,6 @@ impl Home {
             record,
             prefetch: !arguments.no_prefetch,
             terms: Terms::default(),
-            volumes: arguments.volumes()?,
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await;
         let sandbox = or_nothing(&node, sandbox).await?;
@@ -172,7 +172,12 @@ impl Home {
         trace: &Trace,
     ) -> Result<Home, Failure> {
         // Its log is thawd's: what is never silent is said here too.
-        for again in created.account.reasons.iter().filter(|r| r.code == MADE_AGAIN) {
+        for again in created
+            .account
+            .reasons
+            .iter()
+            .filter(|r| r.code == Slow::MadeAgain.code())
+        {
             tracing::warn!("{}", again.text);
         }
         trace.add_all(created.account, before_ns);
@@ -331,7 +336,6 @@ fn daemon_request(
         root: name(&arguments.root),
         labels: Default::default(),
         timeout_s: None,
-        volumes: arguments.volumes()?,
     })
 }
 

@@ -1,7 +1,6 @@
 //! The commands of `thaw`.
 
 use clap::{Args, Parser, Subcommand};
-use thaw_protocol::api::Volume;
 use thaw_protocol::control::MemoryMode;
 
 use crate::exit::{ExitCode, Failure};
@@ -61,6 +60,9 @@ pub struct Global {
         hide_env_values = true
     )]
     pub log_level: String,
+    /// Die at this failpoint, as thawd's flag of this name does; for tests of recovery
+    #[arg(long, global = true, value_name = "NAME", hide = true)]
+    pub failpoint: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -161,10 +163,6 @@ pub struct RunArguments {
     pub network: NetworkMode,
     #[command(flatten)]
     pub through: NetworkArguments,
-    /// Share a directory or file of this host: HOST:GUEST, HOST:GUEST:ro. It must be there; a sandbox that has any is neither
-    /// frozen nor forked
-    #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = crate::container::parse_volume)]
-    pub volume: Vec<Volume>,
     #[command(flatten)]
     pub ready: ReadyArguments,
     #[command(flatten)]
@@ -201,15 +199,6 @@ pub struct RunArguments {
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
-}
-
-impl RunArguments {
-    /// What the container has of the host's.
-    fn volumes(&self) -> Result<Vec<Volume>, Failure> {
-        let checked = crate::container::check_volumes(&self.volume);
-        checked.map_err(|why| Failure::new(ExitCode::Runtime, format!("-v: {why}")))?;
-        Ok(self.volume.clone())
-    }
 }
 
 const MEMORY_MODE_HELP: &str = "How a thawed guest gets its memory: `cow`: mapped, pages come as they are touched; \
@@ -375,7 +364,11 @@ pub fn main() -> u8 {
     };
     logging::start(&cli.global.log_level, cli.global.json);
     let ui = Ui::new(cli.global.json, cli.global.quiet);
-    match dispatch(&cli, &ui) {
+    let armed = match &cli.global.failpoint {
+        Some(place) => thaw_failpoint::arm(place).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string())),
+        None => Ok(()),
+    };
+    match armed.and_then(|()| dispatch(&cli, &ui)) {
         Ok(status) => status,
         Err(failure) => {
             ui.failure(&failure);

@@ -34,6 +34,8 @@ struct Row {
     cpu_percent: Option<f64>,
     read_bytes_per_s: Option<f64>,
     written_bytes_per_s: Option<f64>,
+    received_bytes_per_s: Option<f64>,
+    sent_bytes_per_s: Option<f64>,
 }
 
 /// What is shown at once.
@@ -160,6 +162,8 @@ fn shown(before: &BTreeMap<String, Usage>, now: &NodeUsage) -> Shown {
             cpu_percent: rate(|u| u.cpu_ns).map(|r| r * 100.0),
             read_bytes_per_s: rate(|u| u.read_bytes).map(|r| r * 1e9),
             written_bytes_per_s: rate(|u| u.written_bytes).map(|r| r * 1e9),
+            received_bytes_per_s: rate(|u| u.received_bytes).map(|r| r * 1e9),
+            sent_bytes_per_s: rate(|u| u.sent_bytes).map(|r| r * 1e9),
             sandbox: sandbox.clone(),
         }
     };
@@ -208,8 +212,19 @@ fn table(shown: &Shown, now: u64) -> Vec<String> {
         HumanBytes(memory)
     ));
     lines.push(format!(
-        "{:<12}  {:<16}  {:<8}  {:>7}  {:>11}  {:>8}  {:>11}  {:>11}  {:>11}  {:<8}  IMAGE",
-        "ID", "NAME", "STATE", "CPU %", "MEMORY", "OF", "READ/S", "WRITTEN/S", "FETCHED", "AGE"
+        "{:<12}  {:<16}  {:<8}  {:>7}  {:>11}  {:>8}  {:>11}  {:>11}  {:>11}  {:>11}  {:>11}  {:<8}  IMAGE",
+        "ID",
+        "NAME",
+        "STATE",
+        "CPU %",
+        "MEMORY",
+        "OF",
+        "READ/S",
+        "WRITTEN/S",
+        "RECEIVED/S",
+        "SENT/S",
+        "FETCHED",
+        "AGE"
     ));
     lines.extend(shown.sandboxes.iter().map(|row| line(row, now)));
     lines
@@ -234,13 +249,15 @@ fn line(row: &Row, now: u64) -> String {
     let cpu = row.cpu_percent.map_or_else(absent, |cpu| format!("{cpu:.1}"));
     let of = format!("{} MiB", sandbox.memory_mib);
     format!(
-        "{:<12}  {:<16}  {:<8}  {cpu:>7}  {:>11}  {of:>8}  {:>11}  {:>11}  {:>11}  {:<8}  {}",
+        "{:<12}  {:<16}  {:<8}  {cpu:>7}  {:>11}  {of:>8}  {:>11}  {:>11}  {:>11}  {:>11}  {:>11}  {:<8}  {}",
         printable(&sandbox.id),
         printable(sandbox.name.as_deref().unwrap_or("-")),
         printable(&sandbox.state),
         bytes(usage.memory_bytes),
         rate(row.read_bytes_per_s),
         rate(row.written_bytes_per_s),
+        rate(row.received_bytes_per_s),
+        rate(row.sent_bytes_per_s),
         bytes(usage.fetched_bytes),
         age(now.saturating_sub(sandbox.created)),
         printable(&sandbox.image),

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::agent::{MessageField, oci};
-use thaw_protocol::api::Volume;
 
 use crate::agent_client::ProcessId;
 use crate::exit::{ExitCode, Failure};
@@ -19,13 +19,11 @@ mod exec;
 pub mod ready;
 mod start;
 mod storages;
-mod volumes;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
 pub use start::{create, start};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name, storages};
-pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
 
 /// What the flags of `thaw run` say about the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,8 +42,6 @@ pub struct Options {
     pub hostname: String,
     /// Terminal's rows and columns.
     pub size: Option<(u16, u16)>,
-    /// What it has of the host's, as its sandbox has.
-    pub volumes: Vec<Volume>,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
@@ -85,6 +81,22 @@ impl Running {
         serde_json::from_slice(&text)
             .map_err(|e| Failure::new(ExitCode::Runtime, format!("{}: {e}", path.display())))
     }
+
+    /// Notes it in the directory of its sandbox, whole or not at all.
+    pub fn write(&self, directory: &Path) -> Result<(), Failure> {
+        let (new, path) = (
+            directory.join(RUNNING_FILE).with_extension("new"),
+            directory.join(RUNNING_FILE),
+        );
+        let write = || -> std::io::Result<()> {
+            std::fs::write(&new, serde_json::to_vec(self)?)?;
+            reach(Failpoint::ContainerBegun);
+            std::fs::rename(&new, &path)?;
+            reach(Failpoint::ContainerNoted);
+            Ok(())
+        };
+        write().map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+    }
 }
 
 /// The container's specification.
@@ -122,10 +134,7 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
             ..Default::default()
         }),
         Hostname: options.hostname.clone(),
-        Mounts: defaults::mounts()
-            .into_iter()
-            .chain(volumes::mounts(&options.volumes))
-            .collect(),
+        Mounts: defaults::mounts(),
         Linux: MessageField::some(defaults::linux(id)),
         ..Default::default()
     })

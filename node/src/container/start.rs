@@ -6,15 +6,15 @@ use oci_spec::image::ImageConfiguration;
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::CreateContainerRequest;
 
-use super::{Options, RUNNING_FILE, Running, running, spec, storages};
+use super::{Options, Running, running, spec, storages};
 use crate::agent_client::AgentClient;
-use crate::exit::{ExitCode, Failure};
+use crate::exit::Failure;
 use crate::sandbox::RootServing;
 
 /// Makes the container `id`, up to the point of executing its program.
 ///
 /// # Errors
-/// [`ExitCode::Runtime`] when neither the image nor the options name a command; those of the agent.
+/// [`Runtime`](crate::exit::ExitCode::Runtime) when neither the image nor the options name a command; those of the agent.
 pub async fn create(
     agent: &AgentClient,
     id: &str,
@@ -24,14 +24,10 @@ pub async fn create(
 ) -> Result<Running, Failure> {
     let spec = spec(id, config, options)?;
     let running = running(id, &spec);
-    let mut storages = storages(id, root);
-    if !options.volumes.is_empty() {
-        storages.push(super::volumes::storage());
-    }
     let request = CreateContainerRequest {
         container_id: id.into(),
         exec_id: id.into(),
-        storages,
+        storages: storages(id, root),
         OCI: MessageField::some(spec),
         ..Default::default()
     };
@@ -42,7 +38,5 @@ pub async fn create(
 /// Starts it, and notes in its sandbox's directory what others need to know of it.
 pub async fn start(agent: &AgentClient, running: &Running, directory: &Path) -> Result<(), Failure> {
     agent.start(&running.container_id).await?;
-    let path = directory.join(RUNNING_FILE);
-    let text = serde_json::to_vec(running).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
-    std::fs::write(&path, text).map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+    running.write(directory)
 }

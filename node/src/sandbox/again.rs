@@ -9,9 +9,6 @@ use super::Resources;
 use super::machine::describe;
 use crate::exit::Failure;
 
-/// The reason's name in a start's account.
-pub const MADE_AGAIN: &str = "machine-made-again";
-
 /// How long after its silence a machine's end may be told: the VMM says why, then ends.
 const END_LINGERS: Duration = Duration::from_secs(1);
 

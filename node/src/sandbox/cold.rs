@@ -5,7 +5,7 @@ use std::io::Seek;
 use std::os::fd::AsFd;
 
 use rustix::net::SocketType;
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
 use thaw_protocol::control::{
     Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::NetworkPolicy;
 use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
@@ -186,10 +186,6 @@ impl Sandbox {
             let what = format!("sandbox {} cannot be frozen: {why}", record.id);
             Err(Failure::new(ExitCode::Runtime, what))
         };
-        if !record.volumes.is_empty() {
-            let what = format!("sandbox {} cannot be frozen: it has volumes", record.id);
-            return Err(Failure::new(ExitCode::Shared, what));
-        }
         let Some(origin) = &self.origin else {
             return match record.provenance {
                 Some(_) => refuse("an earlier thawd made it, and what it was thawed from could not be had"),

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::control::{Command, MachineState, Response};
 
 use super::machine::odd;

@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Cgroup;
-use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, Response, StartTimes};
@@ -14,6 +14,7 @@ use super::files::MachineFiles;
 use super::{Node, READY_LIMIT, Resources, shells, with_console};
 use crate::control_client::{CallError, ControlClient};
 use crate::exit::{ExitCode, Failure};
+use crate::slow::Slow;
 use crate::state::Record;
 use crate::trace::{Trace, monotonic_ns};
 
@@ -66,7 +67,7 @@ pub(super) async fn spawn(
         }
         Err(reason) => {
             let text = format!("no thaw-vmm was waiting ({reason}): one was started now");
-            trace.reason("no-shell", &text);
+            trace.reason(Slow::NoShell, &text);
         }
     }
     // Until it is in the record, its name says whose it is.

@@ -12,13 +12,12 @@ use std::time::Duration;
 use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
-use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::network::{Networks, Terms as NetworkTerms, Uplink};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
-use thaw_protocol::api::Volume;
 use thaw_protocol::control::{Command, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
 use thaw_rootfs::prefetch::{Ahead, Prefetch};
 use thaw_rootfs::progress::Progress;
@@ -55,7 +54,6 @@ mod machine;
 pub mod network;
 mod parked;
 mod pools;
-mod share;
 mod shells;
 mod snapshot;
 mod spare;
@@ -64,7 +62,6 @@ mod thaw;
 mod usage;
 
 pub use adoption::Provenance;
-pub use again::MADE_AGAIN;
 use again::with_end;
 pub use bare::is_bare;
 pub use create::blocking;
@@ -76,7 +73,7 @@ use pools::Claimed;
 pub use pools::Pools;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
-pub use terms::{Terms, Timeout};
+pub use terms::{Asked, Terms, Timeout};
 pub use usage::usage;
 
 /// How long a guest may take to ring, and the agent to take its identity.
@@ -137,8 +134,6 @@ pub struct SandboxSpec {
     /// Read ahead what a recorded run of the image read.
     pub prefetch: bool,
     pub terms: Terms,
-    /// What of the host it has.
-    pub volumes: Vec<Volume>,
 }
 
 /// An image as it is shown to the guest.
@@ -243,6 +238,9 @@ impl Node {
         let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
         self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), network, config)?);
+        if let Err(e) = self.pools.networks.kind().listen() {
+            tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");
+        }
         let makers = config.makers.get().into();
         self.shells = Arc::new(ShellPools::new(config.shells.plan(makers)));
         self.parked = Arc::new(ParkedPools::new(config.parked.plan(makers)));
@@ -256,10 +254,6 @@ struct Resources {
     // In the order they must go: the VMM holds descriptors of the others, and needs its pages until it has ended.
     control: Option<Arc<ControlClient>>,
     vmm: Option<VmmProcess>,
-    /// Serves it files of the host. It ends with the VMM.
-    share: Option<VmmProcess>,
-    /// Tells of the share's end.
-    share_watch: Option<tokio::task::JoinHandle<()>>,
     pages: Option<PageServer>,
     misses: Vec<MissServer>,
     console: Option<Console>,
@@ -282,8 +276,6 @@ impl Resources {
         Resources {
             control: None,
             vmm: None,
-            share: None,
-            share_watch: None,
             pages: None,
             misses: Vec::new(),
             console: None,
@@ -331,11 +323,7 @@ impl Resources {
 
 impl Drop for Resources {
     fn drop(&mut self) {
-        if let Some(watch) = self.share_watch.take() {
-            watch.abort();
-        }
         if self.keep {
-            self.share.iter_mut().for_each(VmmProcess::release);
             if let Some(mut slot) = self.network.take() {
                 slot.uplink.iter_mut().for_each(Uplink::keep);
                 slot.keep();
@@ -359,8 +347,6 @@ impl Drop for Resources {
             }
             reach(Failpoint::DeleteReaped);
         }
-        // Killed and reaped, before its cgroup goes.
-        self.share = None;
         self.pages = None;
         if self.cgroup.take().is_some() {
             reach(Failpoint::DeleteCgroupReleased);
@@ -441,17 +427,6 @@ impl Sandbox {
         backends.send(&control).await?;
         reach(Failpoint::AdoptAttached);
         freezing::undo(node, &resources.directory, &control).await;
-        let control = Arc::new(control);
-        if let Some(share) = record.share {
-            resources.share = VmmProcess::adopt(share);
-            match &resources.share {
-                Some(share) => resources.share_watch = share::watch(&record.id, share, control.clone()),
-                None => tracing::error!(
-                    "sandbox {}: its thaw-share has ended: its volumes answer EIO",
-                    record.id
-                ),
-            }
-        }
         (resources.misses, resources.console) = (ends.misses, Some(ends.console));
         let image: Option<Image> = match &record.image_digest {
             Some(digest) => node.images.by_digest(digest)?,
@@ -462,7 +437,7 @@ impl Sandbox {
                 .leases
                 .push(image.lease().map_err(crate::images::failure)?);
         }
-        resources.control = Some(control);
+        resources.control = Some(control.into());
         resources.network = network::adopt(node, &record).await;
         let record = Record {
             owner: ProcessRecord::myself(),

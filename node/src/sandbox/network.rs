@@ -6,13 +6,14 @@
 use std::sync::Arc;
 
 use thaw_pools::network::policy::Policy;
-use thaw_pools::network::{NetworkSlot, Networks, Terms};
+use thaw_pools::network::{NetworkSlot, Networks, Terms, Traffic};
 use thaw_protocol::api::{NetworkPolicy, PublishedPort, SandboxNetwork};
 
 use super::create::blocking;
 use super::pools::{self, Claimed};
 use super::{NetworkMode, Node, Sandbox};
 use crate::exit::{ExitCode, Failure};
+use crate::slow::Slow;
 use crate::state::Record;
 use crate::trace::Trace;
 
@@ -59,7 +60,7 @@ pub(super) async fn claim(
         slot.config.nameservers = node.pools.networks.kind().nameservers();
     } else {
         trace.reason(
-            "network-inward",
+            Slow::NetworkInward,
             "without root, its network leads to its gateway and no further",
         );
     }
@@ -112,6 +113,11 @@ impl Sandbox {
     /// Its network, where that leads outside.
     pub fn network(&self) -> Option<SandboxNetwork> {
         self.resources.network.as_deref().and_then(describe)
+    }
+
+    /// What went through its network, where it has one. Blocks.
+    pub fn traffic(&self) -> Option<Traffic> {
+        self.resources.network.as_deref()?.traffic()
     }
 
     /// Puts another policy in force: at once, as a whole, for the connections it has too.

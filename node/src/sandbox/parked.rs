@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::machine::Vm;
 use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::{MachineSpec, MemoryMode};

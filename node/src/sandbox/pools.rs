@@ -18,6 +18,7 @@ use super::create::blocking;
 use crate::config::pools::{Marks, PoolsConfig};
 use crate::exit::Failure;
 use crate::paths::Paths;
+use crate::slow::Slow;
 use crate::trace::Trace;
 
 /// Largest disk that is made, and what the pool has, bytes; on the host it costs what is written.
@@ -165,8 +166,26 @@ impl<K: Kind> Drop for Claimed<K> {
     }
 }
 
+/// A kind whose claims are accounted for.
+pub(super) trait Claimable: Kind {
+    /// That one was made, as none was ready.
+    const MISSED: Slow;
+}
+
+impl Claimable for Disks {
+    const MISSED: Slow = Slow::DiskMade;
+}
+
+impl Claimable for Networks {
+    const MISSED: Slow = Slow::NetworkMade;
+}
+
+impl Claimable for Cgroups {
+    const MISSED: Slow = Slow::CgroupMade;
+}
+
 /// Claims one. If none was ready, it is made on a thread for it, and the start's account says why.
-pub(super) async fn claim<K: Kind>(
+pub(super) async fn claim<K: Claimable>(
     pools: &Arc<Pools>,
     of: fn(&Pools) -> &Pool<K>,
     want: K::Want,
@@ -192,7 +211,7 @@ pub(super) async fn claim<K: Kind>(
         "no {kind} was ready ({}): one was made now, in {took:.1} ms",
         miss.reason
     );
-    trace.reason(&format!("{kind}-made"), &text);
+    trace.reason(K::MISSED, &text);
     Ok(claimed)
 }
 

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::disk::Disk;
-use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
 
-use super::again::{MADE_AGAIN, once_more};
+use super::again::once_more;
 use super::create::{Making, Parts, blocking, new_record};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
@@ -18,8 +18,9 @@ use super::network;
 use super::pools::Claimed;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{NetworkMode, Node, RootServing, Sandbox, Shown, Terms, disk};
-use crate::container::{IMAGE_DISK_SLOT, RUNNING_FILE};
+use crate::container::IMAGE_DISK_SLOT;
 use crate::exit::{ExitCode, Failure};
+use crate::slow::Slow;
 use crate::snapshot::{Kind, Registered, Subject};
 use crate::state::Record;
 use crate::template::Shape;
@@ -80,7 +81,7 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
     let subject = &registered.manifest.subject;
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
     same_guest_image(node, subject)?;
-    let told = |text: &str| trace.reason(MADE_AGAIN, text);
+    let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     once_more(told, || make(node, &spec, &registered, &workload, trace)).await
 }
 
@@ -131,7 +132,7 @@ async fn make(
         )
         .await?;
         trace.reason(
-            "no-parked-vm",
+            Slow::NoParkedVm,
             "no machine was parked with this snapshot in it: one was restored now",
         );
         making.restore(registered.clone(), spec.memory_mode).await
@@ -140,7 +141,9 @@ async fn make(
     let empty = making.attach(parts).await?;
     making.thaw(workload.memory_mib, empty).await?;
     // First: once it is ready, it may be adopted.
-    write_containers(&making, workload)?;
+    if let Some(container) = workload.containers.first() {
+        container.write(making.resources.directory.path())?;
+    }
     making.become_sandbox(spec.hostname.clone()).await?;
     making.thawed().await;
     making.done()
@@ -230,7 +233,6 @@ async fn parts(
         prefetch: None,
         supply: node.images.counting_alone(),
         record: None,
-        share: None,
     })
 }
 
@@ -260,16 +262,4 @@ fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Failure> {
         })
     });
     shown.collect()
-}
-
-fn write_containers(making: &Making<'_>, workload: &Workload) -> Result<(), Failure> {
-    let path = making.resources.directory.path().join(RUNNING_FILE);
-    let fail = |e: std::io::Error| Failure::system(format!("cannot write {}", path.display()), &e);
-    match workload.containers.first() {
-        Some(container) => {
-            let text = serde_json::to_vec(container).map_err(|e| fail(e.into()))?;
-            std::fs::write(&path, text).map_err(fail)
-        }
-        None => Ok(()),
-    }
 }

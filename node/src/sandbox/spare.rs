@@ -8,8 +8,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::{Cgroup, Cgroups};
-use thaw_pools::failpoint::{Failpoint, reach};
 use thaw_pools::machine::{MachineError, Place, Process, Restored, Shell, Vm};
 use thaw_pools::resource::Unfit;
 use thaw_pools::vmm;

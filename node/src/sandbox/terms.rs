@@ -6,7 +6,9 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Labels, and how long it may be there.
+use crate::snapshot::Hash;
+
+/// Labels, how long it may be there, and by which key it was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     #[serde(default)]
@@ -16,6 +18,21 @@ pub struct Terms {
     /// It is deleted when its container's process has ended.
     #[serde(default)]
     pub delete_on_exit: bool,
+    #[serde(default)]
+    pub asked: Option<Asked>,
+}
+
+/// The idempotency key it was asked for with: a later owner answers that as the one who made it would have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// Whose key.
+    pub client: u64,
+    pub key: String,
+    /// Hash of the request it came with.
+    pub request: Hash,
+    /// Once it is ready, it is all that was asked for. Else it is when the answer is beside its record: before, who asked
+    /// was told nothing, and part of what he asked for is nothing to him.
+    pub ready_is_all: bool,
 }
 
 /// When it is deleted by whoever owns it then.
@@ -58,6 +75,12 @@ mod tests {
             labels: BTreeMap::new(),
             timeout: Some(timeout),
             delete_on_exit: true,
+            asked: Some(Asked {
+                client: u64::MAX,
+                key: "k".into(),
+                request: Hash::of(b"r"),
+                ready_is_all: true,
+            }),
         };
         let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
         assert_eq!(read, terms);

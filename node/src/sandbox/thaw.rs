@@ -3,12 +3,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::{ProcessRecord, Stat};
 use thaw_pools::resource::SlowReason;
 use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
 
-use super::again::{MADE_AGAIN, with_end};
+use super::again::with_end;
 use super::cold::{command_line, has_test_hooks};
 use super::create::Making;
 use super::machine::{explain, odd, spawn};
@@ -17,6 +17,7 @@ use super::{Node, Origin, SandboxSpec};
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
 use crate::page_server::{FileSource, PageServer};
+use crate::slow::Slow;
 use crate::snapshot::Registered;
 use crate::template::{Progress, Shape, Step};
 use crate::trace::Trace;
@@ -55,11 +56,11 @@ impl Making<'_> {
         };
         let Some(why) = why else { return Ok(()) };
         let text = format!("no machine was parked with this template in it ({why}): one was restored now");
-        trace.reason("no-parked-vm", &text);
+        trace.reason(Slow::NoParkedVm, &text);
         let account = trace.clone();
         let building: Progress = Arc::new(move |step| {
             if let Step::Again(why) = &step {
-                account.reason(MADE_AGAIN, why);
+                account.reason(Slow::MadeAgain, why);
             }
             building(step);
         });
@@ -78,7 +79,7 @@ impl Making<'_> {
         );
         let (template, ()) = tokio::try_join!(template, spawned)?;
         if template.built {
-            trace.reason("template-built", "the template was built this time");
+            trace.reason(Slow::TemplateBuilt, "the template was built this time");
         }
         self.restore(template.registered, spec.memory_mode).await
     }
@@ -113,11 +114,11 @@ impl Making<'_> {
     pub(super) async fn restore(&mut self, from: Arc<Registered>, mode: MemoryMode) -> Result<(), Failure> {
         if from.files.working_set.is_none() && mode != MemoryMode::Populate {
             let text = "the snapshot has no working set: pages come one fault at a time";
-            self.trace.reason("no-working-set", text);
+            self.trace.reason(Slow::NoWorkingSet, text);
         }
         if from.take_just_read() {
             let text = "the snapshot was read and compared with its hashes this time";
-            self.trace.reason("snapshot-verified", text);
+            self.trace.reason(Slow::SnapshotVerified, text);
         }
         let parked = {
             let _stage = self.trace.stage("restore");
@@ -174,7 +175,7 @@ impl Making<'_> {
         {
             let text =
                 format!("{pages} page faults waited for the disk: the snapshot was not in the page cache");
-            self.trace.reason("pages-not-resident", &text);
+            self.trace.reason(Slow::PagesNotResident, &text);
         }
     }
 }

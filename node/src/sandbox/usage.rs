@@ -18,6 +18,6 @@ pub fn usage(record: &Record, cgroups: &Hierarchy) -> Usage {
         read_bytes: taken.read_bytes,
         written_bytes: taken.written_bytes,
         major_faults: taken.major_faults,
-        fetched_bytes: None,
+        ..Usage::default()
     }
 }

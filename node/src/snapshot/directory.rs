@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use rustix::fs::{Mode, OFlags};
+use thaw_failpoint::{Failpoint, reach};
 
 use super::check::{CheckError, check_chunks, check_whole};
 use super::draft::make_locked;
@@ -193,8 +194,11 @@ pub fn remove(path: &Path, stamps: &Stamps) -> Result<(), SnapshotError> {
     let parent = path.parent().unwrap_or(Path::new("."));
     let (doomed, _lock) = make_locked(parent).map_err(fail)?;
     let renamed = fs::rename(path, doomed.join("removed")).map_err(fail);
+    reach(Failpoint::SnapshotDoomed);
     let removed = fs::remove_dir_all(&doomed).map_err(fail);
+    reach(Failpoint::SnapshotRemoved);
     stamps.forget(&place);
+    reach(Failpoint::SnapshotForgotten);
     renamed.and(removed)
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, RenameFlags};
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 
 use super::contents::{hash_chunks, hash_whole};
 use super::directory::{
@@ -52,6 +52,7 @@ impl Draft {
             parent
         };
         fs::create_dir_all(parent).map_err(SnapshotError::io("create", parent))?;
+        reach(Failpoint::DraftParentMade);
         if fs::symlink_metadata(target).is_ok() {
             return Err(SnapshotError::Exists {
                 directory: target.to_owned(),
@@ -104,11 +105,12 @@ impl Draft {
             check_disk_id(id).map_err(|reason| io::Error::new(io::ErrorKind::InvalidInput, reason))?;
             match fs::DirBuilder::new().mode(0o700).create(&directory) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-                _ => {}
+                _ => reach(Failpoint::DraftDisksMade),
             }
             create(&directory, id)
         };
         let file = make().map_err(fail)?;
+        reach(Failpoint::DraftDiskMade);
         self.disks.push((id.to_owned(), file));
         Ok(&self.disks[self.disks.len() - 1].1)
     }
@@ -161,6 +163,7 @@ impl Draft {
         let working_set = match self.working_set.metadata()?.len() {
             0 => {
                 fs::remove_file(self.path.join(WORKING_SET))?;
+                reach(Failpoint::SnapshotWorkingSetLeft);
                 None
             }
             _ => Some(hash_whole(&self.working_set)?),
@@ -189,6 +192,7 @@ impl Draft {
             let mut file = create(&self.path, name)?;
             file.write_all(bytes)?;
             finish_file(&file)?;
+            reach(Failpoint::SnapshotFileWritten);
         }
         let disks = self.disks.iter().map(|(_, file)| file);
         for file in [&self.state, &self.memory, &self.working_set]
@@ -196,6 +200,7 @@ impl Draft {
             .chain(disks)
         {
             finish_file(file)?;
+            reach(Failpoint::SnapshotFileSealed);
         }
         if !self.disks.is_empty() {
             File::open(self.path.join(DISKS))?.sync_all()?;
@@ -228,6 +233,7 @@ fn create(directory: &Path, name: &str) -> io::Result<File> {
         .create_new(true)
         .mode(0o600)
         .open(directory.join(name))
+        .inspect(|_| reach(Failpoint::DraftFileMade))
 }
 
 /// Makes a directory and locks it before a sweeper can take it for a dead maker's.
@@ -236,6 +242,7 @@ pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
         let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
         let path = parent.join(format!("{PARTIAL}{unique}"));
         fs::DirBuilder::new().mode(0o700).create(&path)?;
+        reach(Failpoint::DraftMade);
         let Ok(lock) = File::open(&path) else { continue };
         rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive))?;
         let named = fs::metadata(&path).is_ok_and(|named| {
@@ -243,6 +250,7 @@ pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
                 .is_ok_and(|locked| (locked.dev(), locked.ino()) == (named.dev(), named.ino()))
         });
         if named {
+            reach(Failpoint::DraftLocked);
             return Ok((path, lock));
         }
     }
@@ -266,7 +274,10 @@ pub(crate) fn sweep(parent: &Path) {
         let Ok(lock) = File::open(&path) else { continue };
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             match fs::remove_dir_all(&path) {
-                Ok(()) => tracing::info!("removed {}, which a dead maker left", path.display()),
+                Ok(()) => {
+                    reach(Failpoint::DraftSwept);
+                    tracing::info!("removed {}, which a dead maker left", path.display());
+                }
                 Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
             }
         }

@@ -6,6 +6,8 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use thaw_failpoint::{Failpoint, reach};
+
 use super::draft::{make_locked, sweep};
 use super::error::SnapshotError;
 use super::register::Registry;
@@ -67,9 +69,11 @@ impl Drop for Scratch {
         if let Ok(place) = fs::canonicalize(self.snapshot()) {
             self.stamps.forget(&place);
         }
+        reach(Failpoint::ScratchForgotten);
         if let Err(e) = fs::remove_dir_all(&self.path) {
             tracing::warn!("cannot remove {}: {e}", self.path.display());
         }
+        reach(Failpoint::ScratchRemoved);
     }
 }
 

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::process::ProcessRecord;
 
 use super::contents::hash_whole;
 use super::error::SnapshotError;
@@ -114,10 +116,25 @@ impl Stamps {
 
     fn write(&self, path: &Path, stamp: &Stamp) -> io::Result<()> {
         let mut new = tempfile_in(&self.directory)?;
+        reach(Failpoint::StampMade);
         let written = new.1.write_all(&serde_json::to_vec(stamp)?);
-        written.and_then(|()| fs::rename(&new.0, path)).inspect_err(|_| {
-            let _ = fs::remove_file(&new.0);
-        })
+        written
+            .inspect(|()| reach(Failpoint::StampWritten))
+            .and_then(|()| fs::rename(&new.0, path))
+            .inspect(|()| reach(Failpoint::StampPlaced))
+            .inspect_err(|_| {
+                let _ = fs::remove_file(&new.0);
+            })
+    }
+
+    /// Removes what dead writers left half written.
+    pub fn sweep(&self) {
+        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            let writer = entry.file_name().to_str().and_then(writer);
+            if writer.is_some_and(|writer| !writer.lives()) && fs::remove_file(entry.path()).is_ok() {
+                reach(Failpoint::StampSwept);
+            }
+        }
     }
 
     /// Forgets what is known of `place`.
@@ -151,11 +168,21 @@ impl Stamps {
     }
 }
 
-/// A new file for its owner alone, and its path.
+/// Who is writing the file of this name, if it is being written.
+fn writer(name: &str) -> Option<ProcessRecord> {
+    let mut parts = name.strip_prefix('.')?.strip_suffix(".new")?.split('.');
+    Some(ProcessRecord {
+        pid: parts.next()?.parse().ok()?,
+        start_time: parts.next()?.parse().ok()?,
+    })
+}
+
+/// A new file for its owner alone, and its path: its name says whose, for who finds it half written.
 fn tempfile_in(directory: &Path) -> io::Result<(PathBuf, File)> {
     use std::os::unix::fs::OpenOptionsExt;
     let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
-    let path = directory.join(format!(".{unique}.new"));
+    let us = ProcessRecord::myself().ok_or(io::ErrorKind::NotFound)?;
+    let path = directory.join(format!(".{}.{}.{unique}.new", us.pid, us.start_time));
     let file = File::options()
         .write(true)
         .create_new(true)
@@ -178,6 +205,22 @@ mod tests {
     /// A moment at which everything written so far is old enough.
     fn later() -> SystemTime {
         SystemTime::now() + 2 * MARGIN
+    }
+
+    #[test]
+    fn what_a_dead_writer_left_is_swept_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let stamps = Stamps::open(directory.path()).unwrap();
+        let (ours, _) = tempfile_in(directory.path()).unwrap();
+        let us = ProcessRecord::myself().unwrap();
+        let dead = format!(".{}.{}.00.new", us.pid, us.start_time + 1);
+        for name in [dead.as_str(), "stamp", ".x.new", ".1.new"] {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        stamps.sweep();
+        assert!(ours.exists());
+        assert!(!directory.path().join(dead).exists());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 4);
     }
 
     #[test]

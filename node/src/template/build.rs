@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use thaw_pools::failpoint::{Failpoint, reach};
+use thaw_failpoint::{Failpoint, reach};
 
 use super::Shape;
 use super::key::{Ingredients, Key, Processor};
@@ -307,6 +307,7 @@ impl BuildLock {
                 .write(true)
                 .mode(0o600)
                 .open(path)?;
+            reach(Failpoint::TemplateLockMade);
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => {
@@ -356,6 +357,7 @@ pub(super) fn sweep_locks(root: &Path) {
 impl Drop for BuildLock {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+        reach(Failpoint::TemplateUnlocked);
     }
 }
 

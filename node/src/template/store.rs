@@ -56,10 +56,11 @@ impl Templates {
         })
     }
 
-    /// Removes what killed builders left: half-made templates, and locks nobody holds.
+    /// Removes what killed builders left: half-made templates, locks nobody holds, notes half written.
     pub fn sweep(&self) {
         sweep(&self.root);
         super::build::sweep_locks(&self.root);
+        self.registry.stamps().sweep();
     }
 
     /// Where the template of this key is, or would be.

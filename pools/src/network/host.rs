@@ -21,16 +21,16 @@ use super::{
     GUEST_ADDRESS, GUEST_MAC, HOST_MAC, TAP_INDEX, UPLINK_MAC, UPLINK_NAME, conntrack, resolver, slot,
 };
 use crate::Error;
-use crate::failpoint::{Failpoint, reach};
 use crate::link;
 use crate::netlink::Socket;
 use crate::nft::rule::{ESTABLISHED, Interface, RELATED, Rule, TCP, UDP};
 use crate::nft::{self, Field, Hook, Transaction};
 use crate::prefix::Prefix;
 use crate::survey;
+use thaw_failpoint::{Failpoint, reach};
 
 /// What the host's ends of slots are called, before their numbers.
-const LINKS: &str = "thaw-n";
+pub(super) const LINKS: &str = "thaw-n";
 /// Ports published on any address of the host, and on one: maps of the table.
 pub(super) const ANYWHERE: &str = "published_anywhere";
 pub(super) const AT: &str = "published_at";
@@ -175,13 +175,17 @@ impl Host {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             written => written?,
         }
+        reach(Failpoint::NetworkPairSet);
         let index = rustix::net::netdevice::name_to_index(inet()?, name)?;
         link::set_up_as(route, index, HOST_MAC)?;
+        reach(Failpoint::NetworkPairUp);
         let uplink = link::index(&mut slot.route, UPLINK_NAME)?;
         link::set_up_as(&mut slot.route, uplink, UPLINK_MAC)?;
         link::add_address(route, index, host, SLOT_LENGTH)?;
+        reach(Failpoint::NetworkHostAddressed);
         link::add_address(&mut slot.route, uplink, own, SLOT_LENGTH)?;
         link::add_default_route(&mut slot.route, uplink, host)?;
+        reach(Failpoint::NetworkRouted);
         link::add_neighbour(&mut slot.route, TAP_INDEX, GUEST_ADDRESS, GUEST_MAC)?;
         Ok(uplink)
     }
@@ -216,6 +220,7 @@ impl Host {
         self.rules().commit(&mut filter).map_err(failed(
             "write the host's nftables rules (load nf_tables, nft_chain_nat, nft_masq, nft_fib_ipv4)",
         ))?;
+        reach(Failpoint::NetworkTableWritten);
         self.sweep()?;
         let fast = self.setup.fast_path == FastPathSetting::Auto && {
             let tried = fast::try_out();
@@ -333,7 +338,7 @@ impl Host {
     /// Removes published ports that lead to a slot's address, and connections of it: an earlier owner of its number left
     /// them. A slot without a fast path lets nothing of the latter through.
     fn forget(&self, slot: Ipv4Addr, fast: bool) -> Result<(), Error> {
-        self.remove_published(|target| target == slot)?;
+        self.remove_published(|_| Ok(vec![slot]))?;
         let ended = Socket::netfilter()
             .and_then(|mut socket| conntrack::end(&mut socket, |connection| connection.concerns(slot)));
         match ended {
@@ -347,32 +352,45 @@ impl Host {
 
     /// Removes published ports that lead to slots that are not there any more.
     pub fn sweep(&self) -> Result<(), Error> {
-        let failed = |source| Error::System {
-            what: "read the host's addresses",
-            source,
-        };
-        let mut route = Socket::route().map_err(failed)?;
-        let here = survey::addresses(&mut route).map_err(failed)?;
         let range = self.setup.range;
-        self.remove_published(|target| {
-            let host = range.number(target).map(|number| range.host(number));
-            host.is_none_or(|host| !here.iter().any(|here| here.ip == IpAddr::V4(host)))
+        self.remove_published(|targets| {
+            // After the ports were read: a slot made since then had none of them.
+            let mut route = Socket::route()?;
+            let here = survey::addresses(&mut route)?;
+            let is_gone = |target: &Ipv4Addr| {
+                let host = range.number(*target).map(|number| range.host(number));
+                host.is_none_or(|host| !here.iter().any(|here| here.ip == IpAddr::V4(host)))
+            };
+            Ok(targets.into_iter().filter(is_gone).collect())
         })
     }
 
-    fn remove_published(&self, which: impl Fn(Ipv4Addr) -> bool) -> Result<(), Error> {
+    /// Removes those that lead where `which` says, of all the addresses any leads to; it is not asked where there is none.
+    fn remove_published(
+        &self,
+        which: impl FnOnce(Vec<Ipv4Addr>) -> io::Result<Vec<Ipv4Addr>>,
+    ) -> Result<(), Error> {
         let remove = || -> io::Result<usize> {
             let mut socket = Socket::netfilter()?;
-            let mut removed = 0;
+            let mut published = Vec::new();
             for map in [ANYWHERE, AT] {
-                for (key, target) in nft::elements(&mut socket, &self.table, map)? {
-                    if which(target.address) {
-                        nft::remove_raw(&mut socket, &self.table, map, &key)?;
-                        removed += 1;
-                    }
-                }
+                let elements = nft::elements(&mut socket, &self.table, map)?;
+                published.extend(
+                    elements
+                        .into_iter()
+                        .map(|(key, target)| (map, key, target.address)),
+                );
             }
-            Ok(removed)
+            if published.is_empty() {
+                return Ok(0);
+            }
+            let doomed = which(published.iter().map(|(_, _, target)| *target).collect())?;
+            published.retain(|(_, _, target)| doomed.contains(target));
+            for (map, key, _) in &published {
+                nft::remove_raw(&mut socket, &self.table, map, key)?;
+                reach(Failpoint::PublishSwept);
+            }
+            Ok(published.len())
         };
         let removed = remove().map_err(|source| Error::System {
             what: "remove ports that dead owners had published",

@@ -270,6 +270,28 @@ fn what_a_dead_owner_left_is_no_hindrance() {
 }
 
 #[test]
+fn ports_of_a_slot_that_went_go_while_somebody_listens() {
+    on_a_host(|world| {
+        world.networks.listen().unwrap();
+        let (mut dead, mut living) = (world.slot(), world.slot());
+        for (slot, published) in [(&mut dead, "8080:80"), (&mut living, "8081:80")] {
+            slot.uplink.as_mut().unwrap().publish(&[port(published)]).unwrap();
+        }
+        assert_eq!(world.published(), 2);
+        // As after kill -9 of its owner and its VMM.
+        dead.uplink.as_mut().unwrap().keep();
+        drop(dead);
+        let since = std::time::Instant::now();
+        while world.published() > 1 && since.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        assert_eq!(world.published(), 1);
+        world.networks.destroy(living);
+        assert_eq!(world.published(), 0);
+    });
+}
+
+#[test]
 fn a_later_owner_has_the_slot_of_a_vmm() {
     on_a_host(|world| {
         let mut slot = world.slot();
@@ -329,6 +351,21 @@ fn a_range_the_host_uses_is_refused_and_so_is_a_host_that_does_not_forward() {
         assert!(matches!(error, Error::RangeFull { slots: 1, .. }), "{error}");
         world.networks.destroy(slot);
         world.slot();
+    });
+}
+
+#[test]
+fn what_a_guest_sends_and_receives_is_counted() {
+    on_a_host(|world| {
+        let slot = world.slot();
+        let guest = Guest::of(&slot);
+        let before = slot.traffic().unwrap();
+        let server = world.outside(|| listen(OUTSIDE, 1003));
+        talk(guest.connect((OUTSIDE, 1003)).unwrap(), &server);
+        let after = slot.traffic().unwrap();
+        assert!(after.sent_bytes > before.sent_bytes && after.sent_packets > before.sent_packets);
+        assert!(after.received_bytes > before.received_bytes);
+        assert!(after.received_packets > before.received_packets);
     });
 }
 

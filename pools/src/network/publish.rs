@@ -11,6 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::PublishedPort;
 
 use super::host::{ANYWHERE, AT, Host};
@@ -206,6 +207,7 @@ impl Publication {
         for port in ports {
             let mut port = *port;
             let socket = port.reserve()?;
+            reach(Failpoint::PublishReserved);
             reserved.push((port, socket));
         }
         let insert = || {
@@ -232,6 +234,7 @@ impl Publication {
                 source,
             },
         })?;
+        reach(Failpoint::PublishInserted);
         let publications = reserved.into_iter().map(|(port, socket)| Publication {
             port,
             host: host.clone(),
@@ -269,6 +272,7 @@ impl Drop for Publication {
         let mut transaction = Transaction::new(&self.host.table);
         transaction.remove(self.port.map(), &self.port.key());
         let removed = Socket::netfilter().and_then(|mut socket| transaction.commit(&mut socket));
+        reach(Failpoint::PublishRemoved);
         match removed {
             Err(e) if e.raw_os_error() != Some(libc::ENOENT) => {
                 tracing::warn!("port {} stays published: {e}", self.port);

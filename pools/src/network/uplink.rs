@@ -15,9 +15,9 @@ use super::publish::{Port, Publication};
 use super::tap::{self, Tapped};
 use super::{GUEST_ADDRESS, conntrack, slot};
 use crate::Error;
-use crate::failpoint::{Failpoint, reach};
 use crate::netlink::Socket;
 use crate::process::ProcessRecord;
+use thaw_failpoint::{Failpoint, reach};
 
 const PUT: &str = "put a network policy in force";
 const LEAVE: &str = "have a slot leave its fast path";
@@ -101,6 +101,7 @@ impl Uplink {
             slot::change(&policy)
                 .commit(&mut in_force.filter)
                 .map_err(failed(PUT))?;
+            reach(Failpoint::PolicyInForce);
             in_force.policy = policy;
         }
         match ports.as_slice() {
@@ -133,6 +134,7 @@ impl Uplink {
             conntrack::hand_over(&mut host, filter, own, allowed).map_err(failed(HAND_OVER))?;
         }
         slot::change(&policy).commit(filter).map_err(failed(PUT))?;
+        reach(Failpoint::PolicyInForce);
         if let Some(fast) = &mut in_force.fast {
             fast.leave().map_err(failed(LEAVE))?;
             in_force.fast = None;
@@ -142,6 +144,7 @@ impl Uplink {
         // The host's first: what it does not know any more brings nothing back to the slot.
         let ended = conntrack::end(&mut host, |connection| denied(own, connection))
             .and_then(|_| conntrack::end(filter, |connection| denied(GUEST_ADDRESS, connection)));
+        reach(Failpoint::PolicyConnectionsEnded);
         in_force.policy = policy;
         let ended = ended.map_err(failed("end connections (load nf_conntrack_netlink)"))?;
         if ended > 0 {

@@ -24,6 +24,18 @@ pub struct Usage {
     /// Page faults that waited for a disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub major_faults: Option<u64>,
+    /// Bytes its network interface received.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
+    /// Packets it received.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_packets: Option<u64>,
+    /// Bytes it sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent_bytes: Option<u64>,
+    /// Packets it sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent_packets: Option<u64>,
     /// Bytes of its image that were fetched for it. Not known of one that was taken over from an earlier thawd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_bytes: Option<u64>,

@@ -15,6 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use thaw_failpoint::{Failpoint, reach};
 
 use super::{BlobError, CHUNK_LOG2};
 use crate::guarded::{Content, Guard};
@@ -298,10 +299,12 @@ impl ReadyFile {
                 bytes[HEADER_SIZE as usize + chunk / 8] |= 1 << (chunk % 8);
             }
         }
+        reach(Failpoint::ReadyMade);
         file.write_all(&bytes)?;
         file.write_all(table)?;
         file.set_len(header.digests_at() + header.chunk_count() * DIGEST_SIZE)?;
         file.sync_all()?;
+        reach(Failpoint::ReadyWritten);
         Self::map(file, header)
     }
 

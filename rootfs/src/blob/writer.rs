@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 
+use thaw_failpoint::{Failpoint, reach};
+
 use crate::layer::DataSink;
 
 use super::ready::{BootId, Digests, ReadyFile};
@@ -94,7 +96,9 @@ impl BlobWriter {
                 }
                 if !ready.is_ready(chunk) {
                     self.data.write_all_at(&self.chunk, self.flushed)?;
+                    reach(Failpoint::RepairWritten);
                     ready.set_ready(chunk);
+                    reach(Failpoint::RepairReady);
                     *repaired += 1;
                 }
             }

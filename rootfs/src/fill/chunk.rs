@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use thaw_failpoint::{Failpoint, reach};
+
 use crate::blob::BlobError;
 use crate::error::Error;
 use crate::index::Piece;
@@ -201,6 +203,7 @@ fn commit(blob: &Blob, chunk: u64, bytes: &[u8], again: bool, stats: &FillStats)
         // What was learned may have been torn by a crash. The bytes were verified by their spans' digests.
         Some(_) | None if ready.is_learned() => {
             ready.record(chunk, &digest).map_err(failed)?;
+            reach(Failpoint::ChunkDigestLearned);
         }
         _ => {
             count(&stats.mismatches, 1);
@@ -216,7 +219,9 @@ fn commit(blob: &Blob, chunk: u64, bytes: &[u8], again: bool, stats: &FillStats)
     }
     write(&blob.files.data, ready.chunk_range(chunk).start, bytes)
         .map_err(|error| failed(BlobError::Io(error)))?;
+    reach(Failpoint::ChunkWritten);
     ready.set_ready(chunk);
+    reach(Failpoint::ChunkReady);
     count(&stats.chunks, 1);
     Ok(())
 }

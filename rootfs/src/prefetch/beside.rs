@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use thaw_failpoint::{Failpoint, reach};
+
 use crate::error::Error;
 use crate::store::Image;
 
@@ -76,8 +78,12 @@ pub fn write(path: &Path, order: &LoadOrder) -> Result<(), Error> {
         _ => Path::new("."),
     };
     let mut file = tempfile::NamedTempFile::new_in(directory).map_err(io)?;
+    reach(Failpoint::OrderBegun);
     file.write_all(&order.to_json()?)
         .and_then(|()| file.as_file().sync_all())
         .map_err(io)?;
-    file.persist(path).map(drop).map_err(|error| io(error.error))
+    reach(Failpoint::OrderWritten);
+    file.persist(path).map_err(|error| io(error.error))?;
+    reach(Failpoint::OrderPlaced);
+    Ok(())
 }

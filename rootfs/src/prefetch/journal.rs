@@ -15,6 +15,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
+use thaw_failpoint::{Failpoint, reach};
 
 use crate::blob::CHUNK_SIZE;
 use crate::digest::Digest;
@@ -62,6 +63,7 @@ impl Journal {
         if !lock(&file).map_err(io)? {
             return Ok(None);
         }
+        reach(Failpoint::RecordingMade);
         settle(image, &file, &path)?;
         let places = blobs.iter().enumerate().map(|(at, blob)| (blob.digest, at));
         let mut journal = Self {
@@ -101,14 +103,20 @@ impl Journal {
     /// # Errors
     /// `Io`.
     pub fn end(self) -> Result<(), Error> {
-        self.file.set_len(0).map_err(|error| Error::io(&self.path, error))
+        self.file
+            .set_len(0)
+            .map_err(|error| Error::io(&self.path, error))?;
+        reach(Failpoint::RecordingEnded);
+        Ok(())
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.bytes += bytes.len() as u64;
         self.file
             .write_all(bytes)
-            .map_err(|error| Error::io(&self.path, error))
+            .map_err(|error| Error::io(&self.path, error))?;
+        reach(Failpoint::RecordingWritten);
+        Ok(())
     }
 }
 
@@ -146,7 +154,9 @@ fn settle(image: &Image, file: &File, path: &Path) -> Result<(), Error> {
         }
         _ => {}
     }
-    file.set_len(0).map_err(io)
+    file.set_len(0).map_err(io)?;
+    reach(Failpoint::RecordingSettled);
+    Ok(())
 }
 
 /// The order of a journal, as far as it can be read; none without a head.

@@ -3,6 +3,8 @@
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use thaw_failpoint::{Failpoint, reach};
+
 use crate::accelerated::Opened;
 use crate::digest::Digest;
 use crate::erofs;
@@ -58,6 +60,7 @@ impl Store {
         let path = partial.path.join(record::METADATA);
         let io = |error| Error::io(&path, error);
         let file = std::fs::File::create_new(&path).map_err(io)?;
+        reach(Failpoint::ImageMetadataMade);
         let mut out = BufWriter::with_capacity(1 << 20, file);
         match parts.ready_made {
             None => self.merge_metadata(&mut record, &mut out, &path)?,
@@ -77,6 +80,7 @@ impl Store {
         }
         let file = out.into_inner().map_err(|error| io(error.into_error()))?;
         file.sync_all().map_err(io)?;
+        reach(Failpoint::ImageMetadataWritten);
         record.metadata_length = file.metadata().map_err(io)?.len();
 
         let malformed = |error| Error::malformed("the image's record", error);

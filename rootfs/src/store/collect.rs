@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use thaw_failpoint::{Failpoint, reach};
+
 use crate::digest::Digest;
 use crate::error::Error;
 
@@ -78,14 +80,20 @@ impl Store {
         if removed != path {
             let _ = std::fs::remove_dir_all(&removed);
             std::fs::rename(path, &removed).map_err(|error| Error::io(path, error))?;
+            reach(Failpoint::StoreDirectoryDoomed);
         }
-        std::fs::remove_dir_all(&removed).map_err(|error| Error::io(&removed, error))
+        std::fs::remove_dir_all(&removed).map_err(|error| Error::io(&removed, error))?;
+        reach(Failpoint::StoreDirectoryRemoved);
+        Ok(())
     }
 }
 
 fn remove_file(path: &Path) -> Result<(), Error> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path, error)),
-        _ => Ok(()),
+        _ => {
+            reach(Failpoint::StoreFileRemoved);
+            Ok(())
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags};
+use thaw_failpoint::{Failpoint, reach};
 
 use crate::blob::ReadyFile;
 use crate::digest::Digest;
@@ -179,15 +180,17 @@ impl Store {
         let data = create(layer::DATA)?;
         data.set_len(old.length())
             .map_err(|error| Error::io(&partial.path, error))?;
+        reach(Failpoint::EvictDataMade);
         old.write_emptied(create(layer::READY)?, self.boot)
             .map_err(|error| Error::blob(*key, &partial.path, error))?;
+        reach(Failpoint::EvictReadyWritten);
         for name in [layer::TREE, INDEX] {
             let (from, to) = (target.join(name), partial.path.join(name));
             match std::fs::hard_link(&from, &to) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(Error::io(&to, error));
                 }
-                _ => {}
+                _ => reach(Failpoint::EvictLinked),
             }
         }
         exchange(partial, &target)?;
@@ -210,7 +213,9 @@ fn exchange(partial: Partial, target: &Path) -> Result<(), Error> {
             )?)
         });
     exchanged.map_err(failed)?;
+    reach(Failpoint::EvictExchanged);
     // The partial is the old one now, and is removed as one.
     drop(partial);
+    reach(Failpoint::EvictOldRemoved);
     sync_parent(target).map_err(failed)
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sha2::{Digest as _, Sha256};
+use thaw_failpoint::{Failpoint, reach};
 use tokio_util::sync::CancellationToken;
 
 use crate::blob::{BlobError, BlobWriter, BootId};
@@ -53,10 +54,12 @@ pub fn unpack_into(job: Job, directory: &Path, boot: BootId) -> Result<(), Error
         .create_new(true)
         .open(&path);
     let mut writer = BlobWriter::create(data.map_err(|error| Error::io(&path, error))?);
+    reach(Failpoint::LayerDataMade);
     let (tree, index) = run_indexed(job, &mut writer, &path)?;
     let summary = writer
         .finish()
         .map_err(|error| Error::blob(diff_id, &path, error))?;
+    reach(Failpoint::LayerDataWritten);
 
     let ready_path = directory.join(READY);
     let ready = File::options()

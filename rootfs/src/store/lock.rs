@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
+use thaw_failpoint::{Failpoint, reach};
 
 /// A held lock; let go when dropped.
 #[derive(Debug)]
@@ -83,6 +84,7 @@ fn open(path: &Path) -> io::Result<File> {
         .create(true)
         .truncate(false)
         .open(path)
+        .inspect(|_| reach(Failpoint::StoreLockMade))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use thaw_failpoint::{Failpoint, reach};
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -110,6 +111,7 @@ impl Store {
         let (data, path) = create(layer::DATA)?;
         data.set_len(content.data_length)
             .map_err(|error| Error::io(&path, error))?;
+        reach(Failpoint::LayerDataReserved);
         let (ready, path) = create(layer::READY)?;
         let digests = digests.map_or(Digests::Learned, Digests::Sealed);
         ReadyFile::create(
@@ -274,8 +276,10 @@ impl Partial {
         let path = target.with_file_name(name);
         if path.exists() {
             std::fs::remove_dir_all(&path).map_err(|error| Error::io(&path, error))?;
+            reach(Failpoint::StorePartialCleared);
         }
         std::fs::create_dir(&path).map_err(|error| Error::io(&path, error))?;
+        reach(Failpoint::StorePartialMade);
         Ok(Self { path, kept: false })
     }
 
@@ -285,6 +289,7 @@ impl Partial {
             .and_then(|directory| directory.sync_all())
             .map_err(io)?;
         std::fs::rename(&self.path, target).map_err(io)?;
+        reach(Failpoint::StorePartialPlaced);
         self.kept = true;
         sync_parent(target).map_err(io)
     }

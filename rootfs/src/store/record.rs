@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
 
 use super::Store;
 use super::form::{Form, Origin};
@@ -135,8 +136,11 @@ pub fn touch(path: &Path) -> io::Result<()> {
 /// Writes a new file and flushes it to the disk.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = std::fs::File::create(path)?;
+    reach(Failpoint::StoreFileMade);
     file.write_all(bytes)?;
-    file.sync_all()
+    file.sync_all()?;
+    reach(Failpoint::StoreFileWritten);
+    Ok(())
 }
 
 impl Store {

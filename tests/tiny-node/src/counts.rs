@@ -19,7 +19,7 @@ pub struct Counts {
     pub processes: BTreeSet<String>,
     /// Held taps.
     pub taps: usize,
-    /// Network namespaces that are not this process's.
+    /// Network namespaces that are not this thread's.
     pub namespaces: usize,
     /// Virtual machines.
     pub machines: usize,
@@ -28,7 +28,7 @@ pub struct Counts {
     pub cgroups: BTreeSet<String>,
     /// Named sockets that are bound.
     pub sockets: BTreeSet<String>,
-    /// Network interfaces of this process's namespace.
+    /// Network interfaces of this thread's namespace.
     pub interfaces: BTreeSet<String>,
     /// Below the data and run directories, but for what the image store keeps, and notes of what was verified.
     pub files: BTreeSet<String>,
@@ -49,12 +49,12 @@ impl Counts {
                 .into_iter()
                 .filter(|name| makers.iter().any(|m| is_by(name, *m)))
                 .collect(),
-            sockets: lines("/proc/net/unix")
+            sockets: lines("/proc/thread-self/net/unix")
                 .into_iter()
                 .filter(|l| l.contains(&mark))
                 .filter_map(|l| l.split_whitespace().nth(7).map(str::to_owned))
                 .collect(),
-            interfaces: names(Path::new("/sys/class/net")).into_iter().collect(),
+            interfaces: interfaces(),
             ..Counts::default()
         };
         let mut namespaces = BTreeSet::new();
@@ -63,7 +63,7 @@ impl Counts {
                 counts.look_at(&pid, &mark, &mut namespaces);
             }
         }
-        namespaces.remove(&link(Path::new("/proc/self/ns/net")));
+        namespaces.remove(&link(Path::new("/proc/thread-self/ns/net")));
         counts.namespaces = namespaces.len();
         for below in ["data", "run"] {
             walk(&place.path(below), &mut |path| {
@@ -73,7 +73,8 @@ impl Counts {
                     .display()
                     .to_string();
                 let kept = ["data/images/", "data/verified/"];
-                if !kept.iter().any(|k| name.starts_with(k)) {
+                // What is half written is kept nowhere.
+                if !kept.iter().any(|k| name.starts_with(k)) || name.ends_with(".new") {
                     counts.files.insert(name);
                 }
             });
@@ -111,6 +112,13 @@ impl Counts {
             .filter(|p| p.starts_with("thaw-vmm"))
             .count()
     }
+}
+
+/// The network interfaces of this thread's namespace, the links of slots among them.
+pub fn interfaces() -> BTreeSet<String> {
+    let text = lines("/proc/thread-self/net/dev");
+    let named = text.iter().filter_map(|l| l.split_once(':'));
+    named.map(|(name, _)| name.trim().to_owned()).collect()
 }
 
 /// Whether a cgroup's name is of this maker (`<pid>.<start time>.<number>`).

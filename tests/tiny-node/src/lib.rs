@@ -5,12 +5,14 @@
 //! |---|---|
 //! | [`place`] | the directory: a kernel, an image, thawd's data |
 //! | [`daemon`] | a thawd over it |
+//! | [`asked`] | a request to it, and its answer if there is one |
 //! | [`counts`] | what exists of it, as the kernel and the disk see it |
 //! | [`kernel`] | what the kernel has of each kind of object, for all processes together |
 
 // A test helper that cannot do its work must fail the test at once, where it happened.
 #![allow(clippy::unwrap_used)]
 
+pub mod asked;
 pub mod counts;
 pub mod daemon;
 pub mod kernel;

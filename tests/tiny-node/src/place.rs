@@ -11,8 +11,9 @@ use thaw_tiny_guest::Guest;
 
 /// The kernel's word that makes guests bare.
 const BARE: &str = "thaw.test=bare";
-/// The image's tag.
+/// The image's tag, and that of the same with its layer compressed.
 const TAG: &str = "tiny";
+const COMPRESSED: &str = "compressed";
 
 /// A node's place: gone when dropped.
 #[derive(Debug)]
@@ -87,6 +88,11 @@ impl Place {
         Layout::at(&self.path("image")).reference(TAG)
     }
 
+    /// The same, its layer compressed: that can be indexed.
+    pub fn compressed_image(&self) -> String {
+        Layout::at(&self.path("image")).reference(COMPRESSED)
+    }
+
     /// A creation's body.
     pub fn request(&self) -> Value {
         json!({
@@ -96,9 +102,15 @@ impl Place {
 
     /// thawd over this place, not started.
     pub fn thawd(&self) -> Command {
-        let mut command = Command::new(self.binaries.join("thawd"));
+        let mut command = self.command("thawd");
+        command.arg("--test-templates");
         command
-            .arg("--test-templates")
+    }
+
+    /// A program over this place, not started.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.binaries.join(program));
+        command
             .env("THAW_DATA", self.path("data"))
             .env("THAW_RUN", self.path("run"))
             .env("THAW_CONFIG", self.path("thawd.toml"))
@@ -135,9 +147,11 @@ fn make_image(directory: &Path) {
     tar.append_data(&mut header, "hello", &content[..]).unwrap();
     let tar = tar.into_inner().unwrap();
     let layer = layout.layer(&tar, &tar, LAYER, Value::Null);
+    let compressed = layout.gzip_layer(&tar);
     let like = Image {
         config: json!({"architecture": "amd64", "os": "linux", "config": {"Cmd": ["/hello"]}}),
         layers: Vec::new(),
     };
     layout.write(TAG, &like, &[layer]);
+    layout.write(COMPRESSED, &like, &[compressed]);
 }

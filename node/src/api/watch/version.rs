@@ -9,6 +9,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use thaw_failpoint::{Failpoint, reach};
+
 /// How many versions are reserved by one write.
 const RESERVE: u64 = 1 << 32;
 /// Versions to each second of the clock.
@@ -98,7 +100,9 @@ fn write(file: &Path, reserved: u64) -> io::Result<()> {
     let mut writer = File::create(&new)?;
     writeln!(writer, "{reserved}")?;
     writer.sync_all()?;
+    reach(Failpoint::VersionsWritten);
     fs::rename(&new, file)?;
+    reach(Failpoint::VersionsReserved);
     match file.parent() {
         Some(directory) => File::open(directory)?.sync_all(),
         None => Ok(()),

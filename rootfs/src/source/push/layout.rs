@@ -1,7 +1,8 @@
 //! Writing into an OCI image layout directory.
 //!
 //! Invariants: a file under `blobs/sha256/` has its whole content from the moment it has its name; `index.json` is always a
-//! whole one, and writers of one directory take turns.
+//! whole one, and writers of one directory take turns; who writes a blob holds `blobs/sha256` locked with others, so that
+//! what is half written while nobody does was left by the dead.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
+use thaw_failpoint::{Failpoint, reach};
 
 use crate::digest::Digest;
 use crate::error::Error;
@@ -21,6 +23,8 @@ use super::Document;
 use super::content::Content;
 
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// How the name of a file begins that is being written.
+const WRITING: &str = ".writing-";
 const MARKER: &str = r#"{"imageLayoutVersion":"1.0.0"}"#;
 
 #[derive(Clone)]
@@ -44,7 +48,9 @@ impl Writer {
         let blobs = self.blobs();
         let made = DirBuilder::new().recursive(true).mode(0o755).create(&blobs);
         made.map_err(|error| Error::io(&blobs, error))?;
+        reach(Failpoint::LayoutMade);
         let lock = self.lock()?;
+        self.sweep()?;
         let marker = self.directory.join("oci-layout");
         if !marker.exists() {
             self.replace(&marker, MARKER.as_bytes())?;
@@ -59,10 +65,19 @@ impl Writer {
 
     /// Held by whoever changes the index.
     fn lock(&self) -> Result<File, Error> {
-        let failed = |error: io::Error| Error::io(&self.directory, error);
-        let directory = File::open(&self.directory).map_err(failed)?;
-        flock(&directory, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
-        Ok(directory)
+        let locked = locked(&self.directory, FlockOperation::LockExclusive);
+        locked.map_err(|error| Error::io(&self.directory, error))
+    }
+
+    /// Removes what killed writers left half written. The index is locked; blobs are looked at while nobody writes any.
+    fn sweep(&self) -> Result<(), Error> {
+        remove_writing(&self.directory).map_err(|error| Error::io(&self.directory, error))?;
+        let blobs = self.blobs();
+        match locked(&blobs, FlockOperation::NonBlockingLockExclusive) {
+            Ok(_alone) => remove_writing(&blobs).map_err(|error| Error::io(&blobs, error)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(Error::io(&blobs, error)),
+        }
     }
 
     /// Writes a file that is there whole or not at all.
@@ -75,12 +90,21 @@ impl Writer {
     fn write(&self, path: &Path, fill: impl FnOnce(&mut File) -> Result<(), Error>) -> Result<(), Error> {
         let failed = |error: io::Error| Error::io(path, error);
         let parent = path.parent().unwrap_or(&self.directory);
-        let mut file = NamedTempFile::with_prefix_in(".writing-", parent).map_err(failed)?;
+        let blobs = self.blobs();
+        // The index is locked by who writes it.
+        let _writing = match parent == blobs {
+            true => Some(locked(&blobs, FlockOperation::LockShared).map_err(failed)?),
+            false => None,
+        };
+        let mut file = NamedTempFile::with_prefix_in(WRITING, parent).map_err(failed)?;
+        reach(Failpoint::LayoutFileMade);
         fill(file.as_file_mut())?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
         file.as_file().set_permissions(mode).map_err(failed)?;
         file.as_file().sync_all().map_err(failed)?;
+        reach(Failpoint::LayoutFileWritten);
         file.persist(path).map_err(|error| failed(error.error))?;
+        reach(Failpoint::LayoutFilePlaced);
         File::open(parent)
             .and_then(|parent| parent.sync_all())
             .map_err(failed)
@@ -150,6 +174,28 @@ impl Writer {
         let bytes = serde_json::to_vec(&index).map_err(|error| Error::malformed(&what, error))?;
         self.replace(&path, &bytes)
     }
+}
+
+/// A directory, locked.
+fn locked(directory: &Path, how: FlockOperation) -> io::Result<File> {
+    let file = File::open(directory)?;
+    rustix::io::retry_on_intr(|| flock(&file, how))?;
+    Ok(file)
+}
+
+fn remove_writing(directory: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(WRITING.as_bytes())
+        {
+            std::fs::remove_file(entry.path())?;
+            reach(Failpoint::LayoutSwept);
+        }
+    }
+    Ok(())
 }
 
 async fn blocking<T: Send + 'static>(

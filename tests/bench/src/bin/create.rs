@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::create::storm::{self, CREATED};
-use thaw_bench::create::{Node, cycles, reads};
+use thaw_bench::create::{Node, Ready, cycles, reads};
 use thaw_bench::{Report, table};
 use thaw_tiny_guest::bare::bare;
 use thaw_tiny_node::Place;
@@ -15,6 +15,8 @@ struct Plan {
     rounds: usize,
     /// Creations at once.
     at_once: &'static [usize],
+    /// The same with machines parked with the template in them.
+    parked: &'static [usize],
     /// The same without pools.
     unpooled: &'static [usize],
     cycles: usize,
@@ -26,6 +28,7 @@ struct Plan {
 const WHOLE: Plan = Plan {
     rounds: 20,
     at_once: &[1, 10, FEW, 200],
+    parked: &[1, 10, FEW],
     unpooled: &[1, 10, FEW],
     cycles: 10_000,
     sandboxes: 10_000,
@@ -36,6 +39,7 @@ const WHOLE: Plan = Plan {
 const QUICK: Plan = Plan {
     rounds: 2,
     at_once: &[1, FEW],
+    parked: &[1],
     unpooled: &[1],
     cycles: 40,
     sandboxes: 10_000,
@@ -77,23 +81,24 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     let binaries = own.parent().unwrap_or(Path::new("."));
     let mut place = Place::new(binaries, &bare(0)).ok_or("this host cannot run it")?;
     let mut report = Report::new("create");
-    for &count in plan.at_once {
-        // More than are claimed, so that a refill that has begun takes nobody's.
-        let node = Node::start(place, count + count / 4 + 2).await?;
-        rounds(&node, plan.rounds, count, &mut report).await?;
-        place = node.stop();
+    for (ready, counts) in [
+        (Ready::Parts, plan.at_once),
+        (Ready::Parked, plan.parked),
+        (Ready::Nothing, plan.unpooled),
+    ] {
+        for &count in counts {
+            // More than are claimed, so that a refill that has begun takes nobody's.
+            let node = Node::start(place, ready, count + count / 4 + 2).await?;
+            rounds(&node, plan.rounds, count, &mut report).await?;
+            place = node.stop();
+        }
     }
-    for &count in plan.unpooled {
-        let node = Node::start(place, 0).await?;
-        rounds(&node, plan.rounds, count, &mut report).await?;
-        place = node.stop();
-    }
-    let node = Node::start(place, STEADY).await?;
+    let node = Node::start(place, Ready::Parts, STEADY).await?;
     cycles::run(&node, plan.cycles, &mut report).await?;
     drop(node.stop());
     reads::lists(&mut report, plan.sandboxes, LISTS)?;
     reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;
-    let warm = storm::name(FEW, false, CREATED);
+    let warm = storm::name(FEW, Ready::Parts, false, CREATED);
     report.ratio_of(
         &format!("create_p99_over_p50_at_{FEW}"),
         (&warm, 99.0),
@@ -101,8 +106,9 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     )?;
     report.note(
         "The guest is a few instructions long and runs when its creation is answered. Who asks shares the processors with \
-         thawd. Rows in which a pool missed are those of creations that found one of their parts not ready, most of them \
-         of a thawd without pools.",
+         thawd. Rows with machines parked are of a thawd that keeps machines with the template in them. Rows in which a \
+         pool missed are those of creations that found one of their parts not ready that was to be, most of them of a \
+         thawd without pools.",
     );
     report
         .write(Path::new("target/bench"))
@@ -117,6 +123,9 @@ async fn rounds(node: &Node, rounds: usize, count: usize, report: &mut Report) -
             .await
             .map_err(|e| format!("{count} at once, round {round}: {e}"))?;
     }
-    eprintln!("bench-create: {count} at once, {rounds} rounds");
+    eprintln!(
+        "bench-create: {count} at once, {:?} ready, {rounds} rounds",
+        node.ready
+    );
     Ok(())
 }

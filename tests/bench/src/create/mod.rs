@@ -17,26 +17,43 @@ use thaw_node::api::client::Client;
 use thaw_protocol::api::CreateSandbox;
 use thaw_tiny_node::{Place, Thawd};
 
+/// What a thawd has ready for creations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    Nothing,
+    /// All parts of a sandbox, and shells: machines in which nothing is yet.
+    Parts,
+    /// The same, and machines with the template in them.
+    Parked,
+}
+
 /// A thawd with warm pools, and its client.
 pub struct Node {
     pub place: Place,
     pub thawd: Thawd,
     pub client: Client,
-    /// How many shells wait when its pools are full.
-    shells: usize,
+    pub ready: Ready,
+    /// How many machines wait when its pools are full.
+    waiting: usize,
 }
 
 impl Node {
-    /// Starts one whose pools hold `high` of each, and fills them.
-    pub async fn start(place: Place, high: usize) -> Result<Node, String> {
-        place.fill_pools_to(high, 0);
+    /// Starts one whose pools hold `high` of each that it has ready, and fills them.
+    pub async fn start(place: Place, ready: Ready, high: usize) -> Result<Node, String> {
+        let (high, parked) = match ready {
+            Ready::Nothing => (0, 0),
+            Ready::Parts => (high, 0),
+            Ready::Parked => (high, high),
+        };
+        place.fill_pools_to(high, parked);
         let thawd = Thawd::start(&place);
         let client = Client::connect(&place.socket()).ok_or("thawd does not answer")?;
         let node = Node {
             place,
             thawd,
             client,
-            shells: high,
+            ready,
+            waiting: high + parked,
         };
         // The first builds the template, the second makes its shape one that is in demand.
         for _ in 0..2 {
@@ -72,7 +89,7 @@ impl Node {
         for _ in 0..SETTLE_LIMIT {
             tokio::time::sleep(SETTLE_STEP).await;
             let now = descriptors()?;
-            same = match now == last && self.place.spares() == self.shells {
+            same = match now == last && self.place.spares() == self.waiting {
                 true => same + 1,
                 false => 0,
             };
@@ -82,9 +99,9 @@ impl Node {
             }
         }
         Err(format!(
-            "its pools are not full: {} of {} shells wait",
+            "its pools are not full: {} of {} machines wait",
             self.place.spares(),
-            self.shells
+            self.waiting
         ))
     }
 }

@@ -2,23 +2,32 @@
 
 use std::sync::Arc;
 
-use thaw_protocol::api::CreatedSandbox;
+use thaw_node::slow::Slow;
+use thaw_protocol::api::{Account, CreatedSandbox};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::Node;
+use super::{Node, Ready};
 use crate::Report;
 use crate::clock::{monotonic_ns, us_since};
 
-/// Reasons of a start's account that say that a pool had nothing.
-const MISSES: [&str; 4] = ["disk-made", "network-made", "cgroup-made", "no-shell"];
-
-/// The series of a quantity of `count` creations at once.
-pub fn name(count: usize, missed: bool, what: &str) -> String {
+/// The series of a quantity of `count` creations at once, of a thawd that has this ready.
+pub fn name(count: usize, ready: Ready, missed: bool, what: &str) -> String {
+    let parked = match ready {
+        Ready::Parked => ", parked",
+        Ready::Nothing | Ready::Parts => "",
+    };
     match missed {
-        true => format!("{count} at once, a pool missed: {what}"),
-        false => format!("{count} at once: {what}"),
+        true => format!("{count} at once{parked}, a pool missed: {what}"),
+        false => format!("{count} at once{parked}: {what}"),
     }
+}
+
+/// Whether a creation found something missing that its thawd was to have ready: any reason that is a pool's.
+fn missed(ready: Ready, account: &Account) -> bool {
+    let expected = |slow: &&Slow| slow.is_miss() && (ready != Ready::Parts || **slow != Slow::NoParkedVm);
+    let mut misses = Slow::ALL.iter().filter(expected);
+    misses.any(|slow| account.reasons.iter().any(|reason| reason.code == slow.code()))
 }
 
 /// From the start to the answer.
@@ -53,22 +62,23 @@ pub async fn round(node: &Node, count: usize, report: Option<&mut Report>) -> Re
     let deleted = delete(node, &made).await?;
     if let Some(report) = report {
         for (ms, created) in &made {
-            sample(report, count, *ms, created);
+            sample(report, count, node.ready, *ms, created);
         }
-        let unpooled = node.shells == 0;
-        report.sample(&name(count, unpooled, "delete"), "ms", deleted);
-        report.sample(&name(count, unpooled, "rate"), "1/s", count as f64 / seconds);
+        let unpooled = node.ready == Ready::Nothing;
+        let name = |what| name(count, node.ready, unpooled, what);
+        report.sample(&name("delete"), "ms", deleted);
+        report.sample(&name("rate"), "1/s", count as f64 / seconds);
     }
     node.settle().await
 }
 
-fn sample(report: &mut Report, count: usize, ms: f64, created: &CreatedSandbox) {
-    let reasons = &created.account.reasons;
-    let missed = reasons.iter().any(|r| MISSES.contains(&r.code.as_str()));
-    report.sample(&name(count, missed, CREATED), "ms", ms);
+fn sample(report: &mut Report, count: usize, ready: Ready, ms: f64, created: &CreatedSandbox) {
+    let missed = missed(ready, &created.account);
+    let name = |what: &str| name(count, ready, missed, what);
+    report.sample(&name(CREATED), "ms", ms);
     for stage in &created.account.stages {
         let what = format!("stage {}", stage.name);
-        report.sample(&name(count, missed, &what), "ms", stage.duration_ns as f64 / 1e6);
+        report.sample(&name(&what), "ms", stage.duration_ns as f64 / 1e6);
     }
 }
 
@@ -89,4 +99,30 @@ async fn delete(node: &Node, made: &[(f64, CreatedSandbox)]) -> Result<f64, Stri
     }
     took.sort_by(f64::total_cmp);
     Ok(took.get(took.len() / 2).copied().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_protocol::api::Reason;
+
+    #[test]
+    fn every_miss_that_can_be_named_is_counted_where_it_was_to_be_ready() {
+        let account = |code: &str| Account {
+            reasons: vec![Reason {
+                code: code.into(),
+                text: String::new(),
+            }],
+            ..Account::default()
+        };
+        for slow in Slow::ALL {
+            let account = account(slow.code());
+            for ready in [Ready::Nothing, Ready::Parts, Ready::Parked] {
+                let parked_elsewhere = ready == Ready::Parts && *slow == Slow::NoParkedVm;
+                let expected = slow.is_miss() && !parked_elsewhere;
+                assert_eq!(missed(ready, &account), expected, "{slow:?} {ready:?}");
+            }
+        }
+        assert!(!missed(Ready::Parked, &Account::default()));
+    }
 }

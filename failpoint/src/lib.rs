@@ -1,8 +1,9 @@
-//! Where this process can be made to die or to wait: between every two of its steps that others see.
+//! Where a process can be made to die or to wait: between every two of its steps that others see.
 //!
-//! For tests of recovery. [`arm`]ed with the name of a [`Failpoint`], the process kills itself, as `kill -9` would, when it
-//! comes there, or waits there until its test lets it go on; a test takes the names from [`Failpoint::ALL`], so none is
-//! forgotten. Unarmed, a failpoint costs one relaxed load and a branch that is never taken.
+//! It is a crate, for images and resources know nothing of each other and there is to be one list. For tests of recovery:
+//! [`arm`]ed with the name of a [`Failpoint`], the process kills itself, as `kill -9` would, when it comes there, or waits
+//! there until its test lets it go on; a test takes the names from [`Failpoint::ALL`], so none is forgotten. Unarmed, a
+//! failpoint costs one relaxed load and a branch that is never taken.
 
 use std::fmt;
 use std::fs::File;
@@ -37,28 +38,55 @@ macro_rules! failpoints {
 }
 
 failpoints! {
+    RunDirectoryMade = "run.made",
     /// The directory of all sandboxes is there and locked.
     DirectoriesLocked = "directory.all-locked",
     DirectoryMade = "directory.made",
     DirectoryLocked = "directory.locked",
+    /// And so was the directory of all sandboxes, if there is none any more.
+    DirectoriesRemoved = "delete.all-removed",
+    /// A record's new file is there, and empty.
+    RecordMade = "record.made",
     /// A record's new text is there beside the old.
     RecordBegun = "record.begun",
     RecordWritten = "record.written",
+    VersionsWritten = "versions.written",
+    VersionsReserved = "versions.reserved",
 
+    DiskDirectoryMade = "disk.directory-made",
+    DiskTemplateBegun = "disk.template-begun",
     DiskTemplateFormatted = "disk.template-formatted",
     DiskTemplateMade = "disk.template-made",
     DiskMade = "disk.made",
+    NetworkTableWritten = "network.table-written",
     NetworkNamespaceMade = "network.namespace-made",
     NetworkTapMade = "network.tap-made",
     /// The slot has a number, and nothing else.
     NetworkPairMade = "network.pair-made",
+    NetworkPairSet = "network.pair-set",
+    NetworkPairUp = "network.pair-up",
+    NetworkHostAddressed = "network.host-addressed",
+    NetworkRouted = "network.routed",
     NetworkAddressed = "network.addressed",
     NetworkRulesMade = "network.rules-made",
     NetworkPairDeleted = "network.pair-deleted",
+    PolicyInForce = "policy.in-force",
+    PolicyConnectionsEnded = "policy.connections-ended",
+    PublishReserved = "publish.reserved",
+    PublishInserted = "publish.inserted",
+    PublishRemoved = "publish.removed",
+    /// A port that led nowhere.
+    PublishSwept = "publish.swept",
     /// In one hierarchy of those there are.
     CgroupDirectoryMade = "cgroup.directory-made",
+    CgroupEntered = "cgroup.entered",
     CgroupDirectoryRemoved = "cgroup.directory-removed",
+    /// If nobody else's is in it.
+    CgroupParentRemoved = "cgroup.parent-removed",
+    CgroupSwept = "cgroup.swept",
     VmmListening = "vmm.listening",
+    /// One that ends with us has its connection, and needs its socket's name no more.
+    VmmUnlisted = "tethered.unlisted",
     VmmLogMade = "vmm.log-made",
     /// Nobody has written down who it is.
     VmmSpawned = "vmm.spawned",
@@ -89,11 +117,13 @@ failpoints! {
     SpareLogMoved = "spare.log-moved",
     SpareLeft = "spare.left",
 
+    TemplateLockMade = "template.lock-made",
     TemplateLocked = "template.locked",
     TemplateDrafted = "template.drafted",
     TemplateBooted = "template.booted",
     TemplateFrozen = "template.frozen",
     TemplateRehearsed = "template.rehearsed",
+    TemplateUnlocked = "template.unlocked",
 
     CreateImageThere = "create.image-there",
     CreateVmmRecorded = "create.vmm-recorded",
@@ -108,10 +138,27 @@ failpoints! {
     CreateReady = "create.ready",
     /// It is shown, and nobody has been answered.
     CreateShown = "create.shown",
+    /// The answer to who asked for it with a key is in its directory, under another name.
+    AnswerBegun = "answer.begun",
+    AnswerNoted = "answer.noted",
+    /// What runs in it is written beside what was to be known of that before.
+    ContainerBegun = "container.begun",
+    ContainerNoted = "container.noted",
+    /// Its output has a file.
+    JournalBegun = "journal.begun",
 
     ThawRegistered = "thaw.registered",
     ThawDiskCopied = "thaw.disk-copied",
+    PauseDone = "pause.done",
+    ResumeDone = "resume.done",
 
+    DraftParentMade = "draft.parent-made",
+    DraftMade = "draft.made",
+    DraftLocked = "draft.locked",
+    DraftFileMade = "draft.file-made",
+    DraftDisksMade = "draft.disks-made",
+    DraftDiskMade = "draft.disk-made",
+    DraftSwept = "draft.swept",
     FreezeNoted = "freeze.noted",
     FreezeDrafted = "freeze.drafted",
     FreezeQuiesced = "freeze.quiesced",
@@ -120,10 +167,25 @@ failpoints! {
     FreezeDiskCopied = "freeze.disk-copied",
     FreezeResumed = "freeze.resumed",
     FreezeContinued = "freeze.continued",
+    SnapshotWorkingSetLeft = "snapshot.working-set-left",
+    SnapshotFileWritten = "snapshot.file-written",
+    SnapshotFileSealed = "snapshot.file-sealed",
     /// The manifest is there, under the directory's other name.
     SnapshotDescribed = "snapshot.described",
     SnapshotPlaced = "snapshot.placed",
     FreezeForgotten = "freeze.forgotten",
+    SnapshotDoomed = "snapshot.doomed",
+    SnapshotRemoved = "snapshot.removed",
+    SnapshotForgotten = "snapshot.forgotten",
+    StampMade = "stamp.made",
+    StampWritten = "stamp.written",
+    StampPlaced = "stamp.placed",
+    StampSwept = "stamp.swept",
+    ForkFrozen = "fork.frozen",
+    /// All clones are there, and none is shown.
+    ForkThawed = "fork.thawed",
+    ScratchForgotten = "scratch.forgotten",
+    ScratchRemoved = "scratch.removed",
 
     DeleteForgotten = "delete.forgotten",
     DeleteKilled = "delete.killed",
@@ -143,9 +205,55 @@ failpoints! {
     AdoptRecorded = "adopt.recorded",
     AdoptShown = "adopt.shown",
 
+    ServeOldRemoved = "serve.old-removed",
+    /// It is a socket, and not yet whose it is to be.
+    ServeBound = "serve.bound",
     ServeListening = "serve.listening",
     ServeEnded = "serve.ended",
     ServeReleased = "serve.released",
+
+    StoreDirectoryMade = "store.directory-made",
+    StoreLockMade = "store.lock-made",
+    StorePartialMade = "store.partial-made",
+    /// What a dead maker had begun is gone.
+    StorePartialCleared = "store.partial-cleared",
+    StorePartialPlaced = "store.partial-placed",
+    StoreFileMade = "store.file-made",
+    StoreFileWritten = "store.file-written",
+    StoreFileRenamed = "store.file-renamed",
+    StoreFileRemoved = "store.file-removed",
+    StoreDirectoryDoomed = "store.directory-doomed",
+    StoreDirectoryRemoved = "store.directory-removed",
+    LayerDataMade = "store.data-made",
+    LayerDataWritten = "store.data-written",
+    /// As long as it is to be, and all hole.
+    LayerDataReserved = "store.data-reserved",
+    ReadyMade = "store.ready-made",
+    ReadyWritten = "store.ready-written",
+    ImageMetadataMade = "store.metadata-made",
+    ImageMetadataWritten = "store.metadata-written",
+    ChunkDigestLearned = "store.chunk-digest-learned",
+    ChunkWritten = "store.chunk-written",
+    ChunkReady = "store.chunk-ready",
+    RepairWritten = "store.repair-written",
+    RepairReady = "store.repair-ready",
+    EvictDataMade = "store.evict-data-made",
+    EvictReadyWritten = "store.evict-ready-written",
+    EvictLinked = "store.evict-linked",
+    EvictExchanged = "store.evict-exchanged",
+    EvictOldRemoved = "store.evict-old-removed",
+    RecordingMade = "store.recording-made",
+    RecordingWritten = "store.recording-written",
+    RecordingSettled = "store.recording-settled",
+    RecordingEnded = "store.recording-ended",
+    OrderBegun = "store.order-begun",
+    OrderWritten = "store.order-written",
+    OrderPlaced = "store.order-placed",
+    LayoutMade = "layout.made",
+    LayoutSwept = "layout.swept",
+    LayoutFileMade = "layout.file-made",
+    LayoutFileWritten = "layout.file-written",
+    LayoutFilePlaced = "layout.file-placed",
 }
 
 /// One more than the number of the failpoint that is armed; 0: none is.
@@ -227,7 +335,7 @@ mod tests {
     #[test]
     fn names_are_many_and_each_is_one_points() {
         let mut names: Vec<&str> = Failpoint::ALL.iter().map(|p| p.name()).collect();
-        assert!(names.len() > 60);
+        assert!(names.len() > 150);
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Failpoint::ALL.len());

@@ -1,0 +1,272 @@
+//! What is done to a thawd that is to die somewhere in it.
+
+use std::os::unix::process::ExitStatusExt;
+
+use serde_json::{Value, json};
+use thaw_failpoint::Failpoint;
+use thaw_node::api::client::Client;
+use thaw_node::container::Running;
+use thaw_node::exit::Failure;
+use thaw_protocol::api::{FreezeSandbox, NetworkPolicy, ThawSandbox};
+use thaw_rootfs::prefetch::{Journal, OrderedBlob, Recorder};
+use thaw_rootfs::store::{Image, Store};
+use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::{Place, asked};
+
+use crate::node::{Node, request};
+use crate::store;
+
+/// Where a sandbox is frozen to.
+const FROZEN: &str = "frozen/snapshot";
+/// Beside an image, what is being recorded and what was.
+const RECORDING: &str = "recording";
+const RECORDED: &str = "load-order-recorded.json";
+
+/// A course of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// The life of sandboxes: made, frozen, paused, thawed, deleted; the start and the end of thawd.
+    Life,
+    /// The same in a place that is new, where what then stays is made.
+    Cold,
+    /// What else can be asked for: ports, policies, recordings, forks, what runs in a guest.
+    Deeds,
+    /// A template is removed, by `thaw`.
+    Eviction,
+    /// The image store is changed, by `thaw`.
+    Store,
+}
+
+/// What is come to only while something is made that then stays.
+const COLD: [&str; 15] = [
+    "disk.template-begun",
+    "disk.template-formatted",
+    "disk.template-made",
+    "stamp.made",
+    "stamp.written",
+    "stamp.placed",
+    "template.lock-made",
+    "template.locked",
+    "template.drafted",
+    "template.booted",
+    "template.frozen",
+    "template.rehearsed",
+    "template.unlocked",
+    "tethered.unlisted",
+    "store.directory-made",
+];
+const DEEDS: [&str; 11] = [
+    "answer.",
+    "container.",
+    "fork.",
+    "journal.",
+    "policy.",
+    "publish.inserted",
+    "publish.removed",
+    "publish.reserved",
+    "resume.",
+    "scratch.",
+    "store.order-",
+];
+const EVICTION: [&str; 3] = ["snapshot.doomed", "snapshot.removed", "snapshot.forgotten"];
+
+impl Course {
+    pub const ALL: [Course; 5] = [
+        Course::Life,
+        Course::Cold,
+        Course::Deeds,
+        Course::Eviction,
+        Course::Store,
+    ];
+
+    /// The one that comes to a point first.
+    pub fn of(point: Failpoint) -> Course {
+        let name = point.name();
+        let begins = |with: &[&str]| with.iter().any(|with| name.starts_with(with));
+        if COLD.contains(&name) {
+            Course::Cold
+        } else if begins(&DEEDS) || name.starts_with("store.recording-") {
+            Course::Deeds
+        } else if EVICTION.contains(&name) {
+            Course::Eviction
+        } else if begins(&["store.", "layout."]) {
+            Course::Store
+        } else {
+            Course::Life
+        }
+    }
+
+    /// Has somebody die at a failpoint, the `nth` time it comes there, and looks at what is left. Says whether it came
+    /// there so often.
+    pub async fn killed_at(self, node: &mut Node, point: Failpoint, nth: usize) -> bool {
+        let what = format!("{point}:{nth} in {self:?}");
+        match self {
+            Course::Life | Course::Deeds => {
+                let survivor = node.survivor().await;
+                if point == Failpoint::PublishSwept {
+                    node.lost_port().await;
+                }
+                let died = self.doomed(node, point, nth, &what).await;
+                node.recovers(&what, Some(&survivor)).await;
+                died
+            }
+            Course::Cold => {
+                let mut cold = node.anew();
+                let died = Course::Life.doomed(&mut cold, point, nth, &what).await;
+                cold.recovers(&what, None).await;
+                died
+            }
+            Course::Eviction => {
+                let mut other = node.anew();
+                let thawd = other.start();
+                other.make_one().await;
+                assert!(thawd.stop().success());
+                let died = evict_template(&other.place, point, nth, &what);
+                other.recovers(&what, None).await;
+                died
+            }
+            Course::Store => store::killed_at(&node.place, point, nth, &what),
+        }
+    }
+
+    /// Does it all to a thawd that is to die. Says whether it did.
+    async fn doomed(self, node: &mut Node, point: Failpoint, nth: usize, what: &str) -> bool {
+        let mut doomed = node.start_doomed(point, nth);
+        if doomed.serves(&node.place)
+            && let Some(client) = Client::connect(&node.place.socket())
+        {
+            let mut ended = || doomed.has_ended();
+            let done = match self {
+                Course::Deeds => deeds(&node.place, &client, &mut ended).await,
+                _ => life(&node.place, &client, &mut ended).await,
+            };
+            // Its death is seen by its clients first.
+            if let Err(e) = done {
+                eventually(&format!("{what}: thawd ends, and not {e}"), || doomed.has_ended());
+            }
+        }
+        let status = doomed.stop();
+        let died = status.signal() == Some(9);
+        assert!(
+            died || status.success(),
+            "{what}: {status:?}: {}",
+            log(&node.place)
+        );
+        died
+    }
+}
+
+/// The life of sandboxes. Ends at the first failure: thawd's death is one.
+async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Failure> {
+    let first = client.create(&request(place)).await?.sandbox;
+    let at = json!({"directory": place.path(FROZEN)});
+    let freeze: FreezeSandbox = serde_json::from_value(at.clone()).unwrap();
+    client.freeze(&first.id, &freeze).await?;
+    client.pause(&first.id).await?;
+    let thaw: ThawSandbox = serde_json::from_value(at).unwrap();
+    let thawed = client.thaw(&thaw).await?.sandbox;
+    client.delete(&thawed.id).await?;
+    // More than are ready, so some are made now.
+    let asked = request(place);
+    let (one, two) = tokio::join!(client.create(&asked), client.create(&asked));
+    for made in [one?, two?] {
+        client.delete(&made.sandbox.id).await?;
+    }
+    eventually("a machine waits, or thawd has ended", || {
+        place.spares() > 0 || ended()
+    });
+    let taken = client.create(&asked).await?.sandbox;
+    client.delete(&taken.id).await?;
+    client.delete(&first.id).await
+}
+
+/// What else can be asked for.
+async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Failure> {
+    let images = Store::open(&place.path("data/images")).unwrap().images().unwrap();
+    let image = images.first().unwrap();
+    leave_a_recording(image);
+    let policy = |text: &str| -> NetworkPolicy {
+        serde_json::from_value(json!({"egress": [{"deny": text}], "default": "allow"})).unwrap()
+    };
+    let mut asked = request(place);
+    asked.publish = serde_json::from_value(json!([{"host": 0, "guest": 80}])).unwrap();
+    asked.network_policy = Some(policy("192.0.2.0/24"));
+    (asked.record, asked.prefetch) = (true, true);
+    let first = client.create(&asked).await?.sandbox;
+    let recording = image.metadata.with_file_name(RECORDING);
+    let length = || recording.metadata().map_or(0, |m| m.len());
+    eventually("it is recorded, or thawd has ended", || length() > 0 || ended());
+    client
+        .set_network_policy(&first.id, &policy("198.51.100.0/24"))
+        .await?;
+    client.pause(&first.id).await?;
+    client.resume(&first.id).await?;
+    // Nothing says otherwise that nothing runs in it: its guest has no agent.
+    let running = Running {
+        container_id: first.id.clone(),
+        tty: false,
+        env: Vec::new(),
+        cwd: "/".into(),
+        user: String::new(),
+    };
+    running.write(&place.path("run/sandboxes").join(&first.id))?;
+    for id in fork(place, &first.id)? {
+        client.delete(&id).await?;
+    }
+    client.delete(&first.id).await?;
+    // It ends with the machine, and is written by a task nobody waits for.
+    eventually("the recording has ended, or thawd has", || {
+        length() == 0 || ended()
+    });
+    Ok(())
+}
+
+/// Clones a sandbox, by a key: the clone's id.
+fn fork(place: &Place, id: &str) -> Result<Vec<String>, Failure> {
+    let gone = || Failure::new(thaw_node::exit::ExitCode::DaemonUnreachable, "it does not answer");
+    let request = format!("POST /v1/sandboxes/{id}/fork");
+    let asked = asked::ask(place, &request, Some("fork"), &json!({"count": 1})).ok_or_else(gone)?;
+    let (status, body) = asked::answer(asked).ok_or_else(gone)?;
+    assert!(status.contains("201"), "{status} {body}; {}", log(place));
+    let forked: Value = serde_json::from_str(&body).map_err(|_| gone())?;
+    let clones = forked["items"].as_array().unwrap().iter();
+    Ok(clones
+        .map(|made| made["sandbox"]["id"].as_str().unwrap().to_owned())
+        .collect())
+}
+
+/// What a process leaves that is killed while it records what an image's run reads.
+fn leave_a_recording(image: &Image) {
+    let blobs: Vec<OrderedBlob> = image
+        .blobs
+        .iter()
+        .map(|blob| OrderedBlob {
+            digest: blob.id,
+            layer: None,
+            length: blob.length,
+        })
+        .collect();
+    let mut recorder = Recorder::default();
+    recorder.access(&blobs[0].digest, 0, 1);
+    let journal = Journal::begin(image, blobs).unwrap();
+    // It may have made use of what one before has left; a whole recording would be worth more than what is left now.
+    let _ = std::fs::remove_file(image.metadata.with_file_name(RECORDED));
+    journal.unwrap().follow(&recorder).unwrap();
+}
+
+/// Removes the place's only template.
+fn evict_template(place: &Place, point: Failpoint, nth: usize, what: &str) -> bool {
+    let templates = std::fs::read_dir(place.path("data/templates")).unwrap();
+    let keys: Vec<String> = templates
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let [key] = keys.as_slice() else {
+        panic!("{what}: {keys:?}")
+    };
+    let mut command = place.command("thaw");
+    command.args(["--failpoint", &format!("{point}:{nth}"), "template", "rm", key]);
+    let output = command.output().unwrap();
+    let died = output.status.signal() == Some(9);
+    assert!(died || output.status.success(), "{what}: {output:?}");
+    died
+}

@@ -1,0 +1,31 @@
+//! Requests to a thawd that may be dead before it answers, as bytes.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use serde_json::Value;
+
+use crate::place::Place;
+
+/// Asks by this method and path, with a body and perhaps an idempotency key, and does not wait. None where nobody listens.
+pub fn ask(place: &Place, request: &str, key: Option<&str>, body: &Value) -> Option<UnixStream> {
+    let body = body.to_string();
+    let key = key.map_or_else(String::new, |key| format!("idempotency-key: {key}\r\n"));
+    let mut stream = UnixStream::connect(place.socket()).ok()?;
+    let head = format!(
+        "{request} HTTP/1.1\r\nhost: thawd\r\nconnection: close\r\ncontent-type: application/json\r\n{key}\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(body.as_bytes()).ok()?;
+    Some(stream)
+}
+
+/// Its status line and its body; none where it was cut off before either.
+pub fn answer(mut stream: UnixStream) -> Option<(String, String)> {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    Some((head.lines().next()?.to_owned(), body.to_owned()))
+}

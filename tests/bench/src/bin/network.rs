@@ -10,23 +10,12 @@ use thaw_bench::{Report, table};
 use thaw_pools::network::{FastPathSetting, NetworkSlot, Networks, Setup};
 use thaw_pools::resource::Kind;
 
-/// How much is measured: rounds, of each way in turn; one more, which warms up, is not counted.
-struct Plan {
-    rounds: usize,
-    bursts: usize,
-    trips: usize,
-}
-
-const WHOLE: Plan = Plan {
-    rounds: 40,
-    bursts: 40,
-    trips: 1_000,
-};
-const QUICK: Plan = Plan {
-    rounds: 3,
-    bursts: 10,
-    trips: 200,
-};
+/// Rounds, each a burst of every kind each way in turn; as many as warm up are not counted.
+const WHOLE: usize = 3_000;
+const QUICK: usize = 100;
+const WARM_UP: usize = 10;
+/// Round trips in each.
+const TRIPS: usize = 5;
 /// Bytes of payload: of little packets, and of those that fill a frame.
 const LITTLE: usize = 18;
 const FULL: usize = 1472;
@@ -36,11 +25,11 @@ const WAYS: [(&str, FastPathSetting); 2] = [
 ];
 
 fn main() -> ExitCode {
-    let plan = match std::env::args().nth(1).as_deref() {
-        Some("--quick") => &QUICK,
-        _ => &WHOLE,
+    let rounds = match std::env::args().nth(1).as_deref() {
+        Some("--quick") => QUICK,
+        _ => WHOLE,
     };
-    match measure(plan) {
+    match measure(rounds) {
         Ok(report) => {
             print!("{}", table::terminal(&report));
             ExitCode::SUCCESS
@@ -52,7 +41,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(plan: &Plan) -> Result<Report, String> {
+fn measure(rounds: usize) -> Result<Report, String> {
     let mut report = Report::new("network");
     let place = Place::enter()?;
     let mut open: Vec<(&str, Networks, NetworkSlot, Path)> = Vec::new();
@@ -70,19 +59,19 @@ fn measure(plan: &Plan) -> Result<Report, String> {
         let path = Path::open(guest, place.server(PORT + n as u16)?, PORT + n as u16)?;
         open.push((way, networks, slot, path));
     }
-    for round in 0..=plan.rounds {
+    for round in 0..WARM_UP + rounds {
         for (way, _, _, path) in &mut open {
             let mut sample = |what: &str, unit: &str, value: f64| {
-                if round > 0 {
+                if round >= WARM_UP {
                     report.sample(&format!("{what}, {way}"), unit, value);
                 }
             };
-            sample(OUT, "kpps", path.outward(LITTLE, plan.bursts)? / 1e3);
-            sample(IN, "kpps", path.inward(LITTLE, plan.bursts)? / 1e3);
+            sample(OUT, "kpps", path.outward(LITTLE)? / 1e3);
+            sample(IN, "kpps", path.inward(LITTLE)? / 1e3);
             let bits = |packets: f64| packets * 8.0 * FULL as f64 / 1e9;
-            sample(FULL_OUT, "Gbit/s", bits(path.outward(FULL, plan.bursts)?));
-            sample(FULL_IN, "Gbit/s", bits(path.inward(FULL, plan.bursts)?));
-            for trip in path.round_trips(plan.trips)? {
+            sample(FULL_OUT, "Gbit/s", bits(path.outward(FULL)?));
+            sample(FULL_IN, "Gbit/s", bits(path.inward(FULL)?));
+            for trip in path.round_trips(TRIPS)? {
                 sample(TRIP, "µs", trip.as_secs_f64() * 1e6);
             }
         }

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use frames::Guest;
 use place::{HOST, OUTSIDE};
 
-/// Packets that are on their way at once: the tap holds 1000.
-const BURST: usize = 500;
+/// Packets that are on their way at once, so few that most bursts are not interrupted: the tap holds 1000.
+const BURST: usize = 50;
 /// Nothing here takes that long but a packet that is lost.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -51,54 +51,35 @@ impl Path {
         })
     }
 
-    /// Packets a second out of the guest, of so many bytes of payload. Those that do not arrive do not count.
-    pub fn outward(&mut self, bytes: usize, bursts: usize) -> Result<f64, String> {
+    /// Packets a second out of the guest, of so many bytes of payload, in one burst. Those that do not arrive do not count.
+    pub fn outward(&mut self, bytes: usize) -> Result<f64, String> {
         let frame = self.guest.datagram(OUTSIDE, self.port, bytes);
-        let (mut took, mut arrived) = (Duration::ZERO, 0);
-        let mut buffer = [0; 2048];
-        for _ in 0..bursts {
-            let began = Instant::now();
-            for _ in 0..BURST {
-                self.guest
-                    .send(&frame)
-                    .map_err(|e| format!("write a frame: {e}"))?;
-            }
-            took += began.elapsed();
-            let until = Instant::now() + PATIENCE;
-            let mut received = 0;
-            while received < BURST && Instant::now() < until {
-                match self.server.recv(&mut buffer) {
-                    Ok(_) => received += 1,
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
-                    Err(e) => return Err(format!("receive outside: {e}")),
-                }
-            }
-            arrived += received;
+        let began = Instant::now();
+        for _ in 0..BURST {
+            self.guest
+                .send(&frame)
+                .map_err(|e| format!("write a frame: {e}"))?;
         }
+        let took = began.elapsed();
+        let mut buffer = [0; 2048];
+        let arrived = drained(|| match self.server.recv(&mut buffer) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(e) => Err(format!("receive outside: {e}")),
+        })?;
         Ok(arrived as f64 / took.as_secs_f64())
     }
 
     /// The same to the guest.
-    pub fn inward(&mut self, bytes: usize, bursts: usize) -> Result<f64, String> {
+    pub fn inward(&mut self, bytes: usize) -> Result<f64, String> {
         let payload = vec![1; bytes];
-        let (mut took, mut arrived) = (Duration::ZERO, 0);
-        for _ in 0..bursts {
-            let began = Instant::now();
-            for _ in 0..BURST {
-                let sent = self.server.send_to(&payload, self.peer);
-                sent.map_err(|e| format!("send from outside: {e}"))?;
-            }
-            took += began.elapsed();
-            let until = Instant::now() + PATIENCE;
-            let mut received = 0;
-            while received < BURST && Instant::now() < until {
-                match self.guest.receive()? {
-                    true => received += 1,
-                    false => std::thread::yield_now(),
-                }
-            }
-            arrived += received;
+        let began = Instant::now();
+        for _ in 0..BURST {
+            let sent = self.server.send_to(&payload, self.peer);
+            sent.map_err(|e| format!("send from outside: {e}"))?;
         }
+        let took = began.elapsed();
+        let arrived = drained(|| self.guest.receive())?;
         Ok(arrived as f64 / took.as_secs_f64())
     }
 
@@ -131,4 +112,17 @@ impl Path {
         }
         Ok(trips)
     }
+}
+
+/// Takes a burst's packets: how many came.
+fn drained(mut take: impl FnMut() -> Result<bool, String>) -> Result<usize, String> {
+    let until = Instant::now() + PATIENCE;
+    let mut received = 0;
+    while received < BURST && Instant::now() < until {
+        match take()? {
+            true => received += 1,
+            false => std::thread::yield_now(),
+        }
+    }
+    Ok(received)
 }

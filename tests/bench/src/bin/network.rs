@@ -95,6 +95,11 @@ fn measure(rounds: usize) -> Result<Report, String> {
         "One thread is guest, VMM and server: what is timed is the kernel's way from the tap to a socket outside and back, \
          through the host's forwarding and masquerading, which is the same in both.",
     );
+    if cfg!(debug_assertions) {
+        report.note(
+            "Built without optimisation: what is this program's own of it counts for more than it would.",
+        );
+    }
     report
         .write(Directory::new("target/bench"))
         .map_err(|e| format!("target/bench: {e}"))?;

@@ -36,7 +36,7 @@ pub mod resource;
 mod spawn;
 pub mod statistics;
 mod survey;
-mod traffic;
+mod tc;
 pub mod usage;
 pub mod vmm;
 

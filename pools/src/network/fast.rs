@@ -19,7 +19,7 @@ use super::tap::{self, Privileged};
 use super::{TAP_INDEX, UPLINK_NAME, conntrack};
 use crate::bpf::{self, Switch};
 use crate::netlink::Socket;
-use crate::{Error, link, traffic};
+use crate::{Error, link, tc};
 pub(super) use program::Wiring;
 
 mod program;
@@ -41,8 +41,8 @@ impl FastPath {
         let inward = bpf::load(&program::inward(wiring, &switch))?;
         let mut attach = || -> io::Result<()> {
             for (link, program) in [(TAP_INDEX, &outward), (wiring.uplink, &inward)] {
-                traffic::add_ingress(route, link)?;
-                traffic::run(route, link, program.as_raw_fd())?;
+                tc::add_ingress(route, link)?;
+                tc::run(route, link, program.as_raw_fd())?;
             }
             switch.set(true)
         };
@@ -57,7 +57,7 @@ impl FastPath {
 
     /// That of a slot somebody else made, where it has one.
     pub fn found(mut route: Socket) -> io::Result<Option<FastPath>> {
-        if !traffic::with_ingress(&mut route)?.contains(&TAP_INDEX) {
+        if !tc::with_ingress(&mut route)?.contains(&TAP_INDEX) {
             return Ok(None);
         }
         let uplink = link::index(&mut route, UPLINK_NAME)?;
@@ -81,7 +81,7 @@ impl FastPath {
 
 fn remove(route: &mut Socket, uplink: u32) -> io::Result<()> {
     for link in [TAP_INDEX, uplink] {
-        match traffic::delete_ingress(route, link) {
+        match tc::delete_ingress(route, link) {
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => {}
             removed => removed?,
         }

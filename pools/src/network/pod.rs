@@ -23,7 +23,7 @@ use thaw_protocol::handshake::Network;
 use super::tap::{move_into, on_a_thread, open_tap};
 use crate::netlink::Socket;
 use crate::survey::{self, Link};
-use crate::{Error, link, traffic};
+use crate::{Error, link, tc};
 use describe::Surveyed;
 
 mod describe;
@@ -211,7 +211,7 @@ fn is_tap(link: &Link) -> bool {
 
 /// What directs frames already, and is not ours, is not to be pushed aside.
 fn refuse_directed(route: &mut Socket, surveyed: &Surveyed) -> Result<(), Error> {
-    let directed = traffic::with_ingress(route).map_err(failed("read the pod's qdiscs"))?;
+    let directed = tc::with_ingress(route).map_err(failed("read the pod's qdiscs"))?;
     match surveyed.links.iter().find(|link| directed.contains(&link.index)) {
         Some(link) => {
             let interface = link.name.clone();
@@ -235,8 +235,8 @@ fn lead(route: &mut Socket, number: usize, to: &Link) -> Result<OwnedFd, Error> 
         link::set_mtu(route, index, to.mtu)?;
         link::set_up(route, index)?;
         for (from, to) in [(index, to.index), (to.index, index)] {
-            traffic::add_ingress(route, from)?;
-            traffic::redirect(route, from, to)?;
+            tc::add_ingress(route, from)?;
+            tc::redirect(route, from, to)?;
         }
         Ok(())
     };
@@ -249,12 +249,12 @@ fn lead(route: &mut Socket, number: usize, to: &Link) -> Result<OwnedFd, Error> 
 /// Takes away all that is ours in the socket's namespace.
 fn remove(route: &mut Socket) -> Result<(), Error> {
     let mut remove = || -> io::Result<()> {
-        for index in traffic::with_ingress(route)? {
-            let filters = traffic::filters(route, index)?;
+        for index in tc::with_ingress(route)? {
+            let filters = tc::filters(route, index)?;
             // One without filters does nothing: whoever was to add ours has died before.
             let removed = match (filters.ours, filters.others) {
-                (_, false) => traffic::delete_ingress(route, index),
-                (true, true) => traffic::delete_redirect(route, index),
+                (_, false) => tc::delete_ingress(route, index),
+                (true, true) => tc::delete_redirect(route, index),
                 (false, true) => Ok(()),
             };
             gone(removed)?;

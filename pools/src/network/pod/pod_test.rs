@@ -84,7 +84,7 @@ fn snapshot(pod: &OwnedFd) -> impl PartialEq + std::fmt::Debug + use<> {
         let mut routes = survey::routes(&mut route).unwrap();
         routes.retain(|route| !route.kernel);
         routes.iter_mut().for_each(|route| route.flags = 0);
-        let directed = traffic::with_ingress(&mut route).unwrap();
+        let directed = tc::with_ingress(&mut route).unwrap();
         (links, addresses, routes, neighbours, directed)
     })
 }
@@ -231,7 +231,7 @@ fn what_a_dead_maker_left_is_found_and_removed() {
         inside(&pod, || {
             let mut route = Socket::route().unwrap();
             let eth0 = link::index(&mut route, "eth0").unwrap();
-            traffic::add_ingress(&mut route, eth0).unwrap();
+            tc::add_ingress(&mut route, eth0).unwrap();
         });
         attach().unwrap().detach().unwrap();
         assert_eq!(snapshot(&pod), before);
@@ -283,8 +283,8 @@ fn a_host_is_refused_and_so_is_what_somebody_else_directs() {
         inside(&pod, || {
             let mut route = Socket::route().unwrap();
             let eth0 = link::index(&mut route, "eth0").unwrap();
-            traffic::add_ingress(&mut route, eth0).unwrap();
-            traffic::redirect_as(b"theirs", &mut route, eth0, 1).unwrap();
+            tc::add_ingress(&mut route, eth0).unwrap();
+            tc::redirect_as(b"theirs", &mut route, eth0, 1).unwrap();
         });
         let before = snapshot(&pod);
         let interface = "eth0".to_owned();

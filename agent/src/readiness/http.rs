@@ -108,7 +108,7 @@ fn status(line: &[u8]) -> Option<u16> {
     let (minor, rest) = line.strip_prefix(VERSION)?.split_first()?;
     let (number, reason) = rest.strip_prefix(b" ")?.split_first_chunk::<3>()?;
     let digits = [*minor].iter().chain(number).all(u8::is_ascii_digit);
-    if !digits || !reason.first().is_none_or(|b| *b == b' ') {
+    if !digits || reason.first().is_some_and(|b| *b != b' ') {
         return None;
     }
     let number = number.iter().fold(0, |sum, b| sum * 10 + u16::from(b - b'0'));

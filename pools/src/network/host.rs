@@ -14,13 +14,14 @@ use std::{fs, io};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
-use super::fast::{self, FastPath, Wiring};
+use super::fast::{FastPath, Wiring};
 use super::range::{Range, SLOT_LENGTH};
 use super::tap::Privileged;
 use super::{
     GUEST_ADDRESS, GUEST_MAC, HOST_MAC, TAP_INDEX, UPLINK_MAC, UPLINK_NAME, conntrack, resolver, slot,
 };
 use crate::Error;
+use crate::bpf;
 use crate::link;
 use crate::netlink::Socket;
 use crate::nft::rule::{ESTABLISHED, Interface, RELATED, Rule, TCP, UDP};
@@ -74,6 +75,15 @@ pub enum FastPathSetting {
     Off,
 }
 
+/// How packets of slots go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Perhaps past their namespaces: the first slot tells.
+    Untried,
+    Fast,
+    Nftables,
+}
+
 /// The host, as slots need it.
 #[derive(Debug)]
 pub(super) struct Host {
@@ -81,8 +91,8 @@ pub(super) struct Host {
     pub table: String,
     /// Where the search for a free number begins.
     next: AtomicU32,
-    /// Whether slots have a fast path, once it is known.
-    prepared: Mutex<Option<bool>>,
+    /// None before the first slot.
+    prepared: Mutex<Option<Way>>,
 }
 
 impl Host {
@@ -108,7 +118,7 @@ impl Host {
 
     /// Joins a slot's namespace to the host's, with an address and rules of its own: its number, and its fast path.
     pub fn join(&self, slot: &mut Privileged) -> Result<(u32, Option<FastPath>), Error> {
-        let fast = self.prepare()?;
+        let way = self.prepare()?;
         let failed = |what| move |source| Error::System { what, source };
         let mut route = Socket::route().map_err(failed("open a netlink socket"))?;
         let (number, name) = self.take_number(&mut route, &slot.tapped.namespace)?;
@@ -118,18 +128,18 @@ impl Host {
             .map_err(failed("give a network slot its addresses"))
             .inspect(|_| reach(Failpoint::NetworkAddressed))
             .and_then(|uplink| {
-                self.forget(self.setup.range.slot(number), fast)?;
+                let fast = self.forget(self.setup.range.slot(number))? && way != Way::Nftables;
                 slot::rules(self, number, &resolver::link_local(&self.nameservers()), fast)
                     .commit(&mut slot.filter)
                     .map_err(failed("write the nftables rules of a network slot"))?;
-                Ok(uplink)
+                Ok((uplink, fast))
             });
-        let uplink = joined.inspect_err(|_| self.leave(&name))?;
+        let (uplink, fast) = joined.inspect_err(|_| self.leave(&name))?;
         reach(Failpoint::NetworkRulesMade);
         Ok((number, fast.then(|| self.lay(slot, number, uplink)).flatten()))
     }
 
-    /// Lays a slot's fast path. Without it the slot is as good.
+    /// Lays a slot's fast path. Without it the slot is as good; where the first has none, no other is tried.
     fn lay(&self, slot: &mut Privileged, number: u32, uplink: u32) -> Option<FastPath> {
         let wiring = Wiring {
             slot: self.setup.range.slot(number),
@@ -138,8 +148,21 @@ impl Host {
             barred: slot::undecided(self),
         };
         let laid = FastPath::lay(&mut slot.route, &wiring);
-        laid.inspect_err(|e| tracing::warn!(slot = number, "a slot goes without its fast path: {e}"))
-            .ok()
+        let mut way = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = *way == Some(Way::Untried);
+        match &laid {
+            Ok(_) if first => {
+                tracing::info!("packets of sandboxes without a policy are redirected by eBPF");
+                *way = Some(Way::Fast);
+            }
+            Err(e) if first => {
+                tracing::info!("packets of sandboxes go through nftables: {e}");
+                *way = Some(Way::Nftables);
+            }
+            Err(e) => tracing::warn!(slot = number, "a slot goes without its fast path: {e}"),
+            Ok(_) => {}
+        }
+        laid.ok()
     }
 
     /// Makes the pair of interfaces, under the first number nobody has.
@@ -206,12 +229,11 @@ impl Host {
         format!("{LINKS}{number}")
     }
 
-    /// What must be before the first slot: the range is free, the host forwards, the table is there. Whether slots have a
-    /// fast path.
-    fn prepare(&self) -> Result<bool, Error> {
+    /// What must be before the first slot: the range is free, the host forwards, the table is there.
+    fn prepare(&self) -> Result<Way, Error> {
         let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(fast) = *prepared {
-            return Ok(fast);
+        if let Some(way) = *prepared {
+            return Ok(way);
         }
         let failed = |what| move |source| Error::System { what, source };
         self.check_range()?;
@@ -222,16 +244,12 @@ impl Host {
         ))?;
         reach(Failpoint::NetworkTableWritten);
         self.sweep()?;
-        let fast = self.setup.fast_path == FastPathSetting::Auto && {
-            let tried = fast::try_out();
-            match &tried {
-                Ok(()) => tracing::info!("packets of sandboxes are redirected by eBPF"),
-                Err(e) => tracing::info!("packets of sandboxes go through nftables: {e}"),
-            }
-            tried.is_ok()
+        let way = match self.setup.fast_path {
+            FastPathSetting::Auto if bpf::can_wait().is_ok() => Way::Untried,
+            _ => Way::Nftables,
         };
-        *prepared = Some(fast);
-        Ok(fast)
+        *prepared = Some(way);
+        Ok(way)
     }
 
     /// Refuses a range the host has other routes into.
@@ -336,18 +354,12 @@ impl Host {
     }
 
     /// Removes published ports that lead to a slot's address, and connections of it: an earlier owner of its number left
-    /// them. A slot without a fast path lets nothing of the latter through.
-    fn forget(&self, slot: Ipv4Addr, fast: bool) -> Result<(), Error> {
+    /// them. Whether the latter could be; a slot without a fast path lets none of them through.
+    fn forget(&self, slot: Ipv4Addr) -> Result<bool, Error> {
         self.remove_published(|_| Ok(vec![slot]))?;
         let ended = Socket::netfilter()
             .and_then(|mut socket| conntrack::end(&mut socket, |connection| connection.concerns(slot)));
-        match ended {
-            Err(source) if fast => Err(Error::System {
-                what: "end connections an earlier sandbox had (load nf_conntrack_netlink)",
-                source,
-            }),
-            _ => Ok(()),
-        }
+        Ok(ended.is_ok())
     }
 
     /// Removes published ports that lead to slots that are not there any more.

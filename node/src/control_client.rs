@@ -54,6 +54,7 @@ impl From<CallError> for Failure {
                 ErrorCode::MemoryTooSmall => ExitCode::MemoryTooSmall,
                 ErrorCode::Snapshot => ExitCode::SnapshotDamaged,
                 ErrorCode::Incompatible => ExitCode::SnapshotIncompatible,
+                ErrorCode::Shared => ExitCode::Shared,
                 ErrorCode::WrongState | ErrorCode::Invalid | ErrorCode::Unswapped | ErrorCode::System => {
                     ExitCode::VmmFailed
                 }

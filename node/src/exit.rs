@@ -77,6 +77,10 @@ exit_codes! {
     PushRefused = 105, "push-refused", "the place an image is written to cannot take it", "name a registry repository or oci:DIR[:TAG]";
     PortUnavailable = 106, "port-unavailable", "a port cannot be published: it is in use, or its address is not this host's", "publish another, or port 0 for one that is free";
     NotReady = 107, "not-ready", "the container did not become ready, or ended before", "see what it wrote, and whether it listens where the probe asks";
+    Shared = 108, "shared", "the sandbox has volumes, which no snapshot can hold", "run it without -v, or copy what it needs into it";
+    VolumeUnavailable = 109, "volume-unavailable", "a directory or file of the host cannot be shared", "check the path: volumes are not made, they must be there";
+    ShareMissing = 110, "share-missing", "thaw-share is not installed where it is looked for", "put thaw-share beside thaw, or name it in THAW_SHARE";
+    ShareFailed = 111, "share-failed", "thaw-share does not serve", "see the lines above; run as root, or allow user namespaces";
     Runtime = 125, "runtime", "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "not-executable", "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "not-found", "the container's command was not found", "check the command and the image's PATH";
@@ -211,6 +215,8 @@ impl From<thaw_pools::Error> for Failure {
         let code = match &error {
             thaw_pools::Error::ProgramMissing { .. } => ExitCode::ProgramMissing,
             thaw_pools::Error::VmmMissing { .. } => ExitCode::VmmMissing,
+            thaw_pools::Error::ShareMissing { .. } => ExitCode::ShareMissing,
+            thaw_pools::Error::Share { .. } => ExitCode::ShareFailed,
             thaw_pools::Error::PortInUse { .. } | thaw_pools::Error::NotOurAddress { .. } => {
                 ExitCode::PortUnavailable
             }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 /// The variables, what each names, and its default: shown by `thaw --help`.
-pub const VARIABLES: [(&str, &str); 10] = [
+pub const VARIABLES: [(&str, &str); 11] = [
     (
         "THAW_DATA",
         "images and disks [/var/lib/thaw for root, else $XDG_DATA_HOME/thaw or ~/.local/share/thaw]",
@@ -40,6 +40,10 @@ pub const VARIABLES: [(&str, &str); 10] = [
         "how thawed guests get their memory: cow, populate or uffd [cow]",
     ),
     ("THAW_VMM", "the VMM's binary [thaw-vmm beside thaw]"),
+    (
+        "THAW_SHARE",
+        "the volume server's binary [thaw-share beside thaw]",
+    ),
     (
         "THAW_LOG",
         "what is logged to stderr: error, warn, info, debug, trace, or target=level,...",

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::SandboxNetwork;
+use thaw_protocol::api::{SandboxNetwork, Volume};
 
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{Provenance, RootServing, Terms};
@@ -63,6 +63,12 @@ pub struct Record {
     pub root: RootServing,
     #[serde(default)]
     pub terms: Terms,
+    /// What of the host it has.
+    #[serde(default)]
+    pub volumes: Vec<Volume>,
+    /// The process that serves it those.
+    #[serde(default)]
+    pub share: Option<ProcessRecord>,
 }
 
 impl Record {
@@ -315,6 +321,10 @@ fn remove(path: &Path, record: Option<&Record>, cgroups: &Hierarchy) -> bool {
     if let Some(vmm) = record.and_then(|r| r.vmm) {
         vmm.kill();
     }
+    // It ends with the VMM; this waits for it.
+    if let Some(share) = record.and_then(|r| r.share) {
+        share.kill();
+    }
     reach(Failpoint::CleanKilled);
     if let Some(cgroup) = record.and_then(|r| r.cgroup.as_deref()) {
         cgroups.adopt(cgroup).destroy();
@@ -435,6 +445,8 @@ mod tests {
             network: None,
             root: RootServing::Virtiofs,
             terms: Terms::default(),
+            volumes: Vec::new(),
+            share: None,
         }
     }
 

@@ -7,6 +7,7 @@
 //! | [`network::pod`] | taps in a namespace that is somebody else's, and frames redirected to them | the redirection, found by its cookie by the next |
 //! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, found by their maker's name by the next start |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
+//! | [`share`] | a `thaw-share` process: directories of the host for one guest | nothing: it ends with its VMM |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!
 //! Between the steps of each are [failpoints](thaw_failpoint); [`usage`] is what a sandbox takes of its host.
@@ -33,6 +34,7 @@ pub mod pool;
 pub mod prefix;
 pub mod process;
 pub mod resource;
+pub mod share;
 mod spawn;
 pub mod statistics;
 mod survey;
@@ -93,6 +95,12 @@ pub enum Error {
     /// thaw-vmm was not found.
     #[error("thaw-vmm is not at {}; put it beside thaw, or name it in THAW_VMM", looked.display())]
     VmmMissing { looked: PathBuf },
+    /// thaw-share was not found.
+    #[error("thaw-share is not at {}; put it beside thaw, or name it in THAW_SHARE", looked.display())]
+    ShareMissing { looked: PathBuf },
+    /// thaw-share does not serve what it was asked to.
+    #[error("thaw-share does not serve: {why}")]
+    Share { why: String },
 }
 
 impl Error {

@@ -3,7 +3,7 @@
 //! It is given exactly four descriptors: nothing on stdin, a log on stdout and stderr, and its listening control socket
 //! as [`CONTROL_FD`]. Its environment is empty, it leads its own session, so the terminal's Ctrl-C is not its own, and where
 //! the host grants it, it is the first process of a PID namespace; its number here is the one we see.
-//! Unless [`VmmProcess::release`]d, it is killed when its owner lets go of it.
+//! Unless [`VmmProcess::release`]d, it is killed when its owner lets go of it. [`crate::share`] starts its process the same way.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
@@ -87,7 +87,7 @@ fn address(path: &Path) -> Result<(SocketAddrUnix, Option<OwnedFd>), rustix::io:
     ))
 }
 
-/// A running VMM, ours.
+/// A running VMM, or another process started as one, ours.
 #[derive(Debug)]
 pub struct VmmProcess {
     /// To be reaped by us. None for one whose parent was another, or that was reaped.
@@ -97,14 +97,14 @@ pub struct VmmProcess {
     kill_on_drop: bool,
 }
 
-/// Starts `program` with `listener` as its control socket and `log` as its stdout and stderr.
-pub fn spawn(program: &Path, listener: &OwnedFd, log: &OwnedFd) -> Result<VmmProcess, Error> {
+/// Starts `program` with `socket` as its descriptor 3 and `log` as its stdout and stderr.
+pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd) -> Result<VmmProcess, Error> {
     let fail = Error::io("start", program);
     let level = std::env::var_os("THAW_LOG").map(|level| [b"THAW_LOG=", level.as_bytes()].concat());
     let started = || {
         let null = File::open("/dev/null")?;
         let descriptors: [_; CONTROL_FD as usize + 1] =
-            [null.as_fd(), log.as_fd(), log.as_fd(), listener.as_fd()];
+            [null.as_fd(), log.as_fd(), log.as_fd(), socket.as_fd()];
         spawn::spawn(&Program {
             path: &CString::new(program.as_os_str().as_bytes())?,
             environment: &level

@@ -15,7 +15,7 @@ pub const FORBIDDEN_CALL: &str = "thaw-vmm: forbidden system call";
 /// The exit code of such a VMM: as a shell tells SIGSYS.
 pub const FORBIDDEN_CODE: i32 = 128 + 31;
 /// Version of this protocol; [`Command::Create`] carries it and the VMM refuses another.
-pub const CONTROL_VERSION: u32 = 2;
+pub const CONTROL_VERSION: u32 = 3;
 
 /// Least and most guest memory, in MiB.
 pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 64..=65536;
@@ -29,7 +29,7 @@ pub const VCPUS: std::ops::RangeInclusive<u8> = 1..=16;
 pub enum DeviceId {
     /// virtio-fs, tag `thaw`: the image slots.
     Root = 0,
-    /// virtio-fs, tag `shared`: writable host directories.
+    /// virtio-fs, tag [`crate::share::TAG`]: writable host directories.
     Shared = 1,
     /// virtio-blk: `/dev/vda` the writable layer, then volumes.
     Blk0 = 2,
@@ -123,6 +123,9 @@ pub enum Backend {
     /// Descriptors: the metadata file, then for each blob data and ready bitmap, then a SEQPACKET socket for misses, which
     /// [`Backend::Misses`] replaces.
     Image { blobs: Vec<BlobRange> },
+    /// One descriptor: the relay of a thaw-share ([`crate::share`]), a STREAM socket. Of the shared device, once in its life:
+    /// the guest's files are that process's. A machine that has it cannot be frozen.
+    Share,
 }
 
 /// How a restored machine's memory gets its contents.
@@ -327,6 +330,8 @@ pub enum ErrorCode {
     Incompatible,
     /// Devices have no backend, or one that does not match what was frozen.
     Unswapped,
+    /// The machine has what no snapshot can hold: files of the host that its guest has open.
+    Shared,
     /// A system call failed.
     System,
 }

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`control`] | thawd (or the CLI) and thaw-vmm | SEQPACKET unix socket, file descriptors beside the message |
 //! | [`miss`] | thaw-vmm and thawd | SEQPACKET unix socket handed over [`control`] |
+//! | [`share`] | who starts thaw-share, thaw-share, thaw-vmm | SEQPACKET unix socket it inherits; a stream handed over [`control`] |
 //! | [`access`] | thaw-vmm to thawd | SEQPACKET unix socket handed over [`control`] |
 //! | [`handshake`] | host and guest agent | vsock port [`handshake::HANDSHAKE_PORT`] |
 //! | `agent` (feature `agent`) | host and guest agent | ttrpc on vsock port [`handshake::AGENT_PORT`] |
@@ -21,5 +22,6 @@ pub mod control;
 pub mod handshake;
 pub mod miss;
 pub mod packet;
+pub mod share;
 #[cfg(feature = "snapshots")]
 pub mod snapshots;

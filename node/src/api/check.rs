@@ -14,7 +14,7 @@ use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
 use super::problem::{ApiCode, Refusal};
 use super::watch::selector::check_labels;
-use crate::container::{Options, ready};
+use crate::container::{Options, check_volumes, ready};
 use crate::exit::{ExitCode, Failure};
 
 /// Longest image or path, characters.
@@ -53,6 +53,7 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
         absolute("record_to", file)?;
     }
     network(request.network_policy.as_ref(), &request.publish)?;
+    check_volumes(&request.volumes).map_err(invalid)?;
     if let Some(asked) = &request.container {
         if !request.command.is_empty() {
             return Err(invalid("command goes into container"));

@@ -169,6 +169,7 @@ impl Maker for Node {
                     .is_some_and(|c| c.on_exit == OnExit::Delete),
                 asked,
             },
+            volumes: request.volumes,
         };
         let (trace, root) = (Trace::new(), spec.root);
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
@@ -252,6 +253,7 @@ async fn start(
         read_only: asked.read_only,
         hostname: hostname.unwrap_or_else(|| id.clone()),
         size: None,
+        volumes: sandbox.record().volumes.clone(),
     };
     let unread = || {
         Failure::new(

@@ -21,6 +21,11 @@ impl Peer {
         Peer { client: uid.into() }
     }
 
+    /// Whether it is one.
+    pub fn is_user(self) -> bool {
+        u32::try_from(self.client).is_ok()
+    }
+
     /// Who brings a token, by its name: its owner stays who he is when he is given another.
     pub fn token(name: &str) -> Peer {
         Peer {
@@ -101,6 +106,7 @@ mod tests {
         let me = rustix::process::geteuid().as_raw();
         let alone = Access::default();
         assert!(alone.allows(0) && alone.allows(me));
+        assert!(Peer::user(me).is_user() && !Peer::token("a").is_user());
         assert!(!alone.allows(me + 1));
         let group = Access::for_group("12").unwrap();
         assert_eq!((group.group, group.mode()), (Some(12), 0o660));

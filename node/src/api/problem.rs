@@ -169,7 +169,7 @@ fn status(code: ExitCode) -> StatusCode {
         E::SandboxNotFound | E::ImageNotFound | E::ImageNotStored | E::SnapshotNotFound => {
             StatusCode::NOT_FOUND
         }
-        E::NameInUse | E::ImageInUse | E::PortUnavailable => StatusCode::CONFLICT,
+        E::NameInUse | E::ImageInUse | E::PortUnavailable | E::Shared => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
         E::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
         E::RegistryUnreachable | E::RegistryDenied | E::RegistryRateLimited | E::RegistryFailed => {
@@ -187,7 +187,8 @@ fn status(code: ExitCode) -> StatusCode {
         | E::NotReady
         | E::SnapshotDamaged
         | E::SnapshotIncompatible
-        | E::SnapshotSignature => StatusCode::UNPROCESSABLE_ENTITY,
+        | E::SnapshotSignature
+        | E::VolumeUnavailable => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

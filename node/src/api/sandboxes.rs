@@ -167,6 +167,10 @@ pub async fn create(
     Body(request): Body<CreateSandbox>,
 ) -> Result<Response, Refusal> {
     check::create(&request)?;
+    if !request.volumes.is_empty() && !peer.is_user() {
+        let what = "volumes are for users of this host: who asks over TCP has none of its files";
+        return Err(Refusal::new(ApiCode::NotAllowed, what));
+    }
     let said = encoded(&("sandbox", &request))?;
     let asked = asked(peer, key, &said, request.container.is_none());
     let making = daemon.create(request, asked.clone());

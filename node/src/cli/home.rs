@@ -117,6 +117,7 @@ impl Home {
             record,
             prefetch: !arguments.no_prefetch,
             terms: Terms::default(),
+            volumes: arguments.volumes()?,
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await;
         let sandbox = or_nothing(&node, sandbox).await?;
@@ -336,6 +337,7 @@ fn daemon_request(
         root: name(&arguments.root),
         labels: Default::default(),
         timeout_s: None,
+        volumes: arguments.volumes()?,
     })
 }
 

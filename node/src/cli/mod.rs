@@ -1,6 +1,7 @@
 //! The commands of `thaw`.
 
 use clap::{Args, Parser, Subcommand};
+use thaw_protocol::api::Volume;
 use thaw_protocol::control::MemoryMode;
 
 use crate::exit::{ExitCode, Failure};
@@ -163,6 +164,10 @@ pub struct RunArguments {
     pub network: NetworkMode,
     #[command(flatten)]
     pub through: NetworkArguments,
+    /// Share a directory or file of this host: HOST:GUEST, HOST:GUEST:ro. It must be there; a sandbox that has any is neither
+    /// frozen nor forked
+    #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = crate::container::parse_volume)]
+    pub volume: Vec<Volume>,
     #[command(flatten)]
     pub ready: ReadyArguments,
     #[command(flatten)]
@@ -199,6 +204,15 @@ pub struct RunArguments {
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
+}
+
+impl RunArguments {
+    /// What the container has of the host's.
+    fn volumes(&self) -> Result<Vec<Volume>, Failure> {
+        let checked = crate::container::check_volumes(&self.volume);
+        checked.map_err(|why| Failure::new(ExitCode::Runtime, format!("-v: {why}")))?;
+        Ok(self.volume.clone())
+    }
 }
 
 const MEMORY_MODE_HELP: &str = "How a thawed guest gets its memory: `cow`: mapped, pages come as they are touched; \

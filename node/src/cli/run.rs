@@ -64,6 +64,7 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
         read_only: arguments.read_only,
         hostname: arguments.hostname.clone().unwrap_or_else(|| home.id.clone()),
         size: terminal::size(),
+        volumes: arguments.volumes()?,
     };
     let how = Attendance {
         stdin: match arguments.process.interactive {

@@ -9,6 +9,7 @@ use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::agent::{MessageField, oci};
+use thaw_protocol::api::Volume;
 
 use crate::agent_client::ProcessId;
 use crate::exit::{ExitCode, Failure};
@@ -19,11 +20,13 @@ mod exec;
 pub mod ready;
 mod start;
 mod storages;
+mod volumes;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
 pub use start::{create, start};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name, storages};
+pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
 
 /// What the flags of `thaw run` say about the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,6 +45,8 @@ pub struct Options {
     pub hostname: String,
     /// Terminal's rows and columns.
     pub size: Option<(u16, u16)>,
+    /// What it has of the host's, as its sandbox has.
+    pub volumes: Vec<Volume>,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
@@ -134,7 +139,10 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
             ..Default::default()
         }),
         Hostname: options.hostname.clone(),
-        Mounts: defaults::mounts(),
+        Mounts: defaults::mounts()
+            .into_iter()
+            .chain(volumes::mounts(&options.volumes))
+            .collect(),
         Linux: MessageField::some(defaults::linux(id)),
         ..Default::default()
     })

@@ -24,10 +24,14 @@ pub async fn create(
 ) -> Result<Running, Failure> {
     let spec = spec(id, config, options)?;
     let running = running(id, &spec);
+    let mut storages = storages(id, root);
+    if !options.volumes.is_empty() {
+        storages.push(super::volumes::storage());
+    }
     let request = CreateContainerRequest {
         container_id: id.into(),
         exec_id: id.into(),
-        storages: storages(id, root),
+        storages,
         OCI: MessageField::some(spec),
         ..Default::default()
     };

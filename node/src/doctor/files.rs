@@ -10,6 +10,7 @@ use crate::paths::Paths;
 pub(super) fn checks(paths: &Paths) -> Vec<Check> {
     vec![
         vmm(),
+        share(),
         kernel(&paths.kernel),
         guest_image(&paths.guest_image),
         mkfs(),
@@ -29,6 +30,19 @@ fn vmm() -> Check {
         ),
     }
     .essential()
+}
+
+fn share() -> Check {
+    const NAME: &str = "thaw-share";
+    match thaw_pools::share::find() {
+        Ok(path) => Check::ok(NAME, path.display().to_string()),
+        Err(e) => Check::missing(
+            NAME,
+            e.to_string(),
+            "no sandbox can have volumes",
+            "put thaw-share beside thaw, or name it in THAW_SHARE",
+        ),
+    }
 }
 
 fn kernel(path: &Path) -> Check {

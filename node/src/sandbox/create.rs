@@ -15,6 +15,7 @@ use thaw_pools::cgroup::{Cgroups, Unavailable};
 use thaw_pools::disk::Disks;
 use thaw_pools::network::Networks;
 use thaw_pools::process::ProcessRecord;
+use thaw_pools::share::Serving;
 use thaw_pools::vmm;
 use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
@@ -26,10 +27,10 @@ use super::adoption::Provenance;
 use super::again::{once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
-use super::machine::explain;
-use super::network;
+use super::machine::{enter_cgroup, explain};
 use super::pools::{Claimed, claim, made_size};
 use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms};
+use super::{network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
@@ -82,6 +83,11 @@ impl<'a> Making<'a> {
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
         reach(Failpoint::CreateVsockListening);
         let ends = Ends::make(parts.supply.clone(), has_image_disk(&parts.images))?;
+        let (share, relay) = parts.share.map(|s| (s.process, s.relay)).unzip();
+        if let Some(process) = &share {
+            // Before a guest has it serve anything: what it remembers is the sandbox's to pay for.
+            enter_cgroup(self.resources.cgroup.as_deref(), process);
+        }
         let mut backends = Backends::default();
         ends.show(&exported, &mut backends);
         let writable = Backend::Disk { read_only: false };
@@ -101,9 +107,19 @@ impl<'a> Making<'a> {
             };
             backends.attach(device, Backend::Accesses, record);
         }
+        if let Some(relay) = &relay {
+            backends.attach(DeviceId::Shared, Backend::Share, relay);
+        }
         let sent = backends.send(self.resources.control()?).await;
+        // The VMM's alone: with it, thaw-share ends.
+        drop(relay);
         let empty = sent.map_err(|e| explain(e, &self.resources))?;
         reach(Failpoint::CreateAttached);
+        if let (Some(process), Some(control)) = (&share, &self.resources.control) {
+            self.record.share = Some(process.record());
+            self.resources.share_watch = share::watch(&self.record.id, process, control.clone());
+        }
+        self.resources.share = share;
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
@@ -203,6 +219,8 @@ pub(super) struct Parts {
     pub supply: Images,
     /// Where the VMM tells what of the images is read.
     pub record: Option<Arc<OwnedFd>>,
+    /// What serves it files of the host.
+    pub share: Option<Serving>,
 }
 
 pub(super) async fn create(
@@ -235,11 +253,13 @@ async fn make(
 ) -> Result<Sandbox, Failure> {
     let mut making = Making::begin(node, record(spec)?, trace)?;
     let supply = node.images.counting_alone();
+    let directory = making.resources.directory.path().to_owned();
     let parts = async {
-        let ((image, prefetch), disk, network) = tokio::try_join!(
+        let ((image, prefetch), disk, network, share) = tokio::try_join!(
             image(&supply, spec, trace, progress),
             new_disk(node, spec.disk_mib, trace),
             network::claim(node, spec.network, &spec.network_terms, trace),
+            new_share(spec, &directory, trace),
         )?;
         let images = vec![Shown {
             slot: match spec.root {
@@ -256,6 +276,7 @@ async fn make(
             prefetch,
             supply: supply.clone(),
             record: spec.record.clone(),
+            share,
         })
     };
     let machine = async {
@@ -331,6 +352,7 @@ fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
         memory_mib: spec.memory_mib,
         root: spec.root,
         terms: spec.terms.clone(),
+        volumes: spec.volumes.clone(),
         ..new_record()?
     })
 }
@@ -358,6 +380,8 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         network: None,
         root: RootServing::Virtiofs,
         terms: Terms::default(),
+        volumes: Vec::new(),
+        share: None,
     })
 }
 
@@ -390,6 +414,16 @@ pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Claimed<Cgr
             None
         }
     }
+}
+
+/// None where it is to have nothing of the host's.
+async fn new_share(
+    spec: &SandboxSpec,
+    directory: &std::path::Path,
+    trace: &Trace,
+) -> Result<Option<Serving>, Failure> {
+    let _stage = (!spec.volumes.is_empty()).then(|| trace.stage("share"));
+    share::start(&spec.volumes, directory).await
 }
 
 /// One of a few sizes, with more room behind it where that is too small: the guest grows what is on it.

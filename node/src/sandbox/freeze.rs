@@ -186,6 +186,10 @@ impl Sandbox {
             let what = format!("sandbox {} cannot be frozen: {why}", record.id);
             Err(Failure::new(ExitCode::Runtime, what))
         };
+        if !record.volumes.is_empty() {
+            let what = format!("sandbox {} cannot be frozen: it has volumes", record.id);
+            return Err(Failure::new(ExitCode::Shared, what));
+        }
         let Some(origin) = &self.origin else {
             return match record.provenance {
                 Some(_) => refuse("an earlier thawd made it, and what it was thawed from could not be had"),

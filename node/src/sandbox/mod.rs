@@ -18,6 +18,7 @@ use thaw_pools::disk::Disks;
 use thaw_pools::network::{Networks, Terms as NetworkTerms, Uplink};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
+use thaw_protocol::api::Volume;
 use thaw_protocol::control::{Command, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
 use thaw_rootfs::prefetch::{Ahead, Prefetch};
 use thaw_rootfs::progress::Progress;
@@ -54,6 +55,7 @@ mod machine;
 pub mod network;
 mod parked;
 mod pools;
+mod share;
 mod shells;
 mod snapshot;
 mod spare;
@@ -134,6 +136,8 @@ pub struct SandboxSpec {
     /// Read ahead what a recorded run of the image read.
     pub prefetch: bool,
     pub terms: Terms,
+    /// What of the host it has.
+    pub volumes: Vec<Volume>,
 }
 
 /// An image as it is shown to the guest.
@@ -254,6 +258,10 @@ struct Resources {
     // In the order they must go: the VMM holds descriptors of the others, and needs its pages until it has ended.
     control: Option<Arc<ControlClient>>,
     vmm: Option<VmmProcess>,
+    /// Serves it files of the host. It ends with the VMM.
+    share: Option<VmmProcess>,
+    /// Tells of the share's end.
+    share_watch: Option<tokio::task::JoinHandle<()>>,
     pages: Option<PageServer>,
     misses: Vec<MissServer>,
     console: Option<Console>,
@@ -276,6 +284,8 @@ impl Resources {
         Resources {
             control: None,
             vmm: None,
+            share: None,
+            share_watch: None,
             pages: None,
             misses: Vec::new(),
             console: None,
@@ -323,7 +333,11 @@ impl Resources {
 
 impl Drop for Resources {
     fn drop(&mut self) {
+        if let Some(watch) = self.share_watch.take() {
+            watch.abort();
+        }
         if self.keep {
+            self.share.iter_mut().for_each(VmmProcess::release);
             if let Some(mut slot) = self.network.take() {
                 slot.uplink.iter_mut().for_each(Uplink::keep);
                 slot.keep();
@@ -347,6 +361,8 @@ impl Drop for Resources {
             }
             reach(Failpoint::DeleteReaped);
         }
+        // Killed and reaped, before its cgroup goes.
+        self.share = None;
         self.pages = None;
         if self.cgroup.take().is_some() {
             reach(Failpoint::DeleteCgroupReleased);
@@ -427,6 +443,17 @@ impl Sandbox {
         backends.send(&control).await?;
         reach(Failpoint::AdoptAttached);
         freezing::undo(node, &resources.directory, &control).await;
+        let control = Arc::new(control);
+        if let Some(share) = record.share {
+            resources.share = VmmProcess::adopt(share);
+            match &resources.share {
+                Some(share) => resources.share_watch = share::watch(&record.id, share, control.clone()),
+                None => tracing::error!(
+                    "sandbox {}: its thaw-share has ended: its volumes answer EIO",
+                    record.id
+                ),
+            }
+        }
         (resources.misses, resources.console) = (ends.misses, Some(ends.console));
         let image: Option<Image> = match &record.image_digest {
             Some(digest) => node.images.by_digest(digest)?,
@@ -437,7 +464,7 @@ impl Sandbox {
                 .leases
                 .push(image.lease().map_err(crate::images::failure)?);
         }
-        resources.control = Some(control.into());
+        resources.control = Some(control);
         resources.network = network::adopt(node, &record).await;
         let record = Record {
             owner: ProcessRecord::myself(),

@@ -233,6 +233,7 @@ async fn parts(
         prefetch: None,
         supply: node.images.counting_alone(),
         record: None,
+        share: None,
     })
 }
 

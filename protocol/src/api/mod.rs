@@ -190,6 +190,27 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
+    /// Directories and files of the host its container has; over the unix socket only. A sandbox that has any is neither frozen
+    /// nor forked.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_items = 128))]
+    pub volumes: Vec<Volume>,
+}
+
+/// A directory or file of the host, in a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Volume {
+    /// What to share, absolute. It must be there.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, max_length = 4095, pattern = r"^/[^\x00]*$"))]
+    pub host: PathBuf,
+    /// Where the container has it, absolute; made where it is missing.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, max_length = 4095, pattern = r"^/[^\x00]+$"))]
+    pub guest: PathBuf,
+    /// Nothing of it can be changed.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// A container to start in a new sandbox. Its input is empty; what it writes is kept (`GET …/logs`).

@@ -168,7 +168,7 @@ fuzz_target!(|input: &[u8]| {
         let interrupt = Arc::new(Interrupt::new(eventfd()));
         let mut queue = DeviceQueue::new(0, queue, memory.clone(), interrupt, Arc::new(eventfd()));
         let chain = queue.pop().expect("a sound ring").expect("a chain");
-        match messenger.handle(&chain, Some(dax), None) {
+        match messenger.handle(&chain, dax, None) {
             Verdict::Done(written) => assert!(written <= header + body),
             Verdict::Wait(missing) => assert!(!missing.is_empty()),
         }

@@ -15,7 +15,7 @@ pub enum Thread {
     Start,
     /// The same thread, once the machine is made: serves the control socket.
     Control,
-    /// Serves every device but virtio-fs.
+    /// Serves every device but those of virtio-fs.
     Devices,
     /// Runs a vCPU, and a device's registers when the guest touches them.
     Vcpu,
@@ -141,7 +141,7 @@ pub const CALLS: &[Call] = &[
     call(libc::SYS_read, ALL, "eventfds; the kernel's file"),
     call(libc::SYS_write, ALL, "eventfds (interrupts, kicks, wake-ups); the log; a console that is no socket"),
     call(libc::SYS_writev, ALL, "the log; frames to the tap"),
-    call(libc::SYS_readv, BACKENDS, "frames from the tap, bytes from vsock clients"),
+    call(libc::SYS_readv, SERVERS, "frames from the tap, bytes from vsock clients, replies of a share"),
     call(libc::SYS_pread64, SERVERS, "snapshot files, the pagemap; ready bits' digests"),
     call(libc::SYS_preadv, SERVERS, "disks, image data"),
     call(libc::SYS_pwrite64, BACKENDS, "snapshot files; zeros to a disk that cannot make holes"),
@@ -161,7 +161,7 @@ pub const CALLS: &[Call] = &[
     // Sockets that were handed over.
     call(libc::SYS_accept4, BACKENDS, "control connections; vsock clients"),
     call(libc::SYS_recvmsg, SERVERS, "requests and descriptors; answers to misses"),
-    call(libc::SYS_sendmsg, SERVERS, "replies; misses, accesses; bytes to vsock clients"),
+    call(libc::SYS_sendmsg, SERVERS, "replies; misses, accesses; bytes to vsock clients; requests to a share"),
     call(libc::SYS_recvfrom, BACKENDS, "a vsock client's first line"),
     call(libc::SYS_sendto, &[Control, Devices, Vcpu], "a console that is a socket; vsock clients"),
     call(libc::SYS_shutdown, BACKENDS, "vsock streams that end one way"),

@@ -9,9 +9,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use thaw_hypervisor::Vcpu;
-use thaw_protocol::control::FreezeKind;
+use thaw_protocol::control::{DeviceId, ErrorCode, FreezeKind};
 
-use super::refusal::{file_error, freeze_error, invalid, kvm_error, system};
+use super::refusal::{file_error, freeze_error, invalid, kvm_error, refused, system};
 use super::{Body, Outcome, Started, descriptors};
 use crate::layout::{self, Window};
 use crate::snapshot::{Shape, Snapshot, freeze_memory, working_set};
@@ -23,6 +23,12 @@ pub fn freeze(started: &Started, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome
     require_empty(&state, "state")?;
     require_empty(&memory, "memory")?;
     let Started { body, vcpus, base } = started;
+    if body.bus.inventory.is_backed(DeviceId::Shared) {
+        return Err(refused(
+            ErrorCode::Shared,
+            "the machine has a share: what its guest has open there no snapshot can hold".into(),
+        ));
+    }
     let devices = body.bus.quiesce();
     let bus = devices.save();
     let vcpus = vcpus.each(Vcpu::save).map_err(kvm_error)?;

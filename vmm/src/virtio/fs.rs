@@ -32,12 +32,10 @@ use super::window::HostWindow;
 
 /// The tag the guest mounts the root device by.
 pub const ROOT_TAG: &str = "thaw";
-/// The tag of the shared volumes.
-pub const SHARED_TAG: &str = "shared";
 
 /// `hiprio`, which has FORGET and INTERRUPT, and one request queue. A read of 1 MiB takes 260 descriptors, or one that
 /// points to a table of them.
-const QUEUE_SIZES: [u16; 2] = [128, 512];
+pub(super) const QUEUE_SIZES: [u16; 2] = [128, 512];
 /// The region files are mapped into for DAX (§5.11.4.1, `VIRTIO_FS_SHMCAP_ID_CACHE`).
 const CACHE_REGION: u8 = 0;
 /// Bytes of a tag in the configuration.
@@ -48,8 +46,6 @@ pub struct Fs {
     config: Arc<ConfigSpace>,
     regions: Vec<SharedMemory>,
     images: Arc<RootFs>,
-    /// Whether it takes images and a miss socket; the shared device does not.
-    is_root: bool,
     /// An image or a miss socket has come.
     backed: bool,
     /// The thread, or why there is none: then the device cannot be activated.
@@ -63,31 +59,12 @@ impl Fs {
             id: CACHE_REGION,
             window: dax.window(),
         }];
-        Fs::new(ROOT_TAG, true, regions, Some(dax), gate)
-    }
-
-    /// The shared device: a file system with nothing in it, until there are volumes.
-    pub fn shared(gate: Arc<Gate>) -> Fs {
-        Fs::new(SHARED_TAG, false, Vec::new(), None, gate)
-    }
-
-    fn new(
-        tag: &str,
-        is_root: bool,
-        regions: Vec<SharedMemory>,
-        dax: Option<HostWindow>,
-        gate: Arc<Gate>,
-    ) -> Fs {
-        let images = Arc::new(match dax {
-            Some(_) => RootFs::with_window(),
-            None => RootFs::new(),
-        });
-        let worker = Worker::start(tag, images.clone(), dax.map(Dax::new), gate);
+        let images = Arc::new(RootFs::with_window());
+        let worker = Worker::start(ROOT_TAG, images.clone(), Dax::new(dax), gate);
         Fs {
-            config: Arc::new(ConfigSpace::new(config(tag))),
+            config: Arc::new(ConfigSpace::new(config(ROOT_TAG))),
             regions,
             images,
-            is_root,
             backed: false,
             worker,
         }
@@ -102,9 +79,6 @@ impl Fs {
 
     /// Shows an image in a slot; `fds` as [`ImageSpec::blobs`] says. The guest sees it at its next look.
     pub fn add_image(&mut self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        if !self.is_root {
-            return Err(AttachError::WrongKind("only the root device has image slots"));
-        }
         let expected = 1 + 2 * image.blobs.len();
         if fds.len() != expected {
             return Err(AttachError::Descriptors {
@@ -140,7 +114,7 @@ impl Fs {
 }
 
 /// `struct virtio_fs_config` (§5.11.4): tag, number of request queues.
-fn config(tag: &str) -> Vec<u8> {
+pub(super) fn config(tag: &str) -> Vec<u8> {
     let mut bytes = tag.as_bytes().to_vec();
     bytes.resize(TAG_LENGTH, 0);
     bytes.extend((QUEUE_SIZES.len() as u32 - 1).to_le_bytes());
@@ -183,9 +157,9 @@ impl VirtioDevice for Fs {
     }
 
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        if !self.is_root || !matches!(backend, Backend::Misses | Backend::Accesses) {
+        if !matches!(backend, Backend::Misses | Backend::Accesses) {
             return Err(AttachError::WrongKind(
-                "the root virtio-fs device takes sockets for misses and accesses, the shared one nothing",
+                "the root virtio-fs device takes sockets for misses and accesses",
             ));
         }
         let socket = packet_socket(fds)?;

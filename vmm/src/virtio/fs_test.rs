@@ -284,9 +284,6 @@ fn the_configuration_names_the_device() {
     assert_eq!(bytes.len(), 40);
     assert_eq!((&bytes[..5], &bytes[36..]), (&b"thaw\0"[..], &[1, 0, 0, 0][..]));
     assert_eq!(device.shared_memory().len(), 1);
-    let shared = Fs::shared(open_gate());
-    assert_eq!(&shared.config().bytes()[..7], b"shared\0");
-    assert!(shared.shared_memory().is_empty());
 }
 
 #[test]
@@ -574,27 +571,6 @@ fn a_ring_that_lies_stops_the_device_until_it_is_reset() {
     guest.rig.offer(REQUESTS, asked.head);
     guest.rig.notify(REQUESTS);
     guest.wait_failed();
-}
-
-#[test]
-fn the_shared_device_is_an_empty_file_system() {
-    let mut rig = Rig::new(Fs::shared(open_gate()), 0);
-    let request = rig.readable(&message(Opcode::Lookup, 3, 1, b"anything\0"));
-    let buffers = [request, rig.writable(16), rig.writable(128)];
-    rig.submit(REQUESTS, &buffers);
-    rig.notify(REQUESTS);
-    assert_eq!(rig.wait_used(REQUESTS).len(), 1);
-    let header = *OutHeader::from_slice(&rig.bytes(buffers[1])).unwrap();
-    assert_eq!((header.error, header.unique), (-libc::ENOENT, 3));
-    let image = Image::new("one");
-    assert!(matches!(
-        rig.device.add_image(1, image.spec.clone(), image.fds()),
-        Err(AttachError::WrongKind(_))
-    ));
-    assert!(matches!(
-        rig.device.attach(Backend::Misses, vec![pair().1]),
-        Err(AttachError::WrongKind(_))
-    ));
 }
 
 #[test]

@@ -29,6 +29,7 @@ use super::mmio::{MmioDevice, register};
 use super::net::Net;
 use super::pmem::Pmem;
 use super::rng::Rng;
+use super::share::Share;
 use super::state::{DeviceRecord, RestoreError};
 use super::swap::{Swap, Unsettled};
 use super::vsock::Vsock;
@@ -131,7 +132,7 @@ impl Inventory {
 
         let devices: Vec<Arc<Mutex<dyn VirtioDevice>>> = vec![
             root.clone(),
-            Arc::new(Mutex::new(Fs::shared(gate.clone()))),
+            Arc::new(Mutex::new(Share::new(gate.clone()))),
             Arc::new(Mutex::new(Blk::new(
                 DeviceId::Blk0,
                 event_loop.registrar(DeviceId::Blk0),
@@ -223,6 +224,12 @@ impl Inventory {
     /// Takes an image away.
     pub fn remove_image(&self, slot: u16) -> Result<(), AttachError> {
         self.root().remove_image(slot)
+    }
+
+    /// Whether a device has a backend, or had.
+    pub fn is_backed(&self, device: DeviceId) -> bool {
+        let device = self.devices.get(device as usize);
+        device.is_some_and(|device| lock(device).is_backed())
     }
 
     /// Waits until no device thread touches guest memory, and keeps them from it until [`Self::start_work`]. True if

@@ -37,6 +37,7 @@ pub mod net;
 pub mod pmem;
 pub mod queue;
 pub mod rng;
+pub mod share;
 pub mod state;
 pub mod swap;
 pub mod vsock;

@@ -97,13 +97,8 @@ impl Messenger {
 
     /// Answers a message, unless it must wait.
     ///
-    /// `dax` is the window files are mapped into, if there is one; `accesses` is told what is asked for.
-    pub fn handle(
-        &mut self,
-        chain: &Chain,
-        dax: Option<&mut Dax>,
-        accesses: Option<&mut AccessLog>,
-    ) -> Verdict {
+    /// `dax` is the window files are mapped into; `accesses` is told what is asked for.
+    pub fn handle(&mut self, chain: &Chain, dax: &mut Dax, accesses: Option<&mut AccessLog>) -> Verdict {
         let readable = chain.readable_len();
         let Ok(buffers) = chain.readable(&self.guest) else {
             return Verdict::Done(0);
@@ -150,9 +145,6 @@ impl Messenger {
                 return Verdict::Wait(missing);
             }
         } else if is_any(&[Opcode::SetupMapping, Opcode::RemoveMapping]) {
-            let Some(dax) = dax else {
-                return Verdict::Done(self.reply_error(chain, libc::ENOSYS));
-            };
             let body = &message[IN_HEADER..];
             let done = if is_any(&[Opcode::RemoveMapping]) {
                 dax.remove(body)
@@ -170,9 +162,7 @@ impl Messenger {
             return Verdict::Done(self.reply_error(chain, errno));
         } else if is_any(&[Opcode::Init, Opcode::Destroy]) {
             // Whoever mounted it before has nothing mapped any more.
-            if let Some(dax) = dax {
-                dax.clear();
-            }
+            dax.clear();
             if is_any(&[Opcode::Destroy]) {
                 return Verdict::Done(self.reply_error(chain, 0));
             }

@@ -36,7 +36,7 @@ pub struct Worker {
 
 impl Worker {
     /// Starts a thread with no queues, which touches guest memory while `gate` is open.
-    pub fn start(tag: &str, images: Arc<RootFs>, dax: Option<Dax>, gate: Arc<Gate>) -> io::Result<Worker> {
+    pub fn start(tag: &str, images: Arc<RootFs>, dax: Dax, gate: Arc<Gate>) -> io::Result<Worker> {
         let epoll = Arc::new(Epoll::new()?);
         let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
         epoll.ctl(
@@ -100,16 +100,12 @@ impl Worker {
     pub fn forget_image(&self, slot: u16) {
         let mut served = self.served();
         let Served { dax, images, .. } = &mut *served;
-        if let Some(dax) = dax {
-            dax.forget(images, slot);
-        }
+        dax.forget(images, slot);
     }
 
     /// Takes what a frozen guest had mapped; [`Self::map_frozen`] is to come before it runs.
     pub fn restore(&self, mappings: &[MappingRecord]) {
-        if let Some(dax) = &mut self.served().dax {
-            dax.restore(mappings);
-        }
+        self.served().dax.restore(mappings);
     }
 
     /// Makes the mappings of a frozen guest anew, and waits for what has to be fetched for it. The error is a sentence.
@@ -126,7 +122,7 @@ impl Worker {
         for (queue, head) in waiting.iter().chain(&served.to_replay) {
             parked[*queue].push(*head);
         }
-        let mappings = served.dax.as_ref().map(Dax::save).unwrap_or_default();
+        let mappings = served.dax.save();
         Some(Saved {
             state: DeviceState::Fs { parked, mappings },
             queues: Some(active.queues.iter().map(DeviceQueue::save).collect()),
@@ -193,7 +189,7 @@ struct Served {
     active: Option<Active>,
     misses: Misses,
     accesses: AccessLog,
-    dax: Option<Dax>,
+    dax: Dax,
     /// Requests that waited when the guest was frozen: queue and head.
     to_replay: Vec<(usize, u16)>,
 }
@@ -240,10 +236,7 @@ impl Served {
         };
         // What is asked for again was told the first time.
         let accesses = (request.rounds == 0).then_some(&mut self.accesses);
-        let written = match active
-            .messenger
-            .handle(&request.chain, self.dax.as_mut(), accesses)
-        {
+        let written = match active.messenger.handle(&request.chain, &mut self.dax, accesses) {
             Verdict::Done(written) => written,
             Verdict::Wait(missing) => match self.misses.park(request, &missing) {
                 Ok(()) => return Ok(()),
@@ -302,9 +295,7 @@ impl Served {
 
     fn deactivate(&mut self) {
         self.misses.clear();
-        if let Some(dax) = &mut self.dax {
-            dax.clear();
-        }
+        self.dax.clear();
         self.to_replay.clear();
         if let Some(active) = self.active.take() {
             for queue in &active.queues {
@@ -385,12 +376,11 @@ impl Served {
 
     /// Maps again what a frozen guest had mapped, once its bytes are there.
     fn map_frozen(&mut self) -> Result<(), String> {
-        let Some(dax) = &mut self.dax else { return Ok(()) };
-        let missing = dax.frozen_missing(&self.images);
+        let missing = self.dax.frozen_missing(&self.images);
         if !missing.is_empty() {
             self.misses.fetch(&missing)?;
         }
-        dax.map_frozen(&self.images)
+        self.dax.map_frozen(&self.images)
     }
 
     /// Answers a request whose bytes cannot be had.

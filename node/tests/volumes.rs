@@ -1,0 +1,148 @@
+//! A sandbox's thaw-share lives as long as its sandbox, whoever owns that, and not longer.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use thaw_node::api::client::Client;
+use thaw_node::exit::ExitCode;
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{CreateSandbox, FreezeSandbox};
+use thaw_tiny_guest::bare::lasting;
+use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::{Counts, Place, Thawd};
+
+/// None, having said why, where it cannot run.
+fn place() -> Option<Place> {
+    let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
+    if !binaries.join("thaw-share").exists() {
+        eprintln!("skipped: thaw-share is not built");
+        return None;
+    }
+    let place = Place::new(binaries, &lasting())?;
+    fs::create_dir(place.path("shared")).unwrap();
+    fs::write(place.path("file"), b"one").unwrap();
+    Some(place)
+}
+
+fn client(place: &Place) -> Client {
+    Client::connect(&place.socket()).unwrap()
+}
+
+fn request(place: &Place) -> CreateSandbox {
+    let mut request = place.request();
+    request["volumes"] = json!([
+        {"host": place.path("shared"), "guest": "/data"},
+        {"host": place.path("file"), "guest": "/etc/file", "read_only": true},
+    ]);
+    serde_json::from_value(request).unwrap()
+}
+
+fn record(place: &Place, id: &str) -> Value {
+    let path = place.path("run/sandboxes").join(id).join("record.json");
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn process(record: &Value, name: &str) -> ProcessRecord {
+    serde_json::from_value(record[name].clone()).unwrap()
+}
+
+fn cgroup(process: ProcessRecord) -> String {
+    fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap()
+}
+
+async fn create(place: &Place) -> (String, ProcessRecord, ProcessRecord) {
+    let made = client(place).create(&request(place)).await;
+    let id = made
+        .unwrap_or_else(|e| panic!("{e} {:?}: {}", e.context, log(place)))
+        .sandbox
+        .id;
+    let record = record(place, &id);
+    let (vmm, share) = (process(&record, "vmm"), process(&record, "share"));
+    assert!(vmm.lives() && share.lives());
+    (id, vmm, share)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_lives_through_the_deaths_of_thawd_and_ends_with_its_sandbox() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let (mut makers, makers_first) = (Vec::new(), thawd.record());
+    makers.push(makers_first);
+    let (id, vmm, share) = create(&place).await;
+    assert_eq!(cgroup(share), cgroup(vmm), "the sandbox pays for it");
+
+    // What the guest has open there, no snapshot can hold.
+    let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
+    let refused = client(&place).freeze(&id, &freeze).await.unwrap_err();
+    assert_eq!(refused.code, ExitCode::Shared, "{refused}");
+    assert!(!place.path("frozen").exists());
+
+    thawd.kill();
+    let thawd = Thawd::start(&place);
+    makers.push(thawd.record());
+    assert!(share.lives(), "{}", log(&place));
+    assert_eq!(client(&place).get(&id).await.unwrap().state, "running");
+    let refused = client(&place).freeze(&id, &freeze).await.unwrap_err();
+    assert_eq!(
+        refused.code,
+        ExitCode::Shared,
+        "also for who takes it over: {refused}"
+    );
+    assert!(thawd.stop().success());
+    assert!(share.lives(), "a stop leaves it as well");
+
+    let thawd = Thawd::start(&place);
+    makers.push(thawd.record());
+    client(&place).delete(&id).await.unwrap();
+    eventually("thaw-share has ended", || !share.lives() && !vmm.lives());
+
+    // The VMM killed, it ends by itself.
+    let (id, vmm, share) = create(&place).await;
+    assert!(vmm.kill());
+    eventually("thaw-share has ended with its VMM", || !share.lives());
+    client(&place).delete(&id).await.unwrap();
+    assert!(thawd.stop().success());
+    let left = Counts::of(&place, &makers);
+    assert!(left.processes.is_empty() && left.cgroups.is_empty(), "{left:?}");
+    assert!(left.mounts.is_empty(), "{left:?}");
+    assert!(!log(&place).contains("thaw-share has ended"), "{}", log(&place));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_own_end_is_told_and_ends_nothing_else() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let (id, vmm, share) = create(&place).await;
+    assert!(share.kill());
+    eventually("it is told", || log(&place).contains("thaw-share has ended"));
+    assert!(vmm.lives());
+    assert_eq!(client(&place).get(&id).await.unwrap().state, "running");
+    client(&place).delete(&id).await.unwrap();
+    assert!(thawd.stop().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_shared_makes_no_sandbox() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let mut missing = request(&place);
+    missing.volumes[0].host = place.path("missing");
+    let refused = client(&place).create(&missing).await.unwrap_err();
+    assert_eq!(refused.code, ExitCode::VolumeUnavailable, "{refused}");
+    assert!(refused.what.contains("missing"), "{refused}");
+    let mut socket = request(&place);
+    socket.volumes[0].host = place.socket();
+    let refused = client(&place).create(&socket).await.unwrap_err();
+    assert_eq!(refused.code, ExitCode::ShareFailed, "{refused}");
+    let mut twice = request(&place);
+    twice.volumes[1].guest = twice.volumes[0].guest.clone();
+    client(&place).create(&twice).await.unwrap_err();
+    assert!(client(&place).list().await.unwrap().is_empty());
+    eventually("nothing is left", || {
+        fs::read_dir(place.path("run/sandboxes")).map_or(true, |mut entries| entries.next().is_none())
+    });
+    assert!(thawd.stop().success());
+}

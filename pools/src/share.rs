@@ -1,0 +1,91 @@
+//! A `thaw-share` process: it serves directories of this host to one guest ([`thaw_protocol::share`]).
+//!
+//! It ends by itself when the VMM at the other end of its relay does, whoever started either. So whoever starts one keeps no copy of the
+//! relay's other end: killed at any moment before it is the VMM's, we leave nothing.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use thaw_protocol::packet::{self, PacketError};
+use thaw_protocol::share::Serve;
+
+use crate::Error;
+use crate::vmm::{self, VmmProcess};
+
+/// Environment variable that names the binary.
+pub const SHARE_VARIABLE: &str = "THAW_SHARE";
+/// What the relay's buffers shall hold each way, in bytes: a message of the largest kind.
+const BUFFER: usize = 2 << 20;
+
+/// Where the binary is: `$THAW_SHARE`, else beside the running program.
+pub fn find() -> Result<PathBuf, Error> {
+    let looked = match std::env::var_os(SHARE_VARIABLE) {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let own = std::env::current_exe().map_err(|source| Error::System {
+                what: "find this program",
+                source,
+            })?;
+            own.with_file_name("thaw-share")
+        }
+    };
+    match fs::canonicalize(&looked) {
+        Ok(path) if path.is_file() => Ok(path),
+        _ => Err(Error::ShareMissing { looked }),
+    }
+}
+
+/// One that serves, and the end of its relay that the VMM is to have: as `Backend::Share`.
+#[derive(Debug)]
+pub struct Serving {
+    pub process: VmmProcess,
+    pub relay: OwnedFd,
+}
+
+/// Starts `program`, which writes to `log`, and has it serve `files`, one for each of `serve`'s shares. Blocks until it does.
+///
+/// # Errors
+/// [`Error::Share`] with what it says against it.
+pub fn start(
+    program: &Path,
+    log: &OwnedFd,
+    serve: &Serve,
+    files: &[BorrowedFd<'_>],
+) -> Result<Serving, Error> {
+    let fail = |what: &'static str| {
+        move |e: rustix::io::Errno| Error::System {
+            what,
+            source: e.into(),
+        }
+    };
+    let pair = |kind| {
+        socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).map_err(fail("make sockets"))
+    };
+    let (ours, theirs) = pair(SocketType::SEQPACKET)?;
+    let (relay, far_end) = pair(SocketType::STREAM)?;
+    for end in [&relay, &far_end] {
+        // More than the host's limit for everybody takes CAP_NET_ADMIN; with less, large messages take more system calls.
+        if rustix::net::sockopt::set_socket_send_buffer_size_force(end, BUFFER).is_err() {
+            let _ = rustix::net::sockopt::set_socket_send_buffer_size(end, BUFFER);
+        }
+    }
+    let process = vmm::spawn(program, &theirs, log)?;
+    drop(theirs);
+    let descriptors: Vec<BorrowedFd<'_>> = [far_end.as_fd()]
+        .into_iter()
+        .chain(files.iter().copied())
+        .collect();
+    let said =
+        packet::send(&ours, serve, &descriptors).and_then(|()| packet::receive::<Result<(), String>>(&ours));
+    drop(far_end);
+    match said {
+        Ok((Ok(()), _)) => Ok(Serving { process, relay }),
+        Ok((Err(why), _)) => Err(Error::Share { why }),
+        Err(PacketError::Closed) => Err(Error::Share {
+            why: "it ended before it served".into(),
+        }),
+        Err(e) => Err(Error::Share { why: e.to_string() }),
+    }
+}

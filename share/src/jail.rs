@@ -1,0 +1,259 @@
+//! What this process gives up before it reads a guest's first byte.
+//!
+//! Invariant: when [`close`] returns it has no network, no other process's IPC, only [`Capabilities`] and no way to more, the limits of
+//! a file server, and makes only the system calls of [`CALLS`]. [`leave_host`] comes before, and the tree between them.
+//!
+//! Against the VMM's jail (docs/jail.md), it has a user who may write anybody's files, and names: of what is shared, which is all the
+//! root it has ([`crate::tree`]). So Landlock has nothing to add. Threads are all of one kind and have one filter.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
+use rustix::{process, thread};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
+
+/// Most descriptors, where the host allows them: one for each file the guest remembers.
+const DESCRIPTORS: u64 = 1 << 20;
+
+/// What a log says, before a call's number, when the process ends because it made a system call that is not in [`CALLS`].
+pub const FORBIDDEN_CALL: &str = "thaw-share: forbidden system call ";
+/// The exit code of such an end: as a shell tells SIGSYS.
+pub const FORBIDDEN_CODE: i32 = 128 + 31;
+
+/// A step that failed. There is no running without it.
+#[derive(Debug, thiserror::Error)]
+pub enum JailError {
+    #[error("{step}: {source}")]
+    Step { step: &'static str, source: io::Error },
+    #[error("the seccomp filter: {0}")]
+    Seccomp(#[from] seccompiler::Error),
+}
+
+fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, JailError> {
+    result.map_err(|e| JailError::Step {
+        step,
+        source: e.into(),
+    })
+}
+
+/// Leaves the host's namespaces, while the process has one thread: for a copy of its mounts, and none of the rest.
+pub fn leave_host() -> Result<(), JailError> {
+    let namespaces = UnshareFlags::NEWNS
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWCGROUP;
+    // SAFETY: only UnshareFlags::FILES may take descriptors from other threads; it is never asked for.
+    step("making namespaces", unsafe { thread::unshare_unsafe(namespaces) })
+}
+
+/// Raises the limit on descriptors as far as this host allows, and lowers the rest; how many descriptors there may be. While it has
+/// the right to.
+pub fn limit_resources() -> Result<u64, JailError> {
+    let limit = |resource, most: u64| {
+        let limit = Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        process::setrlimit(resource, limit)
+    };
+    step("RLIMIT_CORE", limit(Resource::Core, 0))?;
+    step("RLIMIT_MEMLOCK", limit(Resource::Memlock, 0))?;
+    step("RLIMIT_MSGQUEUE", limit(Resource::Msgqueue, 0))?;
+    if limit(Resource::Nofile, DESCRIPTORS).is_ok() {
+        return Ok(DESCRIPTORS);
+    }
+    let most = process::getrlimit(Resource::Nofile)
+        .maximum
+        .unwrap_or(DESCRIPTORS)
+        .min(DESCRIPTORS);
+    step("RLIMIT_NOFILE", limit(Resource::Nofile, most))?;
+    Ok(most)
+}
+
+/// Rights over files, and to become who makes one.
+fn capabilities(devices: bool) -> CapabilitySet {
+    let kept = CapabilitySet::CHOWN
+        | CapabilitySet::DAC_OVERRIDE
+        | CapabilitySet::FOWNER
+        | CapabilitySet::FSETID
+        | CapabilitySet::SETUID
+        | CapabilitySet::SETGID;
+    match devices {
+        true => kept | CapabilitySet::MKNOD,
+        false => kept,
+    }
+}
+
+/// Closes the jail. While the process has one thread.
+pub fn close(devices: bool) -> Result<(), JailError> {
+    step("taking SIGSYS", take_sigsys())?;
+    let had = step("reading our capabilities", thread::capabilities(None))?;
+    if had.effective.contains(CapabilitySet::SETPCAP) {
+        for capability in CapabilitySet::all().iter() {
+            match thread::remove_capability_from_bounding_set(capability) {
+                // Not one of this kernel's.
+                Err(Errno::INVAL) => {}
+                result => step("emptying the capability bounding set", result)?,
+            }
+        }
+    }
+    if had.effective.contains(CapabilitySet::SETGID) {
+        // Refused in a user namespace of one user, whose groups lead nowhere else.
+        let _ = thread::set_thread_groups(&[]);
+    }
+    step(
+        "clearing ambient capabilities",
+        thread::clear_ambient_capability_set(),
+    )?;
+    let kept = had.permitted & capabilities(devices);
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    step("dropping capabilities", thread::set_capabilities(None, sets))?;
+    step(
+        "forbidding core dumps",
+        process::set_dumpable_behavior(DumpableBehavior::NotDumpable),
+    )?;
+    step("no_new_privs", thread::set_no_new_privs(true))?;
+    seccompiler::apply_filter(&without_clone3()?)?;
+    Ok(seccompiler::apply_filter(&filter()?)?)
+}
+
+/// clone3's flags are in memory, where no filter sees them: the C library takes clone instead.
+fn without_clone3() -> Result<BpfProgram, seccompiler::Error> {
+    let refuse = SeccompAction::Errno(libc::ENOSYS as u32);
+    let rules = BTreeMap::from([(libc::SYS_clone3, vec![])]);
+    Ok(SeccompFilter::new(rules, SeccompAction::Allow, refuse, TargetArch::x86_64)?.try_into()?)
+}
+
+/// What a call's argument must be.
+#[derive(Clone, Copy, Debug)]
+enum Only {
+    Any,
+    /// The argument of this index lacks these bits.
+    Lacks(u8, u32),
+    /// The argument of this index has these bits.
+    Has(u8, u32),
+    /// The argument of this index is this.
+    Is(u8, u32),
+}
+
+const EXEC: u32 = libc::PROT_EXEC as u32;
+
+/// The system calls of a jailed thaw-share: those virtiofsd's file system makes of files it has opened, those of its threads, and what
+/// the C library adds. It comes from reading, as the VMM's does.
+#[rustfmt::skip]
+const CALLS: &[(i64, Only)] = &[
+    // The relay, and the log.
+    (libc::SYS_read, Only::Any), (libc::SYS_write, Only::Any), (libc::SYS_writev, Only::Any),
+    (libc::SYS_recvfrom, Only::Any), (libc::SYS_sendto, Only::Any), (libc::SYS_sendmsg, Only::Any), (libc::SYS_shutdown, Only::Any),
+    // Names.
+    (libc::SYS_openat, Only::Any), (libc::SYS_openat2, Only::Any), (libc::SYS_mkdirat, Only::Any),
+    (libc::SYS_mknodat, Only::Any), (libc::SYS_symlinkat, Only::Any), (libc::SYS_linkat, Only::Any),
+    (libc::SYS_unlinkat, Only::Any), (libc::SYS_renameat, Only::Any), (libc::SYS_renameat2, Only::Any),
+    (libc::SYS_readlinkat, Only::Any), (libc::SYS_getdents64, Only::Any), (libc::SYS_fchdir, Only::Any),
+    // Attributes.
+    (libc::SYS_fstat, Only::Any), (libc::SYS_newfstatat, Only::Any), (libc::SYS_statx, Only::Any),
+    (libc::SYS_fstatfs, Only::Any), (libc::SYS_fchmod, Only::Any), (libc::SYS_fchmodat, Only::Any),
+    (libc::SYS_fchown, Only::Any), (libc::SYS_fchownat, Only::Any), (libc::SYS_utimensat, Only::Any),
+    (libc::SYS_ftruncate, Only::Any), (libc::SYS_umask, Only::Any),
+    (libc::SYS_getxattr, Only::Any), (libc::SYS_setxattr, Only::Any), (libc::SYS_listxattr, Only::Any),
+    (libc::SYS_removexattr, Only::Any), (libc::SYS_fgetxattr, Only::Any), (libc::SYS_fsetxattr, Only::Any),
+    (libc::SYS_flistxattr, Only::Any), (libc::SYS_fremovexattr, Only::Any),
+    // Data.
+    (libc::SYS_pread64, Only::Any), (libc::SYS_preadv, Only::Any), (libc::SYS_preadv2, Only::Any),
+    (libc::SYS_pwrite64, Only::Any), (libc::SYS_pwritev, Only::Any), (libc::SYS_pwritev2, Only::Any),
+    (libc::SYS_lseek, Only::Any), (libc::SYS_fallocate, Only::Any), (libc::SYS_copy_file_range, Only::Any),
+    (libc::SYS_fsync, Only::Any), (libc::SYS_fdatasync, Only::Any), (libc::SYS_syncfs, Only::Any),
+    (libc::SYS_dup, Only::Any), (libc::SYS_close, Only::Any), (libc::SYS_flock, Only::Any),
+    (libc::SYS_fcntl, Only::Is(1, libc::F_GETFD as u32)), (libc::SYS_fcntl, Only::Is(1, libc::F_GETFL as u32)),
+    (libc::SYS_fcntl, Only::Is(1, libc::F_SETFL as u32)), (libc::SYS_fcntl, Only::Is(1, libc::F_DUPFD_CLOEXEC as u32)),
+    // Who makes a file.
+    (libc::SYS_setresuid, Only::Any), (libc::SYS_setresgid, Only::Any), (libc::SYS_setgroups, Only::Any),
+    (libc::SYS_geteuid, Only::Any), (libc::SYS_getegid, Only::Any), (libc::SYS_capget, Only::Any),
+    (libc::SYS_capset, Only::Any),
+    // Threads, memory, the rest of the C library.
+    (libc::SYS_clone, Only::Has(0, libc::CLONE_THREAD as u32)), (libc::SYS_unshare, Only::Is(0, libc::CLONE_FS as u32)),
+    (libc::SYS_set_robust_list, Only::Any), (libc::SYS_rseq, Only::Any), (libc::SYS_sched_getaffinity, Only::Any),
+    (libc::SYS_sched_yield, Only::Any), (libc::SYS_prctl, Only::Is(0, libc::PR_SET_NAME as u32)),
+    (libc::SYS_futex, Only::Any), (libc::SYS_restart_syscall, Only::Any), (libc::SYS_clock_gettime, Only::Any),
+    (libc::SYS_mmap, Only::Lacks(2, EXEC)), (libc::SYS_mprotect, Only::Lacks(2, EXEC)),
+    (libc::SYS_munmap, Only::Any), (libc::SYS_mremap, Only::Any), (libc::SYS_madvise, Only::Any), (libc::SYS_brk, Only::Any),
+    (libc::SYS_rt_sigaction, Only::Any), (libc::SYS_rt_sigprocmask, Only::Any), (libc::SYS_rt_sigreturn, Only::Any),
+    (libc::SYS_sigaltstack, Only::Any), (libc::SYS_getrandom, Only::Any), (libc::SYS_gettid, Only::Any),
+    (libc::SYS_getpid, Only::Any), (libc::SYS_tgkill, Only::Is(2, libc::SIGABRT as u32)),
+    (libc::SYS_exit, Only::Any), (libc::SYS_exit_group, Only::Any),
+];
+
+fn filter() -> Result<BpfProgram, seccompiler::Error> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for (number, only) in CALLS {
+        let condition = |argument, comparison, value: u32| {
+            SeccompCondition::new(argument, SeccompCmpArgLen::Dword, comparison, value.into())
+        };
+        let masked = |bits: u32| SeccompCmpOp::MaskedEq(bits.into());
+        let condition = match *only {
+            Only::Any => None,
+            Only::Lacks(argument, bits) => Some(condition(argument, masked(bits), 0)?),
+            Only::Has(argument, bits) => Some(condition(argument, masked(bits), bits)?),
+            Only::Is(argument, value) => Some(condition(argument, SeccompCmpOp::Eq, value)?),
+        };
+        let rules = rules.entry(*number).or_default();
+        if let Some(condition) = condition {
+            rules.push(SeccompRule::new(vec![condition])?);
+        }
+    }
+    // It never comes through: the other filter answers first.
+    rules.insert(libc::SYS_clone3, vec![]);
+    Ok(SeccompFilter::new(
+        rules,
+        SeccompAction::Trap,
+        SeccompAction::Allow,
+        TargetArch::x86_64,
+    )?
+    .try_into()?)
+}
+
+/// Has SIGSYS, which is a forbidden call, say which and end the process.
+fn take_sigsys() -> io::Result<()> {
+    // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; the handler keeps to what one may do.
+    let done = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = forbidden as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(libc::SIGSYS, &action, std::ptr::null_mut())
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// System calls on what it has on its stack, and nothing else.
+extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    const NUMBER_AT: usize = 24;
+    // SAFETY: the kernel passes a valid siginfo; that of a SIGSYS has the call's number there (asm-generic/siginfo.h, `_sigsys`).
+    let number = unsafe { info.cast::<u8>().add(NUMBER_AT).cast::<u32>().read_unaligned() };
+    let mut digits = [b'0'; 11];
+    digits[10] = b'\n';
+    let mut rest = number;
+    for digit in digits[..10].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    // SAFETY: writes constants and what is on the stack, and ends the process without running anything of it.
+    unsafe {
+        libc::write(2, FORBIDDEN_CALL.as_ptr().cast(), FORBIDDEN_CALL.len());
+        libc::write(2, digits.as_ptr().cast(), digits.len());
+        libc::_exit(FORBIDDEN_CODE)
+    }
+}

@@ -1,0 +1,133 @@
+//! thaw-share: host directories for one guest, served over the relay it is handed.
+
+use std::io::IsTerminal;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use rustix::net::SocketType;
+use thaw_protocol::packet;
+use thaw_protocol::share::{SETUP_FD, Serve};
+use thaw_share::relay::{self, End};
+use thaw_share::{file_system, jail, tree};
+use tracing_subscriber::filter::LevelFilter;
+
+const HELP: &str = "\
+thaw-share serves directories of this host to one guest. It is started by thawd (or by the thaw command itself), not by
+hand: it takes no arguments. It expects a SEQPACKET unix socket as descriptor 3, over which it is told what to serve, jails
+itself, and ends with the guest. To share a directory with a container, use: thaw run -v HOST:GUEST IMAGE
+
+Options:
+  --help     print this
+  --version  print the version
+
+Environment:
+  THAW_LOG   off, error, warn, info (default), debug or trace; logs go to standard error, as JSON lines unless that
+             is a terminal
+";
+
+/// Exit codes: 0 when the guest has ended, 1 when something failed, 2 when started wrongly.
+fn main() -> ExitCode {
+    match std::env::args().nth(1).as_deref() {
+        None => {}
+        Some("--help" | "-h") => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Some("--version" | "-V") => {
+            println!("thaw-share {}", env!("CARGO_PKG_VERSION"));
+            return ExitCode::SUCCESS;
+        }
+        Some(other) => {
+            eprintln!("thaw-share: unknown argument {other:?}; it takes none (see thaw-share --help)");
+            return ExitCode::from(2);
+        }
+    }
+    let Some(setup) = inherited_socket() else {
+        eprintln!("thaw-share: descriptor {SETUP_FD} is not a SEQPACKET unix socket (see thaw-share --help)");
+        return ExitCode::from(2);
+    };
+    log_to_stderr();
+    // Another message may bring it about again, but the process cannot go on as if nothing was: locks may be held.
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!("{panic}");
+        std::process::abort();
+    }));
+    let ends = match begin(&setup) {
+        Ok(ends) => ends,
+        Err(why) => {
+            tracing::error!("{why}");
+            // Who asked may be gone.
+            let _ = packet::send(&setup, &Err::<(), _>(why), &[]);
+            return ExitCode::FAILURE;
+        }
+    };
+    let told = packet::send(&setup, &Ok::<(), String>(()), &[]);
+    drop(setup);
+    if told.is_err() {
+        return ExitCode::FAILURE;
+    }
+    let code = match ends.recv() {
+        Ok(End::Closed) => 0,
+        Ok(why) => {
+            tracing::error!("{why}; ending");
+            1
+        }
+        Err(_) => 1,
+    };
+    // Not by returning: a thread may wait for a file system that does not answer.
+    std::process::exit(code)
+}
+
+/// Takes what is to be served, closes the jail, serves. The error is a sentence.
+fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
+    let told = |what: &'static str| move |e: &dyn std::fmt::Display| format!("{what}: {e}");
+    let (serve, mut files) = packet::receive::<Serve>(setup).map_err(|e| told("what is to be served")(&e))?;
+    if files.is_empty() {
+        return Err("no relay came with what is to be served".into());
+    }
+    let relay = files.remove(0);
+    if rustix::net::sockopt::socket_type(&relay) != Ok(SocketType::STREAM) {
+        return Err("a relay must be of type STREAM".into());
+    }
+    let shares = tree::Shares::take(&serve, files).map_err(|e| e.to_string())?;
+    let descriptors = jail::limit_resources().map_err(|e| told("cannot close the jail")(&e))?;
+    jail::leave_host().map_err(|e| told("cannot close the jail")(&e))?;
+    let proc_self_fd = tree::proc_self_fd().map_err(|e| e.to_string())?;
+    shares.enter().map_err(|e| e.to_string())?;
+    let file_system = file_system("/", proc_self_fd, descriptors).map_err(|e| told("the file system")(&e))?;
+    jail::close(serve.devices).map_err(|e| told("cannot close the jail")(&e))?;
+    tracing::info!(shares = serve.shares.len(), "jailed");
+    relay::start(UnixStream::from(relay), file_system).map_err(|e| told("serving")(&e))
+}
+
+/// Takes descriptor [`SETUP_FD`] if it is what it should be.
+fn inherited_socket() -> Option<OwnedFd> {
+    // SAFETY: the descriptor may be closed; then the call says EBADF and the borrow ends. Nobody in this process has
+    // opened anything yet, so it is nobody's.
+    let inherited = unsafe { BorrowedFd::borrow_raw(SETUP_FD) };
+    if rustix::net::sockopt::socket_type(inherited) != Ok(SocketType::SEQPACKET) {
+        return None;
+    }
+    // SAFETY: it is open, and this is the one place that takes it.
+    let socket = unsafe { OwnedFd::from_raw_fd(SETUP_FD) };
+    // What it is served by outlives it, and no program is ever executed; but a descriptor too many would be one.
+    // SAFETY: nothing of this process is open yet but what it inherited, which nobody in it refers to by number.
+    unsafe { libc::close_range(SETUP_FD as u32 + 1, u32::MAX, 0) };
+    Some(socket)
+}
+
+fn log_to_stderr() {
+    let level = std::env::var("THAW_LOG")
+        .ok()
+        .and_then(|level| level.parse().ok())
+        .unwrap_or(LevelFilter::INFO);
+    let log = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(false);
+    match std::io::stderr().is_terminal() {
+        true => log.init(),
+        false => log.json().init(),
+    }
+}

@@ -1,0 +1,405 @@
+//! The device's thread: waits for kicks and for the relay, and for nothing else.
+//!
+//! As that of the root device ([`crate::virtio::fs`]) it is made with the device, and what it serves is behind a lock that
+//! it takes for each event.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use fuse_backend_rs::abi::fuse_abi::{InHeader, OutHeader};
+use thaw_protocol::share::{MESSAGE, REPLY};
+use vm_memory::ByteValued;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::relay::{Broken, Relay, Request, Step};
+use crate::jail::{self, syscalls::Thread};
+use crate::memory::GuestMemory;
+use crate::virtio::device::{Activation, DeviceError};
+use crate::virtio::gate::Gate;
+use crate::virtio::guest_io;
+use crate::virtio::queue::{Chain, DeviceQueue, QueueError};
+use crate::virtio::state::QueueRecord;
+
+/// Epoll data of the device's own eventfd and the relay; below them are queues.
+const WAKE: u64 = u64::MAX;
+const RELAY: u64 = u64::MAX - 1;
+/// Requests and replies of one event: then a freeze, or a reset, gets its turn.
+const AT_ONCE: usize = 256;
+
+/// The running thread, and what it serves; dropped, it ends.
+pub struct Worker {
+    served: Arc<Mutex<Served>>,
+    wake: Arc<EventFd>,
+    gate: Arc<Gate>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts a thread with no queues, which touches guest memory while `gate` is open.
+    pub fn start(gate: Arc<Gate>) -> io::Result<Worker> {
+        let epoll = Arc::new(Epoll::new()?);
+        let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        epoll.ctl(
+            ControlOperation::Add,
+            wake.as_raw_fd(),
+            EpollEvent::new(EventSet::IN, WAKE),
+        )?;
+        let served = Arc::new(Mutex::new(Served {
+            epoll: epoll.clone(),
+            active: None,
+            link: Link::Absent,
+        }));
+        let thread = thread::Builder::new().name("fs-shared".into()).spawn({
+            let (served, wake, gate) = (served.clone(), wake.clone(), gate.clone());
+            move || {
+                jail::confine(Thread::Files);
+                run(&epoll, &wake, &gate, &served)
+            }
+        })?;
+        Ok(Worker {
+            served,
+            wake,
+            gate,
+            thread: Some(thread),
+        })
+    }
+
+    /// The driver is up.
+    pub fn activate(&self, activation: Activation) -> Result<(), DeviceError> {
+        self.served().activate(activation)
+    }
+
+    /// When this returns the thread does not touch guest memory.
+    pub fn reset(&self) {
+        self.served().deactivate();
+    }
+
+    /// Has requests served over this non-blocking socket.
+    pub fn connect(&self, relay: OwnedFd) -> io::Result<()> {
+        self.served().connect(relay)
+    }
+
+    /// Its queues; none if the device is not active.
+    pub fn save(&self) -> Option<Vec<QueueRecord>> {
+        let served = self.served();
+        let active = served.active.as_ref()?;
+        Some(active.queues.iter().map(DeviceQueue::save).collect())
+    }
+
+    fn served(&self) -> MutexGuard<'_, Served> {
+        lock(&self.served)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.gate.end();
+        // Fails only when a wake-up is pending.
+        let _ = self.wake.write(1);
+        if let Some(thread) = self.thread.take() {
+            // A panic in the thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(served: &Mutex<Served>) -> MutexGuard<'_, Served> {
+    served.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread.
+fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, served: &Mutex<Served>) {
+    let mut events = [EpollEvent::default(); 4];
+    loop {
+        let ready = match epoll.wait(-1, &mut events) {
+            Ok(ready) => ready,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                tracing::error!(%error, "epoll_wait failed; the shared virtio-fs device is no longer served");
+                return;
+            }
+        };
+        let Some(_pass) = gate.enter() else { return };
+        for event in &events[..ready] {
+            let mut served = lock(served);
+            let result = match event.data() {
+                WAKE => {
+                    // Nothing to read: another event of the same batch has seen to it.
+                    let _ = wake.read();
+                    Ok(())
+                }
+                RELAY => served.relay_ready(),
+                queue => served.kicked(queue as usize),
+            };
+            if let Err(error) = result {
+                served.fail(&error);
+            }
+        }
+    }
+}
+
+/// What an active device has.
+struct Active {
+    queues: Vec<DeviceQueue>,
+    memory: GuestMemory,
+}
+
+/// Whom requests go to.
+enum Link {
+    /// Nobody yet.
+    Absent,
+    /// And which of its events are waited for.
+    Up(Box<Relay>, EventSet),
+    /// Nobody any more.
+    Gone,
+}
+
+/// What the thread serves.
+struct Served {
+    epoll: Arc<Epoll>,
+    active: Option<Active>,
+    link: Link,
+}
+
+impl Served {
+    fn watch(&self, operation: ControlOperation, fd: RawFd, events: EventSet, data: u64) -> io::Result<()> {
+        self.epoll.ctl(operation, fd, EpollEvent::new(events, data))
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.deactivate();
+        for (index, queue) in activation.queues.iter().enumerate() {
+            self.watch(
+                ControlOperation::Add,
+                queue.kick().as_raw_fd(),
+                EventSet::IN,
+                index as u64,
+            )
+            .map_err(epoll_error)?;
+        }
+        self.active = Some(Active {
+            queues: activation.queues,
+            memory: activation.memory,
+        });
+        Ok(())
+    }
+
+    fn deactivate(&mut self) {
+        if let Link::Up(relay, _) = &mut self.link {
+            relay.forget();
+        }
+        if let Some(active) = self.active.take() {
+            for queue in &active.queues {
+                // Not registered if activation failed half-way.
+                let _ = self.watch(
+                    ControlOperation::Delete,
+                    queue.kick().as_raw_fd(),
+                    EventSet::empty(),
+                    0,
+                );
+            }
+        }
+    }
+
+    /// The device cannot go on until the driver resets it.
+    fn fail(&mut self, error: &DeviceError) {
+        tracing::warn!(%error, "the shared virtio-fs device stopped until the guest resets it");
+        if let Some(queue) = self.active.as_ref().and_then(|active| active.queues.first()) {
+            queue.interrupt().fail();
+        }
+        self.deactivate();
+    }
+
+    fn connect(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let relay = Relay::new(socket);
+        self.watch(ControlOperation::Add, relay.socket(), EventSet::IN, RELAY)?;
+        self.link = Link::Up(Box::new(relay), EventSet::IN);
+        Ok(())
+    }
+
+    fn kicked(&mut self, index: usize) -> Result<(), DeviceError> {
+        let Some(queue) = self.active.as_mut().and_then(|a| a.queues.get_mut(index)) else {
+            return Ok(());
+        };
+        // Nothing to read: another event of the same batch was about this kick.
+        let _ = queue.kick().read();
+        queue.disable_kicks()?;
+        self.pass_on()
+    }
+
+    /// Takes replies, then what they made room for.
+    fn relay_ready(&mut self) -> Result<(), DeviceError> {
+        for _ in 0..AT_ONCE {
+            let Link::Up(relay, _) = &mut self.link else { break };
+            match relay.receive(self.active.as_ref().map(|active| &active.memory)) {
+                Ok(Step::Done(Some((request, length)))) => self.give_back(&request, length)?,
+                Ok(Step::Done(None)) => {}
+                Ok(Step::Blocked) => break,
+                Err(why) => self.lose(&why)?,
+            }
+        }
+        self.pass_on()
+    }
+
+    /// Sends requests until the relay is full or there are none left.
+    fn pass_on(&mut self) -> Result<(), DeviceError> {
+        let mut left = AT_ONCE;
+        loop {
+            if let Link::Up(relay, _) = &mut self.link {
+                match relay.send(self.active.as_ref().map(|active| &active.memory)) {
+                    Ok(Step::Done(Some(request))) => self.give_back(&request, 0)?,
+                    Ok(Step::Done(None)) => {}
+                    Ok(Step::Blocked) => break,
+                    Err(why) => self.lose(&why)?,
+                }
+            }
+            if matches!(&self.link, Link::Up(relay, _) if !relay.has_room()) {
+                // A reply, which makes room, brings us back.
+                break;
+            }
+            let Some((queue, chain)) = self.next()? else {
+                break;
+            };
+            self.take(queue, chain)?;
+            left -= 1;
+            if left == 0 {
+                self.active
+                    .iter()
+                    .flat_map(|a| &a.queues)
+                    .for_each(DeviceQueue::kick_again);
+                break;
+            }
+        }
+        for queue in self.active.iter_mut().flat_map(|active| &mut active.queues) {
+            queue.signal()?;
+        }
+        self.wait_for_relay().map_err(epoll_error)
+    }
+
+    /// The next request: of those that have no reply first, for they free what the host holds.
+    fn next(&mut self) -> Result<Option<(usize, Chain)>, QueueError> {
+        for queue in self.active.iter_mut().flat_map(|active| &mut active.queues) {
+            loop {
+                if let Some(chain) = queue.pop()? {
+                    return Ok(Some((queue.index(), chain)));
+                }
+                if !queue.enable_kicks()? {
+                    break;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Begins to send a request, or answers it here.
+    fn take(&mut self, queue: usize, chain: Chain) -> Result<(), DeviceError> {
+        let Some(memory) = self.active.as_ref().map(|active| &active.memory) else {
+            return Ok(());
+        };
+        let (message, room) = (chain.readable_len(), chain.writable_len());
+        let is_in_memory = chain.readable(memory).is_ok() && chain.writable(memory).is_ok();
+        let too_short = message < u64::from(*MESSAGE.start()) || 0 < room && room < u64::from(*REPLY.start());
+        let request = Request {
+            queue,
+            chain,
+            length: u32::try_from(message).unwrap_or(u32::MAX),
+            room: u32::try_from(room).unwrap_or(u32::MAX).min(*REPLY.end()),
+        };
+        if !is_in_memory || too_short {
+            tracing::debug!(message, room, "a FUSE message that cannot be answered");
+            return self.give_back(&request, 0);
+        }
+        if request.length > *MESSAGE.end() {
+            return self.refuse(&request, libc::E2BIG);
+        }
+        match &mut self.link {
+            Link::Absent => self.refuse(&request, libc::ENOTCONN),
+            Link::Gone => self.refuse(&request, libc::EIO),
+            Link::Up(relay, _) => {
+                let head = request.chain.head();
+                if relay.has(queue, head) {
+                    return Err(QueueError::Chain { queue, head }.into());
+                }
+                relay.begin(request);
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers a request with an error, if it wants an answer.
+    fn refuse(&mut self, request: &Request, errno: i32) -> Result<(), DeviceError> {
+        let memory = self.active.as_ref().map(|active| &active.memory);
+        let written = memory.map_or(0, |memory| write_error(request, memory, errno));
+        self.give_back(request, written)
+    }
+
+    fn give_back(&mut self, request: &Request, written: u32) -> Result<(), DeviceError> {
+        let queues = self.active.iter_mut().flat_map(|active| &mut active.queues);
+        match queues.into_iter().nth(request.queue) {
+            Some(queue) => Ok(queue.add_used(request.chain.head(), written)?),
+            None => Ok(()),
+        }
+    }
+
+    /// thaw-share is gone: whoever waits for it is told, and so is whoever asks from now on.
+    fn lose(&mut self, why: &Broken) -> Result<(), DeviceError> {
+        let Link::Up(relay, _) = std::mem::replace(&mut self.link, Link::Gone) else {
+            return Ok(());
+        };
+        // Closing it would do, unless the descriptor was duplicated.
+        let _ = self.watch(ControlOperation::Delete, relay.socket(), EventSet::empty(), RELAY);
+        let unanswered = relay.close();
+        tracing::error!(
+            pending = unanswered.len(),
+            "{why}: the guest's shared files answer EIO from now on"
+        );
+        unanswered
+            .iter()
+            .try_for_each(|request| self.refuse(request, libc::EIO))
+    }
+
+    fn wait_for_relay(&mut self) -> io::Result<()> {
+        let Link::Up(relay, waited) = &mut self.link else {
+            return Ok(());
+        };
+        let events = match relay.is_sending() {
+            true => EventSet::IN | EventSet::OUT,
+            false => EventSet::IN,
+        };
+        if *waited == events {
+            return Ok(());
+        }
+        *waited = events;
+        let socket = relay.socket();
+        self.watch(ControlOperation::Modify, socket, events, RELAY)
+    }
+}
+
+/// Writes an error as the reply of a request that has room for one: the bytes written.
+fn write_error(request: &Request, memory: &GuestMemory, errno: i32) -> u32 {
+    let (Ok(message), Ok(reply)) = (request.chain.readable(memory), request.chain.writable(memory)) else {
+        return 0;
+    };
+    if request.room == 0 {
+        return 0;
+    }
+    let mut header = InHeader::default();
+    guest_io::copy_out(&message, 0, header.as_mut_slice());
+    let header = OutHeader {
+        len: size_of::<OutHeader>() as u32,
+        error: -errno,
+        unique: header.unique,
+    };
+    guest_io::copy_in(&reply, 0, header.as_slice());
+    header.len
+}
+
+fn epoll_error(error: io::Error) -> DeviceError {
+    DeviceError::System {
+        what: "epoll_ctl",
+        error,
+    }
+}

@@ -44,7 +44,7 @@ impl Guest {
             directory,
             unique: 0,
         };
-        let init = [words(&[7, 38, 1 << 20, u32::MAX & !(1 << 30)]), vec![0; 48]].concat();
+        let init = [words(&[7, 38, 1 << 20, !(1 << 30)]), vec![0; 48]].concat();
         assert_eq!(guest.call(Opcode::Init as u32, 0, &init, 4096).0, 0);
         guest
     }

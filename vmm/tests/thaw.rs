@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use support::snapshot::*;
@@ -530,6 +531,25 @@ fn files_that_cannot_be_written_are_refused_and_the_machine_stays_paused() {
     assert_eq!(control.state(), MachineState::Paused);
     let snapshot = Snapshot::full(&vmm, &mut control);
     generation(&mut snapshot.thawed(spec(1, 64)).2);
+}
+
+#[test]
+fn a_machine_with_a_share_is_not_frozen_also_when_its_server_has_ended() {
+    let (vmm, mut control, _console) = paused_at(spec(1, 64), &bare::bare(0).kernel(), READY);
+    let (far, near) = std::os::unix::net::UnixStream::pair().unwrap();
+    let attach = || Command::Attach {
+        device: DeviceId::Shared,
+        backend: Backend::Share,
+    };
+    control.request(attach(), &[near.as_fd()]).unwrap();
+    for far in [Some(far), None] {
+        let refused = freeze(&vmm, &mut control, FreezeKind::Full, &empty(), &empty()).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Shared, "{refused}");
+        drop(far);
+    }
+    let again = control.request(attach(), &[near.as_fd()]).unwrap_err();
+    assert_eq!(again.code, ErrorCode::Invalid, "{again}");
+    assert_eq!(control.state(), MachineState::Paused);
 }
 
 /// The boot vCPU waits for a generation if `late`, wakes the others, which count themselves and wait for the next one;

@@ -54,6 +54,7 @@ fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn files_are_read_written_renamed_and_removed() {
     let place = tempfile::tempdir().unwrap();
     fs::write(place.path().join("given"), "from the host\n").unwrap();
@@ -87,6 +88,7 @@ fn files_are_read_written_renamed_and_removed() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn ownership_and_permissions_are_the_hosts() {
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -116,6 +118,7 @@ fn ownership_and_permissions_are_the_hosts() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn what_is_read_only_cannot_be_changed_and_a_file_can_be_shared_alone() {
     let place = tempfile::tempdir().unwrap();
     fs::create_dir(place.path().join("d")).unwrap();
@@ -141,6 +144,7 @@ fn what_is_read_only_cannot_be_changed_and_a_file_can_be_shared_alone() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn what_the_host_changes_is_seen_promptly() {
     let place = tempfile::tempdir().unwrap();
     // As kubelet keeps a ConfigMap: a link to a directory that is replaced whole.
@@ -177,6 +181,7 @@ fn what_the_host_changes_is_seen_promptly() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn large_files_attributes_and_mappings_are_whole() {
     let place = tempfile::tempdir().unwrap();
     let mut file = fs::File::create(place.path().join("large")).unwrap();
@@ -208,6 +213,7 @@ fn large_files_attributes_and_mappings_are_whole() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn a_share_that_is_killed_is_an_error_and_not_a_hang_and_nothing_is_left() {
     let busybox = image("busybox");
     run(&mut thaw(&["run", "--rm", &busybox, "true"])).ok();
@@ -252,6 +258,7 @@ fn a_share_that_is_killed_is_an_error_and_not_a_hang_and_nothing_is_left() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn what_cannot_be_shared_is_told_before_anything_runs() {
     let busybox = image("busybox");
     for (volume, code) in [

@@ -1,29 +1,47 @@
-//! Generates the agent's ttrpc API and containerd's snapshots service from `proto/`, with parsers in Rust: no protoc on the
-//! building machine.
+//! Generates the agent's ttrpc API, what containerd's shim speaks, and containerd's snapshots service from `proto/`, with
+//! parsers in Rust: no protoc on the building machine.
 
 fn main() -> std::io::Result<()> {
     println!("cargo::rerun-if-changed=proto");
     println!("cargo::rerun-if-changed=build.rs");
     #[cfg(feature = "agent")]
-    generate()?;
+    generate(
+        "agent",
+        &["agent", "csi", "files", "health", "oci", "readiness", "types"],
+        &["agent", "files", "health", "readiness"],
+    )?;
+    #[cfg(feature = "shim")]
+    generate(
+        "shim",
+        &[
+            "containerd/cgroup2",
+            "containerd/event",
+            "containerd/events",
+            "containerd/introspection",
+            "containerd/mount",
+            "containerd/task",
+            "containerd/task_events",
+            "containerd/task_types",
+            "pods",
+        ],
+        &["events", "pods", "task"],
+    )?;
     #[cfg(feature = "snapshots")]
     snapshots()?;
     Ok(())
 }
 
-#[cfg(feature = "agent")]
-fn generate() -> std::io::Result<()> {
+/// Messages, clients and server traits of these files, as modules of `OUT_DIR/PLACE`.
+#[cfg(any(feature = "agent", feature = "shim"))]
+fn generate(place: &str, protos: &[&str], services: &[&str]) -> std::io::Result<()> {
     use ttrpc_codegen::{Codegen, Customize, ProtobufCustomize};
 
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or(std::io::ErrorKind::NotFound)?)
-        .join("agent");
+        .join(place);
     std::fs::create_dir_all(&out)?;
     Codegen::new()
         .out_dir(&out)
-        .inputs(
-            ["agent", "csi", "files", "health", "oci", "readiness", "types"]
-                .map(|name| format!("proto/{name}.proto")),
-        )
+        .inputs(protos.iter().map(|name| format!("proto/{name}.proto")))
         .include("proto")
         .rust_protobuf()
         .rust_protobuf_customize(ProtobufCustomize::default().lite_runtime(true))
@@ -33,23 +51,15 @@ fn generate() -> std::io::Result<()> {
         })
         .run()
         .map_err(std::io::Error::other)?;
-    let modules = [
-        "agent",
-        "agent_ttrpc",
-        "csi",
-        "files",
-        "files_ttrpc",
-        "health",
-        "health_ttrpc",
-        "oci",
-        "readiness",
-        "readiness_ttrpc",
-        "types",
-    ];
-    std::fs::write(
-        out.join("mod.rs"),
-        modules.map(|name| format!("pub mod {name};\n")).concat(),
-    )
+    let messages = protos
+        .iter()
+        .map(|path| path.rsplit('/').next().unwrap_or(path).to_string());
+    let services = services.iter().map(|name| format!("{name}_ttrpc"));
+    let modules: String = messages
+        .chain(services)
+        .map(|name| format!("pub mod {name};\n"))
+        .collect();
+    std::fs::write(out.join("mod.rs"), modules)
 }
 
 #[cfg(feature = "snapshots")]

@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::exit::{ExitCode, Failure};
 
 mod failure;
+mod file;
 pub mod shown;
 
 pub use failure::failure;
@@ -402,6 +403,29 @@ pub fn size(image: &Image) -> u64 {
 mod tests {
     use super::*;
     use thaw_rootfs::progress::Silent;
+
+    #[tokio::test]
+    async fn a_file_of_an_image_is_read_and_what_is_none_is_told_from_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = directory.path().join("layout");
+        let content = vec![7; 9000];
+        let reference = thaw_tiny_node::make_image(&layout, "etc/passwd", &content);
+        let images = Images::open(&directory.path().join("store")).unwrap();
+        let image = images
+            .pull(&reference, Pull::Missing, false, Arc::new(Silent))
+            .await
+            .unwrap();
+        let read = |path: &'static str, most| images.read_file(&image, path, most);
+        assert_eq!(read("/etc/passwd", 9000).await.unwrap(), Some(content));
+        for (path, most) in [
+            ("/etc/passwd", 8999),
+            ("/etc/group", 1),
+            ("/etc", 1),
+            ("/etc/passwd/x", 1),
+        ] {
+            assert_eq!(read(path, most).await.unwrap(), None, "{path}");
+        }
+    }
 
     #[tokio::test]
     async fn an_image_never_pulled_is_told_from_one_that_does_not_exist() {

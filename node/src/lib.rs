@@ -11,6 +11,7 @@
 //! | [`stdio`] | a process's standard streams, terminal, signals |
 //! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
 //! | [`snapshotter`] | containerd's remote snapshotter |
+//! | [`pods`] | what thawd does for containerd's shim |
 //! | [`metrics`] | what thawd counts |
 //! | [`page_server`] | filling a machine's memory as it is touched |
 //! | [`misses`] | answering a VMM's chunk misses from the image store |
@@ -44,6 +45,7 @@ pub mod metrics;
 pub mod misses;
 pub mod page_server;
 pub mod paths;
+pub mod pods;
 pub mod readiness;
 pub mod sandbox;
 pub mod service;

@@ -119,6 +119,11 @@ impl Paths {
         self.run.join("thawd.sock")
     }
 
+    /// Where it serves containerd's shims.
+    pub fn pods_socket(&self) -> PathBuf {
+        self.run.join("pods.sock")
+    }
+
     /// The image store.
     pub fn images(&self) -> PathBuf {
         self.data.join("images")

@@ -2,7 +2,8 @@
 //!
 //! Not being allowed to make one is not an error but a reason: the sandbox runs in its caller's cgroup.
 //!
-//! A name says who made the cgroup, `<pid>.<start time>.<number>`: one is made before anybody knows whose it will be, and
+//! A name that begins with a slash is a place somebody else has for it, below each hierarchy's root: a pod's. Any other is ours:
+//! it says who made the cgroup, `<pid>.<start time>.<number>`: one is made before anybody knows whose it will be, and
 //! cgroup v2 cannot rename. Invariant: a cgroup is in the record of the sandbox that has it, or its maker lives, or
 //! [`Hierarchy::sweep`] removes it; one that a sandbox lives in it cannot remove.
 
@@ -120,7 +121,7 @@ impl Hierarchy {
             directories: Vec::new(),
         };
         for root in self.roots() {
-            let directory = root.join(PARENT).join(name);
+            let directory = directory(root, name);
             if let Err(e) = make_under_parent(&directory) {
                 made.destroy();
                 return Err(Unavailable(format!("cannot create {}: {e}", directory.display())));
@@ -136,7 +137,7 @@ impl Hierarchy {
         let directories = self
             .roots()
             .iter()
-            .map(|r| r.join(PARENT).join(name))
+            .map(|r| directory(r, name))
             .filter(|d| d.is_dir())
             .collect();
         Cgroup {
@@ -181,6 +182,14 @@ impl Hierarchy {
             cgroup.remove_parents();
         }
         removed
+    }
+}
+
+/// Where a hierarchy has the cgroup of this name.
+fn directory(root: &Path, name: &str) -> PathBuf {
+    match name.strip_prefix('/') {
+        Some(place) => root.join(place),
+        None => root.join(PARENT).join(name),
     }
 }
 
@@ -247,8 +256,11 @@ impl Cgroup {
         self.remove_parents();
     }
 
-    /// Fails while there are others, as it should.
+    /// Fails while there are others, as it should. Those of a place somebody else has are theirs.
     fn remove_parents(&self) {
+        if self.name.starts_with('/') {
+            return;
+        }
         for parent in self.directories.iter().filter_map(|d| d.parent()) {
             let _ = fs::remove_dir(parent);
             reach(Failpoint::CgroupParentRemoved);

@@ -153,3 +153,18 @@ fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
         Err(e) => eprintln!("skipped the process: {e}"),
     }
 }
+
+#[test]
+fn a_place_of_somebody_elses_is_used_and_left() {
+    let root = tempfile::tempdir().unwrap();
+    let hierarchy = Hierarchy::V2 {
+        root: root.path().into(),
+        favordynmods: false,
+    };
+    let made = hierarchy.make("/pods/one/vm").unwrap();
+    assert_eq!(made.directories(), [root.path().join("pods/one/vm")]);
+    assert!(hierarchy.names().is_empty(), "none of ours");
+    drop(made);
+    hierarchy.adopt("/pods/one/vm").destroy();
+    assert!(!root.path().join("pods/one/vm").exists() && root.path().join("pods/one").is_dir());
+}

@@ -13,6 +13,7 @@
 //! | [`csi`] | volume statistics |
 //! | [`files`], [`files_ttrpc`] | `thaw.Files`, which is Thaw's own |
 //! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, likewise |
+//! | [`layout`] | where a guest has what its containers share |
 
 #![allow(
     missing_docs,
@@ -23,6 +24,8 @@
 )]
 
 include!(concat!(env!("OUT_DIR"), "/agent/mod.rs"));
+
+pub mod layout;
 
 /// The empty message several methods answer with.
 pub use protobuf::well_known_types::empty::Empty;

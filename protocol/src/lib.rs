@@ -8,6 +8,7 @@
 //! | [`access`] | thaw-vmm to thawd | SEQPACKET unix socket handed over [`control`] |
 //! | [`handshake`] | host and guest agent | vsock port [`handshake::HANDSHAKE_PORT`] |
 //! | `agent` (feature `agent`) | host and guest agent | ttrpc on vsock port [`handshake::AGENT_PORT`] |
+//! | `shim` (feature `shim`) | containerd and its shim; the shim and thawd | ttrpc on unix sockets |
 //! | `snapshots` (feature `snapshots`) | containerd and thawd | gRPC on a unix socket |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
 //!
@@ -23,5 +24,7 @@ pub mod handshake;
 pub mod miss;
 pub mod packet;
 pub mod share;
+#[cfg(feature = "shim")]
+pub mod shim;
 #[cfg(feature = "snapshots")]
 pub mod snapshots;

@@ -19,7 +19,7 @@ use tokio::task::AbortHandle;
 
 use super::idempotency::Answers;
 use super::limits::Permit;
-use super::maker::{Condition, Machine, Made, Maker, Microvm};
+use super::maker::{Condition, CreatePod, Machine, Made, Maker, Microvm};
 use super::problem::{ApiCode, Refusal};
 use super::session::Session;
 use super::watch::{Cache, Versions};
@@ -192,6 +192,12 @@ impl Daemon {
     ) -> Result<CreatedSandbox, Refusal> {
         let maker = self.maker()?;
         self.made(How::Create, maker.create(request, asked)).await
+    }
+
+    /// Makes a sandbox without an image, for a pod. Dropped, nothing is made.
+    pub async fn create_pod(self: &Arc<Daemon>, request: CreatePod) -> Result<CreatedSandbox, Refusal> {
+        let maker = self.maker()?;
+        self.made(How::Create, maker.create_pod(request)).await
     }
 
     /// Makes a sandbox of a snapshot. Dropped, nothing is made.
@@ -425,6 +431,20 @@ impl Daemon {
         let done = turn.machine.freeze(request).await;
         self.settle(turn).await;
         done
+    }
+
+    /// Shows it an image of the store; the image's directory in the guest's root device.
+    pub async fn show_image(&self, wanted: &str, digest: &str) -> Result<String, Failure> {
+        let turn = self.turn(wanted).await?;
+        turn.machine.show(digest).await
+    }
+
+    /// Waits for its machine's end: why it ended.
+    pub async fn end_of(&self, wanted: &str) -> Result<String, Failure> {
+        let id = self.id(wanted)?;
+        // Nobody may hold a machine that is waited for.
+        let end = self.find(&id)?.0.end();
+        Ok(end.await)
     }
 
     /// Says where a sandbox may connect to, from now on.

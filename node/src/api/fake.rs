@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::daemon::Daemon;
 use super::files::Files;
-use super::maker::{Condition, Machine, Made, Maker, Place};
+use super::maker::{Condition, CreatePod, Machine, Made, Maker, Place};
 use super::problem::Refusal;
 use super::process::Process;
 use super::readying::Readying;
@@ -159,6 +159,20 @@ impl Maker for Fake {
             image_config: "null".into(),
             account: Account::default(),
             readying: probe.map(|_| self.readying()),
+        })
+    }
+
+    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal> {
+        let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
+        let terms = Terms {
+            labels: request.labels,
+            ..Terms::default()
+        };
+        Ok(Made {
+            machine: Arc::new(FakeMachine::new(number, None, terms, self.counts.clone())),
+            image_config: "null".into(),
+            account: Account::default(),
+            readying: None,
         })
     }
 
@@ -386,6 +400,13 @@ impl Machine for FakeMachine {
                 _ => std::future::pending().await,
             }
         })
+    }
+
+    async fn show(&self, digest: &str) -> Result<String, Failure> {
+        match digest {
+            "missing" => Err(not_stored()),
+            digest => Ok(format!("shown-{digest}")),
+        }
     }
 
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {

@@ -3,6 +3,7 @@
 //! The routes know these two traits only, so a test can put something else behind them. Invariant: a making that is dropped
 //! leaves nothing, and a [`Machine`] that is dropped unreleased ends.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, ProcessIdentity, Readiness,
     SandboxNetwork, StartContainer, ThawSandbox, Usage,
 };
-use thaw_protocol::control::MachineState;
+use thaw_protocol::control::{MachineState, MemoryMode};
 use thaw_rootfs::progress::Silent;
 
 use super::attendance::Attendance;
@@ -52,6 +53,21 @@ impl Place for Scratch {
     }
 }
 
+/// A pod's sandbox, for containerd's shim: without an image yet, and with nothing in it.
+#[derive(Clone, Debug)]
+pub struct CreatePod {
+    pub hostname: Option<String>,
+    pub network: NetworkMode,
+    pub cpus: u8,
+    pub memory_mib: u32,
+    pub disk_mib: u32,
+    pub labels: BTreeMap<String, String>,
+    /// Where its VMM is to live, below the roots of the host's cgroups.
+    pub cgroup: Option<String>,
+    /// The shim: the pod ends with it.
+    pub client: Option<ProcessRecord>,
+}
+
 /// Makes sandboxes.
 #[async_trait]
 pub trait Maker: Stock {
@@ -59,6 +75,8 @@ pub trait Maker: Stock {
     async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal>;
     /// Of an image; `asked` with a key, if it was.
     async fn create(&self, request: CreateSandbox, asked: Option<Asked>) -> Result<Made, Refusal>;
+    /// Of no image, for a pod.
+    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal>;
     /// Of a snapshot, likewise.
     async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal>;
     /// What its pools have and did.
@@ -111,6 +129,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     /// Waits for the end of its container's process: what it ended with. It may wait longer than the machine is held, and does
     /// so for ever where nobody here attends that.
     fn exit(&self) -> BoxFuture<'static, i32>;
+    /// Shows it an image of the store, by its manifest's digest; its directory in the root device.
+    async fn show(&self, digest: &str) -> Result<String, Failure>;
     /// Starts a process in its container.
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
     /// The files of its container.
@@ -139,7 +159,7 @@ impl Maker for Node {
             false => (None, None),
         };
         let spec = SandboxSpec {
-            image: request.image,
+            image: Some(request.image),
             pull: parse::<Pull>("pull", &request.pull)?,
             plain_http: request.plain_http,
             vcpus: request.cpus,
@@ -175,8 +195,8 @@ impl Maker for Node {
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
         let sandbox = Sandbox::create(self, spec, &trace, Arc::new(Silent), building).await?;
         if let (Some(mut recording), Some(image)) = (recording, sandbox.image()) {
-            recording.keep_journal(&self.images, image);
-            let (images, image, file) = (self.images.clone(), image.clone(), request.record_to);
+            recording.keep_journal(&self.images, &image);
+            let (images, file) = (self.images.clone(), request.record_to);
             tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
         }
         let probe = request.container.as_ref().and_then(|c| c.readiness.clone());
@@ -193,6 +213,46 @@ impl Maker for Node {
         let attendance = Attendance::start(&sandbox, running, Some(agent.clone()))?;
         let readying = probe.map(|probe| Readying::begin(&sandbox, &attendance, agent, probe, &trace));
         made(self, sandbox, Some(attendance), readying, &trace)
+    }
+
+    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal> {
+        let spec = SandboxSpec {
+            image: None,
+            pull: Pull::Never,
+            plain_http: false,
+            vcpus: request.cpus,
+            memory_mib: request.memory_mib,
+            disk_mib: request.disk_mib,
+            hostname: request.hostname,
+            name: None,
+            network: request.network,
+            network_terms: network::read(None, &[])?,
+            command: Vec::new(),
+            tethered: false,
+            client: request.client,
+            cold: false,
+            memory_mode: MemoryMode::default(),
+            root: RootServing::Virtiofs,
+            record: None,
+            prefetch: true,
+            terms: Terms {
+                labels: request.labels,
+                ..Terms::default()
+            },
+            volumes: Vec::new(),
+        };
+        let trace = Trace::new();
+        let building = Arc::new(|step| tracing::info!("template: {step:?}"));
+        let sandbox = Sandbox::create(self, spec, &trace, Arc::new(Silent), building).await?;
+        let sandbox = match request.cgroup {
+            Some(path) => {
+                let node = self.clone();
+                blocking(move || sandbox.enter(&node, &path)).await?
+            }
+            None => sandbox,
+        };
+        // Its containers are the shim's to attend.
+        made(self, sandbox, None, None, &trace)
     }
 
     async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
@@ -468,6 +528,10 @@ impl Machine for Microvm {
             }
             std::future::pending().await
         })
+    }
+
+    async fn show(&self, digest: &str) -> Result<String, Failure> {
+        self.sandbox.show(&self.node, digest).await
     }
 
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {

@@ -31,7 +31,7 @@ pub mod drain;
 pub mod exec;
 pub mod extract;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 pub mod files;
 #[cfg(test)]
 mod fork_test;

@@ -15,6 +15,7 @@ use thaw_node::cli::logging;
 use thaw_node::config::default;
 use thaw_node::exit::{ExitCode as Code, Failure};
 use thaw_node::paths::{Paths, VARIABLES};
+use thaw_node::pods;
 use thaw_node::sandbox::Node;
 use thaw_node::service;
 use thaw_node::snapshot::Hold;
@@ -222,6 +223,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         if let Some(address) = tcp.as_ref().and_then(|tcp| tcp.address().ok()) {
             tracing::info!(%address, "listening");
         }
+        let pods = pods::Listening::open(&node.paths.pods_socket())?;
         let daemon = Daemon::start(node).await?;
         tokio::spawn(service::keep_alive(daemon.clone()));
         let listens = || {
@@ -229,6 +231,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             service::ready(&daemon);
         };
         let (stop, mut stopped) = tokio::sync::watch::channel(());
+        let mut pods_stopped = stopped.clone();
         let end = async move {
             let [first, second] = &mut ends[..] else { return };
             tokio::select! { _ = first.recv() => {}, _ = second.recv() => {} }
@@ -243,9 +246,12 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
                 None => Ok(()),
             }
         };
+        let pods = pods.serve(daemon.clone(), async move {
+            while pods_stopped.changed().await.is_ok() {}
+        });
         let serving = serve(daemon.clone(), &socket, access, tcp, listens, end);
-        let (served, snapshotter) = tokio::join!(serving, snapshotter);
-        served.and(snapshotter)
+        let (served, snapshotter, pods) = tokio::join!(serving, snapshotter, pods);
+        served.and(snapshotter).and(pods)
     });
     // Once it is gone, nobody claims or releases any more.
     drop(runtime);

@@ -98,7 +98,7 @@ impl Home {
             None => (None, None),
         };
         let spec = SandboxSpec {
-            image: image.to_owned(),
+            image: Some(image.to_owned()),
             pull: arguments.source.pull,
             plain_http: arguments.source.plain_http,
             vcpus: arguments.cpus,
@@ -121,7 +121,7 @@ impl Home {
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await;
         let sandbox = or_nothing(&node, sandbox).await?;
-        let pending = recording.zip(sandbox.image().cloned());
+        let pending = recording.zip(sandbox.image());
         let file = arguments.record.clone().flatten();
         let mut home = Home::of_ours(node, sandbox, run)?;
         home.recording = pending.map(|(mut recording, image)| {

@@ -8,7 +8,7 @@ use std::path::Path;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
-use thaw_protocol::agent::{MessageField, oci};
+use thaw_protocol::agent::{MessageField, layout, oci};
 use thaw_protocol::api::Volume;
 
 use crate::agent_client::ProcessId;
@@ -134,7 +134,7 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
         Version: "1.1.0".into(),
         Process: MessageField::some(process),
         Root: MessageField::some(oci::Root {
-            Path: storages::root_path(id),
+            Path: layout::root_path(id),
             Readonly: options.read_only,
             ..Default::default()
         }),

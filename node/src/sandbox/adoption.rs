@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 
-use super::{Node, Origin, Resources, Shown};
+use super::{Node, Origin, Resources, Shown, locked};
 use crate::exit::{ExitCode, Failure};
 use crate::snapshot::Hash;
 
@@ -50,18 +50,21 @@ impl Provenance {
         let (Some(origin), Some(disk)) = (origin, &resources.disk) else {
             return Ok(None);
         };
-        let images = resources.images.iter().map(|shown| ShownRecord {
-            slot: shown.slot,
-            name: shown.name.clone(),
-            digest: shown.image.digest.to_string(),
-        });
         Ok(Some(Provenance {
             snapshot: origin.directory.clone(),
             manifest: origin.manifest,
-            images: images.collect(),
+            images: recorded(&locked(&resources.images)),
             disk: FileIdentity::of(&File::from(disk.file.try_clone()?).metadata()?),
             network: resources.network.is_some(),
         }))
+    }
+
+    /// The same, with these images.
+    pub(super) fn showing(self, images: &[Shown]) -> Provenance {
+        Provenance {
+            images: recorded(images),
+            ..self
+        }
     }
 
     /// What it was thawed from, where that is still there unchanged.
@@ -102,6 +105,15 @@ impl Provenance {
             .and_then(Disk::of)
             .map_err(|e| Failure::system("cannot reopen the sandbox's disk", &e))
     }
+}
+
+fn recorded(images: &[Shown]) -> Vec<ShownRecord> {
+    let record = |shown: &Shown| ShownRecord {
+        slot: shown.slot,
+        name: shown.name.clone(),
+        digest: shown.image.digest.to_string(),
+    };
+    images.iter().map(record).collect()
 }
 
 impl FileIdentity {

@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
@@ -29,7 +29,7 @@ use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::{enter_cgroup, explain};
 use super::pools::{Claimed, claim, made_size};
-use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms};
+use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms, locked};
 use super::{network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
@@ -74,9 +74,7 @@ impl<'a> Making<'a> {
         let _stage = self.trace.stage("attach");
         let mut exported = Vec::with_capacity(parts.images.len());
         for shown in &parts.images {
-            self.resources
-                .leases
-                .push(shown.image.lease().map_err(images::failure)?);
+            locked(&self.resources.leases).push(shown.image.lease().map_err(images::failure)?);
             exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
         }
         reach(Failpoint::CreateLeased);
@@ -125,9 +123,9 @@ impl<'a> Making<'a> {
         self.resources.disk = Some(parts.disk);
         self.record.network = parts.network.as_deref().and_then(network::describe);
         self.resources.network = parts.network;
-        self.resources.prefetch = parts.prefetch;
+        self.resources.prefetch = Mutex::new(parts.prefetch.into_iter().collect());
         self.resources.supply = Some(parts.supply);
-        self.resources.images = parts.images;
+        self.resources.images = Mutex::new(parts.images);
         // Written with the record, once it is ready: before, nobody adopts it.
         self.record.provenance = Provenance::of(&self.resources, self.origin.as_ref())
             .map_err(|e| Failure::system("cannot look at the sandbox's disk", &e))?;
@@ -204,7 +202,9 @@ impl<'a> Making<'a> {
     }
 
     pub(super) fn done(self) -> Result<Sandbox, Failure> {
-        let config = self.resources.images.first().map(|s| s.image.config.clone());
+        let config = locked(&self.resources.images)
+            .first()
+            .map(|s| s.image.config.clone());
         Sandbox::new(self.record, config, self.origin, self.resources)
     }
 }
@@ -255,20 +255,23 @@ async fn make(
     let supply = node.images.counting_alone();
     let directory = making.resources.directory.path().to_owned();
     let parts = async {
-        let ((image, prefetch), disk, network, share) = tokio::try_join!(
+        let (pulled, disk, network, share) = tokio::try_join!(
             image(&supply, spec, trace, progress),
             new_disk(node, spec.disk_mib, trace),
             network::claim(node, spec.network, &spec.network_terms, trace),
             new_share(spec, &directory, trace),
         )?;
-        let images = vec![Shown {
+        let (image, prefetch) = pulled.unzip();
+        let prefetch = prefetch.flatten();
+        let show = |image| Shown {
             slot: match spec.root {
                 RootServing::Virtiofs => IMAGE_SLOT,
                 RootServing::Erofs => IMAGE_DISK_SLOT,
             },
             name: image_name(IMAGE_SLOT),
             image,
-        }];
+        };
+        let images = image.map(show).into_iter().collect();
         Ok(Parts {
             images,
             disk,
@@ -344,7 +347,7 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
 fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
     Ok(Record {
         name: spec.name.clone(),
-        image: spec.image.clone(),
+        image: spec.image.clone().unwrap_or_default(),
         command: spec.command.clone(),
         client: spec.client,
         tethered: spec.tethered,
@@ -390,17 +393,20 @@ async fn image(
     spec: &SandboxSpec,
     trace: &Trace,
     progress: Arc<dyn Progress>,
-) -> Result<(Image, Option<Prefetch>), Failure> {
+) -> Result<Option<(Image, Option<Prefetch>)>, Failure> {
+    let Some(reference) = &spec.image else {
+        return Ok(None);
+    };
     let _stage = trace.stage("image");
     let counting = Counting::new(progress.clone());
     let image = images
-        .pull(&spec.image, spec.pull, spec.plain_http, counting.clone())
+        .pull(reference, spec.pull, spec.plain_http, counting.clone())
         .await?;
     reach(Failpoint::CreateImageThere);
     trace.note("image", &counting.summary());
     trace.count("image_bytes", counting.fetched());
     let prefetch = spec.prefetch.then(|| images.prefetch(&image, progress));
-    Ok((image, prefetch.flatten()))
+    Ok(Some((image, prefetch.flatten())))
 }
 
 /// None where this host has none to give: the sandbox then runs in its caller's.

@@ -18,7 +18,7 @@ use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 use super::create::blocking;
 use super::freezing::Freezing;
 use super::machine::odd;
-use super::{Node, READY_LIMIT, Sandbox};
+use super::{Node, READY_LIMIT, Sandbox, locked};
 use crate::container::{RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake;
@@ -203,10 +203,12 @@ impl Sandbox {
         let text = std::fs::read(self.directory().join(RUNNING_FILE));
         let containers = match text.ok().and_then(|t| serde_json::from_slice::<Running>(&t).ok()) {
             Some(container) => vec![container],
-            None if !node.has_agents() => Vec::new(),
+            // Those of a pod are its shim's to know.
+            None if !node.has_agents() || record.image.is_empty() => Vec::new(),
             None => return refuse("it has no running container yet"),
         };
-        let images = self.resources.images.iter().map(|shown| {
+        let shown = locked(&self.resources.images).clone();
+        let images = shown.iter().map(|shown| {
             Ok(ImageRecord {
                 slot: shown.slot,
                 name: shown.name.clone(),

@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use indicatif::HumanBytes;
@@ -54,9 +54,11 @@ mod hot;
 mod machine;
 pub mod network;
 mod parked;
+mod place;
 mod pools;
 mod share;
 mod shells;
+mod show;
 mod snapshot;
 mod spare;
 mod terms;
@@ -108,7 +110,8 @@ pub enum RootServing {
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct SandboxSpec {
-    pub image: String,
+    /// None: it gets its images later, by [`Sandbox::show`].
+    pub image: Option<String>,
     pub pull: Pull,
     pub plain_http: bool,
     pub vcpus: u8,
@@ -266,12 +269,12 @@ struct Resources {
     misses: Vec<MissServer>,
     console: Option<Console>,
     cgroup: Option<Claimed<Cgroups>>,
-    leases: Vec<Lease>,
-    /// What of its image is read ahead; stops with it.
-    prefetch: Option<Prefetch>,
+    leases: Mutex<Vec<Lease>>,
+    /// What of its images is read ahead; stops with it.
+    prefetch: Mutex<Vec<Prefetch>>,
     /// What fetches for it, and counts that. Not had of a sandbox that was adopted.
     supply: Option<Images>,
-    images: Vec<Shown>,
+    images: Mutex<Vec<Shown>>,
     /// The writable layer.
     disk: Option<Claimed<Disks>>,
     network: Option<Claimed<Networks>>,
@@ -290,10 +293,10 @@ impl Resources {
             misses: Vec::new(),
             console: None,
             cgroup: None,
-            leases: Vec::new(),
-            prefetch: None,
+            leases: Mutex::default(),
+            prefetch: Mutex::default(),
             supply: None,
-            images: Vec::new(),
+            images: Mutex::default(),
             disk: None,
             network: None,
             directory,
@@ -314,7 +317,13 @@ impl Resources {
         match recovered() {
             Ok((disk, images, origin)) => {
                 self.disk = Some(Claimed::new(disk, &node.pools, |p| &p.disks));
-                self.images = images;
+                for shown in &images {
+                    match shown.image.lease() {
+                        Ok(lease) => locked(&self.leases).push(lease),
+                        Err(e) => tracing::warn!(sandbox = record.id, "an image is not leased: {e}"),
+                    }
+                }
+                self.images = Mutex::new(images);
                 Some(origin)
             }
             Err(e) => {
@@ -460,9 +469,7 @@ impl Sandbox {
             None => None,
         };
         if let Some(image) = &image {
-            resources
-                .leases
-                .push(image.lease().map_err(crate::images::failure)?);
+            locked(&resources.leases).push(image.lease().map_err(crate::images::failure)?);
         }
         resources.control = Some(control);
         resources.network = network::adopt(node, &record).await;
@@ -563,7 +570,8 @@ impl Sandbox {
 
     /// Notes how far its image is read ahead, where it is.
     pub fn note_read_ahead(&self, trace: &Trace) {
-        if let Some(Ahead { done, total, .. }) = self.resources.prefetch.as_ref().map(Prefetch::status) {
+        let prefetch = locked(&self.resources.prefetch).first().map(Prefetch::status);
+        if let Some(Ahead { done, total, .. }) = prefetch {
             let text = format!("{} of {} read ahead", HumanBytes(done), HumanBytes(total));
             trace.note("prefetch", &text);
             trace.count("prefetched_bytes", done);
@@ -571,8 +579,10 @@ impl Sandbox {
     }
 
     /// Its image, where it is still known.
-    pub fn image(&self) -> Option<&Image> {
-        self.resources.images.first().map(|shown| &shown.image)
+    pub fn image(&self) -> Option<Image> {
+        locked(&self.resources.images)
+            .first()
+            .map(|shown| shown.image.clone())
     }
 
     /// Ends its machine: whoever holds it sees it end.
@@ -603,6 +613,11 @@ impl Sandbox {
             vmm.release();
         }
     }
+}
+
+/// Nothing is done under these locks but looking and noting.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A failure with the console's last lines before it.

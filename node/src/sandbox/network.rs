@@ -143,7 +143,7 @@ impl Sandbox {
             let write = |network: &SandboxNetwork| {
                 sandbox.resources.directory.write(&Record {
                     network: Some(network.clone()),
-                    ..sandbox.record.clone()
+                    ..sandbox.record_now()
                 })
             };
             write(&after)?;

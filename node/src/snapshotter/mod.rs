@@ -5,13 +5,14 @@
 //! | [`service`] | the gRPC service |
 //! | [`table`], [`record`] | snapshots: in memory by name, on disk by id |
 //! | [`remote`] | layers that are in the image store |
-//! | [`mounts`] | what containerd is told to mount |
+//! | [`mounts`], [`looked_at`] | what containerd is told to mount, and what it finds there |
 //! | [`filter`] | containerd's filters |
 //!
 //! Invariant: a snapshot of an image's layer is only told of once the store has the image, and the chain ID of its layers is
 //! the one containerd asked for. While thawd runs, an image a snapshot stands on is leased.
 
 pub mod filter;
+pub mod looked_at;
 pub mod mounts;
 pub mod record;
 pub mod remote;
@@ -62,8 +63,8 @@ impl Listening {
     }
 }
 
-/// Listens where nobody else does: a socket a dead thawd left is replaced.
-fn bind(socket: &Path) -> Result<UnixListener, Failure> {
+/// Listens where nobody else does, for this user alone: a socket a dead thawd left is replaced.
+pub(crate) fn bind(socket: &Path) -> Result<UnixListener, Failure> {
     let failed =
         |error: &std::io::Error| Failure::system(format!("cannot listen on {}", socket.display()), error);
     if let Some(directory) = socket.parent() {

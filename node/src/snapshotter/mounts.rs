@@ -1,19 +1,19 @@
 //! What containerd is told to mount for a snapshot.
 //!
 //! A chain of directories is a bind or an overlay, as containerd's own overlayfs snapshotter has it, so that any runtime can
-//! use it and containerd can unpack into it. A chain of image layers is one mount of type [`TYPE`], which Thaw's shim
-//! recognises: it gives the guest the image by virtio-fs, and mounts nothing on the host.
+//! use it and containerd can unpack into it. A chain of image layers is one overlay whose source begins with [`IMAGE`], which
+//! Thaw's shim recognises: it gives the guest the image by virtio-fs, and mounts nothing on the host. Whoever else mounts it,
+//! as containerd and its clients do to look a user up, finds the image's few files that they look into ([`super::looked_at`]).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use thaw_protocol::snapshots::types::Mount;
 
 use super::record::{Files, Record, Stage};
 use super::table::TableError;
 
-/// The type of a mount that is an image in Thaw's store. Its source is the image's manifest digest; its options are `ro` or
-/// `rw`, and for `rw` `upperdir=` and `workdir=`.
-pub const TYPE: &str = "thaw";
+/// What the source of a mount that is an image in Thaw's store begins with; the image's manifest digest follows.
+pub const IMAGE: &str = "thaw:";
 
 /// What a snapshot stands on.
 pub enum Lower {
@@ -21,8 +21,8 @@ pub enum Lower {
     Empty,
     /// Directories, the nearest first.
     Directories(Vec<Record>),
-    /// All of an image, by its manifest digest.
-    Image(String),
+    /// All of an image, by its manifest digest; where the files are that are looked at on the host.
+    Image { digest: String, files: PathBuf },
 }
 
 /// The mounts of an active snapshot or a view.
@@ -47,12 +47,18 @@ pub fn mounts(root: &Path, record: &Record, lower: Lower) -> Result<Vec<Mount>, 
     };
     let mode = if is_active { "rw" } else { "ro" };
     let mount = match lower {
-        Lower::Image(digest) => {
-            let mut options = vec![mode.to_owned()];
-            if is_active {
-                options.extend(written());
+        Lower::Image { digest, files } => {
+            let mut options = Vec::new();
+            let files = files.display();
+            match is_active {
+                true => {
+                    options.extend(written());
+                    options.push(format!("lowerdir={files}"));
+                }
+                // The kernel wants two where nothing is written.
+                false => options.push(format!("lowerdir={}:{files}", own("fs"))),
             }
-            mount(TYPE, digest, options)
+            mount("overlay", format!("{IMAGE}{digest}"), options)
         }
         Lower::Empty => bind(own("fs"), mode),
         Lower::Directories(parents) => {
@@ -171,14 +177,20 @@ mod tests {
     #[test]
     fn an_image_is_one_mount_the_shim_knows() {
         let active = record("top", Stage::Active, Files::Directory);
-        let mount = mounts(Path::new("/s"), &active, Lower::Image("sha256:ab".into()))
-            .unwrap()
-            .remove(0);
+        let image = || Lower::Image {
+            digest: "sha256:ab".into(),
+            files: "/f/ab".into(),
+        };
+        let mount = mounts(Path::new("/s"), &active, image()).unwrap().remove(0);
         assert_eq!(
             (mount.r#type.as_str(), mount.source.as_str()),
-            (TYPE, "sha256:ab")
+            ("overlay", "thaw:sha256:ab")
         );
-        assert_eq!(mount.options, ["rw", "upperdir=/s/top/fs", "workdir=/s/top/work"]);
+        let written = ["upperdir=/s/top/fs", "workdir=/s/top/work", "lowerdir=/f/ab"];
+        assert_eq!(mount.options, written);
+        let view = record("v", Stage::View, Files::Directory);
+        let mount = mounts(Path::new("/s"), &view, image()).unwrap().remove(0);
+        assert_eq!(mount.options, ["lowerdir=/s/v/fs:/f/ab"]);
     }
 
     #[test]

@@ -99,6 +99,9 @@ pub trait Layers: Send + Sync + 'static {
     /// The image of the lowest `count` layers of a stored one, made if need be.
     async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Failure>;
 
+    /// A file of an image, if it is one of no more than [`MOST`](super::looked_at::MOST) bytes.
+    async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure>;
+
     /// Bytes of a layer that are on this host.
     async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure>;
 }
@@ -118,6 +121,11 @@ impl Layers for Images {
     async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Failure> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         pulled(&self.lowest_layers(&image, count).await?)
+    }
+
+    async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
+        self.read_file(&image, path, super::looked_at::MOST).await
     }
 
     async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure> {

@@ -20,6 +20,7 @@ use tonic::{Request, Response, Status};
 use crate::exit::{ExitCode, Failure};
 
 use super::filter::Filter;
+use super::looked_at::LookedAt;
 use super::mounts::{Base, Lower, lower, mounts};
 use super::record::{Files, Record, Stage};
 use super::remote::{Layers, Wanted};
@@ -36,6 +37,7 @@ pub struct Snapshotter {
     layers: Arc<dyn Layers>,
     /// By image digest: what snapshots stand on.
     leases: Arc<Mutex<HashMap<String, Arc<Lease>>>>,
+    looked_at: LookedAt,
 }
 
 impl From<TableError> for Status {
@@ -77,6 +79,7 @@ impl Snapshotter {
             root: root.into(),
             layers,
             leases: Arc::default(),
+            looked_at: LookedAt::beside(root),
         };
         for digest in digests {
             match snapshotter.layers.stored(&digest).await {
@@ -184,7 +187,12 @@ impl Snapshotter {
                 let image = self.layers.lowest(&digest, count).await.map_err(refused)?;
                 let digest = image.digest.to_string();
                 self.keep(&digest, image.lease);
-                Lower::Image(digest)
+                let files = self
+                    .looked_at
+                    .get(self.layers.as_ref(), &digest)
+                    .await
+                    .map_err(refused)?;
+                Lower::Image { digest, files }
             }
         };
         Ok(mounts(&self.root, &record, lower)?)
@@ -278,6 +286,7 @@ impl Snapshots for Snapshotter {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .remove(&digest);
+            self.looked_at.forget(&digest);
         }
         Ok(Response::new(()))
     }

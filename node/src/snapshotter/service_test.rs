@@ -43,13 +43,19 @@ impl Layers for Fake {
         self.stored(&format!("{digest}/{count}")).await
     }
 
+    async fn file(&self, _: &str, path: &str) -> Result<Option<Vec<u8>>, Failure> {
+        Ok((path == "etc/passwd").then(|| b"root:x:0:0".to_vec()))
+    }
+
     async fn bytes(&self, _: &str, layer: usize) -> Result<u64, Failure> {
         Ok(4096 * layer as u64)
     }
 }
 
 async fn open(root: &Path) -> Snapshotter {
-    Snapshotter::open(Arc::new(Fake), root).await.unwrap()
+    Snapshotter::open(Arc::new(Fake), &root.join("snapshots"))
+        .await
+        .unwrap()
 }
 
 async fn prepare(
@@ -115,16 +121,19 @@ async fn a_pull_finds_every_layer_there_and_a_container_gets_the_image() {
         .await
         .unwrap()
         .remove(0);
-    assert_eq!(mount.r#type, "thaw");
     let whole = format!("{}/3", Digest::of(b"sha256:whole"));
-    assert_eq!(mount.source, Digest::of(whole.as_bytes()).to_string());
+    assert_eq!(mount.source, format!("thaw:{}", Digest::of(whole.as_bytes())));
+    // Whoever mounts it on the host finds who its users are.
+    let lower = mount.options.iter().find_map(|o| o.strip_prefix("lowerdir="));
+    let users = std::fs::read(Path::new(lower.unwrap()).join("etc/passwd")).unwrap();
+    assert_eq!(users, b"root:x:0:0");
     // A container on the lowest layers has an image of just those.
     let below = prepare(&service, "other", &chain()[0], &[])
         .await
         .unwrap()
         .remove(0);
     let lowest = format!("{}/1", Digest::of(b"sha256:whole"));
-    assert_eq!(below.source, Digest::of(lowest.as_bytes()).to_string());
+    assert_eq!(below.source, format!("thaw:{}", Digest::of(lowest.as_bytes())));
 
     // Another thawd finds it all.
     let service = open(root.path()).await;
@@ -141,7 +150,10 @@ async fn a_pull_finds_every_layer_there_and_a_container_gets_the_image() {
     for key in ["container", "other", &chain()[2], &chain()[1], &chain()[0]] {
         remove(&service, key).await.unwrap();
     }
-    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(root.path().join("snapshots")).unwrap().count(),
+        0
+    );
 }
 
 #[tokio::test]
@@ -197,7 +209,10 @@ async fn what_cannot_be_is_told_by_its_code_and_leaves_nothing() {
             .code(),
         Code::NotFound
     );
-    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(root.path().join("snapshots")).unwrap().count(),
+        0
+    );
 }
 
 #[tokio::test]

@@ -7,6 +7,8 @@
 // A test helper that cannot do its work must fail the test at once, where it happened.
 #![allow(clippy::unwrap_used)]
 
+pub mod containerd;
+pub mod cri;
 pub mod entries;
 pub mod forms;
 pub mod home;

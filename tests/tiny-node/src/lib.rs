@@ -20,4 +20,4 @@ pub mod place;
 
 pub use counts::Counts;
 pub use daemon::Thawd;
-pub use place::Place;
+pub use place::{Place, make_image};

@@ -45,7 +45,7 @@ impl Place {
         };
         fs::write(place.path("kernel"), guest.image()).unwrap();
         fs::write(place.path("guest.erofs"), vec![0u8; 4096]).unwrap();
-        make_image(&place.path("image"));
+        make_image(&place.path("image"), "hello", b"hello\n");
         place.configure("");
         Some(place)
     }
@@ -135,16 +135,15 @@ impl Place {
     }
 }
 
-/// An image of one small file.
-fn make_image(directory: &Path) {
+/// An image of one file, in an OCI layout: how it is named.
+pub fn make_image(directory: &Path, name: &str, content: &[u8]) -> String {
     let layout = Layout::at(directory);
-    let content = b"hello\n";
     let mut tar = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_ustar();
     header.set_size(content.len() as u64);
     header.set_mode(0o644);
     header.set_mtime(1);
-    tar.append_data(&mut header, "hello", &content[..]).unwrap();
+    tar.append_data(&mut header, name, content).unwrap();
     let tar = tar.into_inner().unwrap();
     let layer = layout.layer(&tar, &tar, LAYER, Value::Null);
     let compressed = layout.gzip_layer(&tar);
@@ -154,4 +153,5 @@ fn make_image(directory: &Path) {
     };
     layout.write(TAG, &like, &[layer]);
     layout.write(COMPRESSED, &like, &[compressed]);
+    layout.reference(TAG)
 }

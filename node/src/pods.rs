@@ -1,0 +1,185 @@
+//! What thawd does for containerd's shim ([`thaw_protocol::shim::pods`]): a microVM for each pod, ttrpc on a unix socket that is
+//! this user's alone.
+//!
+//! Invariant: a pod ends with the shim it was made for, whatever ends that; so nothing of a pod is kept here that its sandbox's
+//! record does not have.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{DEFAULT_DISK_MIB, FreezeSandbox};
+use thaw_protocol::shim::Empty;
+use thaw_protocol::shim::pods::pod_network::Mode;
+use thaw_protocol::shim::pods::*;
+use thaw_protocol::shim::pods_ttrpc::{Pods as Service, create_pods};
+use tokio::net::UnixListener;
+use ttrpc::Code;
+use ttrpc::r#async::transport::Listener;
+use ttrpc::r#async::{Server, TtrpcContext};
+
+use crate::api::daemon::Daemon;
+use crate::api::maker::CreatePod;
+use crate::api::problem::Refusal;
+use crate::exit::{ExitCode, Failure};
+use crate::sandbox::NetworkMode;
+use crate::snapshotter::bind;
+
+mod cgroup;
+mod namespace;
+
+/// What a pod has whose shim does not say.
+const DEFAULT_CPUS: u8 = 1;
+const DEFAULT_MEMORY_MIB: u32 = 512;
+
+/// The service, listening.
+pub struct Listening {
+    listener: UnixListener,
+    socket: PathBuf,
+}
+
+impl Listening {
+    /// # Errors
+    /// When the socket cannot be had, or another thawd has it.
+    pub fn open(socket: &Path) -> Result<Listening, Failure> {
+        Ok(Listening {
+            listener: bind(socket)?,
+            socket: socket.into(),
+        })
+    }
+
+    /// Serves shims until `end`. Their waits for a pod's end break off then, and come to the next thawd.
+    ///
+    /// # Errors
+    /// When the server breaks.
+    pub async fn serve(self, daemon: Arc<Daemon>, end: impl Future<Output = ()>) -> Result<(), Failure> {
+        let broken = |e: ttrpc::Error| Failure::new(ExitCode::Runtime, format!("serving pods: {e}"));
+        let mut server = Server::new()
+            .add_listener(Listener::from(self.listener))
+            .register_service(create_pods(Arc::new(Pods { daemon })));
+        server.start().await.map_err(broken)?;
+        tracing::info!(socket = %self.socket.display(), "serving containerd's shims");
+        end.await;
+        let _ = std::fs::remove_file(&self.socket);
+        server.shutdown().await.map_err(broken)
+    }
+}
+
+struct Pods {
+    daemon: Arc<Daemon>,
+}
+
+type Answer<T> = ttrpc::Result<T>;
+
+fn refused(failure: Failure) -> ttrpc::Error {
+    let code = match failure.code {
+        ExitCode::SandboxNotFound | ExitCode::ImageNotStored => Code::NOT_FOUND,
+        ExitCode::DiskFull => Code::RESOURCE_EXHAUSTED,
+        _ => Code::INTERNAL,
+    };
+    ttrpc::Error::RpcStatus(ttrpc::get_status(code, failure.to_string()))
+}
+
+fn not_made(refusal: Refusal) -> ttrpc::Error {
+    tracing::warn!("a pod was not made: {refusal}");
+    ttrpc::Error::RpcStatus(ttrpc::get_status(Code::INTERNAL, refusal.to_string()))
+}
+
+fn invalid(what: String) -> ttrpc::Error {
+    ttrpc::Error::RpcStatus(ttrpc::get_status(Code::INVALID_ARGUMENT, what))
+}
+
+/// What a shim asks for, checked.
+async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
+    let network = match r.network.mode.enum_value() {
+        Ok(Mode::NONE) => NetworkMode::None,
+        Ok(Mode::PRIVATE) => NetworkMode::Private,
+        Ok(Mode::NAMESPACE) => namespace::mode(PathBuf::from(&r.network.namespace))
+            .await
+            .map_err(refused)?,
+        Err(number) => return Err(invalid(format!("network mode {number} is unknown"))),
+    };
+    let client = ProcessRecord::of(r.client_pid);
+    if client.is_none() {
+        return Err(invalid(format!("the shim, process {}, has ended", r.client_pid)));
+    }
+    Ok(CreatePod {
+        hostname: (!r.hostname.is_empty()).then_some(r.hostname),
+        network,
+        cpus: match r.cpus {
+            0 => DEFAULT_CPUS,
+            cpus => u8::try_from(cpus).map_err(|_| invalid(format!("a guest cannot have {cpus} CPUs")))?,
+        },
+        memory_mib: match r.memory_mib {
+            0 => DEFAULT_MEMORY_MIB,
+            memory => memory,
+        },
+        disk_mib: match r.disk_mib {
+            0 => DEFAULT_DISK_MIB,
+            disk => disk,
+        },
+        labels: r.labels.into_iter().collect(),
+        cgroup: cgroup::path(&r.cgroup).map_err(invalid)?,
+        client,
+    })
+}
+
+#[async_trait]
+impl Service for Pods {
+    async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
+        let wanted = wanted(r).await?;
+        let made = self.daemon.create_pod(wanted).await.map_err(not_made)?.sandbox;
+        Ok(CreatePodResponse {
+            sandbox_id: made.id,
+            vsock: made.vsock,
+            vmm_pid: made.vmm_pid.unwrap_or(0),
+            ..Default::default()
+        })
+    }
+
+    async fn show(&self, _: &TtrpcContext, r: ShowImageRequest) -> Answer<ShowImageResponse> {
+        let name = self
+            .daemon
+            .show_image(&r.sandbox_id, &r.digest)
+            .await
+            .map_err(refused)?;
+        Ok(ShowImageResponse {
+            name,
+            ..Default::default()
+        })
+    }
+
+    async fn wait(&self, _: &TtrpcContext, r: PodRequest) -> Answer<WaitPodResponse> {
+        let reason = self.daemon.end_of(&r.sandbox_id).await.map_err(refused)?;
+        Ok(WaitPodResponse {
+            reason,
+            ..Default::default()
+        })
+    }
+
+    async fn end(&self, _: &TtrpcContext, r: PodRequest) -> Answer<Empty> {
+        match self.daemon.delete(&r.sandbox_id).await {
+            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            done => done.map(|()| Empty::new()).map_err(refused),
+        }
+    }
+
+    async fn freeze(&self, _: &TtrpcContext, r: FreezePodRequest) -> Answer<Empty> {
+        let request = FreezeSandbox {
+            directory: r.directory.into(),
+            delta: false,
+            stop: false,
+            sign: None,
+        };
+        let daemon = self.daemon.clone();
+        let freezing = async move { daemon.freeze(&r.sandbox_id, request).await };
+        let frozen = self.daemon.finish(freezing).await.map_err(not_made)?;
+        tracing::info!(bytes = frozen.memory_bytes, "a pod was frozen");
+        Ok(Empty::new())
+    }
+}
+
+#[cfg(test)]
+#[path = "pods_test.rs"]
+mod tests;

@@ -1,0 +1,76 @@
+use super::*;
+use crate::api::fake::Fake;
+use thaw_protocol::shim::MessageField;
+use thaw_protocol::shim::pods_ttrpc::PodsClient;
+use ttrpc::context::Context;
+
+fn pod(id: &str) -> PodRequest {
+    PodRequest {
+        sandbox_id: id.into(),
+        ..Default::default()
+    }
+}
+
+fn request() -> CreatePodRequest {
+    CreatePodRequest {
+        network: MessageField::some(PodNetwork {
+            mode: Mode::PRIVATE.into(),
+            ..Default::default()
+        }),
+        client_pid: std::process::id() as i32,
+        labels: [("a".to_owned(), "b".to_owned())].into(),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
+    let (fake, daemon) = Fake::daemon(true);
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("pods.sock");
+    let listening = Listening::open(&socket).unwrap();
+    // No other thawd takes its place.
+    assert!(Listening::open(&socket).is_err());
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let served = tokio::spawn(listening.serve(daemon.clone(), async { drop(stopped.await) }));
+    let address = format!("unix://{}", socket.display());
+    let client = PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
+    let with = Context::default;
+
+    let made = client.create(with(), &request()).await.unwrap();
+    let shown = daemon.cache.get(&made.sandbox_id).unwrap();
+    assert_eq!((shown.labels["a"].as_str(), made.vsock.as_str()), ("b", "/fake"));
+    let show = |digest: &str| ShowImageRequest {
+        sandbox_id: made.sandbox_id.clone(),
+        digest: digest.into(),
+        ..Default::default()
+    };
+    let name = client.show(with(), &show("sha256:1")).await.unwrap().name;
+    assert_eq!(name, "shown-sha256:1");
+    let missing = client.show(with(), &show("missing")).await.unwrap_err();
+    assert!(matches!(missing, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
+
+    let waiting = tokio::spawn({
+        let (client, id) = (client.clone(), made.sandbox_id.clone());
+        async move { client.wait(Context::default(), &pod(&id)).await }
+    });
+    tokio::task::yield_now().await;
+    daemon.running(&made.sandbox_id).unwrap().kill();
+    assert_eq!(waiting.await.unwrap().unwrap().reason, "it was killed");
+    for _ in 0..2 {
+        client.end(with(), &pod(&made.sandbox_id)).await.unwrap();
+    }
+    let gone = client.wait(with(), &pod(&made.sandbox_id)).await.unwrap_err();
+    assert!(matches!(gone, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
+    assert_eq!(fake.living(), 0);
+
+    // One whose shim is gone would end at once.
+    let nobodys = CreatePodRequest {
+        client_pid: 0,
+        ..request()
+    };
+    assert!(client.create(with(), &nobodys).await.is_err());
+    drop(stop);
+    served.await.unwrap().unwrap();
+    assert!(!socket.exists());
+}

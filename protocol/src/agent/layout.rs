@@ -1,0 +1,63 @@
+//! Where a guest has its images, its disk and its containers' roots, and what to ask the agent to mount for that: the same
+//! whoever asks (docs/agent-api.md, "A container's life").
+
+use super::agent::Storage;
+
+/// The root device.
+pub const IMAGES: &str = "/run/thaw/images";
+/// The sandbox's disk.
+const DISK: &str = "/run/thaw/disk";
+/// Driver option that names a directory the agent makes before it mounts the overlay.
+const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory";
+
+/// Where container `id` has its root.
+pub fn root_path(id: &str) -> String {
+    format!("/run/thaw/containers/{id}/rootfs")
+}
+
+/// The root device, with a directory for each image.
+pub fn images() -> Storage {
+    Storage {
+        driver: "virtio-fs".into(),
+        source: "thaw".into(),
+        fstype: "virtiofs".into(),
+        // Files the device says so of are mapped, the others read.
+        options: vec!["ro".into(), "dax=inode".into()],
+        mount_point: IMAGES.into(),
+        ..Default::default()
+    }
+}
+
+/// The disk all containers write to.
+pub fn disk() -> Storage {
+    Storage {
+        driver: "mmioblk".into(),
+        // It may have been given more room than what is on it was made for.
+        driver_options: vec!["fill-disk".into()],
+        source: "/dev/vda".into(),
+        fstype: "ext4".into(),
+        options: vec!["noatime".into()],
+        mount_point: DISK.into(),
+        ..Default::default()
+    }
+}
+
+/// The root of container `id`: a directory of the disk over `lower`.
+pub fn root(id: &str, lower: &str) -> Storage {
+    let (upper, work) = (format!("{DISK}/{id}/upper"), format!("{DISK}/{id}/work"));
+    Storage {
+        driver: "overlayfs".into(),
+        driver_options: [&upper, &work]
+            .map(|path| format!("{CREATE_DIRECTORY}={path}"))
+            .into(),
+        source: "overlay".into(),
+        fstype: "overlay".into(),
+        options: vec![
+            format!("lowerdir={lower}"),
+            format!("upperdir={upper}"),
+            format!("workdir={work}"),
+        ],
+        mount_point: root_path(id),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,66 @@
+//! Where a pod's shim listens: a socket whose name follows from the pod's, so that whoever is started for one of its
+//! containers finds it.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{For, Result};
+
+/// Where containerd has its shims' sockets (runtime/v2/shim).
+const SOCKETS: &str = "/run/containerd/s";
+/// The file in a bundle by which containerd finds the shim again.
+const FILE: &str = "address";
+
+/// The socket of a pod's shim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address(PathBuf);
+
+impl Address {
+    /// Of the pod with this id, in a namespace of the containerd at `containerd`.
+    pub fn of(containerd: &str, namespace: &str, pod: &str) -> Address {
+        let hash = Sha256::digest(format!("{containerd}/{namespace}/{pod}"));
+        let name: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        Address(Path::new(SOCKETS).join(name))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// As containerd reads it.
+    pub fn text(&self) -> String {
+        format!("unix://{}", self.0.display())
+    }
+
+    /// Whether somebody serves there.
+    pub fn is_served(&self) -> bool {
+        std::os::unix::net::UnixStream::connect(&self.0).is_ok()
+    }
+
+    /// Notes it in a bundle. It is there whole or not at all.
+    pub fn write(&self, bundle: &Path) -> Result<()> {
+        let (path, partial) = (bundle.join(FILE), bundle.join(".address"));
+        let what = || format!("write {}", path.display());
+        std::fs::write(&partial, self.text()).for_(what)?;
+        std::fs::rename(&partial, &path).for_(what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_has_one_address_and_no_other_has_it() {
+        let of = |namespace, pod| Address::of("/run/containerd/containerd.sock", namespace, pod);
+        assert_eq!(of("k8s.io", "a"), of("k8s.io", "a"));
+        assert_ne!(of("k8s.io", "a"), of("default", "a"));
+        assert!(of("n", "a").path().as_os_str().len() < 108, "a socket's path");
+        let bundle = tempfile::tempdir().unwrap();
+        of("n", "a").write(bundle.path()).unwrap();
+        let text = std::fs::read_to_string(bundle.path().join("address")).unwrap();
+        assert_eq!(text, of("n", "a").text());
+        assert!(!of("n", "a").is_served());
+    }
+}

@@ -1,0 +1,271 @@
+//! The guest's agent: one ttrpc connection a pod, which its containers' calls share. A call that hangs holds nobody else's up:
+//! nothing here is locked, and the connection carries as many as are asked.
+
+use std::path::Path;
+use std::time::Duration;
+
+use thaw_protocol::agent::agent::*;
+use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
+use thaw_protocol::agent::{MessageField, oci};
+use thaw_protocol::handshake::AGENT_PORT;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use ttrpc::context::Context;
+
+use crate::error::{Error, For, Result};
+use crate::spec::{CopiedFile, Guest};
+
+/// How long the guest may take to take a connection: it is ready before thawd says so.
+const CONNECT_LIMIT: Duration = Duration::from_secs(60);
+/// Bytes asked for at once.
+const READ_SIZE: u32 = 64 * 1024;
+/// Longest line the VMM answers a connection with.
+const MOST_ANSWER: usize = 32;
+
+/// Names one process of the guest: a container's own, whose `exec` is the container's id too, or one of its execs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessId {
+    pub container: String,
+    pub exec: String,
+}
+
+/// Which output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    Stdout,
+    Stderr,
+}
+
+/// A connection to the agent. Clones share it.
+#[derive(Clone)]
+pub struct Agent(AgentServiceClient);
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Agent")
+    }
+}
+
+impl Agent {
+    /// Connects through the pod's vsock socket.
+    pub async fn connect(vsock: &Path) -> Result<Agent> {
+        let dialled = tokio::time::timeout(CONNECT_LIMIT, dial(vsock)).await;
+        let stream = dialled
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+            .for_(|| format!("reach the guest's agent through {}", vsock.display()))?;
+        let socket = ttrpc::r#async::transport::Socket::from(stream);
+        Ok(Agent(AgentServiceClient::new(ttrpc::r#async::Client::new(
+            socket,
+        ))))
+    }
+
+    /// Copies what the container needs, mounts and makes it.
+    pub async fn create(&self, id: &str, guest: Guest) -> Result<()> {
+        for file in guest.files {
+            self.copy(file).await?;
+        }
+        let request = CreateContainerRequest {
+            container_id: id.into(),
+            exec_id: id.into(),
+            storages: guest.storages,
+            OCI: MessageField::some(guest.spec),
+            ..Default::default()
+        };
+        answered(self.0.create_container(Context::default(), &request).await).map(drop)
+    }
+
+    async fn copy(&self, file: CopiedFile) -> Result<()> {
+        let request = CopyFileRequest {
+            path: file.path,
+            file_size: i64::try_from(file.data.len()).unwrap_or(i64::MAX),
+            file_mode: file.mode,
+            dir_mode: 0o755,
+            uid: file.uid as i32,
+            gid: file.gid as i32,
+            offset: 0,
+            data: file.data,
+            ..Default::default()
+        };
+        answered(self.0.copy_file(Context::default(), &request).await).map(drop)
+    }
+
+    /// Executes a container's program.
+    pub async fn start(&self, container: &str) -> Result<()> {
+        let request = StartContainerRequest {
+            container_id: container.into(),
+            ..Default::default()
+        };
+        answered(self.0.start_container(Context::default(), &request).await).map(drop)
+    }
+
+    /// Runs another process in a container.
+    pub async fn exec(&self, process: &ProcessId, spec: oci::Process) -> Result<()> {
+        let request = ExecProcessRequest {
+            container_id: process.container.clone(),
+            exec_id: process.exec.clone(),
+            process: MessageField::some(spec),
+            ..Default::default()
+        };
+        answered(self.0.exec_process(Context::default(), &request).await).map(drop)
+    }
+
+    /// Kills what is left of a container and takes it away.
+    pub async fn remove(&self, container: &str) -> Result<()> {
+        let request = RemoveContainerRequest {
+            container_id: container.into(),
+            ..Default::default()
+        };
+        answered(self.0.remove_container(Context::default(), &request).await).map(drop)
+    }
+
+    /// Waits for a process's end: its exit code, or 128 and the signal's number.
+    pub async fn wait(&self, process: &ProcessId) -> Result<i32> {
+        let request = WaitProcessRequest {
+            container_id: process.container.clone(),
+            exec_id: process.exec.clone(),
+            ..Default::default()
+        };
+        answered(self.0.wait_process(Context::default(), &request).await).map(|answer| answer.status)
+    }
+
+    /// Sends a signal to a process, or to every one of its container.
+    pub async fn signal(&self, process: &ProcessId, signal: u32, all: bool) -> Result<()> {
+        let request = SignalProcessRequest {
+            container_id: process.container.clone(),
+            exec_id: if all { String::new() } else { process.exec.clone() },
+            signal,
+            ..Default::default()
+        };
+        answered(self.0.signal_process(Context::default(), &request).await).map(drop)
+    }
+
+    /// Stops a container's processes, or lets them go on.
+    pub async fn pause(&self, container: &str, paused: bool) -> Result<()> {
+        let container_id = container.to_owned();
+        let done = match paused {
+            true => {
+                let request = PauseContainerRequest {
+                    container_id,
+                    ..Default::default()
+                };
+                self.0.pause_container(Context::default(), &request).await
+            }
+            false => {
+                let request = ResumeContainerRequest {
+                    container_id,
+                    ..Default::default()
+                };
+                self.0.resume_container(Context::default(), &request).await
+            }
+        };
+        answered(done).map(drop)
+    }
+
+    /// Changes a container's limits.
+    pub async fn update(&self, container: &str, resources: oci::LinuxResources) -> Result<()> {
+        let request = UpdateContainerRequest {
+            container_id: container.into(),
+            resources: MessageField::some(resources),
+            ..Default::default()
+        };
+        answered(self.0.update_container(Context::default(), &request).await).map(drop)
+    }
+
+    /// What a container uses.
+    pub async fn stats(&self, container: &str) -> Result<StatsContainerResponse> {
+        let request = StatsContainerRequest {
+            container_id: container.into(),
+            ..Default::default()
+        };
+        answered(self.0.stats_container(Context::default(), &request).await)
+    }
+
+    /// Writes all of `data` to a process's stdin.
+    pub async fn write_stdin(&self, process: &ProcessId, mut data: &[u8]) -> Result<()> {
+        while !data.is_empty() {
+            let request = WriteStreamRequest {
+                container_id: process.container.clone(),
+                exec_id: process.exec.clone(),
+                data: data.to_vec(),
+                ..Default::default()
+            };
+            let written = answered(self.0.write_stdin(Context::default(), &request).await)?.len as usize;
+            if written == 0 {
+                return Err(Error::State("the process takes no more input".into()));
+            }
+            data = data.get(written..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Ends a process's stdin.
+    pub async fn close_stdin(&self, process: &ProcessId) -> Result<()> {
+        let request = CloseStdinRequest {
+            container_id: process.container.clone(),
+            exec_id: process.exec.clone(),
+            ..Default::default()
+        };
+        answered(self.0.close_stdin(Context::default(), &request).await).map(drop)
+    }
+
+    /// What a process wrote, as soon as there is any; `None` at the end, and when the guest is gone.
+    pub async fn read(&self, process: &ProcessId, output: Output) -> Option<Vec<u8>> {
+        let request = ReadStreamRequest {
+            container_id: process.container.clone(),
+            exec_id: process.exec.clone(),
+            len: READ_SIZE,
+            ..Default::default()
+        };
+        let answer = match output {
+            Output::Stdout => self.0.read_stdout(Context::default(), &request).await,
+            Output::Stderr => self.0.read_stderr(Context::default(), &request).await,
+        };
+        // The API's end of a stream is an error.
+        answer
+            .ok()
+            .map(|answer| answer.data)
+            .filter(|data| !data.is_empty())
+    }
+
+    /// Tells a process's terminal its size.
+    pub async fn resize(&self, process: &ProcessId, rows: u32, columns: u32) -> Result<()> {
+        let request = TtyWinResizeRequest {
+            container_id: process.container.clone(),
+            exec_id: process.exec.clone(),
+            row: rows,
+            column: columns,
+            ..Default::default()
+        };
+        answered(self.0.tty_win_resize(Context::default(), &request).await).map(drop)
+    }
+
+    /// Waits until the kernel has killed something of a container for want of memory: which container.
+    pub async fn out_of_memory(&self) -> Result<String> {
+        let request = GetOOMEventRequest::default();
+        answered(self.0.get_oom_event(Context::default(), &request).await).map(|event| event.container_id)
+    }
+}
+
+fn answered<T>(answer: ttrpc::Result<T>) -> Result<T> {
+    answer.map_err(Error::of_agent)
+}
+
+/// The hybrid-vsock convention: `CONNECT <port>\n`, answered by `OK <host port>\n` once the guest has accepted.
+async fn dial(vsock: &Path) -> std::io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(vsock).await?;
+    stream
+        .write_all(format!("CONNECT {AGENT_PORT}\n").as_bytes())
+        .await?;
+    let mut answer = Vec::new();
+    // Byte by byte: what follows the line is the agent's.
+    while answer.last() != Some(&b'\n') {
+        if answer.len() == MOST_ANSWER {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        answer.push(stream.read_u8().await?);
+    }
+    match answer.starts_with(b"OK ") {
+        true => Ok(stream),
+        false => Err(std::io::ErrorKind::ConnectionRefused.into()),
+    }
+}

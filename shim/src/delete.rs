@@ -1,0 +1,93 @@
+//! The `delete` command: containerd runs it in a bundle whose shim is gone. Whatever that had is ended and removed here.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::mount::{UnmountFlags, unmount};
+use thaw_protocol::shim::task::DeleteResponse;
+use thaw_protocol::shim::{Message, MessageField, Timestamp};
+
+use crate::address::Address;
+use crate::arguments::Arguments;
+use crate::error::{Error, For, Result};
+use crate::grouping::Role;
+use crate::hooks::{self, State};
+use crate::machine::Note;
+use crate::process::KILLED;
+use crate::service::check_id;
+use crate::spec::{self, config::Spec};
+use crate::thawd::Thawd;
+use crate::{info, warning};
+
+/// How long thawd may take to end a pod. Later it ends it by itself: it watches who it was made for.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// Cleans up, and tells containerd how the container ended.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    check_id(&arguments.id)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .for_(|| "start the runtime".into())?;
+    runtime.block_on(clean(arguments, &Thawd::from_env()));
+    let answer = DeleteResponse {
+        exit_status: KILLED,
+        exited_at: MessageField::some(Timestamp::now()),
+        pid: Note::read(&arguments.bundle).map_or(0, |note| note.vmm.unsigned_abs()),
+        ..Default::default()
+    };
+    let bytes = answer
+        .write_to_bytes()
+        .map_err(|e| Error::Invalid(e.to_string()))?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(&bytes)
+        .and_then(|()| out.flush())
+        .for_(|| "answer containerd".into())
+}
+
+/// Removes what is there of a container. What cannot be is logged: containerd asks but once.
+pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
+    let bundle = &arguments.bundle;
+    let spec = match spec::read(&bundle.join("config.json")) {
+        Ok(spec) => spec,
+        Err(e) => {
+            info!("{e}");
+            Spec::default()
+        }
+    };
+    let role = Role::of(&arguments.id, &spec.annotations).unwrap_or(Role::Single);
+    let address = Address::of(&arguments.address, &arguments.namespace, role.pod(&arguments.id));
+    let note = Note::read(bundle);
+    // A container that could not be started in a pod that lives is no end of that pod.
+    if !address.is_served() {
+        if let Some(note) = &note {
+            end(thawd, &note.sandbox).await;
+        }
+        let _ = std::fs::remove_file(address.path());
+    }
+    unmount_rootfs(bundle);
+    let state = State {
+        id: &arguments.id,
+        status: "stopped",
+        pid: note.map_or(0, |note| note.vmm),
+        bundle,
+    };
+    if let Err(e) = hooks::run(&spec.hooks.poststop, state).await {
+        warning!("container {}: {e}", arguments.id);
+    }
+}
+
+async fn end(thawd: &Thawd, sandbox: &str) {
+    match tokio::time::timeout(END_LIMIT, thawd.end(sandbox)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => warning!("microVM {sandbox} is left to thawd: {e}"),
+        Err(_) => warning!("microVM {sandbox} was not ended within {} s", END_LIMIT.as_secs()),
+    }
+}
+
+/// Whatever was mounted there, by whomever.
+fn unmount_rootfs(bundle: &Path) {
+    let rootfs = bundle.join("rootfs");
+    while unmount(&rootfs, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}
+}

@@ -1,0 +1,177 @@
+//! What happens to tasks, told to containerd: each event once, in the order it happened, however long containerd is away.
+//!
+//! One task sends; whoever has something to tell puts it in a bounded queue and goes on. What containerd has been handed and did
+//! not answer, because it ended meanwhile, is told again: rather twice than never.
+
+use std::time::Duration;
+
+use thaw_protocol::shim::event::Envelope;
+use thaw_protocol::shim::events::ForwardRequest;
+use thaw_protocol::shim::events_ttrpc::EventsClient;
+use thaw_protocol::shim::task_events::*;
+use thaw_protocol::shim::{Any, Message, MessageField, Timestamp};
+use tokio::sync::{mpsc, oneshot};
+use ttrpc::context;
+
+use crate::warning;
+
+/// Events that may wait for a containerd that is away. A thousand executed processes are not as many.
+const WAITING: usize = 4096;
+/// How long containerd may take to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long to wait before a containerd that went away is tried again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// An event of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    Create(TaskCreate),
+    Start(TaskStart),
+    ExecAdded(TaskExecAdded),
+    ExecStarted(TaskExecStarted),
+    Exit(TaskExit),
+    Delete(TaskDelete),
+    Oom(TaskOOM),
+    Paused(TaskPaused),
+    Resumed(TaskResumed),
+    Checkpointed(TaskCheckpointed),
+}
+
+impl Event {
+    /// containerd's topic, and the message's name and bytes.
+    fn parts(&self) -> (&'static str, &'static str, Option<Vec<u8>>) {
+        let bytes = |message: &dyn Bytes| message.bytes();
+        match self {
+            Event::Create(m) => ("/tasks/create", "TaskCreate", bytes(m)),
+            Event::Start(m) => ("/tasks/start", "TaskStart", bytes(m)),
+            Event::ExecAdded(m) => ("/tasks/exec-added", "TaskExecAdded", bytes(m)),
+            Event::ExecStarted(m) => ("/tasks/exec-started", "TaskExecStarted", bytes(m)),
+            Event::Exit(m) => ("/tasks/exit", "TaskExit", bytes(m)),
+            Event::Delete(m) => ("/tasks/delete", "TaskDelete", bytes(m)),
+            Event::Oom(m) => ("/tasks/oom", "TaskOOM", bytes(m)),
+            Event::Paused(m) => ("/tasks/paused", "TaskPaused", bytes(m)),
+            Event::Resumed(m) => ("/tasks/resumed", "TaskResumed", bytes(m)),
+            Event::Checkpointed(m) => ("/tasks/checkpointed", "TaskCheckpointed", bytes(m)),
+        }
+    }
+}
+
+/// A message's encoding; none has a required field, so none fails.
+trait Bytes {
+    fn bytes(&self) -> Option<Vec<u8>>;
+}
+
+impl<M: Message> Bytes for M {
+    fn bytes(&self) -> Option<Vec<u8>> {
+        self.write_to_bytes().ok()
+    }
+}
+
+enum Item {
+    Event(Box<Envelope>),
+    /// All before it has been told.
+    Flush(oneshot::Sender<()>),
+}
+
+/// Tells containerd. Clones tell the same one, in the order they are called.
+#[derive(Clone, Debug)]
+pub struct Publisher {
+    namespace: String,
+    queue: mpsc::Sender<Item>,
+}
+
+impl Publisher {
+    /// To the containerd that serves ttrpc at the unix socket `address`. Within a runtime.
+    pub fn new(namespace: &str, address: String) -> Publisher {
+        let (queue, items) = mpsc::channel(WAITING);
+        tokio::spawn(send_all(address, items));
+        Publisher {
+            namespace: namespace.into(),
+            queue,
+        }
+    }
+
+    /// Tells an event, after those told before. Does not wait.
+    pub fn publish(&self, event: &Event) {
+        let (topic, name, Some(value)) = event.parts() else {
+            return;
+        };
+        let envelope = Envelope {
+            timestamp: MessageField::some(Timestamp::now()),
+            namespace: self.namespace.clone(),
+            topic: topic.into(),
+            event: MessageField::some(Any {
+                type_url: format!("containerd.events.{name}"),
+                value,
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        if self.queue.try_send(Item::Event(envelope.into())).is_err() {
+            warning!("an event {topic} is lost: {WAITING} others wait for containerd");
+        }
+    }
+
+    /// Waits until all that was told has arrived, at most so long.
+    pub async fn flush(&self, limit: Duration) {
+        let (done, flushed) = oneshot::channel();
+        let flush = async {
+            if self.queue.send(Item::Flush(done)).await.is_ok() {
+                let _ = flushed.await;
+            }
+        };
+        if tokio::time::timeout(limit, flush).await.is_err() {
+            warning!("containerd did not take all events within {} s", limit.as_secs());
+        }
+    }
+}
+
+async fn send_all(address: String, mut items: mpsc::Receiver<Item>) {
+    let path = address.strip_prefix("unix://").unwrap_or(&address).to_owned();
+    let mut client = None;
+    while let Some(item) = items.recv().await {
+        match item {
+            Item::Event(envelope) => {
+                let request = ForwardRequest {
+                    envelope: MessageField::some(*envelope),
+                    ..Default::default()
+                };
+                while !forward(&path, &mut client, &request).await {
+                    client = None;
+                    tokio::time::sleep(AGAIN).await;
+                }
+            }
+            Item::Flush(done) => drop(done.send(())),
+        }
+    }
+}
+
+/// Whether containerd has answered, over a connection that is made where there is none.
+async fn forward(path: &str, client: &mut Option<EventsClient>, request: &ForwardRequest) -> bool {
+    let connected = match client {
+        Some(client) => client,
+        None => match tokio::net::UnixStream::connect(path).await {
+            Ok(stream) => {
+                let socket = ttrpc::r#async::transport::Socket::from(stream);
+                client.insert(EventsClient::new(ttrpc::r#async::Client::new(socket)))
+            }
+            Err(_) => return false,
+        },
+    };
+    match connected
+        .forward(context::with_duration(ANSWER_LIMIT), request)
+        .await
+    {
+        Ok(_) => true,
+        // It heard, and will not hear it again.
+        Err(ttrpc::Error::RpcStatus(status)) => {
+            warning!(
+                "containerd refuses event {}: {}",
+                request.envelope.topic,
+                status.message()
+            );
+            true
+        }
+        Err(_) => false,
+    }
+}

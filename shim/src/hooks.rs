@@ -1,0 +1,162 @@
+//! Hooks of the OCI runtime specification, as far as they are the host's: prestart and createRuntime before the container is
+//! made, poststart and poststop after. Those that run in the container's namespaces are refused: these are in the guest.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use crate::error::{Error, For, Result};
+use crate::spec::config::{Hook, Hooks};
+
+/// What a hook is told on its standard input, and by whom.
+#[derive(Clone, Copy, Debug)]
+pub struct State<'a> {
+    pub id: &'a str,
+    pub status: &'a str,
+    pub pid: i32,
+    pub bundle: &'a Path,
+}
+
+/// Refuses hooks that cannot run.
+pub fn check(hooks: &Hooks) -> Result<()> {
+    for (name, of_the_guest) in [
+        ("createContainer", &hooks.create_container),
+        ("startContainer", &hooks.start_container),
+    ] {
+        if let Some(hook) = of_the_guest.first() {
+            return Err(Error::Unsupported(format!(
+                "the {name} hook {} is to run in the container's namespaces, which are a microVM's: use createRuntime, or do it in the image",
+                hook.path
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Runs hooks, one after the other.
+///
+/// # Errors
+/// Which failed first, and what it said; those after it do not run.
+pub async fn run(hooks: &[Hook], state: State<'_>) -> Result<()> {
+    for hook in hooks {
+        run_one(hook, state).await?;
+    }
+    Ok(())
+}
+
+async fn run_one(hook: &Hook, state: State<'_>) -> Result<()> {
+    let told = serde_json::json!({
+        "ociVersion": "1.0.2",
+        "id": state.id,
+        "status": state.status,
+        "pid": state.pid,
+        "bundle": state.bundle,
+    });
+    let mut command = Command::new(&hook.path);
+    if let Some((name, arguments)) = hook.args.split_first() {
+        command.arg0(name).args(arguments);
+    }
+    command
+        .env_clear()
+        .envs(hook.env.iter().filter_map(|pair| pair.split_once('=')))
+        .current_dir(state.bundle)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let mut child = command.spawn().for_(|| format!("run the hook {}", hook.path))?;
+    let attended = async {
+        if let Some(mut stdin) = child.stdin.take() {
+            // Whoever does not care does not read.
+            let _ = stdin.write_all(told.to_string().as_bytes()).await;
+        }
+        child.wait_with_output().await
+    };
+    let limit = hook
+        .timeout
+        .and_then(|s| u64::try_from(s).ok())
+        .filter(|s| *s > 0);
+    let output = match limit {
+        None => attended.await,
+        Some(seconds) => match tokio::time::timeout(Duration::from_secs(seconds), attended).await {
+            Ok(output) => output,
+            Err(_) => {
+                return Err(Error::State(format!(
+                    "the hook {} did not end within {seconds} s",
+                    hook.path
+                )));
+            }
+        },
+    };
+    let output = output.for_(|| format!("attend the hook {}", hook.path))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(Error::State(format!(
+                "the hook {} failed ({}): {}",
+                hook.path,
+                output.status,
+                said.trim_end()
+            )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hook(script: &str, timeout: Option<i64>) -> Hook {
+        Hook {
+            path: "/bin/sh".into(),
+            args: vec!["sh".into(), "-c".into(), script.into()],
+            env: vec!["A=b".into()],
+            timeout,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_hook_is_told_of_its_container_and_its_failure_is_told() {
+        let bundle = tempfile::tempdir().unwrap();
+        let state = State {
+            id: "me",
+            status: "creating",
+            pid: 7,
+            bundle: bundle.path(),
+        };
+        run(&[hook("/bin/cat > told; echo $A >> told", None)], state)
+            .await
+            .unwrap();
+        let told = std::fs::read_to_string(bundle.path().join("told")).unwrap();
+        let (json, env) = told.rsplit_once('}').unwrap();
+        let json: serde_json::Value = serde_json::from_str(&format!("{json}}}")).unwrap();
+        assert_eq!(
+            (json["id"].as_str(), json["pid"].as_i64(), env.trim()),
+            (Some("me"), Some(7), "b")
+        );
+        let failing = [hook("echo why >&2; exit 3", None), hook("/bin/touch after", None)];
+        let error = run(&failing, state).await.unwrap_err().to_string();
+        assert!(
+            error.contains("why") && !bundle.path().join("after").exists(),
+            "{error}"
+        );
+        let slow = run(&[hook("exec /bin/sleep 60", Some(1))], state)
+            .await
+            .unwrap_err();
+        assert!(slow.to_string().contains("1 s"));
+    }
+
+    #[test]
+    fn hooks_of_the_guest_are_refused_by_name() {
+        let hooks = Hooks {
+            start_container: vec![hook("", None)],
+            ..Default::default()
+        };
+        assert!(check(&hooks).unwrap_err().to_string().contains("startContainer"));
+        check(&Hooks::default()).unwrap();
+    }
+}

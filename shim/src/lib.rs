@@ -1,0 +1,41 @@
+//! containerd's shim for Thaw: tasks in microVMs, a pod in each.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`arguments`], [`start`], [`serve`], [`delete`], [`about`] | what containerd runs this program for |
+//! | [`service`] | containerd's task service |
+//! | [`pod`], [`container`], [`process`] | what there is, and what is done to it |
+//! | [`machine`], [`sizing`], [`thawd`], [`agent`], [`pidfd`] | the pod's microVM, who makes it, who is in it |
+//! | [`spec`], [`rootfs`], [`hooks`] | from a bundle to what the guest is to have |
+//! | [`stdio`] | a process's streams |
+//! | [`events`], [`stats`] | what containerd is told |
+//! | [`grouping`], [`address`] | which containers share a microVM, and where its shim listens |
+//!
+//! The shim is thin: it asks thawd for the microVM and the guest's agent for everything else, and knows nothing that is not in
+//! the pod. docs/shim.md says what becomes of each part of a specification.
+
+pub mod about;
+pub mod address;
+pub mod agent;
+pub mod arguments;
+pub mod container;
+pub mod delete;
+pub mod error;
+pub mod events;
+pub mod grouping;
+pub mod hooks;
+pub mod log;
+pub mod machine;
+pub mod memory;
+pub mod pidfd;
+pub mod pod;
+pub mod process;
+pub mod rootfs;
+pub mod serve;
+pub mod service;
+pub mod sizing;
+pub mod spec;
+pub mod start;
+pub mod stats;
+pub mod stdio;
+pub mod thawd;

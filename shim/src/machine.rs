@@ -1,0 +1,157 @@
+//! The pod's microVM: made by thawd when the first container is, ended with the last.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thaw_protocol::shim::MessageField;
+use thaw_protocol::shim::pods::pod_network::Mode;
+use thaw_protocol::shim::pods::{CreatePodRequest, PodNetwork};
+
+use crate::agent::Agent;
+use crate::error::{Error, For, Result};
+use crate::sizing;
+use crate::spec::config::Spec;
+use crate::thawd::Thawd;
+
+/// The file of a bundle that says which microVM its container is in: for whoever cleans up after a shim that was killed.
+const FILE: &str = "thaw.json";
+
+/// A microVM.
+#[derive(Debug)]
+pub struct Machine {
+    pub sandbox: String,
+    /// Its VMM: what containerd has for a task's process.
+    pub vmm: i32,
+    pub agent: Agent,
+}
+
+/// What a bundle says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    pub sandbox: String,
+    pub vmm: i32,
+}
+
+impl Note {
+    /// Of a bundle; none where its container never had one.
+    pub fn read(bundle: &Path) -> Option<Note> {
+        serde_json::from_slice(&std::fs::read(bundle.join(FILE)).ok()?).ok()
+    }
+
+    pub fn write(&self, bundle: &Path) -> Result<()> {
+        let path: PathBuf = bundle.join(FILE);
+        let text = serde_json::to_vec(self).map_err(|e| Error::malformed(&path, e))?;
+        std::fs::write(&path, text).for_(|| format!("write {}", path.display()))
+    }
+}
+
+impl Machine {
+    /// Makes the microVM of a pod whose own specification is `spec`, and notes it in its bundle.
+    pub async fn make(
+        thawd: &Thawd,
+        namespace: &str,
+        id: &str,
+        bundle: &Path,
+        spec: &Spec,
+    ) -> Result<Machine> {
+        let shape = sizing::shape(spec);
+        let request = CreatePodRequest {
+            hostname: spec.hostname.clone(),
+            network: MessageField::some(network(spec)?),
+            cgroup: spec.linux.cgroups_path.clone(),
+            cpus: shape.cpus,
+            memory_mib: shape.memory_mib,
+            labels: [
+                ("containerd.io/namespace".to_owned(), namespace.to_owned()),
+                ("containerd.io/id".to_owned(), id.to_owned()),
+            ]
+            .into(),
+            client_pid: rustix::process::getpid().as_raw_nonzero().get(),
+            ..Default::default()
+        };
+        let made = thawd.create(&request).await?;
+        let note = Note {
+            sandbox: made.sandbox_id.clone(),
+            vmm: made.vmm_pid,
+        };
+        let connected = async {
+            note.write(bundle)?;
+            Agent::connect(Path::new(&made.vsock)).await
+        };
+        match connected.await {
+            Ok(agent) => Ok(Machine {
+                sandbox: made.sandbox_id,
+                vmm: made.vmm_pid,
+                agent,
+            }),
+            Err(e) => {
+                // The first error says more.
+                let _ = thawd.end(&made.sandbox_id).await;
+                Err(e)
+            }
+        }
+    }
+
+    pub fn note(&self) -> Note {
+        Note {
+            sandbox: self.sandbox.clone(),
+            vmm: self.vmm,
+        }
+    }
+}
+
+/// The network namespace that was made for the pod, or one of thawd's own.
+fn network(spec: &Spec) -> Result<PodNetwork> {
+    let namespace = spec.linux.namespace("network").ok_or_else(|| {
+        Error::Unsupported(
+            "the host's network cannot be a microVM's: give the pod a network of its own (no hostNetwork, no --net-host)"
+                .into(),
+        )
+    })?;
+    let mode = match namespace.path.is_empty() {
+        true => Mode::PRIVATE,
+        false => Mode::NAMESPACE,
+    };
+    Ok(PodNetwork {
+        mode: mode.into(),
+        namespace: namespace.path.clone(),
+        ..Default::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::config::Namespace;
+
+    #[test]
+    fn a_bundle_remembers_its_machine() {
+        let bundle = tempfile::tempdir().unwrap();
+        assert_eq!(Note::read(bundle.path()), None);
+        let note = Note {
+            sandbox: "s".into(),
+            vmm: 7,
+        };
+        note.write(bundle.path()).unwrap();
+        assert_eq!(Note::read(bundle.path()), Some(note));
+    }
+
+    #[test]
+    fn a_network_is_the_pods_or_one_made_for_it_and_never_the_hosts() {
+        let mut spec = Spec::default();
+        assert!(network(&spec).unwrap_err().to_string().contains("hostNetwork"));
+        let mut namespace = Namespace {
+            kind: "network".into(),
+            ..Default::default()
+        };
+        spec.linux.namespaces = vec![namespace.clone()];
+        assert_eq!(network(&spec).unwrap().mode, Mode::PRIVATE.into());
+        namespace.path = "/run/netns/x".into();
+        spec.linux.namespaces = vec![namespace];
+        let told = network(&spec).unwrap();
+        assert_eq!(
+            (told.mode, told.namespace.as_str()),
+            (Mode::NAMESPACE.into(), "/run/netns/x")
+        );
+    }
+}

@@ -1,0 +1,33 @@
+//! `containerd-shim-thaw-v2`, the runtime `io.containerd.thaw.v2`.
+
+use std::process::ExitCode;
+
+use thaw_shim::arguments::{Action, Arguments};
+use thaw_shim::error::Result;
+use thaw_shim::{about, delete, info, memory, serve, start};
+
+fn main() -> ExitCode {
+    memory::keep_small();
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            // containerd shows what `start` and `delete` say.
+            eprintln!("io.containerd.thaw.v2: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let arguments = Arguments::parse(std::env::args().skip(1))?;
+    match arguments.action {
+        Action::Start => start::run(&arguments),
+        Action::Delete => delete::run(&arguments),
+        Action::Serve => serve::run(&arguments).inspect_err(|e| info!("{e}")),
+        Action::Version => {
+            println!("containerd-shim-thaw-v2 {}", env!("CARGO_PKG_VERSION"));
+            Ok(())
+        }
+        Action::Info => about::print(),
+    }
+}

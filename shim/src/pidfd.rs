@@ -1,0 +1,23 @@
+//! The end of a process that is not our child.
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Waits for it; for ever where the kernel does not let us.
+pub async fn ended(pid: i32) {
+    let Some(number) = Pid::from_raw(pid) else {
+        return std::future::pending().await;
+    };
+    match pidfd_open(number, PidfdFlags::NONBLOCK) {
+        Ok(pidfd) => {
+            // SAFETY: the registration owns the descriptor, which is closed with it and not before.
+            match unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) } {
+                Ok(pidfd) => drop(pidfd.readable().await),
+                Err(_) => std::future::pending().await,
+            }
+        }
+        Err(rustix::io::Errno::SRCH) => {}
+        Err(_) => std::future::pending().await,
+    }
+}

@@ -1,0 +1,133 @@
+//! Removing a task, or a process of one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thaw_protocol::shim::MessageField;
+use thaw_protocol::shim::task_events::TaskDelete;
+
+use super::create::hook_state;
+use super::{Pod, Slot, is_the_last};
+use crate::container::Container;
+use crate::error::{Error, Result};
+use crate::events::Event;
+use crate::hooks;
+use crate::process::{Exit, KILLED, Phase, Process};
+use crate::stdio::DRAIN_LIMIT;
+use crate::warning;
+
+/// How long a guest may take to remove a container whose process has ended.
+const REMOVE_LIMIT: Duration = Duration::from_secs(60);
+
+impl Pod {
+    /// Removes a process that has ended, or was never started; with the container's own, the container.
+    pub async fn delete(self: &Arc<Pod>, id: &str, exec_id: &str) -> Result<Exit> {
+        let container = self.container(id)?;
+        let process = container.process(exec_id)?;
+        match process.phase() {
+            Phase::Ended(_) | Phase::Created => {}
+            Phase::Starting | Phase::Running => {
+                let what = format!("process {} is running: kill it first", process.id.exec);
+                return Err(Error::State(what));
+            }
+        }
+        if !exec_id.is_empty() {
+            container.forget(exec_id);
+            drain(&process).await;
+            return Ok(ended_with(&process));
+        }
+        self.take(id)?;
+        if let Err(e) = self.remove(&container).await {
+            self.table().insert(id.to_owned(), Slot::Made(container));
+            return Err(e);
+        }
+        let exit = ended_with(&process);
+        self.events.publish(&Event::Delete(TaskDelete {
+            container_id: id.into(),
+            pid: self.pid(),
+            exit_status: exit.status,
+            exited_at: MessageField::some(exit.at.clone()),
+            ..Default::default()
+        }));
+        Ok(exit)
+    }
+
+    /// Takes a container out of the table: of two who delete it, one does.
+    fn take(&self, id: &str) -> Result<()> {
+        let mut table = self.table();
+        match table.get(id) {
+            Some(Slot::Made(_)) => {
+                table.remove(id);
+                Ok(())
+            }
+            Some(Slot::Making) | None => Err(Error::NotFound(format!("container {id}"))),
+        }
+    }
+
+    async fn remove(self: &Arc<Pod>, container: &Arc<Container>) -> Result<()> {
+        let machine = self.machine()?;
+        for process in container.processes() {
+            if matches!(process.phase(), Phase::Ended(_)) {
+                drain(&process).await;
+            }
+        }
+        // With the pod's own, or the only one, the whole machine goes.
+        if is_the_last(&container.role) {
+            self.end_machine();
+        } else {
+            let removed = tokio::time::timeout(REMOVE_LIMIT, machine.agent.remove(&container.id)).await;
+            match removed {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) if e.is_ended() => {}
+                Ok(Err(e)) => return Err(e),
+                Err(_) => {
+                    return Err(Error::State(format!(
+                        "the guest did not remove container {} within {} s",
+                        container.id,
+                        REMOVE_LIMIT.as_secs()
+                    )));
+                }
+            }
+        }
+        for process in container.processes() {
+            process.end(Exit::now(KILLED));
+            if let Some(mut streams) = process.streams().take() {
+                streams.let_go();
+            }
+        }
+        let poststop = hooks::run(
+            &container.hooks.poststop,
+            hook_state(container, machine, "stopped"),
+        );
+        if let Err(e) = poststop.await {
+            // The specification has these fail without effect.
+            warning!("container {}: {e}", container.id);
+        }
+        Ok(())
+    }
+}
+
+/// Lets a client take what is left of the output; one that does not take it is not waited for.
+async fn drain(process: &Process) {
+    let drained = process.streams().as_ref().map(|streams| streams.drained());
+    if let Some(drained) = drained
+        && tokio::time::timeout(DRAIN_LIMIT, drained).await.is_err()
+    {
+        warning!(
+            "output of process {} is dropped: nobody takes it",
+            process.id.exec
+        );
+    }
+    if let Some(mut streams) = process.streams().take() {
+        streams.let_go();
+    }
+}
+
+/// What never ran was killed.
+fn ended_with(process: &Process) -> Exit {
+    process.end(Exit::now(KILLED));
+    match process.phase() {
+        Phase::Ended(exit) => exit,
+        Phase::Created | Phase::Starting | Phase::Running => Exit::now(KILLED),
+    }
+}

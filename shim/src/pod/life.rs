@@ -1,0 +1,266 @@
+//! What is done to a task between its making and its removal.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use thaw_protocol::shim::Any;
+use thaw_protocol::shim::task_events::*;
+use ttrpc::Code;
+
+use super::Pod;
+use super::create::hook_state;
+use crate::container::Container;
+use crate::error::{Error, Result};
+use crate::events::Event;
+use crate::hooks;
+use crate::process::{Exit, Phase, Process};
+use crate::spec::{self, config};
+use crate::stats;
+use crate::stdio::{Stdio, Streams, Targets, Whose};
+use crate::warning;
+
+/// What a process is told to have ended with that could not be executed.
+const NOT_FOUND: u32 = 127;
+const NOT_EXECUTABLE: u32 = 126;
+const FAILED: u32 = 255;
+/// The signals the pause program ends at, and what with (kubernetes, build/pause).
+const PAUSE_ENDS_WELL: [u32; 2] = [libc::SIGINT as u32, libc::SIGTERM as u32];
+const PAUSE_IS_KILLED: [u32; 4] = [
+    libc::SIGKILL as u32,
+    libc::SIGQUIT as u32,
+    libc::SIGHUP as u32,
+    libc::SIGABRT as u32,
+];
+
+impl Pod {
+    /// Starts a process: the container's own, or one that was added.
+    pub async fn start(self: &Arc<Pod>, id: &str, exec_id: &str) -> Result<u32> {
+        let container = self.container(id)?;
+        match exec_id.is_empty() {
+            true => self.start_container(&container).await?,
+            false => self.start_exec(&container, exec_id).await?,
+        }
+        Ok(self.pid())
+    }
+
+    async fn start_container(self: &Arc<Pod>, container: &Arc<Container>) -> Result<()> {
+        let machine = self.machine()?;
+        let init = &container.init;
+        init.begin()?;
+        if container.is_in_guest()
+            && let Err(e) = machine.agent.start(&container.id).await
+        {
+            init.end(Exit::now(failed_with(&e)));
+            return Err(e);
+        }
+        self.events.publish(&Event::Start(TaskStart {
+            container_id: container.id.clone(),
+            pid: self.pid(),
+            ..Default::default()
+        }));
+        init.started();
+        let poststart = hooks::run(
+            &container.hooks.poststart,
+            hook_state(container, machine, "running"),
+        );
+        if let Err(e) = poststart.await {
+            // The specification has these fail without effect.
+            warning!("container {}: {e}", container.id);
+        }
+        Ok(())
+    }
+
+    async fn start_exec(self: &Arc<Pod>, container: &Arc<Container>, exec_id: &str) -> Result<()> {
+        let machine = self.machine()?;
+        let exec = container.exec(exec_id)?;
+        let process = &exec.process;
+        process.begin()?;
+        let whose = Whose {
+            namespace: self.namespace.clone(),
+            container: container.id.clone(),
+        };
+        let started = async {
+            let targets = Targets::open(&process.stdio, &whose).await?;
+            machine.agent.exec(&process.id, exec.spec).await?;
+            Ok(targets)
+        };
+        let targets = match started.await {
+            Ok(targets) => targets,
+            Err(e) => {
+                process.end(Exit::now(failed_with(&e)));
+                return Err(e);
+            }
+        };
+        *process.streams() = Some(Streams::start(
+            &machine.agent,
+            &process.id,
+            &process.stdio,
+            targets,
+        ));
+        self.events.publish(&Event::ExecStarted(TaskExecStarted {
+            container_id: container.id.clone(),
+            exec_id: exec_id.into(),
+            pid: self.pid(),
+            ..Default::default()
+        }));
+        process.started();
+        self.attend(machine, &container.id, process);
+        Ok(())
+    }
+
+    /// Adds a process to a container that runs.
+    pub fn exec(&self, id: &str, exec_id: &str, stdio: Stdio, spec: &[u8]) -> Result<()> {
+        let container = self.container(id)?;
+        if !container.is_in_guest() {
+            return Err(Error::Unsupported(format!(
+                "container {id} stands for the pod and has no processes: execute in another of its containers"
+            )));
+        }
+        if container.init.phase() != Phase::Running {
+            return Err(Error::State(format!("container {id} is not running")));
+        }
+        let mut read: config::Process =
+            serde_json::from_slice(spec).map_err(|e| Error::Invalid(format!("process {exec_id}: {e}")))?;
+        read.terminal = stdio.terminal;
+        container.add(exec_id, stdio, spec::process(&read))?;
+        self.events.publish(&Event::ExecAdded(TaskExecAdded {
+            container_id: id.into(),
+            exec_id: exec_id.into(),
+            ..Default::default()
+        }));
+        Ok(())
+    }
+
+    /// Sends a signal. One that has ended is not found.
+    pub async fn kill(&self, id: &str, exec_id: &str, signal: u32, all: bool) -> Result<()> {
+        let container = self.container(id)?;
+        let process = container.process(exec_id)?;
+        let ended = || Error::NotFound(format!("process {} has ended", process.id.exec));
+        match process.phase() {
+            Phase::Ended(_) => return Err(ended()),
+            Phase::Created if !exec_id.is_empty() => {
+                return Err(Error::State(format!("process {exec_id} was not started")));
+            }
+            Phase::Created | Phase::Starting | Phase::Running => {}
+        }
+        if !container.is_in_guest() {
+            self.kill_pause(&container, signal).await;
+            return Ok(());
+        }
+        let agent = &self.machine()?.agent;
+        match agent.signal(&process.id, signal, all && exec_id.is_empty()).await {
+            Err(e) if e.is_ended() => Err(ended()),
+            done => done,
+        }
+    }
+
+    /// What stands for the pod has no process; it behaves as the pause program would.
+    async fn kill_pause(&self, container: &Container, signal: u32) {
+        let status = match signal {
+            s if PAUSE_ENDS_WELL.contains(&s) => 0,
+            s if PAUSE_IS_KILLED.contains(&s) => 128 + s,
+            _ => return,
+        };
+        self.note_end(&container.id, &container.init, Exit::now(status))
+            .await;
+    }
+
+    /// Stops a container's processes, or lets them go on.
+    pub async fn pause(&self, id: &str, paused: bool) -> Result<()> {
+        let container = self.container(id)?;
+        if container.init.phase() != Phase::Running {
+            return Err(Error::State(format!("container {id} is not running")));
+        }
+        if container.is_in_guest() {
+            self.machine()?.agent.pause(id, paused).await?;
+        }
+        container.paused.store(paused, Ordering::Release);
+        let container_id = id.to_owned();
+        self.events.publish(&match paused {
+            true => Event::Paused(TaskPaused {
+                container_id,
+                ..Default::default()
+            }),
+            false => Event::Resumed(TaskResumed {
+                container_id,
+                ..Default::default()
+            }),
+        });
+        Ok(())
+    }
+
+    /// Tells a terminal its size.
+    pub async fn resize(&self, id: &str, exec_id: &str, rows: u32, columns: u32) -> Result<()> {
+        let container = self.container(id)?;
+        let process = container.process(exec_id)?;
+        // An exec that is not started has none yet; its first size comes with it.
+        if !container.is_in_guest() || (process.phase() == Phase::Created && !exec_id.is_empty()) {
+            return Ok(());
+        }
+        self.machine()?.agent.resize(&process.id, rows, columns).await
+    }
+
+    /// The client has closed its end of stdin.
+    pub fn close_stdin(&self, id: &str, exec_id: &str) -> Result<()> {
+        if let Some(streams) = &*self.container(id)?.process(exec_id)?.streams() {
+            streams.close_stdin();
+        }
+        Ok(())
+    }
+
+    /// Changes a container's limits.
+    pub async fn update(&self, id: &str, resources: &[u8]) -> Result<()> {
+        let container = self.container(id)?;
+        let read: config::Resources = serde_json::from_slice(resources)
+            .map_err(|e| Error::Invalid(format!("resources of {id}: {e}")))?;
+        match container.is_in_guest() {
+            true => self.machine()?.agent.update(id, spec::resources(&read)).await,
+            false => Ok(()),
+        }
+    }
+
+    /// What a container uses.
+    pub async fn stats(&self, id: &str) -> Result<Any> {
+        let container = self.container(id)?;
+        let used = match container.is_in_guest() {
+            true => self.machine()?.agent.stats(id).await?,
+            false => Default::default(),
+        };
+        stats::metrics(&used)
+    }
+
+    /// Writes the pod's microVM down, below a directory containerd made for it.
+    pub async fn checkpoint(&self, id: &str, path: &str) -> Result<()> {
+        self.container(id)?;
+        let directory = Path::new(path).join("thaw");
+        self.thawd.freeze(&self.machine()?.sandbox, &directory).await?;
+        self.events.publish(&Event::Checkpointed(TaskCheckpointed {
+            container_id: id.into(),
+            checkpoint: path.into(),
+            ..Default::default()
+        }));
+        Ok(())
+    }
+
+    /// Waits for a process's end.
+    pub async fn wait(&self, id: &str, exec_id: &str) -> Result<Exit> {
+        let process: Arc<Process> = self.container(id)?.process(exec_id)?;
+        Ok(process.exit().await)
+    }
+}
+
+/// The exit code of what could not be executed.
+fn failed_with(error: &Error) -> u32 {
+    match error {
+        Error::Agent {
+            code: Code::NOT_FOUND,
+            ..
+        } => NOT_FOUND,
+        Error::Agent {
+            code: Code::PERMISSION_DENIED,
+            ..
+        } => NOT_EXECUTABLE,
+        _ => FAILED,
+    }
+}

@@ -1,0 +1,227 @@
+//! A pod: its microVM, and containerd's tasks in it.
+//!
+//! Invariants: the table is locked to look something up or to change it, never while the guest, thawd or a client is waited
+//! for; so what one container's guest does not answer holds up nobody but who asked. Every task that was told of as created
+//! is told of once as ended, whoever ends it: itself, a signal, its machine.
+
+mod create;
+mod delete;
+mod life;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thaw_protocol::shim::task_events::{TaskExit, TaskOOM};
+use thaw_protocol::shim::{MessageField, task_events};
+use tokio::sync::{OnceCell, watch};
+
+use crate::container::Container;
+use crate::error::{Error, Result};
+use crate::events::{Event, Publisher};
+use crate::grouping::Role;
+use crate::machine::Machine;
+use crate::pidfd;
+use crate::process::{Exit, KILLED, Process};
+use crate::thawd::Thawd;
+use crate::{info, warning};
+
+/// A task's place in the table.
+#[derive(Debug)]
+enum Slot {
+    Making,
+    Made(Arc<Container>),
+}
+
+/// The pod of this shim.
+#[derive(Debug)]
+pub struct Pod {
+    pub namespace: String,
+    pub events: Publisher,
+    thawd: Thawd,
+    machine: OnceCell<Arc<Machine>>,
+    containers: Mutex<BTreeMap<String, Slot>>,
+    /// What is being ended though nobody waits for it yet.
+    ending: watch::Sender<usize>,
+}
+
+/// A name that is taken while its task is made.
+struct Reservation<'a> {
+    pod: &'a Pod,
+    id: &'a str,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        let mut table = self.pod.table();
+        if matches!(table.get(self.id), Some(Slot::Making)) {
+            table.remove(self.id);
+        }
+    }
+}
+
+impl Pod {
+    pub fn new(namespace: &str, thawd: Thawd, events: Publisher) -> Arc<Pod> {
+        Arc::new(Pod {
+            namespace: namespace.into(),
+            events,
+            thawd,
+            machine: OnceCell::new(),
+            containers: Mutex::default(),
+            ending: watch::Sender::new(0),
+        })
+    }
+
+    /// A task.
+    pub fn container(&self, id: &str) -> Result<Arc<Container>> {
+        match self.table().get(id) {
+            Some(Slot::Made(container)) => Ok(container.clone()),
+            Some(Slot::Making) | None => Err(Error::NotFound(format!("container {id}"))),
+        }
+    }
+
+    /// The microVM, which every task has that is in the table.
+    pub fn machine(&self) -> Result<&Arc<Machine>> {
+        let none = || Error::State("the pod has no microVM yet".into());
+        self.machine.get().ok_or_else(none)
+    }
+
+    /// What containerd has for the tasks' process.
+    pub fn pid(&self) -> u32 {
+        self.machine.get().map_or(0, |machine| machine.vmm.unsigned_abs())
+    }
+
+    /// Whether there is no task any more.
+    pub fn is_empty(&self) -> bool {
+        self.table().is_empty()
+    }
+
+    /// Waits until nothing is being ended.
+    pub async fn ended(&self) {
+        let mut ending = self.ending.subscribe();
+        let _ = ending.wait_for(|ending| *ending == 0).await;
+    }
+
+    /// Ends the microVM, whoever waits for it.
+    pub(crate) fn end_machine(self: &Arc<Pod>) {
+        let Some(machine) = self.machine.get().cloned() else {
+            return;
+        };
+        self.ending.send_modify(|ending| *ending += 1);
+        let pod = self.clone();
+        tokio::spawn(async move {
+            if let Err(e) = pod.thawd.end(&machine.sandbox).await {
+                // It ends with us at the latest: thawd watches who it was made for.
+                warning!("microVM {} is left to thawd: {e}", machine.sandbox);
+            }
+            pod.ending.send_modify(|ending| *ending -= 1);
+        });
+    }
+
+    fn reserve<'a>(&'a self, id: &'a str) -> Result<Reservation<'a>> {
+        let mut table = self.table();
+        if table.contains_key(id) {
+            return Err(Error::AlreadyExists(format!("container {id}")));
+        }
+        table.insert(id.to_owned(), Slot::Making);
+        Ok(Reservation { pod: self, id })
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
+        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn made(&self) -> Vec<Arc<Container>> {
+        let made = |slot: &Slot| match slot {
+            Slot::Made(container) => Some(container.clone()),
+            Slot::Making => None,
+        };
+        self.table().values().filter_map(made).collect()
+    }
+
+    /// Notes the end of a process, and tells of it if nobody has.
+    async fn note_end(&self, container: &str, process: &Process, exit: Exit) {
+        process.settled().await;
+        if process.end(exit.clone()) {
+            let id = match process.exec_id.as_str() {
+                "" => container,
+                exec => exec,
+            };
+            self.events.publish(&Event::Exit(TaskExit {
+                container_id: container.into(),
+                id: id.into(),
+                pid: self.pid(),
+                exit_status: exit.status,
+                exited_at: MessageField::some(exit.at),
+                ..Default::default()
+            }));
+        }
+    }
+
+    /// Attends a process of the guest's to its end.
+    fn attend(self: &Arc<Pod>, machine: &Arc<Machine>, container: &str, process: &Arc<Process>) {
+        let (pod, machine) = (self.clone(), machine.clone());
+        let (container, process) = (container.to_owned(), process.clone());
+        tokio::spawn(async move {
+            let status = match machine.agent.wait(&process.id).await {
+                Ok(status) => status.unsigned_abs(),
+                Err(e) => {
+                    info!(
+                        "process {} of {container} is taken for killed: {e}",
+                        process.id.exec
+                    );
+                    KILLED
+                }
+            };
+            pod.note_end(&container, &process, Exit::now(status)).await;
+        });
+    }
+
+    /// Attends the microVM: what it runs out of, and its end.
+    fn attend_machine(self: &Arc<Pod>, machine: &Arc<Machine>) {
+        let (pod, of) = (Arc::downgrade(self), machine.clone());
+        tokio::spawn(async move {
+            while let Ok(container_id) = of.agent.out_of_memory().await {
+                let Some(pod) = pod.upgrade() else { return };
+                pod.events.publish(&Event::Oom(TaskOOM {
+                    container_id,
+                    ..Default::default()
+                }));
+            }
+        });
+        let (pod, of, thawd) = (Arc::downgrade(self), machine.clone(), self.thawd.clone());
+        tokio::spawn(async move {
+            let reason = tokio::select! {
+                reason = thawd.wait(&of.sandbox) => reason,
+                () = pidfd::ended(of.vmm) => "its VMM was killed".into(),
+            };
+            let Some(pod) = pod.upgrade() else { return };
+            for container in pod.made() {
+                warning!(
+                    "container {} ends: microVM {}: {reason}",
+                    container.id,
+                    of.sandbox
+                );
+                for process in container.processes() {
+                    let (pod, id) = (pod.clone(), container.id.clone());
+                    tokio::spawn(async move { pod.note_end(&id, &process, Exit::now(KILLED)).await });
+                }
+            }
+        });
+    }
+}
+
+/// Of a task, as its creation is told.
+fn task_io(process: &Process) -> task_events::TaskIO {
+    task_events::TaskIO {
+        stdin: process.stdio.stdin.clone(),
+        stdout: process.stdio.stdout.clone(),
+        stderr: process.stdio.stderr.clone(),
+        terminal: process.stdio.terminal,
+        ..Default::default()
+    }
+}
+
+/// Whether the microVM ends with this task.
+fn is_the_last(role: &Role) -> bool {
+    !matches!(role, Role::Member { .. })
+}

@@ -1,0 +1,184 @@
+//! A process of a task: where it is in its life, its streams, its end.
+//!
+//! Invariants: the life goes one way, Created, Starting, Running, Ended, and may skip; whoever makes it Ended first is the only
+//! one to tell of it. What has not been started when it ended by a failing start is told nobody. No lock is held while the
+//! guest is asked anything.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use thaw_protocol::shim::{EnumOrUnknown, Timestamp, task_types::Status};
+use tokio::sync::watch;
+
+use crate::agent::ProcessId;
+use crate::error::{Error, Result};
+use crate::stdio::{Stdio, Streams};
+
+/// What a process is told to have ended with when its machine was killed under it.
+pub const KILLED: u32 = 128 + libc::SIGKILL as u32;
+
+/// How it ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exit {
+    /// Exit code, or 128 and the signal's number.
+    pub status: u32,
+    pub at: Timestamp,
+}
+
+impl Exit {
+    pub fn now(status: u32) -> Exit {
+        Exit {
+            status,
+            at: Timestamp::now(),
+        }
+    }
+}
+
+/// Where it is in its life.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Phase {
+    Created,
+    /// The guest has been asked.
+    Starting,
+    Running,
+    Ended(Exit),
+}
+
+/// A process: a container's own, or an exec.
+#[derive(Debug)]
+pub struct Process {
+    /// In the guest.
+    pub id: ProcessId,
+    /// containerd's name of an exec; empty for the container's own.
+    pub exec_id: String,
+    pub stdio: Stdio,
+    phase: watch::Sender<Phase>,
+    streams: Mutex<Option<Streams>>,
+}
+
+impl Process {
+    pub fn new(id: ProcessId, exec_id: &str, stdio: Stdio) -> Process {
+        Process {
+            id,
+            exec_id: exec_id.into(),
+            stdio,
+            phase: watch::Sender::new(Phase::Created),
+            streams: Mutex::default(),
+        }
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.phase.borrow().clone()
+    }
+
+    /// As containerd names it.
+    pub fn status(&self) -> EnumOrUnknown<Status> {
+        let status = match *self.phase.borrow() {
+            Phase::Created | Phase::Starting => Status::CREATED,
+            Phase::Running => Status::RUNNING,
+            Phase::Ended(_) => Status::STOPPED,
+        };
+        status.into()
+    }
+
+    /// Takes the turn to start it.
+    ///
+    /// # Errors
+    /// [`Error::State`] where it was started before.
+    pub fn begin(&self) -> Result<()> {
+        let begun = self.phase.send_if_modified(|phase| {
+            let begins = *phase == Phase::Created;
+            if begins {
+                *phase = Phase::Starting;
+            }
+            begins
+        });
+        match begun {
+            true => Ok(()),
+            false => Err(Error::State(format!(
+                "process {} was already started",
+                self.id.exec
+            ))),
+        }
+    }
+
+    /// The guest runs it.
+    pub fn started(&self) {
+        self.phase.send_if_modified(|phase| {
+            let runs = *phase == Phase::Starting;
+            if runs {
+                *phase = Phase::Running;
+            }
+            runs
+        });
+    }
+
+    /// It has ended, or never will be started. Whether nobody said so before: who did tells of it.
+    pub fn end(&self, exit: Exit) -> bool {
+        let first = self.phase.send_if_modified(|phase| {
+            let first = !matches!(phase, Phase::Ended(_));
+            if first {
+                *phase = Phase::Ended(exit);
+            }
+            first
+        });
+        if first && let Some(streams) = &mut *self.streams() {
+            streams.end_input();
+        }
+        first
+    }
+
+    /// Waits until it is not being started: an end that is told comes after its start.
+    pub async fn settled(&self) {
+        let mut phase = self.phase.subscribe();
+        let _ = phase.wait_for(|phase| *phase != Phase::Starting).await;
+    }
+
+    /// Waits for its end.
+    pub async fn exit(&self) -> Exit {
+        let mut phase = self.phase.subscribe();
+        let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await;
+        match ended.as_deref() {
+            Ok(Phase::Ended(exit)) => exit.clone(),
+            // The sender is ours.
+            _ => Exit::now(KILLED),
+        }
+    }
+
+    /// Its streams, which it has from when the guest has made it.
+    pub fn streams(&self) -> MutexGuard<'_, Option<Streams>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process() -> Process {
+        let id = ProcessId {
+            container: "c".into(),
+            exec: "c".into(),
+        };
+        Process::new(id, "", Stdio::default())
+    }
+
+    #[tokio::test]
+    async fn it_is_started_once_and_ends_once_after_its_start() {
+        let process = process();
+        process.begin().unwrap();
+        assert!(matches!(process.begin(), Err(Error::State(_))));
+        let mut settled = Box::pin(process.settled());
+        tokio::select! {
+            biased;
+            () = settled.as_mut() => panic!("it is being started"),
+            () = std::future::ready(()) => {}
+        }
+        process.started();
+        settled.await;
+        assert!(process.end(Exit::now(3)));
+        assert!(!process.end(Exit::now(4)));
+        assert_eq!(process.exit().await.status, 3);
+        process.started();
+        assert!(matches!(process.phase(), Phase::Ended(_)));
+    }
+}

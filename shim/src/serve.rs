@@ -1,0 +1,79 @@
+//! The shim: serves containerd until it is told to stop.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thaw_protocol::shim::task_ttrpc::create_task;
+use tokio::sync::watch;
+use ttrpc::r#async::Server;
+use ttrpc::r#async::transport::Listener;
+
+use crate::address::Address;
+use crate::arguments::Arguments;
+use crate::error::{Error, For, Result};
+use crate::events::Publisher;
+use crate::pod::Pod;
+use crate::service::Service;
+use crate::thawd::Thawd;
+use crate::{info, log};
+
+/// How long containerd may take to hear the last events.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+/// Where containerd says that it takes events.
+const EVENTS: &str = "TTRPC_ADDRESS";
+
+/// Serves on the listening socket that is our standard input.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    log::to_fifo(&arguments.bundle);
+    let listener = take_listener()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .for_(|| "start the runtime".into())?;
+    let events = std::env::var(EVENTS).unwrap_or_else(|_| format!("{}.ttrpc", arguments.address));
+    let served = runtime.block_on(async {
+        let publisher = Publisher::new(&arguments.namespace, events);
+        let pod = Pod::new(&arguments.namespace, Thawd::from_env(), publisher);
+        serve(listener, pod).await
+    });
+    // The pod is that of the first container, whose shim this is.
+    let address = Address::of(&arguments.address, &arguments.namespace, &arguments.id);
+    let _ = std::fs::remove_file(address.path());
+    // Threads that wait for a fifo's reader are not waited for.
+    runtime.shutdown_background();
+    served
+}
+
+/// Serves a pod on a socket until it is shut down.
+pub async fn serve(listener: UnixListener, pod: Arc<Pod>) -> Result<()> {
+    let (stop, mut stopped) = watch::channel(false);
+    let service = Service {
+        pod: pod.clone(),
+        stop,
+    };
+    let failed = |e: ttrpc::Error| Error::Thawd(format!("ttrpc: {e}"));
+    let listener = Listener::try_from(listener).for_(|| "listen".into())?;
+    let mut server = Server::new()
+        .add_listener(listener)
+        .register_service(create_task(Arc::new(service)));
+    server.start().await.map_err(failed)?;
+    info!("serving");
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+    server.stop_listen().await;
+    pod.ended().await;
+    // What is being answered is, meanwhile; whoever waits for more sees the connection end with us.
+    pod.events.flush(FLUSH_LIMIT).await;
+    Ok(())
+}
+
+/// Ours alone: nothing that is started later has it.
+fn take_listener() -> Result<UnixListener> {
+    let what = || "take the listening socket".into();
+    let fd = rustix::io::fcntl_dupfd_cloexec(std::io::stdin().as_fd(), 3).for_(what)?;
+    let null = std::fs::File::open(Path::new("/dev/null")).for_(what)?;
+    rustix::stdio::dup2_stdin(null.as_fd()).for_(what)?;
+    Ok(UnixListener::from(fd))
+}

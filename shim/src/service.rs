@@ -1,0 +1,200 @@
+//! containerd's task service: each call, by the pod.
+
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use async_trait::async_trait;
+use thaw_protocol::shim::task::*;
+use thaw_protocol::shim::task_ttrpc::Task;
+use thaw_protocol::shim::task_types::{ProcessInfo, Status};
+use thaw_protocol::shim::{Empty, MessageField};
+use tokio::sync::watch;
+use ttrpc::r#async::TtrpcContext;
+
+use crate::error::{Error, Result};
+use crate::pod::Pod;
+use crate::process::{Exit, Phase};
+use crate::stdio::Stdio;
+
+/// Serves containerd. It ends by telling `stop`.
+#[derive(Debug)]
+pub struct Service {
+    pub pod: Arc<Pod>,
+    pub stop: watch::Sender<bool>,
+}
+
+type Answer<T> = ttrpc::Result<T>;
+
+fn empty(done: Result<()>) -> Answer<Empty> {
+    done.map(|()| Empty::new()).map_err(Into::into)
+}
+
+impl Service {
+    fn state(&self, r: &StateRequest) -> Result<StateResponse> {
+        let container = self.pod.container(&r.id)?;
+        let process = container.process(&r.exec_id)?;
+        let exit = match process.phase() {
+            Phase::Ended(exit) => Some(exit),
+            Phase::Created | Phase::Starting | Phase::Running => None,
+        };
+        let status = match process.phase() {
+            Phase::Running if container.paused.load(Ordering::Acquire) => Status::PAUSED.into(),
+            _ => process.status(),
+        };
+        Ok(StateResponse {
+            id: r.id.clone(),
+            bundle: container.bundle.display().to_string(),
+            pid: self.pod.pid(),
+            status,
+            stdin: process.stdio.stdin.clone(),
+            stdout: process.stdio.stdout.clone(),
+            stderr: process.stdio.stderr.clone(),
+            terminal: process.stdio.terminal,
+            exit_status: exit.as_ref().map_or(0, |exit| exit.status),
+            exited_at: MessageField::from_option(exit.map(|exit| exit.at)),
+            exec_id: r.exec_id.clone(),
+            ..Default::default()
+        })
+    }
+
+    fn pids(&self, id: &str) -> Result<PidsResponse> {
+        let container = self.pod.container(id)?;
+        let running = container.init.phase() == Phase::Running;
+        let info = running.then(|| ProcessInfo {
+            pid: self.pod.pid(),
+            ..Default::default()
+        });
+        Ok(PidsResponse {
+            processes: info.into_iter().collect(),
+            ..Default::default()
+        })
+    }
+}
+
+#[async_trait]
+impl Task for Service {
+    async fn state(&self, _: &TtrpcContext, r: StateRequest) -> Answer<StateResponse> {
+        Ok(self.state(&r)?)
+    }
+
+    async fn create(&self, _: &TtrpcContext, r: CreateTaskRequest) -> Answer<CreateTaskResponse> {
+        let pid = self.pod.create(r).await?;
+        Ok(CreateTaskResponse {
+            pid,
+            ..Default::default()
+        })
+    }
+
+    async fn start(&self, _: &TtrpcContext, r: StartRequest) -> Answer<StartResponse> {
+        let pid = self.pod.start(&r.id, &r.exec_id).await?;
+        Ok(StartResponse {
+            pid,
+            ..Default::default()
+        })
+    }
+
+    async fn delete(&self, _: &TtrpcContext, r: DeleteRequest) -> Answer<DeleteResponse> {
+        let exit = self.pod.delete(&r.id, &r.exec_id).await?;
+        Ok(DeleteResponse {
+            pid: self.pod.pid(),
+            exit_status: exit.status,
+            exited_at: MessageField::some(exit.at),
+            ..Default::default()
+        })
+    }
+
+    async fn pids(&self, _: &TtrpcContext, r: PidsRequest) -> Answer<PidsResponse> {
+        Ok(self.pids(&r.id)?)
+    }
+
+    async fn pause(&self, _: &TtrpcContext, r: PauseRequest) -> Answer<Empty> {
+        empty(self.pod.pause(&r.id, true).await)
+    }
+
+    async fn resume(&self, _: &TtrpcContext, r: ResumeRequest) -> Answer<Empty> {
+        empty(self.pod.pause(&r.id, false).await)
+    }
+
+    async fn checkpoint(&self, _: &TtrpcContext, r: CheckpointTaskRequest) -> Answer<Empty> {
+        empty(self.pod.checkpoint(&r.id, &r.path).await)
+    }
+
+    async fn kill(&self, _: &TtrpcContext, r: KillRequest) -> Answer<Empty> {
+        empty(self.pod.kill(&r.id, &r.exec_id, r.signal, r.all).await)
+    }
+
+    async fn exec(&self, _: &TtrpcContext, r: ExecProcessRequest) -> Answer<Empty> {
+        let stdio = Stdio {
+            stdin: r.stdin,
+            stdout: r.stdout,
+            stderr: r.stderr,
+            terminal: r.terminal,
+        };
+        empty(self.pod.exec(&r.id, &r.exec_id, stdio, &r.spec.value))
+    }
+
+    async fn resize_pty(&self, _: &TtrpcContext, r: ResizePtyRequest) -> Answer<Empty> {
+        empty(self.pod.resize(&r.id, &r.exec_id, r.height, r.width).await)
+    }
+
+    async fn close_io(&self, _: &TtrpcContext, r: CloseIORequest) -> Answer<Empty> {
+        empty(match r.stdin {
+            true => self.pod.close_stdin(&r.id, &r.exec_id),
+            false => Ok(()),
+        })
+    }
+
+    async fn update(&self, _: &TtrpcContext, r: UpdateTaskRequest) -> Answer<Empty> {
+        empty(self.pod.update(&r.id, &r.resources.value).await)
+    }
+
+    async fn wait(&self, _: &TtrpcContext, r: WaitRequest) -> Answer<WaitResponse> {
+        let Exit { status, at } = self.pod.wait(&r.id, &r.exec_id).await?;
+        Ok(WaitResponse {
+            exit_status: status,
+            exited_at: MessageField::some(at),
+            ..Default::default()
+        })
+    }
+
+    async fn stats(&self, _: &TtrpcContext, r: StatsRequest) -> Answer<StatsResponse> {
+        let stats = self.pod.stats(&r.id).await?;
+        Ok(StatsResponse {
+            stats: MessageField::some(stats),
+            ..Default::default()
+        })
+    }
+
+    async fn connect(&self, _: &TtrpcContext, r: ConnectRequest) -> Answer<ConnectResponse> {
+        self.pod.container(&r.id)?;
+        Ok(ConnectResponse {
+            shim_pid: process::id(),
+            task_pid: self.pod.pid(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            ..Default::default()
+        })
+    }
+
+    /// Ends the shim, unless it has tasks still: containerd asks after each of a pod's.
+    async fn shutdown(&self, _: &TtrpcContext, r: ShutdownRequest) -> Answer<Empty> {
+        if !r.now && !self.pod.is_empty() {
+            return Ok(Empty::new());
+        }
+        if !self.pod.is_empty() {
+            self.pod.end_machine();
+        }
+        self.stop.send_replace(true);
+        Ok(Empty::new())
+    }
+}
+
+/// Refuses a name that cannot be one: paths are made of them.
+pub fn check_id(id: &str) -> Result<()> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let good = (1..=128).contains(&id.len()) && id.chars().all(fits) && !id.starts_with('.');
+    match good {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!("{id:?} is no container's id"))),
+    }
+}

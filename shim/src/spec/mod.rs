@@ -1,0 +1,185 @@
+//! From a bundle's `config.json` to what the guest's agent makes: the specification, the storages, the files that are copied.
+//!
+//! Invariant: what a microVM cannot do is refused here by name, with what to do, before anything is asked of the guest;
+//! what makes no sense in one is left out as docs/shim.md has it, and nothing else is.
+
+pub mod config;
+mod mounts;
+mod resources;
+
+use std::path::Path;
+
+use thaw_protocol::agent::agent::Storage;
+use thaw_protocol::agent::{MessageField, oci};
+
+pub use mounts::{CopiedFile, Mounts};
+pub use resources::resources;
+
+use crate::error::{Error, Result};
+use config::{Linux, Namespace, Process, Spec};
+
+/// What the agent is asked to make.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Guest {
+    pub spec: oci::Spec,
+    /// To be mounted before, in order, after the root file system's own.
+    pub storages: Vec<Storage>,
+    /// To be copied before.
+    pub files: Vec<CopiedFile>,
+}
+
+/// Reads a specification.
+pub fn read(path: &Path) -> Result<Spec> {
+    let text = std::fs::read(path).map_err(|source| Error::System {
+        what: format!("read {}", path.display()),
+        source,
+    })?;
+    serde_json::from_slice(&text).map_err(|e| Error::malformed(path, e))
+}
+
+/// What the agent is to make of container `id`, whose root file system is `root` of the guest.
+pub fn guest(id: &str, spec: &Spec, root: String) -> Result<Guest> {
+    let process_given = spec
+        .process
+        .as_ref()
+        .ok_or_else(|| Error::Invalid("config.json has no process".into()))?;
+    if !spec.linux.uid_mappings.is_empty() || spec.linux.namespace("user").is_some() {
+        return Err(Error::Unsupported(
+            "a user namespace makes no sense in a microVM, which has the host's users behind its wall: remove it".into(),
+        ));
+    }
+    let readonly = spec.root.as_ref().is_some_and(|r| r.readonly);
+    let Mounts {
+        mounts,
+        storages,
+        files,
+    } = mounts::convert(id, &spec.mounts)?;
+    let spec = oci::Spec {
+        Version: spec.oci_version.clone(),
+        Process: MessageField::some(process(process_given)),
+        Root: MessageField::some(oci::Root {
+            Path: root,
+            Readonly: readonly,
+            ..Default::default()
+        }),
+        Hostname: spec.hostname.clone(),
+        Mounts: mounts,
+        Annotations: spec.annotations.clone().into_iter().collect(),
+        Linux: MessageField::some(linux(id, &spec.linux)?),
+        ..Default::default()
+    };
+    Ok(Guest {
+        spec,
+        storages,
+        files,
+    })
+}
+
+/// A process as the agent takes it. Labels of AppArmor and SELinux are left out: the guest's kernel has neither.
+pub fn process(given: &Process) -> oci::Process {
+    let size = given.console_size.as_ref().map(|size| oci::Box {
+        Height: size.height,
+        Width: size.width,
+        ..Default::default()
+    });
+    let capabilities = given.capabilities.as_ref().map(|c| oci::LinuxCapabilities {
+        Bounding: c.bounding.clone(),
+        Effective: c.effective.clone(),
+        Inheritable: c.inheritable.clone(),
+        Permitted: c.permitted.clone(),
+        Ambient: c.ambient.clone(),
+        ..Default::default()
+    });
+    let rlimits = given.rlimits.iter().map(|limit| oci::POSIXRlimit {
+        Type: limit.kind.clone(),
+        Hard: limit.hard,
+        Soft: limit.soft,
+        ..Default::default()
+    });
+    oci::Process {
+        Terminal: given.terminal,
+        ConsoleSize: MessageField::from_option(size),
+        User: MessageField::some(oci::User {
+            UID: given.user.uid,
+            GID: given.user.gid,
+            AdditionalGids: given.user.additional_gids.clone(),
+            ..Default::default()
+        }),
+        Args: given.args.clone(),
+        Env: given.env.clone(),
+        Cwd: given.cwd.clone(),
+        Capabilities: MessageField::from_option(capabilities),
+        Rlimits: rlimits.collect(),
+        NoNewPrivileges: given.no_new_privileges,
+        OOMScoreAdj: given.oom_score_adj.unwrap_or(0),
+        ..Default::default()
+    }
+}
+
+fn linux(id: &str, given: &Linux) -> Result<oci::Linux> {
+    let namespaces = given.namespaces.iter().filter_map(namespace);
+    let devices = given.devices.iter().map(|device| oci::LinuxDevice {
+        Path: device.path.clone(),
+        Type: device.kind.clone(),
+        Major: device.major,
+        Minor: device.minor,
+        FileMode: device.file_mode,
+        UID: device.uid,
+        GID: device.gid,
+        ..Default::default()
+    });
+    Ok(oci::Linux {
+        Sysctl: given.sysctl.clone().into_iter().collect(),
+        Resources: MessageField::some(resources(&given.resources)),
+        // In the guest there is no one else: the host's place for it says nothing there.
+        CgroupsPath: format!("/{id}"),
+        Namespaces: namespaces.collect(),
+        Devices: devices.collect(),
+        Seccomp: MessageField::from_option(given.seccomp.as_ref().map(seccomp)),
+        RootfsPropagation: given.rootfs_propagation.clone(),
+        MaskedPaths: given.masked_paths.clone(),
+        ReadonlyPaths: given.readonly_paths.clone(),
+        ..Default::default()
+    })
+}
+
+/// The network is the guest's own, and so is its clock. A namespace that is joined by a path of the host is the pod's: the
+/// guest's own, which is the container's where it makes none.
+fn namespace(given: &Namespace) -> Option<oci::LinuxNamespace> {
+    let own = matches!(given.kind.as_str(), "pid" | "ipc" | "uts" | "mount" | "cgroup");
+    (own && given.path.is_empty()).then(|| oci::LinuxNamespace {
+        Type: given.kind.clone(),
+        ..Default::default()
+    })
+}
+
+fn seccomp(given: &config::Seccomp) -> oci::LinuxSeccomp {
+    let syscalls = given.syscalls.iter().map(|rule| oci::LinuxSyscall {
+        Names: rule.names.clone(),
+        Action: rule.action.clone(),
+        ErrnoRet: rule.errno_ret.map(oci::linux_syscall::ErrnoRet::Errnoret),
+        Args: rule
+            .args
+            .iter()
+            .map(|argument| oci::LinuxSeccompArg {
+                Index: argument.index,
+                Value: argument.value,
+                ValueTwo: argument.value_two,
+                Op: argument.op.clone(),
+                ..Default::default()
+            })
+            .collect(),
+        ..Default::default()
+    });
+    oci::LinuxSeccomp {
+        DefaultAction: given.default_action.clone(),
+        Architectures: given.architectures.clone(),
+        Flags: given.flags.clone(),
+        Syscalls: syscalls.collect(),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+#[path = "../spec_test.rs"]
+mod tests;

@@ -1,0 +1,44 @@
+//! Limits: of a container when it is made, and of an update.
+
+use thaw_protocol::agent::{MessageField, oci};
+
+use super::config::Resources;
+
+/// As the agent takes them. The devices cgroup and network classes are left out: a guest's devices and network are all its
+/// pod's own. Limits of block devices by number are, too: they are the host's devices.
+pub fn resources(given: &Resources) -> oci::LinuxResources {
+    let memory = given.memory.as_ref().map(|memory| oci::LinuxMemory {
+        Limit: memory.limit.unwrap_or(0),
+        Reservation: memory.reservation.unwrap_or(0),
+        Swap: memory.swap.unwrap_or(0),
+        ..Default::default()
+    });
+    let cpu = given.cpu.as_ref().map(|cpu| oci::LinuxCPU {
+        Shares: cpu.shares.unwrap_or(0),
+        Quota: cpu.quota.unwrap_or(0),
+        Period: cpu.period.unwrap_or(0),
+        ..Default::default()
+    });
+    let pids = given.pids.as_ref().map(|pids| oci::LinuxPids {
+        Limit: pids.limit,
+        ..Default::default()
+    });
+    let weight = given.block_io.as_ref().and_then(|io| io.weight);
+    let block = weight.map(|weight| oci::LinuxBlockIO {
+        Weight: weight.into(),
+        ..Default::default()
+    });
+    let huge = given.hugepage_limits.iter().map(|limit| oci::LinuxHugepageLimit {
+        Pagesize: limit.page_size.clone(),
+        Limit: limit.limit,
+        ..Default::default()
+    });
+    oci::LinuxResources {
+        Memory: MessageField::from_option(memory),
+        CPU: MessageField::from_option(cpu),
+        Pids: MessageField::from_option(pids),
+        BlockIO: MessageField::from_option(block),
+        HugepageLimits: huge.collect(),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,95 @@
+//! The `start` command: containerd runs it for each container, and talks to whom it names from then on.
+//!
+//! The first container of a pod gets a shim; the others are told of it. The shim is started listening: it has its socket as
+//! standard input, so nobody can connect too early.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::address::Address;
+use crate::arguments::Arguments;
+use crate::error::{Error, For, Result};
+use crate::grouping::Role;
+use crate::service::check_id;
+use crate::spec;
+
+/// Says where the container's shim listens.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let address = start(arguments)?;
+    address.write(&arguments.bundle)?;
+    let mut out = std::io::stdout().lock();
+    write!(out, "{}", address.text())
+        .and_then(|()| out.flush())
+        .for_(|| "answer containerd".into())
+}
+
+fn start(arguments: &Arguments) -> Result<Address> {
+    check_id(&arguments.id)?;
+    let spec = spec::read(&arguments.bundle.join("config.json"))?;
+    let role = Role::of(&arguments.id, &spec.annotations)?;
+    let address = Address::of(&arguments.address, &arguments.namespace, role.pod(&arguments.id));
+    if address.is_served() {
+        return Ok(address);
+    }
+    if let Role::Member { pod } = &role {
+        return Err(Error::State(format!(
+            "container {} is of pod {pod}, whose shim does not run any more",
+            arguments.id
+        )));
+    }
+    let listener = listen(address.path())?;
+    let child = spawn(arguments, listener)?;
+    spare_containerd(child);
+    Ok(address)
+}
+
+/// A socket a dead shim left is replaced.
+fn listen(path: &Path) -> Result<UnixListener> {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    let what = || format!("listen on {}", path.display());
+    if let Some(directory) = path.parent() {
+        let made = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o711)
+            .create(directory);
+        made.for_(|| format!("create {}", directory.display()))?;
+    }
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path).for_(what)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).for_(what)?;
+    Ok(listener)
+}
+
+/// The shim itself, which outlives us and containerd. Its process id.
+fn spawn(arguments: &Arguments, listener: UnixListener) -> Result<u32> {
+    let program = std::env::current_exe().for_(|| "find this program".into())?;
+    let child = Command::new(program)
+        .args(["-namespace", &arguments.namespace, "-id", &arguments.id])
+        .args(["-address", &arguments.address, "serve"])
+        .current_dir(&arguments.bundle)
+        .stdin(Stdio::from(OwnedFd::from(listener)))
+        // containerd reads ours to the end.
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .for_(|| "start the shim".into())?;
+    Ok(child.id())
+}
+
+/// Under want of memory the shim goes before containerd, as containerd's own do: it can be cleaned up after.
+fn spare_containerd(pid: u32) {
+    let path = |pid: &str| format!("/proc/{pid}/oom_score_adj");
+    let Some(parent) = rustix::process::getppid() else {
+        return;
+    };
+    let read = std::fs::read_to_string(path(&parent.as_raw_nonzero().to_string()));
+    if let Some(score) = read.ok().and_then(|text| text.trim().parse::<i32>().ok()) {
+        // Not allowed everywhere, and no more than advice.
+        let _ = std::fs::write(path(&pid.to_string()), (score + 1).min(1000).to_string());
+    }
+}

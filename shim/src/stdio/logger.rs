@@ -1,0 +1,194 @@
+//! A program that takes a container's output, as containerd's runtimes start it: `binary:///PROGRAM?NAME=VALUE…`.
+//!
+//! It finds stdout and stderr as descriptors 3 and 4, and says by closing 5, or by writing to it, that it is ready.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::process::Command;
+
+use super::Whose;
+use crate::error::{Error, For, Result};
+
+/// How long it may take to be ready.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// Where it finds its descriptors.
+const FIRST: i32 = 3;
+
+/// What it reads from.
+pub struct Logger {
+    pub stdout: Sender,
+    pub stderr: Sender,
+}
+
+/// Starts the program of a URI, without its scheme, and waits until it is ready.
+pub async fn start(uri: &str, whose: &Whose) -> Result<Logger> {
+    let (program, arguments) = parse(uri)?;
+    let make = || pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into());
+    let ((their_out, stdout), (their_err, stderr), (ready, their_ready)) = (make()?, make()?, make()?);
+    let spawned = spawn(&program, &arguments, whose, [their_out, their_err, their_ready]);
+    let mut child = spawned.for_(|| format!("start the logging program {program}"))?;
+    // Reaped whenever it ends, which its input's end has it do.
+    tokio::spawn(async move { child.wait().await });
+    let sender = |fd: OwnedFd| -> io::Result<Sender> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Sender::from_owned_fd(fd)
+    };
+    rustix::io::ioctl_fionbio(&ready, true).for_(|| "watch a pipe".into())?;
+    let mut ready = Receiver::from_owned_fd(ready).for_(|| "watch a pipe".into())?;
+    let mut byte = [0];
+    match tokio::time::timeout(READY_LIMIT, ready.read(&mut byte)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(source)) => {
+            return Err(Error::System {
+                what: format!("hear of the logging program {program}"),
+                source,
+            });
+        }
+        Err(_) => {
+            return Err(Error::State(format!(
+                "the logging program {program} was not ready within {} s",
+                READY_LIMIT.as_secs()
+            )));
+        }
+    }
+    Ok(Logger {
+        stdout: sender(stdout).for_(|| "write to a pipe".into())?,
+        stderr: sender(stderr).for_(|| "write to a pipe".into())?,
+    })
+}
+
+fn spawn(
+    program: &str,
+    arguments: &[String],
+    whose: &Whose,
+    fds: [OwnedFd; 3],
+) -> io::Result<tokio::process::Child> {
+    // Away from where they are to be: each is then put in its place without treading on another.
+    let mut high = Vec::with_capacity(fds.len());
+    for fd in &fds {
+        high.push(fcntl_dupfd_cloexec(fd, FIRST + fds.len() as i32)?);
+    }
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .env("CONTAINER_ID", &whose.container)
+        .env("CONTAINER_NAMESPACE", &whose.namespace)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null());
+    // SAFETY: between fork and exec only dup2 is called, which is async-signal-safe, on descriptors the closure owns.
+    unsafe {
+        command.pre_exec(move || {
+            use std::os::fd::AsRawFd;
+            for (place, fd) in (FIRST..).zip(&high) {
+                // SAFETY: dup2 of an open descriptor; whatever is at `place` is this child's copy, which exec would close.
+                if libc::dup2(fd.as_raw_fd(), place) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+/// The program, and its arguments: each name of the query, then its value if it has one.
+fn parse(uri: &str) -> Result<(String, Vec<String>)> {
+    let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+    let program = decode(path);
+    if !program.starts_with('/') || program.contains('\0') {
+        return Err(Error::Invalid(format!(
+            "binary://{uri} names no program by its absolute path"
+        )));
+    }
+    let mut arguments = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        arguments.push(decode(name));
+        if !value.is_empty() {
+            arguments.push(decode(value));
+        }
+    }
+    match arguments.iter().any(|argument| argument.contains('\0')) {
+        true => Err(Error::Invalid(format!("binary://{uri} has a NUL in it"))),
+        false => Ok((program, arguments)),
+    }
+}
+
+/// `%XX` and `+` (RFC 3986, application/x-www-form-urlencoded).
+fn decode(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        let hex = text
+            .get(at + 1..at + 3)
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match (byte, hex) {
+            (b'%', Some(value)) => {
+                decoded.push(value);
+                at += 3;
+                continue;
+            }
+            (b'+', _) => decoded.push(b' '),
+            _ => decoded.push(*byte),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt;
+
+    #[test]
+    fn a_uri_names_a_program_and_its_arguments() {
+        let (program, arguments) = parse("/bin/log%20it?id=a%2Fb&flag&x=1+2").unwrap();
+        assert_eq!(program, "/bin/log it");
+        assert_eq!(arguments, ["id", "a/b", "flag", "x", "1 2"]);
+        assert!(parse("log?x=1").is_err());
+        assert!(parse("/bin/log?x=%00").is_err());
+        assert_eq!(decode("100%"), "100%");
+        assert_eq!(decode("%é"), "%é");
+    }
+
+    #[tokio::test]
+    async fn the_program_gets_both_outputs_and_is_waited_for_until_it_is_ready() {
+        let directory = tempfile::tempdir().unwrap();
+        let (script, out) = (directory.path().join("log"), directory.path().join("out"));
+        let text = format!(
+            "#!/bin/sh\necho $CONTAINER_NAMESPACE $CONTAINER_ID $1 $2 > {0}\nexec 5>&-\n/bin/cat <&3 >> {0}\n/bin/cat <&4 >> {0}\necho end >> {0}\n",
+            out.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let whose = Whose {
+            namespace: "ns".into(),
+            container: "c".into(),
+        };
+        let uri = format!("{}?k=v", script.display());
+        let mut logger = start(&uri, &whose).await.unwrap();
+        assert!(std::fs::read_to_string(&out).unwrap().starts_with("ns c k v"));
+        logger.stdout.write_all(b"one\n").await.unwrap();
+        logger.stderr.write_all(b"two\n").await.unwrap();
+        drop(logger);
+        while !std::fs::read_to_string(&out).unwrap().ends_with("end\n") {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(
+            std::fs::read_to_string(&out).unwrap(),
+            "ns c k v\none\ntwo\nend\n"
+        );
+        assert!(start("/nowhere/log", &whose).await.is_err());
+    }
+}

@@ -1,0 +1,107 @@
+//! thawd, which makes and ends the pod's microVM: a connection a call, so that nothing here ends with a thawd that is
+//! restarted.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use thaw_protocol::shim::pods::*;
+use thaw_protocol::shim::pods_ttrpc::PodsClient;
+use ttrpc::context::Context;
+
+use crate::error::{Error, Result};
+
+/// How long a shim waits before it asks a thawd again that went away.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Where thawd serves its shims.
+#[derive(Clone, Debug)]
+pub struct Thawd {
+    socket: PathBuf,
+}
+
+impl Thawd {
+    /// `pods.sock` in the run directory.
+    pub fn from_env() -> Thawd {
+        let run = std::env::var_os("THAW_RUN").filter(|run| !run.is_empty());
+        let run = run.map_or_else(|| PathBuf::from("/run/thaw"), PathBuf::from);
+        Thawd::at(&run.join("pods.sock"))
+    }
+
+    pub fn at(socket: &Path) -> Thawd {
+        Thawd {
+            socket: socket.into(),
+        }
+    }
+
+    async fn client(&self) -> Result<PodsClient> {
+        let stream = tokio::net::UnixStream::connect(&self.socket).await;
+        let stream = stream.map_err(|source| Error::NoThawd {
+            path: self.socket.clone(),
+            source,
+        })?;
+        let socket = ttrpc::r#async::transport::Socket::from(stream);
+        Ok(PodsClient::new(ttrpc::r#async::Client::new(socket)))
+    }
+
+    /// Makes a pod's microVM, its agent ready.
+    pub async fn create(&self, request: &CreatePodRequest) -> Result<CreatePodResponse> {
+        answered(self.client().await?.create(Context::default(), request).await)
+    }
+
+    /// Shows an image of the store in it; the image's name there.
+    pub async fn show(&self, sandbox: &str, digest: &str) -> Result<String> {
+        let request = ShowImageRequest {
+            sandbox_id: sandbox.into(),
+            digest: digest.into(),
+            ..Default::default()
+        };
+        let answer = self.client().await?.show(Context::default(), &request).await;
+        answered(answer).map(|answer| answer.name)
+    }
+
+    /// Waits until its machine has ended, and says why, whichever thawd there is to say it.
+    pub async fn wait(&self, sandbox: &str) -> String {
+        let request = pod(sandbox);
+        loop {
+            if let Ok(client) = self.client().await {
+                match client.wait(Context::default(), &request).await {
+                    Ok(answer) => return answer.reason,
+                    // It knows nothing of it: it has been removed.
+                    Err(ttrpc::Error::RpcStatus(status)) => return status.message().to_owned(),
+                    Err(_) => {}
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Ends it and removes all it has.
+    pub async fn end(&self, sandbox: &str) -> Result<()> {
+        let ended = self.client().await?.end(Context::default(), &pod(sandbox)).await;
+        answered(ended).map(drop)
+    }
+
+    /// Writes it to a new directory.
+    pub async fn freeze(&self, sandbox: &str, directory: &Path) -> Result<()> {
+        let request = FreezePodRequest {
+            sandbox_id: sandbox.into(),
+            directory: directory.display().to_string(),
+            ..Default::default()
+        };
+        answered(self.client().await?.freeze(Context::default(), &request).await).map(drop)
+    }
+}
+
+fn pod(sandbox: &str) -> PodRequest {
+    PodRequest {
+        sandbox_id: sandbox.into(),
+        ..Default::default()
+    }
+}
+
+fn answered<T>(answer: ttrpc::Result<T>) -> Result<T> {
+    answer.map_err(|e| match e {
+        ttrpc::Error::RpcStatus(status) => Error::Thawd(status.message().to_owned()),
+        other => Error::Thawd(format!("the connection broke: {other}")),
+    })
+}

@@ -1,0 +1,423 @@
+//! Tasks of a pod, as containerd drives them, among fakes.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::json;
+use support::{Rig, code, fifo, member};
+use thaw_protocol::shim::MessageField;
+use thaw_protocol::shim::task::*;
+use thaw_protocol::shim::task_types::Status;
+use thaw_protocol::shim::{Any, Message};
+use thaw_shim::arguments::{Action, Arguments};
+use thaw_shim::thawd::Thawd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use ttrpc::Code;
+use ttrpc::context::Context;
+
+#[tokio::test]
+async fn a_task_is_told_of_from_its_creation_to_its_removal_and_takes_its_machine_along() {
+    let rig = Rig::new().await;
+    let out = fifo(&rig.path("out"));
+    let request = CreateTaskRequest {
+        stdout: out.clone(),
+        ..rig.request("one", &["echo", "hi"], json!({}))
+    };
+    let reading = tokio::spawn(async move { tokio::fs::read(out).await.unwrap() });
+    rig.create(request.clone()).await.unwrap();
+    assert_eq!(code(rig.create(request).await), Code::ALREADY_EXISTS);
+    assert_eq!(rig.state("one", "").await.unwrap().status, Status::CREATED.into());
+    let waiting = rig.wait("one", "");
+    rig.start("one", "").await.unwrap();
+    assert_eq!(waiting.await.unwrap(), 0);
+    assert_eq!(code(rig.start("one", "").await), Code::FAILED_PRECONDITION);
+    // The fifo ends with the output, before the task is removed.
+    assert_eq!(reading.await.unwrap(), b"hi\n");
+    let state = rig.state("one", "").await.unwrap();
+    assert_eq!((state.status, state.exit_status), (Status::STOPPED.into(), 0));
+    assert!(state.exited_at.is_some());
+    // A signal to what has ended is not found, whoever else it may hit.
+    assert_eq!(code(rig.kill("one", "", libc::SIGTERM).await), Code::NOT_FOUND);
+    assert_eq!(rig.delete("one", "").await.unwrap(), 0);
+    assert_eq!(code(rig.delete("one", "").await), Code::NOT_FOUND);
+    rig.shutdown(false).await;
+    rig.ended().await;
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+    let made = rig.thawd.made.lock().unwrap()[0].clone();
+    assert_eq!(made.client_pid, std::process::id() as i32);
+    let created = rig.agent.created.lock().unwrap()[0].clone();
+    assert!(
+        created
+            .storages
+            .iter()
+            .any(|s| s.options.contains(&"lowerdir=/run/thaw/images/1".to_owned()))
+    );
+}
+
+#[tokio::test]
+async fn events_come_once_and_in_order() {
+    let rig = Rig::new().await;
+    rig.create(rig.request("one", &["echo"], json!({})))
+        .await
+        .unwrap();
+    rig.start("one", "").await.unwrap();
+    rig.wait("one", "").await.unwrap();
+    rig.delete("one", "").await.unwrap();
+    let all = ["create one", "start one", "exit one 0", "delete one"];
+    assert_eq!(rig.events(all.len()).await, all);
+    rig.shutdown(false).await;
+    rig.ended().await;
+    assert_eq!(rig.events(all.len()).await, all);
+}
+
+#[tokio::test]
+async fn one_hung_container_holds_up_nobody_else() {
+    let rig = Rig::new().await;
+    rig.pod(&["hung", "well"]).await;
+    rig.agent.hung.lock().unwrap().insert("hung".into());
+    let hung = |call: &'static str| {
+        let client = rig.client.clone();
+        tokio::spawn(async move {
+            let id = "hung".to_owned();
+            let context = Context::default();
+            match call {
+                "start" => drop(
+                    client
+                        .start(
+                            context,
+                            &StartRequest {
+                                id,
+                                ..Default::default()
+                            },
+                        )
+                        .await,
+                ),
+                "stats" => drop(
+                    client
+                        .stats(
+                            context,
+                            &StatsRequest {
+                                id,
+                                ..Default::default()
+                            },
+                        )
+                        .await,
+                ),
+                _ => drop(
+                    client
+                        .kill(
+                            context,
+                            &KillRequest {
+                                id,
+                                signal: 9,
+                                ..Default::default()
+                            },
+                        )
+                        .await,
+                ),
+            }
+        })
+    };
+    let calls = ["start", "stats", "kill"].map(hung);
+    while rig
+        .agent
+        .heard
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|call| call.ends_with(" hung"))
+        .count()
+        < 5
+    {
+        tokio::task::yield_now().await;
+    }
+    rig.start("well", "").await.unwrap();
+    rig.exec("well", "e", &["echo"]).await.unwrap();
+    rig.start("well", "e").await.unwrap();
+    assert_eq!(rig.wait("well", "e").await.unwrap(), 0);
+    rig.kill("well", "", libc::SIGKILL).await.unwrap();
+    assert_eq!(rig.wait("well", "").await.unwrap(), 137);
+    rig.delete("well", "").await.unwrap();
+    // What needs no guest is answered of the hung one too.
+    assert_eq!(
+        rig.state("hung", "").await.unwrap().status,
+        Status::CREATED.into()
+    );
+    assert!(calls.iter().all(|call| !call.is_finished()));
+    calls.iter().for_each(|call| call.abort());
+}
+
+#[tokio::test]
+async fn an_exec_has_a_life_of_its_own_and_its_name_may_be_used_again() {
+    let rig = Rig::new().await;
+    rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
+    assert_eq!(
+        code(rig.exec("one", "e", &["echo"]).await),
+        Code::FAILED_PRECONDITION
+    );
+    rig.start("one", "").await.unwrap();
+    for _ in 0..2 {
+        rig.exec("one", "e", &["echo", "x"]).await.unwrap();
+        assert_eq!(code(rig.exec("one", "e", &["echo"]).await), Code::ALREADY_EXISTS);
+        assert_eq!(code(rig.kill("one", "e", 9).await), Code::FAILED_PRECONDITION);
+        rig.start("one", "e").await.unwrap();
+        assert_eq!(rig.wait("one", "e").await.unwrap(), 0);
+        assert_eq!(code(rig.kill("one", "e", 9).await), Code::NOT_FOUND);
+        assert_eq!(rig.delete("one", "e").await.unwrap(), 0);
+        assert_eq!(code(rig.state("one", "e").await), Code::NOT_FOUND);
+    }
+    rig.exec("one", "f", &["cat"]).await.unwrap();
+    rig.start("one", "f").await.unwrap();
+    assert_eq!(code(rig.delete("one", "f").await), Code::FAILED_PRECONDITION);
+    rig.kill("one", "f", libc::SIGTERM).await.unwrap();
+    assert_eq!(rig.wait("one", "f").await.unwrap(), 143);
+    rig.exec("one", "g", &["missing"]).await.unwrap();
+    assert_eq!(code(rig.start("one", "g").await), Code::NOT_FOUND);
+    assert_eq!(rig.delete("one", "g").await.unwrap(), 127);
+    rig.kill("one", "", libc::SIGKILL).await.unwrap();
+    rig.wait("one", "").await.unwrap();
+    let told = [
+        "create one",
+        "start one",
+        "exec-added e",
+        "exec-started e",
+        "exit e 0",
+        "exec-added e",
+        "exec-started e",
+        "exit e 0",
+        "exec-added f",
+        "exec-started f",
+        "exit f 143",
+        "exec-added g",
+        "exit one 137",
+    ];
+    assert_eq!(rig.events(told.len()).await, told);
+}
+
+#[tokio::test]
+async fn the_pause_container_costs_no_process() {
+    let rig = Rig::new().await;
+    rig.pod(&["a"]).await;
+    rig.start("a", "").await.unwrap();
+    assert!(
+        !rig.agent
+            .heard
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|call| call.ends_with(" pause"))
+    );
+    assert_eq!(
+        rig.state("pause", "").await.unwrap().status,
+        Status::RUNNING.into()
+    );
+    assert_eq!(code(rig.exec("pause", "e", &["echo"]).await), Code::UNIMPLEMENTED);
+    let stats = StatsRequest {
+        id: "pause".into(),
+        ..Default::default()
+    };
+    rig.client.stats(Context::default(), &stats).await.unwrap();
+    // A signal it would ignore leaves it.
+    rig.kill("pause", "", libc::SIGUSR1).await.unwrap();
+    rig.kill("a", "", libc::SIGKILL).await.unwrap();
+    rig.wait("a", "").await.unwrap();
+    rig.delete("a", "").await.unwrap();
+    rig.shutdown(false).await;
+    assert!(rig.serves(), "a task is there still");
+    rig.kill("pause", "", libc::SIGKILL).await.unwrap();
+    assert_eq!(rig.wait("pause", "").await.unwrap(), 137);
+    assert_eq!(rig.delete("pause", "").await.unwrap(), 137);
+    rig.shutdown(false).await;
+    rig.ended().await;
+    // One machine for all of them.
+    assert_eq!(rig.thawd.made.lock().unwrap().len(), 1);
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+}
+
+#[tokio::test]
+async fn want_of_memory_is_told_before_the_end_it_made() {
+    let rig = Rig::new().await;
+    rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
+    rig.start("one", "").await.unwrap();
+    rig.agent.run_out_of_memory("one");
+    assert_eq!(rig.wait("one", "").await.unwrap(), 137);
+    let told = ["create one", "start one", "oom one", "exit one 137"];
+    assert_eq!(rig.events(told.len()).await, told);
+}
+
+#[tokio::test]
+async fn with_its_machine_every_task_ends_once() {
+    let rig = Rig::new().await;
+    rig.pod(&["a", "b"]).await;
+    rig.start("a", "").await.unwrap();
+    rig.exec("a", "e", &["cat"]).await.unwrap();
+    rig.start("a", "e").await.unwrap();
+    rig.thawd
+        .machine
+        .send_replace(Some("the guest's kernel panicked".into()));
+    for (id, exec) in [("pause", ""), ("a", ""), ("a", "e"), ("b", "")] {
+        assert_eq!(rig.wait(id, exec).await.unwrap(), 137, "{id} {exec}");
+    }
+    let mut told = rig.events(11).await.split_off(7);
+    told.sort();
+    assert_eq!(told, ["exit a 137", "exit b 137", "exit e 137", "exit pause 137"]);
+}
+
+#[tokio::test]
+async fn a_vmm_that_is_killed_ends_its_tasks_though_thawd_says_nothing() {
+    let mut vmm = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let rig = Rig::with_vmm(vmm.id() as i32).await;
+    rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
+    assert_eq!(rig.start("one", "").await.unwrap(), vmm.id());
+    vmm.kill().unwrap();
+    vmm.wait().unwrap();
+    assert_eq!(rig.wait("one", "").await.unwrap(), 137);
+}
+
+#[tokio::test]
+async fn what_cannot_be_made_or_started_says_why_and_leaves_nothing() {
+    let rig = Rig::new().await;
+    rig.create(rig.request("one", &["missing"], json!({})))
+        .await
+        .unwrap();
+    assert_eq!(code(rig.start("one", "").await), Code::NOT_FOUND);
+    assert_eq!(rig.wait("one", "").await.unwrap(), 127);
+    assert_eq!(rig.delete("one", "").await.unwrap(), 127);
+    assert_eq!(
+        rig.events(2).await,
+        ["create one", "delete one"],
+        "nothing ran, so nothing ended"
+    );
+
+    // Refused before there is a machine.
+    let rig = Rig::new().await;
+    let foreign = CreateTaskRequest {
+        rootfs: Vec::new(),
+        ..rig.request("two", &["cat"], json!({}))
+    };
+    assert_eq!(code(rig.create(foreign).await), Code::UNIMPLEMENTED);
+    assert_eq!(
+        code(rig.create(rig.request("three", &["cat"], member())).await),
+        Code::FAILED_PRECONDITION
+    );
+    assert!(rig.thawd.made.lock().unwrap().is_empty());
+    // And after it, which is ended.
+    let mut gone = rig.request("four", &["cat"], json!({}));
+    gone.rootfs[0].source = "thaw:sha256:gone".into();
+    assert_eq!(code(rig.create(gone).await), Code::UNKNOWN);
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+    assert_eq!(code(rig.state("four", "").await), Code::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn streams_are_carried_as_they_are_and_input_ends_when_it_is_closed() {
+    let rig = Rig::new().await;
+    let (stdin, stdout) = (fifo(&rig.path("in")), fifo(&rig.path("out")));
+    let request = CreateTaskRequest {
+        stdin: stdin.clone(),
+        stdout: stdout.clone(),
+        ..rig.request("one", &["cat"], json!({}))
+    };
+    rig.create(request).await.unwrap();
+    rig.start("one", "").await.unwrap();
+    let mut out = tokio::fs::File::open(stdout).await.unwrap();
+    let bytes: Vec<u8> = (0..100_000u32).flat_map(|n| n.to_le_bytes()).collect();
+    // A client goes away, and comes back: the process's input goes on.
+    for part in bytes.chunks(bytes.len() / 2) {
+        let mut client = tokio::fs::File::options().write(true).open(&stdin).await.unwrap();
+        let writing = async {
+            client.write_all(part).await.unwrap();
+            client.flush().await.unwrap();
+            drop(client);
+        };
+        let mut got = vec![0; part.len()];
+        let (_, read) = tokio::join!(writing, out.read_exact(&mut got));
+        read.unwrap();
+        assert!(got == part);
+    }
+    let close = CloseIORequest {
+        id: "one".into(),
+        stdin: true,
+        ..Default::default()
+    };
+    rig.client.close_io(Context::default(), &close).await.unwrap();
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.is_empty());
+}
+
+#[tokio::test]
+async fn a_container_is_paused_changed_and_looked_at() {
+    let rig = Rig::new().await;
+    rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
+    let pause = PauseRequest {
+        id: "one".into(),
+        ..Default::default()
+    };
+    assert_eq!(
+        code(rig.client.pause(Context::default(), &pause).await),
+        Code::FAILED_PRECONDITION
+    );
+    rig.start("one", "").await.unwrap();
+    rig.client.pause(Context::default(), &pause).await.unwrap();
+    assert_eq!(rig.state("one", "").await.unwrap().status, Status::PAUSED.into());
+    let resume = ResumeRequest {
+        id: "one".into(),
+        ..Default::default()
+    };
+    rig.client.resume(Context::default(), &resume).await.unwrap();
+    assert_eq!(rig.state("one", "").await.unwrap().status, Status::RUNNING.into());
+    let update = UpdateTaskRequest {
+        id: "one".into(),
+        resources: MessageField::some(Any {
+            value: json!({"memory": {"limit": 1048576}}).to_string().into_bytes(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    rig.client.update(Context::default(), &update).await.unwrap();
+    assert!(
+        rig.agent
+            .heard
+            .lock()
+            .unwrap()
+            .contains(&"update 1048576 one".to_owned())
+    );
+    let stats = StatsRequest {
+        id: "one".into(),
+        ..Default::default()
+    };
+    let stats = rig.client.stats(Context::default(), &stats).await.unwrap().stats;
+    assert_eq!(stats.type_url, "io.containerd.cgroups.v2.Metrics");
+    thaw_protocol::shim::cgroup2::Metrics::parse_from_bytes(&stats.value).unwrap();
+    let told = ["create one", "start one", "paused one", "resumed one"];
+    assert_eq!(rig.events(told.len()).await, told);
+}
+
+#[tokio::test]
+async fn after_a_shim_that_was_killed_its_machine_is_ended_by_its_bundle() {
+    let rig = Rig::new().await;
+    rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
+    // Nothing of the shim is asked: the bundle says what there is.
+    rig.served.lock().unwrap().take().unwrap().abort();
+    let arguments = Arguments {
+        action: Action::Delete,
+        namespace: "ns".into(),
+        id: "one".into(),
+        address: rig.path("containerd").display().to_string(),
+        bundle: rig.path("one"),
+    };
+    thaw_shim::delete::clean(&arguments, &Thawd::at(&rig.path("pods"))).await;
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+}
+
+#[tokio::test]
+async fn without_thawd_it_is_said_which_unit_is_to_be_started() {
+    let thawd = Thawd::at(std::path::Path::new("/nowhere/pods.sock"));
+    let error = thawd.end("x").await.unwrap_err().to_string();
+    assert!(
+        error.contains("thawd.service") && error.contains("/nowhere/pods.sock"),
+        "{error}"
+    );
+}

@@ -30,7 +30,7 @@ pub(super) async fn mode(path: PathBuf) -> Result<NetworkMode, Failure> {
         .unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
     match found.map_err(|e| failed(&e))?.as_slice() {
         [] => Ok(NetworkMode::None),
-        [interfaces @ ..] => {
+        interfaces => {
             let what = format!(
                 "the pod's network namespace {shown} has interfaces ({}), to which a microVM cannot be connected yet",
                 interfaces.join(", ")

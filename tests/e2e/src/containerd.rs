@@ -42,7 +42,7 @@ impl Containerd {
              [proxy_plugins.thaw]\ntype = \"snapshot\"\naddress = {snapshots:?}\n\
              [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = {pause:?}\nrestrict_oom_score_adj = true\n\
              [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = {plugins:?}\nconf_dir = {networks:?}\n\
-             [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"thaw\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"thaw\"\ndefault_runtime_name = \"thaw\"\n\
              disable_snapshot_annotations = false\n\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.thaw]\nruntime_type = {RUNTIME:?}\n",
             root = directory.join("root"),

@@ -69,17 +69,33 @@ fn containerd_has_the_runtime_and_its_own_and_then_what_it_had() {
     fs::create_dir(thaw.config().parent().unwrap()).unwrap();
     fs::write(thaw.config(), DEBIAN).unwrap();
     let said: serde_json::Value = serde_json::from_str(&thaw.ok(&["--json", "install"])).unwrap();
-    assert_eq!((&said["configured"], &said["lazy"]), (&true.into(), &true.into()), "{said}");
+    assert_eq!(
+        (&said["configured"], &said["lazy"]),
+        (&true.into(), &true.into()),
+        "{said}"
+    );
 
     let table = dump(&thaw.config());
     let cri = plugin(&table, CRI);
     assert_eq!(cri["cni"]["bin_dir"].as_str(), Some("/usr/lib/cni"));
-    assert_eq!(cri["containerd"]["disable_snapshot_annotations"].as_bool(), Some(false));
+    assert_eq!(
+        cri["containerd"]["disable_snapshot_annotations"].as_bool(),
+        Some(false)
+    );
     let runtimes = &cri["containerd"]["runtimes"];
-    assert_eq!(runtimes["runc"]["runtime_type"].as_str(), Some("io.containerd.runc.v2"));
-    assert_eq!(runtimes["thaw"]["runtime_type"].as_str(), Some("io.containerd.thaw.v2"));
+    assert_eq!(
+        runtimes["runc"]["runtime_type"].as_str(),
+        Some("io.containerd.runc.v2")
+    );
+    assert_eq!(
+        runtimes["thaw"]["runtime_type"].as_str(),
+        Some("io.containerd.thaw.v2")
+    );
     let snapshots = thaw.place.path().join("run/snapshots.sock");
-    assert_eq!(table["proxy_plugins"]["thaw"]["address"].as_str(), snapshots.to_str());
+    assert_eq!(
+        table["proxy_plugins"]["thaw"]["address"].as_str(),
+        snapshots.to_str()
+    );
 
     let installed = fs::read(thaw.config()).unwrap();
     let said: serde_json::Value = serde_json::from_str(&thaw.ok(&["--json", "install"])).unwrap();
@@ -101,7 +117,10 @@ fn where_there_was_no_file_there_is_none_again() {
     thaw.ok(&["install"]);
     let table = dump(&thaw.config());
     let runtimes = &plugin(&table, CRI)["containerd"]["runtimes"];
-    assert!(runtimes.get("runc").is_some() && runtimes.get("thaw").is_some(), "{runtimes}");
+    assert!(
+        runtimes.get("runc").is_some() && runtimes.get("thaw").is_some(),
+        "{runtimes}"
+    );
     thaw.ok(&["uninstall"]);
     assert!(!thaw.config().parent().unwrap().exists());
 }
@@ -111,7 +130,10 @@ fn a_file_containerd_would_not_read_stays_as_it_was() {
     let thaw = Installation::new();
     fs::create_dir(thaw.config().parent().unwrap()).unwrap();
     for (text, word) in [
-        ("version = 2\noom_score = \"high\"\n", "containerd would not take it"),
+        (
+            "version = 2\noom_score = \"high\"\n",
+            "containerd would not take it",
+        ),
         ("version = 2\n[broken\n", "cannot be changed"),
         ("root = \"/var/lib/containerd\"\n", "version 1"),
     ] {

@@ -52,9 +52,14 @@ pub(super) fn install(arguments: &InstallArguments, print: bool, ui: &Ui, json: 
     }
     let done = install::install(&options, &paths)?;
     let config = options.config.display();
-    tell(&done, json, ui, "enabled and started", |ui| match done.configured {
-        true => ui.note("configured", &format!("{config}: runtime {NAME} ({RUNTIME}) added")),
-        false => ui.note("configured", &format!("{config} has the runtime already")),
+    tell(&done, json, ui, "enabled and started", |ui| {
+        match done.configured {
+            true => ui.note(
+                "configured",
+                &format!("{config}: runtime {NAME} ({RUNTIME}) added"),
+            ),
+            false => ui.note("configured", &format!("{config} has the runtime already")),
+        }
     });
     if done.lazy == Some(false) {
         ui.note(
@@ -73,9 +78,11 @@ pub(super) fn uninstall(arguments: &InstallArguments, ui: &Ui, json: bool) -> Re
     let options = arguments.options();
     let done = install::uninstall(&options, &Paths::from_env())?;
     let config = options.config.display();
-    tell(&done, json, ui, "stopped and disabled", |ui| match done.configured {
-        true => ui.note("configured", &format!("{config} is what it was")),
-        false => ui.note("configured", &format!("{config} has nothing of Thaw's")),
+    tell(&done, json, ui, "stopped and disabled", |ui| {
+        match done.configured {
+            true => ui.note("configured", &format!("{config} is what it was")),
+            false => ui.note("configured", &format!("{config} has nothing of Thaw's")),
+        }
     });
     Ok(0)
 }

@@ -5,7 +5,8 @@
 
 use thiserror::Error;
 
-const BEGIN: &str = "# BEGIN thaw: `thaw install` wrote this, `thaw uninstall` takes it away; changes within are lost.";
+const BEGIN: &str =
+    "# BEGIN thaw: `thaw install` wrote this, `thaw uninstall` takes it away; changes within are lost.";
 const END: &str = "# END thaw";
 /// Before what is remembered of the installation.
 const REMEMBERED: &str = "# remembers:";
@@ -109,7 +110,10 @@ pub fn with(text: &str, lines: &str, remembered: &[&str]) -> Result<String, Bloc
 
 /// Whether a block remembers this word.
 pub fn remembers(block: &str, word: &str) -> bool {
-    let words = block.lines().next().and_then(|first| first.strip_prefix(REMEMBERED));
+    let words = block
+        .lines()
+        .next()
+        .and_then(|first| first.strip_prefix(REMEMBERED));
     words.is_some_and(|words| words.split_whitespace().any(|w| w == word))
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use toml::Table;
+use toml::{Table, Value};
 
 use super::block;
 use crate::exit::{ExitCode, Failure};
@@ -20,6 +20,7 @@ use crate::exit::{ExitCode, Failure};
 pub const NAME: &str = "thaw";
 /// What `ctr run --runtime` takes.
 pub const RUNTIME: &str = "io.containerd.thaw.v2";
+const ANNOTATIONS_OFF: &str = "disable_snapshot_annotations";
 const SHIM: &str = "containerd-shim-thaw-v2";
 /// Where containerd looks for shims wherever it was started.
 const WELL_KNOWN: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
@@ -49,7 +50,10 @@ impl Setting {
     pub fn find(snapshots: PathBuf, program: &Path) -> Result<Setting, Failure> {
         let known = WELL_KNOWN.iter().map(|directory| Path::new(directory).join(SHIM));
         if known.into_iter().any(|path| path.is_file()) {
-            return Ok(Setting { snapshots, shim: None });
+            return Ok(Setting {
+                snapshots,
+                shim: None,
+            });
         }
         let beside = program.with_file_name(SHIM);
         if !beside.is_file() {
@@ -67,49 +71,22 @@ impl Setting {
     /// # Errors
     /// Of a version that has no runtimes, or what stands there leaves no room for another.
     pub fn block(&self, owners: &str) -> Result<Block, String> {
-        let table: Table = owners.parse().map_err(|e: toml::de::Error| e.message().to_owned())?;
-        let version = match table.get("version") {
-            None if table.is_empty() => None,
-            None => return Err("it is of version 1: `containerd config migrate` writes it anew".into()),
-            Some(version) => Some(version.as_integer().unwrap_or_default()),
-        };
-        let plugin = match version {
-            None | Some(2) => "io.containerd.grpc.v1.cri",
-            Some(3..) => "io.containerd.cri.v1.runtime",
-            Some(other) => return Err(format!("it is of version {other}, which has no runtimes")),
-        };
-        let cri = table.get("plugins").and_then(|plugins| plugins.get(plugin));
-        let runtimes = cri.and_then(|cri| cri.get("containerd")?.get("runtimes")?.as_table());
-        if runtimes.is_some_and(|runtimes| runtimes.contains_key(NAME)) {
-            return Err(format!("it has a runtime {NAME} already, not of `thaw install`"));
+        let table: Table = owners
+            .parse()
+            .map_err(|e: toml::de::Error| e.message().to_owned())?;
+        let names = Names::of(&table)?;
+        let mut blocks = vec![self.lines(&names, &table, "", false)];
+        match at(&table, names.annotated).and_then(|of| of.get(ANNOTATIONS_OFF)?.as_bool()) {
+            Some(true) => {}
+            Some(false) => blocks.insert(0, self.lines(&names, &table, "", true)),
+            None => {
+                let header: Vec<String> = names.annotated.iter().map(|name| key(name)).collect();
+                let on = format!("[{}]\n{ANNOTATIONS_OFF} = false\n\n", header.join("."));
+                blocks.insert(0, self.lines(&names, &table, &on, true));
+            }
         }
-        // Without its annotations a snapshotter is not told which image it is asked for.
-        let annotated = match version {
-            Some(3..) => "plugins.\"io.containerd.cri.v1.images\"".to_owned(),
-            _ => format!("plugins.\"{plugin}\".containerd"),
-        };
-        let annotations = match version {
-            Some(3..) => table.get("plugins").and_then(|plugins| plugins.get("io.containerd.cri.v1.images")),
-            _ => cri.and_then(|cri| cri.get("containerd")),
-        };
-        let annotations = annotations.and_then(|table| table.get("disable_snapshot_annotations")?.as_bool());
-        let annotations_on = match annotations {
-            Some(true) => None,
-            Some(false) => Some(String::new()),
-            None => Some(format!("[{annotated}]\ndisable_snapshot_annotations = false\n\n")),
-        };
-        let alone = runtimes.is_none_or(Table::is_empty);
-        let of_version = if version.is_none() { "version = 2\n\n" } else { "" };
-        let lazily = annotations_on.map(|on| Block {
-            lines: format!("{of_version}{on}{}", self.runtime(plugin, version, alone, true)),
-            lazy: true,
-        });
-        let eagerly = Block {
-            lines: format!("{of_version}{}", self.runtime(plugin, version, alone, false)),
-            lazy: false,
-        };
         let mut why = String::new();
-        for block in lazily.into_iter().chain([eagerly]) {
+        for block in blocks {
             // A table can be written once: where the owner has, nothing can be added to it at the end.
             match format!("{owners}\n{}", block.lines).parse::<Table>() {
                 Ok(_) => return Ok(block),
@@ -119,22 +96,25 @@ impl Setting {
         Err(why)
     }
 
-    /// What is said of the runtime and of the snapshotter, whoever uses that.
-    fn runtime(&self, plugin: &str, version: Option<i64>, alone: bool, lazy: bool) -> String {
+    /// What is said of the runtime and of the snapshotter. `annotations`: lines that turn them on.
+    fn lines(&self, names: &Names, owners: &Table, annotations: &str, lazy: bool) -> Block {
         let mut lines = String::new();
+        if owners.is_empty() {
+            lines.push_str("version = 2\n\n");
+        }
+        lines.push_str(annotations);
+        let runtimes = at(owners, &names.runtimes()).and_then(Value::as_table);
+        let header = format!("plugins.{}.containerd.runtimes", key(names.cri));
         // Before containerd 2, one runtime that is named replaces the one there is by default.
-        if alone && version.is_none_or(|v| v == 2) {
+        if names.version == 2 && runtimes.is_none_or(Table::is_empty) {
             let _ = writeln!(
                 lines,
-                "[plugins.\"{plugin}\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n"
+                "[{header}.runc]\nruntime_type = \"io.containerd.runc.v2\"\n"
             );
         }
-        let _ = writeln!(
-            lines,
-            "[plugins.\"{plugin}\".containerd.runtimes.{NAME}]\nruntime_type = \"{RUNTIME}\""
-        );
+        let _ = writeln!(lines, "[{header}.{NAME}]\nruntime_type = \"{RUNTIME}\"");
         if let Some(shim) = &self.shim {
-            let _ = writeln!(lines, "runtime_path = {}", quoted(shim));
+            let _ = writeln!(lines, "runtime_path = {}", quoted(&shim.to_string_lossy()));
         }
         if lazy {
             let _ = writeln!(lines, "snapshotter = \"{NAME}\"");
@@ -145,15 +125,75 @@ impl Setting {
              pod_annotations = [\"io.katacontainers.*\", \"run.thaw.*\"]\n\
              container_annotations = [\"io.katacontainers.*\", \"run.thaw.*\"]\n\n\
              [proxy_plugins.{NAME}]\ntype = \"snapshot\"\naddress = {}",
-            quoted(&self.snapshots)
+            quoted(&self.snapshots.to_string_lossy())
         );
-        lines
+        Block { lines, lazy }
     }
 }
 
-/// A path as a TOML string.
-fn quoted(path: &Path) -> String {
-    toml::Value::from(path.to_string_lossy().into_owned()).to_string()
+/// What a version of the file calls things.
+struct Names {
+    version: i64,
+    /// The plugin that has runtimes.
+    cri: &'static str,
+    /// The table that says whether snapshotters are told which image they are asked for.
+    annotated: &'static [&'static str],
+}
+
+impl Names {
+    fn of(table: &Table) -> Result<Names, String> {
+        let version = match table.get("version") {
+            None if table.is_empty() => 2,
+            None => 1,
+            Some(version) => version.as_integer().ok_or("its version is no number")?,
+        };
+        let names = match version {
+            2 => Names {
+                version,
+                cri: "io.containerd.grpc.v1.cri",
+                annotated: &["plugins", "io.containerd.grpc.v1.cri", "containerd"],
+            },
+            3.. => Names {
+                version,
+                cri: "io.containerd.cri.v1.runtime",
+                annotated: &["plugins", "io.containerd.cri.v1.images"],
+            },
+            _ => {
+                return Err(format!(
+                    "it is of version {version}: `containerd config migrate` writes it anew"
+                ));
+            }
+        };
+        let ours = at(table, &names.runtimes()).and_then(|runtimes| runtimes.get(NAME));
+        match ours {
+            Some(_) => Err(format!("it has a runtime {NAME} already, not of `thaw install`")),
+            None => Ok(names),
+        }
+    }
+
+    fn runtimes(&self) -> [&'static str; 4] {
+        ["plugins", self.cri, "containerd", "runtimes"]
+    }
+}
+
+/// What a table has at a path.
+fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    rest.iter()
+        .try_fold(table.get(*first)?, |value, name| value.get(*name))
+}
+
+/// A name as a part of a header.
+fn key(name: &str) -> String {
+    match name.contains('.') {
+        true => quoted(name),
+        false => name.to_owned(),
+    }
+}
+
+/// A text as a TOML string.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
 }
 
 /// containerd's file.

@@ -19,9 +19,8 @@ fn installed(owners: &str) -> (Block, Table) {
     (block, table)
 }
 
-fn at<'a>(table: &'a Table, path: &[&str]) -> &'a toml::Value {
-    let first = &table[path[0]];
-    path[1..].iter().fold(first, |value, key| &value[*key])
+fn had<'a>(table: &'a Table, path: &[&str]) -> &'a Value {
+    at(table, path).unwrap_or_else(|| panic!("no {path:?} in {table}"))
 }
 
 #[test]
@@ -29,17 +28,20 @@ fn a_file_of_debians_keeps_its_runtime_and_has_ours() {
     let (block, table) = installed(DEBIAN);
     assert!(block.lazy);
     let cri = ["plugins", "io.containerd.grpc.v1.cri"];
-    let cri = at(&table, &cri);
+    let cri = had(&table, &cri);
     assert_eq!(cri["cni"]["bin_dir"].as_str(), Some("/usr/lib/cni"));
     let runtimes = &cri["containerd"]["runtimes"];
-    assert_eq!(runtimes["runc"]["runtime_type"].as_str(), Some("io.containerd.runc.v2"));
+    assert_eq!(
+        runtimes["runc"]["runtime_type"].as_str(),
+        Some("io.containerd.runc.v2")
+    );
     assert_eq!(runtimes["thaw"]["runtime_type"].as_str(), Some(RUNTIME));
     assert_eq!(runtimes["thaw"]["snapshotter"].as_str(), Some("thaw"));
     assert_eq!(
         cri["containerd"]["disable_snapshot_annotations"].as_bool(),
         Some(false)
     );
-    let address = at(&table, &["proxy_plugins", "thaw", "address"]);
+    let address = had(&table, &["proxy_plugins", "thaw", "address"]);
     assert_eq!(address.as_str(), Some("/run/thaw/snapshots.sock"));
 }
 
@@ -60,7 +62,11 @@ fn where_the_table_is_written_already_images_are_pulled_whole() {
         "{DEBIAN}[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"runc\"\n"
     );
     let (block, _) = installed(&owners);
-    assert!(!block.lazy && !block.lines.contains("snapshotter = "), "{}", block.lines);
+    assert!(
+        !block.lazy && !block.lines.contains("snapshotter = "),
+        "{}",
+        block.lines
+    );
     let (block, _) = installed(&format!("{owners}disable_snapshot_annotations = false\n"));
     assert!(block.lazy && !block.lines.contains("disable_snapshot_annotations"));
     let (block, _) = installed(&format!("{owners}disable_snapshot_annotations = true\n"));
@@ -72,9 +78,15 @@ fn containerd_2_has_its_plugins_under_other_names() {
     for version in [3, 4] {
         let (block, table) = installed(&format!("version = {version}\n"));
         assert!(block.lazy && !block.lines.contains("runtimes.runc"));
-        let runtime = ["plugins", "io.containerd.cri.v1.runtime", "containerd", "runtimes", "thaw"];
-        assert_eq!(at(&table, &runtime)["runtime_type"].as_str(), Some(RUNTIME));
-        let images = at(&table, &["plugins", "io.containerd.cri.v1.images"]);
+        let runtime = [
+            "plugins",
+            "io.containerd.cri.v1.runtime",
+            "containerd",
+            "runtimes",
+            "thaw",
+        ];
+        assert_eq!(had(&table, &runtime)["runtime_type"].as_str(), Some(RUNTIME));
+        let images = had(&table, &["plugins", "io.containerd.cri.v1.images"]);
         assert_eq!(images["disable_snapshot_annotations"].as_bool(), Some(false));
     }
 }
@@ -92,7 +104,10 @@ fn what_leaves_no_room_is_refused_with_its_reason() {
         ("version = 2\nplugins = {}\n", ""),
     ] {
         let refused = setting().block(owners).unwrap_err();
-        assert!(refused.contains(why) && !refused.is_empty(), "{owners}: {refused}");
+        assert!(
+            refused.contains(why) && !refused.is_empty(),
+            "{owners}: {refused}"
+        );
     }
 }
 
@@ -103,8 +118,14 @@ fn a_shim_elsewhere_is_named() {
         ..setting()
     };
     let table: Table = elsewhere.block("").unwrap().lines.parse().unwrap();
-    let runtime = ["plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes", "thaw"];
-    let path = at(&table, &runtime)["runtime_path"].as_str();
+    let runtime = [
+        "plugins",
+        "io.containerd.grpc.v1.cri",
+        "containerd",
+        "runtimes",
+        "thaw",
+    ];
+    let path = had(&table, &runtime)["runtime_path"].as_str();
     assert_eq!(path, Some("/opt/a \"b\"/containerd-shim-thaw-v2"));
     assert_eq!(table["version"].as_integer(), Some(2));
 }
@@ -127,7 +148,11 @@ fn a_file_is_changed_once_and_then_back() {
     assert!(file.uninstall().unwrap());
     assert_eq!(fs::read_to_string(&path).unwrap(), DEBIAN);
     assert!(!ConfigFile::read(&path).unwrap().uninstall().unwrap());
-    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1, "nothing is left beside it");
+    assert_eq!(
+        fs::read_dir(place.path()).unwrap().count(),
+        1,
+        "nothing is left beside it"
+    );
 }
 
 #[test]

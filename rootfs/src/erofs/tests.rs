@@ -12,9 +12,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::layer::testing::{END, header, padded};
-use crate::tree::{
-    Attributes, BlobExtent, Inode as TreeInode, Kind, PAGE, Timestamp, Tree, Xattr,
-};
+use crate::tree::{Attributes, BlobExtent, Inode as TreeInode, Kind, PAGE, Timestamp, Tree, Xattr};
 use made::make;
 pub(crate) use made::{Made, random};
 use walk::{Walk, walk_directory, walk_image, walk_tree};

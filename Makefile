@@ -63,6 +63,22 @@ agent:
 $(BIN)/guest.erofs: binaries agent
 	@$(BIN)/thaw-guest-image $(TARGET)/guest/thaw-agent $@
 
+PREFIX  ?= /usr/local
+install: ## what `make build kernel` built, to PREFIX (/usr/local), below DESTDIR; then: thaw install --runtime containerd
+	@packaging/install --prefix "$(PREFIX)" --destdir "$(DESTDIR)"
+
+uninstall: ## take it away again, from containerd too
+	@if [ -z "$(DESTDIR)" ] && [ -x "$(PREFIX)/bin/thaw" ]; then "$(PREFIX)/bin/thaw" uninstall --runtime containerd; fi
+	@packaging/install --prefix "$(PREFIX)" --destdir "$(DESTDIR)" --remove
+
+deb: ## a Debian package of it, in target/package
+	@$(MAKE) kernel build
+	@packaging/debian/build target/package
+
+node-image: ## the image the Helm chart installs nodes with: its build context in target/package; TAG=…: builds it
+	@$(MAKE) kernel build
+	@packaging/kubernetes/build target/package $(TAG)
+
 kernel: ## the guest kernel, cached outside the tree
 	@./setup kernel
 	@guest-kernel-config/build >/dev/null
@@ -109,4 +125,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-api test-lab lint deny build kernel bench-boot bench-thaw bench-create bench-network bench-image bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-api test-lab lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-report clean

@@ -81,6 +81,8 @@ exit_codes! {
     VolumeUnavailable = 109, "volume-unavailable", "a directory or file of the host cannot be shared", "check the path: volumes are not made, they must be there";
     ShareMissing = 110, "share-missing", "thaw-share is not installed where it is looked for", "put thaw-share beside thaw, or name it in THAW_SHARE";
     ShareFailed = 111, "share-failed", "thaw-share does not serve", "see the lines above; run as root, or allow user namespaces";
+    ServiceFailed = 112, "service-failed", "a unit of systemd cannot be started or stopped", "see journalctl -e";
+    RuntimeInUse = 113, "runtime-in-use", "`thaw uninstall`: sandboxes run", "end them first: thaw ps, or kubectl drain";
     Runtime = 125, "runtime", "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "not-executable", "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "not-found", "the container's command was not found", "check the command and the image's PATH";

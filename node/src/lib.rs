@@ -8,6 +8,7 @@
 //! | [`handshake`] | making a guest this sandbox, and nothing before that |
 //! | [`agent_client`] | our end of the guest agent's API |
 //! | [`container`] | image configuration and flags into an OCI runtime specification |
+//! | [`install`] | Thaw as a runtime of containerd, and that undone |
 //! | [`stdio`] | a process's standard streams, terminal, signals |
 //! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
 //! | [`snapshotter`] | containerd's remote snapshotter |
@@ -40,6 +41,7 @@ pub mod exit;
 pub mod handshake;
 pub mod image;
 pub mod images;
+pub mod install;
 pub mod journal;
 pub mod metrics;
 pub mod misses;

@@ -25,11 +25,11 @@ pub const VARIABLES: [(&str, &str); 11] = [
     ),
     (
         "THAW_KERNEL",
-        "the guest kernel [kernel/vmlinux-6.1 in the cache, else /usr/lib/thaw/vmlinux]",
+        "the guest kernel [kernel/vmlinux-6.1 in the cache, else vmlinux in ../lib/thaw from thaw, else in /usr/lib/thaw]",
     ),
     (
         "THAW_GUEST_IMAGE",
-        "the guest image [guest.erofs beside thaw, else /usr/lib/thaw/guest.erofs]",
+        "the guest image [guest.erofs beside thaw, else in ../lib/thaw from there, else in /usr/lib/thaw]",
     ),
     (
         "THAW_KERNEL_ARGS",
@@ -95,16 +95,17 @@ impl Paths {
             (_, Some(runtime)) => runtime.join("thaw"),
             (uid, None) => format!("/tmp/thaw-{uid}").into(),
         });
+        let installed = |name: &str| {
+            let of_ours = beside.map(|b| b.join("../lib/thaw").join(name));
+            of_ours.into_iter().chain([Path::new("/usr/lib/thaw").join(name)])
+        };
         let kernel = path("THAW_KERNEL").unwrap_or_else(|| {
-            first_existing([cache.join("kernel/vmlinux-6.1"), "/usr/lib/thaw/vmlinux".into()])
+            let built = [cache.join("kernel/vmlinux-6.1")];
+            first_existing(built.into_iter().chain(installed("vmlinux")))
         });
         let guest_image = path("THAW_GUEST_IMAGE").unwrap_or_else(|| {
-            first_existing(
-                beside
-                    .map(|b| b.join("guest.erofs"))
-                    .into_iter()
-                    .chain(["/usr/lib/thaw/guest.erofs".into()]),
-            )
+            let built = beside.map(|b| b.join("guest.erofs"));
+            first_existing(built.into_iter().chain(installed("guest.erofs")))
         });
         Paths {
             data,
@@ -122,6 +123,11 @@ impl Paths {
     /// Where it serves containerd's shims.
     pub fn pods_socket(&self) -> PathBuf {
         self.run.join("pods.sock")
+    }
+
+    /// Where thawd serves containerd as a snapshotter, where it is told to.
+    pub fn snapshots_socket(&self) -> PathBuf {
+        self.run.join("snapshots.sock")
     }
 
     /// The image store.

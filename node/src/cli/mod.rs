@@ -15,6 +15,7 @@ mod doctor;
 mod exec;
 mod home;
 mod image;
+mod install;
 pub mod logging;
 mod network;
 mod ps;
@@ -27,6 +28,7 @@ mod thaw;
 mod top;
 
 pub use image::ImageCommand;
+pub use install::InstallArguments;
 pub use network::{ChangeArguments, NetworkArguments};
 pub use ready::ReadyArguments;
 pub use size::ByteSize;
@@ -106,6 +108,16 @@ pub enum Command {
     /// Build, list, check and remove the templates sandboxes are thawed from
     #[command(subcommand)]
     Template(TemplateCommand),
+    /// Make Thaw a runtime of this host's containerd, for `ctr` and Kubernetes; a second time, nothing changes
+    Install {
+        #[command(flatten)]
+        arguments: InstallArguments,
+        /// Print what would be added to its configuration, and do nothing
+        #[arg(long)]
+        print: bool,
+    },
+    /// Undo `thaw install`: nothing of it is left
+    Uninstall(InstallArguments),
     /// Say what this host has, what it lacks, what that costs, and the fix
     #[command(after_help = "Exits with 1 when something essential is missing.")]
     Doctor,
@@ -406,6 +418,8 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
         Command::Rm { sandboxes } => in_runtime(running::remove(sandboxes)),
         Command::Image(command) => in_runtime(image::image(command, ui, cli.global.json)),
         Command::Template(command) => in_runtime(template::template(command, ui, cli.global.json)),
+        Command::Install { arguments, print } => install::install(arguments, *print, ui, cli.global.json),
+        Command::Uninstall(arguments) => install::uninstall(arguments, ui, cli.global.json),
         Command::Doctor => Ok(doctor::doctor(ui, cli.global.json)),
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");

@@ -2,8 +2,11 @@
 
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use thaw_test_registry::proxy::{Link, Proxy};
 
 use crate::Report;
@@ -216,6 +219,7 @@ impl Node {
         arguments.extend(options);
         arguments.extend([reference, "sh", "-c", subject.script]);
         let mut child = self.command(&arguments).spawn()?;
+        let limit = limit(&child, format!("thaw {}", arguments.join(" ")));
         let mut errors = child.stderr.take();
         let mut said = None;
         for line in io::BufReader::new(
@@ -237,6 +241,7 @@ impl Node {
             errors.read_to_end(&mut stderr)?;
         }
         child.wait()?;
+        drop(limit);
         said.ok_or_else(|| failed(&arguments, &stderr))
     }
 
@@ -251,6 +256,25 @@ impl Node {
             .stderr(Stdio::piped());
         command
     }
+}
+
+/// How long a start may take. The lab's processor loses a guest now and then (tests/lab/README.md), which then never ends.
+const LIMIT: Duration = Duration::from_secs(600);
+/// The lab's exit code for a failure of its own: the same is measured in another.
+const LAB_FAILED: i32 = 125;
+
+/// Ends a process that takes longer, and this one. Dropped, it waits no more.
+fn limit(child: &Child, what: String) -> mpsc::Sender<()> {
+    let (done, waits) = mpsc::channel();
+    let pid = Pid::from_child(child);
+    std::thread::spawn(move || {
+        if waits.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("bench-image: {what}: no end in {} s", LIMIT.as_secs());
+            let _ = kill_process(pid, Signal::KILL);
+            std::process::exit(LAB_FAILED);
+        }
+    });
+    done
 }
 
 fn failed(arguments: &[&str], stderr: &[u8]) -> io::Error {

@@ -19,7 +19,7 @@ pub enum Runtime {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  thaw install --runtime containerd\n  ctr run --rm --runtime io.containerd.thaw.v2 --snapshotter thaw IMAGE NAME"
+    after_help = "Example:\n  thaw install --runtime containerd\n  ctr --namespace k8s.io run --rm --runtime io.containerd.thaw.v2 --snapshotter thaw IMAGE NAME"
 )]
 pub struct InstallArguments {
     /// Who runs containers on this host

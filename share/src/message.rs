@@ -25,7 +25,7 @@ use virtiofsd::descriptor_utils::{Reader, Writer};
 use virtiofsd::filesystem::FileSystem;
 use virtiofsd::fuse::{InHeader, Opcode, OutHeader, ReadIn, WriteIn};
 use virtiofsd::server::Server;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, ReadVolatile, WriteVolatile};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, ReadVolatile, VolatileMemoryError, WriteVolatile};
 
 type Memory = vm_memory::GuestMemoryMmap<BitmapMmapRegion>;
 
@@ -54,9 +54,9 @@ fn other(error: impl std::fmt::Display) -> io::Error {
 }
 
 /// What the stream said.
-fn of_stream(error: GuestMemoryError) -> io::Error {
+fn of_stream(error: VolatileMemoryError) -> io::Error {
     match error {
-        GuestMemoryError::IOError(error) => error,
+        VolatileMemoryError::IOError(error) => error,
         error => other(error),
     }
 }
@@ -82,18 +82,17 @@ impl Slate {
 
     /// Reads a message of `length` bytes, within [`MESSAGE`].
     pub fn read(&mut self, source: &mut impl ReadVolatile, length: u32) -> io::Result<()> {
-        self.memory
-            .read_exact_volatile_from(GuestAddress(IN), source, length as usize)
-            .map_err(of_stream)
+        let mut whole = self.memory.get_slice(GuestAddress(IN), length as usize).map_err(other)?;
+        // The slice's own, which reads on: a stream gives what it has.
+        source.read_exact_volatile(&mut whole).map_err(of_stream)
     }
 
     /// Writes `header` and the first `length` bytes of the reply, at once.
     pub fn write(&self, sink: &mut impl WriteVolatile, header: &[u8], length: u32) -> io::Result<()> {
         let from = GuestAddress(OUT - header.len() as u64);
         self.memory.write_slice(header, from).map_err(other)?;
-        self.memory
-            .write_all_volatile_to(from, sink, header.len() + length as usize)
-            .map_err(of_stream)
+        let whole = self.memory.get_slice(from, header.len() + length as usize).map_err(other)?;
+        sink.write_all_volatile(&whole).map_err(of_stream)
     }
 
     /// Has the message of `length` bytes that was read served; the bytes of its reply, at most `room`. Without room there is none.

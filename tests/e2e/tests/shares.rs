@@ -64,7 +64,7 @@ fn files_are_read_written_renamed_and_removed() {
         echo hello > made; echo more >> made; test \"$(wc -l < made)\" = 2
         mkdir -p deep/er; mv made deep/er/moved; ln deep/er/moved hard; ln -s deep/er soft
         test \"$(cat soft/moved)\" = \"$(cat hard)\"; test \"$(stat -c %h hard)\" = 2
-        chmod 4750 hard; chown 1234:5678 hard; touch -d '2001-02-03 04:05:06' given
+        chown 1234:5678 hard; chmod 4750 hard; touch -d '2001-02-03 04:05:06' given
         rm given; test ! -e given
         exec 3<> open; echo kept >&3; rm open; echo still >&3; test \"$(cat /proc/self/fd/3)\" = \"$(printf 'kept\\nstill')\"
         mkfifo pipe; (echo through > pipe &); test \"$(cat pipe)\" = through

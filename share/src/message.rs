@@ -82,7 +82,10 @@ impl Slate {
 
     /// Reads a message of `length` bytes, within [`MESSAGE`].
     pub fn read(&mut self, source: &mut impl ReadVolatile, length: u32) -> io::Result<()> {
-        let mut whole = self.memory.get_slice(GuestAddress(IN), length as usize).map_err(other)?;
+        let mut whole = self
+            .memory
+            .get_slice(GuestAddress(IN), length as usize)
+            .map_err(other)?;
         // The slice's own, which reads on: a stream gives what it has.
         source.read_exact_volatile(&mut whole).map_err(of_stream)
     }
@@ -91,7 +94,10 @@ impl Slate {
     pub fn write(&self, sink: &mut impl WriteVolatile, header: &[u8], length: u32) -> io::Result<()> {
         let from = GuestAddress(OUT - header.len() as u64);
         self.memory.write_slice(header, from).map_err(other)?;
-        let whole = self.memory.get_slice(from, header.len() + length as usize).map_err(other)?;
+        let whole = self
+            .memory
+            .get_slice(from, header.len() + length as usize)
+            .map_err(other)?;
         sink.write_all_volatile(&whole).map_err(of_stream)
     }
 

@@ -71,7 +71,7 @@ pub fn start<F: FileSystem + Send + Sync + 'static>(
         let (shared, ended) = (shared.clone(), ended.clone());
         thread::Builder::new()
             .name(format!("serve-{number}"))
-            .spawn(move || tell_end(&shared, &ended, |shared| run(shared, &mut slate)))?;
+            .spawn(move || tell_end(&shared, &ended, |shared| run(shared, &mut slate, &ended)))?;
     }
     Ok(ends)
 }
@@ -82,31 +82,41 @@ fn tell_end<F: FileSystem + Sync>(
     run: impl FnOnce(&Shared<F>) -> End,
 ) {
     let end = run(shared);
-    // The other threads find it closed.
-    let _ = lock(&shared.output).shutdown(Shutdown::Both);
-    // Nobody listens any more after the first.
+    // Nobody listens any more after the first; told before the other threads find the stream closed.
     let _ = ended.send(end);
+    let _ = lock(&shared.output).shutdown(Shutdown::Both);
 }
 
-fn run<F: FileSystem + Sync>(shared: &Shared<F>, slate: &mut Slate) -> End {
+fn run<F: FileSystem + Sync>(shared: &Shared<F>, slate: &mut Slate, ended: &Sender<End>) -> End {
     // virtiofsd changes directory and file mode mask while it serves a message: they are each thread's own.
     // SAFETY: FS is what is unshared, which leaves descriptors alone.
     if let Err(error) = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) } {
         return End::Io(error.into());
     }
     loop {
-        if let Err(end) = serve_one(shared, slate) {
+        if let Err(end) = serve_one(shared, slate, ended) {
             return end;
         }
     }
 }
 
-fn serve_one<F: FileSystem + Sync>(shared: &Shared<F>, slate: &mut Slate) -> Result<(), End> {
+fn serve_one<F: FileSystem + Sync>(
+    shared: &Shared<F>,
+    slate: &mut Slate,
+    ended: &Sender<End>,
+) -> Result<(), End> {
     let header = {
         let mut input = lock(&shared.input);
         let mut header = [0; RequestHeader::BYTES];
         input.read_exact(&mut header)?;
-        let header = RequestHeader::decode(&header)?;
+        let header = match RequestHeader::decode(&header) {
+            Ok(header) => header,
+            Err(e) => {
+                // Told while the stream is held: whoever reads it next may find its end, which is no reason.
+                let _ = ended.send(e.into());
+                return Err(End::Closed);
+            }
+        };
         slate.read(&mut *input, header.length)?;
         header
     };

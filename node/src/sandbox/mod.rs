@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
-use thaw_pools::network::{Networks, Terms as NetworkTerms, Uplink};
+use thaw_pools::network::{FastPathSetting, Networks, Setup, Terms as NetworkTerms, Uplink};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::Volume;
@@ -84,6 +84,8 @@ pub use usage::usage;
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Lines of the console shown with a failure.
 const CONSOLE_LINES: usize = 10;
+/// How long an ended sandbox is waited for while others look at it: none of them is answered by its machine any more.
+const LOOKERS_LINGER: Duration = Duration::from_secs(5);
 
 /// Which network a sandbox has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -214,10 +216,14 @@ impl Node {
         Ok(Node {
             templates,
             snapshots: Snapshots::default(),
+            // A fast path takes longer to lay than a slot to make: worth it where that is done ahead.
             pools: Arc::new(Pools::empty(
                 &paths,
                 cgroups.clone(),
-                images.config.network.clone(),
+                Setup {
+                    fast_path: FastPathSetting::Off,
+                    ..images.config.network.clone()
+                },
             )),
             shells: Arc::default(),
             parked: Arc::default(),
@@ -280,6 +286,8 @@ struct Resources {
     network: Option<Claimed<Networks>>,
     directory: SandboxDirectory,
     keep: bool,
+    /// Closed when all of the above is gone: the last to go.
+    gone: watch::Sender<()>,
 }
 
 impl Resources {
@@ -301,6 +309,7 @@ impl Resources {
             network: None,
             directory,
             keep: false,
+            gone: watch::Sender::new(()),
         }
     }
 
@@ -592,16 +601,21 @@ impl Sandbox {
         }
     }
 
-    /// Ends it and removes all it has. Blocks for as long as the kernel takes.
+    /// Ends it and removes all it has. Returns when that is gone, whoever else looked at it meanwhile.
     pub async fn destroy(self: Arc<Sandbox>) {
-        let gone = tokio::task::spawn_blocking(move || {
+        let (id, mut gone) = (self.record.id.clone(), self.resources.gone.subscribe());
+        let dropped = tokio::task::spawn_blocking(move || {
             // Whoever else looks at it finds it ended, and the last to let go removes it.
             self.kill();
             drop(self);
         })
         .await;
-        if let Err(e) = gone {
+        if let Err(e) = dropped {
             tracing::warn!("tearing a sandbox down failed: {e}");
+        }
+        // Nothing is ever sent: it changes by closing alone.
+        if tokio::time::timeout(LOOKERS_LINGER, gone.changed()).await.is_err() {
+            tracing::warn!(sandbox = id, "ended, but somebody still looks at it");
         }
     }
 

@@ -55,8 +55,8 @@ impl Node {
             ready,
             waiting: high + parked,
         };
-        // The first builds the template, the second makes its shape one that is in demand.
-        for _ in 0..2 {
+        // The first builds the template; the second makes its shape one that is in demand, the third the template.
+        for _ in 0..3 {
             let made = node.client.create(&node.request()).await;
             let made = made.map_err(|e| format!("{e}; {}", e.context.join("; ")))?;
             let deleted = node.client.delete(&made.sandbox.id).await;

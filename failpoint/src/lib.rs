@@ -69,8 +69,13 @@ failpoints! {
     NetworkRouted = "network.routed",
     NetworkAddressed = "network.addressed",
     NetworkRulesMade = "network.rules-made",
+    NetworkFastLoaded = "network.fast-loaded",
+    /// One of its two programs is where packets come.
+    NetworkFastAttached = "network.fast-attached",
+    NetworkFastOn = "network.fast-on",
     NetworkPairDeleted = "network.pair-deleted",
     PolicyInForce = "policy.in-force",
+    PolicyFastLeft = "policy.fast-left",
     PolicyConnectionsEnded = "policy.connections-ended",
     PublishReserved = "publish.reserved",
     PublishInserted = "publish.inserted",

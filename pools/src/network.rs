@@ -28,6 +28,7 @@ use host::Host;
 use tap::{Failure, Privileged, Step, Tapped};
 
 mod conntrack;
+mod earlier;
 mod fast;
 mod gone;
 mod host;

@@ -614,7 +614,10 @@ impl Sandbox {
             tracing::warn!("tearing a sandbox down failed: {e}");
         }
         // Nothing is ever sent: it changes by closing alone.
-        if tokio::time::timeout(LOOKERS_LINGER, gone.changed()).await.is_err() {
+        if tokio::time::timeout(LOOKERS_LINGER, gone.changed())
+            .await
+            .is_err()
+        {
             tracing::warn!(sandbox = id, "ended, but somebody still looks at it");
         }
     }

@@ -70,10 +70,15 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// The addresses at its ends: who began it, who that called, and who answers.
+    pub fn ends(&self) -> [Ipv4Addr; 3] {
+        let Connection { original, reply, .. } = self;
+        [original.source, original.destination, reply.source]
+    }
+
     /// Whether an address is at either end of it.
     pub fn concerns(&self, address: Ipv4Addr) -> bool {
-        let Connection { original, reply, .. } = self;
-        [original.source, original.destination, reply.source].contains(&address)
+        self.ends().contains(&address)
     }
 }
 

@@ -21,6 +21,7 @@ use crate::bpf::{self, Switch};
 use crate::netlink::Socket;
 use crate::{Error, link, tc};
 pub(super) use program::Wiring;
+use thaw_failpoint::{Failpoint, reach};
 
 mod program;
 
@@ -39,12 +40,16 @@ impl FastPath {
         let switch = Switch::new()?;
         let outward = bpf::load(&program::outward(wiring, &switch))?;
         let inward = bpf::load(&program::inward(wiring, &switch))?;
+        reach(Failpoint::NetworkFastLoaded);
         let mut attach = || -> io::Result<()> {
             for (link, program) in [(TAP_INDEX, &outward), (wiring.uplink, &inward)] {
                 tc::add_ingress(route, link)?;
                 tc::run(route, link, program.as_raw_fd())?;
+                reach(Failpoint::NetworkFastAttached);
             }
-            switch.set(true)
+            switch.set(true)?;
+            reach(Failpoint::NetworkFastOn);
+            Ok(())
         };
         match attach() {
             Ok(()) => Ok(FastPath::Ours(switch)),

@@ -5,6 +5,7 @@
 //! what comes from a slot reaches neither this host (but for its name servers) nor another slot; what goes to one was
 //! published, or comes from this host, or answers the slot.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,6 +15,7 @@ use std::{fs, io};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
+use super::earlier::Earlier;
 use super::fast::{FastPath, Wiring};
 use super::range::{Range, SLOT_LENGTH};
 use super::tap::Privileged;
@@ -93,6 +95,8 @@ pub(super) struct Host {
     next: AtomicU32,
     /// None before the first slot.
     prepared: Mutex<Option<Way>>,
+    /// Of whom a number may still have connections.
+    pub earlier: Earlier,
 }
 
 impl Host {
@@ -103,6 +107,7 @@ impl Host {
             table: setup.range.table(),
             next: AtomicU32::new(next.wrapping_mul(0x9e37_79b9)),
             prepared: Mutex::new(None),
+            earlier: Earlier::default(),
             setup,
         }
     }
@@ -128,7 +133,10 @@ impl Host {
             .map_err(failed("give a network slot its addresses"))
             .inspect(|_| reach(Failpoint::NetworkAddressed))
             .and_then(|uplink| {
-                let fast = self.forget(self.setup.range.slot(number))? && way != Way::Nftables;
+                self.remove_published(|_| Ok(vec![self.setup.range.slot(number)]))?;
+                // In the namespace of a slot without a fast path no connection goes on that it has not seen.
+                let fast =
+                    way != Way::Nftables && self.earlier.forget(number, || self.end_earlier(number)).is_ok();
                 slot::rules(self, number, &resolver::link_local(&self.nameservers()), fast)
                     .commit(&mut slot.filter)
                     .map_err(failed("write the nftables rules of a network slot"))?;
@@ -227,6 +235,11 @@ impl Host {
     /// The name of a slot's interface here.
     pub fn link_name(number: u32) -> String {
         format!("{LINKS}{number}")
+    }
+
+    /// The number of the slot whose interface here has a name.
+    pub fn number_of(name: &str) -> Option<u32> {
+        name.strip_prefix(LINKS)?.parse().ok()
     }
 
     /// What must be before the first slot: the range is free, the host forwards, the table is there.
@@ -353,13 +366,29 @@ impl Host {
         t
     }
 
-    /// Removes published ports that lead to a slot's address, and connections of it: an earlier owner of its number left
-    /// them. Whether the latter could be; a slot without a fast path lets none of them through.
-    fn forget(&self, slot: Ipv4Addr) -> Result<bool, Error> {
-        self.remove_published(|_| Ok(vec![slot]))?;
-        let ended = Socket::netfilter()
-            .and_then(|mut socket| conntrack::end(&mut socket, |connection| connection.concerns(slot)));
-        Ok(ended.is_ok())
+    /// Ends connections of slots that are not there, and of an earlier owner of this number.
+    fn end_earlier(&self, number: u32) -> io::Result<()> {
+        let mut socket = Socket::netfilter()?;
+        let here = self.slots_here()?;
+        let range = self.setup.range;
+        let gone = |address| {
+            range
+                .number(address)
+                .is_some_and(|n| n == number || !here.contains(&n))
+        };
+        conntrack::end(&mut socket, |connection| connection.ends().into_iter().any(gone)).map(drop)
+    }
+
+    /// The numbers of this range that have a slot: those with an address here.
+    fn slots_here(&self) -> io::Result<HashSet<u32>> {
+        let mut route = Socket::route()?;
+        let range = self.setup.range;
+        let number = |ip| match ip {
+            IpAddr::V4(ip) => range.number_of_host(ip),
+            IpAddr::V6(_) => None,
+        };
+        let addresses = survey::addresses(&mut route)?;
+        Ok(addresses.iter().filter_map(|here| number(here.ip)).collect())
     }
 
     /// Removes published ports that lead to slots that are not there any more.
@@ -367,12 +396,9 @@ impl Host {
         let range = self.setup.range;
         self.remove_published(|targets| {
             // After the ports were read: a slot made since then had none of them.
-            let mut route = Socket::route()?;
-            let here = survey::addresses(&mut route)?;
-            let is_gone = |target: &Ipv4Addr| {
-                let host = range.number(*target).map(|number| range.host(number));
-                host.is_none_or(|host| !here.iter().any(|here| here.ip == IpAddr::V4(host)))
-            };
+            let here = self.slots_here()?;
+            let is_gone =
+                |target: &Ipv4Addr| range.number(*target).is_none_or(|number| !here.contains(&number));
             Ok(targets.into_iter().filter(is_gone).collect())
         })
     }

@@ -78,8 +78,17 @@ impl Range {
 
     /// The number of the slot with an address.
     pub(super) fn number(self, slot: Ipv4Addr) -> Option<u32> {
-        let offset = slot.to_bits().wrapping_sub(self.0.first().to_bits());
-        (self.0.contains(slot) && offset % SLOT == 2).then_some(offset / SLOT)
+        self.number_at(slot, 2)
+    }
+
+    /// The number of the slot towards which the host has an address.
+    pub(super) fn number_of_host(self, host: Ipv4Addr) -> Option<u32> {
+        self.number_at(host, 1)
+    }
+
+    fn number_at(self, address: Ipv4Addr, offset: u32) -> Option<u32> {
+        let from_first = address.to_bits().wrapping_sub(self.0.first().to_bits());
+        (self.0.contains(address) && from_first % SLOT == offset).then_some(from_first / SLOT)
     }
 
     /// The name of the host's nftables table for it: nodes with different ranges do not meet.

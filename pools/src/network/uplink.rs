@@ -138,6 +138,7 @@ impl Uplink {
         if let Some(fast) = &mut in_force.fast {
             fast.leave().map_err(failed(LEAVE))?;
             in_force.fast = None;
+            reach(Failpoint::PolicyFastLeft);
             tracing::info!(slot = self.number, "left its fast path for its policy");
             conntrack::hand_over(&mut host, filter, own, allowed).map_err(failed(HAND_OVER))?;
         }

@@ -311,8 +311,10 @@ fn a_slot_has_nothing_of_whoever_had_its_number() {
         };
         assert_eq!(tracked().len(), 1);
         let next = world.slot();
-        assert_eq!(next.uplink.as_ref().unwrap().address(), own);
-        assert_eq!(tracked(), []);
+        let uplink = next.uplink.as_ref().unwrap();
+        assert_eq!(uplink.address(), own);
+        // Else its namespace lets nothing through that it has not seen begin.
+        assert!(!uplink.is_fast() || tracked().is_empty());
         // Both are heard by whoever listens at that port, were they to come.
         let guest = Guest::of(&next);
         let client = guest.run(|| udp(GUEST_ADDRESS, 7));

@@ -68,7 +68,9 @@ impl Apply for Guest {
         let old = rustix::system::uname().nodename().to_owned();
         identity::set_hostname(name)?;
         identity::rename_containers(&self.sandbox, &old, name)?;
-        let addresses: Vec<_> = network.iter().flat_map(|n| &n.addresses).map(|a| a.ip).collect();
+        let addresses = network.iter().flat_map(|n| &n.addresses).map(|a| a.ip);
+        // Without its interface, a link-local address leads nowhere.
+        let addresses: Vec<_> = addresses.filter(|ip| !network::is_link_local(*ip)).collect();
         identity::write_etc(name, &addresses, network.map_or(&[], |n| &n.nameservers))
     }
 

@@ -527,7 +527,7 @@ fn the_handshake_made_this_guest_itself() {
             .iter()
             .find(|i| i.hwAddr == "02:00:00:00:00:07")
             .expect("the MAC of the handshake");
-        assert_eq!(eth.mtu, 1400);
+        assert_eq!((eth.name.as_str(), eth.mtu), ("pod7", 1400));
         let addresses: Vec<String> = eth
             .IPAddresses
             .iter()
@@ -547,7 +547,8 @@ fn the_handshake_made_this_guest_itself() {
             &[
                 "sh",
                 "-c",
-                "hostname; cat /etc/resolv.conf; grep guest-7 /etc/hosts; cat /run/id",
+                "hostname; cat /etc/resolv.conf; grep guest-7 /etc/hosts; cat /run/id; \
+                 grep -o '02:00:00:00:09:07.*' /proc/net/arp",
             ],
         );
         s.Mounts
@@ -560,7 +561,8 @@ fn the_handshake_made_this_guest_itself() {
         g.create("c", s).await.unwrap();
         g.start("c").await.unwrap();
         let out = String::from_utf8(g.read_all("c", "c", false).await).unwrap();
-        let expected = "guest-7\nnameserver 10.7.0.1\n10.7.0.2\tguest-7\nfd07::2\tguest-7\n07070707070707070707070707070707\n";
+        let expected = "guest-7\nnameserver 10.7.0.1\n10.7.0.2\tguest-7\nfd07::2\tguest-7\n07070707070707070707070707070707\n\
+            02:00:00:00:09:07     *        pod7\n";
         assert_eq!(out, expected);
         g.remove("c").await.unwrap();
     });

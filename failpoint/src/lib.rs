@@ -74,6 +74,15 @@ failpoints! {
     NetworkFastAttached = "network.fast-attached",
     NetworkFastOn = "network.fast-on",
     NetworkPairDeleted = "network.pair-deleted",
+    /// In a pod's namespace, and no frame goes to it.
+    PodTapMade = "pod.tap-made",
+    PodTapUp = "pod.tap-up",
+    /// One of the two that a pod's frames are led by.
+    PodIngressMade = "pod.ingress-made",
+    /// One of the two ways.
+    PodRedirected = "pod.redirected",
+    /// A pod's own interface has its frames again.
+    PodLeft = "pod.left",
     PolicyInForce = "policy.in-force",
     PolicyFastLeft = "policy.fast-left",
     PolicyConnectionsEnded = "policy.connections-ended",

@@ -23,11 +23,10 @@ use crate::api::daemon::Daemon;
 use crate::api::maker::CreatePod;
 use crate::api::problem::Refusal;
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::NetworkMode;
+use crate::sandbox::{NetworkMode, NetworkSource, PodNamespace, blocking};
 use crate::snapshotter::bind;
 
 mod cgroup;
-mod namespace;
 
 /// What a pod has whose shim does not say.
 const DEFAULT_CPUS: u8 = 1;
@@ -93,11 +92,13 @@ fn invalid(what: String) -> ttrpc::Error {
 /// What a shim asks for, checked.
 async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
     let network = match r.network.mode.enum_value() {
-        Ok(Mode::NONE) => NetworkMode::None,
-        Ok(Mode::PRIVATE) => NetworkMode::Private,
-        Ok(Mode::NAMESPACE) => namespace::mode(PathBuf::from(&r.network.namespace))
-            .await
-            .map_err(refused)?,
+        Ok(Mode::NONE) => NetworkSource::Ours(NetworkMode::None),
+        Ok(Mode::PRIVATE) => NetworkSource::Ours(NetworkMode::Private),
+        Ok(Mode::NAMESPACE) => {
+            let path = PathBuf::from(&r.network.namespace);
+            let found = blocking(move || PodNamespace::find(path)).await;
+            NetworkSource::Pod(found.map_err(refused)?)
+        }
         Err(number) => return Err(invalid(format!("network mode {number} is unknown"))),
     };
     let client = ProcessRecord::of(r.client_pid);

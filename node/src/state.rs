@@ -19,7 +19,7 @@ use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{SandboxNetwork, Volume};
 
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{Provenance, RootServing, Terms};
+use crate::sandbox::{PodNamespace, Provenance, RootServing, Terms};
 
 const RECORD: &str = "record.json";
 
@@ -58,6 +58,9 @@ pub struct Record {
     /// Its network, where that leads outside: what a later owner adopts it by.
     #[serde(default)]
     pub network: Option<SandboxNetwork>,
+    /// The namespace its network is in, of a pod that brought one.
+    #[serde(default)]
+    pub pod_network: Option<PodNamespace>,
     /// How its image is served.
     #[serde(default)]
     pub root: RootServing,
@@ -316,7 +319,7 @@ fn remove_if_empty(sandboxes: &Path, _lock: &File) {
     reach(Failpoint::DirectoriesRemoved);
 }
 
-/// Removes what a sandbox without an owner has: its VMM, its cgroup, its directory. Its lock is held.
+/// Removes what a sandbox without an owner has: its VMM, what is its in a pod's network, its cgroup, its directory. Its lock is held.
 fn remove(path: &Path, record: Option<&Record>, cgroups: &Hierarchy) -> bool {
     if let Some(vmm) = record.and_then(|r| r.vmm) {
         vmm.kill();
@@ -326,6 +329,9 @@ fn remove(path: &Path, record: Option<&Record>, cgroups: &Hierarchy) -> bool {
         share.kill();
     }
     reach(Failpoint::CleanKilled);
+    if let Some(namespace) = record.and_then(|r| r.pod_network.as_ref()) {
+        namespace.leave();
+    }
     if let Some(cgroup) = record.and_then(|r| r.cgroup.as_deref()) {
         cgroups.adopt(cgroup).destroy();
     }
@@ -443,6 +449,7 @@ mod tests {
             memory_mib: 128,
             provenance: None,
             network: None,
+            pod_network: None,
             root: RootServing::Virtiofs,
             terms: Terms::default(),
             volumes: Vec::new(),

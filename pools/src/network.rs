@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thaw_protocol::api::SandboxNetwork;
-use thaw_protocol::handshake::{Address, Network};
+use thaw_protocol::handshake::{Address, Network, Route};
 
 use crate::Error;
 use crate::link;
@@ -49,6 +49,8 @@ pub use range::{Range, RangeError};
 pub use traffic::Traffic;
 pub use uplink::{Terms, Uplink};
 
+/// What the guest's interface is called.
+const GUEST_INTERFACE: &str = "eth0";
 /// The guest's MAC address, the same in every guest: locally administered, "thaw".
 pub const GUEST_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x02];
 /// The guest's address.
@@ -213,13 +215,24 @@ pub fn try_fast_path() -> Result<(), Error> {
 /// What every guest is told, but for the name servers of the moment.
 fn config() -> Network {
     Network {
+        name: GUEST_INTERFACE.into(),
         mac: GUEST_MAC,
         mtu: MTU,
+        arp: true,
         addresses: vec![Address {
             ip: IpAddr::V4(GUEST_ADDRESS),
             prefix: PREFIX,
+            on_link: true,
         }],
-        gateways: vec![IpAddr::V4(HOST_ADDRESS)],
+        routes: vec![Route {
+            to: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            prefix: 0,
+            gateway: Some(IpAddr::V4(HOST_ADDRESS)),
+            source: None,
+            scope: 0,
+            gateway_on_link: false,
+        }],
+        neighbours: Vec::new(),
         nameservers: Vec::new(),
     }
 }

@@ -14,6 +14,7 @@
 //! A frame is a little-endian u32 length, then that many bytes of postcard; at most [`MAX_FRAME`].
 
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -28,7 +29,7 @@ pub const GUEST_CID: u32 = 3;
 /// Largest frame, in bytes.
 pub const MAX_FRAME: usize = 64 * 1024;
 /// Version of this protocol.
-pub const HANDSHAKE_VERSION: u32 = 2;
+pub const HANDSHAKE_VERSION: u32 = 3;
 /// Least fresh entropy, in bytes.
 pub const MIN_ENTROPY: usize = 32;
 /// Word of the guest kernel's command line, for guests that become templates: before it rings, the agent pays for what a first
@@ -45,20 +46,50 @@ pub const SHOW_ENTROPY: &str = "thaw.test=show-entropy";
 /// One network address of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
-    pub ip: std::net::IpAddr,
+    pub ip: IpAddr,
     pub prefix: u8,
+    /// Whether all of its prefix is on the link. Without, what is there is reached by [`Network::routes`] alone.
+    pub on_link: bool,
+}
+
+/// One route of the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Where to. A prefix of 0 is everything of the address' family.
+    pub to: IpAddr,
+    pub prefix: u8,
+    /// None: it is on the link.
+    pub gateway: Option<IpAddr>,
+    /// The address connections are made from.
+    pub source: Option<IpAddr>,
+    /// `RT_SCOPE_*`.
+    pub scope: u8,
+    /// The gateway is on the link, though no route says so.
+    pub gateway_on_link: bool,
+}
+
+/// Who is where on the guest's link, for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    pub ip: IpAddr,
+    pub mac: [u8; 6],
 }
 
 /// What the guest's one network interface is told to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
+    /// The interface's, in the guest.
+    pub name: String,
     pub mac: [u8; 6],
     pub mtu: u16,
+    /// Whether it asks who is where (ARP, neighbour discovery).
+    pub arp: bool,
     pub addresses: Vec<Address>,
-    /// Default gateways, at most one per family.
-    pub gateways: Vec<std::net::IpAddr>,
+    /// To one place, one.
+    pub routes: Vec<Route>,
+    pub neighbours: Vec<Neighbour>,
     /// Name servers, for /etc/resolv.conf.
-    pub nameservers: Vec<std::net::IpAddr>,
+    pub nameservers: Vec<IpAddr>,
 }
 
 /// What the host says on a connection to [`HANDSHAKE_PORT`].
@@ -192,13 +223,27 @@ mod tests {
             hostname: "h".into(),
             machine_id: [1; 16],
             network: Some(Network {
+                name: "eth0".into(),
                 mac: [2; 6],
                 mtu: 1500,
+                arp: true,
                 addresses: vec![Address {
                     ip: "10.0.0.2".parse().unwrap(),
                     prefix: 30,
+                    on_link: true,
                 }],
-                gateways: vec!["10.0.0.1".parse().unwrap()],
+                routes: vec![Route {
+                    to: "0.0.0.0".parse().unwrap(),
+                    prefix: 0,
+                    gateway: Some("10.0.0.1".parse().unwrap()),
+                    source: None,
+                    scope: 0,
+                    gateway_on_link: false,
+                }],
+                neighbours: vec![Neighbour {
+                    ip: "10.0.0.1".parse().unwrap(),
+                    mac: [4; 6],
+                }],
                 nameservers: vec![],
             }),
             cpus: 2,

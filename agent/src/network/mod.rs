@@ -4,13 +4,14 @@ mod netlink;
 
 use std::net::IpAddr;
 
-use thaw_protocol::handshake::Network;
+use thaw_protocol::handshake::{self, Network};
 
 use crate::error::{Error, Result};
 use netlink::*;
 
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
+pub(crate) const IFF_NOARP: u32 = 0x80;
 /// Include/uapi/linux/if_arp.h.
 const ARPHRD_ETHER: u16 = 1;
 const IFLA_ADDRESS: u16 = 1;
@@ -19,7 +20,9 @@ const IFLA_MTU: u16 = 4;
 const IFLA_LINKINFO: u16 = 18;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-const IFA_F_NODAD: u8 = 2;
+const IFA_FLAGS: u16 = 8;
+const IFA_F_NODAD: u32 = 2;
+const IFA_F_NOPREFIXROUTE: u32 = 0x200;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
@@ -53,6 +56,8 @@ pub struct LinkAddress {
     pub link: u32,
     pub ip: IpAddr,
     pub prefix: u8,
+    /// Whether the kernel has a route to its prefix for it.
+    pub on_link: bool,
 }
 
 /// A route of the main table.
@@ -69,6 +74,22 @@ pub struct Route {
     pub onlink: bool,
     /// Made by the kernel for an address: not ours to delete.
     pub kernel: bool,
+}
+
+impl Route {
+    /// As the handshake tells it, of this link.
+    fn told(route: &handshake::Route, link: u32) -> Route {
+        Route {
+            destination: (route.prefix != 0).then_some((route.to, route.prefix)),
+            gateway: route.gateway,
+            source: route.source,
+            link,
+            scope: route.scope,
+            v6: route.to.is_ipv6(),
+            onlink: route.gateway_on_link,
+            kernel: false,
+        }
+    }
 }
 
 /// `xx:xx:xx:xx:xx:xx`.
@@ -158,7 +179,13 @@ pub fn configure(network: &Network) -> Result<()> {
         Error::State("a network was given, but this guest has no Ethernet interface".into())
     })?;
     let link = undress(&mut net, &link)?;
-    dress(&mut net, &link, network.mac, u32::from(network.mtu), None)?;
+    let dressed = Dressed {
+        mac: network.mac,
+        mtu: u32::from(network.mtu),
+        name: Some(&network.name),
+        arp: network.arp,
+    };
+    dress(&mut net, &link, &dressed)?;
     for a in &network.addresses {
         add_address(
             &mut net,
@@ -166,39 +193,37 @@ pub fn configure(network: &Network) -> Result<()> {
                 link: link.index,
                 ip: a.ip,
                 prefix: a.prefix,
+                on_link: a.on_link,
             },
         )?;
     }
-    for gateway in &network.gateways {
-        let near = network
-            .addresses
-            .iter()
-            .any(|a| same_subnet(a.ip, *gateway, a.prefix));
-        add_route(
-            &mut net,
-            &Route {
-                destination: None,
-                gateway: Some(*gateway),
-                source: None,
-                link: link.index,
-                scope: 0,
-                v6: gateway.is_ipv6(),
-                onlink: !near,
-                kernel: false,
-            },
-        )?;
+    let mut routes: Vec<&handshake::Route> = network.routes.iter().collect();
+    // A gateway must be reachable by the time it is named.
+    routes.sort_by_key(|route| route.gateway.is_some());
+    for route in routes {
+        add_route(&mut net, &Route::told(route, link.index))?;
+    }
+    for neighbour in &network.neighbours {
+        let (state, flags) = (NUD_PERMANENT, 0);
+        add_neighbour(&mut net, link.index, neighbour.ip, neighbour.mac, state, flags)?;
     }
     Ok(())
 }
 
-/// Gives a link its MAC, MTU and name, and brings it up.
-pub(crate) fn dress(
-    net: &mut Netlink,
-    link: &Link,
-    mac: [u8; 6],
-    mtu: u32,
-    name: Option<&str>,
-) -> Result<()> {
+/// What a link is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dressed<'a> {
+    pub mac: [u8; 6],
+    /// 0: as it is.
+    pub mtu: u32,
+    /// None: as it is.
+    pub name: Option<&'a str>,
+    pub arp: bool,
+}
+
+/// Makes a link that, and brings it up.
+pub(crate) fn dress(net: &mut Netlink, link: &Link, to: &Dressed<'_>) -> Result<()> {
+    let Dressed { mac, mtu, name, arp } = *to;
     let rename = name.filter(|n| *n != link.name);
     // Neither may be changed of a link that is up, with some drivers.
     if link.up && (link.mac != mac || rename.is_some()) {
@@ -218,7 +243,7 @@ pub(crate) fn dress(
             mac: (link.mac != mac).then_some(mac),
             mtu: (mtu != 0 && link.mtu != mtu).then_some(mtu),
             name: rename,
-            up: None,
+            ..Default::default()
         },
     )?;
     set_link(
@@ -226,22 +251,15 @@ pub(crate) fn dress(
         link.index,
         &Change {
             up: Some(true),
+            arp: Some(arp),
             ..Default::default()
         },
     )
 }
 
-fn is_link_local(ip: IpAddr) -> bool {
+/// Whether it is an address of IPv6 that an interface has by itself.
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
-}
-
-fn same_subnet(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
-    let bits = |ip: IpAddr| match ip {
-        IpAddr::V4(ip) => (u128::from(u32::from(ip)) << 96, 32),
-        IpAddr::V6(ip) => (u128::from(ip), 128),
-    };
-    let ((a, wa), (b, wb)) = (bits(a), bits(b));
-    wa == wb && prefix <= wa && (prefix == 0 || (a ^ b) >> (128 - u32::from(prefix)) == 0)
 }
 
 /// A netlink socket for several of the calls below.
@@ -280,15 +298,19 @@ struct Change<'a> {
     mtu: Option<u32>,
     name: Option<&'a str>,
     up: Option<bool>,
+    arp: Option<bool>,
 }
 
 fn set_link(net: &mut Netlink, index: u32, change: &Change<'_>) -> Result<()> {
     let mut body = [0u8; 16];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
-    if let Some(up) = change.up {
-        body[8..12].copy_from_slice(&u32::from(up).to_ne_bytes());
-        body[12..16].copy_from_slice(&IFF_UP.to_ne_bytes());
+    let (mut flags, mut changed) = (0, 0);
+    for (flag, wanted) in [(IFF_UP, change.up), (IFF_NOARP, change.arp.map(|arp| !arp))] {
+        flags |= wanted.filter(|on| *on).map_or(0, |_| flag);
+        changed |= wanted.map_or(0, |_| flag);
     }
+    body[8..12].copy_from_slice(&flags.to_ne_bytes());
+    body[12..16].copy_from_slice(&changed.to_ne_bytes());
     let mut request = Request::new(RTM_NEWLINK, 0, &body);
     if let Some(mac) = change.mac {
         request = request.attribute(IFLA_ADDRESS, &mac);
@@ -316,6 +338,7 @@ pub fn addresses(net: &mut Netlink) -> Result<Vec<LinkAddress>> {
                 link: u32_at(&a.body, 4),
                 ip,
                 prefix: a.body[1],
+                on_link: a.get_u32(IFA_FLAGS).unwrap_or(0) & IFA_F_NOPREFIXROUTE == 0,
             })
         })
         .collect())
@@ -330,16 +353,14 @@ fn address_request(kind: u16, flags: u16, a: LinkAddress) -> Result<Request> {
         )));
     }
     // Duplicate address detection would hold an IPv6 address back for a second; the host made sure it is unique.
-    let mut body = vec![
-        family(a.ip),
-        a.prefix,
-        if a.ip.is_ipv6() { IFA_F_NODAD } else { 0 },
-        0,
-    ];
+    let unchecked = if a.ip.is_ipv6() { IFA_F_NODAD } else { 0 };
+    let alone = if a.on_link { 0 } else { IFA_F_NOPREFIXROUTE };
+    let mut body = vec![family(a.ip), a.prefix, 0, 0];
     body.extend_from_slice(&a.link.to_ne_bytes());
     Ok(Request::new(kind, flags, &body)
         .attribute(IFA_LOCAL, &ip_bytes(a.ip))
-        .attribute(IFA_ADDRESS, &ip_bytes(a.ip)))
+        .attribute(IFA_ADDRESS, &ip_bytes(a.ip))
+        .attribute(IFA_FLAGS, &(unchecked | alone).to_ne_bytes()))
 }
 
 /// Gives an interface an address; having it already is no error.
@@ -457,16 +478,6 @@ mod tests {
         ] {
             assert!(parse_mac(bad).is_err(), "{bad:?}");
         }
-    }
-
-    #[test]
-    fn a_gateway_outside_every_subnet_is_told_from_one_inside() {
-        let ip = |s: &str| s.parse().unwrap();
-        assert!(same_subnet(ip("10.0.0.2"), ip("10.0.0.1"), 30));
-        assert!(!same_subnet(ip("10.0.0.2"), ip("10.0.1.1"), 24));
-        assert!(!same_subnet(ip("10.0.0.2"), ip("fe80::1"), 0));
-        assert!(same_subnet(ip("fd00::2"), ip("fd00::1"), 64));
-        assert!(!same_subnet(ip("fd00::2"), ip("fd00::1"), 128));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use thaw_protocol::agent::agent::{Interfaces, Routes};
 use thaw_protocol::agent::types::{ARPNeighbor, IPAddress, IPFamily, Interface, Route as RouteMessage};
 
 use crate::error::{Error, Result};
-use crate::network::{self, Link, LinkAddress, Route};
+use crate::network::{self, Dressed, IFF_NOARP, Link, LinkAddress, Route};
 
 fn ip(text: &str) -> Result<IpAddr> {
     text.parse()
@@ -58,8 +58,13 @@ pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
     {
         network::delete_address(&mut net, old)?;
     }
-    let name = Some(wanted.name.as_str()).filter(|n| !n.is_empty());
-    network::dress(&mut net, &link, mac, mtu, name)?;
+    let dressed = Dressed {
+        mac,
+        mtu,
+        name: Some(wanted.name.as_str()).filter(|n| !n.is_empty()),
+        arp: wanted.raw_flags & IFF_NOARP == 0,
+    };
+    network::dress(&mut net, &link, &dressed)?;
     for (ip, prefix) in addresses {
         network::add_address(
             &mut net,
@@ -67,6 +72,7 @@ pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
                 link: link.index,
                 ip,
                 prefix,
+                on_link: true,
             },
         )?;
     }

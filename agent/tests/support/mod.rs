@@ -1,6 +1,7 @@
 //! A guest without a machine: the agent in namespaces of its own, and a host's side of the conversation.
 
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -482,9 +483,19 @@ fn shake_hands(dir: &Path, identity: Identity) -> Acknowledgement {
 
 /// An identity that shows its number.
 pub fn identity(n: u8) -> Identity {
-    let address = |ip: &str, prefix| Address {
-        ip: ip.parse().unwrap(),
+    let ip = |text: String| -> IpAddr { text.parse().unwrap() };
+    let address = |text: String, prefix| Address {
+        ip: ip(text),
         prefix,
+        on_link: true,
+    };
+    let default = |to: &str, gateway: String| Route {
+        to: ip(to.into()),
+        prefix: 0,
+        gateway: Some(ip(gateway)),
+        source: None,
+        scope: 0,
+        gateway_on_link: false,
     };
     Identity {
         version: HANDSHAKE_VERSION,
@@ -493,17 +504,23 @@ pub fn identity(n: u8) -> Identity {
         hostname: format!("guest-{n}"),
         machine_id: [n; 16],
         network: Some(Network {
+            name: format!("pod{n}"),
             mac: [2, 0, 0, 0, 0, n],
             mtu: 1400,
+            arp: true,
             addresses: vec![
-                address(&format!("10.{n}.0.2"), 24),
-                address(&format!("fd{n:02}::2"), 64),
+                address(format!("10.{n}.0.2"), 24),
+                address(format!("fd{n:02}::2"), 64),
             ],
-            gateways: vec![
-                format!("10.{n}.0.1").parse().unwrap(),
-                format!("fd{n:02}::1").parse().unwrap(),
+            routes: vec![
+                default("0.0.0.0", format!("10.{n}.0.1")),
+                default("::", format!("fd{n:02}::1")),
             ],
-            nameservers: vec![format!("10.{n}.0.1").parse().unwrap()],
+            neighbours: vec![Neighbour {
+                ip: ip(format!("10.{n}.0.9")),
+                mac: [2, 0, 0, 0, 9, n],
+            }],
+            nameservers: vec![ip(format!("10.{n}.0.1"))],
         }),
         // What this machine has in any case: it is its own sysfs that the agent would write to.
         cpus: 1,

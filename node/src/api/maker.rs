@@ -34,7 +34,7 @@ use crate::images::Pull;
 use crate::journal::Journal;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    Asked, FreezeOptions, NetworkMode, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
+    Asked, FreezeOptions, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
     Timeout, blocking, network, usage,
 };
 use crate::snapshot::Scratch;
@@ -57,7 +57,7 @@ impl Place for Scratch {
 #[derive(Clone, Debug)]
 pub struct CreatePod {
     pub hostname: Option<String>,
-    pub network: NetworkMode,
+    pub network: NetworkSource,
     pub cpus: u8,
     pub memory_mib: u32,
     pub disk_mib: u32,
@@ -167,7 +167,7 @@ impl Maker for Node {
             disk_mib: request.disk_mib,
             hostname: request.hostname.clone(),
             name: request.name,
-            network: parse::<NetworkMode>("network", &request.network)?,
+            network: NetworkSource::Ours(parse::<NetworkMode>("network", &request.network)?),
             network_terms: network::read(request.network_policy.as_ref(), &request.publish)?,
             command: match &request.container {
                 Some(container) => container.command.clone(),
@@ -247,6 +247,7 @@ impl Maker for Node {
         let sandbox = match request.cgroup {
             Some(path) => {
                 let node = self.clone();
+                let _stage = trace.stage("cgroup_attach");
                 blocking(move || sandbox.enter(&node, &path)).await?
             }
             None => sandbox,

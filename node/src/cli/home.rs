@@ -17,7 +17,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::image::record::Recording;
 use crate::images::Images;
 use crate::paths::Paths;
-use crate::sandbox::{Node, Sandbox, SandboxSpec, Terms, ThawSpec, network};
+use crate::sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Terms, ThawSpec, network};
 use crate::slow::Slow;
 use crate::state::{RunDirectory, vsock_socket};
 use crate::trace::Trace;
@@ -106,7 +106,7 @@ impl Home {
             disk_mib: arguments.disk.mebibytes(),
             hostname: arguments.hostname.clone(),
             name: arguments.name.clone(),
-            network: arguments.network,
+            network: NetworkSource::Ours(arguments.network),
             network_terms: network::read(arguments.through.policy()?.as_ref(), &arguments.through.publish)?,
             command: command.to_vec(),
             tethered: true,

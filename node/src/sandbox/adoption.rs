@@ -39,7 +39,7 @@ struct ShownRecord {
 
 /// Which file, for as long as it is open somewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct FileIdentity {
+pub(super) struct FileIdentity {
     device: u64,
     inode: u64,
 }
@@ -117,7 +117,7 @@ fn recorded(images: &[Shown]) -> Vec<ShownRecord> {
 }
 
 impl FileIdentity {
-    fn of(metadata: &fs::Metadata) -> FileIdentity {
+    pub(super) fn of(metadata: &fs::Metadata) -> FileIdentity {
         FileIdentity {
             device: metadata.dev(),
             inode: metadata.ino(),

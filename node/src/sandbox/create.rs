@@ -13,7 +13,6 @@ use rustix::net::SocketType;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::{Cgroups, Unavailable};
 use thaw_pools::disk::Disks;
-use thaw_pools::network::Networks;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Serving;
 use thaw_pools::vmm;
@@ -28,6 +27,7 @@ use super::again::{once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::{enter_cgroup, explain};
+use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
 use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms, locked};
 use super::{network, share};
@@ -90,10 +90,10 @@ impl<'a> Making<'a> {
         ends.show(&exported, &mut backends);
         let writable = Backend::Disk { read_only: false };
         backends.attach(DeviceId::Blk0, writable, &parts.disk.file);
-        if let Some(network) = &parts.network {
-            let mac = network.config.mac;
-            let prepared = true;
-            backends.attach(DeviceId::Net, Backend::Tap { mac, prepared }, &network.tap);
+        let network = parts.network.as_ref();
+        if let Some((tap, config)) = network.and_then(Attached::tap).zip(network.and_then(Attached::config)) {
+            let (mac, prepared) = (config.mac, true);
+            backends.attach(DeviceId::Net, Backend::Tap { mac, prepared }, tap);
         }
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
         backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
@@ -121,7 +121,7 @@ impl<'a> Making<'a> {
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);
-        self.record.network = parts.network.as_deref().and_then(network::describe);
+        self.record.network = parts.network.as_ref().and_then(Attached::describe);
         self.resources.network = parts.network;
         self.resources.prefetch = Mutex::new(parts.prefetch.into_iter().collect());
         self.resources.supply = Some(parts.supply);
@@ -162,7 +162,7 @@ impl<'a> Making<'a> {
     async fn shake_hands(&self, hostname: Option<String>, rehearsal: bool) -> Result<Performed, Failure> {
         let wanted = Wanted {
             hostname: hostname.unwrap_or_else(|| self.record.id.clone()),
-            network: self.resources.network.as_ref().map(|n| n.config.clone()),
+            network: self.resources.network.as_ref().and_then(Attached::config).cloned(),
             cpus: self.record.vcpus,
             memory_mib: self.record.memory_mib,
             rehearsal,
@@ -213,7 +213,7 @@ impl<'a> Making<'a> {
 pub(super) struct Parts {
     pub images: Vec<Shown>,
     pub disk: Claimed<Disks>,
-    pub network: Option<Claimed<Networks>>,
+    pub network: Option<Attached>,
     pub prefetch: Option<Prefetch>,
     /// What fetches for it.
     pub supply: Images,
@@ -258,7 +258,7 @@ async fn make(
         let (pulled, disk, network, share) = tokio::try_join!(
             image(&supply, spec, trace, progress),
             new_disk(node, spec.disk_mib, trace),
-            network::claim(node, spec.network, &spec.network_terms, trace),
+            network::claim(node, &spec.network, &spec.network_terms, trace),
             new_share(spec, &directory, trace),
         )?;
         let (image, prefetch) = pulled.unzip();
@@ -354,6 +354,7 @@ fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
         vcpus: spec.vcpus,
         memory_mib: spec.memory_mib,
         root: spec.root,
+        pod_network: spec.network.namespace().cloned(),
         terms: spec.terms.clone(),
         volumes: spec.volumes.clone(),
         ..new_record()?
@@ -381,6 +382,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         memory_mib: *MEMORY_MIB.start(),
         provenance: None,
         network: None,
+        pod_network: None,
         root: RootServing::Virtiofs,
         terms: Terms::default(),
         volumes: Vec::new(),

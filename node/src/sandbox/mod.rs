@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
-use thaw_pools::network::{FastPathSetting, Networks, Setup, Terms as NetworkTerms, Uplink};
+use thaw_pools::network::{FastPathSetting, Setup, Terms as NetworkTerms};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::Volume;
@@ -55,6 +55,7 @@ mod machine;
 pub mod network;
 mod parked;
 mod place;
+mod pod_network;
 mod pools;
 mod share;
 mod shells;
@@ -72,7 +73,9 @@ pub use create::blocking;
 pub use freeze::{FreezeOptions, Frozen};
 pub use hot::HotPlan;
 use machine::{describe, explain, odd};
+use network::Attached;
 pub use parked::ParkedPools;
+pub use pod_network::PodNamespace;
 use pools::Claimed;
 pub use pools::Pools;
 pub use shells::ShellPools;
@@ -96,6 +99,24 @@ pub enum NetworkMode {
     /// A network of its own, and through the host the world outside.
     #[default]
     Private,
+}
+
+/// Where a sandbox's network comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NetworkSource {
+    /// It is one of ours, or none.
+    Ours(NetworkMode),
+    /// It was made for the pod the sandbox is.
+    Pod(PodNamespace),
+}
+
+impl NetworkSource {
+    fn namespace(&self) -> Option<&PodNamespace> {
+        match self {
+            NetworkSource::Ours(_) => None,
+            NetworkSource::Pod(namespace) => Some(namespace),
+        }
+    }
 }
 
 /// How the guest gets its image.
@@ -122,7 +143,7 @@ pub struct SandboxSpec {
     pub disk_mib: u32,
     pub hostname: Option<String>,
     pub name: Option<String>,
-    pub network: NetworkMode,
+    pub network: NetworkSource,
     pub network_terms: NetworkTerms,
     /// For `thaw ps`.
     pub command: Vec<String>,
@@ -283,7 +304,7 @@ struct Resources {
     images: Mutex<Vec<Shown>>,
     /// The writable layer.
     disk: Option<Claimed<Disks>>,
-    network: Option<Claimed<Networks>>,
+    network: Option<Attached>,
     directory: SandboxDirectory,
     keep: bool,
     /// Closed when all of the above is gone: the last to go.
@@ -356,10 +377,7 @@ impl Drop for Resources {
         }
         if self.keep {
             self.share.iter_mut().for_each(VmmProcess::release);
-            if let Some(mut slot) = self.network.take() {
-                slot.uplink.iter_mut().for_each(Uplink::keep);
-                slot.keep();
-            }
+            self.network.take().into_iter().for_each(Attached::keep);
             self.cgroup.take().into_iter().for_each(Claimed::keep);
             self.disk.take().into_iter().for_each(Claimed::keep);
             return;

@@ -1,21 +1,73 @@
-//! A sandbox's network: a slot of the pool, told what this sandbox wants of it.
+//! A sandbox's network: a slot of the pool, told what this sandbox wants of it; or what a pod brings.
 //!
 //! Invariant: what a sandbox's record says of its network is what is in force, or is put in force by who adopts it; so a
 //! policy is written down before it holds.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use thaw_pools::network::pod::PodNetwork;
 use thaw_pools::network::policy::Policy;
-use thaw_pools::network::{NetworkSlot, Networks, Terms, Traffic};
+use thaw_pools::network::{NetworkSlot, Networks, Terms, Traffic, Uplink};
 use thaw_protocol::api::{NetworkPolicy, PublishedPort, SandboxNetwork};
+use thaw_protocol::handshake::Network;
 
 use super::create::blocking;
 use super::pools::{self, Claimed};
-use super::{NetworkMode, Node, Sandbox};
+use super::{NetworkMode, NetworkSource, Node, Sandbox};
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
 use crate::state::Record;
 use crate::trace::Trace;
+
+/// What a sandbox has.
+#[derive(Debug)]
+pub(super) enum Attached {
+    Slot(Claimed<Networks>),
+    Pod(PodNetwork),
+}
+
+impl Attached {
+    fn slot(&self) -> Option<&NetworkSlot> {
+        match self {
+            Attached::Slot(slot) => Some(slot),
+            Attached::Pod(_) => None,
+        }
+    }
+
+    /// What its VMM is handed. None of an adopted pod's: its VMM has it.
+    pub(super) fn tap(&self) -> Option<&OwnedFd> {
+        match self {
+            Attached::Slot(slot) => Some(&slot.tap),
+            Attached::Pod(network) => network.tap(),
+        }
+    }
+
+    /// What its guest is told. None of an adopted pod's: its guest was.
+    pub(super) fn config(&self) -> Option<&Network> {
+        match self {
+            Attached::Slot(slot) => Some(&slot.config),
+            Attached::Pod(network) => network.config(),
+        }
+    }
+
+    /// What is to be known of it, where it is ours and leads outside.
+    pub(super) fn describe(&self) -> Option<SandboxNetwork> {
+        let uplink = self.slot()?.uplink.as_ref()?;
+        Some(uplink.describe())
+    }
+
+    /// It stays, for a later owner.
+    pub(super) fn keep(self) {
+        match self {
+            Attached::Slot(mut slot) => {
+                slot.uplink.iter_mut().for_each(Uplink::keep);
+                slot.keep();
+            }
+            Attached::Pod(network) => network.keep(),
+        }
+    }
+}
 
 /// What a caller wants of a network.
 ///
@@ -40,21 +92,32 @@ fn nowhere() -> Failure {
     Failure::new(ExitCode::NetworkUnavailable, what).remedy("run as root, with --network private")
 }
 
-/// Claims a slot and has it as the sandbox wants it. One made ahead and wanted as it is costs no system call but the reading of
-/// the host's name servers.
+/// Has a network as the sandbox wants it. A slot made ahead and wanted as it is costs no system call but the reading of the
+/// host's name servers.
 pub(super) async fn claim(
     node: &Node,
-    mode: NetworkMode,
+    source: &NetworkSource,
     terms: &Terms,
     trace: &Trace,
-) -> Result<Option<Claimed<Networks>>, Failure> {
-    let _stage = trace.stage("network");
-    if mode == NetworkMode::None {
-        return match terms.are_default() {
-            true => Ok(None),
-            false => Err(nowhere()),
-        };
+) -> Result<Option<Attached>, Failure> {
+    match source {
+        NetworkSource::Ours(NetworkMode::Private) => {
+            let _stage = trace.stage("network");
+            let slot = claim_slot(node, terms, trace).await?;
+            Ok(Some(Attached::Slot(slot)))
+        }
+        _ if !terms.are_default() => Err(nowhere()),
+        NetworkSource::Ours(NetworkMode::None) => Ok(None),
+        NetworkSource::Pod(namespace) => {
+            let _stage = trace.stage("net_attach");
+            let namespace = namespace.clone();
+            let attached = blocking(move || namespace.attach()).await?;
+            Ok(attached.map(Attached::Pod))
+        }
     }
+}
+
+async fn claim_slot(node: &Node, terms: &Terms, trace: &Trace) -> Result<Claimed<Networks>, Failure> {
     let mut slot = pools::claim(&node.pools, |p| &p.networks, (), failed, trace).await?;
     if slot.uplink.is_some() {
         slot.config.nameservers = node.pools.networks.kind().nameservers();
@@ -65,10 +128,10 @@ pub(super) async fn claim(
         );
     }
     if terms.are_default() {
-        return Ok(Some(slot));
+        return Ok(slot);
     }
     let terms = terms.clone();
-    blocking(move || fulfil(&mut slot, terms).map(|()| Some(slot))).await
+    blocking(move || fulfil(&mut slot, terms).map(|()| slot)).await
 }
 
 fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Failure> {
@@ -76,14 +139,16 @@ fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Failure> {
     uplink.assign(terms).map_err(failed)
 }
 
-/// What is to be known of a slot.
-pub(super) fn describe(slot: &NetworkSlot) -> Option<SandboxNetwork> {
-    slot.uplink.as_ref().map(|uplink| uplink.describe())
+/// That of a sandbox whose owner is gone, its policy in force. None where it has none, or it cannot be had: the sandbox runs
+/// on without.
+pub(super) async fn adopt(node: &Node, record: &Record) -> Option<Attached> {
+    match &record.pod_network {
+        Some(namespace) => namespace.adopt().map(Attached::Pod),
+        None => adopt_slot(node, record).await.map(Attached::Slot),
+    }
 }
 
-/// The slot of a sandbox whose owner is gone, its policy in force. None where it has none, or it cannot be had: the sandbox
-/// runs on without.
-pub(super) async fn adopt(node: &Node, record: &Record) -> Option<Claimed<Networks>> {
+async fn adopt_slot(node: &Node, record: &Record) -> Option<Claimed<Networks>> {
     let (described, vmm) = (record.network.clone()?, record.vmm?);
     let pools = node.pools.clone();
     let adopted = blocking(move || {
@@ -112,12 +177,12 @@ pub(super) async fn adopt(node: &Node, record: &Record) -> Option<Claimed<Networ
 impl Sandbox {
     /// Its network, where that leads outside.
     pub fn network(&self) -> Option<SandboxNetwork> {
-        self.resources.network.as_deref().and_then(describe)
+        self.resources.network.as_ref()?.describe()
     }
 
     /// What went through its network, where it has one. Blocks.
     pub fn traffic(&self) -> Option<Traffic> {
-        self.resources.network.as_deref()?.traffic()
+        self.resources.network.as_ref()?.slot()?.traffic()
     }
 
     /// Puts another policy in force: at once, as a whole, for the connections it has too.
@@ -129,11 +194,8 @@ impl Sandbox {
         let _one = self.freezing.lock().await;
         let sandbox = self.clone();
         blocking(move || {
-            let uplink = sandbox
-                .resources
-                .network
-                .as_ref()
-                .and_then(|slot| slot.uplink.as_ref());
+            let network = sandbox.resources.network.as_ref();
+            let uplink = network.and_then(Attached::slot).and_then(|slot| slot.uplink.as_ref());
             let uplink = uplink.ok_or_else(nowhere)?;
             let before = uplink.describe();
             let after = SandboxNetwork {

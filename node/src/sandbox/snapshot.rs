@@ -17,7 +17,7 @@ use super::machine::spawn;
 use super::network;
 use super::pools::Claimed;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
-use super::{NetworkMode, Node, RootServing, Sandbox, Shown, Terms, disk};
+use super::{NetworkMode, NetworkSource, Node, RootServing, Sandbox, Shown, Terms, disk};
 use crate::container::IMAGE_DISK_SLOT;
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
@@ -225,7 +225,8 @@ async fn parts(
         })
         .await
     };
-    let (disk, network) = tokio::try_join!(disk, network::claim(node, mode, &terms, trace))?;
+    let source = NetworkSource::Ours(mode);
+    let (disk, network) = tokio::try_join!(disk, network::claim(node, &source, &terms, trace))?;
     Ok(Parts {
         images,
         disk,

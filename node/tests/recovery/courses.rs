@@ -14,7 +14,7 @@ use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, asked};
 
 use crate::node::{Node, request};
-use crate::store;
+use crate::{pods, store};
 
 /// Where a sandbox is frozen to.
 const FROZEN: &str = "frozen/snapshot";
@@ -35,6 +35,8 @@ pub enum Course {
     Eviction,
     /// The image store is changed, by `thaw`.
     Store,
+    /// Pods, made for containerd's shim.
+    Pods,
 }
 
 /// What is come to only while something is made that then stays.
@@ -71,12 +73,13 @@ const DEEDS: [&str; 11] = [
 const EVICTION: [&str; 3] = ["snapshot.doomed", "snapshot.removed", "snapshot.forgotten"];
 
 impl Course {
-    pub const ALL: [Course; 5] = [
+    pub const ALL: [Course; 6] = [
         Course::Life,
         Course::Cold,
         Course::Deeds,
         Course::Eviction,
         Course::Store,
+        Course::Pods,
     ];
 
     /// The one that comes to a point first.
@@ -91,6 +94,8 @@ impl Course {
             Course::Eviction
         } else if begins(&["store.", "layout."]) {
             Course::Store
+        } else if begins(&["pod."]) {
+            Course::Pods
         } else {
             Course::Life
         }
@@ -126,6 +131,7 @@ impl Course {
                 died
             }
             Course::Store => store::killed_at(&node.place, point, nth, &what),
+            Course::Pods => pods::killed_at(node, point, nth, &what).await,
         }
     }
 

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`courses`] | what is done to a thawd that is to die |
 //! | [`node`] | the node it is done on, and what the next thawd must find |
+//! | [`pods`] | the same of pods, and of what is made in their namespaces |
 //! | [`store`] | the same of the image store, by `thaw image` |
 //!
 //! Several points are looked at at once, each lane of them in a network namespace of its own.
@@ -17,6 +18,7 @@
 
 mod courses;
 mod node;
+mod pods;
 mod store;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

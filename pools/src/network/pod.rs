@@ -4,9 +4,9 @@
 //!  guest ─ tap thaw-t0 ⇄ eth0 [ the pod's namespace ] ─ whatever the plugin joined it to
 //! ```
 //!
-//! For each Ethernet interface that is up there is a tap, and every frame that arrives at the one leaves by the other,
-//! unread: ARP, IPv6, whatever there is. The guest takes the interface's place, with its MAC, name, addresses, MTU, routes
-//! and neighbours, which [`PodNetwork`] has as the agent's API takes them.
+//! For its Ethernet interface there is a tap, and every frame that arrives at the one leaves by the other, unread: ARP, IPv6,
+//! whatever there is. The guest takes the interface's place, with its name, MAC, addresses, MTU, routes and neighbours, which
+//! [`PodNetwork::config`] has as a handshake takes them.
 //!
 //! Invariants: nothing of the plugin's is changed, so that [`detach`] leaves the namespace as it was; what was made is known
 //! by what the kernel has of it (a tap's name, a redirect's cookie), so whoever comes after a `kill -9` finds it all. It
@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
-use thaw_protocol::agent::types;
+use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::handshake::Network;
 
 use super::tap::{move_into, on_a_thread, open_tap};
@@ -28,8 +28,8 @@ use describe::Surveyed;
 
 mod describe;
 
-/// What our taps are called, before their numbers.
-const TAPS: &str = "thaw-t";
+/// What our taps are called.
+const TAP: &str = "thaw-t0";
 
 /// Why a namespace cannot be a guest's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,9 +41,9 @@ pub enum PodError {
     HostNetwork,
     /// Some guest has it.
     #[error(
-        "the pod's network has the tap {tap} in it: another sandbox uses it, or one that was not taken away"
+        "the pod's network has the tap {TAP} in it: another sandbox uses it, or one that was not taken away"
     )]
-    InUse { tap: String },
+    InUse,
     /// Frames that arrive are somebody else's to direct.
     #[error(
         "{interface} of the pod has an ingress or clsact qdisc with filters: remove it, or have the CNI plugin not add it"
@@ -54,24 +54,20 @@ pub enum PodError {
     Several { names: Vec<String> },
 }
 
-/// One interface of a pod, and the tap that stands for it.
-#[derive(Debug)]
-pub struct PodInterface {
-    /// As [`super::NetworkSlot::tap`] is.
-    pub tap: OwnedFd,
-    /// For UpdateInterface, once the guest's has this MAC.
-    pub interface: types::Interface,
-    /// The same for a handshake: it gives the guest's interface its MAC.
-    pub config: Network,
-}
-
-/// A pod's network, led to taps. Dropped, its taps are closed, and what redirects to them stays for [`detach`].
+/// A pod's network, led to a guest. Dropped, the namespace is as it was, unless it is [kept](PodNetwork::keep).
 #[derive(Debug)]
 pub struct PodNetwork {
     namespace: OwnedFd,
-    interfaces: Vec<PodInterface>,
-    routes: Vec<types::Route>,
-    neighbours: Vec<types::ARPNeighbor>,
+    /// Of the sandbox that was made here.
+    led: Option<Led>,
+    kept: bool,
+}
+
+/// The tap that stands for an interface, and what the guest is to be told of that.
+#[derive(Debug)]
+struct Led {
+    tap: OwnedFd,
+    config: Network,
 }
 
 /// Opens a namespace by its path, `/run/netns/…` or `/proc/…/ns/net`.
@@ -83,25 +79,28 @@ pub fn open(path: &Path) -> Result<OwnedFd, Error> {
 }
 
 impl PodNetwork {
-    /// Leads every interface of a namespace to a tap. A namespace without interfaces gives none.
+    /// Leads the interface of a namespace to a tap. None where it has no interface.
     ///
     /// # Errors
     /// [`PodError`]: it cannot be a guest's. On any error nothing of it is left.
-    pub fn attach(namespace: OwnedFd) -> Result<PodNetwork, Error> {
+    pub fn attach(namespace: OwnedFd) -> Result<Option<PodNetwork>, Error> {
         refuse_host(namespace.as_fd())?;
-        let (surveyed, taps) = within(namespace.as_fd(), |route| {
+        let led = within(namespace.as_fd(), |route| {
             let links = survey::links(route).map_err(failed("read the pod's interfaces"))?;
-            if let Some(tap) = links.iter().find(|link| is_tap(link)) {
-                let tap = tap.name.clone();
-                return Err(PodError::InUse { tap }.into());
+            if links.iter().any(is_tap) {
+                return Err(PodError::InUse.into());
             }
             remove(route)?;
-            let surveyed = Surveyed::of(route, &links).map_err(failed("read the pod's network"))?;
-            refuse_directed(route, &surveyed)?;
-            let taps = surveyed.links.iter().enumerate();
-            let taps: Result<Vec<_>, _> = taps.map(|(n, link)| lead(route, n, link)).collect();
-            match taps {
-                Ok(taps) => Ok((surveyed, taps)),
+            let Some(link) = only(describe::for_a_guest(links))? else {
+                return Ok(None);
+            };
+            let surveyed = Surveyed::of(route).map_err(failed("read the pod's network"))?;
+            refuse_directed(route, &link)?;
+            match lead(route, &link) {
+                Ok(tap) => Ok(Some(Led {
+                    tap,
+                    config: surveyed.describe(&link),
+                })),
                 Err(e) => {
                     if let Err(left) = remove(route) {
                         tracing::warn!("a pod's network is not as it was: {left}");
@@ -110,61 +109,48 @@ impl PodNetwork {
                 }
             }
         })?;
-        let described = surveyed.links.iter().zip(taps);
-        let interfaces = described.map(|(link, tap)| PodInterface {
-            tap,
-            interface: surveyed.interface(link),
-            config: surveyed.config(link),
-        });
-        Ok(PodNetwork {
-            interfaces: interfaces.collect(),
-            routes: surveyed.routes(),
-            neighbours: surveyed.neighbours(),
+        Ok(led.map(|led| PodNetwork {
             namespace,
-        })
+            led: Some(led),
+            kept: false,
+        }))
     }
 
-    /// In the order the kernel has them.
-    pub fn interfaces(&self) -> &[PodInterface] {
-        &self.interfaces
-    }
-
-    /// The one interface, for a guest that has one device. None where the pod has none.
-    ///
-    /// # Errors
-    /// [`PodError::Several`], which names them.
-    pub fn only(&self) -> Result<Option<&PodInterface>, PodError> {
-        match self.interfaces.as_slice() {
-            [] => Ok(None),
-            [one] => Ok(Some(one)),
-            several => {
-                let names = several.iter().map(|one| one.interface.name.clone());
-                Err(PodError::Several {
-                    names: names.collect(),
-                })
-            }
+    /// That of a sandbox whose owner is gone, and whose VMM has the tap.
+    pub fn adopt(namespace: OwnedFd) -> PodNetwork {
+        PodNetwork {
+            namespace,
+            led: None,
+            kept: false,
         }
     }
 
-    /// For UpdateRoutes.
-    pub fn routes(&self) -> &[types::Route] {
-        &self.routes
+    /// As [`super::NetworkSlot::tap`] is. None of one that was adopted.
+    pub fn tap(&self) -> Option<&OwnedFd> {
+        self.led.as_ref().map(|led| &led.tap)
     }
 
-    /// For AddARPNeighbors.
-    pub fn neighbours(&self) -> &[types::ARPNeighbor] {
-        &self.neighbours
+    /// What the guest is told. None of one that was adopted.
+    pub fn config(&self) -> Option<&Network> {
+        self.led.as_ref().map(|led| &led.config)
     }
 
-    /// The pod's namespace.
-    pub fn namespace(&self) -> BorrowedFd<'_> {
-        self.namespace.as_fd()
+    /// It stays, for a later owner.
+    pub fn keep(mut self) {
+        self.kept = true;
     }
+}
 
-    /// Leaves the namespace as it was.
-    pub fn detach(self) -> Result<(), Error> {
-        drop(self.interfaces);
-        detach(self.namespace.as_fd())
+impl Drop for PodNetwork {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        // The tap goes with its last descriptor.
+        self.led = None;
+        if let Err(e) = detach(self.namespace.as_fd()) {
+            tracing::warn!("a pod's network is not as it was: {e}");
+        }
     }
 }
 
@@ -206,37 +192,51 @@ fn refuse_host(namespace: BorrowedFd<'_>) -> Result<(), Error> {
 }
 
 fn is_tap(link: &Link) -> bool {
-    link.name.starts_with(TAPS) && link.kind.as_deref() == Some("tun")
+    link.name == TAP && link.kind.as_deref() == Some("tun")
+}
+
+/// The one there is, for a guest that has one device.
+fn only(mut links: Vec<Link>) -> Result<Option<Link>, PodError> {
+    if links.len() > 1 {
+        let names = links.into_iter().map(|link| link.name);
+        return Err(PodError::Several {
+            names: names.collect(),
+        });
+    }
+    Ok(links.pop())
 }
 
 /// What directs frames already, and is not ours, is not to be pushed aside.
-fn refuse_directed(route: &mut Socket, surveyed: &Surveyed) -> Result<(), Error> {
+fn refuse_directed(route: &mut Socket, link: &Link) -> Result<(), Error> {
     let directed = tc::with_ingress(route).map_err(failed("read the pod's qdiscs"))?;
-    match surveyed.links.iter().find(|link| directed.contains(&link.index)) {
-        Some(link) => {
+    match directed.contains(&link.index) {
+        true => {
             let interface = link.name.clone();
             Err(PodError::Directed { interface }.into())
         }
-        None => Ok(()),
+        false => Ok(()),
     }
 }
 
 /// Makes the tap of an interface, and has frames go both ways.
-fn lead(route: &mut Socket, number: usize, to: &Link) -> Result<OwnedFd, Error> {
-    let name = format!("{TAPS}{number}");
-    let tap = open_tap(&name, None)?;
+fn lead(route: &mut Socket, to: &Link) -> Result<OwnedFd, Error> {
+    let tap = open_tap(TAP, None)?;
+    reach(Failpoint::PodTapMade);
     let mut join = || -> io::Result<()> {
         // What the namespace itself would say by the tap is not for the guest.
-        match std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1") {
+        match std::fs::write(format!("/proc/sys/net/ipv6/conf/{TAP}/disable_ipv6"), "1") {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             written => written?,
         }
-        let index = link::index(route, &name)?;
+        let index = link::index(route, TAP)?;
         link::set_mtu(route, index, to.mtu)?;
         link::set_up(route, index)?;
+        reach(Failpoint::PodTapUp);
         for (from, to) in [(index, to.index), (to.index, index)] {
             tc::add_ingress(route, from)?;
+            reach(Failpoint::PodIngressMade);
             tc::redirect(route, from, to)?;
+            reach(Failpoint::PodRedirected);
         }
         Ok(())
     };
@@ -258,6 +258,7 @@ fn remove(route: &mut Socket) -> Result<(), Error> {
                 (false, true) => Ok(()),
             };
             gone(removed)?;
+            reach(Failpoint::PodLeft);
         }
         for tap in survey::links(route)?.iter().filter(|link| is_tap(link)) {
             gone(link::delete(route, &tap.name))?;

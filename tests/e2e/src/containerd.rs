@@ -24,6 +24,36 @@ esac
 const CNI_NETWORK: &str =
     r#"{"cniVersion":"0.3.1","name":"nothing","plugins":[{"cniVersion":"0.3.1","type":"nothing"}]}"#;
 
+/// What makes pods' networks.
+pub struct Networks {
+    /// Where the plugins are.
+    pub plugins: PathBuf,
+    /// The network's configuration: a list of them.
+    pub network: String,
+}
+
+impl Networks {
+    /// A pod has none.
+    pub fn nothing(home: &Home) -> Networks {
+        use std::os::unix::fs::PermissionsExt;
+        let plugins = home.scratch("cni-bin");
+        for name in ["nothing", "loopback"] {
+            let plugin = plugins.join(name);
+            std::fs::write(&plugin, CNI_PLUGIN).unwrap();
+            std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Networks {
+            plugins,
+            network: CNI_NETWORK.into(),
+        }
+    }
+
+    fn write(&self, directory: &Path) -> PathBuf {
+        std::fs::write(directory.join("10-e2e.conflist"), &self.network).unwrap();
+        directory.into()
+    }
+}
+
 /// Stopped when dropped.
 pub struct Containerd {
     process: Child,
@@ -31,12 +61,18 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Over a thawd of `home`, which serves snapshots at `snapshots`. Pods' own containers are of the image `pause`.
+    /// Over a thawd of `home`, which serves snapshots at `snapshots`. Pods' own containers are of the image `pause`; pods have
+    /// no network.
     pub fn start(home: &Home, snapshots: &Path, pause: &str) -> Containerd {
+        Containerd::start_with(home, snapshots, pause, &Networks::nothing(home))
+    }
+
+    /// The same, whose pods have a network.
+    pub fn start_with(home: &Home, snapshots: &Path, pause: &str, networks: &Networks) -> Containerd {
         let directory = home.scratch("containerd");
         let socket = directory.join("containerd.sock");
-        let (plugins, networks) = (directory.join("cni-bin"), directory.join("cni-net"));
-        make_cni(&plugins, &networks);
+        let plugins = &networks.plugins;
+        let networks = networks.write(&home.scratch("cni-net"));
         let config = format!(
             "version = 2\nroot = {root:?}\nstate = {state:?}\n[grpc]\naddress = {socket:?}\n\
              [proxy_plugins.thaw]\ntype = \"snapshot\"\naddress = {snapshots:?}\n\
@@ -145,17 +181,4 @@ impl Drop for Containerd {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-fn make_cni(plugins: &Path, networks: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    for directory in [plugins, networks] {
-        std::fs::create_dir_all(directory).unwrap();
-    }
-    for name in ["nothing", "loopback"] {
-        let plugin = plugins.join(name);
-        std::fs::write(&plugin, CNI_PLUGIN).unwrap();
-        std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    std::fs::write(networks.join("10-nothing.conflist"), CNI_NETWORK).unwrap();
 }

@@ -43,6 +43,40 @@ pub struct PodSandboxConfig {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandboxStatusRequest {
+    #[prost(string, tag = "1")]
+    pub pod_sandbox_id: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodIp {
+    #[prost(string, tag = "1")]
+    pub ip: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandboxNetworkStatus {
+    #[prost(string, tag = "1")]
+    pub ip: String,
+    #[prost(message, repeated, tag = "2")]
+    pub additional_ips: Vec<PodIp>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandboxStatus {
+    #[prost(string, tag = "1")]
+    pub id: String,
+    #[prost(message, optional, tag = "5")]
+    pub network: Option<PodSandboxNetworkStatus>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PodSandboxStatusResponse {
+    #[prost(message, optional, tag = "1")]
+    pub status: Option<PodSandboxStatus>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub struct RunPodSandboxRequest {
     #[prost(message, optional, tag = "1")]
     pub config: Option<PodSandboxConfig>,

@@ -1,5 +1,3 @@
-use std::net::Ipv4Addr;
-
 use super::*;
 
 fn link(index: u32, name: &str) -> Link {
@@ -36,7 +34,7 @@ fn ip(last: u8) -> IpAddr {
 }
 
 #[test]
-fn routes_are_those_a_guest_can_have_gateways_last() {
+fn routes_are_those_a_guest_can_have() {
     let gateway = Route {
         gateway: Some(ip(1)),
         flags: ONLINK | 0x10,
@@ -67,24 +65,30 @@ fn routes_are_those_a_guest_can_have_gateways_last() {
         },
         route(Some((ip(0), 26)), 7),
     ];
-    let routes = not.into_iter().chain([gateway, near]).collect();
-    let surveyed = Surveyed::chosen(vec![link(2, "eth0")], Vec::new(), routes, Vec::new());
-    let told = surveyed.routes();
-    let text = |route: &types::Route| {
+    let six = Route {
+        v6: true,
+        gateway: Some("fd00::1".parse().unwrap()),
+        ..route(None, 2)
+    };
+    let surveyed = Surveyed {
+        routes: not.into_iter().chain([gateway, near, six]).collect(),
+        ..Surveyed::default()
+    };
+    let text = |route: &handshake::Route| {
         format!(
-            "{} via {:?} dev {} src {:?} {} {}",
-            route.dest, route.gateway, route.device, route.source, route.scope, route.flags
+            "{}/{} via {:?} src {:?} {} {}",
+            route.to, route.prefix, route.gateway, route.source, route.scope, route.gateway_on_link
         )
     };
-    let told: Vec<String> = told.iter().map(text).collect();
+    let told = surveyed.describe(&link(2, "eth0")).routes;
     assert_eq!(
-        told,
+        told.iter().map(text).collect::<Vec<_>>(),
         [
-            r#"192.0.2.1/32 via "" dev eth0 src "192.0.2.5" 253 0"#,
-            r#" via "192.0.2.1" dev eth0 src "" 0 4"#,
+            "0.0.0.0/0 via Some(192.0.2.1) src None 0 true",
+            "192.0.2.1/32 via None src Some(192.0.2.5) 253 false",
+            "::/0 via Some(fd00::1) src None 0 false",
         ]
     );
-    assert_eq!(surveyed.config(&surveyed.links[0]).gateways, [ip(1)]);
 }
 
 #[test]
@@ -112,23 +116,65 @@ fn addresses_and_neighbours_are_those_somebody_set() {
         state,
         flags: 0,
     };
-    // Reachable is what the kernel has learnt.
-    let neighbours = vec![neighbour(1, NUD_PERMANENT), neighbour(2, 2)];
-    let surveyed = Surveyed::chosen(vec![link(2, "eth0")], addresses, Vec::new(), neighbours);
-    let interface = surveyed.interface(&surveyed.links[0]);
-    assert_eq!(interface.hwAddr, "02:00:00:00:00:02");
-    let [only] = interface.IPAddresses.as_slice() else {
-        panic!("{:?}", interface.IPAddresses);
+    let surveyed = Surveyed {
+        addresses,
+        // Reachable is what the kernel has learnt.
+        neighbours: vec![neighbour(1, NUD_PERMANENT), neighbour(2, 2)],
+        ..Surveyed::default()
     };
-    assert_eq!((only.address.as_str(), only.mask.as_str()), ("192.0.2.5", "32"));
-    let [peer] = &surveyed.routes()[..] else {
-        panic!("{:?}", surveyed.routes());
+    let told = surveyed.describe(&link(2, "eth0"));
+    assert_eq!(
+        (told.name.as_str(), told.mac, told.mtu, told.arp),
+        ("eth0", [2, 0, 0, 0, 0, 2], 1450, true)
+    );
+    let [only] = &told.addresses[..] else {
+        panic!("{:?}", told.addresses);
     };
-    assert_eq!((peer.dest.as_str(), peer.scope), ("192.0.2.6/32", RT_SCOPE_LINK));
-    let [told] = &surveyed.neighbours()[..] else {
-        panic!("{:?}", surveyed.neighbours());
+    assert_eq!((only.ip, only.prefix, only.on_link), (ip(5), 32, false));
+    let [peer] = &told.routes[..] else {
+        panic!("{:?}", told.routes);
     };
-    assert_eq!((told.device.as_str(), told.state), ("eth0", 0x80));
+    assert_eq!((peer.to, peer.scope, peer.source), (ip(6), RT_SCOPE_LINK, Some(ip(5))));
+    assert_eq!(
+        told.neighbours,
+        [handshake::Neighbour {
+            ip: ip(1),
+            mac: [2; 6]
+        }]
+    );
+}
+
+#[test]
+fn a_prefix_is_on_the_link_where_the_kernel_says_so() {
+    let addresses = |ips: [(&str, u8); 4]| {
+        let address = |(ip, prefix): (&str, u8)| Address {
+            link: 2,
+            ip: ip.parse().unwrap(),
+            prefix,
+            peer: None,
+            flags: 0,
+        };
+        ips.map(address).to_vec()
+    };
+    let kernels = |to: &str, prefix, by| Route {
+        kernel: true,
+        ..route(Some((to.parse().unwrap(), prefix)), by)
+    };
+    let surveyed = Surveyed {
+        addresses: addresses([("10.1.2.3", 16), ("10.9.2.3", 24), ("fd00::2:3", 64), ("fd01::3", 64)]),
+        routes: vec![
+            kernels("10.1.0.0", 16, 2),
+            // Another's, as a plugin has it that deletes the route of an address.
+            kernels("10.9.2.0", 24, 3),
+            kernels("fd00::", 64, 2),
+        ],
+        ..Surveyed::default()
+    };
+    let told = surveyed.describe(&link(2, "eth0")).addresses;
+    assert_eq!(
+        told.iter().map(|a| a.on_link).collect::<Vec<_>>(),
+        [true, false, true, false]
+    );
 }
 
 #[test]
@@ -162,5 +208,22 @@ fn only_ethernet_that_is_up_and_its_own_is_for_a_guest() {
         },
     ] {
         assert!(!is_for_a_guest(&not), "{not:?}");
+    }
+    let loopback = Link {
+        flags: good.flags | libc::IFF_LOOPBACK as u32,
+        ..link(1, "lo")
+    };
+    assert_eq!(for_a_guest(vec![loopback, good.clone()]), [good]);
+}
+
+proptest::proptest! {
+    #[test]
+    fn a_prefix_begins_before_all_of_it(bits: u128, prefix in 0u8..=255) {
+        let ip = Ipv6Addr::from(bits);
+        let first = masked(ip.into(), prefix);
+        proptest::prop_assert!(first <= IpAddr::V6(ip));
+        proptest::prop_assert_eq!(masked(first, prefix), first);
+        let v4 = Ipv4Addr::from(bits as u32);
+        proptest::prop_assert!(masked(v4.into(), prefix) <= IpAddr::V4(v4));
     }
 }

@@ -97,39 +97,40 @@ struct Guest {
 
 impl Guest {
     fn of(pod: &PodNetwork) -> Guest {
-        let theirs = pod.only().unwrap().unwrap();
+        let config = pod.config().unwrap();
         let (tap, namespace) = on_a_thread::<_, Failure>(|| {
             let namespace = enter(UnshareFlags::NEWNET)?;
             let tap = open_tap("guest", None)?;
             let mut route = Socket::route().unwrap();
             let index = link::index(&mut route, "guest").unwrap();
-            link::set_mtu(&mut route, index, theirs.interface.mtu as u32).unwrap();
-            link::set_up_as(&mut route, index, theirs.config.mac).unwrap();
-            for address in &theirs.interface.IPAddresses {
-                let ip: IpAddr = address.address.parse().unwrap();
-                let length = address.mask.parse().unwrap();
-                match link::add_address(&mut route, index, ip, length) {
+            link::set_mtu(&mut route, index, u32::from(config.mtu)).unwrap();
+            link::set_up_as(&mut route, index, config.mac).unwrap();
+            for address in &config.addresses {
+                match link::add_address(&mut route, index, address.ip, address.prefix) {
                     // The kernel makes the same of the same MAC.
                     Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
                     added => added.unwrap(),
                 }
             }
-            for told in pod.routes() {
-                assert_eq!((told.dest.as_str(), told.device.as_str()), ("", "eth0"));
-                let gateway: IpAddr = told.gateway.parse().unwrap();
-                link::add_default_route(&mut route, index, gateway).unwrap();
+            for told in &config.routes {
+                assert_eq!(told.prefix, 0);
+                link::add_default_route(&mut route, index, told.gateway.unwrap()).unwrap();
             }
             Ok((tap, namespace))
         })
         .unwrap();
         Guest {
             namespace,
-            _wire: Wire::between(tap, &theirs.tap),
+            _wire: Wire::between(tap, pod.tap().unwrap()),
         }
     }
 }
 
-fn refused(attached: Result<PodNetwork, Error>) -> PodError {
+fn attach(pod: &OwnedFd) -> Result<Option<PodNetwork>, Error> {
+    PodNetwork::attach(pod.try_clone().unwrap())
+}
+
+fn refused(attached: Result<Option<PodNetwork>, Error>) -> PodError {
     match attached.unwrap_err() {
         Error::Pod(why) => why,
         other => panic!("{other}"),
@@ -141,20 +142,22 @@ fn a_guest_takes_a_pods_place_and_leaves_it_as_it_was() {
     on_a_host(|| {
         let pod = pod();
         let before = snapshot(&pod);
-        let attached = PodNetwork::attach(pod.try_clone().unwrap()).unwrap();
-        let only = attached.only().unwrap().unwrap();
-        let eth0 = &only.interface;
-        assert_eq!((eth0.name.as_str(), eth0.mtu), ("eth0", u64::from(MTU)));
-        let told: Vec<&str> = eth0.IPAddresses.iter().map(|a| a.address.as_str()).collect();
-        assert!(
-            told.contains(&"10.88.0.5") && told.contains(&"fd00:88::5"),
-            "{told:?}"
+        let attached = attach(&pod).unwrap().unwrap();
+        let told = attached.config().unwrap();
+        assert_eq!(
+            (told.name.as_str(), u32::from(told.mtu), told.arp),
+            ("eth0", MTU, true)
         );
-        assert_eq!(only.config.gateways, [IpAddr::V4(HOST4), IpAddr::V6(HOST6)]);
-        let [known] = attached.neighbours() else {
-            panic!("{:?}", attached.neighbours());
+        for own in [IpAddr::V4(POD4), IpAddr::V6(POD6)] {
+            let address = told.addresses.iter().find(|a| a.ip == own).unwrap();
+            assert!(address.on_link, "{address:?}");
+        }
+        let gateways: Vec<_> = told.routes.iter().filter_map(|route| route.gateway).collect();
+        assert_eq!(gateways, [IpAddr::V4(HOST4), IpAddr::V6(HOST6)]);
+        let [known] = &told.neighbours[..] else {
+            panic!("{:?}", told.neighbours);
         };
-        assert_eq!(known.lladdr, "02:00:00:00:00:09");
+        assert_eq!((known.ip, known.mac), (IpAddr::V4(KNOWN.0), KNOWN.1));
 
         let guest = Guest::of(&attached);
         for host in [IpAddr::V4(HOST4), IpAddr::V6(HOST6)] {
@@ -192,7 +195,7 @@ fn a_guest_takes_a_pods_place_and_leaves_it_as_it_was() {
         assert_eq!(received, 1 << 20);
 
         drop(guest);
-        attached.detach().unwrap();
+        drop(attached);
         assert_eq!(snapshot(&pod), before);
         detach(pod.as_fd()).unwrap();
         // The pod's own stack has its interface back.
@@ -209,22 +212,18 @@ fn what_a_dead_maker_left_is_found_and_removed() {
     on_a_host(|| {
         let pod = pod();
         let before = snapshot(&pod);
-        let attach = || PodNetwork::attach(pod.try_clone().unwrap());
-        let attached = attach().unwrap();
-        let PodError::InUse { tap } = refused(attach()) else {
-            panic!("two have it");
-        };
-        assert_eq!(tap, "thaw-t0");
+        let attached = attach(&pod).unwrap().unwrap();
+        assert_eq!(refused(attach(&pod)), PodError::InUse);
         // As after kill -9, of the maker and of the VMM: descriptors are closed, and nothing else is done.
-        drop(attached);
+        attached.keep();
         assert_ne!(snapshot(&pod), before);
         detach(pod.as_fd()).unwrap();
         assert_eq!(snapshot(&pod), before);
         // Of the maker alone: the VMM has the tap. Whoever comes next does not wait for it to go.
-        let attached = attach().unwrap();
-        let vmm = attached.only().unwrap().unwrap().tap.try_clone().unwrap();
-        drop(attached);
-        detach(pod.as_fd()).unwrap();
+        let attached = attach(&pod).unwrap().unwrap();
+        let vmm = attached.tap().unwrap().try_clone().unwrap();
+        attached.keep();
+        drop(PodNetwork::adopt(pod.try_clone().unwrap()));
         assert_eq!(snapshot(&pod), before);
         drop(vmm);
         // Of one that had begun.
@@ -233,30 +232,26 @@ fn what_a_dead_maker_left_is_found_and_removed() {
             let eth0 = link::index(&mut route, "eth0").unwrap();
             tc::add_ingress(&mut route, eth0).unwrap();
         });
-        attach().unwrap().detach().unwrap();
+        drop(attach(&pod).unwrap().unwrap());
         assert_eq!(snapshot(&pod), before);
     });
 }
 
 #[test]
-fn several_interfaces_have_a_tap_each_and_are_named() {
+fn several_interfaces_are_refused_by_name_and_those_that_are_down_are_none() {
     on_a_host(|| {
         let pod = pod();
-        join(&pod, "pod1", "net1");
-        // Down, it is not the guest's.
         let mut route = Socket::route().unwrap();
         link::make_pair(&mut route, "pod2", "net2", pod.as_fd()).unwrap();
-        let attached = PodNetwork::attach(pod.try_clone().unwrap()).unwrap();
-        let names = attached.interfaces().iter().map(|one| one.interface.name.clone());
-        let mut names: Vec<String> = names.collect();
-        names.sort();
-        assert_eq!(names, ["eth0", "net1"]);
-        let why = attached.only().unwrap_err().to_string();
+        drop(attach(&pod).unwrap().unwrap());
+        join(&pod, "pod1", "net1");
+        let before = snapshot(&pod);
+        let why = refused(attach(&pod)).to_string();
         assert!(
-            why.contains("2 network interfaces") && why.contains("net1"),
+            why.contains("2 network interfaces") && why.contains("eth0") && why.contains("net1"),
             "{why}"
         );
-        attached.detach().unwrap();
+        assert_eq!(snapshot(&pod), before);
     });
 }
 
@@ -275,9 +270,7 @@ fn a_host_is_refused_and_so_is_what_somebody_else_directs() {
         assert!(why.contains("enter a network namespace"), "{why}");
         open(Path::new("/run/netns/there is none")).unwrap_err();
 
-        let empty = PodNetwork::attach(namespace()).unwrap();
-        assert!(empty.only().unwrap().is_none() && empty.routes().is_empty());
-        empty.detach().unwrap();
+        assert!(PodNetwork::attach(namespace()).unwrap().is_none());
 
         let pod = pod();
         inside(&pod, || {
@@ -288,8 +281,7 @@ fn a_host_is_refused_and_so_is_what_somebody_else_directs() {
         });
         let before = snapshot(&pod);
         let interface = "eth0".to_owned();
-        let attached = PodNetwork::attach(pod.try_clone().unwrap());
-        assert_eq!(refused(attached), PodError::Directed { interface });
+        assert_eq!(refused(attach(&pod)), PodError::Directed { interface });
         detach(pod.as_fd()).unwrap();
         assert_eq!(snapshot(&pod), before);
     });

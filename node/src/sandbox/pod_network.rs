@@ -1,0 +1,113 @@
+//! The network namespace a pod brings, in place of a slot.
+//!
+//! Invariant: which namespace it is stands in the sandbox's record before anything is made in it. So whoever ends the
+//! sandbox, or finds it ended, has the namespace be as it was.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use thaw_pools::network::pod::{self, PodNetwork};
+
+use super::adoption::FileIdentity;
+use crate::exit::{ExitCode, Failure};
+
+/// One of the host's, by its path; what has the path later may be another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodNamespace {
+    path: PathBuf,
+    is: FileIdentity,
+}
+
+impl PodNamespace {
+    /// That at this path now.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(path: PathBuf) -> Result<PodNamespace, Failure> {
+        let (_, is) = opened(&path)?;
+        Ok(PodNamespace { path, is })
+    }
+
+    fn unavailable(&self, why: impl std::fmt::Display) -> Failure {
+        let what = format!("the pod's network namespace {}: {why}", self.path.display());
+        Failure::new(ExitCode::NetworkUnavailable, what)
+    }
+
+    fn open(&self) -> Result<OwnedFd, Failure> {
+        let (namespace, is) = opened(&self.path)?;
+        match is == self.is {
+            true => Ok(namespace),
+            false => Err(self.unavailable("another has its path now")),
+        }
+    }
+
+    /// Leads it to a guest. None where it has no interface. Blocks for as long as others change networks of this host.
+    ///
+    /// # Errors
+    /// Why it cannot be a guest's; it is as it was then.
+    pub(super) fn attach(&self) -> Result<Option<PodNetwork>, Failure> {
+        PodNetwork::attach(self.open()?).map_err(|e| self.unavailable(e))
+    }
+
+    /// That of a sandbox whose owner is gone. None where it is gone too.
+    pub(super) fn adopt(&self) -> Option<PodNetwork> {
+        let found = self.open();
+        let found = found.inspect_err(|e| tracing::warn!("adopted, but its network is not there: {e}"));
+        found.ok().map(PodNetwork::adopt)
+    }
+
+    /// Has it be as it was before a sandbox had it, which has ended. One that is gone is.
+    pub(crate) fn leave(&self) {
+        let Ok(namespace) = self.open() else { return };
+        if let Err(e) = pod::detach(namespace.as_fd()) {
+            tracing::warn!("{}", self.unavailable(e));
+        }
+    }
+}
+
+fn opened(path: &std::path::Path) -> Result<(OwnedFd, FileIdentity), Failure> {
+    let failed = |what: String| Failure::new(ExitCode::NetworkUnavailable, what);
+    let namespace = pod::open(path).map_err(|e| failed(e.to_string()))?;
+    let file = File::from(namespace);
+    let is = file.metadata().map(|metadata| FileIdentity::of(&metadata));
+    let is = is.map_err(|e| failed(format!("cannot look at {}: {e}", path.display())))?;
+    Ok((file.into(), is))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_a_path_later_is_not_taken_for_what_had_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("netns");
+        let why = PodNamespace::find(path.clone()).unwrap_err();
+        assert_eq!(why.code, ExitCode::NetworkUnavailable);
+        assert!(why.what.contains(&path.display().to_string()), "{why}");
+        std::fs::write(&path, "").unwrap();
+        let found = PodNamespace::find(path.clone()).unwrap();
+        found.open().unwrap();
+        let kept = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert!(found.open().unwrap_err().what.contains("another has its path"));
+        assert!(found.adopt().is_none());
+        drop(kept);
+    }
+
+    #[test]
+    fn what_is_no_namespace_is_an_error_that_names_it() {
+        let why = PodNamespace::find("/dev/null".into()).unwrap().attach().unwrap_err();
+        assert!(why.what.contains("/dev/null") && why.what.contains("is it one?"), "{why}");
+    }
+
+    #[test]
+    fn the_hosts_own_is_refused() {
+        let host = PodNamespace::find("/proc/self/ns/net".into()).unwrap();
+        let why = host.attach().unwrap_err();
+        assert!(why.what.contains("hostNetwork"), "{why}");
+    }
+}

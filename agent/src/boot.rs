@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use thaw_protocol::handshake::{AGENT_PORT, HANDSHAKE_PORT, Identity, WARM};
+use thaw_protocol::handshake::{AGENT_PORT, FORWARD_PORT, HANDSHAKE_PORT, Identity, WARM};
 
 use crate::error::Result;
 use crate::guest::Guest;
 use crate::handshake::Handshake;
 use crate::listener::{Listener, ring_doorbell};
 use crate::sandbox::Sandbox;
-use crate::{clock, error, handshake, info, init, log, rpc, warm, warning};
+use crate::{clock, error, forward, handshake, info, init, log, rpc, warm, warning};
 
 /// What carries the handshake and the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,11 +69,12 @@ pub fn run(started: u64, transport: Transport) -> ! {
     ring_doorbell(&transport);
     info!("listening for the handshake on port {HANDSHAKE_PORT}");
     let times = Handshake { started, ready };
-    let api = wait_for_identity(&listener, &times, &mut guest, |identity| {
+    let (api, forwards) = wait_for_identity(&listener, &times, &mut guest, |identity| {
         if identity.rehearsal {
             warm::up(&sandbox, &runtime);
         }
-        Listener::bind(&transport, AGENT_PORT)
+        let api = Listener::bind(&transport, AGENT_PORT)?;
+        Ok((api, Listener::bind(&transport, FORWARD_PORT)?))
     });
     // The API's thread is this one; whoever freezes or clones the sandbox must be heard while it works.
     let later = std::thread::Builder::new()
@@ -82,7 +83,13 @@ pub fn run(started: u64, transport: Transport) -> ! {
     if let Err(e) = later {
         error!("no thread for later greetings: this sandbox cannot be frozen: {e}");
     }
-    let failure = runtime.block_on(rpc::serve(api, sandbox));
+    let failure = runtime.block_on(async {
+        match forwards.into_async() {
+            Ok(listener) => drop(tokio::spawn(forward::serve(listener))),
+            Err(e) => error!("nothing is forwarded to this guest: {e}"),
+        }
+        rpc::serve(api, sandbox).await
+    });
     stay(&format!("the API stopped: {failure}"))
 }
 
@@ -115,17 +122,17 @@ fn greet<T>(
     })
 }
 
-/// Answers greetings until an identity is in force; returns what it opened: the API's listener, which listens before the
+/// Answers greetings until an identity is in force; returns what it opened: listeners, which listen before the
 /// acknowledgement.
-fn wait_for_identity(
+fn wait_for_identity<T>(
     listener: &Listener,
     times: &Handshake,
     guest: &mut Guest,
-    open: impl Fn(&Identity) -> Result<Listener>,
-) -> Listener {
+    open: impl Fn(&Identity) -> Result<T>,
+) -> T {
     loop {
-        if let Some(api) = greet(listener, times, guest, &open) {
-            return api;
+        if let Some(opened) = greet(listener, times, guest, &open) {
+            return opened;
         }
     }
 }

@@ -17,6 +17,7 @@
 //! | [`quiesce`] | workloads stopped for a freeze |
 //! | [`warm`] | what is done ahead, so that templates have it |
 //! | [`network`] | rtnetlink |
+//! | [`forward`] | the host's connections to this guest's `localhost` |
 //! | [`storage`] | what is mounted for containers, and drivers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
 //! | [`readiness`] | whether a container answers on its port |
@@ -32,6 +33,7 @@ pub mod container;
 pub mod entropy;
 pub mod error;
 pub mod ext4;
+pub mod forward;
 pub mod guest;
 pub mod handshake;
 pub mod hotplug;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::stream;
 use thaw_protocol::handshake::HANDSHAKE_PORT;
+use tokio::io::{AsyncRead, AsyncWrite};
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, VsockStream};
 
 use crate::boot::Transport;
@@ -66,17 +67,25 @@ impl Listener {
         }
     }
 
+    /// As one of the runtime's. Must be called within it.
+    pub fn into_async(self) -> Result<Accepting> {
+        match self {
+            Listener::Unix(listener) => listener
+                .set_nonblocking(true)
+                .and_then(|()| tokio::net::UnixListener::from_std(listener))
+                .map(Accepting::Unix)
+                .for_(|| "listen on a unix socket".into()),
+            Listener::Vsock(listener) => to_async(listener).map(Accepting::Vsock),
+        }
+    }
+
     /// As a listener of ttrpc. Must be called within the runtime.
     pub fn into_ttrpc(self) -> Result<ttrpc::r#async::transport::Listener> {
         match self {
             Listener::Unix(listener) => ttrpc::r#async::transport::Listener::try_from(listener)
                 .for_(|| "serve the unix socket".into()),
             Listener::Vsock(listener) => {
-                listener
-                    .set_nonblocking(true)
-                    .for_(|| "make the vsock listener non-blocking".into())?;
-                // SAFETY: the descriptor was just released by its owner, so it has exactly one again.
-                let listener = unsafe { tokio_vsock::VsockListener::from_raw_fd(listener.into_raw_fd()) };
+                let listener = to_async(listener)?;
                 Ok(ttrpc::r#async::transport::Listener::new(stream::unfold(
                     listener,
                     |listener| async {
@@ -87,6 +96,36 @@ impl Listener {
             }
         }
     }
+}
+
+/// A listening socket of the runtime's.
+#[derive(Debug)]
+pub enum Accepting {
+    Vsock(tokio_vsock::VsockListener),
+    Unix(tokio::net::UnixListener),
+}
+
+/// A connection of the host, for the runtime.
+pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+impl Connection for tokio_vsock::VsockStream {}
+impl Connection for tokio::net::UnixStream {}
+
+impl Accepting {
+    /// Waits for the host to connect.
+    pub async fn accept(&self) -> io::Result<Box<dyn Connection>> {
+        match self {
+            Accepting::Vsock(listener) => Ok(Box::new(accept_host(listener).await?)),
+            Accepting::Unix(listener) => Ok(Box::new(listener.accept().await?.0)),
+        }
+    }
+}
+
+fn to_async(listener: VsockListener) -> Result<tokio_vsock::VsockListener> {
+    listener
+        .set_nonblocking(true)
+        .for_(|| "make the vsock listener non-blocking".into())?;
+    // SAFETY: the descriptor was just released by its owner, so it has exactly one again.
+    Ok(unsafe { tokio_vsock::VsockListener::from_raw_fd(listener.into_raw_fd()) })
 }
 
 async fn accept_host(listener: &tokio_vsock::VsockListener) -> io::Result<tokio_vsock::VsockStream> {

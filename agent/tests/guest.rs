@@ -568,6 +568,26 @@ fn the_handshake_made_this_guest_itself() {
     });
 }
 
+#[test]
+fn the_host_reaches_what_listens_on_localhost_and_is_let_go_where_nothing_does() {
+    with_guest(|g| async move {
+        let serve = "echo ready; echo hello | busybox nc -l -p 8080 -s 127.0.0.1";
+        g.create("c", spec(&g, &["sh", "-c", serve])).await.unwrap();
+        g.start("c").await.unwrap();
+        assert_eq!(g.read("c", "c", 6).await.unwrap(), b"ready\n");
+        // It says so just before it listens.
+        let said = loop {
+            match g.forwarded(8080) {
+                said if said.is_empty() => tokio::time::sleep(Duration::from_millis(10)).await,
+                said => break said,
+            }
+        };
+        assert_eq!(said, b"hello\n");
+        assert_eq!(g.forwarded(9), b"");
+        g.remove("c").await.unwrap();
+    });
+}
+
 const TICKS: &[&str] = &["sh", "-c", "while :; do echo tick; sleep 0.02; done"];
 
 /// What was in the pipe, then silence.

@@ -81,6 +81,9 @@ failpoints! {
     PodIngressMade = "pod.ingress-made",
     /// One of the two ways.
     PodRedirected = "pod.redirected",
+    /// Who connects to the pod's localhost on the host comes to us.
+    PodLoopbackLed = "pod.loopback-led",
+    PodLoopbackLeft = "pod.loopback-left",
     /// A pod's own interface has its frames again.
     PodLeft = "pod.left",
     PolicyInForce = "policy.in-force",

@@ -24,6 +24,9 @@ use crate::packet::{PacketError, decode};
 pub const HANDSHAKE_PORT: u32 = 1023;
 /// vsock port of the agent's ttrpc API, as Kata's agent has it.
 pub const AGENT_PORT: u32 = 1024;
+/// vsock port of the guest's loopback: a host that connects says a port of TCP (two bytes, the higher first), and is connected to
+/// what listens there. Where nothing does, the connection is closed.
+pub const FORWARD_PORT: u32 = 1025;
 /// The guest's vsock CID: the same in every guest.
 pub const GUEST_CID: u32 = 3;
 /// Largest frame, in bytes.

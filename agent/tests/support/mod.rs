@@ -1,6 +1,7 @@
 //! A guest without a machine: the agent in namespaces of its own, and a host's side of the conversation.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -324,6 +325,15 @@ impl Guest {
             ..Default::default()
         };
         self.client.stats_container(context(), &request).await.unwrap()
+    }
+
+    /// What is said on a port of its localhost, to the end.
+    pub fn forwarded(&self, port: u16) -> Vec<u8> {
+        let mut stream = connect(&self.dir.join(FORWARD_PORT.to_string()));
+        stream.write_all(&port.to_be_bytes()).unwrap();
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said).unwrap();
+        said
     }
 
     pub async fn interfaces(&self) -> Vec<types::Interface> {

@@ -34,8 +34,8 @@ use crate::images::Pull;
 use crate::journal::Journal;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    Asked, FreezeOptions, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
-    Timeout, blocking, network, usage,
+    Asked, FreezeOptions, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec,
+    Terms, ThawSpec, Timeout, blocking, network, usage,
 };
 use crate::snapshot::Scratch;
 use crate::state::Record;

@@ -91,7 +91,10 @@ impl<'a> Making<'a> {
         let writable = Backend::Disk { read_only: false };
         backends.attach(DeviceId::Blk0, writable, &parts.disk.file);
         let network = parts.network.as_ref();
-        if let Some((tap, config)) = network.and_then(Attached::tap).zip(network.and_then(Attached::config)) {
+        if let Some((tap, config)) = network
+            .and_then(Attached::tap)
+            .zip(network.and_then(Attached::config))
+        {
             let (mac, prepared) = (config.mac, true);
             backends.attach(DeviceId::Net, Backend::Tap { mac, prepared }, tap);
         }
@@ -162,7 +165,12 @@ impl<'a> Making<'a> {
     async fn shake_hands(&self, hostname: Option<String>, rehearsal: bool) -> Result<Performed, Failure> {
         let wanted = Wanted {
             hostname: hostname.unwrap_or_else(|| self.record.id.clone()),
-            network: self.resources.network.as_ref().and_then(Attached::config).cloned(),
+            network: self
+                .resources
+                .network
+                .as_ref()
+                .and_then(Attached::config)
+                .cloned(),
             cpus: self.record.vcpus,
             memory_mib: self.record.memory_mib,
             rehearsal,
@@ -258,7 +266,7 @@ async fn make(
         let (pulled, disk, network, share) = tokio::try_join!(
             image(&supply, spec, trace, progress),
             new_disk(node, spec.disk_mib, trace),
-            network::claim(node, &spec.network, &spec.network_terms, trace),
+            network::claim(node, &spec.network, &spec.network_terms, &directory, trace),
             new_share(spec, &directory, trace),
         )?;
         let (image, prefetch) = pulled.unzip();

@@ -51,6 +51,7 @@ mod files;
 pub mod freeze;
 mod freezing;
 mod hot;
+mod loopback;
 mod machine;
 pub mod network;
 mod parked;

@@ -4,6 +4,7 @@
 //! policy is written down before it holds.
 
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thaw_pools::network::pod::PodNetwork;
@@ -13,25 +14,45 @@ use thaw_protocol::api::{NetworkPolicy, PublishedPort, SandboxNetwork};
 use thaw_protocol::handshake::Network;
 
 use super::create::blocking;
+use super::loopback::Loopback;
 use super::pools::{self, Claimed};
 use super::{NetworkMode, NetworkSource, Node, Sandbox};
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
-use crate::state::Record;
+use crate::state::{Record, vsock_socket};
 use crate::trace::Trace;
 
 /// What a sandbox has.
 #[derive(Debug)]
 pub(super) enum Attached {
     Slot(Claimed<Networks>),
-    Pod(PodNetwork),
+    Pod {
+        /// Held, and ended before what leads to it.
+        _loopback: Option<Loopback>,
+        network: PodNetwork,
+    },
 }
 
 impl Attached {
+    /// Of a pod whose guest is behind this vsock socket. Must be called within the runtime.
+    fn pod(mut network: PodNetwork, vsock: PathBuf) -> Attached {
+        let listener = network.take_loopback();
+        let loopback = listener.map(|listener| Loopback::bring(listener, vsock));
+        let loopback = loopback.and_then(|brought| {
+            brought
+                .inspect_err(|e| tracing::warn!("nothing is brought to a pod's localhost: {e}"))
+                .ok()
+        });
+        Attached::Pod {
+            _loopback: loopback,
+            network,
+        }
+    }
+
     fn slot(&self) -> Option<&NetworkSlot> {
         match self {
             Attached::Slot(slot) => Some(slot),
-            Attached::Pod(_) => None,
+            Attached::Pod { .. } => None,
         }
     }
 
@@ -39,7 +60,7 @@ impl Attached {
     pub(super) fn tap(&self) -> Option<&OwnedFd> {
         match self {
             Attached::Slot(slot) => Some(&slot.tap),
-            Attached::Pod(network) => network.tap(),
+            Attached::Pod { network, .. } => network.tap(),
         }
     }
 
@@ -47,7 +68,7 @@ impl Attached {
     pub(super) fn config(&self) -> Option<&Network> {
         match self {
             Attached::Slot(slot) => Some(&slot.config),
-            Attached::Pod(network) => network.config(),
+            Attached::Pod { network, .. } => network.config(),
         }
     }
 
@@ -64,7 +85,7 @@ impl Attached {
                 slot.uplink.iter_mut().for_each(Uplink::keep);
                 slot.keep();
             }
-            Attached::Pod(network) => network.keep(),
+            Attached::Pod { network, .. } => network.keep(),
         }
     }
 }
@@ -92,12 +113,13 @@ fn nowhere() -> Failure {
     Failure::new(ExitCode::NetworkUnavailable, what).remedy("run as root, with --network private")
 }
 
-/// Has a network as the sandbox wants it. A slot made ahead and wanted as it is costs no system call but the reading of the
+/// Has a network as the sandbox with this directory wants it. A slot made ahead and wanted as it is costs no system call but the reading of the
 /// host's name servers.
 pub(super) async fn claim(
     node: &Node,
     source: &NetworkSource,
     terms: &Terms,
+    directory: &Path,
     trace: &Trace,
 ) -> Result<Option<Attached>, Failure> {
     match source {
@@ -112,7 +134,7 @@ pub(super) async fn claim(
             let _stage = trace.stage("net_attach");
             let namespace = namespace.clone();
             let attached = blocking(move || namespace.attach()).await?;
-            Ok(attached.map(Attached::Pod))
+            Ok(attached.map(|network| Attached::pod(network, vsock_socket(directory))))
         }
     }
 }
@@ -143,7 +165,15 @@ fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Failure> {
 /// on without.
 pub(super) async fn adopt(node: &Node, record: &Record) -> Option<Attached> {
     match &record.pod_network {
-        Some(namespace) => namespace.adopt().map(Attached::Pod),
+        Some(namespace) => {
+            let adopted = blocking({
+                let namespace = namespace.clone();
+                move || Ok(namespace.adopt())
+            });
+            let vsock = vsock_socket(&node.run.directory(&record.id));
+            let network = adopted.await.ok().flatten()?;
+            Some(Attached::pod(network, vsock))
+        }
         None => adopt_slot(node, record).await.map(Attached::Slot),
     }
 }
@@ -195,7 +225,9 @@ impl Sandbox {
         let sandbox = self.clone();
         blocking(move || {
             let network = sandbox.resources.network.as_ref();
-            let uplink = network.and_then(Attached::slot).and_then(|slot| slot.uplink.as_ref());
+            let uplink = network
+                .and_then(Attached::slot)
+                .and_then(|slot| slot.uplink.as_ref());
             let uplink = uplink.ok_or_else(nowhere)?;
             let before = uplink.describe();
             let after = SandboxNetwork {

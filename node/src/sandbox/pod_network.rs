@@ -55,7 +55,10 @@ impl PodNamespace {
     pub(super) fn adopt(&self) -> Option<PodNetwork> {
         let found = self.open();
         let found = found.inspect_err(|e| tracing::warn!("adopted, but its network is not there: {e}"));
-        found.ok().map(PodNetwork::adopt)
+        let adopted = PodNetwork::adopt(found.ok()?);
+        adopted
+            .inspect_err(|e| tracing::warn!("{}", self.unavailable(e)))
+            .ok()
     }
 
     /// Has it be as it was before a sandbox had it, which has ended. One that is gone is.
@@ -100,8 +103,14 @@ mod tests {
 
     #[test]
     fn what_is_no_namespace_is_an_error_that_names_it() {
-        let why = PodNamespace::find("/dev/null".into()).unwrap().attach().unwrap_err();
-        assert!(why.what.contains("/dev/null") && why.what.contains("is it one?"), "{why}");
+        let why = PodNamespace::find("/dev/null".into())
+            .unwrap()
+            .attach()
+            .unwrap_err();
+        assert!(
+            why.what.contains("/dev/null") && why.what.contains("is it one?"),
+            "{why}"
+        );
     }
 
     #[test]

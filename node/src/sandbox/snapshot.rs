@@ -111,7 +111,8 @@ async fn make(
         ..new_record()?
     };
     let mut making = Making::begin(node, record, trace)?;
-    let parts = parts(node, registered, workload, spec, trace);
+    let directory = making.resources.directory.path().to_owned();
+    let parts = parts(node, registered, workload, spec, &directory, trace);
     let restored = async {
         let machine = machine(
             Shape {
@@ -192,6 +193,7 @@ async fn parts(
     registered: &Arc<Registered>,
     workload: &Workload,
     spec: &ThawSpec,
+    directory: &Path,
     trace: &Trace,
 ) -> Result<Parts, Failure> {
     let mode = match workload.network {
@@ -226,7 +228,7 @@ async fn parts(
         .await
     };
     let source = NetworkSource::Ours(mode);
-    let (disk, network) = tokio::try_join!(disk, network::claim(node, &source, &terms, trace))?;
+    let (disk, network) = tokio::try_join!(disk, network::claim(node, &source, &terms, directory, trace))?;
     Ok(Parts {
         images,
         disk,

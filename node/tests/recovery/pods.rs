@@ -46,7 +46,10 @@ pub async fn killed_at(node: &mut Node, point: Failpoint, nth: usize, what: &str
     );
 
     let vmm = ProcessRecord::of(survivor.vmm_pid);
-    assert!(vmm.is_some_and(|vmm| vmm.lives()), "{what}: the pod does not go on");
+    assert!(
+        vmm.is_some_and(|vmm| vmm.lives()),
+        "{what}: the pod does not go on"
+    );
     let next = node.start();
     let client = node.client();
     let living = client.list().await.unwrap();

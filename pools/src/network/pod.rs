@@ -13,6 +13,7 @@
 //! takes RTNL, the lock of the whole host: a pod that brings its namespace has no slot of a pool.
 
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -27,6 +28,9 @@ use crate::{Error, link, tc};
 use describe::Surveyed;
 
 mod describe;
+mod loopback;
+
+pub use loopback::meant_for;
 
 /// What our taps are called.
 const TAP: &str = "thaw-t0";
@@ -60,6 +64,7 @@ pub struct PodNetwork {
     namespace: OwnedFd,
     /// Of the sandbox that was made here.
     led: Option<Led>,
+    loopback: Option<TcpListener>,
     kept: bool,
 }
 
@@ -85,7 +90,7 @@ impl PodNetwork {
     /// [`PodError`]: it cannot be a guest's. On any error nothing of it is left.
     pub fn attach(namespace: OwnedFd) -> Result<Option<PodNetwork>, Error> {
         refuse_host(namespace.as_fd())?;
-        let led = within(namespace.as_fd(), |route| {
+        let led = within(namespace.as_fd(), |route| -> Result<_, Error> {
             let links = survey::links(route).map_err(failed("read the pod's interfaces"))?;
             if links.iter().any(is_tap) {
                 return Err(PodError::InUse.into());
@@ -97,10 +102,10 @@ impl PodNetwork {
             let surveyed = Surveyed::of(route).map_err(failed("read the pod's network"))?;
             refuse_directed(route, &link)?;
             match lead(route, &link) {
-                Ok(tap) => Ok(Some(Led {
-                    tap,
-                    config: surveyed.describe(&link),
-                })),
+                Ok(tap) => {
+                    let config = surveyed.describe(&link);
+                    Ok(Some((Led { tap, config }, lead_loopback())))
+                }
                 Err(e) => {
                     if let Err(left) = remove(route) {
                         tracing::warn!("a pod's network is not as it was: {left}");
@@ -109,20 +114,33 @@ impl PodNetwork {
                 }
             }
         })?;
-        Ok(led.map(|led| PodNetwork {
+        Ok(led.map(|(led, loopback)| PodNetwork {
             namespace,
             led: Some(led),
+            loopback,
             kept: false,
         }))
     }
 
     /// That of a sandbox whose owner is gone, and whose VMM has the tap.
-    pub fn adopt(namespace: OwnedFd) -> PodNetwork {
-        PodNetwork {
+    ///
+    /// # Errors
+    /// It is no namespace any more, or the host's.
+    pub fn adopt(namespace: OwnedFd) -> Result<PodNetwork, Error> {
+        refuse_host(namespace.as_fd())?;
+        let loopback = within(namespace.as_fd(), |_| Ok(lead_loopback()))?;
+        Ok(PodNetwork {
             namespace,
             led: None,
+            loopback,
             kept: false,
-        }
+        })
+    }
+
+    /// Where those come who enter the namespace and connect to its `localhost`, once: each is to be led to the port that
+    /// [`meant_for`] says, of the guest's. None where the kernel cannot.
+    pub fn take_loopback(&mut self) -> Option<TcpListener> {
+        self.loopback.take()
     }
 
     /// As [`super::NetworkSlot::tap`] is. None of one that was adopted.
@@ -246,8 +264,21 @@ fn lead(route: &mut Socket, to: &Link) -> Result<OwnedFd, Error> {
     Ok(tap)
 }
 
-/// Takes away all that is ours in the socket's namespace.
+/// Without it, a pod is as good to all but those who enter its namespace.
+fn lead_loopback() -> Option<TcpListener> {
+    let led = loopback::lead();
+    reach(Failpoint::PodLoopbackLed);
+    led.inspect_err(|e| tracing::warn!("a pod's localhost is nobody's on the host (port-forward): {e}"))
+        .ok()
+}
+
+/// Takes away all that is ours in the socket's namespace, which is the thread's.
 fn remove(route: &mut Socket) -> Result<(), Error> {
+    if let Err(e) = loopback::remove() {
+        // Who cannot remove a table could not make it.
+        tracing::debug!("a pod's localhost: {e}");
+    }
+    reach(Failpoint::PodLoopbackLeft);
     let mut remove = || -> io::Result<()> {
         for index in tc::with_ingress(route)? {
             let filters = tc::filters(route, index)?;

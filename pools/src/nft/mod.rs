@@ -17,6 +17,7 @@ const SUBSYSTEM: u16 = 10;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 const NEW_TABLE: u16 = 0;
+const DELETE_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
 const NEW_RULE: u16 = 6;
 const DELETE_RULE: u16 = 8;
@@ -178,6 +179,12 @@ impl<'a> Transaction<'a> {
             .text(7, kind);
         self.push(NEW_CHAIN, CREATE, attributes);
         self.flush(name);
+    }
+
+    /// Removes the table, with all that is in it.
+    pub fn delete(&mut self) {
+        let attributes = Attributes::default().text(1, self.table);
+        self.push(DELETE_TABLE, 0, attributes);
     }
 
     /// Removes a chain's rules.

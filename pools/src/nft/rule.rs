@@ -297,6 +297,19 @@ impl Rule {
         self.translate(NAT_DNAT, to)
     }
 
+    /// `dnat to`, and a port, of a packet known to have one.
+    pub fn dnat_to_port(self, to: Ipv4Addr, port: u16) -> Rule {
+        let value = |bytes: &[u8]| Attributes::default().bytes(DATA_VALUE, bytes);
+        let nat = Attributes::default()
+            .be32(1, NAT_DNAT)
+            .be32(2, NFPROTO_IPV4)
+            .be32(3, REG)
+            .be32(5, REG + 1);
+        self.immediate(REG, value(&to.octets()))
+            .immediate(REG + 1, value(&port.to_be_bytes()))
+            .expression("nat", nat)
+    }
+
     /// `dnat ip to meta l4proto . th dport map @map`, where `by_address` with `ip daddr .` before it.
     pub fn dnat_by(self, map: &str, by_address: bool) -> Rule {
         let (rule, next) = match by_address {

@@ -106,10 +106,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 /// A command of iproute2: what it printed.
 fn ip(line: &str) -> String {
     let (program, arguments) = line.split_once(' ').unwrap();
-    let done = Command::new(program)
-        .args(arguments.split(' '))
-        .output()
-        .unwrap();
+    let done = Command::new(program).args(arguments.split(' ')).output().unwrap();
     assert!(done.status.success(), "{line}: {done:?}");
     String::from_utf8(done.stdout).unwrap()
 }
@@ -146,7 +143,9 @@ impl Pod<'_> {
             cri::CreateContainerRequest {
                 pod_sandbox_id: id.pod_sandbox_id.clone(),
                 config: Some(cri::ContainerConfig {
-                    metadata: Some(cri::ContainerMetadata { name: "server".into() }),
+                    metadata: Some(cri::ContainerMetadata {
+                        name: "server".into(),
+                    }),
                     image: Some(cri::ImageSpec {
                         image: node.image.clone(),
                     }),
@@ -184,8 +183,7 @@ impl Pod<'_> {
                 timeout: 120,
             },
         );
-        let [out, err] =
-            [executed.stdout, executed.stderr].map(|said| String::from_utf8(said).unwrap());
+        let [out, err] = [executed.stdout, executed.stderr].map(|said| String::from_utf8(said).unwrap());
         assert_eq!(executed.exit_code, 0, "{command:?}: {out} {err}");
         out
     }
@@ -207,7 +205,9 @@ impl Pod<'_> {
 /// What is served at an address, as this host sees it, once it is.
 fn fetch(address: SocketAddr) -> String {
     let mut answer = String::new();
-    until(&format!("{address} answers"), || TcpStream::connect(address).is_ok());
+    until(&format!("{address} answers"), || {
+        TcpStream::connect(address).is_ok()
+    });
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "GET /who HTTP/1.0\r\n\r\n").unwrap();
@@ -327,7 +327,9 @@ fn a_namespace_is_as_it_was_when_its_pod_ends_whichever_thawd_ended_it() {
     let end = |node: &Node, id: &str| {
         let ctr = &node.containerd;
         ctr.ctr(&["task", "kill", "--signal", "SIGKILL", id]);
-        until("the task has ended", || ctr.ctr(&["task", "ls"]).contains("STOPPED"));
+        until("the task has ended", || {
+            ctr.ctr(&["task", "ls"]).contains("STOPPED")
+        });
         // Some versions of it end with the task's code.
         let deleted = ctr.run_ctr(&["task", "delete", id]);
         assert!([0, 137].contains(&deleted.code()), "{deleted:?}");
@@ -339,6 +341,13 @@ fn a_namespace_is_as_it_was_when_its_pod_ends_whichever_thawd_ended_it() {
     start(&node, "first").ok();
     fetch(server);
     assert_ne!(namespace.has(), before);
+    // As containerd does for port-forward: what is localhost in there is the guest's.
+    let script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8080/who', timeout=60).read().decode())";
+    let inside = Command::new("ip")
+        .args(["netns", "exec", "e2e", "python3", "-c", script])
+        .output()
+        .unwrap();
+    assert!(inside.status.success(), "{inside:?}");
     // Who has it has it alone.
     let refused = start(&node, "second");
     assert!(refused.stderr.contains("thaw-t0"), "{refused:?}");

@@ -56,7 +56,10 @@ impl Surveyed {
         let of_link = |index: u32| index == link.index;
         let mut addresses = self.addresses;
         addresses.retain(|a| of_link(a.link) && a.flags & (IFA_F_TEMPORARY | IFA_F_DADFAILED) == 0);
-        let main = self.routes.into_iter().filter(|route| route.table == RT_TABLE_MAIN);
+        let main = self
+            .routes
+            .into_iter()
+            .filter(|route| route.table == RT_TABLE_MAIN);
         // The kernel makes its own of a guest's addresses.
         let (made, told): (Vec<Route>, Vec<Route>) = main.partition(|route| route.kernel);
         let made = made.into_iter().filter(|route| route.by.is_some_and(of_link));
@@ -122,7 +125,11 @@ fn chosen(mut routes: Vec<Route>, link: &Link) -> Vec<Route> {
         } else if by != Some(link.index) {
             tracing::debug!(?to, by, "a route by another interface is not the guest's");
         } else if kept.iter().any(|other| (other.v6, other.to) == (route.v6, to)) {
-            tracing::warn!(?to, by, "the pod has a better route there; the guest has that one");
+            tracing::warn!(
+                ?to,
+                by,
+                "the pod has a better route there; the guest has that one"
+            );
         } else {
             kept.push(route);
         }

@@ -134,7 +134,10 @@ fn addresses_and_neighbours_are_those_somebody_set() {
     let [peer] = &told.routes[..] else {
         panic!("{:?}", told.routes);
     };
-    assert_eq!((peer.to, peer.scope, peer.source), (ip(6), RT_SCOPE_LINK, Some(ip(5))));
+    assert_eq!(
+        (peer.to, peer.scope, peer.source),
+        (ip(6), RT_SCOPE_LINK, Some(ip(5)))
+    );
     assert_eq!(
         told.neighbours,
         [handshake::Neighbour {
@@ -161,7 +164,12 @@ fn a_prefix_is_on_the_link_where_the_kernel_says_so() {
         ..route(Some((to.parse().unwrap(), prefix)), by)
     };
     let surveyed = Surveyed {
-        addresses: addresses([("10.1.2.3", 16), ("10.9.2.3", 24), ("fd00::2:3", 64), ("fd01::3", 64)]),
+        addresses: addresses([
+            ("10.1.2.3", 16),
+            ("10.9.2.3", 24),
+            ("fd00::2:3", 64),
+            ("fd01::3", 64),
+        ]),
         routes: vec![
             kernels("10.1.0.0", 16, 2),
             // Another's, as a plugin has it that deletes the route of an address.

@@ -223,7 +223,7 @@ fn what_a_dead_maker_left_is_found_and_removed() {
         let attached = attach(&pod).unwrap().unwrap();
         let vmm = attached.tap().unwrap().try_clone().unwrap();
         attached.keep();
-        drop(PodNetwork::adopt(pod.try_clone().unwrap()));
+        drop(PodNetwork::adopt(pod.try_clone().unwrap()).unwrap());
         assert_eq!(snapshot(&pod), before);
         drop(vmm);
         // Of one that had begun.
@@ -234,6 +234,31 @@ fn what_a_dead_maker_left_is_found_and_removed() {
         });
         drop(attach(&pod).unwrap().unwrap());
         assert_eq!(snapshot(&pod), before);
+    });
+}
+
+#[test]
+fn who_connects_to_localhost_in_there_comes_to_us_until_the_end() {
+    on_a_host(|| {
+        let pod = pod();
+        let connect = || {
+            let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 9000));
+            inside(&pod, || TcpStream::connect_timeout(&to, PATIENCE))
+        };
+        let made = attach(&pod).unwrap().unwrap();
+        made.keep();
+        // Another thawd's.
+        let mut adopted = PodNetwork::adopt(pod.try_clone().unwrap()).unwrap();
+        let listener = adopted.take_loopback().unwrap();
+        let client = connect().unwrap();
+        let (served, from) = listener.accept().unwrap();
+        assert_eq!(from, client.local_addr().unwrap());
+        assert_eq!(meant_for(&served).unwrap(), 9000);
+        drop(adopted);
+        assert!(connect().is_err(), "nobody listens");
+        let server = inside(&pod, || TcpListener::bind((Ipv4Addr::LOCALHOST, 9000)).unwrap());
+        let client = connect().unwrap();
+        assert_eq!(server.accept().unwrap().1, client.local_addr().unwrap());
     });
 }
 

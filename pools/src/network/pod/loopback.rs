@@ -1,0 +1,46 @@
+//! A pod's `localhost` as those have it who enter its namespace on the host, as containerd does for `kubectl port-forward`:
+//! what they connect to is the guest's, so they get a listener of ours, which is to lead there.
+//!
+//! Invariant: it is one table of nftables, known by its name; without that table, the namespace is as it was.
+
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsFd;
+
+use crate::netlink::Socket;
+use crate::nft::rule::{Rule, TCP};
+use crate::nft::{Hook, Transaction};
+use crate::prefix::Prefix;
+
+const TABLE: &str = "thaw_pod";
+const CHAIN: &str = "output";
+const LOCALHOST: (Ipv4Addr, u8) = (Ipv4Addr::new(127, 0, 0, 0), 8);
+
+/// Has all connections of the thread's namespace to its `localhost` come to a listener.
+pub(super) fn lead() -> io::Result<TcpListener> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let port = listener.local_addr()?.port();
+    let mut rules = Transaction::new(TABLE);
+    rules.hooked(CHAIN, Hook::NatOutput, true);
+    let (first, length) = LOCALHOST;
+    let localhost = Prefix::around(first, length).ok_or(io::ErrorKind::InvalidInput)?;
+    let rule = Rule::new().to(localhost).protocol(TCP);
+    rules.rule(CHAIN, rule.dnat_to_port(Ipv4Addr::LOCALHOST, port));
+    rules.commit(&mut Socket::netfilter()?)?;
+    Ok(listener)
+}
+
+/// Takes that away.
+pub(super) fn remove() -> io::Result<()> {
+    let mut rules = Transaction::new(TABLE);
+    rules.delete();
+    rules.commit(&mut Socket::netfilter()?)
+}
+
+/// The port a connection of that listener's was meant for.
+///
+/// # Errors
+/// It was not led there.
+pub fn meant_for(connection: impl AsFd) -> io::Result<u16> {
+    Ok(rustix::net::sockopt::ip_original_dst(connection)?.port())
+}

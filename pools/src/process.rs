@@ -3,7 +3,7 @@
 //! A pid alone names whatever process has it now; a pid with its start time names one process for ever. A record read
 //! back from disk is only acted on through a pidfd whose start time was checked after the pidfd was opened.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,28 @@ pub(crate) fn await_end(pidfd: &OwnedFd) {
         tv_nsec: 0,
     };
     while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&limit)) {}
+}
+
+/// Who called listen(2) on what a unix socket is connected to (unix(7), `SO_PEERCRED`). None of a PID namespace we cannot see
+/// into, whose processes have no numbers here; rustix has no place for that.
+pub(crate) fn listens(socket: &OwnedFd) -> Option<i32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes of a ucred to `peer`, which is one, and the new length to `length`.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    (got == 0 && peer.pid > 0).then_some(peer.pid)
 }
 
 fn start_time(pid: i32) -> Option<u64> {

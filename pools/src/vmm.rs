@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 use thaw_protocol::control::CONTROL_FD;
 
 use crate::Error;
-use crate::process::ProcessRecord;
+use crate::process::{self, ProcessRecord};
 use crate::spawn::{self, Program};
 
 /// Environment variable that names the binary.
@@ -63,6 +63,18 @@ pub fn connect(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
     let (address, _directory) = address(path).map_err(fail)?;
     rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(fail)?;
     Ok(socket)
+}
+
+/// Whether a process that lives serves the stream socket at `path`. A child that its dead server had begun may still hold it,
+/// for as long as it takes to become another program: that one serves nobody.
+pub fn is_served(path: &Path) -> bool {
+    let Ok(socket) = connect(path, SocketType::STREAM) else {
+        return false;
+    };
+    match process::listens(&socket) {
+        Some(pid) => ProcessRecord::of(pid).is_some(),
+        None => true,
+    }
 }
 
 /// The address of a path, and the directory it may go through, which must stay open while the address is used.
@@ -187,6 +199,7 @@ impl Drop for VmmProcess {
 mod tests {
     use super::*;
     use std::io::{Read, Seek};
+    use std::os::unix::process::CommandExt;
 
     fn log() -> OwnedFd {
         rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
@@ -256,6 +269,34 @@ mod tests {
         let theirs = rustix::net::accept(&listener).unwrap();
         thaw_protocol::packet::send(&ours, &5u32, &[]).unwrap();
         assert_eq!(thaw_protocol::packet::receive::<u32>(&theirs).unwrap().0, 5);
+    }
+
+    #[test]
+    fn a_socket_is_served_while_who_listens_lives() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        assert!(!is_served(&path));
+        let listener = listen(&path, SocketType::STREAM).unwrap();
+        assert!(is_served(&path));
+        drop(listener);
+        assert!(!is_served(&path));
+        // One that listens, and is killed while a child has its socket.
+        let script = "import os, socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\ns.listen()\n\
+                      if os.fork() == 0:\n    print('ready', flush=True)\ntime.sleep(60)";
+        let mut server = std::process::Command::new("python3")
+            .args(["-c", script])
+            .arg(directory.path().join("t"))
+            .stdout(std::process::Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        server.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
+        let path = directory.path().join("t");
+        assert!(is_served(&path));
+        server.kill().unwrap();
+        server.wait().unwrap();
+        assert!(connect(&path, SocketType::STREAM).is_ok() && !is_served(&path));
+        rustix::process::kill_process_group(Pid::from_child(&server), Signal::KILL).unwrap();
     }
 
     #[test]

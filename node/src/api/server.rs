@@ -66,7 +66,7 @@ pub async fn serve(
     listens: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<(), Failure> {
-    if vmm::connect(socket, SocketType::STREAM).is_ok() {
+    if vmm::is_served(socket) {
         let what = format!("another thawd serves {}", socket.display());
         return Err(Failure::new(ExitCode::Runtime, what).remedy("stop it first, or set THAW_RUN"));
     }

@@ -70,7 +70,7 @@ pub(crate) fn bind(socket: &Path) -> Result<UnixListener, Failure> {
     if let Some(directory) = socket.parent() {
         std::fs::create_dir_all(directory).map_err(|error| failed(&error))?;
     }
-    if std::os::unix::net::UnixStream::connect(socket).is_ok() {
+    if thaw_pools::vmm::is_served(socket) {
         return Err(failed(&std::io::ErrorKind::AddrInUse.into()));
     }
     let _ = std::fs::remove_file(socket);

@@ -30,8 +30,7 @@ pub struct Client {
 impl Client {
     /// The thawd behind a socket, if one listens there.
     pub fn connect(socket: &Path) -> Option<Client> {
-        vmm::connect(socket, SocketType::STREAM).ok()?;
-        Some(Client {
+        vmm::is_served(socket).then(|| Client {
             socket: socket.to_owned(),
         })
     }

@@ -1,7 +1,6 @@
 //! A thawd over a [`Place`].
 
 use std::fs::File;
-use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -51,7 +50,7 @@ impl Thawd {
         let mut ended = false;
         eventually("thawd serves or ends", || {
             ended = self.has_ended();
-            ended || UnixStream::connect(place.socket()).is_ok()
+            ended || thaw_pools::vmm::is_served(&place.socket())
         });
         !ended
     }

@@ -11,7 +11,7 @@
 //! | `overlayfs` | nothing; directories named by the driver option `io.katacontainers.volume.overlayfs.create_directory=PATH` are made first |
 //! | `ephemeral` | a tmpfs shared by the sandbox's containers |
 //! | `local` | a directory, made here; option `mode=0755` |
-//! | `bind` | a path of the guest |
+//! | `bind` | a path of the guest; with the driver option `release-source`, what the kernel mounted there by itself goes with it |
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
+use thaw_protocol::agent::layout::RELEASE_SOURCE;
 
 use crate::container::mount_options::MountOptions;
 use crate::error::{Error, For, Result};
@@ -132,6 +134,7 @@ impl Storages {
             if let Err(e) = outcome {
                 warning!("{e}");
             }
+            release_source(&there.storage);
             mounted.remove(path);
         }
     }
@@ -143,8 +146,27 @@ fn take_away(path: &Path) -> Result<()> {
         unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
             .for_(|| format!("unmount {}", path.display()))?;
     }
-    let _ = fs::remove_dir(path);
+    let _ = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir(path),
+        // A file that something was bound to.
+        _ => fs::remove_file(path),
+    };
     Ok(())
+}
+
+/// Unmounts what virtio-fs mounted at the source of a bind because it is a mount of the host's: what was written goes there now, and the
+/// guest remembers none of its files. They are held open at the other end for as long as it does.
+fn release_source(storage: &Storage) {
+    let asked = storage.driver == "bind" && storage.driver_options.iter().any(|o| o == RELEASE_SOURCE);
+    if !asked {
+        return;
+    }
+    match unmount(&storage.source, UnmountFlags::NOFOLLOW) {
+        // A file is no mount of its own.
+        Ok(()) | Err(Errno::INVAL) => {}
+        // Something else still uses it: it goes with the device.
+        Err(e) => warning!("cannot let go of {}: {e}", storage.source),
+    }
 }
 
 /// Absolute, without `.` or `..`, and not the root.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
+use thaw_pools::share::Source;
 use thaw_protocol::api::{DEFAULT_DISK_MIB, FreezeSandbox};
 use thaw_protocol::shim::Empty;
 use thaw_protocol::shim::pods::pod_network::Mode;
@@ -149,6 +150,22 @@ impl Service for Pods {
             name,
             ..Default::default()
         })
+    }
+
+    async fn add_share(&self, _: &TtrpcContext, r: AddShareRequest) -> Answer<Empty> {
+        let asked = r.source.unwrap_or_default();
+        let source = Source::parse(&asked.type_, &asked.source, &asked.options);
+        let source = source.map_err(|e| invalid(e.to_string()))?;
+        let added = self.daemon.add_share(&r.sandbox_id, r.name, source).await;
+        added.map(|()| Empty::new()).map_err(refused)
+    }
+
+    async fn remove_share(&self, _: &TtrpcContext, r: RemoveShareRequest) -> Answer<Empty> {
+        match self.daemon.remove_share(&r.sandbox_id, r.name).await {
+            // With its machine all of it is gone.
+            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            done => done.map(|()| Empty::new()).map_err(refused),
+        }
     }
 
     async fn wait(&self, _: &TtrpcContext, r: PodRequest) -> Answer<WaitPodResponse> {

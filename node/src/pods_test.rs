@@ -50,6 +50,36 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     let missing = client.show(with(), &show("missing")).await.unwrap_err();
     assert!(matches!(missing, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
 
+    let share = |source: &str, option: &str| AddShareRequest {
+        sandbox_id: made.sandbox_id.clone(),
+        name: "0".into(),
+        source: MessageField::some(ShareSource {
+            type_: "bind".into(),
+            source: source.into(),
+            options: vec![option.into()],
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    for wrong in [
+        share("srv", "ro"),
+        share("/srv", "rshared"),
+        share("/srv", "idmap"),
+    ] {
+        let refused = client.add_share(with(), &wrong).await.unwrap_err();
+        assert!(matches!(refused, ttrpc::Error::RpcStatus(s) if s.code() == Code::INVALID_ARGUMENT));
+    }
+    client.add_share(with(), &share("/srv", "ro")).await.unwrap();
+    client.add_share(with(), &share("/srv", "ro")).await.unwrap_err();
+    let gone = RemoveShareRequest {
+        sandbox_id: made.sandbox_id.clone(),
+        name: "0".into(),
+        ..Default::default()
+    };
+    for _ in 0..2 {
+        client.remove_share(with(), &gone).await.unwrap();
+    }
+
     let waiting = tokio::spawn({
         let (client, id) = (client.clone(), made.sandbox_id.clone());
         async move { client.wait(Context::default(), &pod(&id)).await }
@@ -60,6 +90,7 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     for _ in 0..2 {
         client.end(with(), &pod(&made.sandbox_id)).await.unwrap();
     }
+    client.remove_share(with(), &gone).await.unwrap();
     let gone = client.wait(with(), &pod(&made.sandbox_id)).await.unwrap_err();
     assert!(matches!(gone, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
     assert_eq!(fake.living(), 0);

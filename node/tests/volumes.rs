@@ -10,9 +10,13 @@ use thaw_node::api::client::Client;
 use thaw_node::exit::ExitCode;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox};
+use thaw_protocol::shim::MessageField;
+use thaw_protocol::shim::pods::*;
+use thaw_protocol::shim::pods_ttrpc::PodsClient;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd};
+use ttrpc::context::Context;
 
 /// None, having said why, where it cannot run.
 fn place() -> Option<Place> {
@@ -145,4 +149,106 @@ async fn what_cannot_be_shared_makes_no_sandbox() {
         fs::read_dir(place.path("run/sandboxes")).map_or(true, |mut entries| entries.next().is_none())
     });
     assert!(thawd.stop().success());
+}
+
+/// What is mounted in a process's namespace.
+fn mounts(of: ProcessRecord) -> String {
+    fs::read_to_string(format!("/proc/{}/mountinfo", of.pid)).unwrap()
+}
+
+async fn pods(place: &Place) -> PodsClient {
+    let address = format!("unix://{}", place.path("run/pods.sock").display());
+    PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap())
+}
+
+fn share(id: &str, name: &str, path: &Path) -> AddShareRequest {
+    AddShareRequest {
+        sandbox_id: id.into(),
+        name: name.into(),
+        source: MessageField::some(ShareSource {
+            type_: "bind".into(),
+            source: path.display().to_string(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_pod_is_given_directories_and_has_them_taken_away_by_whichever_thawd_there_is() {
+    let Some(place) = place() else { return };
+    let host = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let thawd = Thawd::start(&place);
+    let mut makers = vec![thawd.record()];
+    let with = Context::default;
+    let pod = CreatePodRequest {
+        client_pid: std::process::id() as i32,
+        cpus: 1,
+        memory_mib: place.request()["memory_mib"].as_u64().unwrap() as u32,
+        ..Default::default()
+    };
+    let made = pods(&place).await.create(with(), &pod).await;
+    let id = made.unwrap_or_else(|e| panic!("{e}: {}", log(&place))).sandbox_id;
+    assert!(
+        record(&place, &id)["share"].is_null(),
+        "one without shares has no thaw-share"
+    );
+
+    let refused = pods(&place)
+        .await
+        .add_share(with(), &share(&id, "0", &place.path("missing")))
+        .await;
+    assert!(refused.unwrap_err().to_string().contains("missing"));
+    for (name, path) in [("0", "shared"), ("1", "file")] {
+        let added = pods(&place)
+            .await
+            .add_share(with(), &share(&id, name, &place.path(path)))
+            .await;
+        added.unwrap_or_else(|e| panic!("{e}: {}", log(&place)));
+    }
+    let written = record(&place, &id);
+    let (vmm, serving) = (process(&written, "vmm"), process(&written, "share"));
+    assert_eq!(cgroup(serving), cgroup(vmm), "the pod pays for it");
+    let both = mounts(serving);
+    assert!(both.contains(" /0 ") && both.contains(" /1 "), "{both}");
+    let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
+    let refused = client(&place).freeze(&id, &freeze).await.unwrap_err();
+    assert_eq!(refused.code, ExitCode::Shared, "{refused}");
+
+    thawd.kill();
+    let thawd = Thawd::start(&place);
+    makers.push(thawd.record());
+    let gone = |name: &str| RemoveShareRequest {
+        sandbox_id: id.clone(),
+        name: name.into(),
+        ..Default::default()
+    };
+    let client_of_pods = pods(&place).await;
+    client_of_pods.remove_share(with(), &gone("0")).await.unwrap();
+    client_of_pods
+        .add_share(with(), &share(&id, "2", &place.path("shared")))
+        .await
+        .unwrap();
+    assert_eq!(process(&record(&place, &id), "share"), serving, "the same one");
+    let now = mounts(serving);
+    assert!(
+        !now.contains(" /0 ") && now.contains(" /1 ") && now.contains(" /2 "),
+        "{now}"
+    );
+    assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), host);
+
+    let end = PodRequest {
+        sandbox_id: id.clone(),
+        ..Default::default()
+    };
+    client_of_pods.end(with(), &end).await.unwrap();
+    eventually("thaw-share has ended", || !serving.lives() && !vmm.lives());
+    client_of_pods.remove_share(with(), &gone("1")).await.unwrap();
+    assert!(thawd.stop().success());
+    let left = Counts::of(&place, &makers);
+    assert!(
+        left.processes.is_empty() && left.cgroups.is_empty() && left.mounts.is_empty(),
+        "{left:?}"
+    );
+    assert!(!log(&place).contains("thaw-share has ended"), "{}", log(&place));
 }

@@ -2,6 +2,15 @@
 //!
 //! It ends by itself when the VMM at the other end of its relay does, whoever started either. So whoever starts one keeps no copy of the
 //! relay's other end: killed at any moment before it is the VMM's, we leave nothing.
+//!
+//! What it is to serve can also be mounted in it while it runs: [`place()`] and [`take_away`].
+
+mod place;
+mod source;
+mod tree;
+
+pub use place::{PlaceError, place, take_away};
+pub use source::{FsOption, Source, SourceError, Tree};
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

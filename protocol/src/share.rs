@@ -11,6 +11,9 @@
 //! each share, a mount of its own in the guest (`st_dev` differs, a rename from one to another is EXDEV). Mounts below a shared
 //! directory are there, as they were when it was started. What the host changes is seen within [`FRESH_MS`].
 //!
+//! **While it runs** whoever has the rights over its mount namespace may mount more there: on an entry of the root it makes for that,
+//! of which there may be [`Serve::slots`]. thaw-share has no part in it, and no right to it.
+//!
 //! **The relay.** FUSE messages (the guest's kernel and thaw-share negotiate them; neither side of the relay reads more than
 //! their length), each behind a header of little-endian `u32`s, in streams: a message may have 1 MiB and more, which a packet cannot
 //! hold; and shared memory would give a VMM that was taken over a window into a process that may write anybody's files.
@@ -43,6 +46,8 @@ pub const REPLY: RangeInclusive<u32> = 16..=(1 << 20) + 4096;
 pub const OUTSTANDING: usize = 256;
 /// Most shares of one thaw-share.
 pub const SHARES: usize = 128;
+/// Most shares that are mounted while it runs.
+pub const SLOTS: u32 = 1024;
 /// Bytes of a [`Share::name`].
 pub const NAME: RangeInclusive<usize> = 1..=64;
 
@@ -58,15 +63,22 @@ pub struct Share {
 impl Share {
     /// Whether the name can be one.
     pub fn has_good_name(&self) -> bool {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        NAME.contains(&self.name.len()) && !self.name.starts_with('.') && self.name.bytes().all(plain)
+        is_good_name(&self.name)
     }
+}
+
+/// Whether a share can have this name.
+pub fn is_good_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    NAME.contains(&name.len()) && !name.starts_with('.') && name.bytes().all(plain)
 }
 
 /// What thaw-share is to serve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Serve {
     pub shares: Vec<Share>,
+    /// For how many more there is to be room, at most [`SLOTS`]. With room there may be none at first.
+    pub slots: u32,
     /// Whether the guest may make device nodes (CAP_MKNOD). They are nodes to others: thaw-share opens none.
     pub devices: bool,
 }

@@ -4,6 +4,9 @@
 //! it. That a share is read-only is the mount's property, not a check of ours. The alternative, one file system each behind
 //! a multiplexer of node numbers, would have all the host's files within reach of it.
 //!
+//! What is shared later is mounted here by who has the rights to ([`thaw_protocol::share`]), past the root's being read-only: that is
+//! the mount's, and a mount of the same file system that is not can be made by them and by nobody here.
+//!
 //! A mount is copied from the descriptor before this process leaves the namespace that is in. Where it may not (it has the
 //! rights of its own user namespace only), it is found again, by the name the descriptor has, in the copy of the namespace, and must be the same file.
 
@@ -20,7 +23,7 @@ use rustix::mount::{
     mount_remount, move_mount, open_tree, unmount,
 };
 use rustix::process::{chdir, pivot_root};
-use thaw_protocol::share::{SHARES, Serve, Share};
+use thaw_protocol::share::{SHARES, SLOTS, Serve, Share};
 
 /// Why there is no tree.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +47,15 @@ fn step<T>(what: &'static str, result: Result<T, Errno>) -> Result<T, TreeError>
     })
 }
 
+/// Inodes the root's file system has beside those of shares.
+const OWN_INODES: usize = 16;
+
 /// What is to be shown, not yet where.
-pub struct Shares(Vec<(Share, Source)>);
+pub struct Shares {
+    shares: Vec<(Share, Source)>,
+    /// Inodes that is, with what comes later.
+    inodes: usize,
+}
 
 struct Source {
     file: OwnedFd,
@@ -60,13 +70,20 @@ impl Shares {
     /// Checks what was asked for, and copies what can be copied. In the namespace the files are of.
     pub fn take(serve: &Serve, files: Vec<OwnedFd>) -> Result<Shares, TreeError> {
         let refuse = |what: String| Err(TreeError::Refused(what));
-        if serve.shares.len() != files.len() || files.is_empty() || files.len() > SHARES {
+        if serve.shares.len() != files.len() || files.len() > SHARES {
             return refuse(format!(
                 "{} shares and {} files: one each, and at most {SHARES}",
                 serve.shares.len(),
                 files.len()
             ));
         }
+        if serve.slots > SLOTS || (serve.slots == 0 && files.is_empty()) {
+            return refuse(format!(
+                "no share, and room for {}: there are to be 1 to {SLOTS}",
+                serve.slots
+            ));
+        }
+        let inodes = OWN_INODES + files.len() + serve.slots as usize;
         let mut shares: Vec<(Share, Source)> = Vec::with_capacity(files.len());
         for (share, file) in serve.shares.iter().zip(files) {
             if !share.has_good_name() || shares.iter().any(|(other, _)| other.name == share.name) {
@@ -82,7 +99,7 @@ impl Shares {
             })?;
             shares.push((share.clone(), source));
         }
-        Ok(Shares(shares))
+        Ok(Shares { shares, inodes })
     }
 
     /// Makes the tree this process's root. In a mount namespace of its own, single-threaded.
@@ -91,8 +108,8 @@ impl Shares {
         step("making mounts private", mount_change("/", private))?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         // Found while the host's names are still there.
-        let mut trees = Vec::with_capacity(self.0.len());
-        for (share, source) in self.0 {
+        let mut trees = Vec::with_capacity(self.shares.len());
+        for (share, source) in self.shares {
             let is_directory = source.is_directory;
             let tree = source.tree(share.read_only);
             let tree = tree.map_err(|(what, source)| TreeError::Share {
@@ -103,8 +120,13 @@ impl Shares {
             trees.push((share.name, is_directory, tree));
         }
         // Any directory will do, and none but the root itself is sure to exist; the mount over it is what "/.." leads to.
-        let options = c"size=64k,nr_inodes=256,mode=755";
-        step("mounting the root", mount("none", "/", "tmpfs", flags, options))?;
+        // Its inodes are all that bounds what is mounted here later.
+        let options = format!("size=64k,nr_inodes={},mode=755", self.inodes);
+        let options = CString::new(options).map_err(|e| TreeError::Refused(e.to_string()))?;
+        step(
+            "mounting the root",
+            mount("none", "/", "tmpfs", flags, options.as_c_str()),
+        )?;
         step("entering the root", chdir("/.."))?;
         for (name, is_directory, tree) in trees {
             let placed = place(&name, is_directory, &tree);

@@ -11,6 +11,7 @@ use crate::agent::ProcessId;
 use crate::error::{Error, Result};
 use crate::grouping::Role;
 use crate::process::Process;
+use crate::share::Used;
 use crate::spec::config::Hooks;
 use crate::stdio::Stdio;
 
@@ -30,6 +31,8 @@ pub struct Container {
     pub hooks: Hooks,
     pub init: Arc<Process>,
     pub paused: AtomicBool,
+    /// What of the host it has in the guest.
+    shares: Mutex<Vec<Used>>,
     execs: Mutex<BTreeMap<String, Exec>>,
     /// Execs so far. The guest remembers those that ended, so none gets a name that was used.
     numbers: AtomicU64,
@@ -48,6 +51,7 @@ impl Container {
             hooks,
             init: Arc::new(Process::new(init, "", stdio)),
             paused: AtomicBool::new(false),
+            shares: Mutex::default(),
             execs: Mutex::default(),
             numbers: AtomicU64::new(0),
         }
@@ -100,6 +104,11 @@ impl Container {
     pub fn processes(&self) -> Vec<Arc<Process>> {
         let added: Vec<_> = self.execs().values().map(|exec| exec.process.clone()).collect();
         std::iter::once(self.init.clone()).chain(added).collect()
+    }
+
+    /// What of the host it has in the guest.
+    pub fn shares(&self) -> MutexGuard<'_, Vec<Used>> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn execs(&self) -> MutexGuard<'_, BTreeMap<String, Exec>> {

@@ -7,6 +7,7 @@
 //! | [`pod`], [`container`], [`process`] | what there is, and what is done to it |
 //! | [`machine`], [`sizing`], [`thawd`], [`agent`], [`pidfd`] | the pod's microVM, who makes it, who is in it |
 //! | [`spec`], [`rootfs`], [`hooks`] | from a bundle to what the guest is to have |
+//! | [`share`] | what of the host the guest has |
 //! | [`stdio`] | a process's streams |
 //! | [`events`], [`stats`] | what containerd is told |
 //! | [`grouping`], [`address`] | which containers share a microVM, and where its shim listens |
@@ -33,6 +34,7 @@ pub mod process;
 pub mod rootfs;
 pub mod serve;
 pub mod service;
+pub mod share;
 pub mod sizing;
 pub mod spec;
 pub mod start;

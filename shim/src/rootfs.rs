@@ -1,13 +1,17 @@
-//! The container's root file system: what containerd tells to mount, and what the guest mounts instead.
+//! The container's root file system: what containerd tells to mount, and what the guest has instead.
 //!
-//! Nothing is mounted on the host. An image in Thaw's store is shown in the pod's root device; the guest lays a directory of
-//! the pod's disk over it.
+//! Nothing is mounted in the host's tree. An image in Thaw's store is shown in the pod's root device; the guest lays a directory of
+//! the pod's disk over it. Of any other snapshotter thawd makes the mount, for this microVM alone, and shares it: what is
+//! written is in the snapshot, where containerd looks for it.
+
+use std::path::Path;
 
 use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::layout;
 use thaw_protocol::shim::mount::Mount;
 
 use crate::error::{Error, Result};
+use crate::share::Source;
 
 /// What thawd's snapshotter puts before the manifest's digest, as the source of its one mount (docs/images.md).
 const IMAGE: &str = "thaw:";
@@ -17,33 +21,44 @@ const IMAGE: &str = "thaw:";
 pub enum Rootfs {
     /// An image in the store, by its manifest's digest.
     Image { digest: String },
+    /// A directory of the host, or a file system it makes.
+    Host(Source),
 }
 
 impl Rootfs {
-    /// What the mounts of a task are.
+    /// What the mounts of a task are; without any it is the directory `root`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for anything that is not Thaw's snapshotter's.
-    pub fn of(mounts: &[Mount]) -> Result<Rootfs> {
-        let other = |what: String| {
-            Error::Unsupported(format!(
-                "{what}; this microVM takes images of Thaw's snapshotter only: pull the image with it (docs/shim.md)"
-            ))
-        };
+    /// [`Error::Unsupported`] for what is more than one mount.
+    pub fn of(mounts: &[Mount], root: &Path) -> Result<Rootfs> {
         match mounts {
             [mount] => match mount.source.strip_prefix(IMAGE) {
                 Some(digest) => Ok(Rootfs::Image {
                     digest: digest.to_owned(),
                 }),
-                None => Err(other(format!(
-                    "the root file system is a mount of type {:?}",
-                    mount.type_
-                ))),
+                None if mount.target.is_empty() => Ok(Rootfs::Host(Source {
+                    kind: mount.type_.clone(),
+                    source: mount.source.clone(),
+                    options: mount.options.clone(),
+                })),
+                None => Err(several()),
             },
-            [] => Err(other("the root file system is a directory of the host".into())),
-            many => Err(other(format!("the root file system is {} mounts", many.len()))),
+            [] => Ok(Rootfs::Host(Source {
+                kind: "bind".into(),
+                source: root.display().to_string(),
+                options: vec!["rbind".into()],
+            })),
+            _ => Err(several()),
         }
     }
+}
+
+fn several() -> Error {
+    Error::Unsupported(
+        "the root file system is several mounts over one another, which cannot be shared with a microVM: use a \
+         snapshotter whose snapshots are one mount (docs/shim.md)"
+            .into(),
+    )
 }
 
 /// What the agent mounts for container `id`, in this order: the image shown as `image`, below a directory of the pod's disk.
@@ -60,22 +75,34 @@ mod tests {
         Mount {
             type_: kind.into(),
             source: source.into(),
+            options: vec!["index=off".into()],
             ..Default::default()
         }
     }
 
     #[test]
-    fn an_image_of_the_store_is_known_by_its_source_and_all_else_is_refused_by_name() {
-        let image = [mount("overlay", "thaw:sha256:ab")];
+    fn an_image_of_the_store_is_known_by_its_source_and_all_else_is_the_hosts() {
+        let of = |mounts: &[Mount]| Rootfs::of(mounts, Path::new("/bundle/rootfs"));
         let digest = "sha256:ab".to_owned();
-        assert_eq!(Rootfs::of(&image).unwrap(), Rootfs::Image { digest });
-        for (mounts, word) in [
-            (vec![mount("overlay", "overlay")], "\"overlay\""),
-            (vec![], "directory"),
-            (vec![mount("a", "b"), mount("c", "d")], "2 mounts"),
-        ] {
-            let error = Rootfs::of(&mounts).unwrap_err().to_string();
-            assert!(error.contains(word) && error.contains("snapshotter"), "{error}");
-        }
+        assert_eq!(
+            of(&[mount("overlay", "thaw:sha256:ab")]).unwrap(),
+            Rootfs::Image { digest }
+        );
+        let Rootfs::Host(overlay) = of(&[mount("overlay", "overlay")]).unwrap() else {
+            panic!("no image")
+        };
+        assert_eq!(
+            (overlay.kind.as_str(), overlay.options[0].as_str()),
+            ("overlay", "index=off")
+        );
+        let Rootfs::Host(directory) = of(&[]).unwrap() else {
+            panic!("no image")
+        };
+        assert_eq!(
+            (directory.kind.as_str(), directory.source.as_str()),
+            ("bind", "/bundle/rootfs")
+        );
+        let error = of(&[mount("a", "b"), mount("c", "d")]).unwrap_err().to_string();
+        assert!(error.contains("several mounts"), "{error}");
     }
 }

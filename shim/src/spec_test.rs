@@ -43,7 +43,9 @@ fn whole() -> serde_json::Value {
 
 #[test]
 fn all_that_makes_sense_in_a_guest_is_there() {
-    let made = guest("c", &spec(whole()), "/root".into()).unwrap().spec;
+    let made = guest("c", Path::new("/bundle"), &spec(whole()), "/root".into())
+        .unwrap()
+        .spec;
     let process = &made.Process;
     assert_eq!((process.User.UID, process.User.GID), (7, 8));
     assert_eq!(process.User.AdditionalGids, [9, 10]);
@@ -79,13 +81,15 @@ fn all_that_makes_sense_in_a_guest_is_there() {
 
 #[test]
 fn namespaces_of_the_pod_are_the_guests_own_and_others_are_made_there() {
-    let made = guest("c", &spec(whole()), "/root".into()).unwrap().spec;
+    let made = guest("c", Path::new("/bundle"), &spec(whole()), "/root".into())
+        .unwrap()
+        .spec;
     let kinds: Vec<_> = made.Linux.Namespaces.iter().map(|n| n.Type.as_str()).collect();
     assert_eq!(kinds, ["pid", "mount", "uts", "cgroup"]);
     let mut user = whole();
     user["linux"]["namespaces"] = json!([{"type": "user"}]);
     assert!(
-        guest("c", &spec(user), "/r".into())
+        guest("c", Path::new("/bundle"), &spec(user), "/r".into())
             .unwrap_err()
             .to_string()
             .contains("user namespace")
@@ -93,21 +97,26 @@ fn namespaces_of_the_pod_are_the_guests_own_and_others_are_made_there() {
 }
 
 #[test]
-fn file_systems_of_the_guests_are_made_there_and_those_of_the_host_refused_by_name() {
+fn file_systems_of_the_guests_are_made_there_and_the_rest_is_shared_or_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
+    let of_the_host = directory.path().to_str().unwrap();
     let hosts = directory.path().join("hosts");
     std::fs::write(&hosts, "1.2.3.4 x\n").unwrap();
+    let socket = directory.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let mount = |destination: &str, kind: &str, source: &str| json!({"destination": destination, "type": kind, "source": source, "options": ["rbind", "ro"]});
     let mut given = whole();
     given["mounts"] = json!([
         {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid"]},
         {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"]},
         mount("/etc/hosts", "bind", hosts.to_str().unwrap()),
-        mount("/dev/shm", "bind", directory.path().to_str().unwrap()),
+        mount("/dev/shm", "bind", of_the_host),
+        mount("/masked", "bind", "/dev/null"),
+        {"destination": "/data", "type": "none", "source": of_the_host, "options": ["bind", "nosuid", "rslave", "rro"]},
     ]);
-    let made = guest("c", &spec(given.clone()), "/r".into()).unwrap();
+    let made = guest("c", Path::new("/bundle"), &spec(given.clone()), "/r".into()).unwrap();
     let kinds: Vec<_> = made.spec.Mounts.iter().map(|m| m.type_.as_str()).collect();
-    assert_eq!(kinds, ["proc", "cgroup2", "bind", "bind"]);
+    assert_eq!(kinds, ["proc", "cgroup2", "bind", "bind", "bind", "bind"]);
     let copied = &made.files[0];
     assert_eq!(
         (copied.path.as_str(), copied.data.as_slice()),
@@ -116,12 +125,24 @@ fn file_systems_of_the_guests_are_made_there_and_those_of_the_host_refused_by_na
     assert_eq!(made.spec.Mounts[2].source, copied.path);
     assert_eq!(made.storages[0].driver, "ephemeral");
     assert_eq!(made.spec.Mounts[3].source, made.storages[0].mount_point);
+    assert_eq!(made.spec.Mounts[4].source, "/dev/null");
+    // Of the options the host has those that are its own, the guest all.
+    let [bound] = &made.bound[..] else {
+        panic!("{:?}", made.bound)
+    };
+    assert_eq!((bound.mount, bound.source.source.as_str()), (5, of_the_host));
+    assert_eq!(bound.source.options, ["bind", "ro", "rslave"]);
+    assert_eq!(made.spec.Mounts[5].options, ["bind", "nosuid", "rslave", "ro"]);
 
-    for (mount, word) in [
-        (mount("/data", "bind", "/srv/data"), "/srv/data"),
+    for (mount, words) in [
+        (mount("/data", "bind", "/srv/missing"), "/srv/missing"),
+        (mount("/data", "bind", "missing"), "/bundle/missing"),
+        (mount("/data", "bind", socket.to_str().unwrap()), "is a socket"),
+        (mount("/data", "bind", "/proc"), "(proc)"),
+        (mount("/etc/hosts", "bind", of_the_host), "is not a file"),
         (
-            mount("/etc/hosts", "bind", directory.path().to_str().unwrap()),
-            "is not a file",
+            json!({"destination": "/d", "type": "bind", "source": of_the_host, "options": ["rshared"]}),
+            "rslave",
         ),
         (
             json!({"destination": "/n", "type": "nfs", "source": "a:/b"}),
@@ -129,11 +150,21 @@ fn file_systems_of_the_guests_are_made_there_and_those_of_the_host_refused_by_na
         ),
     ] {
         given["mounts"] = json!([mount]);
-        let error = guest("c", &spec(given.clone()), "/r".into())
+        let error = guest("c", Path::new("/bundle"), &spec(given.clone()), "/r".into())
             .unwrap_err()
             .to_string();
-        assert!(error.contains(word), "{error}");
+        assert!(error.contains(words), "{error}");
     }
+}
+
+#[test]
+fn a_block_device_of_the_host_is_refused_by_name() {
+    let mut given = whole();
+    given["linux"]["devices"] = json!([{"path": "/dev/xvda", "type": "b", "major": 202, "minor": 1}]);
+    let error = guest("c", Path::new("/bundle"), &spec(given), "/r".into())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("/dev/xvda is a block device"), "{error}");
 }
 
 #[test]
@@ -143,7 +174,9 @@ fn a_file_that_is_no_specification_is_named() {
     std::fs::write(&path, "{\"process\": 3}").unwrap();
     let error = read(&path).unwrap_err().to_string();
     assert!(error.contains(path.to_str().unwrap()), "{error}");
-    let error = guest("c", &Spec::default(), "/r".into()).unwrap_err().to_string();
+    let error = guest("c", Path::new("/bundle"), &Spec::default(), "/r".into())
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("no process"), "{error}");
 }
 

@@ -4,11 +4,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::PodsClient;
 use ttrpc::context::Context;
 
 use crate::error::{Error, Result};
+use crate::share::Source;
 
 /// How long a shim waits before it asks a thawd again that went away.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -57,6 +59,38 @@ impl Thawd {
         };
         let answer = self.client().await?.show(Context::default(), &request).await;
         answered(answer).map(|answer| answer.name)
+    }
+
+    /// Shares what a mount has with it, by this name.
+    pub async fn add_share(&self, sandbox: &str, name: &str, source: &Source) -> Result<()> {
+        let request = AddShareRequest {
+            sandbox_id: sandbox.into(),
+            name: name.into(),
+            source: MessageField::some(ShareSource {
+                type_: source.kind.clone(),
+                source: source.source.clone(),
+                options: source.options.clone(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        answered(self.client().await?.add_share(Context::default(), &request).await).map(drop)
+    }
+
+    /// Takes a share away.
+    pub async fn remove_share(&self, sandbox: &str, name: &str) -> Result<()> {
+        let request = RemoveShareRequest {
+            sandbox_id: sandbox.into(),
+            name: name.into(),
+            ..Default::default()
+        };
+        answered(
+            self.client()
+                .await?
+                .remove_share(Context::default(), &request)
+                .await,
+        )
+        .map(drop)
     }
 
     /// Waits until its machine has ended, and says why, whichever thawd there is to say it.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod shares;
 mod support;
 
 use serde_json::json;
@@ -292,11 +293,9 @@ async fn what_cannot_be_made_or_started_says_why_and_leaves_nothing() {
 
     // Refused before there is a machine.
     let rig = Rig::new().await;
-    let foreign = CreateTaskRequest {
-        rootfs: Vec::new(),
-        ..rig.request("two", &["cat"], json!({}))
-    };
-    assert_eq!(code(rig.create(foreign).await), Code::UNIMPLEMENTED);
+    let mut several = rig.request("two", &["cat"], json!({}));
+    several.rootfs = vec![several.rootfs[0].clone(); 2];
+    assert_eq!(code(rig.create(several).await), Code::UNIMPLEMENTED);
     assert_eq!(
         code(rig.create(rig.request("three", &["cat"], member())).await),
         Code::FAILED_PRECONDITION

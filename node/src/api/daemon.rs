@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::share::Source;
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage,
     Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
@@ -437,6 +438,19 @@ impl Daemon {
     pub async fn show_image(&self, wanted: &str, digest: &str) -> Result<String, Failure> {
         let turn = self.turn(wanted).await?;
         turn.machine.show(digest).await
+    }
+
+    /// Shares files of this host with it, by this name: those its client sees.
+    pub async fn add_share(&self, wanted: &str, name: String, source: Source) -> Result<(), Failure> {
+        // Not in turn: a file system of the host may take its time, and nothing else of the sandbox waits for it.
+        let machine = self.find(&self.id(wanted)?)?.0;
+        machine.add_share(name, source).await
+    }
+
+    /// Takes a share away.
+    pub async fn remove_share(&self, wanted: &str, name: String) -> Result<(), Failure> {
+        let machine = self.find(&self.id(wanted)?)?.0;
+        machine.remove_share(name).await
     }
 
     /// Waits for its machine's end: why it ended.

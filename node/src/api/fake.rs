@@ -1,11 +1,13 @@
 //! A maker without machines, for tests: it counts what lives.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
+use thaw_pools::share::Source;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, NetworkPolicy, OnExit,
@@ -294,6 +296,8 @@ pub struct FakeMachine {
     output: Option<(Arc<Journal>, tempfile::TempDir)>,
     exit: watch::Receiver<Option<i32>>,
     readiness: Option<Readiness>,
+    /// What of the host it has.
+    shares: Mutex<BTreeMap<String, Source>>,
 }
 
 impl FakeMachine {
@@ -314,6 +318,7 @@ impl FakeMachine {
             output: None,
             exit: watch::Sender::new(None).subscribe(),
             readiness: None,
+            shares: Mutex::default(),
         }
     }
 }
@@ -407,6 +412,19 @@ impl Machine for FakeMachine {
             "missing" => Err(not_stored()),
             digest => Ok(format!("shown-{digest}")),
         }
+    }
+
+    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure> {
+        let mut shares = self.shares.lock().unwrap();
+        match shares.insert(name.clone(), source) {
+            None => Ok(()),
+            Some(_) => Err(Failure::new(ExitCode::VolumeUnavailable, format!("{name} is another's"))),
+        }
+    }
+
+    async fn remove_share(&self, name: String) -> Result<(), Failure> {
+        self.shares.lock().unwrap().remove(&name);
+        Ok(())
     }
 
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {

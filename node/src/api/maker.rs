@@ -11,6 +11,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
+use thaw_pools::share::Source;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, ProcessIdentity, Readiness,
@@ -131,6 +132,10 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn exit(&self) -> BoxFuture<'static, i32>;
     /// Shows it an image of the store, by its manifest's digest; its directory in the root device.
     async fn show(&self, digest: &str) -> Result<String, Failure>;
+    /// Shares files of this host with it, by this name: those its client sees.
+    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure>;
+    /// Takes a share away.
+    async fn remove_share(&self, name: String) -> Result<(), Failure>;
     /// Starts a process in its container.
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
     /// The files of its container.
@@ -533,6 +538,14 @@ impl Machine for Microvm {
 
     async fn show(&self, digest: &str) -> Result<String, Failure> {
         self.sandbox.show(&self.node, digest).await
+    }
+
+    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure> {
+        self.sandbox.add_share(name, source).await
+    }
+
+    async fn remove_share(&self, name: String) -> Result<(), Failure> {
+        self.sandbox.remove_share(name).await
     }
 
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {

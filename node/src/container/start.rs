@@ -5,6 +5,7 @@ use std::path::Path;
 use oci_spec::image::ImageConfiguration;
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::CreateContainerRequest;
+use thaw_protocol::agent::layout;
 
 use super::{Options, Running, running, spec, storages};
 use crate::agent_client::AgentClient;
@@ -26,7 +27,7 @@ pub async fn create(
     let running = running(id, &spec);
     let mut storages = storages(id, root);
     if !options.volumes.is_empty() {
-        storages.push(super::volumes::storage());
+        storages.push(layout::shared());
     }
     let request = CreateContainerRequest {
         container_id: id.into(),

@@ -5,29 +5,13 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use thaw_protocol::agent::agent::Storage;
-use thaw_protocol::agent::oci;
+use thaw_protocol::agent::{layout, oci};
 use thaw_protocol::api::Volume;
-use thaw_protocol::share::{SHARES, TAG};
-
-/// Where the guest has the device.
-const SHARED: &str = "/run/thaw/shared";
+use thaw_protocol::share::SHARES;
 
 /// The entry of the volume in this position.
 pub fn name(position: usize) -> String {
     position.to_string()
-}
-
-/// The device, mounted once for all of them.
-pub(super) fn storage() -> Storage {
-    Storage {
-        driver: "virtio-fs".into(),
-        source: TAG.into(),
-        fstype: "virtiofs".into(),
-        options: vec!["nodev".into(), "nosuid".into()],
-        mount_point: SHARED.into(),
-        ..Default::default()
-    }
 }
 
 /// Where the container has them.
@@ -37,7 +21,7 @@ pub(super) fn mounts(volumes: &[Volume]) -> impl Iterator<Item = oci::Mount> {
         oci::Mount {
             destination: volume.guest.display().to_string(),
             type_: "bind".into(),
-            source: format!("{SHARED}/{}", name(position)),
+            source: format!("{}/{}", layout::SHARED, name(position)),
             options: ["rbind", access].map(String::from).into(),
             ..Default::default()
         }

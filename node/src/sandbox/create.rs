@@ -29,6 +29,7 @@ use super::files::MachineFiles;
 use super::machine::{enter_cgroup, explain};
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
+use super::share::Served;
 use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms, locked};
 use super::{network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
@@ -116,11 +117,10 @@ impl<'a> Making<'a> {
         drop(relay);
         let empty = sent.map_err(|e| explain(e, &self.resources))?;
         reach(Failpoint::CreateAttached);
-        if let (Some(process), Some(control)) = (&share, &self.resources.control) {
+        if let (Some(process), Some(control)) = (share, &self.resources.control) {
             self.record.share = Some(process.record());
-            self.resources.share_watch = share::watch(&self.record.id, process, control.clone());
+            *locked(&self.resources.share) = Some(Served::new(&self.record.id, process, control));
         }
-        self.resources.share = share;
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
         self.resources.disk = Some(parts.disk);

@@ -186,8 +186,8 @@ impl Sandbox {
             let what = format!("sandbox {} cannot be frozen: {why}", record.id);
             Err(Failure::new(ExitCode::Runtime, what))
         };
-        if !record.volumes.is_empty() {
-            let what = format!("sandbox {} cannot be frozen: it has volumes", record.id);
+        if !record.volumes.is_empty() || locked(&self.resources.share).is_some() {
+            let what = format!("sandbox {} cannot be frozen: it shares files with this host", record.id);
             return Err(Failure::new(ExitCode::Shared, what));
         }
         let Some(origin) = &self.origin else {

@@ -79,6 +79,7 @@ pub use parked::ParkedPools;
 pub use pod_network::PodNamespace;
 use pools::Claimed;
 pub use pools::Pools;
+use share::Served;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
 pub use terms::{Asked, Terms, Timeout};
@@ -290,9 +291,7 @@ struct Resources {
     control: Option<Arc<ControlClient>>,
     vmm: Option<VmmProcess>,
     /// Serves it files of the host. It ends with the VMM.
-    share: Option<VmmProcess>,
-    /// Tells of the share's end.
-    share_watch: Option<tokio::task::JoinHandle<()>>,
+    share: Mutex<Option<Served>>,
     pages: Option<PageServer>,
     misses: Vec<MissServer>,
     console: Option<Console>,
@@ -317,8 +316,7 @@ impl Resources {
         Resources {
             control: None,
             vmm: None,
-            share: None,
-            share_watch: None,
+            share: Mutex::default(),
             pages: None,
             misses: Vec::new(),
             console: None,
@@ -373,11 +371,10 @@ impl Resources {
 
 impl Drop for Resources {
     fn drop(&mut self) {
-        if let Some(watch) = self.share_watch.take() {
-            watch.abort();
-        }
+        let mut share = locked(&self.share).take();
+        share.iter_mut().for_each(Served::expect_end);
         if self.keep {
-            self.share.iter_mut().for_each(VmmProcess::release);
+            share.iter_mut().for_each(|share| share.process.release());
             self.network.take().into_iter().for_each(Attached::keep);
             self.cgroup.take().into_iter().for_each(Claimed::keep);
             self.disk.take().into_iter().for_each(Claimed::keep);
@@ -399,7 +396,7 @@ impl Drop for Resources {
             reach(Failpoint::DeleteReaped);
         }
         // Killed and reaped, before its cgroup goes.
-        self.share = None;
+        drop(share);
         self.pages = None;
         if self.cgroup.take().is_some() {
             reach(Failpoint::DeleteCgroupReleased);
@@ -482,9 +479,8 @@ impl Sandbox {
         freezing::undo(node, &resources.directory, &control).await;
         let control = Arc::new(control);
         if let Some(share) = record.share {
-            resources.share = VmmProcess::adopt(share);
-            match &resources.share {
-                Some(share) => resources.share_watch = share::watch(&record.id, share, control.clone()),
+            match VmmProcess::adopt(share) {
+                Some(share) => *locked(&resources.share) = Some(Served::new(&record.id, share, &control)),
                 None => tracing::error!(
                     "sandbox {}: its thaw-share has ended: its volumes answer EIO",
                     record.id

@@ -52,12 +52,13 @@ impl Sandbox {
         Ok(name)
     }
 
-    /// Its record, with the images it shows now, and its network as it is.
+    /// Its record, with the images it shows now, and its network and its thaw-share as they are.
     pub(super) fn record_now(&self) -> Record {
         let provenance = self.record.provenance.clone();
         Record {
             provenance: provenance.map(|p| p.showing(&locked(&self.resources.images))),
             network: self.network().or_else(|| self.record.network.clone()),
+            share: locked(&self.resources.share).as_ref().map(|share| share.process.record()),
             ..self.record.clone()
         }
     }

@@ -2,13 +2,20 @@
 //! whoever asks (docs/agent-api.md, "A container's life").
 
 use super::agent::Storage;
+use crate::share::TAG;
 
 /// The root device.
 pub const IMAGES: &str = "/run/thaw/images";
+/// The device of what is shared with the host.
+pub const SHARED: &str = "/run/thaw/shared";
+/// Below it, what of that containers have.
+const SHARES: &str = "/run/thaw/shares";
 /// The sandbox's disk.
 const DISK: &str = "/run/thaw/disk";
 /// Driver option that names a directory the agent makes before it mounts the overlay.
 const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory";
+/// Driver option of a `bind`: what the guest's kernel mounted at the source by itself goes with it.
+pub const RELEASE_SOURCE: &str = "release-source";
 
 /// Where container `id` has its root.
 pub fn root_path(id: &str) -> String {
@@ -24,6 +31,35 @@ pub fn images() -> Storage {
         // Files the device says so of are mapped, the others read.
         options: vec!["ro".into(), "dax=inode".into()],
         mount_point: IMAGES.into(),
+        ..Default::default()
+    }
+}
+
+/// What is shared with the host, with an entry for each share.
+pub fn shared() -> Storage {
+    Storage {
+        driver: "virtio-fs".into(),
+        source: TAG.into(),
+        fstype: "virtiofs".into(),
+        // What a program of it may become is as with any other container's files.
+        options: vec!["nodev".into()],
+        mount_point: SHARED.into(),
+        ..Default::default()
+    }
+}
+
+/// Where containers have the share of this name.
+pub fn share_path(name: &str) -> String {
+    format!("{SHARES}/{name}")
+}
+
+/// A share, for as long as a container has it: after that the guest keeps nothing of it, in memory or open.
+pub fn share(name: &str) -> Storage {
+    Storage {
+        driver: "bind".into(),
+        driver_options: vec![RELEASE_SOURCE.into()],
+        source: format!("{SHARED}/{name}"),
+        mount_point: share_path(name),
         ..Default::default()
     }
 }

@@ -19,6 +19,7 @@ use crate::grouping::Role;
 use crate::hooks::{self, State};
 use crate::machine::Machine;
 use crate::rootfs::{self, Rootfs};
+use crate::share::Used;
 use crate::spec::config::Spec;
 use crate::spec::{self, Guest};
 use crate::stdio::{Stdio, Streams, Targets, Whose};
@@ -44,7 +45,7 @@ impl Pod {
         hooks::check(&spec.hooks)?;
         let wanted = match role {
             Role::Pod => None,
-            Role::Single | Role::Member { .. } => Some(wanted(&r.id, &spec, &r.rootfs)?),
+            Role::Single | Role::Member { .. } => Some(wanted(&r.id, &bundle, &spec, &r.rootfs).await?),
         };
         let stdio = Stdio {
             stdin: r.stdin.clone(),
@@ -106,7 +107,7 @@ impl Pod {
         let hooks = &container.hooks;
         hooks::run(&hooks.prestart, state).await?;
         hooks::run(&hooks.create_runtime, state).await?;
-        let Some(Wanted { rootfs, mut guest }) = wanted else {
+        let Some(wanted) = wanted else {
             return Ok(());
         };
         let whose = Whose {
@@ -115,14 +116,69 @@ impl Pod {
         };
         let init = &container.init;
         let targets = Targets::open(&init.stdio, &whose).await?;
-        let Rootfs::Image { digest } = rootfs;
-        let image = self.thawd.show(&machine.sandbox, &digest).await?;
-        guest
-            .storages
-            .splice(0..0, rootfs::storages(&container.id, &image));
-        machine.agent.create(&container.id, guest).await?;
+        let mut used = Vec::new();
+        let made = async {
+            let guest = self.supply(machine, &container.id, wanted, &mut used).await?;
+            machine.agent.create(&container.id, guest).await
+        };
+        let made = made.await;
+        if let Err(e) = made {
+            self.let_go(machine, used).await;
+            return Err(e);
+        }
+        *container.shares() = used;
         *init.streams() = Some(Streams::start(&machine.agent, &init.id, &init.stdio, targets));
         Ok(())
+    }
+
+    /// Has thawd give the microVM what the container wants of the host: what is shared for it is in `used`, whatever fails.
+    async fn supply(
+        &self,
+        machine: &Machine,
+        id: &str,
+        wanted: Wanted,
+        used: &mut Vec<Used>,
+    ) -> Result<Guest> {
+        let Wanted { rootfs, mut guest } = wanted;
+        let mut storages = Vec::new();
+        if matches!(rootfs, Rootfs::Host(_)) || !guest.bound.is_empty() {
+            storages.push(layout::shared());
+        }
+        match rootfs {
+            Rootfs::Image { digest } => {
+                let image = self.thawd.show(&machine.sandbox, &digest).await?;
+                storages.extend(rootfs::storages(id, &image));
+            }
+            Rootfs::Host(source) => {
+                let share = self.shares.take(&self.thawd, &machine.sandbox, &source).await?;
+                storages.push(layout::share(&share.name));
+                guest.spec.Root.mut_or_insert_default().Path = layout::share_path(&share.name);
+                used.push(share);
+            }
+        }
+        for bound in std::mem::take(&mut guest.bound) {
+            let shared = self
+                .shares
+                .take(&self.thawd, &machine.sandbox, &bound.source)
+                .await;
+            let destination = || guest.spec.Mounts[bound.mount].destination.clone();
+            let share = shared.map_err(|e| match e {
+                Error::Thawd(what) => Error::Thawd(format!("the mount at {}: {what}", destination())),
+                e => e,
+            })?;
+            storages.push(layout::share(&share.name));
+            guest.spec.Mounts[bound.mount].source = layout::share_path(&share.name);
+            used.push(share);
+        }
+        guest.storages.splice(0..0, storages);
+        Ok(guest)
+    }
+
+    /// Takes away what of the host nobody else has.
+    pub(super) async fn let_go(&self, machine: &Machine, used: Vec<Used>) {
+        for share in used {
+            self.shares.let_go(&self.thawd, &machine.sandbox, share).await;
+        }
     }
 }
 
@@ -136,18 +192,18 @@ pub(super) fn hook_state<'a>(container: &'a Container, machine: &Machine, status
     }
 }
 
-fn wanted(id: &str, spec: &Spec, mounts: &[Mount]) -> Result<Wanted> {
+async fn wanted(id: &str, bundle: &Path, spec: &Spec, mounts: &[Mount]) -> Result<Wanted> {
     let root = spec
         .root
         .as_ref()
         .map(|root| root.path.as_str())
         .unwrap_or_default();
-    let rootfs = Rootfs::of(mounts).map_err(|e| match (mounts, e) {
-        ([], Error::Unsupported(what)) => {
-            Error::Unsupported(format!("{}: {what}", Path::new(root).display()))
-        }
-        (_, e) => e,
-    })?;
-    let guest = spec::guest(id, spec, layout::root_path(id))?;
+    let rootfs = Rootfs::of(mounts, &bundle.join(root))?;
+    let (id, bundle, spec) = (id.to_owned(), bundle.to_owned(), spec.clone());
+    // It looks at the host's files, and a file system may take its time to answer.
+    let guest = tokio::task::spawn_blocking(move || spec::guest(&id, &bundle, &spec, layout::root_path(&id)));
+    let guest = guest
+        .await
+        .unwrap_or_else(|e| Err(Error::State(format!("looking at the container's mounts: {e}"))))?;
     Ok(Wanted { rootfs, guest })
 }

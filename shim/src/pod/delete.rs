@@ -12,10 +12,13 @@ use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::hooks;
+use crate::machine::Machine;
 use crate::process::{Exit, KILLED, Phase, Process};
 use crate::stdio::DRAIN_LIMIT;
 use crate::warning;
 
+/// How long a guest may take to write back what it shares, when it is to be ended.
+const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
 /// How long a guest may take to remove a container whose process has ended.
 const REMOVE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -73,6 +76,9 @@ impl Pod {
         }
         // With the pod's own, or the only one, the whole machine goes.
         if is_the_last(&container.role) {
+            if !container.shares().is_empty() {
+                self.write_back(machine, container).await;
+            }
             self.end_machine();
         } else {
             let removed = tokio::time::timeout(REMOVE_LIMIT, machine.agent.remove(&container.id)).await;
@@ -88,6 +94,8 @@ impl Pod {
                     )));
                 }
             }
+            let shares = std::mem::take(&mut *container.shares());
+            self.let_go(machine, shares).await;
         }
         for process in container.processes() {
             process.end(Exit::now(KILLED));
@@ -104,6 +112,24 @@ impl Pod {
             warning!("container {}: {e}", container.id);
         }
         Ok(())
+    }
+}
+
+impl Pod {
+    /// Has the guest give back what it holds of the host's files before its machine is ended: what was written through mappings is nowhere
+    /// else. A guest that does not is not waited for long.
+    async fn write_back(&self, machine: &Machine, container: &Container) {
+        let removed = machine.agent.remove(&container.id);
+        match tokio::time::timeout(WRITE_BACK_LIMIT, removed).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) if e.is_ended() => {}
+            Ok(Err(e)) => warning!("container {}: {e}", container.id),
+            Err(_) => warning!(
+                "the guest did not write back what container {} shares within {} s",
+                container.id,
+                WRITE_BACK_LIMIT.as_secs()
+            ),
+        }
     }
 }
 

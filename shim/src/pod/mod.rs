@@ -22,6 +22,7 @@ use crate::grouping::Role;
 use crate::machine::Machine;
 use crate::pidfd;
 use crate::process::{Exit, KILLED, Process};
+use crate::share::Shares;
 use crate::thawd::Thawd;
 use crate::{info, warning};
 
@@ -39,6 +40,7 @@ pub struct Pod {
     pub events: Publisher,
     thawd: Thawd,
     machine: OnceCell<Arc<Machine>>,
+    shares: Shares,
     containers: Mutex<BTreeMap<String, Slot>>,
     /// What is being ended though nobody waits for it yet.
     ending: watch::Sender<usize>,
@@ -66,6 +68,7 @@ impl Pod {
             events,
             thawd,
             machine: OnceCell::new(),
+            shares: Shares::default(),
             containers: Mutex::default(),
             ending: watch::Sender::new(0),
         })

@@ -12,7 +12,7 @@ use std::path::Path;
 use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::{MessageField, oci};
 
-pub use mounts::{CopiedFile, Mounts};
+pub use mounts::{Bound, CopiedFile, Mounts};
 pub use resources::resources;
 
 use crate::error::{Error, Result};
@@ -26,6 +26,8 @@ pub struct Guest {
     pub storages: Vec<Storage>,
     /// To be copied before.
     pub files: Vec<CopiedFile>,
+    /// To be shared before, and to be the sources of mounts of the specification.
+    pub bound: Vec<Bound>,
 }
 
 /// Reads a specification.
@@ -37,8 +39,8 @@ pub fn read(path: &Path) -> Result<Spec> {
     serde_json::from_slice(&text).map_err(|e| Error::malformed(path, e))
 }
 
-/// What the agent is to make of container `id`, whose root file system is `root` of the guest.
-pub fn guest(id: &str, spec: &Spec, root: String) -> Result<Guest> {
+/// What the agent is to make of container `id` of this bundle, whose root file system is `root` of the guest.
+pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest> {
     let process_given = spec
         .process
         .as_ref()
@@ -53,7 +55,8 @@ pub fn guest(id: &str, spec: &Spec, root: String) -> Result<Guest> {
         mounts,
         storages,
         files,
-    } = mounts::convert(id, &spec.mounts)?;
+        bound,
+    } = mounts::convert(id, bundle, &spec.mounts)?;
     let spec = oci::Spec {
         Version: spec.oci_version.clone(),
         Process: MessageField::some(process(process_given)),
@@ -72,6 +75,7 @@ pub fn guest(id: &str, spec: &Spec, root: String) -> Result<Guest> {
         spec,
         storages,
         files,
+        bound,
     })
 }
 
@@ -117,6 +121,12 @@ pub fn process(given: &Process) -> oci::Process {
 }
 
 fn linux(id: &str, given: &Linux) -> Result<oci::Linux> {
+    if let Some(device) = given.devices.iter().find(|device| device.kind == "b") {
+        return Err(Error::Unsupported(format!(
+            "{} is a block device of the host ({}:{}), which this microVM cannot be given: use a volume with a file system",
+            device.path, device.major, device.minor
+        )));
+    }
     let namespaces = given.namespaces.iter().filter_map(namespace);
     let devices = given.devices.iter().map(|device| oci::LinuxDevice {
         Path: device.path.clone(),

@@ -1,18 +1,40 @@
-//! The mounts of a container: file systems the guest's kernel makes, the pod's shared memory, and the few small files a pod
-//! gets from its runtime, which are copied. Whatever else is of the host is refused by name.
+//! The mounts of a container: file systems the guest's kernel makes, the pod's shared memory, the few small files a pod gets from
+//! its runtime, which are copied, and whatever else is of the host, which is shared with the guest. What cannot be is refused by
+//! name.
 
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::oci;
 
 use super::config::Mount;
 use crate::error::{Error, For, Result};
+use crate::share::Source;
 
 /// Made by the guest's kernel alone.
 const OF_THE_GUEST: [&str; 7] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"];
 /// Copied when the container is made: later changes on the host are not seen.
 const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
+/// Device nodes that are the same in every Linux, by name and number: the guest's own stand for them.
+const NODES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+/// File systems that show what a kernel is about (linux/magic.h): the host's is none of a guest's, and their files have no size.
+const OF_A_KERNEL: [(u64, &str); 7] = [
+    (0x9fa0, "proc"),
+    (0x6265_6572, "sysfs"),
+    (0x0027_e0eb, "cgroup"),
+    (0x6367_7270, "cgroup2"),
+    (0x6462_6720, "debugfs"),
+    (0x7472_6163, "tracefs"),
+    (0xcafe_4a11, "bpf"),
+];
 /// Largest file that is copied.
 const MOST_COPIED: u64 = 1 << 20;
 /// Where the guest has the pod's shared memory.
@@ -33,19 +55,29 @@ pub struct CopiedFile {
     pub gid: u32,
 }
 
+/// A mount of what is shared: its source is known once that is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Which of the mounts.
+    pub mount: usize,
+    pub source: Source,
+}
+
 /// What becomes of a container's mounts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mounts {
     pub mounts: Vec<oci::Mount>,
     pub storages: Vec<Storage>,
     pub files: Vec<CopiedFile>,
+    pub bound: Vec<Bound>,
 }
 
-/// Converts the mounts of container `id`.
-pub fn convert(id: &str, given: &[Mount]) -> Result<Mounts> {
+/// Converts the mounts of container `id`, whose relative sources are below `bundle`.
+pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
     let mut made = Mounts::default();
     for mount in given {
-        let is_bind = mount.kind == "bind" || mount.options.iter().any(|o| o == "bind" || o == "rbind");
+        let is_bind = matches!(mount.kind.as_str(), "bind" | "rbind")
+            || mount.options.iter().any(|o| o == "bind" || o == "rbind");
         let (kind, source) = match (is_bind, mount.kind.as_str()) {
             (false, "cgroup") => ("cgroup2", mount.source.clone()),
             (false, kind) if OF_THE_GUEST.contains(&kind) => (kind, mount.source.clone()),
@@ -58,35 +90,129 @@ pub fn convert(id: &str, given: &[Mount]) -> Result<Mounts> {
                 made.files.push(copy(&mount.source, path.clone())?);
                 ("bind", path)
             }
-            _ => return Err(refused(mount)),
+            (true, _) => match look(mount, bundle)? {
+                Found::Node(path) => ("bind", path),
+                Found::Shared(source) => {
+                    made.bound.push(Bound {
+                        mount: made.mounts.len(),
+                        source,
+                    });
+                    ("bind", String::new())
+                }
+            },
+            (false, "overlay") => {
+                made.bound.push(Bound {
+                    mount: made.mounts.len(),
+                    source: Source {
+                        kind: mount.kind.clone(),
+                        source: mount.source.clone(),
+                        options: mount.options.clone(),
+                    },
+                });
+                ("bind", String::new())
+            }
+            (false, kind) => {
+                return Err(Error::Unsupported(format!(
+                    "the mount at {} has file system type {kind:?}, which no guest has: use one of {}, or bind what the \
+                     host has mounted",
+                    mount.destination,
+                    OF_THE_GUEST.join(", ")
+                )));
+            }
+        };
+        let options = match (is_bind, mount.kind.as_str()) {
+            // What the layers are is told to who mounts them.
+            (false, "overlay") => mount.options.iter().filter(|o| *o == "ro").cloned().collect(),
+            (true, _) => mount.options.iter().map(|option| in_guest(option)).collect(),
+            (false, _) => mount.options.clone(),
         };
         made.mounts.push(oci::Mount {
             destination: mount.destination.clone(),
             type_: kind.into(),
             source,
-            options: mount.options.clone(),
+            options,
             ..Default::default()
         });
     }
     Ok(made)
 }
 
-fn refused(mount: &Mount) -> Error {
-    let Mount {
-        destination,
-        source,
-        kind,
-        ..
-    } = mount;
-    Error::Unsupported(match kind.as_str() {
-        "bind" | "" | "none" => format!(
-            "the mount at {destination} is {source} of the host, which this microVM cannot be shown: remove the mount, or copy the data into the image"
-        ),
-        _ => format!(
-            "the mount at {destination} has file system type {kind:?}, which no guest has: use one of {}",
-            OF_THE_GUEST.join(", ")
-        ),
-    })
+/// A bind's option as the agent knows it: there every mount below is the guest's own.
+fn in_guest(option: &str) -> String {
+    match option {
+        "rro" => "ro".into(),
+        other => other.into(),
+    }
+}
+
+/// What is at the source of a bind.
+enum Found {
+    /// The guest has it too, there.
+    Node(String),
+    Shared(Source),
+}
+
+/// Looks at the source of a bind, through links as the kernel goes.
+fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
+    let path: PathBuf = bundle.join(&mount.source);
+    let of = || {
+        format!(
+            "the mount at {}: {} of the host",
+            mount.destination,
+            path.display()
+        )
+    };
+    let refused = |what: String| Err(Error::Unsupported(format!("{} {what}", of())));
+    let found = std::fs::metadata(&path).map_err(|e| Error::Invalid(format!("{}: {e}", of())))?;
+    let kind = found.file_type();
+    if kind.is_char_device() {
+        let numbers = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        return match NODES.iter().find(|(_, major, minor)| (*major, *minor) == numbers) {
+            Some((name, ..)) => Ok(Found::Node(format!("/dev/{name}"))),
+            None => refused("is a device, which a microVM has none of".into()),
+        };
+    }
+    if kind.is_block_device() {
+        return refused(
+            "is a block device, which this microVM cannot be given: use a volume with a file system".into(),
+        );
+    }
+    if kind.is_socket() || kind.is_fifo() {
+        let what = if kind.is_socket() { "socket" } else { "pipe" };
+        return refused(format!(
+            "is a {what}: nobody in a microVM can talk to the host's processes through it"
+        ));
+    }
+    let fs = rustix::fs::statfs(&path).for_(|| format!("look at {}", path.display()))?;
+    if let Some((_, name)) = OF_A_KERNEL.iter().find(|(magic, _)| *magic == fs.f_type as u64) {
+        return refused(format!(
+            "is of its kernel ({name}): mount {name} itself to have the guest's"
+        ));
+    }
+    let (mut recursive, mut read_only, mut slave) = (true, false, false);
+    for option in &mount.options {
+        match option.as_str() {
+            "bind" => recursive = mount.options.iter().any(|o| o == "rbind"),
+            "ro" | "rro" => read_only = true,
+            "rw" => read_only = false,
+            "slave" | "rslave" => slave = true,
+            "shared" | "rshared" => {
+                return refused(format!(
+                    "is bound {option}: mounts a guest makes are never the host's; use rslave or rprivate"
+                ));
+            }
+            "idmap" | "ridmap" => return refused("is bound with ids mapped, which no share can be".into()),
+            _ => {}
+        }
+    }
+    let mut options = vec![if recursive { "rbind" } else { "bind" }.to_owned()];
+    options.extend(read_only.then(|| "ro".to_owned()));
+    options.extend(slave.then(|| "rslave".to_owned()));
+    Ok(Found::Shared(Source {
+        kind: "bind".into(),
+        source: path.display().to_string(),
+        options,
+    }))
 }
 
 /// As large as what the host has made for the pod: that is how its size is said.
@@ -114,7 +240,6 @@ fn shared_memory(source: &str) -> Storage {
 }
 
 fn copy(source: &str, path: String) -> Result<CopiedFile> {
-    use std::os::unix::fs::MetadataExt;
     let what = || format!("read {source}");
     let found = std::fs::metadata(source).for_(what)?;
     if !found.is_file() || found.len() > MOST_COPIED {

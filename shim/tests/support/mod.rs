@@ -281,6 +281,8 @@ pub struct FakeThawd {
     pub vmm: i32,
     pub made: Mutex<Vec<CreatePodRequest>>,
     pub ended: Mutex<Vec<String>>,
+    /// What of the host is shared now, by name.
+    pub shares: Mutex<BTreeMap<String, ShareSource>>,
     /// Why its machine ended, once it has.
     pub machine: watch::Sender<Option<String>>,
 }
@@ -306,6 +308,21 @@ impl Pods for FakeThawd {
                 ..Default::default()
             }),
         }
+    }
+
+    async fn add_share(&self, _: &TtrpcContext, r: AddShareRequest) -> Answer<Empty> {
+        let source = r.source.unwrap();
+        if source.source.ends_with("/refused") {
+            return refuse(Code::INTERNAL, "it is refused");
+        }
+        let before = self.shares.lock().unwrap().insert(r.name, source);
+        assert!(before.is_none(), "a name is used once");
+        Ok(Empty::new())
+    }
+
+    async fn remove_share(&self, _: &TtrpcContext, r: RemoveShareRequest) -> Answer<Empty> {
+        assert!(self.shares.lock().unwrap().remove(&r.name).is_some());
+        Ok(Empty::new())
     }
 
     async fn wait(&self, _: &TtrpcContext, _: PodRequest) -> Answer<WaitPodResponse> {

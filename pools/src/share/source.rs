@@ -1,0 +1,296 @@
+//! What is to be shared: a mount as containerd and the OCI runtime specification write it, sorted into what this host makes of it.
+//!
+//! Invariant: nothing of its options is handed on that is not known here. Paths are looked up, and what a file system is told are
+//! the descriptors they led to; so no text of theirs is read as options. What an option would say of execution, devices and the
+//! set-user-ID bit is the guest's to see to: here no share has any of them.
+
+use std::path::PathBuf;
+
+/// Most layers of an overlay: Linux takes no more.
+const LAYERS: usize = 500;
+/// Bytes of all that is said of one.
+const MOST: usize = 256 << 10;
+
+/// Words without effect on this host: the guest, or nobody, has them.
+const NOT_HERE: &[&str] = &[
+    "rw",
+    "defaults",
+    "nofail",
+    "suid",
+    "nosuid",
+    "dev",
+    "nodev",
+    "exec",
+    "noexec",
+    "atime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "diratime",
+    "async",
+    "silent",
+    "loud",
+    "private",
+    "rprivate",
+    "rrw",
+    "rsuid",
+    "rnosuid",
+    "rdev",
+    "rnodev",
+    "rexec",
+    "rnoexec",
+    "ratime",
+    "rrelatime",
+    "rstrictatime",
+    "rdiratime",
+    "nosymfollow",
+    "symfollow",
+    "iversion",
+    "noiversion",
+    "z",
+    "Z",
+];
+/// Options of overlayfs that change how layers are put together, not what they are.
+const OVERLAY: &[&str] = &[
+    "index",
+    "metacopy",
+    "redirect_dir",
+    "xino",
+    "userxattr",
+    "volatile",
+    "nfs_export",
+    "uuid",
+    "verity",
+    "default_permissions",
+];
+/// File systems that may be mounted of a block device or an image.
+const OF_A_DEVICE: &[&str] = &["ext4", "ext3", "ext2", "xfs", "btrfs", "erofs", "squashfs"];
+/// What each of those may be told.
+const OF_A_DEVICE_OPTIONS: &[&str] = &[
+    "subvol",
+    "subvolid",
+    "nouuid",
+    "discard",
+    "nodiscard",
+    "noload",
+    "norecovery",
+    "user_xattr",
+    "acl",
+    "noacl",
+    "barrier",
+    "nobarrier",
+    "data",
+    "dax",
+    "cache_strategy",
+    "domain_id",
+    "fsoffset",
+    "errors",
+];
+
+/// What is wrong with a mount that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    #[error("the mount of {0:?} is not shared: it is longer than {MOST} bytes")]
+    Long(String),
+    #[error("{0:?} is not an absolute path of this host")]
+    Path(String),
+    #[error("a file system of type {0:?} cannot be shared: use a directory, an overlay, or one of {of}", of = OF_A_DEVICE.join(", "))]
+    Type(String),
+    #[error("mount option {option:?} of a {kind} is not one a share can have")]
+    Option { kind: String, option: String },
+    #[error("mounts a guest makes are never the host's: {0:?} cannot be had; use rslave or rprivate")]
+    Shared(String),
+    #[error("an overlay needs {0}")]
+    Overlay(&'static str),
+}
+
+/// What a share is of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tree {
+    /// A directory or a file of the host, with what is mounted below it or without.
+    Bind { path: PathBuf, recursive: bool },
+    Overlay {
+        /// The uppermost first.
+        lower: Vec<PathBuf>,
+        /// Where writes go, and its work directory. Without, nothing can be written.
+        upper: Option<(PathBuf, PathBuf)>,
+        options: Vec<FsOption>,
+    },
+    /// A file system on a block device, or in a file.
+    Device {
+        kind: String,
+        path: PathBuf,
+        options: Vec<FsOption>,
+    },
+}
+
+/// A word, and what it is set to if anything.
+pub type FsOption = (String, Option<String>);
+
+/// What is to be shared, and how.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Source {
+    pub tree: Tree,
+    pub read_only: bool,
+    /// Reading leaves no trace in files' times.
+    pub no_access_times: bool,
+    /// What the host mounts below it later is there too.
+    pub follows_host: bool,
+}
+
+impl Source {
+    /// Sorts a mount of this type, source and options.
+    ///
+    /// # Errors
+    /// What of it cannot be shared, in words.
+    pub fn parse(kind: &str, source: &str, options: &[String]) -> Result<Source, SourceError> {
+        let said = source.len() + options.iter().map(|o| o.len() + 1).sum::<usize>();
+        if said > MOST {
+            return Err(SourceError::Long(source.chars().take(64).collect()));
+        }
+        let words = || {
+            options
+                .iter()
+                .flat_map(|o| o.split(','))
+                .filter(|o| !o.is_empty())
+        };
+        let bind = words().any(|o| o == "bind");
+        let recursive = words().any(|o| o == "rbind");
+        let mut parsed = Source {
+            tree: Tree::Bind {
+                path: PathBuf::new(),
+                recursive,
+            },
+            read_only: false,
+            no_access_times: false,
+            follows_host: false,
+        };
+        let mut rest: Vec<FsOption> = Vec::new();
+        for word in words() {
+            match word {
+                "ro" | "rro" => parsed.read_only = true,
+                "rw" => parsed.read_only = false,
+                "noatime" | "nodiratime" | "rnoatime" | "rnodiratime" => parsed.no_access_times = true,
+                "slave" | "rslave" => parsed.follows_host = true,
+                "shared" | "rshared" => return Err(SourceError::Shared(word.into())),
+                "bind" | "rbind" => {}
+                known if NOT_HERE.contains(&known) || known.starts_with("x-") => {}
+                other => rest.push(match other.split_once('=') {
+                    Some((name, value)) => (name.into(), Some(value.into())),
+                    None => (other.into(), None),
+                }),
+            }
+        }
+        parsed.tree = match kind {
+            _ if bind || recursive || kind == "bind" => bound(source, recursive || !bind, rest)?,
+            "overlay" => overlay(rest)?,
+            kind if OF_A_DEVICE.contains(&kind) => device(kind, source, rest)?,
+            other => return Err(SourceError::Type(other.into())),
+        };
+        Ok(parsed)
+    }
+}
+
+fn absolute(path: &str) -> Result<PathBuf, SourceError> {
+    match path.starts_with('/') && path.len() < 4096 && !path.contains('\0') {
+        true => Ok(PathBuf::from(path)),
+        false => Err(SourceError::Path(path.into())),
+    }
+}
+
+fn unknown(kind: &str, (name, value): &FsOption) -> SourceError {
+    SourceError::Option {
+        kind: kind.into(),
+        option: match value {
+            Some(value) => format!("{name}={value}"),
+            None => name.clone(),
+        },
+    }
+}
+
+fn bound(source: &str, recursive: bool, rest: Vec<FsOption>) -> Result<Tree, SourceError> {
+    match rest.first() {
+        Some(option) => Err(unknown("bind", option)),
+        None => Ok(Tree::Bind {
+            path: absolute(source)?,
+            recursive,
+        }),
+    }
+}
+
+fn overlay(rest: Vec<FsOption>) -> Result<Tree, SourceError> {
+    let (mut lower, mut upper, mut work, mut options) = (Vec::new(), None, None, Vec::new());
+    for option in rest {
+        match (option.0.as_str(), &option.1) {
+            ("lowerdir", Some(layers)) => {
+                lower = colons(layers)
+                    .iter()
+                    .map(|l| absolute(l))
+                    .collect::<Result<_, _>>()?
+            }
+            ("lowerdir+", Some(layer)) => lower.push(absolute(layer)?),
+            ("upperdir", Some(path)) => upper = Some(absolute(path)?),
+            ("workdir", Some(path)) => work = Some(absolute(path)?),
+            (name, _) if OVERLAY.contains(&name) && is_plain(&option) => options.push(option),
+            _ => return Err(unknown("overlay", &option)),
+        }
+    }
+    if lower.is_empty() || lower.len() > LAYERS {
+        return Err(SourceError::Overlay("lowerdir, of 1 to 500 layers"));
+    }
+    let upper = match (upper, work) {
+        (Some(upper), Some(work)) => Some((upper, work)),
+        (None, None) if lower.len() > 1 => None,
+        (None, None) => return Err(SourceError::Overlay("two layers, or an upperdir")),
+        _ => return Err(SourceError::Overlay("both upperdir and workdir, or neither")),
+    };
+    Ok(Tree::Overlay {
+        lower,
+        upper,
+        options,
+    })
+}
+
+fn device(kind: &str, source: &str, rest: Vec<FsOption>) -> Result<Tree, SourceError> {
+    // That a file is to be had as a block device says nothing of how.
+    let options: Vec<FsOption> = rest.into_iter().filter(|(name, _)| name != "loop").collect();
+    let bad = |option: &&FsOption| !OF_A_DEVICE_OPTIONS.contains(&option.0.as_str()) || !is_plain(option);
+    match options.iter().find(bad) {
+        Some(option) => Err(unknown(kind, option)),
+        None => Ok(Tree::Device {
+            kind: kind.into(),
+            path: absolute(source)?,
+            options,
+        }),
+    }
+}
+
+/// A word set to a word: nothing that could be read as more than one option, or as a path.
+fn is_plain((_, value): &FsOption) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    value
+        .as_ref()
+        .is_none_or(|value| value.len() <= 128 && value.bytes().all(plain))
+}
+
+/// Splits where a colon is none of a name's: overlayfs has those behind a backslash.
+fn colons(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        let Some(last) = parts.last_mut() else { break };
+        match character {
+            ':' => parts.push(String::new()),
+            '\\' => last.extend(characters.next()),
+            other => last.push(other),
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+#[path = "source_test.rs"]
+mod tests;

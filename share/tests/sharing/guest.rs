@@ -1,0 +1,188 @@
+//! A guest's kernel, as thaw-share hears it.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use thaw_pools::share::{Serving, start};
+use thaw_pools::vmm::VmmProcess;
+use thaw_protocol::share::{ReplyHeader, RequestHeader, Serve, Share};
+
+const LOOKUP: u32 = 1;
+pub const READLINK: u32 = 5;
+pub const READ: u32 = 15;
+pub const WRITE: u32 = 16;
+pub const UNLINK: u32 = 10;
+const INIT: u32 = 26;
+pub const MKDIR: u32 = 9;
+const CREATE: u32 = 35;
+pub const FORGET: u32 = 2;
+const INIT_EXT: u32 = 1 << 30;
+const SUBMOUNTS: u32 = 1 << 27;
+pub fn serve(shares: &[(&str, bool)]) -> Serve {
+    Serve {
+        shares: shares
+            .iter()
+            .map(|(name, read_only)| Share {
+                name: (*name).into(),
+                read_only: *read_only,
+            })
+            .collect(),
+        slots: 0,
+        devices: false,
+    }
+}
+
+pub fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_thaw-share"))
+}
+
+pub fn log() -> OwnedFd {
+    rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
+}
+
+pub fn read_log(log: OwnedFd) -> String {
+    let mut file = File::from(log);
+    file.rewind().unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// A guest's kernel, at the VMM's end of the relay.
+pub struct Guest {
+    pub relay: UnixStream,
+    serving: Option<Serving>,
+    log: OwnedFd,
+    unique: u64,
+}
+
+impl Guest {
+    pub fn of(shares: &[(&str, bool)], paths: &[PathBuf]) -> Guest {
+        Guest::started(&serve(shares), paths)
+    }
+
+    /// Of one that serves nothing yet.
+    pub fn of_slots(slots: u32) -> Guest {
+        let serve = Serve { slots, ..serve(&[]) };
+        Guest::started(&serve, &[])
+    }
+
+    fn started(serve: &Serve, paths: &[PathBuf]) -> Guest {
+        let files: Vec<File> = paths.iter().map(|path| File::open(path).unwrap()).collect();
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+        let log = log();
+        let serving = start(program(), &log, serve, &files);
+        let serving = serving.unwrap_or_else(|e| panic!("{e}: {}", read_log(log.try_clone().unwrap())));
+        let relay = UnixStream::from(serving.relay.try_clone().unwrap());
+        let mut guest = Guest {
+            relay,
+            serving: Some(serving),
+            log,
+            unique: 0,
+        };
+        let mut init = Vec::new();
+        for word in [7u32, 38, 1 << 20, INIT_EXT | SUBMOUNTS, 0] {
+            init.extend(word.to_le_bytes());
+        }
+        init.extend([0; 44]);
+        assert_eq!(guest.call(INIT, 0, &init, 4096).0, 0);
+        guest
+    }
+
+    /// The process that serves it.
+    pub fn share(&self) -> &VmmProcess {
+        &self.serving.as_ref().unwrap().process
+    }
+
+    pub fn send(&mut self, opcode: u32, node: u64, body: &[u8], room: u32) -> u32 {
+        self.unique += 1;
+        let id = self.unique as u32;
+        let mut message = Vec::new();
+        message.extend((40 + body.len() as u32).to_le_bytes());
+        message.extend(opcode.to_le_bytes());
+        message.extend(self.unique.to_le_bytes());
+        message.extend(node.to_le_bytes());
+        message.extend([0; 16]);
+        message.extend(body);
+        let header = RequestHeader {
+            id,
+            length: message.len() as u32,
+            room,
+        };
+        self.relay.write_all(&header.encode()).unwrap();
+        self.relay.write_all(&message).unwrap();
+        id
+    }
+
+    pub fn reply(&mut self) -> (u32, i32, Vec<u8>) {
+        let mut header = [0; ReplyHeader::BYTES];
+        self.relay.read_exact(&mut header).unwrap();
+        let header = ReplyHeader::decode(&header).unwrap();
+        let mut reply = vec![0; header.length as usize];
+        self.relay.read_exact(&mut reply).unwrap();
+        let error = i32::from_le_bytes(reply[4..8].try_into().unwrap());
+        (header.id, error, reply[16..].to_vec())
+    }
+
+    pub fn call(&mut self, opcode: u32, node: u64, body: &[u8], room: u32) -> (i32, Vec<u8>) {
+        let id = self.send(opcode, node, body, room);
+        let (replied, error, body) = self.reply();
+        assert_eq!(replied, id);
+        (error, body)
+    }
+
+    pub fn lookup(&mut self, parent: u64, name: &str) -> Result<(u64, Vec<u8>), i32> {
+        match self.call(LOOKUP, parent, format!("{name}\0").as_bytes(), 200) {
+            (0, entry) => Ok((u64::from_le_bytes(entry[..8].try_into().unwrap()), entry)),
+            (error, _) => Err(error),
+        }
+    }
+
+    /// Node and handle of a new file.
+    pub fn create(&mut self, parent: u64, name: &str) -> Result<(u64, u64), i32> {
+        let mut body = Vec::new();
+        for word in [libc::O_RDWR as u32, 0o644, 0, 0] {
+            body.extend(word.to_le_bytes());
+        }
+        body.extend(name.as_bytes());
+        body.push(0);
+        match self.call(CREATE, parent, &body, 400) {
+            (0, made) => Ok((
+                u64::from_le_bytes(made[..8].try_into().unwrap()),
+                u64::from_le_bytes(made[128..136].try_into().unwrap()),
+            )),
+            (error, _) => Err(error),
+        }
+    }
+
+    /// `fh`, `offset`, `size` and the rest of the two bodies that begin so.
+    pub fn range(handle: u64, offset: u64, size: u32) -> Vec<u8> {
+        let mut body = Vec::new();
+        body.extend(handle.to_le_bytes());
+        body.extend(offset.to_le_bytes());
+        body.extend(size.to_le_bytes());
+        body.extend([0; 20]);
+        body
+    }
+
+    /// Hangs up: how the process ends, and what it wrote.
+    pub fn end(mut self) -> (Option<i32>, String) {
+        let Serving { mut process, relay } = self.serving.take().unwrap();
+        drop((relay, self.relay));
+        let patience = Timespec {
+            tv_sec: 20,
+            tv_nsec: 0,
+        };
+        let ended = poll(
+            &mut [PollFd::from_borrowed_fd(process.pidfd(), PollFlags::IN)],
+            Some(&patience),
+        );
+        assert_eq!(ended, Ok(1), "it outlives its VMM");
+        let status = process.wait().unwrap();
+        (status.and_then(|status| status.code()), read_log(self.log))
+    }
+}

@@ -1,0 +1,275 @@
+//! Shares that come and go while the guest runs: placed as thawd places them, seen as a guest sees them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use thaw_pools::process::ProcessRecord;
+use thaw_pools::share::{PlaceError, Source, place, take_away};
+
+use crate::guest::{Guest, UNLINK};
+
+fn me() -> OwnedFd {
+    ProcessRecord::myself().unwrap().open().unwrap()
+}
+
+fn source(kind: &str, source: &Path, options: &[String]) -> Source {
+    Source::parse(kind, source.to_str().unwrap(), options).unwrap()
+}
+
+fn bind(path: &Path, options: &[&str]) -> Source {
+    let options: Vec<String> = options.iter().map(|o| (*o).to_owned()).collect();
+    source("bind", path, &options)
+}
+
+fn add(guest: &Guest, name: &str, source: &Source) -> Result<(), PlaceError> {
+    place(guest.share().pidfd(), me().as_fd(), name, source)
+}
+
+fn mounts_of(guest: &Guest) -> String {
+    fs::read_to_string(format!("/proc/{}/mountinfo", guest.share().record().pid)).unwrap()
+}
+
+/// Directories below `place`.
+fn directories<const N: usize>(place: &Path, names: [&str; N]) -> [PathBuf; N] {
+    names.map(|name| {
+        let path = place.join(name);
+        fs::create_dir(&path).unwrap();
+        path
+    })
+}
+
+#[test]
+fn directories_and_files_come_and_go_and_are_nowhere_else() {
+    let place = tempfile::tempdir().unwrap();
+    let [data, conf] = directories(place.path(), ["data", "conf"]);
+    fs::write(data.join("given"), b"x").unwrap();
+    fs::write(conf.join("file"), b"one").unwrap();
+    symlink(&data, place.path().join("link")).unwrap();
+    let before = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mut guest = Guest::of_slots(8);
+    let bare = mounts_of(&guest);
+    assert_eq!(guest.lookup(1, "0").unwrap_err(), -libc::ENOENT);
+
+    // By a link, as the kernel goes.
+    add(&guest, "0", &bind(&place.path().join("link"), &[])).unwrap();
+    add(&guest, "1", &bind(&data, &["ro"])).unwrap();
+    add(&guest, "2", &bind(&conf.join("file"), &["rbind"])).unwrap();
+    let (node, entry) = guest.lookup(1, "0").unwrap();
+    assert_eq!(entry[124..128], 1u32.to_le_bytes(), "a mount of its own");
+    guest.create(node, "made").unwrap();
+    assert!(data.join("made").exists());
+    let (read_only, _) = guest.lookup(1, "1").unwrap();
+    guest.lookup(read_only, "made").unwrap();
+    assert_eq!(guest.create(read_only, "x").unwrap_err(), -libc::EROFS);
+    guest.lookup(1, "2").unwrap();
+    for line in mounts_of(&guest).lines().filter(|line| !bare.contains(*line)) {
+        assert!(line.contains("nosuid,nodev,noexec"), "{line}");
+    }
+    assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), before);
+
+    for name in ["0", "1", "2", "0", "never"] {
+        take_away(guest.share().pidfd(), name).unwrap();
+    }
+    for name in ["0", "1", "2"] {
+        assert_eq!(guest.lookup(1, name).unwrap_err(), -libc::ENOENT);
+    }
+    assert_eq!(mounts_of(&guest), bare);
+    // The root is as read-only as it was.
+    assert_eq!(guest.create(1, "x").unwrap_err(), -libc::EROFS);
+    let (code, said) = guest.end();
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
+fn an_overlays_writes_are_in_its_upper_directory() {
+    let place = tempfile::tempdir().unwrap();
+    let [low, lower, upper, work] = directories(place.path(), ["low", "low:er", "upper", "work"]);
+    for (file, text) in [
+        (low.join("a"), "hidden"),
+        (low.join("b"), "b"),
+        (lower.join("a"), "a"),
+    ] {
+        fs::write(file, text).unwrap();
+    }
+    let escaped = lower.display().to_string().replace(':', "\\:");
+    let options = [
+        "index=off".to_owned(),
+        format!("lowerdir={escaped}:{}", low.display()),
+        format!("upperdir={}", upper.display()),
+        format!("workdir={}", work.display()),
+    ];
+    let mut guest = Guest::of_slots(8);
+    let overlay = source("overlay", Path::new("overlay"), &options);
+    if let Err(e) = add(&guest, "root", &overlay) {
+        // The temporary directory may itself be an overlay's, which cannot be another's upper one.
+        eprintln!("skipped: {e}");
+        return;
+    }
+    let (root, _) = guest.lookup(1, "root").unwrap();
+    guest.lookup(root, "b").unwrap();
+    guest.create(root, "new").unwrap();
+    assert!(upper.join("new").is_file());
+    assert_eq!(guest.call(UNLINK, root, b"b\0", 200).0, 0);
+    assert_eq!(guest.lookup(root, "b").unwrap_err(), -libc::ENOENT);
+    let whiteout = fs::metadata(upper.join("b")).unwrap();
+    assert!(whiteout.file_type().is_char_device() && whiteout.rdev() == 0);
+    assert!(low.join("b").exists());
+
+    // Of layers alone nothing can be written, however many there are.
+    let layers: Vec<String> = (0..120)
+        .map(|n| {
+            let layer = place.path().join(format!("layer-{n}"));
+            fs::create_dir(&layer).unwrap();
+            fs::write(layer.join(format!("of-{n}")), b"").unwrap();
+            layer.display().to_string()
+        })
+        .collect();
+    let many = source(
+        "overlay",
+        Path::new("overlay"),
+        &[format!("lowerdir={}", layers.join(":"))],
+    );
+    add(&guest, "many", &many).unwrap();
+    let (root, _) = guest.lookup(1, "many").unwrap();
+    guest.lookup(root, "of-0").unwrap();
+    guest.lookup(root, "of-119").unwrap();
+    assert_eq!(guest.create(root, "x").unwrap_err(), -libc::EROFS);
+    assert_eq!(guest.end().0, Some(0));
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused_by_name_and_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let [data] = directories(place.path(), ["data"]);
+    let socket = place.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let guest = Guest::of_slots(3);
+    let bare = mounts_of(&guest);
+    let missing = place.path().join("missing");
+    let error = add(&guest, "0", &bind(&missing, &[])).unwrap_err().to_string();
+    assert!(
+        error.contains(missing.to_str().unwrap()) && error.contains("No such file"),
+        "{error}"
+    );
+    let error = add(&guest, "0", &bind(&socket, &[])).unwrap_err().to_string();
+    assert!(error.contains("it is a socket"), "{error}");
+    let layers = [format!("lowerdir={}:{}", data.display(), missing.display())];
+    let overlay = source("overlay", Path::new("overlay"), &layers);
+    let error = add(&guest, "0", &overlay).unwrap_err().to_string();
+    assert!(error.contains(missing.to_str().unwrap()), "{error}");
+    for bad in ["..", "a/b", ""] {
+        let refused = add(&guest, bad, &bind(&data, &[]));
+        assert!(matches!(refused, Err(PlaceError::Name(_))), "{bad}");
+    }
+    assert_eq!(mounts_of(&guest), bare);
+    add(&guest, "0", &bind(&data, &[])).unwrap();
+    assert!(matches!(
+        add(&guest, "0", &bind(&data, &[])),
+        Err(PlaceError::Name(_))
+    ));
+    // Bounded, whoever asks.
+    let placed = (1..100).take_while(|n| match add(&guest, &n.to_string(), &bind(&data, &[])) {
+        Ok(()) => true,
+        Err(PlaceError::Full) => false,
+        Err(e) => panic!("{e}"),
+    });
+    let placed = placed.count();
+    assert!((2..40).contains(&placed), "{placed}");
+    take_away(guest.share().pidfd(), "0").unwrap();
+    add(&guest, "again", &bind(&data, &[])).unwrap();
+    let pidfd = guest.share().pidfd().try_clone_to_owned().unwrap();
+    assert_eq!(guest.end().0, Some(0));
+    let late = place_late(&pidfd, &data);
+    assert!(matches!(late, Err(PlaceError::Ended)), "{late:?}");
+    take_away(pidfd.as_fd(), "0").unwrap();
+}
+
+fn place_late(share: &OwnedFd, path: &Path) -> Result<(), PlaceError> {
+    place(share.as_fd(), me().as_fd(), "late", &bind(path, &[]))
+}
+
+/// A process with a mount namespace of its own, whose mounts propagate; it mounts when it is told to.
+struct Host {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Host {
+    fn new(data: &Path) -> Host {
+        let script = format!(
+            "mount --make-rprivate / && mount --bind {d} {d} && mount --make-shared {d} && echo ready && read go \
+             && mount -t tmpfs none {d}/sub && echo x > {d}/sub/late && echo mounted && read end",
+            d = data.display()
+        );
+        let mut child = Command::new("unshare")
+            .args(["--mount", "sh", "-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut host = Host { child, lines };
+        host.hear("ready");
+        host
+    }
+
+    fn hear(&mut self, word: &str) {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), word);
+    }
+
+    fn mount(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+        self.hear("mounted");
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn paths_are_the_callers_and_its_later_mounts_are_seen_where_asked() {
+    let directory = tempfile::tempdir().unwrap();
+    let [data] = directories(directory.path(), ["data"]);
+    fs::create_dir(data.join("sub")).unwrap();
+    let mut host = Host::new(&data);
+    let whose = ProcessRecord::of(host.child.id() as i32).unwrap().open().unwrap();
+    let mut guest = Guest::of_slots(4);
+    for (name, options) in [("alone", &["rprivate"]), ("follows", &["rslave"])] {
+        place(guest.share().pidfd(), whose.as_fd(), name, &bind(&data, options)).unwrap();
+    }
+    host.mount();
+    let mut late = |name: &str| {
+        let (node, _) = guest.lookup(1, name).unwrap();
+        let (sub, _) = guest.lookup(node, "sub").unwrap();
+        guest.lookup(sub, "late").map(drop)
+    };
+    assert_eq!(late("follows"), Ok(()));
+    assert_eq!(late("alone"), Err(-libc::ENOENT));
+    // What is placed now has it either way.
+    place(
+        guest.share().pidfd(),
+        whose.as_fd(),
+        "after",
+        &bind(&data, &["ro"]),
+    )
+    .unwrap();
+    let (node, _) = guest.lookup(1, "after").unwrap();
+    let (sub, _) = guest.lookup(node, "sub").unwrap();
+    guest.lookup(sub, "late").unwrap();
+    assert_eq!(
+        guest.create(sub, "x").unwrap_err(),
+        -libc::EROFS,
+        "all of it is read-only"
+    );
+    assert_eq!(guest.end().0, Some(0));
+}

@@ -1,0 +1,149 @@
+//! What of the host the containers of a pod have, among fakes.
+
+use serde_json::json;
+use thaw_protocol::shim::mount::Mount;
+use thaw_protocol::shim::task::CreateTaskRequest;
+
+use crate::support::{Rig, member};
+
+/// A task whose root is of another snapshotter than ours, with these mounts.
+fn request(
+    rig: &Rig,
+    id: &str,
+    annotations: serde_json::Value,
+    mounts: serde_json::Value,
+) -> CreateTaskRequest {
+    let mut request = rig.request(id, &["cat"], annotations);
+    let path = rig.path(id).join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["mounts"] = mounts;
+    std::fs::write(&path, config.to_string()).unwrap();
+    request.rootfs = vec![Mount {
+        type_: "overlay".into(),
+        source: "overlay".into(),
+        options: vec![format!("lowerdir=/{id}/1:/{id}/2")],
+        ..Default::default()
+    }];
+    request
+}
+
+fn bind(rig: &Rig, directory: &str, destination: &str, options: &[&str]) -> serde_json::Value {
+    let path = rig.path(directory);
+    std::fs::create_dir_all(&path).unwrap();
+    json!({"destination": destination, "type": "bind", "source": path, "options": options})
+}
+
+#[tokio::test]
+async fn what_two_containers_have_is_shared_once_and_taken_away_by_the_last() {
+    let rig = Rig::new().await;
+    rig.pod(&[]).await;
+    let volume = bind(&rig, "volume", "/data", &["rbind", "rprivate", "rw"]);
+    let config = bind(&rig, "config", "/etc/conf", &["ro"]);
+    rig.create(request(&rig, "a", member(), json!([volume, config])))
+        .await
+        .unwrap();
+    rig.create(request(&rig, "b", member(), json!([volume])))
+        .await
+        .unwrap();
+    let shared = |rig: &Rig| -> Vec<(String, String)> {
+        let shares = rig.thawd.shares.lock().unwrap();
+        shares
+            .iter()
+            .map(|(name, source)| (name.clone(), source.options.join(",")))
+            .collect()
+    };
+    let expected = [
+        ("0", "lowerdir=/a/1:/a/2"),
+        ("1", "rbind"),
+        ("2", "rbind,ro"),
+        ("3", "lowerdir=/b/1:/b/2"),
+    ];
+    assert_eq!(shared(&rig), expected.map(|(n, o)| (n.to_owned(), o.to_owned())));
+    {
+        let created = rig.agent.created.lock().unwrap();
+        let of = |at: usize| {
+            let spec = &created[at].OCI;
+            let sources: Vec<String> = spec.Mounts.iter().map(|m| m.source.clone()).collect();
+            (spec.Root.Path.clone(), sources)
+        };
+        let share = |name: &str| format!("/run/thaw/shares/{name}");
+        assert_eq!(of(0), (share("0"), vec![share("1"), share("2")]));
+        assert_eq!(of(1), (share("3"), vec![share("1")]));
+        // The device first, then what is of it.
+        let storages: Vec<&str> = created[1]
+            .storages
+            .iter()
+            .map(|s| s.mount_point.as_str())
+            .collect();
+        assert_eq!(
+            storages,
+            ["/run/thaw/shared", "/run/thaw/shares/3", "/run/thaw/shares/1"]
+        );
+    }
+    for id in ["a", "b"] {
+        rig.start(id, "").await.unwrap();
+        rig.kill(id, "", libc::SIGKILL).await.unwrap();
+        rig.wait(id, "").await.unwrap();
+    }
+    rig.delete("a", "").await.unwrap();
+    let left: Vec<String> = shared(&rig).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(left, ["1", "3"]);
+    rig.delete("b", "").await.unwrap();
+    assert!(shared(&rig).is_empty());
+    // A name is not used again: the guest may remember what it was.
+    rig.create(request(&rig, "c", member(), json!([]))).await.unwrap();
+    assert_eq!(shared(&rig)[0].0, "4");
+}
+
+#[tokio::test]
+async fn a_container_that_cannot_have_a_share_leaves_none() {
+    let rig = Rig::new().await;
+    rig.pod(&[]).await;
+    let good = bind(&rig, "good", "/good", &[]);
+    let bad = bind(&rig, "refused", "/bad", &[]);
+    let refused = rig.create(request(&rig, "a", member(), json!([good, bad]))).await;
+    let said = refused.unwrap_err().to_string();
+    assert!(
+        said.contains("the mount at /bad") && said.contains("refused"),
+        "{said}"
+    );
+    assert!(rig.thawd.shares.lock().unwrap().is_empty());
+    assert!(rig.agent.created.lock().unwrap().is_empty());
+    // Another tries again, and may.
+    rig.create(request(&rig, "b", member(), json!([good])))
+        .await
+        .unwrap();
+    assert_eq!(rig.thawd.shares.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn the_guest_writes_back_before_its_machine_is_ended() {
+    let rig = Rig::new().await;
+    rig.create(request(&rig, "one", json!({}), json!([])))
+        .await
+        .unwrap();
+    rig.start("one", "").await.unwrap();
+    rig.kill("one", "", libc::SIGKILL).await.unwrap();
+    rig.wait("one", "").await.unwrap();
+    rig.delete("one", "").await.unwrap();
+    assert!(rig.agent.heard.lock().unwrap().contains(&"remove one".to_owned()));
+    rig.shutdown(false).await;
+    rig.ended().await;
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+}
+
+#[tokio::test]
+async fn without_a_mount_the_root_is_the_directory_the_bundle_names() {
+    let rig = Rig::new().await;
+    let request = CreateTaskRequest {
+        rootfs: Vec::new(),
+        ..request(&rig, "one", json!({}), json!([]))
+    };
+    rig.create(request).await.unwrap();
+    let shares = rig.thawd.shares.lock().unwrap();
+    let expected = rig.path("one").join("rootfs");
+    assert_eq!(
+        (shares["0"].type_.as_str(), shares["0"].source.as_str()),
+        ("bind", expected.to_str().unwrap())
+    );
+}

@@ -1,0 +1,304 @@
+//! Roots of containerd's own snapshotters, and files of the host, in a container that is a microVM.
+//!
+//! Minutes in a lab, so not in every run: `tests/e2e/run --all yes --only roots`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use thaw_e2e::containerd::{Containerd, RUNTIME};
+use thaw_e2e::home::Home;
+use thaw_e2e::upstream::Upstream;
+
+/// How long what goes on by itself may take, in a lab.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node with containerd, and one image in one of its own snapshotters.
+struct Node {
+    // Stopped in this order.
+    containerd: Containerd,
+    thawd: Child,
+    _upstream: Upstream,
+    home: Home,
+    image: String,
+}
+
+impl Node {
+    fn new() -> Node {
+        let home = Home::new();
+        let upstream = Upstream::test_images(&home.scratch("registry"), None);
+        let socket = home.run().join("snapshots.sock");
+        let thawd = home.thawd(&["--snapshots-socket", socket.to_str().unwrap()]);
+        let image = format!("{}/busybox:latest", upstream.host);
+        Node {
+            containerd: Containerd::start(&home, &socket, &image),
+            thawd,
+            _upstream: upstream,
+            home,
+            image,
+        }
+    }
+
+    fn pull(&self, snapshotter: &str) {
+        self.containerd.ctr(&[
+            "image",
+            "pull",
+            "--plain-http",
+            "--snapshotter",
+            snapshotter,
+            &self.image,
+        ]);
+    }
+
+    /// `ctr run` with words before the image.
+    fn run<'a>(
+        &'a self,
+        snapshotter: &'a str,
+        options: &[&'a str],
+        id: &'a str,
+        script: &'a str,
+    ) -> Vec<&'a str> {
+        let fixed = ["run", "--runtime", RUNTIME, "--snapshotter", snapshotter];
+        [&fixed, options, &[&self.image, id, "sh", "-c", script]].concat()
+    }
+
+    fn exec(&self, id: &str, script: &str) -> String {
+        self.containerd
+            .ctr(&["task", "exec", "--exec-id", "e", id, "sh", "-c", script])
+    }
+
+    /// What its snapshot says after a word: a path.
+    fn path_of(&self, snapshotter: &str, id: &str, word: &str) -> PathBuf {
+        let told = self
+            .containerd
+            .ctr(&["snapshot", "--snapshotter", snapshotter, "mounts", "/target", id]);
+        let rest = told.split_once(word).unwrap_or_else(|| panic!("{told}")).1;
+        let end = rest.find([',', ' ', ':']).unwrap_or(rest.len());
+        PathBuf::from(rest[..end].trim())
+    }
+
+    fn end(&self, id: &str) {
+        self.containerd.ctr(&["task", "kill", "--signal", "SIGKILL", id]);
+        until("the task has ended", || {
+            self.containerd.ctr(&["task", "ls"]).contains("STOPPED")
+        });
+        // Some versions of it end with the task's code.
+        self.containerd.run_ctr(&["task", "delete", id]);
+        self.containerd.ctr(&["container", "delete", id]);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.thawd.kill();
+        let _ = self.thawd.wait();
+    }
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The processes that serve shares.
+fn serving() -> Vec<i32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|p| p.file_name().to_str()?.parse().ok());
+    let serves = |pid: &i32| {
+        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        program.file_name().is_some_and(|name| name == "thaw-share")
+    };
+    pids.filter(serves).collect()
+}
+
+fn mounts(pid: &str) -> String {
+    fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap()
+}
+
+#[test]
+#[ignore = "long"]
+fn roots_of_any_snapshotter_are_served_and_what_is_written_is_in_the_snapshot() {
+    let node = Node::new();
+    let ctr = &node.containerd;
+    node.pull("overlayfs");
+    let before = mounts("self");
+    let script = "set -e; echo hello > /written; rm /etc/passwd; mkdir -p /a/b; ln -s b /a/link; chmod 4755 /written; \
+                  mv /written /a/link/moved; echo up; exec sleep 1000";
+    ctr.ctr(&node.run("overlayfs", &["-d"], "one", script));
+    until("the script is through", || {
+        node.exec("one", "test -e /a/b/moved && echo yes").contains("yes")
+    });
+    // Where a diff of the snapshot is made from.
+    let upper = node.path_of("overlayfs", "one", "upperdir=");
+    assert_eq!(fs::read_to_string(upper.join("a/b/moved")).unwrap(), "hello\n");
+    assert_eq!(
+        fs::metadata(upper.join("a/b/moved")).unwrap().mode() & 0o7777,
+        0o4755
+    );
+    let whiteout = fs::symlink_metadata(upper.join("etc/passwd")).unwrap();
+    assert_eq!(whiteout.rdev(), 0);
+    let [share] = serving()[..] else {
+        panic!("{:?}", serving())
+    };
+    assert!(mounts(&share.to_string()).contains("- overlay "));
+    assert_eq!(mounts("self"), before, "nothing is mounted in the host's tree");
+    // Set-user-ID programs are such in the container, and owners are the container's.
+    let said = node.exec(
+        "one",
+        "touch /mine; chown 7:8 /mine; stat -c %u:%g:%a /mine /a/b/moved; df / | tail -n 1",
+    );
+    assert!(said.contains("7:8:") && said.contains("0:0:4755"), "{said}");
+    assert_eq!(fs::metadata(upper.join("mine")).unwrap().uid(), 7);
+    // A mapping is written back before the machine goes.
+    node.end("one");
+    until("nothing serves", || serving().is_empty());
+    assert_eq!(mounts("self"), before);
+
+    node.pull("native");
+    let said = ctr.ctr(&node.run(
+        "native",
+        &["--rm"],
+        "two",
+        "echo x > /y && cat /y /etc/passwd | head -n 1",
+    ));
+    assert_eq!(said, "x\n");
+    ctr.ctr(&node.run("native", &["-d"], "three", "echo kept > /kept; exec sleep 1000"));
+    until("it is written", || {
+        node.exec("three", "cat /kept 2>/dev/null || true")
+            .contains("kept")
+    });
+    let root = node.path_of("native", "three", "bind ");
+    assert_eq!(fs::read_to_string(root.join("kept")).unwrap(), "kept\n");
+
+    // A directory of the host's as a root, without an image; beside another container.
+    let directory = root.to_str().unwrap();
+    let said = ctr.ctr(&[
+        "run",
+        "--rm",
+        "--runtime",
+        RUNTIME,
+        "--rootfs",
+        directory,
+        "four",
+        "sh",
+        "-c",
+        "cat /kept; echo of-four > /four",
+    ]);
+    assert_eq!(said, "kept\n");
+    assert_eq!(fs::read_to_string(root.join("four")).unwrap(), "of-four\n");
+    let missing = ctr.run_ctr(&[
+        "run",
+        "--rm",
+        "--runtime",
+        RUNTIME,
+        "--rootfs",
+        "/no/such/root",
+        "five",
+        "true",
+    ]);
+    assert!(missing.stderr.contains("/no/such/root"), "{missing:?}");
+    node.end("three");
+    until("nothing serves", || serving().is_empty());
+    assert_eq!(mounts("self"), before);
+}
+
+#[test]
+#[ignore = "long"]
+fn files_of_the_host_are_where_the_specification_wants_them() {
+    let node = Node::new();
+    let ctr = &node.containerd;
+    node.pull("overlayfs");
+    let place = node.home.scratch("volumes");
+    let path = |name: &str| place.join(name);
+    for directory in ["rw", "ro", "config", "config/..1", "config/..2", "memory"] {
+        fs::create_dir_all(path(directory)).unwrap();
+    }
+    fs::write(path("ro/file"), "read\n").unwrap();
+    fs::write(path("single"), "one\n").unwrap();
+    for (version, text) in [("..1", "first\n"), ("..2", "second\n")] {
+        fs::write(path("config").join(version).join("key"), text).unwrap();
+    }
+    symlink("..1", path("config/..data")).unwrap();
+    symlink("..data/key", path("config/key")).unwrap();
+    symlink(path("rw"), path("link")).unwrap();
+    let _memory = Mounted::tmpfs(&path("memory"));
+    fs::write(path("memory/in"), "memory\n").unwrap();
+    let bind = |source: &str, target: &str, options: &str| {
+        format!(
+            "type=bind,src={},dst={target},options={options}",
+            path(source).display()
+        )
+    };
+    let given = [
+        bind("link", "/rw", "rbind:rw:rprivate"),
+        bind("ro", "/deep/er/ro", "rbind:ro:nosuid"),
+        bind("config", "/config", "rbind:ro"),
+        bind("single", "/etc/single", "bind:rw"),
+        bind("memory", "/memory", "rbind:rw"),
+    ];
+    let options: Vec<&str> = ["-d"]
+        .into_iter()
+        .chain(given.iter().flat_map(|mount| ["--mount", mount]))
+        .collect();
+    ctr.ctr(&node.run("overlayfs", &options, "one", "exec sleep 1000"));
+    let said = node.exec(
+        "one",
+        "cat /deep/er/ro/file /etc/single /memory/in /config/key; echo made > /rw/made; echo two > /etc/single; \
+         touch /deep/er/ro/x 2>&1 || echo refused; echo out > /memory/out",
+    );
+    for word in ["read\n", "one\n", "memory\n", "first\n", "refused"] {
+        assert!(said.contains(word), "{word:?} in {said}");
+    }
+    assert_eq!(fs::read_to_string(path("rw/made")).unwrap(), "made\n");
+    assert_eq!(fs::read_to_string(path("single")).unwrap(), "two\n");
+    assert_eq!(fs::read_to_string(path("memory/out")).unwrap(), "out\n");
+    assert!(!path("ro/x").exists());
+    // As the kubelet replaces a ConfigMap's files: at once, by a link.
+    symlink("..2", path("config/..new")).unwrap();
+    fs::rename(path("config/..new"), path("config/..data")).unwrap();
+    until("the new files are seen", || {
+        node.exec("one", "cat /config/key") == "second\n"
+    });
+    node.end("one");
+    until("nothing serves", || serving().is_empty());
+
+    for (mount, word) in [
+        (bind("missing", "/x", "rbind"), "missing"),
+        (bind("rw", "/x", "rbind:rshared"), "rslave"),
+    ] {
+        let refused = ctr.run_ctr(&node.run("overlayfs", &["--rm", "--mount", &mount], "two", "true"));
+        assert!(
+            refused.stderr.contains(word) && refused.code() != 0,
+            "{refused:?}"
+        );
+    }
+    until("nothing serves", || serving().is_empty());
+}
+
+/// A file system that is unmounted when dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn tmpfs(path: &Path) -> Mounted {
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "none"])
+            .arg(path)
+            .status();
+        assert!(mounted.unwrap().success());
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        Mounted(path.into())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}

@@ -2,8 +2,8 @@
 //! in the end everything on the host is as it was, counted. `thaw` killed likewise where it changes the image store.
 //!
 //! The failpoints are those the code declares, each is come to by one [`Course`] of events, and one that is never come to
-//! fails the test. `THAW_FAILPOINTS` takes part of a name, or `all`: then whoever it is is killed not the first time only
-//! that it comes to a place, but each time, and in each course.
+//! fails the test. `THAW_FAILPOINTS` takes part of a name, `all`, or `all:` and part of a name: then whoever it is is killed
+//! not the first time only that it comes to a place, but each time, and in each course.
 //!
 //! | module | what |
 //! |---|---|
@@ -44,9 +44,9 @@ struct Plan {
 impl Plan {
     fn asked() -> Plan {
         let wanted = std::env::var("THAW_FAILPOINTS").unwrap_or_default();
-        let (part, all) = match wanted.as_str() {
-            "all" => ("", true),
-            part => (part, false),
+        let (part, all) = match wanted.strip_prefix("all") {
+            Some(part) => (part.trim_start_matches(':'), true),
+            None => (wanted.as_str(), false),
         };
         let mut points: Vec<_> = Failpoint::ALL
             .iter()

@@ -149,7 +149,12 @@ impl Node {
         let living = client.list().await.unwrap();
         if let Some(survivor) = survivor {
             let found = living.iter().find(|s| s.id == survivor.id);
-            let found = found.unwrap_or_else(|| panic!("{what}: the sandbox is not taken over: {living:?}"));
+            let found = found.unwrap_or_else(|| {
+                panic!(
+                    "{what}: the sandbox is not taken over: {living:?}; {}",
+                    log(&self.place)
+                )
+            });
             assert_eq!(
                 (found.state.as_str(), found.vmm_pid),
                 ("running", survivor.vmm_pid),

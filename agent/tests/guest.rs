@@ -571,7 +571,7 @@ fn the_handshake_made_this_guest_itself() {
 #[test]
 fn the_host_reaches_what_listens_on_localhost_and_is_let_go_where_nothing_does() {
     with_guest(|g| async move {
-        let serve = "echo ready; echo hello | busybox nc -l -p 8080 -s 127.0.0.1";
+        let serve = "echo ready; exec busybox nc -l -p 8080 -e echo hello";
         g.create("c", spec(&g, &["sh", "-c", serve])).await.unwrap();
         g.start("c").await.unwrap();
         assert_eq!(g.read("c", "c", 6).await.unwrap(), b"ready\n");

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod kata;
 mod readiness;
 mod support;
 

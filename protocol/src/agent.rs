@@ -35,3 +35,7 @@ pub use protobuf::{EnumOrUnknown, Message, MessageField};
 #[cfg(test)]
 #[path = "agent_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "kata_test.rs"]
+mod kata;

@@ -147,6 +147,11 @@ impl Guest {
         fs::read_to_string(path).unwrap().contains("frozen 1")
     }
 
+    /// The cgroup of a container, as its specification has it.
+    pub fn cgroup_path(&self, id: &str) -> String {
+        format!("/{}/{id}", self.cgroup)
+    }
+
     pub fn rootfs(&self) -> PathBuf {
         self.dir.join("rootfs")
     }
@@ -161,7 +166,7 @@ impl Guest {
         mut spec: oci::Spec,
         storages: Vec<Storage>,
     ) -> ttrpc::Result<()> {
-        spec.Linux.as_mut().unwrap().CgroupsPath = format!("/{}/{id}", self.cgroup);
+        spec.Linux.as_mut().unwrap().CgroupsPath = self.cgroup_path(id);
         let request = CreateContainerRequest {
             container_id: id.into(),
             exec_id: id.into(),

@@ -18,13 +18,18 @@ fn main() -> std::io::Result<()> {
             "containerd/event",
             "containerd/events",
             "containerd/introspection",
+            "containerd/metrics",
             "containerd/mount",
+            "containerd/platform",
+            "containerd/pod_sandbox",
+            "containerd/runtimeoptions",
+            "containerd/sandbox",
             "containerd/task",
             "containerd/task_events",
             "containerd/task_types",
             "pods",
         ],
-        &["events", "pods", "task"],
+        &["events", "pods", "sandbox", "task"],
     )?;
     #[cfg(feature = "snapshots")]
     snapshots()?;

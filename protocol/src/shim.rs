@@ -3,12 +3,15 @@
 //! | module | holds |
 //! |---|---|
 //! | [`task`], [`task_ttrpc`], [`task_types`] | `containerd.task.v2.Task`, which a shim serves |
+//! | [`sandbox`], [`sandbox_ttrpc`], [`platform`], [`metrics`] | `containerd.runtime.sandbox.v1.Sandbox`, likewise |
+//! | [`pod_sandbox`] | what Kubernetes says of a pod |
 //! | [`task_events`], [`event`], [`events`], [`events_ttrpc`] | what a shim tells, and where |
 //! | [`cgroup2`] | what a container uses |
 //! | [`mount`], [`introspection`] | containerd's mounts; what a runtime says of itself |
+//! | [`runtimeoptions`] | what containerd's file says of a runtime |
 //! | [`pods`], [`pods_ttrpc`] | `thaw.Pods`, which thawd serves its shims |
 //!
-//! containerd's packages, methods and field numbers are those of containerd 1.6 to 2.x.
+//! containerd's packages, methods and field numbers are those of containerd 1.6 to 2.x, Kubernetes' those of its `runtime.v1`.
 
 #![allow(
     missing_docs,

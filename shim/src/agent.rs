@@ -74,6 +74,32 @@ impl Agent {
         answered(self.0.create_container(Context::default(), &request).await).map(drop)
     }
 
+    /// The same, within `limit` if there is one. What the guest makes later all the same is taken away again.
+    pub async fn create_within(&self, limit: Option<Duration>, id: &str, guest: Guest) -> Result<()> {
+        let Some(limit) = limit else {
+            return self.create(id, guest).await;
+        };
+        let (agent, name) = (self.clone(), id.to_owned());
+        let mut creating = tokio::spawn(async move { agent.create(&name, guest).await });
+        match tokio::time::timeout(limit, &mut creating).await {
+            Ok(Ok(created)) => created,
+            Ok(Err(e)) => Err(Error::State(format!("the making of container {id} failed: {e}"))),
+            Err(_) => {
+                let (agent, name) = (self.clone(), id.to_owned());
+                tokio::spawn(async move {
+                    if let Ok(Ok(())) = creating.await {
+                        // Else it goes with its machine.
+                        let _ = agent.remove(&name).await;
+                    }
+                });
+                Err(Error::State(format!(
+                    "the guest did not make container {id} within {} s (create_container_timeout)",
+                    limit.as_secs()
+                )))
+            }
+        }
+    }
+
     async fn copy(&self, file: CopiedFile) -> Result<()> {
         let request = CopyFileRequest {
             path: file.path,

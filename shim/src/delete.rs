@@ -49,14 +49,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// Removes what is there of a container. What cannot be is logged: containerd asks but once.
 pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
     let bundle = &arguments.bundle;
-    let spec = match spec::read(&bundle.join("config.json")) {
-        Ok(spec) => spec,
+    let spec = match spec::read_if_any(&bundle.join("config.json")) {
+        Ok(spec) => spec.unwrap_or_default(),
         Err(e) => {
             info!("{e}");
             Spec::default()
         }
     };
-    let role = Role::of(&arguments.id, &spec.annotations).unwrap_or(Role::Single);
+    let role = Role::of_bundle(&arguments.id, &spec.annotations, bundle).unwrap_or(Role::Single);
     let address = Address::of(&arguments.address, &arguments.namespace, role.pod(&arguments.id));
     let note = Note::read(bundle);
     // A container that could not be started in a pod that lives is no end of that pod.

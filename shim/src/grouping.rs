@@ -1,6 +1,7 @@
 //! Which containers share a microVM: CRI says so by annotations. Whoever has none is a pod of one.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::error::{Error, Result};
 
@@ -10,6 +11,9 @@ const KIND: [&str; 2] = [
     "io.kubernetes.cri-o.ContainerType",
 ];
 const POD: [&str; 2] = ["io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"];
+
+/// The file of a bundle that names the pod of a container made in a sandbox.
+const SANDBOX: &str = "sandbox";
 
 /// What a container is to its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +45,18 @@ impl Role {
                 "container {id}: annotation {} is {other:?}, neither sandbox nor container",
                 KIND[0]
             ))),
+        }
+    }
+
+    /// The same of the container in `bundle`, where containerd's sandbox API leaves the id of its pod.
+    pub fn of_bundle(id: &str, annotations: &BTreeMap<String, String>, bundle: &Path) -> Result<Role> {
+        let role = Role::of(id, annotations)?;
+        if role != Role::Single {
+            return Ok(role);
+        }
+        match std::fs::read_to_string(bundle.join(SANDBOX)) {
+            Ok(pod) if !pod.is_empty() && pod != id => Ok(Role::Member { pod }),
+            _ => Ok(role),
         }
     }
 
@@ -83,5 +99,16 @@ mod tests {
         assert_eq!(crio.unwrap(), member);
         assert!(role(&[("io.kubernetes.cri.container-type", "container")]).is_err());
         assert!(role(&[("io.kubernetes.cri.container-type", "x")]).is_err());
+    }
+
+    #[test]
+    fn a_bundle_says_which_sandbox_a_container_is_in_if_annotations_do_not() {
+        let bundle = tempfile::tempdir().unwrap();
+        let of = |annotations: &BTreeMap<_, _>| Role::of_bundle("me", annotations, bundle.path()).unwrap();
+        assert_eq!(of(&BTreeMap::new()), Role::Single);
+        std::fs::write(bundle.path().join(SANDBOX), "pod").unwrap();
+        assert_eq!(of(&BTreeMap::new()), Role::Member { pod: "pod".into() });
+        let annotations = BTreeMap::from([(KIND[0].to_owned(), "sandbox".to_owned())]);
+        assert_eq!(of(&annotations), Role::Pod);
     }
 }

@@ -3,11 +3,12 @@
 //! | module | noun |
 //! |---|---|
 //! | [`arguments`], [`start`], [`serve`], [`delete`], [`about`] | what containerd runs this program for |
-//! | [`service`] | containerd's task service |
+//! | [`service`], [`sandbox`] | containerd's task service, and its sandbox service |
 //! | [`pod`], [`container`], [`process`] | what there is, and what is done to it |
 //! | [`machine`], [`sizing`], [`thawd`], [`agent`], [`pidfd`] | the pod's microVM, who makes it, who is in it |
 //! | [`spec`], [`rootfs`], [`hooks`] | from a bundle to what the guest is to have |
 //! | [`share`] | what of the host the guest has |
+//! | [`options`], [`kata`] | what containerd's file says of the runtime; Kata's settings |
 //! | [`stdio`] | a process's streams |
 //! | [`events`], [`stats`] | what containerd is told |
 //! | [`grouping`], [`address`] | which containers share a microVM, and where its shim listens |
@@ -25,13 +26,16 @@ pub mod error;
 pub mod events;
 pub mod grouping;
 pub mod hooks;
+pub mod kata;
 pub mod log;
 pub mod machine;
 pub mod memory;
+pub mod options;
 pub mod pidfd;
 pub mod pod;
 pub mod process;
 pub mod rootfs;
+pub mod sandbox;
 pub mod serve;
 pub mod service;
 pub mod share;

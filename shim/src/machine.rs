@@ -9,6 +9,7 @@ use thaw_protocol::shim::pods::{CreatePodRequest, PodNetwork};
 
 use crate::agent::Agent;
 use crate::error::{Error, For, Result};
+use crate::kata::Settings;
 use crate::sizing;
 use crate::spec::config::Spec;
 use crate::thawd::Thawd;
@@ -23,6 +24,8 @@ pub struct Machine {
     /// Its VMM: what containerd has for a task's process.
     pub vmm: i32,
     pub agent: Agent,
+    /// What Kata's settings make of the pod: its containers have the same.
+    pub kata: Settings,
 }
 
 /// What a bundle says of it.
@@ -46,18 +49,23 @@ impl Note {
 }
 
 impl Machine {
-    /// Makes the microVM of a pod whose own specification is `spec`, and notes it in its bundle.
+    /// Makes the microVM of a pod whose own specification is `spec`, with Kata's settings for it, and notes it in its bundle.
     pub async fn make(
         thawd: &Thawd,
         namespace: &str,
         id: &str,
         bundle: &Path,
         spec: &Spec,
+        kata: Settings,
     ) -> Result<Machine> {
-        let shape = sizing::shape(spec);
+        let shape = sizing::shape(spec, &kata);
+        let mut network = network(spec)?;
+        if kata.no_network {
+            network = PodNetwork::default();
+        }
         let request = CreatePodRequest {
             hostname: spec.hostname.clone(),
-            network: MessageField::some(network(spec)?),
+            network: MessageField::some(network),
             cgroup: spec.linux.cgroups_path.clone(),
             cpus: shape.cpus,
             memory_mib: shape.memory_mib,
@@ -83,6 +91,7 @@ impl Machine {
                 sandbox: made.sandbox_id,
                 vmm: made.vmm_pid,
                 agent,
+                kata,
             }),
             Err(e) => {
                 // The first error says more.

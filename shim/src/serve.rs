@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use thaw_protocol::shim::sandbox_ttrpc::create_sandbox;
 use thaw_protocol::shim::task_ttrpc::create_task;
 use tokio::sync::watch;
 use ttrpc::r#async::Server;
@@ -50,15 +51,16 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// Serves a pod on a socket until it is shut down.
 pub async fn serve(listener: UnixListener, pod: Arc<Pod>) -> Result<()> {
     let (stop, mut stopped) = watch::channel(false);
-    let service = Service {
+    let service = Arc::new(Service {
         pod: pod.clone(),
         stop,
-    };
+    });
     let failed = |e: ttrpc::Error| Error::Thawd(format!("ttrpc: {e}"));
     let listener = Listener::try_from(listener).for_(|| "listen".into())?;
     let mut server = Server::new()
         .add_listener(listener)
-        .register_service(create_task(Arc::new(service)));
+        .register_service(create_task(service.clone()))
+        .register_service(create_sandbox(service));
     server.start().await.map_err(failed)?;
     info!("serving");
     let _ = stopped.wait_for(|stopped| *stopped).await;

@@ -178,10 +178,10 @@ impl Task for Service {
 
     /// Ends the shim, unless it has tasks still: containerd asks after each of a pod's.
     async fn shutdown(&self, _: &TtrpcContext, r: ShutdownRequest) -> Answer<Empty> {
-        if !r.now && !self.pod.is_empty() {
+        if !r.now && (!self.pod.is_empty() || self.pod.is_sandbox()) {
             return Ok(Empty::new());
         }
-        if !self.pod.is_empty() {
+        if !self.pod.is_empty() || self.pod.is_sandbox() {
             self.pod.end_machine();
         }
         self.stop.send_replace(true);

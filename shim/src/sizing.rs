@@ -2,14 +2,15 @@
 //! the guest itself.
 //!
 //! CRI tells a pod's sum by annotations of its sandbox (containerd 1.6.4 and later, for kubelets that tell it). A pod of one
-//! has it in its own limits.
+//! has it in its own limits. What Kata's settings say stands for the guest's own part, and for all where nothing is told.
 
+use crate::kata::Settings;
 use crate::spec::config::Spec;
 
-/// What one has that says nothing; 0 leaves it to thawd.
-const DEFAULT_MEMORY_MIB: u32 = 512;
-const DEFAULT_CPUS: u32 = 1;
-/// What the guest needs for itself.
+/// What one has that says nothing: MiB, thousandths of a CPU.
+const DEFAULT_MEMORY_MIB: u64 = 512;
+const DEFAULT_CPUS: u64 = 1000;
+/// What the guest needs for itself. With what a VMM takes on top it is the RuntimeClass's overhead (docs/kubernetes.md).
 const OWN_MEMORY_MIB: u64 = 128;
 /// Most that can be had (docs/operations.md).
 const MOST_MEMORY_MIB: u64 = 65536;
@@ -25,8 +26,8 @@ pub struct Shape {
     pub memory_mib: u32,
 }
 
-/// Of the pod with this specification.
-pub fn shape(spec: &Spec) -> Shape {
+/// Of the pod with this specification and Kata's settings for it.
+pub fn shape(spec: &Spec, kata: &Settings) -> Shape {
     let told = |name: &str| {
         spec.annotations
             .get(name)
@@ -40,16 +41,34 @@ pub fn shape(spec: &Spec) -> Shape {
     let cpu = resources.cpu.as_ref();
     let quota = told(QUOTA).or_else(|| cpu.and_then(|c| c.quota));
     let period = told(PERIOD).or_else(|| cpu.and_then(|c| i64::try_from(c.period?).ok()));
-    let cpus = match (quota, period) {
-        (Some(quota @ 1..), Some(period @ 1..)) => Some(quota.unsigned_abs().div_ceil(period.unsigned_abs())),
+    // In thousandths of a CPU, as Kata has them: fractions are added before the sum is rounded up.
+    let asked = match (quota, period) {
+        (Some(quota @ 1..), Some(period @ 1..)) => Some(
+            quota
+                .unsigned_abs()
+                .saturating_mul(1000)
+                .div_ceil(period.unsigned_abs()),
+        ),
         _ => None,
     };
+    let base = kata.vcpus.map(|vcpus| (f64::from(vcpus) * 1000.0).round() as u64);
+    let cpus = match (base, asked) {
+        (None, None) => DEFAULT_CPUS,
+        (base, asked) => base.unwrap_or(0).saturating_add(asked.unwrap_or(0)),
+    };
+    let base = kata.memory_mib.map(u64::from);
+    let memory = match (base, memory) {
+        (None, None) => DEFAULT_MEMORY_MIB,
+        (Some(base), None) => base,
+        (base, Some(bytes)) => bytes
+            .div_ceil(1 << 20)
+            .saturating_add(base.unwrap_or(OWN_MEMORY_MIB)),
+    };
+    let most = |told: Option<u32>, most: u64| told.map_or(most, |told| u64::from(told).min(most));
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
     Shape {
-        cpus: cpus.map_or(DEFAULT_CPUS, |n| small(n.clamp(1, MOST_CPUS))),
-        memory_mib: memory.map_or(DEFAULT_MEMORY_MIB, |bytes| {
-            small((bytes.div_ceil(1 << 20).saturating_add(OWN_MEMORY_MIB)).min(MOST_MEMORY_MIB))
-        }),
+        cpus: small(cpus.div_ceil(1000).clamp(1, most(kata.max_vcpus, MOST_CPUS))),
+        memory_mib: small(memory.min(most(kata.max_memory_mib, MOST_MEMORY_MIB))),
     }
 }
 
@@ -65,7 +84,7 @@ mod tests {
             cpus: 1,
             memory_mib: 512,
         };
-        assert_eq!(shape(&spec), default);
+        assert_eq!(shape(&spec, &Settings::default()), default);
         spec.linux.resources.memory = Some(Memory {
             limit: Some(100 << 20),
             ..Default::default()
@@ -76,7 +95,7 @@ mod tests {
             ..Default::default()
         });
         assert_eq!(
-            shape(&spec),
+            shape(&spec, &Settings::default()),
             Shape {
                 cpus: 2,
                 memory_mib: 228
@@ -86,7 +105,7 @@ mod tests {
             spec.annotations.insert(name.into(), value.into());
         }
         assert_eq!(
-            shape(&spec),
+            shape(&spec, &Settings::default()),
             Shape {
                 cpus: 1,
                 memory_mib: 1152
@@ -95,11 +114,47 @@ mod tests {
         spec.annotations.insert(MEMORY.into(), i64::MAX.to_string());
         spec.annotations.insert(QUOTA.into(), i64::MAX.to_string());
         assert_eq!(
-            shape(&spec),
+            shape(&spec, &Settings::default()),
             Shape {
                 cpus: 16,
                 memory_mib: 65536
             }
         );
+    }
+
+    #[test]
+    fn a_runtime_class_has_room_for_what_is_no_containers() {
+        const VMM_MIB: u64 = 32;
+        let overhead = format!("memory: {}Mi", OWN_MEMORY_MIB + VMM_MIB);
+        for file in ["kubernetes/runtimeclass.yaml", "helm/thaw/values.yaml"] {
+            let path = format!("{}/../packaging/{file}", env!("CARGO_MANIFEST_DIR"));
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(text.contains(&overhead), "{path}: {overhead}");
+        }
+    }
+
+    #[test]
+    fn katas_settings_stand_for_the_guests_own_part_and_bound_the_whole() {
+        let mut spec = Spec::default();
+        let mut kata = Settings {
+            vcpus: Some(0.5),
+            memory_mib: Some(256),
+            ..Settings::default()
+        };
+        let (cpus, memory_mib) = (1, 256);
+        assert_eq!(shape(&spec, &kata), Shape { cpus, memory_mib });
+        for (name, value) in [(MEMORY, "1073741824"), (QUOTA, "150000"), (PERIOD, "100000")] {
+            spec.annotations.insert(name.into(), value.into());
+        }
+        let (cpus, memory_mib) = (2, 1280);
+        assert_eq!(shape(&spec, &kata), Shape { cpus, memory_mib });
+        kata.vcpus = Some(0.6);
+        assert_eq!(shape(&spec, &kata).cpus, 3);
+        (kata.max_vcpus, kata.max_memory_mib) = (Some(2), Some(1000));
+        let (cpus, memory_mib) = (2, 1000);
+        assert_eq!(shape(&spec, &kata), Shape { cpus, memory_mib });
+        // What no machine can have is not had by saying so.
+        (kata.vcpus, kata.max_vcpus) = (Some(f32::MAX), Some(u32::MAX));
+        assert_eq!(shape(&spec, &kata).cpus, 16);
     }
 }

@@ -14,6 +14,7 @@ use crate::address::Address;
 use crate::arguments::Arguments;
 use crate::error::{Error, For, Result};
 use crate::grouping::Role;
+use crate::options;
 use crate::service::check_id;
 use crate::spec;
 
@@ -29,8 +30,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn start(arguments: &Arguments) -> Result<Address> {
     check_id(&arguments.id)?;
-    let spec = spec::read(&arguments.bundle.join("config.json"))?;
-    let role = Role::of(&arguments.id, &spec.annotations)?;
+    // A pod that is made by the sandbox API has no specification.
+    let spec = spec::read_if_any(&arguments.bundle.join("config.json"))?.unwrap_or_default();
+    let role = Role::of_bundle(&arguments.id, &spec.annotations, &arguments.bundle)?;
     let address = Address::of(&arguments.address, &arguments.namespace, role.pod(&arguments.id));
     if address.is_served() {
         return Ok(address);
@@ -41,6 +43,7 @@ fn start(arguments: &Arguments) -> Result<Address> {
             arguments.id
         )));
     }
+    options::keep(&arguments.bundle)?;
     let listener = listen(address.path())?;
     let child = spawn(arguments, listener)?;
     spare_containerd(child);

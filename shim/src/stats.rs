@@ -50,6 +50,11 @@ pub fn metrics(stats: &StatsContainerResponse) -> Result<Any> {
         network: network.collect(),
         ..Default::default()
     };
+    encoded(&metrics)
+}
+
+/// In an `Any`.
+pub fn encoded(metrics: &Metrics) -> Result<Any> {
     let value = metrics
         .write_to_bytes()
         .map_err(|e| Error::Invalid(e.to_string()))?;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thaw_protocol::agent::layout;
-use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::mount::Mount;
 use thaw_protocol::shim::task::CreateTaskRequest;
 use thaw_protocol::shim::task_events::TaskCreate;
+use thaw_protocol::shim::{Any, MessageField};
 
 use super::{Pod, Slot, is_the_last, task_io};
 use crate::container::Container;
@@ -17,7 +17,9 @@ use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::grouping::Role;
 use crate::hooks::{self, State};
+use crate::kata::{self, Settings};
 use crate::machine::Machine;
+use crate::options::Options;
 use crate::rootfs::{self, Rootfs};
 use crate::share::Used;
 use crate::spec::config::Spec;
@@ -39,8 +41,13 @@ impl Pod {
             ));
         }
         let bundle = PathBuf::from(&r.bundle);
-        let spec = spec::read(&bundle.join("config.json"))?;
-        let role = Role::of(&r.id, &spec.annotations)?;
+        let mut spec = spec::read(&bundle.join("config.json"))?;
+        let role = self.role(&r.id, &spec, &bundle)?;
+        self.complete(&mut spec);
+        let kata = self.kata(&role, &spec, r.options.as_ref(), &bundle)?;
+        if kata.disable_guest_seccomp == Some(true) {
+            spec.linux.seccomp = None;
+        }
         let reservation = self.reserve(&r.id)?;
         hooks::check(&spec.hooks)?;
         let wanted = match role {
@@ -54,7 +61,7 @@ impl Pod {
             terminal: r.terminal,
         };
         let container = Container::new(&r.id, bundle, role.clone(), spec.hooks.clone(), stdio);
-        let machine = self.machine_for(&container, &spec).await?;
+        let machine = self.machine_for(&container, &spec, kata).await?;
         let container = Arc::new(container);
         if let Err(e) = self.make(&machine, &container, wanted).await {
             if is_the_last(&role) {
@@ -79,8 +86,23 @@ impl Pod {
         Ok(self.pid())
     }
 
+    /// Kata's settings: they are read with the container that brings the pod, and hold for the others.
+    fn kata(&self, role: &Role, spec: &Spec, options: Option<&Any>, bundle: &Path) -> Result<Settings> {
+        match role {
+            Role::Single | Role::Pod => {
+                Ok(kata::settings(&spec.annotations, &Options::of(options, bundle)?)?)
+            }
+            Role::Member { .. } => Ok(self.machine.get().map(|m| m.kata.clone()).unwrap_or_default()),
+        }
+    }
+
     /// The pod's microVM, made now if the container brings the pod.
-    async fn machine_for(self: &Arc<Pod>, container: &Container, spec: &Spec) -> Result<Arc<Machine>> {
+    async fn machine_for(
+        self: &Arc<Pod>,
+        container: &Container,
+        spec: &Spec,
+        kata: Settings,
+    ) -> Result<Arc<Machine>> {
         let (id, bundle) = (&container.id, &container.bundle);
         if let Role::Member { pod } = &container.role {
             let none = || Error::State(format!("container {id}: pod {pod} has no microVM"));
@@ -88,12 +110,24 @@ impl Pod {
             machine.note().write(bundle)?;
             return Ok(machine.clone());
         }
+        self.machine_of(id, bundle, spec, kata).await.cloned()
+    }
+
+    /// The microVM of the pod that container or sandbox `id` brings.
+    pub(super) async fn machine_of(
+        self: &Arc<Pod>,
+        id: &str,
+        bundle: &Path,
+        spec: &Spec,
+        kata: Settings,
+    ) -> Result<&Arc<Machine>> {
         let make = || async {
-            let machine = Arc::new(Machine::make(&self.thawd, &self.namespace, id, bundle, spec).await?);
+            let made = Machine::make(&self.thawd, &self.namespace, id, bundle, spec, kata).await?;
+            let machine = Arc::new(made);
             self.attend_machine(&machine);
             Ok::<_, Error>(machine)
         };
-        self.machine.get_or_try_init(make).await.cloned()
+        self.machine.get_or_try_init(make).await
     }
 
     /// Has the guest make it. A failure leaves nothing of it there.
@@ -119,7 +153,8 @@ impl Pod {
         let mut used = Vec::new();
         let made = async {
             let guest = self.supply(machine, &container.id, wanted, &mut used).await?;
-            machine.agent.create(&container.id, guest).await
+            let limit = machine.kata.create_timeout;
+            machine.agent.create_within(limit, &container.id, guest).await
         };
         let made = made.await;
         if let Err(e) = made {

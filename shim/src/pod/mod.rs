@@ -7,9 +7,10 @@
 mod create;
 mod delete;
 mod life;
+mod sandbox;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use thaw_protocol::shim::task_events::{TaskExit, TaskOOM};
 use thaw_protocol::shim::{MessageField, task_events};
@@ -22,6 +23,7 @@ use crate::grouping::Role;
 use crate::machine::Machine;
 use crate::pidfd;
 use crate::process::{Exit, KILLED, Process};
+use crate::sandbox::Sandbox;
 use crate::share::Shares;
 use crate::thawd::Thawd;
 use crate::{info, warning};
@@ -41,6 +43,8 @@ pub struct Pod {
     thawd: Thawd,
     machine: OnceCell<Arc<Machine>>,
     shares: Shares,
+    /// What it is to containerd, if its sandbox API made it.
+    sandbox: OnceLock<Arc<Sandbox>>,
     containers: Mutex<BTreeMap<String, Slot>>,
     /// What is being ended though nobody waits for it yet.
     ending: watch::Sender<usize>,
@@ -69,6 +73,7 @@ impl Pod {
             thawd,
             machine: OnceCell::new(),
             shares: Shares::default(),
+            sandbox: OnceLock::new(),
             containers: Mutex::default(),
             ending: watch::Sender::new(0),
         })
@@ -198,6 +203,10 @@ impl Pod {
                 () = pidfd::ended(of.vmm) => "its VMM was killed".into(),
             };
             let Some(pod) = pod.upgrade() else { return };
+            if let Some(sandbox) = pod.sandbox.get() {
+                sandbox.life.settled().await;
+                sandbox.life.end(Exit::now(KILLED));
+            }
             for container in pod.made() {
                 warning!(
                     "container {} ends: microVM {}: {reason}",

@@ -30,6 +30,14 @@ pub struct Guest {
     pub bound: Vec<Bound>,
 }
 
+/// Reads a specification, if there is one.
+pub fn read_if_any(path: &Path) -> Result<Option<Spec>> {
+    match read(path) {
+        Err(Error::System { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
+}
+
 /// Reads a specification.
 pub fn read(path: &Path) -> Result<Spec> {
     let text = std::fs::read(path).map_err(|source| Error::System {

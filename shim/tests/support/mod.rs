@@ -3,6 +3,8 @@
 //! A process `echo WORDS` writes them and ends; `missing` is not found; any other gives back what it is told, to the end of its
 //! input, and ends by signals only.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -17,6 +19,7 @@ use thaw_protocol::shim::events_ttrpc::{Events, create_events};
 use thaw_protocol::shim::mount::Mount;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::{Pods, create_pods};
+use thaw_protocol::shim::sandbox_ttrpc::SandboxClient;
 use thaw_protocol::shim::task::{
     CreateTaskRequest, DeleteRequest, ExecProcessRequest, KillRequest, ShutdownRequest, StartRequest,
     StateRequest, StateResponse, WaitRequest,
@@ -373,6 +376,7 @@ impl Events for Heard {
 pub struct Rig {
     pub directory: tempfile::TempDir,
     pub client: TaskClient,
+    pub sandbox: SandboxClient,
     pub agent: Arc<FakeAgent>,
     pub thawd: Arc<FakeThawd>,
     heard: Arc<Heard>,
@@ -448,7 +452,8 @@ impl Rig {
             .await
             .unwrap();
         Rig {
-            client: TaskClient::new(client),
+            client: TaskClient::new(client.clone()),
+            sandbox: SandboxClient::new(client),
             agent,
             thawd,
             heard,

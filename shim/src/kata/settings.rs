@@ -1,0 +1,101 @@
+//! What Kata's settings come to: values of a pod, each read as Kata reads it.
+
+use std::time::Duration;
+
+/// Least that any microVM has.
+const LEAST_MEMORY_MIB: u32 = 128;
+
+/// What is set. None: Thaw's own choice.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// Before its containers' own are added; fractions count until the sum is rounded up.
+    pub vcpus: Option<f32>,
+    pub max_vcpus: Option<u32>,
+    /// Before its containers' own is added, MiB.
+    pub memory_mib: Option<u32>,
+    pub max_memory_mib: Option<u32>,
+    /// Containers run without the seccomp profile they come with.
+    pub disable_guest_seccomp: Option<bool>,
+    /// How long the making of a container may take.
+    pub create_timeout: Option<Duration>,
+    /// It has no network, whatever its namespace has.
+    pub no_network: bool,
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "1" | "t" | "T" | "TRUE" | "True" => Ok(true),
+        "false" | "0" | "f" | "F" | "FALSE" | "False" => Ok(false),
+        _ => Err("is neither true nor false".into()),
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "is no number that fits".into())
+}
+
+/// `default_vcpus`: none or less is as many as the host has, in Kata too.
+pub(super) fn vcpus(settings: &mut Settings, text: &str) -> Result<(), String> {
+    let vcpus: f32 = number(text)?;
+    if !vcpus.is_finite() {
+        return Err("is no number that fits".into());
+    }
+    let all = std::thread::available_parallelism().map_or(1, usize::from) as f32;
+    settings.vcpus = Some(if vcpus > 0.0 { vcpus } else { all });
+    Ok(())
+}
+
+/// `default_max_vcpus`: 0 is as many as there can be.
+pub(super) fn max_vcpus(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.max_vcpus = Some(number(text)?).filter(|max| *max > 0);
+    Ok(())
+}
+
+/// `default_memory`: 0 leaves it to Thaw.
+pub(super) fn memory(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.memory_mib = match number(text)? {
+        0 => None,
+        small if small < LEAST_MEMORY_MIB => {
+            return Err(format!("is less than the {LEAST_MEMORY_MIB} MiB a guest takes"));
+        }
+        mib => Some(mib),
+    };
+    Ok(())
+}
+
+/// `default_maxmemory`: 0 is as much as there can be.
+pub(super) fn max_memory(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.max_memory_mib = Some(number(text)?).filter(|max| *max > 0);
+    Ok(())
+}
+
+pub(super) fn disable_guest_seccomp(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.disable_guest_seccomp = Some(boolean(text)?);
+    Ok(())
+}
+
+pub(super) fn create_timeout(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.create_timeout = match number(text)? {
+        0 => None,
+        seconds => Some(Duration::from_secs(seconds)),
+    };
+    Ok(())
+}
+
+/// The VMM in the host's network is nothing a pod may have.
+pub(super) fn disable_new_netns(_: &mut Settings, text: &str) -> Result<(), String> {
+    match boolean(text)? {
+        false => Ok(()),
+        true => Err("cannot be true: a VMM has no network of the host's".into()),
+    }
+}
+
+/// All but `none` come to the same: what the namespace has, the guest has.
+pub(super) fn internetworking_model(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.no_network = match text {
+        "none" => true,
+        "tcfilter" | "macvtap" | "l3forwarding" => false,
+        _ => return Err("is none of tcfilter, macvtap, l3forwarding and none".into()),
+    };
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! What becomes of each of Kata's settings here.
+//!
+//! Names are those of `configuration.toml`'s keys behind their section's kind, and of the annotations behind
+//! `io.katacontainers.config.`: they are the same names (Kata Containers 3.15.0, `docs/how-to/how-to-set-sandbox-config-kata.md`).
+//! docs/kata.md is this table; a test compares them.
+
+use super::settings::{self, Settings};
+
+/// What becomes of a setting.
+#[derive(Clone, Copy)]
+pub enum Treatment {
+    /// It means here what it means there.
+    Honoured(fn(&mut Settings, &str) -> Result<(), String>),
+    /// It changes nothing, for this reason.
+    Ignored(&'static str),
+    /// A pod must not say it, or cannot have it: a pod that says it is refused, for this reason. In the file, which is the
+    /// operator's own, it is ignored.
+    Refused(&'static str),
+}
+
+use Treatment::{Honoured, Ignored, Refused};
+
+const OWN_FILES: &str = "Thaw has its own VMM, guest kernel and guest image";
+const RUNS_PROGRAMS: &str = "it has the runtime start a program of the pod's choice on the host";
+const ONE_MACHINE: &str = "every machine has the same devices, for it is restored from a template";
+const NO_PASSTHROUGH: &str = "host devices are not passed through";
+const NO_LIMIT: &str = "there is no such limit, and a pod that asks for one would run without";
+const IN_PROCESS: &str = "images are served from within the VMM, host directories by thaw-share";
+const OPENS_PATHS: &str = "it opens a path of the pod's choice on the host";
+const NOT_VERIFIED: &str = "what is to have it is Thaw's own, which has another";
+const NO_STORE: &str = "there is no vhost-user store";
+
+/// All, sorted by name.
+pub const TABLE: &[(&str, Treatment)] = &[
+    (
+        "agent.cdh_api_timeout",
+        Ignored("there is no Confidential Data Hub"),
+    ),
+    (
+        "agent.cdh_api_timeout_ms",
+        Ignored("there is no Confidential Data Hub"),
+    ),
+    (
+        "agent.container_pipe_size",
+        Ignored("pipes have the kernel's size"),
+    ),
+    ("agent.enable_tracing", Ignored("thawd traces every start")),
+    (
+        "agent.kernel_modules",
+        Refused("the guest's kernel loads no modules"),
+    ),
+    (
+        "hypervisor.asset_hash_type",
+        Ignored("no hash is compared: what would have one is refused"),
+    ),
+    ("hypervisor.blk_logical_sector_size", Ignored(ONE_MACHINE)),
+    ("hypervisor.blk_physical_sector_size", Ignored(ONE_MACHINE)),
+    (
+        "hypervisor.block_device_cache_direct",
+        Ignored("disks are sandboxes' own and go through the page cache"),
+    ),
+    (
+        "hypervisor.block_device_cache_noflush",
+        Refused("a flush is what keeps a disk whole"),
+    ),
+    (
+        "hypervisor.block_device_cache_set",
+        Ignored("disks are sandboxes' own and go through the page cache"),
+    ),
+    ("hypervisor.block_device_driver", Ignored("disks are virtio-blk")),
+    ("hypervisor.block_device_num_queues", Ignored(ONE_MACHINE)),
+    ("hypervisor.block_device_queue_size", Ignored(ONE_MACHINE)),
+    ("hypervisor.cold_plug_vfio", Refused(NO_PASSTHROUGH)),
+    (
+        "hypervisor.cpu_features",
+        Ignored("the template's baseline says which features a guest sees"),
+    ),
+    ("hypervisor.default_gpu_model", Refused(NO_PASSTHROUGH)),
+    ("hypervisor.default_gpus", Refused(NO_PASSTHROUGH)),
+    ("hypervisor.default_max_vcpus", Honoured(settings::max_vcpus)),
+    ("hypervisor.default_maxmemory", Honoured(settings::max_memory)),
+    // The same, as the file has it.
+    ("hypervisor.default_maxvcpus", Honoured(settings::max_vcpus)),
+    ("hypervisor.default_memory", Honoured(settings::memory)),
+    ("hypervisor.default_vcpus", Honoured(settings::vcpus)),
+    (
+        "hypervisor.disable_block_device_use",
+        Ignored("a root file system is served as files, or as an image"),
+    ),
+    ("hypervisor.disable_image_nvdimm", Ignored(ONE_MACHINE)),
+    (
+        "hypervisor.disable_vhost_net",
+        Ignored("the network is served from within the VMM"),
+    ),
+    ("hypervisor.disk_rate_limiter_bw_max_rate", Refused(NO_LIMIT)),
+    (
+        "hypervisor.disk_rate_limiter_bw_one_time_burst",
+        Refused(NO_LIMIT),
+    ),
+    ("hypervisor.disk_rate_limiter_ops_max_rate", Refused(NO_LIMIT)),
+    (
+        "hypervisor.disk_rate_limiter_ops_one_time_burst",
+        Refused(NO_LIMIT),
+    ),
+    ("hypervisor.enable_guest_swap", Ignored("guests have no swap")),
+    (
+        "hypervisor.enable_hugepages",
+        Ignored("a template's pages are shared in the host's page cache"),
+    ),
+    ("hypervisor.enable_iommu", Ignored(ONE_MACHINE)),
+    ("hypervisor.enable_iommu_platform", Ignored(ONE_MACHINE)),
+    (
+        "hypervisor.enable_iothreads",
+        Ignored("every device has a thread of its own"),
+    ),
+    (
+        "hypervisor.enable_mem_prealloc",
+        Ignored("memory comes as it is used"),
+    ),
+    ("hypervisor.enable_vhost_user_store", Refused(NO_PASSTHROUGH)),
+    (
+        "hypervisor.enable_virtio_mem",
+        Ignored("memory grows by virtio-mem, always"),
+    ),
+    ("hypervisor.entropy_source", Refused(OPENS_PATHS)),
+    ("hypervisor.file_mem_backend", Refused(OPENS_PATHS)),
+    ("hypervisor.firmware", Refused(OWN_FILES)),
+    ("hypervisor.firmware_hash", Refused(NOT_VERIFIED)),
+    ("hypervisor.firmware_volume", Refused(OWN_FILES)),
+    ("hypervisor.firmware_volume_hash", Refused(NOT_VERIFIED)),
+    ("hypervisor.guest_hook_path", Refused("the guest has no hooks")),
+    ("hypervisor.hot_plug_vfio", Refused(NO_PASSTHROUGH)),
+    ("hypervisor.hypervisor_hash", Refused(NOT_VERIFIED)),
+    ("hypervisor.image", Refused(OWN_FILES)),
+    ("hypervisor.image_hash", Refused(NOT_VERIFIED)),
+    ("hypervisor.initrd", Refused(OWN_FILES)),
+    ("hypervisor.initrd_hash", Refused(NOT_VERIFIED)),
+    ("hypervisor.jailer_hash", Refused(NOT_VERIFIED)),
+    ("hypervisor.jailer_path", Refused(RUNS_PROGRAMS)),
+    ("hypervisor.kernel", Refused(OWN_FILES)),
+    ("hypervisor.kernel_hash", Refused(NOT_VERIFIED)),
+    (
+        "hypervisor.kernel_params",
+        Refused("a guest is restored after its kernel has read them"),
+    ),
+    ("hypervisor.machine_accelerators", Ignored(ONE_MACHINE)),
+    ("hypervisor.machine_type", Ignored(ONE_MACHINE)),
+    ("hypervisor.memory_offset", Ignored(ONE_MACHINE)),
+    (
+        "hypervisor.memory_slots",
+        Ignored("memory grows by virtio-mem, always"),
+    ),
+    ("hypervisor.msize_9p", Ignored(IN_PROCESS)),
+    ("hypervisor.path", Refused(RUNS_PROGRAMS)),
+    ("hypervisor.pcie_root_port", Ignored(ONE_MACHINE)),
+    ("hypervisor.rx_rate_limiter_max_rate", Refused(NO_LIMIT)),
+    ("hypervisor.shared_fs", Ignored(IN_PROCESS)),
+    ("hypervisor.tx_rate_limiter_max_rate", Refused(NO_LIMIT)),
+    ("hypervisor.use_legacy_serial", Ignored(ONE_MACHINE)),
+    (
+        "hypervisor.use_vsock",
+        Ignored("the agent is spoken to by vsock, always"),
+    ),
+    ("hypervisor.vhost_user_reconnect_timeout_sec", Ignored(NO_STORE)),
+    ("hypervisor.vhost_user_store_path", Refused(OPENS_PATHS)),
+    ("hypervisor.virtio_fs_cache", Ignored(IN_PROCESS)),
+    ("hypervisor.virtio_fs_cache_size", Ignored(IN_PROCESS)),
+    ("hypervisor.virtio_fs_daemon", Refused(RUNS_PROGRAMS)),
+    ("hypervisor.virtio_fs_extra_args", Refused(RUNS_PROGRAMS)),
+    (
+        "runtime.create_container_timeout",
+        Honoured(settings::create_timeout),
+    ),
+    (
+        "runtime.disable_guest_seccomp",
+        Honoured(settings::disable_guest_seccomp),
+    ),
+    ("runtime.disable_new_netns", Honoured(settings::disable_new_netns)),
+    ("runtime.enable_pprof", Ignored("the shim serves no profiles")),
+    (
+        "runtime.experimental",
+        Ignored("there are no experimental features"),
+    ),
+    (
+        "runtime.experimental_force_guest_pull",
+        Refused("images are pulled by the host, which serves them to the guest"),
+    ),
+    (
+        "runtime.internetworking_model",
+        Honoured(settings::internetworking_model),
+    ),
+    (
+        "runtime.sandbox_cgroup_only",
+        Ignored("all of a sandbox is in its pod's cgroup, always"),
+    ),
+    (
+        "runtime.static_sandbox_resource_mgmt",
+        Ignored("a pod has all its containers may use from its start"),
+    ),
+];
+
+/// What becomes of a setting. None: Kata has none of this name that is known here.
+pub fn treatment(name: &str) -> Option<Treatment> {
+    let at = TABLE.binary_search_by(|(known, _)| (*known).cmp(name)).ok()?;
+    Some(TABLE[at].1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sorted_and_has_each_once() {
+        assert!(TABLE.is_sorted_by(|a, b| a.0 < b.0));
+        assert!(matches!(treatment("hypervisor.path"), Some(Refused(_))));
+        assert!(treatment("hypervisor.pat").is_none());
+    }
+
+    #[test]
+    fn the_document_has_it() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kata.md");
+        let document = std::fs::read_to_string(path).expect("docs/kata.md");
+        let rows: Vec<String> = TABLE
+            .iter()
+            .map(|(name, treatment)| match treatment {
+                Honoured(_) => format!("| `{name}` | honoured | |"),
+                Ignored(why) => format!("| `{name}` | ignored | {why} |"),
+                Refused(why) => format!("| `{name}` | refused | {why} |"),
+            })
+            .collect();
+        if std::env::var_os("THAW_WRITE_DOCS").is_some() {
+            let (head, _) = document.split_once("| setting |").expect("its table");
+            let table = format!("| setting | | because |\n|---|---|---|\n{}\n", rows.join("\n"));
+            std::fs::write(path, format!("{head}{table}")).expect("written");
+            return;
+        }
+        for row in rows {
+            assert!(
+                document.contains(&row),
+                "docs/kata.md lacks {row}; THAW_WRITE_DOCS=1 writes it"
+            );
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! A pod made by containerd's sandbox API (`sandboxer = "shim"`): a microVM with no container that stands for it.
+//!
+//! Invariant: its life is that of its microVM. It is made with it, ends with it whoever ends that, and its containers are those
+//! whose bundles name it; none of them ends it.
+
+pub mod files;
+mod metrics;
+mod request;
+mod service;
+
+use std::path::PathBuf;
+
+pub use metrics::metrics;
+pub use request::{config, spec};
+use thaw_protocol::shim::Timestamp;
+
+use crate::agent::ProcessId;
+use crate::process::{Exit, Phase, Process};
+use crate::stdio::Stdio;
+
+/// A sandbox, as containerd has it.
+#[derive(Debug)]
+pub struct Sandbox {
+    pub id: String,
+    pub bundle: PathBuf,
+    pub created_at: Timestamp,
+    /// What stands for it: nothing in the guest, but it is started once and ends once.
+    pub life: Process,
+}
+
+impl Sandbox {
+    pub fn new(id: &str, bundle: PathBuf) -> Sandbox {
+        let name = ProcessId {
+            container: id.into(),
+            exec: id.into(),
+        };
+        Sandbox {
+            id: id.into(),
+            bundle,
+            created_at: Timestamp::now(),
+            life: Process::new(name, "", Stdio::default()),
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&self) -> Option<Exit> {
+        match self.life.phase() {
+            Phase::Ended(exit) => Some(exit),
+            Phase::Created | Phase::Starting | Phase::Running => None,
+        }
+    }
+
+    /// CRI's name of its state.
+    pub fn state(&self) -> &'static str {
+        match self.life.phase() {
+            Phase::Running => "SANDBOX_READY",
+            Phase::Created | Phase::Starting | Phase::Ended(_) => "SANDBOX_NOTREADY",
+        }
+    }
+}

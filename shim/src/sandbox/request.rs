@@ -1,0 +1,196 @@
+//! From what the sandbox API says of a pod to the specification its microVM is made by: that of the container which stands for
+//! a pod otherwise.
+//!
+//! CRI tells the pod's configuration whole. Of its annotations those are taken which `thaw install` has containerd hand on to
+//! containers that stand for pods: others, CRI's own among them, are the pod's user's here, and nobody's word.
+
+use thaw_protocol::shim::pod_sandbox::{NamespaceMode, PodSandboxConfig};
+use thaw_protocol::shim::sandbox::CreateSandboxRequest;
+use thaw_protocol::shim::{Any, Message};
+
+use crate::error::{Error, Result};
+use crate::spec::config::{Cpu, Memory, Namespace, Spec};
+
+/// The name of CRI's message in an `Any`.
+const CRI: &str = "runtime.v1.PodSandboxConfig";
+/// What annotations of a pod's are read.
+const ANNOTATIONS: [&str; 2] = ["io.katacontainers.", "run.thaw."];
+
+/// What CRI says of the pod. Another client of the API says nothing.
+pub fn config(options: Option<&Any>) -> Result<PodSandboxConfig> {
+    match options {
+        Some(told) if told.type_url.rsplit('/').next() == Some(CRI) => {
+            PodSandboxConfig::parse_from_bytes(&told.value)
+                .map_err(|e| Error::Invalid(format!("the pod's configuration: {e}")))
+        }
+        _ => Ok(PodSandboxConfig::new()),
+    }
+}
+
+/// The pod's specification. `given` is what a client of the API wrote for it, which CRI does not.
+pub fn spec(request: &CreateSandboxRequest, config: &PodSandboxConfig, given: Option<Spec>) -> Result<Spec> {
+    let linux = &config.linux;
+    let namespaces = &linux.security_context.namespace_options;
+    let is_the_hosts = namespaces.network == NamespaceMode::NODE.into();
+    if namespaces.userns_options.is_some() && namespaces.userns_options.mode == NamespaceMode::POD.into() {
+        return Err(Error::Unsupported(
+            "a user namespace makes no sense in a microVM, which has the host's users behind its wall: remove hostUsers: false"
+                .into(),
+        ));
+    }
+    let was_given = given.is_some();
+    let mut spec = given.unwrap_or_default();
+    if !config.hostname.is_empty() {
+        spec.hostname = config.hostname.clone();
+    }
+    for (name, value) in config.annotations.iter().chain(&request.annotations) {
+        if ANNOTATIONS.iter().any(|of| name.starts_with(of)) {
+            spec.annotations.insert(name.clone(), value.clone());
+        }
+    }
+    if !linux.cgroup_parent.is_empty() {
+        spec.linux.cgroups_path = cgroup(&linux.cgroup_parent, &request.sandbox_id);
+    }
+    let sysctls = linux.sysctls.iter();
+    spec.linux
+        .sysctl
+        .extend(sysctls.map(|(k, v)| (k.clone(), v.clone())));
+    let resources = &linux.resources;
+    if resources.memory_limit_in_bytes > 0 {
+        spec.linux.resources.memory = Some(Memory {
+            limit: Some(resources.memory_limit_in_bytes),
+            ..Default::default()
+        });
+    }
+    if resources.cpu_quota > 0 {
+        spec.linux.resources.cpu = Some(Cpu {
+            quota: Some(resources.cpu_quota),
+            period: u64::try_from(resources.cpu_period).ok(),
+            ..Default::default()
+        });
+    }
+    match request.netns_path.as_str() {
+        // A specification without one, as CRI's pods with the host's network, is refused where the network is made.
+        "" if is_the_hosts || was_given => {}
+        path => {
+            spec.linux.namespaces.retain(|of| of.kind != "network");
+            spec.linux.namespaces.push(Namespace {
+                kind: "network".into(),
+                path: path.into(),
+            });
+        }
+    }
+    Ok(spec)
+}
+
+/// Where CRI puts a pod's own container: a scope of systemd's in its slice, or a directory.
+fn cgroup(parent: &str, id: &str) -> String {
+    let last = parent.rsplit('/').next().unwrap_or_default();
+    match last.ends_with(".slice") {
+        true => format!("{last}:cri-containerd:{id}"),
+        false => format!("{}/{id}", parent.trim_end_matches('/')),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_protocol::shim::MessageField;
+    use thaw_protocol::shim::pod_sandbox::*;
+
+    fn any(config: &PodSandboxConfig) -> Any {
+        Any {
+            type_url: CRI.into(),
+            value: config.write_to_bytes().unwrap(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_pod_of_cris_is_the_specification_its_container_would_have() {
+        let annotations = [
+            ("io.katacontainers.config.hypervisor.default_memory", "256"),
+            ("io.kubernetes.cri.sandbox-memory", "99999999999"),
+        ];
+        let given = PodSandboxConfig {
+            hostname: "web-0".into(),
+            annotations: annotations.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+            linux: MessageField::some(LinuxPodSandboxConfig {
+                cgroup_parent: "/kubepods.slice/kubepods-podx.slice".into(),
+                sysctls: [("net.core.somaxconn".to_owned(), "1024".to_owned())].into(),
+                resources: MessageField::some(LinuxContainerResources {
+                    cpu_period: 100_000,
+                    cpu_quota: 150_000,
+                    memory_limit_in_bytes: 64 << 20,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let request = CreateSandboxRequest {
+            sandbox_id: "pod".into(),
+            netns_path: "/run/netns/x".into(),
+            options: MessageField::some(any(&given)),
+            ..Default::default()
+        };
+        let read = config(request.options.as_ref()).unwrap();
+        assert_eq!(read, given);
+        let made = spec(&request, &read, None).unwrap();
+        assert_eq!(made.hostname, "web-0");
+        assert_eq!(made.linux.cgroups_path, "kubepods-podx.slice:cri-containerd:pod");
+        assert_eq!(made.linux.sysctl["net.core.somaxconn"], "1024");
+        assert_eq!(made.linux.namespace("network").unwrap().path, "/run/netns/x");
+        // A pod's user says how large it is by its limits, and by what the operator lets through.
+        assert_eq!(made.annotations.len(), 1);
+        let shape = crate::sizing::shape(&made, &Default::default());
+        assert_eq!((shape.cpus, shape.memory_mib), (2, 192));
+        assert_eq!(cgroup("/kubepods/podx/", "pod"), "/kubepods/podx/pod");
+    }
+
+    #[test]
+    fn without_a_namespace_the_network_is_its_own_and_the_hosts_is_nobodys() {
+        let request = CreateSandboxRequest::new();
+        let own = spec(&request, &PodSandboxConfig::new(), None).unwrap();
+        assert_eq!(own.linux.namespace("network").unwrap().path, "");
+        let with = |options: NamespaceOption| PodSandboxConfig {
+            linux: MessageField::some(LinuxPodSandboxConfig {
+                security_context: MessageField::some(LinuxSandboxSecurityContext {
+                    namespace_options: MessageField::some(options),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let hosts = with(NamespaceOption {
+            network: NamespaceMode::NODE.into(),
+            ..Default::default()
+        });
+        let hosts = spec(&request, &hosts, None).unwrap();
+        assert!(hosts.linux.namespace("network").is_none());
+        let users = with(NamespaceOption {
+            userns_options: MessageField::some(UserNamespace::new()),
+            ..Default::default()
+        });
+        assert!(spec(&request, &users, None).is_err());
+        // What another client wrote stands.
+        let given = Spec::default();
+        let made = spec(&request, &PodSandboxConfig::new(), Some(given)).unwrap();
+        assert!(made.linux.namespace("network").is_none());
+    }
+
+    #[test]
+    fn options_of_another_kind_say_nothing_and_broken_ones_are_refused() {
+        let mut any = any(&PodSandboxConfig {
+            hostname: "h".into(),
+            ..Default::default()
+        });
+        any.type_url = "example.Options".into();
+        assert_eq!(config(Some(&any)).unwrap(), PodSandboxConfig::new());
+        any.type_url = format!("types.containerd.io/{CRI}");
+        assert_eq!(config(Some(&any)).unwrap().hostname, "h");
+        any.value = vec![0xff];
+        assert!(config(Some(&any)).is_err());
+    }
+}

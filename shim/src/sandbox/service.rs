@@ -1,0 +1,130 @@
+//! containerd's sandbox service: each call, by the pod.
+
+use async_trait::async_trait;
+use thaw_protocol::shim::metrics::Metric;
+use thaw_protocol::shim::platform::Platform;
+use thaw_protocol::shim::sandbox::*;
+use thaw_protocol::shim::sandbox_ttrpc::Sandbox as SandboxCalls;
+use thaw_protocol::shim::{MessageField, Timestamp};
+use ttrpc::r#async::TtrpcContext;
+
+use crate::process::Exit;
+use crate::service::Service;
+
+type Answer<T> = ttrpc::Result<T>;
+
+/// Go's name of what this runs on.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+#[async_trait]
+impl SandboxCalls for Service {
+    async fn create_sandbox(
+        &self,
+        _: &TtrpcContext,
+        r: CreateSandboxRequest,
+    ) -> Answer<CreateSandboxResponse> {
+        self.pod.create_sandbox(&r).await?;
+        Ok(CreateSandboxResponse::new())
+    }
+
+    async fn start_sandbox(&self, _: &TtrpcContext, r: StartSandboxRequest) -> Answer<StartSandboxResponse> {
+        let sandbox = self.pod.sandbox(&r.sandbox_id)?;
+        sandbox.life.begin()?;
+        sandbox.life.started();
+        Ok(StartSandboxResponse {
+            pid: self.pod.pid(),
+            created_at: MessageField::some(sandbox.created_at.clone()),
+            ..Default::default()
+        })
+    }
+
+    async fn platform(&self, _: &TtrpcContext, _: PlatformRequest) -> Answer<PlatformResponse> {
+        Ok(PlatformResponse {
+            platform: MessageField::some(Platform {
+                os: "linux".into(),
+                architecture: architecture().into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        })
+    }
+
+    async fn stop_sandbox(&self, _: &TtrpcContext, r: StopSandboxRequest) -> Answer<StopSandboxResponse> {
+        self.pod.stop_sandbox(&r.sandbox_id, r.timeout_secs).await?;
+        Ok(StopSandboxResponse::new())
+    }
+
+    async fn wait_sandbox(&self, _: &TtrpcContext, r: WaitSandboxRequest) -> Answer<WaitSandboxResponse> {
+        let exit = self.pod.sandbox(&r.sandbox_id)?.life.exit().await;
+        Ok(WaitSandboxResponse {
+            exit_status: exit.status,
+            exited_at: MessageField::some(exit.at),
+            ..Default::default()
+        })
+    }
+
+    async fn sandbox_status(
+        &self,
+        _: &TtrpcContext,
+        r: SandboxStatusRequest,
+    ) -> Answer<SandboxStatusResponse> {
+        let sandbox = self.pod.sandbox(&r.sandbox_id)?;
+        let mut status = SandboxStatusResponse {
+            sandbox_id: sandbox.id.clone(),
+            pid: self.pod.pid(),
+            state: sandbox.state().into(),
+            created_at: MessageField::some(sandbox.created_at.clone()),
+            exited_at: MessageField::from_option(sandbox.ended().map(|exit| exit.at)),
+            ..Default::default()
+        };
+        if r.verbose {
+            let machine = self.pod.machine()?.sandbox.clone();
+            status.info.insert("thaw.sandbox".into(), machine);
+        }
+        Ok(status)
+    }
+
+    async fn ping_sandbox(&self, _: &TtrpcContext, r: PingRequest) -> Answer<PingResponse> {
+        self.pod.sandbox(&r.sandbox_id)?;
+        Ok(PingResponse::new())
+    }
+
+    /// Ends the shim, and whatever is left in it: containerd asks for it when a sandbox could not be made, too.
+    async fn shutdown_sandbox(
+        &self,
+        _: &TtrpcContext,
+        r: ShutdownSandboxRequest,
+    ) -> Answer<ShutdownSandboxResponse> {
+        let sandbox = self.pod.sandbox(&r.sandbox_id);
+        let was_stopped = sandbox.is_ok_and(|sandbox| !sandbox.life.end(Exit::now(0)));
+        if !was_stopped {
+            self.pod.end_machine();
+        }
+        self.stop.send_replace(true);
+        Ok(ShutdownSandboxResponse::new())
+    }
+
+    async fn sandbox_metrics(
+        &self,
+        _: &TtrpcContext,
+        r: SandboxMetricsRequest,
+    ) -> Answer<SandboxMetricsResponse> {
+        let sandbox = self.pod.sandbox(&r.sandbox_id)?;
+        let data = super::metrics(self.pod.machine()?.vmm)?;
+        Ok(SandboxMetricsResponse {
+            metrics: MessageField::some(Metric {
+                timestamp: MessageField::some(Timestamp::now()),
+                id: sandbox.id.clone(),
+                data: MessageField::some(data),
+                ..Default::default()
+            }),
+            ..Default::default()
+        })
+    }
+}

@@ -1,0 +1,249 @@
+//! Pods made by containerd's sandbox API, as containerd drives it, among fakes.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::json;
+use support::{Rig, code};
+use thaw_protocol::shim::pod_sandbox::*;
+use thaw_protocol::shim::pods::pod_network::Mode;
+use thaw_protocol::shim::sandbox::*;
+use thaw_protocol::shim::{Any, Message, MessageField, cgroup2};
+use thaw_shim::arguments::{Action, Arguments};
+use thaw_shim::thawd::Thawd;
+use ttrpc::Code;
+use ttrpc::context::Context;
+
+/// As CRI asks for it: its configuration of the pod, and a bundle with nothing in it.
+fn request(rig: &Rig, network: NamespaceMode) -> CreateSandboxRequest {
+    let bundle = rig.path("pod");
+    std::fs::create_dir_all(&bundle).unwrap();
+    let config = PodSandboxConfig {
+        hostname: "web-0".into(),
+        linux: MessageField::some(LinuxPodSandboxConfig {
+            cgroup_parent: "/kubepods/pod1".into(),
+            security_context: MessageField::some(LinuxSandboxSecurityContext {
+                namespace_options: MessageField::some(NamespaceOption {
+                    network: network.into(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let netns_path = match network {
+        NamespaceMode::NODE => "",
+        _ => "/run/netns/cni-1",
+    };
+    CreateSandboxRequest {
+        sandbox_id: "pod".into(),
+        bundle_path: bundle.display().to_string(),
+        netns_path: netns_path.into(),
+        options: MessageField::some(Any {
+            type_url: "runtime.v1.PodSandboxConfig".into(),
+            value: config.write_to_bytes().unwrap(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn context() -> Context {
+    Context::default()
+}
+
+async fn create(rig: &Rig) {
+    let request = request(rig, NamespaceMode::POD);
+    rig.sandbox.create_sandbox(context(), &request).await.unwrap();
+}
+
+async fn start(rig: &Rig) -> ttrpc::Result<u32> {
+    let request = StartSandboxRequest {
+        sandbox_id: "pod".into(),
+        ..Default::default()
+    };
+    Ok(rig.sandbox.start_sandbox(context(), &request).await?.pid)
+}
+
+async fn status(rig: &Rig, id: &str) -> ttrpc::Result<SandboxStatusResponse> {
+    let request = SandboxStatusRequest {
+        sandbox_id: id.into(),
+        verbose: true,
+        ..Default::default()
+    };
+    rig.sandbox.sandbox_status(context(), &request).await
+}
+
+async fn wait(rig: &Rig) -> u32 {
+    let request = WaitSandboxRequest {
+        sandbox_id: "pod".into(),
+        ..Default::default()
+    };
+    let answer = rig.sandbox.wait_sandbox(context(), &request).await.unwrap();
+    assert!(answer.exited_at.is_some());
+    answer.exit_status
+}
+
+async fn stop(rig: &Rig) {
+    let request = StopSandboxRequest {
+        sandbox_id: "pod".into(),
+        ..Default::default()
+    };
+    rig.sandbox.stop_sandbox(context(), &request).await.unwrap();
+}
+
+async fn shutdown(rig: &Rig) {
+    let request = ShutdownSandboxRequest {
+        sandbox_id: "pod".into(),
+        ..Default::default()
+    };
+    // Its answer may be cut off by the end.
+    let _ = rig.sandbox.shutdown_sandbox(context(), &request).await;
+}
+
+/// A container containerd makes in the sandbox: its bundle names it.
+async fn member(rig: &Rig, id: &str) -> ttrpc::Result<u32> {
+    let request = rig.request(id, &["cat"], json!({}));
+    std::fs::write(rig.path(id).join("sandbox"), "pod").unwrap();
+    rig.create(request).await
+}
+
+#[tokio::test]
+async fn a_sandbox_is_a_microvm_whose_containers_come_and_go() {
+    let vmm = std::process::id();
+    let rig = Rig::with_vmm(vmm as i32).await;
+    create(&rig).await;
+    let made = rig.thawd.made.lock().unwrap()[0].clone();
+    assert_eq!(
+        (made.hostname.as_str(), made.cgroup.as_str()),
+        ("web-0", "/kubepods/pod1/pod")
+    );
+    assert_eq!(made.network.mode, Mode::NAMESPACE.into());
+    assert_eq!(made.network.namespace, "/run/netns/cni-1");
+    assert_eq!(status(&rig, "pod").await.unwrap().state, "SANDBOX_NOTREADY");
+    assert_eq!(start(&rig).await.unwrap(), vmm);
+    assert_eq!(code(start(&rig).await), Code::FAILED_PRECONDITION);
+
+    let ready = status(&rig, "pod").await.unwrap();
+    assert_eq!((ready.state.as_str(), ready.pid), ("SANDBOX_READY", vmm));
+    assert_eq!(ready.info["thaw.sandbox"], "sandbox-1");
+    assert!(ready.created_at.is_some() && ready.exited_at.is_none());
+    let platform = rig.sandbox.platform(context(), &PlatformRequest::new()).await;
+    assert_eq!(platform.unwrap().platform.os, "linux");
+    let ping = PingRequest {
+        sandbox_id: "pod".into(),
+        ..Default::default()
+    };
+    rig.sandbox.ping_sandbox(context(), &ping).await.unwrap();
+    let metrics = SandboxMetricsRequest {
+        sandbox_id: "pod".into(),
+        ..Default::default()
+    };
+    let metrics = rig.sandbox.sandbox_metrics(context(), &metrics).await.unwrap();
+    let used = cgroup2::Metrics::parse_from_bytes(&metrics.metrics.data.value).unwrap();
+    assert!(used.memory.usage > 0);
+
+    for id in ["a", "b"] {
+        assert_eq!(member(&rig, id).await.unwrap(), vmm);
+        rig.start(id, "").await.unwrap();
+    }
+    // They have what is the pod's, which nobody else gave them.
+    let created = rig.agent.created.lock().unwrap()[0].clone();
+    for path in ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/dev/shm"] {
+        let mount = created.OCI.Mounts.iter().find(|mount| mount.destination == path);
+        assert!(mount.is_some(), "{path}: {:?}", created.OCI.Mounts);
+    }
+    rig.kill("a", "", libc::SIGKILL).await.unwrap();
+    assert_eq!(rig.wait("a", "").await.unwrap(), 137);
+    rig.delete("a", "").await.unwrap();
+    rig.kill("b", "", libc::SIGKILL).await.unwrap();
+    rig.wait("b", "").await.unwrap();
+    rig.delete("b", "").await.unwrap();
+    // None of them ends it, nor does the task service.
+    rig.shutdown(false).await;
+    assert!(rig.serves() && rig.thawd.ended.lock().unwrap().is_empty());
+
+    let (ended, ()) = tokio::join!(wait(&rig), stop(&rig));
+    assert_eq!(ended, 0);
+    stop(&rig).await;
+    let stopped = status(&rig, "pod").await.unwrap();
+    assert_eq!(stopped.state, "SANDBOX_NOTREADY");
+    assert!(stopped.exited_at.is_some());
+    assert_eq!(code(member(&rig, "late").await), Code::FAILED_PRECONDITION);
+    shutdown(&rig).await;
+    rig.ended().await;
+    assert_eq!(rig.thawd.made.lock().unwrap().len(), 1);
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+}
+
+#[tokio::test]
+async fn what_is_no_sandbox_is_refused_and_the_shim_ends_all_the_same() {
+    let rig = Rig::new().await;
+    assert_eq!(code(status(&rig, "pod").await), Code::NOT_FOUND);
+    let hosts = request(&rig, NamespaceMode::NODE);
+    let refused = rig.sandbox.create_sandbox(context(), &hosts).await;
+    assert!(refused.as_ref().unwrap_err().to_string().contains("hostNetwork"));
+    assert_eq!(code(refused), Code::UNIMPLEMENTED);
+    assert!(rig.thawd.made.lock().unwrap().is_empty());
+    let outside = CreateSandboxRequest {
+        sandbox_id: "../pod".into(),
+        ..hosts
+    };
+    assert_eq!(
+        code(rig.sandbox.create_sandbox(context(), &outside).await),
+        Code::INVALID_ARGUMENT
+    );
+    create(&rig).await;
+    let again = request(&rig, NamespaceMode::POD);
+    assert_eq!(
+        code(rig.sandbox.create_sandbox(context(), &again).await),
+        Code::ALREADY_EXISTS
+    );
+    assert_eq!(code(status(&rig, "other").await), Code::NOT_FOUND);
+    let of_another = json!({
+        "io.kubernetes.cri.container-type": "container",
+        "io.kubernetes.cri.sandbox-id": "other",
+    });
+    let stray = rig.request("stray", &["cat"], of_another);
+    assert_eq!(code(rig.create(stray).await), Code::INVALID_ARGUMENT);
+    let second = rig.request(
+        "pause",
+        &["/pause"],
+        json!({"io.kubernetes.cri.container-type": "sandbox"}),
+    );
+    assert_eq!(code(rig.create(second).await), Code::ALREADY_EXISTS);
+    shutdown(&rig).await;
+    rig.ended().await;
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+}
+
+#[tokio::test]
+async fn with_its_machine_a_sandbox_ends_and_its_containers() {
+    let rig = Rig::new().await;
+    create(&rig).await;
+    start(&rig).await.unwrap();
+    member(&rig, "a").await.unwrap();
+    rig.start("a", "").await.unwrap();
+    rig.thawd.machine.send_replace(Some("its VMM was killed".into()));
+    assert_eq!(wait(&rig).await, 137);
+    assert_eq!(rig.wait("a", "").await.unwrap(), 137);
+}
+
+#[tokio::test]
+async fn after_a_shim_that_was_killed_its_sandbox_is_ended_by_its_bundle() {
+    let rig = Rig::new().await;
+    create(&rig).await;
+    rig.served.lock().unwrap().take().unwrap().abort();
+    let arguments = Arguments {
+        action: Action::Delete,
+        namespace: "ns".into(),
+        id: "pod".into(),
+        address: rig.path("containerd").display().to_string(),
+        bundle: rig.path("pod"),
+    };
+    thaw_shim::delete::clean(&arguments, &Thawd::at(&rig.path("pods"))).await;
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+}

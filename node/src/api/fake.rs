@@ -418,7 +418,10 @@ impl Machine for FakeMachine {
         let mut shares = self.shares.lock().unwrap();
         match shares.insert(name.clone(), source) {
             None => Ok(()),
-            Some(_) => Err(Failure::new(ExitCode::VolumeUnavailable, format!("{name} is another's"))),
+            Some(_) => Err(Failure::new(
+                ExitCode::VolumeUnavailable,
+                format!("{name} is another's"),
+            )),
         }
     }
 

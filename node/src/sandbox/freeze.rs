@@ -187,7 +187,10 @@ impl Sandbox {
             Err(Failure::new(ExitCode::Runtime, what))
         };
         if !record.volumes.is_empty() || locked(&self.resources.share).is_some() {
-            let what = format!("sandbox {} cannot be frozen: it shares files with this host", record.id);
+            let what = format!(
+                "sandbox {} cannot be frozen: it shares files with this host",
+                record.id
+            );
             return Err(Failure::new(ExitCode::Shared, what));
         }
         let Some(origin) = &self.origin else {

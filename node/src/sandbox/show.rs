@@ -58,7 +58,9 @@ impl Sandbox {
         Record {
             provenance: provenance.map(|p| p.showing(&locked(&self.resources.images))),
             network: self.network().or_else(|| self.record.network.clone()),
-            share: locked(&self.resources.share).as_ref().map(|share| share.process.record()),
+            share: locked(&self.resources.share)
+                .as_ref()
+                .map(|share| share.process.record()),
             ..self.record.clone()
         }
     }

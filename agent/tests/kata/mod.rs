@@ -12,6 +12,8 @@ use super::with_guest;
 const SHM: &str = "/run/kata-containers/sandbox/shm";
 const RESOLV_CONF: &str = "/run/kata-containers/shared/containers/c-resolv.conf";
 const ROOT: &str = "/run/kata-containers/c/rootfs";
+/// What the runtime calls the interface whose address it knows: both ends of the guest's are in it.
+const LINK: &str = "net0";
 const UNIMPLEMENTED: u64 = 12;
 const OUT_OF_RANGE: u64 = 11;
 
@@ -113,8 +115,8 @@ fn sandbox(agent: &mut Connection) {
     agent.call("SetGuestDateTime", time).unwrap();
 
     let interface = message()
-        .text(1, "eth0")
-        .text(2, "eth0")
+        .text(1, LINK)
+        .text(2, LINK)
         .message(3, message().number(1, 0).text(2, "10.7.0.9").text(3, "24"))
         .number(4, 1400)
         .text(5, "02:00:00:00:00:07")
@@ -123,13 +125,13 @@ fn sandbox(agent: &mut Connection) {
     let told = agent
         .call("UpdateInterface", message().message(1, interface))
         .unwrap();
-    assert_eq!(told.text(2), "eth0");
-    let route = message().text(2, "10.7.0.1").text(3, "eth0");
+    assert_eq!(told.text(2), LINK);
+    let route = message().text(2, "10.7.0.1").text(3, LINK);
     let routes = message().message(1, message().message(1, route));
     assert!(agent.call("UpdateRoutes", routes).unwrap().has(1));
     let neighbour = message()
         .message(1, message().text(2, "10.7.0.1"))
-        .text(2, "eth0")
+        .text(2, LINK)
         .text(3, "02:00:00:00:00:01")
         .number(4, 128);
     let neighbours = message().message(1, message().message(1, neighbour));

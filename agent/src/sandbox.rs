@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 use crate::container::Container;
+use crate::container::pod_pids::PodPids;
 use crate::error::{Error, Result};
 use crate::oom::{ChangeWatch, OomEvents};
 use crate::reaper::Reaper;
@@ -21,6 +22,8 @@ pub struct Sandbox {
     /// Mounted by CreateSandbox.
     pub own_mounts: Mutex<Vec<PathBuf>>,
     pub reaper: Arc<Reaper>,
+    /// Shared by the containers that ask for it.
+    pub pids: PodPids,
     pub ooms: OomEvents,
     /// Read by each call that makes, starts, pauses or removes something, from its beginning to its end, also when its
     /// caller is gone; written while everything stands still ([`crate::quiesce`]).
@@ -95,6 +98,7 @@ impl Sandbox {
             Some(container) => {
                 let container = Arc::new(container);
                 self.watch_memory(&container);
+                attend_end(&container);
                 slots.insert(id.to_owned(), Slot::There(container));
             }
             None => drop(slots.remove(id)),
@@ -133,4 +137,18 @@ impl Sandbox {
         let mut watch = container.memory_watch.lock().unwrap_or_else(|e| e.into_inner());
         *watch = Some(task.abort_handle());
     }
+}
+
+/// With the first process of a PID namespace the kernel ends all others; where a container's namespace is not its own, that is
+/// done here, as container engines do.
+fn attend_end(container: &Arc<Container>) {
+    if container.spec.has_own_pids() {
+        return;
+    }
+    let (init, cgroup) = (container.init.clone(), container.cgroup.clone());
+    tokio::spawn(async move {
+        init.wait().await;
+        // One that has been removed meanwhile has none left.
+        let _ = cgroup.kill();
+    });
 }

@@ -5,6 +5,7 @@
 
 mod kata;
 mod readiness;
+mod sharing;
 mod support;
 
 use std::time::Duration;

@@ -41,6 +41,16 @@ pub fn reset_signals() {
     }
 }
 
+/// Has the kernel reap this process's children, those it comes to inherit too, and does nothing else.
+pub fn reap_forever() -> ! {
+    // SAFETY: SIG_IGN is no handler.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    loop {
+        // SAFETY: touches nothing of this process.
+        unsafe { libc::pause() };
+    }
+}
+
 /// Closes every descriptor above stderr but `keep`. A child that waits must not hold other processes' pipes open.
 pub fn close_all_but(mut keep: Vec<RawFd>) {
     keep.sort_unstable();
@@ -92,7 +102,7 @@ pub fn change_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
 
 /// unshare(2) of namespaces.
 pub fn unshare(flags: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
-    // SAFETY: only namespace flags are passed: descriptors stay shared with nobody, this process has one thread.
+    // SAFETY: only namespace flags are passed: a process's descriptors stay as they are.
     unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 

@@ -243,7 +243,7 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
             crate::network::loopback_up()?;
         }
         rootfs::prepare(spec)?;
-        rootfs::enter(spec)?;
+        rootfs::enter(&spec.root)?;
     }
     let console = if launch.stdio.is_none() {
         Some(open_console(process, &launch.place)?)

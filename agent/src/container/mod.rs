@@ -10,6 +10,7 @@ pub mod files;
 pub mod fork;
 pub mod launch;
 pub mod mount_options;
+pub mod pod_pids;
 pub mod process;
 pub mod rlimits;
 pub mod rootfs;
@@ -92,11 +93,6 @@ impl Container {
             .OCI
             .as_ref()
             .ok_or_else(|| Error::Invalid("the request has no OCI specification".into()))?;
-        if request.sandbox_pidns {
-            return Err(Error::Unsupported(
-                "a PID namespace shared by the sandbox is not supported yet".into(),
-            ));
-        }
         if request.stdin_port != 0 || request.stdout_port != 0 || request.stderr_port != 0 {
             return Err(Error::Unsupported(
                 "streams over vsock ports of their own are not supported: use ReadStdout".into(),

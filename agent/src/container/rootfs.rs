@@ -73,10 +73,10 @@ pub fn prepare(spec: &Spec) -> Result<()> {
 }
 
 /// Makes the prepared root the root of this process and everything else unreachable.
-pub fn enter(spec: &Spec) -> Result<()> {
-    let what = || format!("pivot to {}", spec.root.display());
+pub fn enter(root: &Path) -> Result<()> {
+    let what = || format!("pivot to {}", root.display());
     let new = rustix::fs::open(
-        &spec.root,
+        root,
         OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC,
         Mode::empty(),
     )

@@ -153,6 +153,11 @@ impl Spec {
             process: ProcessSpec::new(process, user)?,
         })
     }
+
+    /// Whether its first process is the first of a PID namespace.
+    pub fn has_own_pids(&self) -> bool {
+        self.unshare.contains(UnshareFlags::NEWPID)
+    }
 }
 
 impl ProcessSpec {

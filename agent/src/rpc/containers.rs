@@ -4,13 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thaw_protocol::agent::agent::{CreateContainerRequest, UpdateContainerRequest};
+use thaw_protocol::agent::{layout, oci};
 
 use super::{blocking, volumes};
 use crate::container::Container;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sandbox::Sandbox;
 
-pub async fn create(sandbox: &Arc<Sandbox>, request: CreateContainerRequest) -> Result<()> {
+/// A PID namespace, in a specification.
+const PIDS: &str = "pid";
+
+pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest) -> Result<()> {
     let motion = sandbox.motion().await;
     let sandbox = sandbox.clone();
     blocking(move || {
@@ -20,6 +24,7 @@ pub async fn create(sandbox: &Arc<Sandbox>, request: CreateContainerRequest) -> 
             .iter()
             .map(volumes::storage)
             .collect::<Result<Vec<_>>>()?;
+        share_pids(&sandbox, &mut request)?;
         sandbox.reserve(&request.container_id)?;
         let made = Container::create(&request, &storages, &sandbox.storages, &sandbox.reaper);
         match made {
@@ -34,6 +39,35 @@ pub async fn create(sandbox: &Arc<Sandbox>, request: CreateContainerRequest) -> 
         }
     })
     .await
+}
+
+/// Names the PID namespace a container joins by its file: the sandbox's, where the request asks for that, or another
+/// container's, where the specification names it as [`layout::pids_of`] does.
+fn share_pids(sandbox: &Sandbox, request: &mut CreateContainerRequest) -> Result<()> {
+    let Some(spec) = request.OCI.as_mut() else {
+        return Ok(());
+    };
+    let namespaces = &mut spec.Linux.mut_or_insert_default().Namespaces;
+    if request.sandbox_pidns {
+        namespaces.retain(|namespace| namespace.Type != PIDS);
+        namespaces.push(oci::LinuxNamespace {
+            Type: PIDS.into(),
+            Path: sandbox.pids.path(&sandbox.reaper)?.display().to_string(),
+            ..Default::default()
+        });
+    }
+    for namespace in namespaces.iter_mut().filter(|namespace| namespace.Type == PIDS) {
+        if let Some(id) = layout::whose_pids(&namespace.Path) {
+            let target = sandbox.container(id)?;
+            if target.init.exit_code().is_some() {
+                return Err(Error::State(format!(
+                    "container {id}, whose processes are to be shared, has ended"
+                )));
+            }
+            namespace.Path = format!("/proc/{}/ns/pid", target.init.pid);
+        }
+    }
+    Ok(())
 }
 
 pub async fn start(sandbox: &Arc<Sandbox>, id: &str) -> Result<()> {

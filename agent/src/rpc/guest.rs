@@ -25,11 +25,6 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
     if !r.guest_hook_path.is_empty() {
         return Err(Error::Unsupported("hooks in the guest are not supported".into()));
     }
-    if r.sandbox_pidns {
-        return Err(Error::Unsupported(
-            "a PID namespace shared by the sandbox is not supported yet".into(),
-        ));
-    }
     let sandbox = sandbox.clone();
     blocking(move || {
         let storages = r
@@ -49,7 +44,10 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
             .lock()
             .unwrap_or_else(|e| e.into_inner())
             .extend(mounted);
-        Ok(())
+        match r.sandbox_pidns {
+            true => sandbox.pids.path(&sandbox.reaper).map(drop),
+            false => Ok(()),
+        }
     })
     .await
 }
@@ -97,6 +95,7 @@ pub async fn destroy_sandbox(sandbox: &Arc<Sandbox>) -> Result<()> {
             warning!("{e}");
         }
     }
+    sandbox.pids.end().await;
     let sandbox = sandbox.clone();
     blocking(move || {
         let mounts = std::mem::take(&mut *sandbox.own_mounts.lock().unwrap_or_else(|e| e.into_inner()));

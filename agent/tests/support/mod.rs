@@ -177,6 +177,24 @@ impl Guest {
         self.client.create_container(context(), &request).await.map(drop)
     }
 
+    /// One that sees the processes of others that are made so.
+    pub async fn create_sharing(&self, id: &str, mut spec: oci::Spec) -> ttrpc::Result<()> {
+        spec.Linux.as_mut().unwrap().CgroupsPath = format!("/{}/{id}", self.cgroup);
+        let request = CreateContainerRequest {
+            container_id: id.into(),
+            exec_id: id.into(),
+            OCI: MessageField::some(spec),
+            sandbox_pidns: true,
+            ..Default::default()
+        };
+        self.client.create_container(context(), &request).await.map(drop)
+    }
+
+    pub async fn destroy(&self) {
+        let request = DestroySandboxRequest::new();
+        self.client.destroy_sandbox(context(), &request).await.unwrap();
+    }
+
     pub async fn start(&self, id: &str) -> ttrpc::Result<()> {
         let request = StartContainerRequest {
             container_id: id.into(),

@@ -10,6 +10,9 @@ pub const IMAGES: &str = "/run/thaw/images";
 pub const SHARED: &str = "/run/thaw/shared";
 /// Below it, what of that containers have.
 const SHARES: &str = "/run/thaw/shares";
+/// Below it are the containers.
+const CONTAINERS: &str = "/run/thaw/containers";
+const PIDS: &str = "ns/pid";
 /// The sandbox's disk.
 const DISK: &str = "/run/thaw/disk";
 /// Driver option that names a directory the agent makes before it mounts the overlay.
@@ -19,7 +22,20 @@ pub const RELEASE_SOURCE: &str = "release-source";
 
 /// Where container `id` has its root.
 pub fn root_path(id: &str) -> String {
-    format!("/run/thaw/containers/{id}/rootfs")
+    format!("{CONTAINERS}/{id}/rootfs")
+}
+
+/// The PID namespace of container `id`, for another to join.
+pub fn pids_of(id: &str) -> String {
+    format!("{CONTAINERS}/{id}/{PIDS}")
+}
+
+/// Of which container a path is the PID namespace, as [`pids_of`] names it.
+pub fn whose_pids(path: &str) -> Option<&str> {
+    path.strip_prefix(CONTAINERS)?
+        .strip_prefix('/')?
+        .strip_suffix(PIDS)?
+        .strip_suffix('/')
 }
 
 /// The root device, with a directory for each image.

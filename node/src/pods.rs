@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Source;
-use thaw_protocol::api::{DEFAULT_DISK_MIB, FreezeSandbox};
+use thaw_protocol::api::{CreatedSandbox, DEFAULT_DISK_MIB, FreezeSandbox};
 use thaw_protocol::shim::Empty;
 use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::pods::*;
@@ -21,7 +21,7 @@ use ttrpc::r#async::transport::Listener;
 use ttrpc::r#async::{Server, TtrpcContext};
 
 use crate::api::daemon::Daemon;
-use crate::api::maker::CreatePod;
+use crate::api::maker::{CreatePod, ThawPod};
 use crate::api::problem::Refusal;
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{NetworkMode, NetworkSource, PodNamespace, blocking};
@@ -102,10 +102,7 @@ async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
         }
         Err(number) => return Err(invalid(format!("network mode {number} is unknown"))),
     };
-    let client = ProcessRecord::of(r.client_pid);
-    if client.is_none() {
-        return Err(invalid(format!("the shim, process {}, has ended", r.client_pid)));
-    }
+    let client = client(r.client_pid)?;
     Ok(CreatePod {
         hostname: (!r.hostname.is_empty()).then_some(r.hostname),
         network,
@@ -127,17 +124,42 @@ async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
     })
 }
 
+/// The shim, which lives.
+fn client(pid: i32) -> Answer<Option<ProcessRecord>> {
+    match ProcessRecord::of(pid) {
+        None => Err(invalid(format!("the shim, process {pid}, has ended"))),
+        client => Ok(client),
+    }
+}
+
+fn response(made: CreatedSandbox) -> CreatePodResponse {
+    let made = made.sandbox;
+    CreatePodResponse {
+        sandbox_id: made.id,
+        vsock: made.vsock,
+        vmm_pid: made.vmm_pid.unwrap_or(0),
+        ..Default::default()
+    }
+}
+
 #[async_trait]
 impl Service for Pods {
     async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
         let wanted = wanted(r).await?;
-        let made = self.daemon.create_pod(wanted).await.map_err(not_made)?.sandbox;
-        Ok(CreatePodResponse {
-            sandbox_id: made.id,
-            vsock: made.vsock,
-            vmm_pid: made.vmm_pid.unwrap_or(0),
-            ..Default::default()
-        })
+        let made = self.daemon.create_pod(wanted).await.map_err(not_made)?;
+        Ok(response(made))
+    }
+
+    async fn thaw(&self, _: &TtrpcContext, r: ThawPodRequest) -> Answer<CreatePodResponse> {
+        let wanted = ThawPod {
+            directory: r.directory.into(),
+            hostname: (!r.hostname.is_empty()).then_some(r.hostname),
+            labels: r.labels.into_iter().collect(),
+            cgroup: cgroup::path(&r.cgroup).map_err(invalid)?,
+            client: client(r.client_pid)?,
+        };
+        let made = self.daemon.thaw_pod(wanted).await.map_err(not_made)?;
+        Ok(response(made))
     }
 
     async fn show(&self, _: &TtrpcContext, r: ShowImageRequest) -> Answer<ShowImageResponse> {

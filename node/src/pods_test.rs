@@ -95,6 +95,35 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     assert!(matches!(gone, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
     assert_eq!(fake.living(), 0);
 
+    // What was frozen is made again, for a shim that lives.
+    let snapshot = directory.path().join("snapshot");
+    let frozen = FreezePodRequest {
+        sandbox_id: client.create(with(), &request()).await.unwrap().sandbox_id,
+        directory: snapshot.display().to_string(),
+        ..Default::default()
+    };
+    let thaw = ThawPodRequest {
+        directory: frozen.directory.clone(),
+        client_pid: std::process::id() as i32,
+        labels: [("c".to_owned(), "d".to_owned())].into(),
+        ..Default::default()
+    };
+    assert!(
+        client.thaw(with(), &thaw).await.is_err(),
+        "there is no snapshot yet"
+    );
+    client.freeze(with(), &frozen).await.unwrap();
+    let thawed = client.thaw(with(), &thaw).await.unwrap();
+    assert_eq!(daemon.cache.get(&thawed.sandbox_id).unwrap().labels["c"], "d");
+    let nobodys = ThawPodRequest {
+        client_pid: 0,
+        ..thaw
+    };
+    assert!(client.thaw(with(), &nobodys).await.is_err());
+    for id in [frozen.sandbox_id, thawed.sandbox_id] {
+        client.end(with(), &pod(&id)).await.unwrap();
+    }
+
     // One whose shim is gone would end at once.
     let nobodys = CreatePodRequest {
         client_pid: 0,

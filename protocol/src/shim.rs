@@ -27,5 +27,7 @@ pub use protobuf::well_known_types::any::Any;
 /// The empty message several methods answer with.
 pub use protobuf::well_known_types::empty::Empty;
 pub use protobuf::well_known_types::timestamp::Timestamp;
+/// A text that is an event's whole message.
+pub use protobuf::well_known_types::wrappers::StringValue;
 /// What messages are made with: sub-messages are `MessageField`s.
 pub use protobuf::{EnumOrUnknown, Message, MessageField};

@@ -69,6 +69,7 @@ impl Agent {
             exec_id: id.into(),
             storages: guest.storages,
             OCI: MessageField::some(guest.spec),
+            sandbox_pidns: guest.shares_pids,
             ..Default::default()
         };
         answered(self.0.create_container(Context::default(), &request).await).map(drop)
@@ -98,6 +99,15 @@ impl Agent {
                 )))
             }
         }
+    }
+
+    /// Mounts what lives as long as the pod.
+    pub async fn keep(&self, storages: Vec<Storage>) -> Result<()> {
+        let request = CreateSandboxRequest {
+            storages,
+            ..Default::default()
+        };
+        answered(self.0.create_sandbox(Context::default(), &request).await).map(drop)
     }
 
     async fn copy(&self, file: CopiedFile) -> Result<()> {

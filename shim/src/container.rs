@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thaw_protocol::agent::oci;
 
 use crate::agent::ProcessId;
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::grouping::Role;
 use crate::process::Process;
 use crate::share::Used;
-use crate::spec::config::Hooks;
+use crate::spec::config::{Hooks, Spec};
 use crate::stdio::Stdio;
 
 /// A process that was added, and what it is to be when it is started.
@@ -33,27 +34,56 @@ pub struct Container {
     pub paused: AtomicBool,
     /// What of the host it has in the guest.
     shares: Mutex<Vec<Used>>,
+    /// Whether it shares its processes with nobody.
+    pub has_own_pids: bool,
+    /// Whether it came with its machine, out of a checkpoint: its program runs already, or would if it were let.
+    pub restored: bool,
     execs: Mutex<BTreeMap<String, Exec>>,
     /// Execs so far. The guest remembers those that ended, so none gets a name that was used.
     numbers: AtomicU64,
 }
 
 impl Container {
-    pub fn new(id: &str, bundle: PathBuf, role: Role, hooks: Hooks, stdio: Stdio) -> Container {
+    /// As `spec` has it; `from` is what its checkpoint says, if it comes out of one.
+    pub fn new(
+        id: &str,
+        bundle: PathBuf,
+        role: Role,
+        spec: &Spec,
+        stdio: Stdio,
+        from: Option<&Checkpoint>,
+    ) -> Container {
+        let in_guest = from.map_or(id, |from| &from.container);
         let init = ProcessId {
-            container: id.into(),
-            exec: id.into(),
+            container: in_guest.into(),
+            exec: in_guest.into(),
         };
+        let pids = spec.linux.namespace("pid");
         Container {
             id: id.into(),
             bundle,
             role,
-            hooks,
+            hooks: spec.hooks.clone(),
             init: Arc::new(Process::new(init, "", stdio)),
             paused: AtomicBool::new(false),
             shares: Mutex::default(),
+            has_own_pids: pids.is_some_and(|namespace| namespace.path.is_empty()),
+            restored: from.is_some(),
             execs: Mutex::default(),
-            numbers: AtomicU64::new(0),
+            numbers: AtomicU64::new(from.map_or(0, |from| from.execs)),
+        }
+    }
+
+    /// What the guest calls it: what it was called when it was made.
+    pub fn guest_id(&self) -> &String {
+        &self.init.id.container
+    }
+
+    /// What its checkpoint is to say of it.
+    pub fn checkpoint(&self) -> Checkpoint {
+        Checkpoint {
+            container: self.guest_id().clone(),
+            execs: self.numbers.load(Ordering::Relaxed),
         }
     }
 
@@ -73,7 +103,7 @@ impl Container {
             )));
         }
         let id = ProcessId {
-            container: self.id.clone(),
+            container: self.guest_id().clone(),
             exec: format!("{exec_id}.{number}"),
         };
         let process = Arc::new(Process::new(id, exec_id, stdio));

@@ -9,7 +9,7 @@ use thaw_protocol::shim::event::Envelope;
 use thaw_protocol::shim::events::ForwardRequest;
 use thaw_protocol::shim::events_ttrpc::EventsClient;
 use thaw_protocol::shim::task_events::*;
-use thaw_protocol::shim::{Any, Message, MessageField, Timestamp};
+use thaw_protocol::shim::{Any, Message, MessageField, StringValue, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 use ttrpc::context;
 
@@ -35,23 +35,34 @@ pub enum Event {
     Paused(TaskPaused),
     Resumed(TaskResumed),
     Checkpointed(TaskCheckpointed),
+    /// Of Thaw alone: something of a specification was left out, and what.
+    Ignored(StringValue),
 }
 
 impl Event {
-    /// containerd's topic, and the message's name and bytes.
+    /// The topic, and the message's name and bytes.
     fn parts(&self) -> (&'static str, &'static str, Option<Vec<u8>>) {
         let bytes = |message: &dyn Bytes| message.bytes();
         match self {
-            Event::Create(m) => ("/tasks/create", "TaskCreate", bytes(m)),
-            Event::Start(m) => ("/tasks/start", "TaskStart", bytes(m)),
-            Event::ExecAdded(m) => ("/tasks/exec-added", "TaskExecAdded", bytes(m)),
-            Event::ExecStarted(m) => ("/tasks/exec-started", "TaskExecStarted", bytes(m)),
-            Event::Exit(m) => ("/tasks/exit", "TaskExit", bytes(m)),
-            Event::Delete(m) => ("/tasks/delete", "TaskDelete", bytes(m)),
-            Event::Oom(m) => ("/tasks/oom", "TaskOOM", bytes(m)),
-            Event::Paused(m) => ("/tasks/paused", "TaskPaused", bytes(m)),
-            Event::Resumed(m) => ("/tasks/resumed", "TaskResumed", bytes(m)),
-            Event::Checkpointed(m) => ("/tasks/checkpointed", "TaskCheckpointed", bytes(m)),
+            Event::Create(m) => ("/tasks/create", "containerd.events.TaskCreate", bytes(m)),
+            Event::Start(m) => ("/tasks/start", "containerd.events.TaskStart", bytes(m)),
+            Event::ExecAdded(m) => ("/tasks/exec-added", "containerd.events.TaskExecAdded", bytes(m)),
+            Event::ExecStarted(m) => (
+                "/tasks/exec-started",
+                "containerd.events.TaskExecStarted",
+                bytes(m),
+            ),
+            Event::Exit(m) => ("/tasks/exit", "containerd.events.TaskExit", bytes(m)),
+            Event::Delete(m) => ("/tasks/delete", "containerd.events.TaskDelete", bytes(m)),
+            Event::Oom(m) => ("/tasks/oom", "containerd.events.TaskOOM", bytes(m)),
+            Event::Paused(m) => ("/tasks/paused", "containerd.events.TaskPaused", bytes(m)),
+            Event::Resumed(m) => ("/tasks/resumed", "containerd.events.TaskResumed", bytes(m)),
+            Event::Checkpointed(m) => (
+                "/tasks/checkpointed",
+                "containerd.events.TaskCheckpointed",
+                bytes(m),
+            ),
+            Event::Ignored(m) => ("/thaw/ignored", "google.protobuf.StringValue", bytes(m)),
         }
     }
 }
@@ -101,7 +112,7 @@ impl Publisher {
             namespace: self.namespace.clone(),
             topic: topic.into(),
             event: MessageField::some(Any {
-                type_url: format!("containerd.events.{name}"),
+                type_url: name.into(),
                 value,
                 ..Default::default()
             }),

@@ -5,6 +5,7 @@
 //! | [`arguments`], [`start`], [`serve`], [`delete`], [`about`] | what containerd runs this program for |
 //! | [`service`], [`sandbox`] | containerd's task service, and its sandbox service |
 //! | [`pod`], [`container`], [`process`] | what there is, and what is done to it |
+//! | [`checkpoint`] | what a pod of one is made from again |
 //! | [`machine`], [`sizing`], [`thawd`], [`agent`], [`pidfd`] | the pod's microVM, who makes it, who is in it |
 //! | [`spec`], [`rootfs`], [`hooks`] | from a bundle to what the guest is to have |
 //! | [`share`] | what of the host the guest has |
@@ -20,6 +21,7 @@ pub mod about;
 pub mod address;
 pub mod agent;
 pub mod arguments;
+pub mod checkpoint;
 pub mod container;
 pub mod delete;
 pub mod error;

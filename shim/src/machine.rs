@@ -1,11 +1,12 @@
 //! The pod's microVM: made by thawd when the first container is, ended with the last.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::pods::pod_network::Mode;
-use thaw_protocol::shim::pods::{CreatePodRequest, PodNetwork};
+use thaw_protocol::shim::pods::{CreatePodRequest, CreatePodResponse, PodNetwork, ThawPodRequest};
 
 use crate::agent::Agent;
 use crate::error::{Error, For, Result};
@@ -69,15 +70,42 @@ impl Machine {
             cgroup: spec.linux.cgroups_path.clone(),
             cpus: shape.cpus,
             memory_mib: shape.memory_mib,
-            labels: [
-                ("containerd.io/namespace".to_owned(), namespace.to_owned()),
-                ("containerd.io/id".to_owned(), id.to_owned()),
-            ]
-            .into(),
-            client_pid: rustix::process::getpid().as_raw_nonzero().get(),
+            labels: labels(namespace, id),
+            client_pid: own_pid(),
             ..Default::default()
         };
         let made = thawd.create(&request).await?;
+        Machine::of(thawd, made, bundle, kata).await
+    }
+
+    /// Thaws that of a container from its snapshot, with the network it had, and notes it in the bundle.
+    pub async fn thaw(
+        thawd: &Thawd,
+        namespace: &str,
+        id: &str,
+        bundle: &Path,
+        spec: &Spec,
+        kata: Settings,
+        snapshot: &Path,
+    ) -> Result<Machine> {
+        if network(spec)?.mode == Mode::NAMESPACE.into() {
+            return Err(Error::Unsupported(
+                "a microVM that was frozen cannot be given a network namespace of the host's: it has the network it had".into(),
+            ));
+        }
+        let request = ThawPodRequest {
+            directory: snapshot.display().to_string(),
+            hostname: spec.hostname.clone(),
+            cgroup: spec.linux.cgroups_path.clone(),
+            labels: labels(namespace, id),
+            client_pid: own_pid(),
+            ..Default::default()
+        };
+        let made = thawd.thaw(&request).await?;
+        Machine::of(thawd, made, bundle, kata).await
+    }
+
+    async fn of(thawd: &Thawd, made: CreatePodResponse, bundle: &Path, kata: Settings) -> Result<Machine> {
         let note = Note {
             sandbox: made.sandbox_id.clone(),
             vmm: made.vmm_pid,
@@ -107,6 +135,19 @@ impl Machine {
             vmm: self.vmm,
         }
     }
+}
+
+/// By which people find it.
+fn labels(namespace: &str, id: &str) -> HashMap<String, String> {
+    [
+        ("containerd.io/namespace".to_owned(), namespace.to_owned()),
+        ("containerd.io/id".to_owned(), id.to_owned()),
+    ]
+    .into()
+}
+
+fn own_pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// The network namespace that was made for the pod, or one of thawd's own.

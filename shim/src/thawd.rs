@@ -50,6 +50,11 @@ impl Thawd {
         answered(self.client().await?.create(Context::default(), request).await)
     }
 
+    /// Makes one of a snapshot.
+    pub async fn thaw(&self, request: &ThawPodRequest) -> Result<CreatePodResponse> {
+        answered(self.client().await?.thaw(Context::default(), request).await)
+    }
+
     /// Shows an image of the store in it; the image's name there.
     pub async fn show(&self, sandbox: &str, digest: &str) -> Result<String> {
         let request = ShowImageRequest {

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "tasks/checkpoints.rs"]
+mod checkpoints;
+#[path = "tasks/shared.rs"]
+mod shared;
 mod shares;
 mod support;
 

@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 
 use super::idempotency::Answers;
 use super::limits::Permit;
-use super::maker::{Condition, CreatePod, Machine, Made, Maker, Microvm};
+use super::maker::{Condition, CreatePod, Machine, Made, Maker, Microvm, ThawPod};
 use super::problem::{ApiCode, Refusal};
 use super::session::Session;
 use super::watch::{Cache, Versions};
@@ -199,6 +199,12 @@ impl Daemon {
     pub async fn create_pod(self: &Arc<Daemon>, request: CreatePod) -> Result<CreatedSandbox, Refusal> {
         let maker = self.maker()?;
         self.made(How::Create, maker.create_pod(request)).await
+    }
+
+    /// Makes one of a snapshot of a pod's. Dropped, nothing is made.
+    pub async fn thaw_pod(self: &Arc<Daemon>, request: ThawPod) -> Result<CreatedSandbox, Refusal> {
+        let maker = self.maker()?;
+        self.made(How::Thaw, maker.thaw_pod(request)).await
     }
 
     /// Makes a sandbox of a snapshot. Dropped, nothing is made.

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::daemon::Daemon;
 use super::files::Files;
-use super::maker::{Condition, CreatePod, Machine, Made, Maker, Place};
+use super::maker::{Condition, CreatePod, Machine, Made, Maker, Place, ThawPod};
 use super::problem::Refusal;
 use super::process::Process;
 use super::readying::Readying;
@@ -27,7 +27,7 @@ use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
 use crate::metrics::{Families, Names};
-use crate::sandbox::{Asked, Terms, Timeout};
+use crate::sandbox::{Asked, NetworkMode, NetworkSource, Terms, Timeout};
 use crate::state::Record;
 
 mod files;
@@ -176,6 +176,23 @@ impl Maker for Fake {
             account: Account::default(),
             readying: None,
         })
+    }
+
+    async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal> {
+        if !request.directory.is_dir() {
+            return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
+        }
+        let pod = CreatePod {
+            hostname: request.hostname,
+            network: NetworkSource::Ours(NetworkMode::None),
+            cpus: 1,
+            memory_mib: 128,
+            disk_mib: 1,
+            labels: request.labels,
+            cgroup: request.cgroup,
+            client: request.client,
+        };
+        self.create_pod(pod).await
     }
 
     async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {

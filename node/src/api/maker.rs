@@ -69,6 +69,18 @@ pub struct CreatePod {
     pub client: Option<ProcessRecord>,
 }
 
+/// A pod's sandbox out of a snapshot of one, likewise.
+#[derive(Clone, Debug)]
+pub struct ThawPod {
+    /// The snapshot.
+    pub directory: PathBuf,
+    pub hostname: Option<String>,
+    pub labels: BTreeMap<String, String>,
+    /// As of [`CreatePod`].
+    pub cgroup: Option<String>,
+    pub client: Option<ProcessRecord>,
+}
+
 /// Makes sandboxes.
 #[async_trait]
 pub trait Maker: Stock {
@@ -76,10 +88,12 @@ pub trait Maker: Stock {
     async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal>;
     /// Of an image; `asked` with a key, if it was.
     async fn create(&self, request: CreateSandbox, asked: Option<Asked>) -> Result<Made, Refusal>;
-    /// Of no image, for a pod.
-    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal>;
     /// Of a snapshot, likewise.
     async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal>;
+    /// Of no image, for a pod.
+    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal>;
+    /// Of a snapshot of a pod's.
+    async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal>;
     /// What its pools have and did.
     fn pools(&self) -> Vec<PoolStatistics>;
     /// What it has and did; `endpoints` are the names its registries have.
@@ -249,16 +263,27 @@ impl Maker for Node {
         let trace = Trace::new();
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
         let sandbox = Sandbox::create(self, spec, &trace, Arc::new(Silent), building).await?;
-        let sandbox = match request.cgroup {
-            Some(path) => {
-                let node = self.clone();
-                let _stage = trace.stage("cgroup_attach");
-                blocking(move || sandbox.enter(&node, &path)).await?
-            }
-            None => sandbox,
+        of_pod(self, sandbox, request.cgroup, &trace).await
+    }
+
+    async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal> {
+        let spec = ThawSpec {
+            directory: request.directory,
+            hostname: request.hostname,
+            name: None,
+            tethered: false,
+            client: request.client,
+            memory_mode: MemoryMode::default(),
+            network_policy: None,
+            publish: Vec::new(),
+            terms: Terms {
+                labels: request.labels,
+                ..Terms::default()
+            },
         };
-        // Its containers are the shim's to attend.
-        made(self, sandbox, None, None, &trace)
+        let trace = Trace::new();
+        let sandbox = Sandbox::thaw(self, spec, &trace).await?;
+        of_pod(self, sandbox, request.cgroup, &trace).await
     }
 
     async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
@@ -298,6 +323,24 @@ impl Maker for Node {
     fn count(&self, endpoints: &Names, families: &mut Families) {
         metrics::node::collect(self, endpoints, families);
     }
+}
+
+/// A pod's sandbox, in the cgroup it brings. Its containers are the shim's to attend.
+async fn of_pod(
+    node: &Node,
+    sandbox: Sandbox,
+    cgroup: Option<String>,
+    trace: &Trace,
+) -> Result<Made, Refusal> {
+    let sandbox = match cgroup {
+        Some(path) => {
+            let node = node.clone();
+            let _stage = trace.stage("cgroup_attach");
+            blocking(move || sandbox.enter(&node, &path)).await?
+        }
+        None => sandbox,
+    };
+    made(node, sandbox, None, None, trace)
 }
 
 /// Starts the container of a new sandbox.

@@ -5,13 +5,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::layout;
 use thaw_protocol::shim::mount::Mount;
 use thaw_protocol::shim::task::CreateTaskRequest;
 use thaw_protocol::shim::task_events::TaskCreate;
-use thaw_protocol::shim::{Any, MessageField};
+use thaw_protocol::shim::{Any, MessageField, StringValue};
 
-use super::{Pod, Slot, is_the_last, task_io};
+use super::{Pod, Slot, is_the_last, restore, task_io};
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::Event;
@@ -25,21 +26,26 @@ use crate::share::Used;
 use crate::spec::config::Spec;
 use crate::spec::{self, Guest};
 use crate::stdio::{Stdio, Streams, Targets, Whose};
+use crate::warning;
 
-/// What the guest is to have, as far as it is known without one.
+/// What the guest is to have of a container, as far as it is known without one.
 struct Wanted {
     rootfs: Rootfs,
     guest: Guest,
 }
 
+/// What there is to be done in the guest.
+enum Making {
+    /// No container: what those of the pod are to find there, and the pod keeps.
+    Pod(Vec<Storage>),
+    Container(Box<Wanted>),
+    /// Nothing: it is there.
+    Restored,
+}
+
 impl Pod {
     /// Makes a task. The process id containerd is told.
     pub async fn create(self: &Arc<Pod>, r: CreateTaskRequest) -> Result<u32> {
-        if !r.checkpoint.is_empty() {
-            return Err(Error::Unsupported(
-                "a task cannot be made from a checkpoint: thaw the snapshot with `thaw thaw`".into(),
-            ));
-        }
         let bundle = PathBuf::from(&r.bundle);
         let mut spec = spec::read(&bundle.join("config.json"))?;
         let role = self.role(&r.id, &spec, &bundle)?;
@@ -50,9 +56,14 @@ impl Pod {
         }
         let reservation = self.reserve(&r.id)?;
         hooks::check(&spec.hooks)?;
-        let wanted = match role {
-            Role::Pod => None,
-            Role::Single | Role::Member { .. } => Some(wanted(&r.id, &bundle, &spec, &r.rootfs).await?),
+        let checkpoint = restore::read(&r.id, &role, &r.checkpoint)?;
+        self.share(&r.id, &role, &mut spec)?;
+        let making = match (&role, &checkpoint) {
+            (Role::Pod, _) => Making::Pod(spec::pod_storages(&spec)),
+            (_, Some(_)) => Making::Restored,
+            (Role::Single | Role::Member { .. }, None) => {
+                Making::Container(Box::new(wanted(&r.id, &bundle, &spec, &r.rootfs).await?))
+            }
         };
         let stdio = Stdio {
             stdin: r.stdin.clone(),
@@ -60,10 +71,13 @@ impl Pod {
             stderr: r.stderr.clone(),
             terminal: r.terminal,
         };
-        let container = Container::new(&r.id, bundle, role.clone(), spec.hooks.clone(), stdio);
-        let machine = self.machine_for(&container, &spec, kata).await?;
+        let container = Container::new(&r.id, bundle, role.clone(), &spec, stdio, checkpoint.as_ref());
+        let machine = match checkpoint {
+            Some(_) => self.thaw_machine(&container, &spec, kata, &r.checkpoint).await?,
+            None => self.machine_for(&container, &spec, kata).await?,
+        };
         let container = Arc::new(container);
-        if let Err(e) = self.make(&machine, &container, wanted).await {
+        if let Err(e) = self.make(&machine, &container, making).await {
             if is_the_last(&role) {
                 self.end_machine();
                 self.ended().await;
@@ -81,6 +95,7 @@ impl Pod {
             ..Default::default()
         }));
         if container.is_in_guest() {
+            self.tell_ignored(&r.id, &spec);
             self.attend(&machine, &r.id, &container.init);
         }
         Ok(self.pid())
@@ -93,6 +108,27 @@ impl Pod {
                 Ok(kata::settings(&spec.annotations, &Options::of(options, bundle)?)?)
             }
             Role::Member { .. } => Ok(self.machine.get().map(|m| m.kata.clone()).unwrap_or_default()),
+        }
+    }
+
+    /// Tells what of a specification no guest can have, and its container does without.
+    fn tell_ignored(&self, id: &str, spec: &Spec) {
+        let Some(process) = &spec.process else { return };
+        let labels = [
+            ("apparmorProfile", &process.apparmor_profile),
+            ("selinuxLabel", &process.selinux_label),
+        ];
+        for (field, label) in labels {
+            if !label.is_empty() && label != "unconfined" {
+                let text = format!(
+                    "container {id}: {field} {label:?} is left out: the guest's kernel has no such module"
+                );
+                warning!("{text}");
+                self.events.publish(&Event::Ignored(StringValue {
+                    value: text,
+                    ..Default::default()
+                }));
+            }
         }
     }
 
@@ -131,18 +167,18 @@ impl Pod {
     }
 
     /// Has the guest make it. A failure leaves nothing of it there.
-    async fn make(
-        &self,
-        machine: &Machine,
-        container: &Arc<Container>,
-        wanted: Option<Wanted>,
-    ) -> Result<()> {
+    async fn make(&self, machine: &Machine, container: &Arc<Container>, making: Making) -> Result<()> {
+        if let Making::Restored = making {
+            return self.take_up(machine, container).await;
+        }
         let state = hook_state(container, machine, "creating");
         let hooks = &container.hooks;
         hooks::run(&hooks.prestart, state).await?;
         hooks::run(&hooks.create_runtime, state).await?;
-        let Some(wanted) = wanted else {
-            return Ok(());
+        let wanted = match making {
+            Making::Container(wanted) => *wanted,
+            Making::Pod(storages) if !storages.is_empty() => return machine.agent.keep(storages).await,
+            Making::Pod(_) | Making::Restored => return Ok(()),
         };
         let whose = Whose {
             namespace: self.namespace.clone(),

@@ -81,7 +81,8 @@ impl Pod {
             }
             self.end_machine();
         } else {
-            let removed = tokio::time::timeout(REMOVE_LIMIT, machine.agent.remove(&container.id)).await;
+            let removed =
+                tokio::time::timeout(REMOVE_LIMIT, machine.agent.remove(container.guest_id())).await;
             match removed {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) if e.is_ended() => {}

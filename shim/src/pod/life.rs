@@ -10,6 +10,7 @@ use ttrpc::Code;
 
 use super::Pod;
 use super::create::hook_state;
+use crate::checkpoint;
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::Event;
@@ -48,9 +49,12 @@ impl Pod {
         let machine = self.machine()?;
         let init = &container.init;
         init.begin()?;
-        if container.is_in_guest()
-            && let Err(e) = machine.agent.start(&container.id).await
-        {
+        let started = match (container.is_in_guest(), container.restored) {
+            (false, _) => Ok(()),
+            (true, false) => machine.agent.start(container.guest_id()).await,
+            (true, true) => machine.agent.pause(container.guest_id(), false).await,
+        };
+        if let Err(e) = started {
             init.end(Exit::now(failed_with(&e)));
             return Err(e);
         }
@@ -173,7 +177,7 @@ impl Pod {
             return Err(Error::State(format!("container {id} is not running")));
         }
         if container.is_in_guest() {
-            self.machine()?.agent.pause(id, paused).await?;
+            self.machine()?.agent.pause(container.guest_id(), paused).await?;
         }
         container.paused.store(paused, Ordering::Release);
         let container_id = id.to_owned();
@@ -215,7 +219,10 @@ impl Pod {
         let read: config::Resources = serde_json::from_slice(resources)
             .map_err(|e| Error::Invalid(format!("resources of {id}: {e}")))?;
         match container.is_in_guest() {
-            true => self.machine()?.agent.update(id, spec::resources(&read)).await,
+            true => {
+                let agent = &self.machine()?.agent;
+                agent.update(container.guest_id(), spec::resources(&read)).await
+            }
             false => Ok(()),
         }
     }
@@ -224,7 +231,7 @@ impl Pod {
     pub async fn stats(&self, id: &str) -> Result<Any> {
         let container = self.container(id)?;
         let used = match container.is_in_guest() {
-            true => self.machine()?.agent.stats(id).await?,
+            true => self.machine()?.agent.stats(container.guest_id()).await?,
             false => Default::default(),
         };
         stats::metrics(&used)
@@ -232,9 +239,11 @@ impl Pod {
 
     /// Writes the pod's microVM down, below a directory containerd made for it.
     pub async fn checkpoint(&self, id: &str, path: &str) -> Result<()> {
-        self.container(id)?;
-        let directory = Path::new(path).join("thaw");
-        self.thawd.freeze(&self.machine()?.sandbox, &directory).await?;
+        let container = self.container(id)?;
+        let path_of = Path::new(path);
+        container.checkpoint().write(path_of)?;
+        let snapshot = checkpoint::snapshot(path_of);
+        self.thawd.freeze(&self.machine()?.sandbox, &snapshot).await?;
         self.events.publish(&Event::Checkpointed(TaskCheckpointed {
             container_id: id.into(),
             checkpoint: path.into(),

@@ -7,7 +7,9 @@
 mod create;
 mod delete;
 mod life;
+mod restore;
 mod sandbox;
+mod shared;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,6 +29,7 @@ use crate::sandbox::Sandbox;
 use crate::share::Shares;
 use crate::thawd::Thawd;
 use crate::{info, warning};
+use shared::Shared;
 
 /// A task's place in the table.
 #[derive(Debug)]
@@ -46,6 +49,7 @@ pub struct Pod {
     /// What it is to containerd, if its sandbox API made it.
     sandbox: OnceLock<Arc<Sandbox>>,
     containers: Mutex<BTreeMap<String, Slot>>,
+    shared: OnceLock<Shared>,
     /// What is being ended though nobody waits for it yet.
     ending: watch::Sender<usize>,
 }
@@ -75,6 +79,7 @@ impl Pod {
             shares: Shares::default(),
             sandbox: OnceLock::new(),
             containers: Mutex::default(),
+            shared: OnceLock::new(),
             ending: watch::Sender::new(0),
         })
     }
@@ -146,6 +151,13 @@ impl Pod {
         self.table().values().filter_map(made).collect()
     }
 
+    /// The task of a container the guest calls by this name.
+    fn task_of(&self, guest_id: String) -> String {
+        let made = self.made();
+        let found = made.iter().find(|container| *container.guest_id() == guest_id);
+        found.map_or(guest_id, |container| container.id.clone())
+    }
+
     /// Notes the end of a process, and tells of it if nobody has.
     async fn note_end(&self, container: &str, process: &Process, exit: Exit) {
         process.settled().await;
@@ -188,8 +200,9 @@ impl Pod {
     fn attend_machine(self: &Arc<Pod>, machine: &Arc<Machine>) {
         let (pod, of) = (Arc::downgrade(self), machine.clone());
         tokio::spawn(async move {
-            while let Ok(container_id) = of.agent.out_of_memory().await {
+            while let Ok(guest_id) = of.agent.out_of_memory().await {
                 let Some(pod) = pod.upgrade() else { return };
+                let container_id = pod.task_of(guest_id);
                 pod.events.publish(&Event::Oom(TaskOOM {
                     container_id,
                     ..Default::default()

@@ -10,9 +10,9 @@ mod resources;
 use std::path::Path;
 
 use thaw_protocol::agent::agent::Storage;
-use thaw_protocol::agent::{MessageField, oci};
+use thaw_protocol::agent::{MessageField, layout, oci};
 
-pub use mounts::{Bound, CopiedFile, Mounts};
+pub use mounts::{Bound, CopiedFile, Mounts, pod_storages};
 pub use resources::resources;
 
 use crate::error::{Error, Result};
@@ -28,6 +28,8 @@ pub struct Guest {
     pub files: Vec<CopiedFile>,
     /// To be shared before, and to be the sources of mounts of the specification.
     pub bound: Vec<Bound>,
+    /// Whether its processes and those of others of the pod see one another.
+    pub shares_pids: bool,
 }
 
 /// Reads a specification, if there is one.
@@ -58,6 +60,8 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
             "a user namespace makes no sense in a microVM, which has the host's users behind its wall: remove it".into(),
         ));
     }
+    let pids = spec.linux.namespace("pid");
+    let shares_pids = pids.is_some_and(|pids| is_of_the_host(&pids.path));
     let readonly = spec.root.as_ref().is_some_and(|r| r.readonly);
     let Mounts {
         mounts,
@@ -84,6 +88,7 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
         storages,
         files,
         bound,
+        shares_pids,
     })
 }
 
@@ -162,13 +167,19 @@ fn linux(id: &str, given: &Linux) -> Result<oci::Linux> {
 }
 
 /// The network is the guest's own, and so is its clock. A namespace that is joined by a path of the host is the pod's: the
-/// guest's own, which is the container's where it makes none.
+/// guest's own, which is the container's where it makes none; that of processes the agent makes for the pod.
 fn namespace(given: &Namespace) -> Option<oci::LinuxNamespace> {
     let own = matches!(given.kind.as_str(), "pid" | "ipc" | "uts" | "mount" | "cgroup");
-    (own && given.path.is_empty()).then(|| oci::LinuxNamespace {
+    (own && !is_of_the_host(&given.path)).then(|| oci::LinuxNamespace {
         Type: given.kind.clone(),
+        Path: given.path.clone(),
         ..Default::default()
     })
+}
+
+/// Whether a namespace is named that was there before, and not another container's of the guest.
+fn is_of_the_host(path: &str) -> bool {
+    !path.is_empty() && layout::whose_pids(path).is_none()
 }
 
 fn seccomp(given: &config::Seccomp) -> oci::LinuxSeccomp {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::oci;
 
-use super::config::Mount;
+use super::config::{Mount, Spec};
 use crate::error::{Error, For, Result};
 use crate::share::Source;
 
@@ -37,7 +37,9 @@ const OF_A_KERNEL: [(u64, &str); 7] = [
 ];
 /// Largest file that is copied.
 const MOST_COPIED: u64 = 1 << 20;
-/// Where the guest has the pod's shared memory.
+/// Where a container has its shared memory.
+const SHARED: &str = "/dev/shm";
+/// Below it the guest has that of the pod, by the host's path of it: a volume in its place is another.
 const SHARED_MEMORY: &str = "/run/thaw/shm";
 /// What it has where the host does not say, bytes.
 const SHARED_MEMORY_SIZE: u64 = 64 << 20;
@@ -76,14 +78,14 @@ pub struct Mounts {
 pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
     let mut made = Mounts::default();
     for mount in given {
-        let is_bind = matches!(mount.kind.as_str(), "bind" | "rbind")
-            || mount.options.iter().any(|o| o == "bind" || o == "rbind");
-        let (kind, source) = match (is_bind, mount.kind.as_str()) {
+        let (kind, source) = match (is_bind(mount), mount.kind.as_str()) {
             (false, "cgroup") => ("cgroup2", mount.source.clone()),
             (false, kind) if OF_THE_GUEST.contains(&kind) => (kind, mount.source.clone()),
-            (true, _) if mount.destination == "/dev/shm" => {
-                made.storages.push(shared_memory(&mount.source));
-                ("bind", SHARED_MEMORY.to_owned())
+            (true, _) if mount.destination == SHARED => {
+                let memory = shared_memory(&mount.source);
+                let place = memory.mount_point.clone();
+                made.storages.push(memory);
+                ("bind", place)
             }
             (true, _) if COPIED.contains(&mount.destination.as_str()) => {
                 let path = format!("{COPIES}/{id}/{}", made.files.len());
@@ -120,7 +122,7 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
                 )));
             }
         };
-        let options = match (is_bind, mount.kind.as_str()) {
+        let options = match (is_bind(mount), mount.kind.as_str()) {
             // What the layers are is told to who mounts them.
             (false, "overlay") => mount.options.iter().filter(|o| *o == "ro").cloned().collect(),
             (true, _) => mount.options.iter().map(|option| in_guest(option)).collect(),
@@ -215,6 +217,18 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
     }))
 }
 
+/// What the pod's own container has mounted and the others find: it is there as long as the pod, whichever of them is restarted.
+pub fn pod_storages(spec: &Spec) -> Vec<Storage> {
+    let mounts = spec.mounts.iter();
+    let shared = mounts.filter(|mount| mount.destination == SHARED && is_bind(mount));
+    shared.map(|mount| shared_memory(&mount.source)).collect()
+}
+
+fn is_bind(mount: &Mount) -> bool {
+    matches!(mount.kind.as_str(), "bind" | "rbind")
+        || mount.options.iter().any(|o| o == "bind" || o == "rbind")
+}
+
 /// As large as what the host has made for the pod: that is how its size is said.
 fn shared_memory(source: &str) -> Storage {
     let size = rustix::fs::statvfs(source)
@@ -234,7 +248,10 @@ fn shared_memory(source: &str) -> Storage {
             "mode=1777".into(),
             format!("size={size}"),
         ],
-        mount_point: SHARED_MEMORY.into(),
+        mount_point: format!(
+            "{SHARED_MEMORY}/{}",
+            source.replace('%', "%25").replace('/', "%2F")
+        ),
         ..Default::default()
     }
 }

@@ -98,6 +98,8 @@ pub struct FakeAgent {
     pub hung: Mutex<BTreeSet<String>>,
     pub heard: Mutex<Vec<String>>,
     pub created: Mutex<Vec<CreateContainerRequest>>,
+    /// Storages that live as long as the pod.
+    pub kept: Mutex<Vec<Storage>>,
     ooms: Mutex<Option<mpsc::UnboundedSender<String>>>,
     oom: tokio::sync::Mutex<Option<mpsc::UnboundedReceiver<String>>>,
 }
@@ -131,6 +133,14 @@ impl FakeAgent {
             told.end(137);
             Ok(())
         });
+    }
+
+    /// It came with its machine: a container that runs.
+    pub fn came_with(&self, container: &str) {
+        let mut told = Told::new(vec!["cat".into()]);
+        told.begin().unwrap();
+        let key = (container.to_owned(), container.to_owned());
+        self.processes.lock().unwrap().insert(key, told);
     }
 
     async fn read(&self, r: ReadStreamRequest) -> Answer<ReadStreamResponse> {
@@ -236,7 +246,7 @@ impl AgentService for FakeAgent {
 
     async fn pause_container(&self, _: &TtrpcContext, r: PauseContainerRequest) -> Answer<Empty> {
         self.hear("pause", &r.container_id).await;
-        Ok(Empty::new())
+        self.with(&r.container_id, &r.container_id, |_| Ok(Empty::new()))
     }
 
     async fn resume_container(&self, _: &TtrpcContext, r: ResumeContainerRequest) -> Answer<Empty> {
@@ -256,6 +266,11 @@ impl AgentService for FakeAgent {
     async fn update_container(&self, _: &TtrpcContext, r: UpdateContainerRequest) -> Answer<Empty> {
         self.hear(&format!("update {}", r.resources.Memory.Limit), &r.container_id)
             .await;
+        Ok(Empty::new())
+    }
+
+    async fn create_sandbox(&self, _: &TtrpcContext, r: CreateSandboxRequest) -> Answer<Empty> {
+        self.kept.lock().unwrap().extend(r.storages);
         Ok(Empty::new())
     }
 
@@ -283,6 +298,7 @@ pub struct FakeThawd {
     /// What stands for its VMMs.
     pub vmm: i32,
     pub made: Mutex<Vec<CreatePodRequest>>,
+    pub thawed: Mutex<Vec<ThawPodRequest>>,
     pub ended: Mutex<Vec<String>>,
     /// What of the host is shared now, by name.
     pub shares: Mutex<BTreeMap<String, ShareSource>>,
@@ -301,6 +317,19 @@ impl Pods for FakeThawd {
             vmm_pid: self.vmm,
             ..Default::default()
         })
+    }
+
+    async fn freeze(&self, _: &TtrpcContext, r: FreezePodRequest) -> Answer<Empty> {
+        std::fs::create_dir(r.directory).unwrap();
+        Ok(Empty::new())
+    }
+
+    async fn thaw(&self, context: &TtrpcContext, r: ThawPodRequest) -> Answer<CreatePodResponse> {
+        if !Path::new(&r.directory).is_dir() {
+            return refuse(Code::NOT_FOUND, "there is no snapshot");
+        }
+        self.thawed.lock().unwrap().push(r);
+        self.create(context, CreatePodRequest::default()).await
     }
 
     async fn show(&self, _: &TtrpcContext, r: ShowImageRequest) -> Answer<ShowImageResponse> {
@@ -348,7 +377,8 @@ impl Pods for FakeThawd {
 pub struct Heard(watch::Sender<Vec<String>>);
 
 fn line(topic: &str, event: &[u8]) -> String {
-    let named = |text: &dyn std::fmt::Display| format!("{} {text}", topic.strip_prefix("/tasks/").unwrap());
+    let name = topic.rsplit_once('/').unwrap().1;
+    let named = |text: &dyn std::fmt::Display| format!("{name} {text}");
     match topic {
         "/tasks/exit" => {
             let exit = TaskExit::parse_from_bytes(event).unwrap();
@@ -356,7 +386,7 @@ fn line(topic: &str, event: &[u8]) -> String {
         }
         "/tasks/exec-added" => named(&TaskExecAdded::parse_from_bytes(event).unwrap().exec_id),
         "/tasks/exec-started" => named(&TaskExecStarted::parse_from_bytes(event).unwrap().exec_id),
-        // The container's id is the first field of all others.
+        // The container's id, or all there is, is the first field of all others.
         _ => named(&TaskOOM::parse_from_bytes(event).unwrap().container_id),
     }
 }
@@ -469,8 +499,6 @@ impl Rig {
 
     /// A task's request, its bundle written.
     pub fn request(&self, id: &str, args: &[&str], annotations: serde_json::Value) -> CreateTaskRequest {
-        let bundle = self.path(id);
-        std::fs::create_dir_all(&bundle).unwrap();
         let config = serde_json::json!({
             "ociVersion": "1.0.2",
             "process": {"args": args, "cwd": "/", "user": {"uid": 0, "gid": 0}},
@@ -478,6 +506,13 @@ impl Rig {
             "annotations": annotations,
             "linux": {"namespaces": [{"type": "pid"}, {"type": "network"}]},
         });
+        self.request_of(id, &config)
+    }
+
+    /// Of a specification.
+    pub fn request_of(&self, id: &str, config: &serde_json::Value) -> CreateTaskRequest {
+        let bundle = self.path(id);
+        std::fs::create_dir_all(&bundle).unwrap();
         std::fs::write(bundle.join("config.json"), config.to_string()).unwrap();
         CreateTaskRequest {
             id: id.into(),

@@ -1,0 +1,106 @@
+//! Checkpoints, and tasks made out of them.
+
+use serde_json::json;
+use thaw_protocol::shim::task::*;
+use thaw_protocol::shim::task_types::Status;
+use ttrpc::Code;
+use ttrpc::context::Context;
+
+use crate::support::{Rig, code, member};
+
+/// A checkpoint of container `one`, in which something was executed.
+async fn checkpoint(rig: &Rig) -> String {
+    rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
+    rig.start("one", "").await.unwrap();
+    rig.exec("one", "e", &["echo"]).await.unwrap();
+    rig.start("one", "e").await.unwrap();
+    rig.wait("one", "e").await.unwrap();
+    let place = rig.path("checkpoint");
+    std::fs::create_dir(&place).unwrap();
+    let request = CheckpointTaskRequest {
+        id: "one".into(),
+        path: place.display().to_string(),
+        ..Default::default()
+    };
+    rig.client.checkpoint(Context::default(), &request).await.unwrap();
+    request.path
+}
+
+#[tokio::test]
+async fn a_task_out_of_a_checkpoint_is_held_until_its_start_and_is_known_by_its_new_name() {
+    let old = Rig::new().await;
+    let place = checkpoint(&old).await;
+    let rig = Rig::new().await;
+    // In the guest it is called as it was when it was made.
+    rig.agent.came_with("one");
+    let request = CreateTaskRequest {
+        checkpoint: place.clone(),
+        ..rig.request("two", &["cat"], json!({}))
+    };
+    rig.create(request).await.unwrap();
+    let thaw = rig.thawd.thawed.lock().unwrap()[0].clone();
+    assert_eq!(
+        (thaw.directory, thaw.client_pid),
+        (format!("{place}/thaw"), std::process::id() as i32)
+    );
+    assert_eq!(rig.state("two", "").await.unwrap().status, Status::CREATED.into());
+    let held = || {
+        let heard = rig.agent.heard.lock().unwrap();
+        let calls = heard
+            .iter()
+            .filter(|call| ["pause one", "resume one"].contains(&call.as_str()));
+        calls.cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(held(), ["pause one"]);
+    rig.start("two", "").await.unwrap();
+    assert_eq!(held(), ["pause one", "resume one"]);
+    assert_eq!(rig.state("two", "").await.unwrap().status, Status::RUNNING.into());
+    // The guest remembers the exec there was before.
+    rig.exec("two", "e", &["echo"]).await.unwrap();
+    rig.start("two", "e").await.unwrap();
+    assert_eq!(rig.wait("two", "e").await.unwrap(), 0);
+    rig.agent.run_out_of_memory("one");
+    assert_eq!(rig.wait("two", "").await.unwrap(), 137);
+    rig.delete("two", "").await.unwrap();
+    let told = [
+        "create two",
+        "start two",
+        "exec-added e",
+        "exec-started e",
+        "exit e 0",
+        "oom two",
+        "exit two 137",
+        "delete two",
+    ];
+    assert_eq!(rig.events(told.len()).await, told);
+    assert!(
+        rig.agent.created.lock().unwrap().is_empty(),
+        "nothing was made anew"
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_come_out_of_a_checkpoint_is_refused_and_leaves_nothing() {
+    let old = Rig::new().await;
+    let place = checkpoint(&old).await;
+    let rig = Rig::new().await;
+    let of = |checkpoint: &str, request: CreateTaskRequest| CreateTaskRequest {
+        checkpoint: checkpoint.into(),
+        ..request
+    };
+    // One of a pod's; a checkpoint that is none, or whose snapshot is not there any more.
+    let member = of(&place, rig.request("member", &["cat"], member()));
+    assert_eq!(code(rig.create(member).await), Code::UNIMPLEMENTED);
+    let nothing = of("/nowhere", rig.request("two", &["cat"], json!({})));
+    assert_eq!(code(rig.create(nothing).await), Code::UNIMPLEMENTED);
+    std::fs::remove_dir(old.path("checkpoint/thaw")).unwrap();
+    let torn = of(&place, rig.request("two", &["cat"], json!({})));
+    assert_eq!(code(rig.create(torn).await), Code::UNKNOWN);
+    assert!(rig.thawd.made.lock().unwrap().is_empty());
+    // A machine in which it is not after all is ended.
+    std::fs::create_dir(old.path("checkpoint/thaw")).unwrap();
+    let gone = of(&place, rig.request("two", &["cat"], json!({})));
+    assert_eq!(code(rig.create(gone).await), Code::INVALID_ARGUMENT);
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+    assert_eq!(code(rig.state("two", "").await), Code::NOT_FOUND);
+}

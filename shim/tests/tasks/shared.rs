@@ -1,0 +1,71 @@
+//! What the containers of a pod share, and what they do without.
+
+use serde_json::{Value, json};
+
+use crate::support::{Rig, code};
+
+const POD: &str = "io.kubernetes.cri.container-type";
+
+fn config(kind: &str, linux: Value, mounts: Value) -> Value {
+    json!({
+        "process": {"args": ["cat"], "cwd": "/", "user": {}, "apparmorProfile": "cri-containerd.apparmor.d"},
+        "root": {"path": "rootfs"},
+        "annotations": {POD: kind, "io.kubernetes.cri.sandbox-id": "pause"},
+        "linux": linux,
+        "mounts": mounts,
+    })
+}
+
+#[tokio::test]
+async fn a_pods_memory_outlives_its_containers_and_its_settings_are_theirs() {
+    let rig = Rig::new().await;
+    let shm = rig.path("shm");
+    std::fs::create_dir(&shm).unwrap();
+    let mounts =
+        json!([{"destination": "/dev/shm", "type": "bind", "source": shm, "options": ["rbind", "ro"]}]);
+    let own = json!([{"type": "pid"}, {"type": "network"}]);
+    let linux = json!({"namespaces": own, "sysctl": {"kernel.shm_rmid_forced": "1"}});
+    let pause = rig.request_of("pause", &config("sandbox", linux, mounts.clone()));
+    rig.create(pause).await.unwrap();
+    rig.start("pause", "").await.unwrap();
+    let pods = json!({"namespaces": [{"type": "pid", "path": "/proc/7/ns/pid"}]});
+    let member = rig.request_of("a", &config("container", pods.clone(), mounts.clone()));
+    rig.create(member).await.unwrap();
+    let made = rig.agent.created.lock().unwrap()[0].clone();
+    let kept = rig.agent.kept.lock().unwrap().clone();
+    assert_eq!(kept.len(), 1);
+    // The very same, so that what one has is mounted once.
+    assert!(made.storages.contains(&kept[0]), "{:?}", made.storages);
+    assert_eq!(made.OCI.Linux.Sysctl["kernel.shm_rmid_forced"], "1");
+    assert!(made.sandbox_pidns);
+    // With one that keeps its processes to itself, a path is that one's; with two, nobody knows whose.
+    for id in ["b", "c"] {
+        let apart = rig.request_of(id, &config("container", json!({"namespaces": own}), json!([])));
+        rig.create(apart).await.unwrap();
+        let debugger = rig.request_of("d", &config("container", pods.clone(), json!([])));
+        match id {
+            "b" => {
+                rig.create(debugger).await.unwrap();
+                rig.delete("d", "").await.unwrap();
+            }
+            _ => assert_eq!(code(rig.create(debugger).await), ttrpc::Code::UNIMPLEMENTED),
+        }
+    }
+    let made = rig.agent.created.lock().unwrap()[2].clone();
+    let joined = &made.OCI.Linux.Namespaces[0];
+    assert_eq!(
+        (
+            made.container_id.as_str(),
+            made.sandbox_pidns,
+            joined.Path.as_str()
+        ),
+        ("d", false, "/run/thaw/containers/b/ns/pid")
+    );
+    let told = rig.events(11).await;
+    let ignored: Vec<_> = told
+        .iter()
+        .filter(|event| event.starts_with("ignored "))
+        .collect();
+    assert_eq!(ignored.len(), 4, "one a container: {told:?}");
+    assert!(ignored[0].contains("container a: apparmorProfile"), "{ignored:?}");
+}

@@ -13,6 +13,8 @@ use crate::{Outcome, binary, finish};
 /// The runtime's name.
 pub const RUNTIME: &str = "io.containerd.thaw.v2";
 
+const CONFIG: &str = "config.toml";
+
 /// A CNI plugin that makes nothing: a pod's network namespace has its loopback alone.
 const CNI_PLUGIN: &str = r#"#!/bin/sh
 version=$(sed -n 's/.*"cniVersion" *: *"\([^"]*\)".*/\1/p' | head -n 1)
@@ -54,10 +56,14 @@ impl Networks {
     }
 }
 
-/// Stopped when dropped.
+/// Stopped when dropped; what it left running is not.
 pub struct Containerd {
     process: Child,
     socket: PathBuf,
+    /// What it knows and has.
+    directory: PathBuf,
+    /// thawd's run directory.
+    run: PathBuf,
 }
 
 impl Containerd {
@@ -84,35 +90,31 @@ impl Containerd {
             root = directory.join("root"),
             state = directory.join("state"),
         );
-        let path = directory.join("config.toml");
-        std::fs::write(&path, config).unwrap();
-        // Where it finds the shim.
-        let ours = binary("containerd-shim-thaw-v2");
-        let ours = ours.parent().unwrap().canonicalize().unwrap();
-        let search = format!("{}:{}", ours.display(), std::env::var("PATH").unwrap_or_default());
-        let mut process = Command::new("containerd")
-            .arg("--config")
-            .arg(&path)
-            .env("PATH", search)
-            .env("THAW_RUN", home.run())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = std::io::BufReader::new(process.stderr.take().unwrap()).lines();
-        let begun = lines
-            .by_ref()
-            .map_while(Result::ok)
-            .inspect(|line| eprintln!("containerd: {line}"))
-            .any(|line| line.contains("containerd successfully booted"));
-        assert!(begun, "containerd ended before it served");
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                eprintln!("containerd: {line}");
-            }
-        });
-        Containerd { process, socket }
+        std::fs::write(directory.join(CONFIG), config).unwrap();
+        Containerd {
+            process: launch(&directory, &home.run()),
+            socket,
+            directory,
+            run: home.run(),
+        }
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Starts it again, after it was killed.
+    pub fn start_again(&mut self) {
+        self.process = launch(&self.directory, &self.run);
+    }
+
+    /// The bundles of tasks.
+    pub fn bundles(&self) -> Vec<PathBuf> {
+        let tasks = self.directory.join("state/io.containerd.runtime.v2.task/k8s.io");
+        let entries = std::fs::read_dir(tasks).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
     }
 
     /// `ctr` in CRI's namespace, not started.
@@ -181,4 +183,35 @@ impl Drop for Containerd {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// containerd over what is in `directory`, serving.
+fn launch(directory: &Path, run: &Path) -> Child {
+    // Where it finds the shim.
+    let ours = binary("containerd-shim-thaw-v2");
+    let ours = ours.parent().unwrap().canonicalize().unwrap();
+    let search = format!("{}:{}", ours.display(), std::env::var("PATH").unwrap_or_default());
+    let mut process = Command::new("containerd")
+        .arg("--config")
+        .arg(directory.join(CONFIG))
+        .env("PATH", search)
+        .env("THAW_RUN", run)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(process.stderr.take().unwrap()).lines();
+    let begun = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .inspect(|line| eprintln!("containerd: {line}"))
+        .any(|line| line.contains("containerd successfully booted"));
+    assert!(begun, "containerd ended before it served");
+    std::thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            eprintln!("containerd: {line}");
+        }
+    });
+    process
 }

@@ -90,7 +90,8 @@ fn processes() -> BTreeSet<String> {
         .collect()
 }
 
-fn mounts() -> BTreeSet<String> {
+/// What is mounted.
+pub fn mounts() -> BTreeSet<String> {
     // Without the mount ids, which say nothing about what is mounted.
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
     text.lines()

@@ -14,11 +14,13 @@ pub mod forms;
 pub mod home;
 pub mod layout;
 pub mod leftovers;
+pub mod node;
 pub mod probe;
 pub mod registry;
 pub mod survivor;
 pub mod terminal;
 pub mod upstream;
+pub mod websocket;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

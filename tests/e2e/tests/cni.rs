@@ -126,6 +126,7 @@ impl Pod<'_> {
                 name: name.into(),
                 uid: name.into(),
                 namespace: "default".into(),
+                ..Default::default()
             }),
             hostname: name.into(),
             log_directory: node.home.scratch("logs").display().to_string(),
@@ -145,12 +146,14 @@ impl Pod<'_> {
                 config: Some(cri::ContainerConfig {
                     metadata: Some(cri::ContainerMetadata {
                         name: "server".into(),
+                        ..Default::default()
                     }),
                     image: Some(cri::ImageSpec {
                         image: node.image.clone(),
                     }),
                     command: ["sh", "-c", SERVER].map(str::to_owned).to_vec(),
                     log_path: format!("{name}.log"),
+                    ..Default::default()
                 }),
                 sandbox_config: Some(config),
             },

@@ -1,98 +1,13 @@
-//! containerd with Thaw as its runtime: `ctr` and CRI, images of Thaw's snapshotter, a microVM a pod.
+//! containerd with Thaw as its runtime: `ctr`, images of Thaw's snapshotter, a microVM a container.
 //!
-//! Minutes in a lab, so not in every run: `tests/e2e/run --all yes --only shim`.
+//! Minutes in a lab, so most are not in every run: `tests/e2e/run --all yes --only shim`.
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
-use std::process::Child;
-use std::time::{Duration, Instant};
-
-use thaw_e2e::containerd::{Containerd, RUNTIME};
-use thaw_e2e::cri;
-use thaw_e2e::home::Home;
-use thaw_e2e::run;
-use thaw_e2e::upstream::Upstream;
+use thaw_e2e::node::{Node, kill, shims, until};
 
 /// Largest a shim may be, bytes of memory it has.
 const MOST_OF_A_SHIM: u64 = 8 << 20;
-/// How long what goes on by itself may take, in a lab.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A node with containerd, and one image.
-struct Node {
-    // Stopped in this order.
-    containerd: Containerd,
-    thawd: Child,
-    _upstream: Upstream,
-    home: Home,
-    image: String,
-}
-
-impl Node {
-    fn new() -> Node {
-        let home = Home::new();
-        let upstream = Upstream::test_images(&home.scratch("registry"), None);
-        let socket = home.run().join("snapshots.sock");
-        let thawd = home.thawd(&["--snapshots-socket", socket.to_str().unwrap()]);
-        let image = format!("{}/python3:latest", upstream.host);
-        let containerd = Containerd::start(&home, &socket, &image);
-        containerd.pull(&image).unwrap();
-        Node {
-            containerd,
-            thawd,
-            _upstream: upstream,
-            home,
-            image,
-        }
-    }
-
-    /// `ctr run` with words before the image.
-    fn run<'a>(&'a self, options: &[&'a str], id: &'a str, command: &[&'a str]) -> Vec<&'a str> {
-        let fixed = ["run", "--runtime", RUNTIME, "--snapshotter", "thaw"];
-        [&fixed, options, &[&self.image, id], command].concat()
-    }
-
-    fn sandboxes(&self) -> Vec<serde_json::Value> {
-        let listed = run(&mut self.home.thaw(&["--json", "ps"])).ok();
-        serde_json::from_str(&listed).unwrap()
-    }
-
-    /// Waits until no microVM is there, and no shim.
-    fn is_empty_soon(&self) {
-        until("microVMs and shims are gone", || {
-            self.sandboxes().is_empty() && shims().is_empty()
-        });
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.thawd.kill();
-        let _ = self.thawd.wait();
-    }
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-/// The processes that are shims.
-fn shims() -> Vec<i32> {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let pids = processes.filter_map(|p| p.file_name().to_str()?.parse().ok());
-    let is_shim = |pid: &i32| {
-        let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-        program
-            .file_name()
-            .is_some_and(|name| name == "containerd-shim-thaw-v2")
-    };
-    pids.filter(is_shim).collect()
-}
 
 fn resident(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -103,19 +18,38 @@ fn resident(pid: i32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
+fn only_shim() -> i32 {
+    let [shim] = shims()[..] else {
+        panic!("one shim: {:?}", shims())
+    };
+    shim
+}
+
+/// In every run.
 #[test]
-#[ignore = "long"]
-fn ctr_runs_executes_pauses_measures_and_kills() {
+fn ctr_runs_a_program_and_a_shim_that_is_killed_takes_its_microvm_along() {
     let node = Node::new();
     let ctr = &node.containerd;
-    let hi = ctr.ctr(&node.run(&["--rm"], "one", &["echo", "hi"]));
-    assert_eq!(hi, "hi\n");
-    let code = ctr.run_ctr(&node.run(&["--rm"], "one", &["sh", "-c", "echo to-stderr >&2; exit 3"]));
+    let code = ctr.run_ctr(&node.run(&["--rm"], "one", &["sh", "-c", "echo out; echo err >&2; exit 3"]));
     assert_eq!(
-        (code.code(), code.stderr.contains("to-stderr")),
-        (3, true),
+        (code.code(), code.stdout.as_str(), code.stderr.contains("err\n")),
+        (3, "out\n", true),
         "{code:?}"
     );
+    node.is_empty_soon();
+    ctr.ctr(&node.run(&["-d"], "two", &["sleep", "1000"]));
+    kill(only_shim());
+    node.is_empty_soon();
+    until("containerd has no task", || {
+        !ctr.ctr(&["task", "ls"]).contains("two")
+    });
+}
+
+#[test]
+#[ignore = "long"]
+fn ctr_executes_pauses_measures_and_kills() {
+    let node = Node::new();
+    let ctr = &node.containerd;
     let missing = ctr.run_ctr(&node.run(&["--rm"], "one", &["no-such-program"]));
     assert!(missing.stderr.contains("no-such-program"), "{missing:?}");
     // What a microVM cannot have is refused, and says so.
@@ -124,16 +58,8 @@ fn ctr_runs_executes_pauses_measures_and_kills() {
     node.is_empty_soon();
 
     ctr.ctr(&node.run(&["-d"], "two", &["sleep", "1000"]));
-    let executed = ctr.run_ctr(&[
-        "task",
-        "exec",
-        "--exec-id",
-        "e",
-        "two",
-        "sh",
-        "-c",
-        "cat /proc/1/cmdline; exit 4",
-    ]);
+    let script = "cat /proc/1/cmdline; exit 4";
+    let executed = ctr.run_ctr(&["task", "exec", "--exec-id", "e", "two", "sh", "-c", script]);
     assert_eq!(executed.code(), 4, "{executed:?}");
     assert!(executed.stdout.contains("sleep"), "{executed:?}");
     let status = || ctr.ctr(&["task", "ls"]);
@@ -146,10 +72,7 @@ fn ctr_runs_executes_pauses_measures_and_kills() {
         metrics.contains("memory.usage_in_bytes") || metrics.contains("memory.usage"),
         "{metrics}"
     );
-    let [shim] = shims()[..] else {
-        panic!("one shim: {:?}", shims())
-    };
-    let resident = resident(shim);
+    let resident = resident(only_shim());
     eprintln!("the shim has {} KiB", resident / 1024);
     assert!(resident <= MOST_OF_A_SHIM, "the shim has {resident} bytes");
     ctr.ctr(&["task", "kill", "--signal", "SIGKILL", "two"]);
@@ -164,120 +87,52 @@ fn ctr_runs_executes_pauses_measures_and_kills() {
     assert!([0, 137].contains(&deleted.code()), "{deleted:?}");
     ctr.ctr(&["container", "delete", "two"]);
     node.is_empty_soon();
-
-    // A shim that is killed takes its microVM along, and containerd hears of the end.
-    ctr.ctr(&node.run(&["-d"], "three", &["sleep", "1000"]));
-    let [shim] = shims()[..] else {
-        panic!("one shim: {:?}", shims())
-    };
-    rustix::process::kill_process(thaw_e2e::pid_of(shim), rustix::process::Signal::KILL).unwrap();
-    node.is_empty_soon();
-    until("containerd has no task", || !status().contains("three"));
-    ctr.ctr(&["container", "delete", "three"]);
 }
+
+/// A counter whose only memory is its process's.
+const COUNTER: &str = "n=0; while read line; do n=$((n+1)); echo $n > /n; done < /fifo";
 
 #[test]
 #[ignore = "long"]
-fn a_pod_of_two_containers_shares_a_microvm() {
+fn a_container_goes_on_out_of_its_checkpoint() {
     let node = Node::new();
     let ctr = &node.containerd;
-    let logs = node.home.scratch("logs");
-    let config = pod_config(&logs);
-    let pod: cri::Pod = call(
-        ctr,
-        "RunPodSandbox",
-        cri::RunPodSandboxRequest {
-            config: Some(config.clone()),
-            runtime_handler: "thaw".into(),
-        },
-    );
-    let start = |name: &str, script: &str| {
-        let made: cri::Container = call(
-            ctr,
-            "CreateContainer",
-            cri::CreateContainerRequest {
-                pod_sandbox_id: pod.pod_sandbox_id.clone(),
-                config: Some(cri::ContainerConfig {
-                    metadata: Some(cri::ContainerMetadata { name: name.into() }),
-                    image: Some(cri::ImageSpec {
-                        image: node.image.clone(),
-                    }),
-                    command: ["sh", "-c", script].map(str::to_owned).to_vec(),
-                    log_path: format!("{name}.log"),
-                }),
-                sandbox_config: Some(config.clone()),
-            },
-        );
-        let _: cri::Empty = call(ctr, "StartContainer", made.clone());
-        made
+    let script = format!("mkfifo /fifo; exec 3<> /fifo; touch /made; {COUNTER}");
+    let small = ["-d", "--memory-limit", "33554432"];
+    ctr.ctr(&node.run(&small, "old", &["sh", "-c", &script]));
+    let exec = |id: &str, exec: &str, script: &str| {
+        ctr.run_ctr(&["task", "exec", "--exec-id", exec, id, "sh", "-c", script])
     };
-    let first = start("first", "hostname; cat /etc/hostname; sleep 1000");
-    let second = start("second", "exit 5");
-    let state = |container: &cri::Container| {
-        let status: cri::ContainerStatusResponse = call(ctr, "ContainerStatus", container.clone());
-        let status = status.status.unwrap();
-        (status.state, status.exit_code)
+    until("it counts", || exec("old", "a", "test -e /made").code() == 0);
+    let count = |id: &str, name: &str, wanted: &str| {
+        let script = format!("echo > /fifo; until [ \"$(cat /n)\" = {wanted} ]; do sleep 0.1; done; cat /n");
+        let said = exec(id, name, &script);
+        assert_eq!(said.stdout.trim(), wanted, "{said:?}");
     };
-    until("the second has exited", || state(&second) == (2, 5));
-    assert_eq!(state(&first), (1, 0));
-    assert_eq!(
-        (node.sandboxes().len(), shims().len()),
-        (1, 1),
-        "one microVM, one shim"
-    );
-    let executed: cri::ExecSyncResponse = call(
-        ctr,
-        "ExecSync",
-        cri::ExecSyncRequest {
-            container_id: first.container_id.clone(),
-            cmd: ["sh", "-c", "echo out; echo err >&2; exit 6"]
-                .map(str::to_owned)
-                .to_vec(),
-            timeout: 60,
-        },
-    );
-    let (out, err) = (executed.stdout.as_slice(), executed.stderr.as_slice());
-    assert_eq!((out, err, executed.exit_code), (&b"out\n"[..], &b"err\n"[..], 6));
-    until("the log is written", || {
-        let log = std::fs::read_to_string(logs.join("first.log")).unwrap_or_default();
-        log.matches("the-pod").count() == 2
-    });
-    let _: cri::Empty = call(
-        ctr,
-        "StopContainer",
-        cri::StopContainerRequest {
-            container_id: first.container_id.clone(),
-            timeout: 0,
-        },
-    );
-    assert_eq!(state(&first), (2, 137));
-    for container in [first, second] {
-        let _: cri::Empty = call(ctr, "RemoveContainer", container);
+    count("old", "b", "1");
+    ctr.ctr(&[
+        "container",
+        "checkpoint",
+        "--image",
+        "--task",
+        "old",
+        "checkpoint/of:old",
+    ]);
+    count("old", "c", "2");
+    let restore = ctr.run_ctr(&["container", "restore", "--live", "new", "checkpoint/of:old"]);
+    assert_eq!(restore.code(), 0, "{restore:?}");
+    // From where it was frozen.
+    count("new", "b", "2");
+    assert_eq!(node.sandboxes().len(), 2);
+    for id in ["old", "new"] {
+        ctr.ctr(&["task", "kill", "--signal", "SIGKILL", id]);
+        until("the task has ended", || {
+            let listed = ctr.ctr(&["task", "ls"]);
+            listed
+                .lines()
+                .any(|line| line.contains(id) && line.contains("STOPPED"))
+        });
+        ctr.run_ctr(&["task", "delete", id]);
     }
-    let _: cri::Empty = call(ctr, "StopPodSandbox", pod.clone());
-    let _: cri::Empty = call(ctr, "RemovePodSandbox", pod);
     node.is_empty_soon();
-}
-
-fn pod_config(logs: &Path) -> cri::PodSandboxConfig {
-    cri::PodSandboxConfig {
-        metadata: Some(cri::PodSandboxMetadata {
-            name: "pod".into(),
-            uid: "1".into(),
-            namespace: "default".into(),
-        }),
-        hostname: "the-pod".into(),
-        log_directory: logs.display().to_string(),
-        ..Default::default()
-    }
-}
-
-fn call<Q, A>(containerd: &Containerd, method: &str, request: Q) -> A
-where
-    Q: prost::Message + Clone + Send + Sync + 'static,
-    A: prost::Message + Default + Send + Sync + 'static,
-{
-    containerd
-        .cri("RuntimeService", method, request)
-        .unwrap_or_else(|e| panic!("{method}: {e}"))
 }

@@ -391,12 +391,13 @@ impl Guest {
         found
     }
 
-    pub fn zombies(&self) -> usize {
-        let is_zombie = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/stat"))
-                .is_ok_and(|s| s.rsplit(") ").next().is_some_and(|r| r.starts_with('Z')))
-        };
-        self.children().iter().filter(|p| is_zombie(p)).count()
+    /// Waits until the agent has no child, not even one that has ended.
+    pub async fn wait_for_no_process(&self) {
+        let end = Instant::now() + Duration::from_secs(5);
+        while !self.children().is_empty() {
+            assert!(Instant::now() < end, "left behind: {:?}", self.children());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     fn mounts(&self) -> Vec<String> {

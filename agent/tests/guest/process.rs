@@ -1,0 +1,172 @@
+//! Who and what a process is, from its start to its end.
+
+use super::*;
+
+#[test]
+fn what_cannot_be_executed_is_told_apart() {
+    with_guest(|g| async move {
+        std::fs::write(g.rootfs().join("not-executable"), "x").unwrap();
+        for (command, code) in [
+            ("no-such-command", Code::NOT_FOUND),
+            ("/no/such/path", Code::NOT_FOUND),
+            ("/not-executable", Code::PERMISSION_DENIED),
+            ("/etc", Code::PERMISSION_DENIED),
+        ] {
+            g.create("c", spec(&g, &[command])).await.unwrap();
+            let e = g.start("c").await.unwrap_err();
+            assert_eq!(code_of(&e), code, "{command}: {e}");
+            assert!(e.to_string().contains(command), "{e}");
+            assert_eq!(
+                g.wait("c", "c").await,
+                if code == Code::NOT_FOUND { 127 } else { 126 }
+            );
+            g.remove("c").await.unwrap();
+        }
+        let e = g.call_unknown("nope").await.unwrap_err();
+        assert_eq!(code_of(&e), Code::INVALID_ARGUMENT);
+        g.assert_clean().await;
+    });
+}
+
+#[test]
+fn an_exec_runs_beside_the_first_process_and_in_its_namespaces() {
+    with_guest(|g| async move {
+        let mut s = spec(&g, &["sleep", "1000"]);
+        s.Hostname = "inside".into();
+        g.create("c", s).await.unwrap();
+        g.start("c").await.unwrap();
+        g.exec(
+            "c",
+            "e1",
+            &["sh", "-c", "hostname; cat /proc/1/comm; cat; exit 3"],
+            false,
+        )
+        .await
+        .unwrap();
+        g.write("c", "e1", b"typed").await.unwrap();
+        g.close_stdin("c", "e1").await.unwrap();
+        assert_eq!(
+            String::from_utf8(g.read_all("c", "e1", false).await).unwrap(),
+            "inside\nsleep\ntyped"
+        );
+        assert_eq!(g.wait("c", "e1").await, 3);
+        let e = g.exec("c", "e2", &["no-such-command"], false).await.unwrap_err();
+        assert_eq!(code_of(&e), Code::NOT_FOUND);
+        let e = g.exec("c", "e1", &["true"], false).await.unwrap_err();
+        assert_eq!(code_of(&e), Code::FAILED_PRECONDITION, "the name is taken");
+        // Signals: to one process, by number, and 128 + n.
+        g.exec("c", "e3", &["sleep", "1000"], false).await.unwrap();
+        g.signal("c", "e3", 0).await.unwrap();
+        g.signal("c", "e3", 15).await.unwrap();
+        assert_eq!(g.wait("c", "e3").await, 143);
+        assert!(g.signal("c", "e3", 15).await.is_err());
+        // To all of them.
+        g.signal("c", "", 9).await.unwrap();
+        assert_eq!(g.wait("c", "c").await, 137);
+        let e = g.exec("c", "e4", &["true"], false).await.unwrap_err();
+        assert_eq!(code_of(&e), Code::FAILED_PRECONDITION);
+        g.remove("c").await.unwrap();
+        g.assert_clean().await;
+    });
+}
+
+#[test]
+fn no_zombie_stays_and_orphans_die_with_their_container() {
+    with_guest(|g| async move {
+        // Without a PID namespace orphans come to the agent itself.
+        let mut s = spec(
+            &g,
+            &[
+                "sh",
+                "-c",
+                "(sleep 0.1 & sleep 0.2 & exit 0); (sleep 1000 &); sleep 0.5; exit 0",
+            ],
+        );
+        s.Linux.as_mut().unwrap().Namespaces.retain(|n| n.Type != "pid");
+        g.create("c", s).await.unwrap();
+        g.start("c").await.unwrap();
+        assert_eq!(g.wait("c", "c").await, 0);
+        // The one that was left is killed with it, and reaped as the others were.
+        g.wait_for_no_process().await;
+        g.remove("c").await.unwrap();
+        g.assert_clean().await;
+        for i in 0..20 {
+            let id = format!("c{i}");
+            g.create(&id, spec(&g, &["true"])).await.unwrap();
+            g.start(&id).await.unwrap();
+            assert_eq!(g.wait(&id, &id).await, 0);
+            g.remove(&id).await.unwrap();
+        }
+        g.assert_clean().await;
+    });
+}
+
+#[test]
+fn the_process_is_who_and_what_the_specification_says() {
+    with_guest(|g| async move {
+        let script = "id -u; id -g; id -G; umask; pwd; echo $HOME $A; ulimit -n; \
+                      grep -E 'Cap(Eff|Bnd|Amb)|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/sys/kernel/hostname; \
+                      echo x > /dev/stdout";
+        let mut s = spec(&g, &["sh", "-c", script]);
+        s.Hostname = "who".into();
+        let p = s.Process.as_mut().unwrap();
+        p.User = MessageField::some(oci::User {
+            Username: "www".into(),
+            ..Default::default()
+        });
+        p.Cwd = "/made/for/me".into();
+        p.Env.push("A=b c".into());
+        p.NoNewPrivileges = true;
+        p.Capabilities = MessageField::some(capabilities(&["CAP_CHOWN", "CAP_NET_BIND_SERVICE"]));
+        p.Rlimits.push(oci::POSIXRlimit {
+            Type: "RLIMIT_NOFILE".into(),
+            Soft: 100,
+            Hard: 200,
+            ..Default::default()
+        });
+        let mut seccomp = oci::LinuxSeccomp::new();
+        seccomp.DefaultAction = "SCMP_ACT_ALLOW".into();
+        s.Linux.as_mut().unwrap().Seccomp = MessageField::some(seccomp);
+        g.create("c", s).await.unwrap();
+        g.start("c").await.unwrap();
+        let out = String::from_utf8(g.read_all("c", "c", false).await).unwrap();
+        let lines: Vec<&str> = out.lines().collect();
+        assert_eq!(
+            lines[..7],
+            ["33", "34", "34 50", "0022", "/made/for/me", "/var/www b c", "100"],
+            "{out}"
+        );
+        assert!(out.contains("CapBnd:\t0000000000000401"), "{out}");
+        assert!(out.contains("CapEff:\t0000000000000000"), "not root: {out}");
+        assert!(
+            out.contains("NoNewPrivs:\t1") && out.contains("Seccomp:\t2"),
+            "{out}"
+        );
+        assert!(out.ends_with("who\nx\n"), "{out}");
+        g.remove("c").await.unwrap();
+    });
+}
+
+#[test]
+fn seccomp_answers_with_the_errno_it_was_told() {
+    with_guest(|g| async move {
+        for no_new_privileges in [false, true] {
+            let mut s = spec(&g, &["sh", "-c", "mkdir /tmp/d; hostname x; echo $?"]);
+            s.Process.as_mut().unwrap().NoNewPrivileges = no_new_privileges;
+            let mut seccomp = oci::LinuxSeccomp::new();
+            seccomp.DefaultAction = "SCMP_ACT_ALLOW".into();
+            seccomp.Syscalls.push(oci::LinuxSyscall {
+                Names: vec!["mkdir".into(), "mkdirat".into()],
+                Action: "SCMP_ACT_ERRNO".into(),
+                ErrnoRet: Some(oci::linux_syscall::ErrnoRet::Errnoret(libc::ENOSPC as u32)),
+                ..Default::default()
+            });
+            s.Linux.as_mut().unwrap().Seccomp = MessageField::some(seccomp);
+            g.create("c", s).await.unwrap();
+            g.start("c").await.unwrap();
+            let err = String::from_utf8(g.read_all("c", "c", true).await).unwrap();
+            assert!(err.contains("No space left on device"), "{err}");
+            g.remove("c").await.unwrap();
+        }
+    });
+}

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Source;
-use thaw_protocol::api::{DEFAULT_DISK_MIB, FreezeSandbox};
+use thaw_protocol::api::{CreatedSandbox, DEFAULT_DISK_MIB, FreezeSandbox};
 use thaw_protocol::shim::Empty;
 use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::pods::*;
@@ -127,11 +127,27 @@ async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
     })
 }
 
+/// Where the time of a pod's start went.
+fn tell(made: &CreatedSandbox) {
+    let stages = made.account.stages.iter();
+    let stages: Vec<String> = stages
+        .map(|stage| format!("{} {} us", stage.name, stage.duration_ns / 1000))
+        .collect();
+    tracing::info!(
+        sandbox = made.sandbox.id,
+        template_hit = made.account.counts.get("template_hit") == Some(&1),
+        "a pod was made: {}",
+        stages.join(", ")
+    );
+}
+
 #[async_trait]
 impl Service for Pods {
     async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
         let wanted = wanted(r).await?;
-        let made = self.daemon.create_pod(wanted).await.map_err(not_made)?.sandbox;
+        let made = self.daemon.create_pod(wanted).await.map_err(not_made)?;
+        tell(&made);
+        let made = made.sandbox;
         Ok(CreatePodResponse {
             sandbox_id: made.id,
             vsock: made.vsock,

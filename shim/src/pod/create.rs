@@ -81,7 +81,7 @@ impl Pod {
             ..Default::default()
         }));
         if container.is_in_guest() {
-            self.attend(&machine, &r.id, &container.init);
+            self.attend(&machine, &container, &container.init);
         }
         Ok(self.pid())
     }

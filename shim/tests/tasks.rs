@@ -180,6 +180,8 @@ async fn an_exec_has_a_life_of_its_own_and_its_name_may_be_used_again() {
     rig.exec("one", "g", &["missing"]).await.unwrap();
     assert_eq!(code(rig.start("one", "g").await), Code::NOT_FOUND);
     assert_eq!(rig.delete("one", "g").await.unwrap(), 127);
+    rig.exec("one", "h", &["cat"]).await.unwrap();
+    assert_eq!(rig.delete("one", "h").await.unwrap(), 0, "it was not started");
     rig.kill("one", "", libc::SIGKILL).await.unwrap();
     rig.wait("one", "").await.unwrap();
     let told = [
@@ -195,6 +197,7 @@ async fn an_exec_has_a_life_of_its_own_and_its_name_may_be_used_again() {
         "exec-started f",
         "exit f 143",
         "exec-added g",
+        "exec-added h",
         "exit one 137",
     ];
     assert_eq!(rig.events(told.len()).await, told);

@@ -109,7 +109,7 @@ impl Pod {
             ..Default::default()
         }));
         process.started();
-        self.attend(machine, &container.id, process);
+        self.attend(machine, container, process);
         Ok(())
     }
 

@@ -188,6 +188,21 @@ impl Pod {
         }
     }
 
+    /// Ends the microVM with the only container it has: what is left of that needs none. Output that a client has yet to take
+    /// is still in the guest, and comes first.
+    fn end_with(self: &Arc<Pod>, machine: &Arc<Machine>, container: Arc<Container>) {
+        let (pod, machine) = (self.clone(), machine.clone());
+        tokio::spawn(async move {
+            for process in container.processes() {
+                let drained = process.streams().as_ref().map(|streams| streams.drained());
+                if let Some(drained) = drained {
+                    drained.await;
+                }
+            }
+            pod.end_last(&machine, &container).await;
+        });
+    }
+
     /// Ends the microVM of a container that was its last, which gives back before what it holds of the host's files: once, and
     /// whoever asks beside waits for that.
     async fn end_last(self: &Arc<Pod>, machine: &Machine, container: &Container) {
@@ -198,7 +213,7 @@ impl Pod {
         self.end_machine();
     }
 
-    /// Attends a process of the guest's to its end.
+    /// Attends a process of the guest's to its end. With a container's own, if that is the last, the microVM ends.
     fn attend(self: &Arc<Pod>, machine: &Arc<Machine>, of: &Arc<Container>, process: &Arc<Process>) {
         let (pod, machine) = (self.clone(), machine.clone());
         let (of, process) = (of.clone(), process.clone());
@@ -214,6 +229,10 @@ impl Pod {
                 }
             };
             pod.note_end(&of.id, &process, Exit::now(status)).await;
+            // After: with the machine every process is noted to have been killed.
+            if process.exec_id.is_empty() && is_the_last(&of.role) {
+                pod.end_with(&machine, of);
+            }
         });
     }
 

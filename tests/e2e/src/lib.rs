@@ -131,7 +131,7 @@ pub fn finish(mut child: Child, input: &str) -> Outcome {
     let mut stuck = String::new();
     let ended = waiting.recv_timeout(PATIENCE);
     if ended.is_err() {
-        stuck = stuck::report();
+        stuck = stuck::report(pid);
         let _ = rustix::process::kill_process(pid_of(pid), rustix::process::Signal::KILL);
     }
     let text = |h: Option<std::thread::JoinHandle<String>>| h.map(|h| h.join().unwrap()).unwrap_or_default();

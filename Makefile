@@ -53,10 +53,12 @@ deny: ## licences, bans and sources of every dependency (cargo-deny is installed
 
 build: $(BIN)/guest.erofs ## thaw, thawd, thaw-vmm and the guest image
 
+# By name, not by package: every build of the tree then shares one set of features. Benchmarks build their own.
+PROGRAMS := thaw thawd thaw-vmm thaw-share containerd-shim-thaw-v2 thaw-guest-image
 # cargo decides what is out of date; these run every time and do nothing when nothing changed.
 .PHONY: binaries agent
 binaries:
-	@cargo build --release --bins
+	@cargo build --release $(PROGRAMS:%=--bin %)
 agent:
 	@cargo build --profile guest -p thaw-agent
 

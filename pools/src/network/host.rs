@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
+use rustix::io::Errno;
+use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
@@ -281,10 +283,13 @@ impl Host {
             let Some(to) = to.filter(|to| to.overlaps(self.setup.range.prefix())) else {
                 continue;
             };
-            let by = found
-                .by
-                .and_then(|index| rustix::net::netdevice::index_to_name(&inet, index).ok());
-            let by = by.unwrap_or_else(|| "an interface that is gone".into());
+            let by = match found.by.map(|index| index_to_name(&inet, index)) {
+                Some(Ok(name)) => name,
+                // Another sandbox's, mostly: gone since the routes were read, and its route with it.
+                Some(Err(Errno::NODEV)) => continue,
+                Some(Err(e)) => return Err(failed(e.into())),
+                None => "no one interface".into(),
+            };
             if !by.starts_with(LINKS) {
                 return Err(Error::RangeTaken {
                     range: self.setup.range.to_string(),

@@ -17,6 +17,7 @@ pub mod leftovers;
 pub mod node;
 pub mod probe;
 pub mod registry;
+mod stuck;
 pub mod survivor;
 pub mod terminal;
 pub mod upstream;
@@ -116,7 +117,7 @@ pub fn run_with_input(command: &mut Command, input: &str) -> Outcome {
     finish(command.stdin(Stdio::piped()).spawn().unwrap(), input)
 }
 
-/// Feeds `input`, collects both outputs, waits; kills and fails after [`PATIENCE`].
+/// Feeds `input`, collects both outputs, waits; kills and fails after [`PATIENCE`], telling what everything waited for.
 pub fn finish(mut child: Child, input: &str) -> Outcome {
     if let Some(mut stdin) = child.stdin.take() {
         let input = input.to_string();
@@ -127,16 +128,19 @@ pub fn finish(mut child: Child, input: &str) -> Outcome {
     let pid = child.id() as i32;
     let (done, waiting) = std::sync::mpsc::channel();
     std::thread::spawn(move || done.send(child.wait().unwrap()));
+    let mut stuck = String::new();
     let ended = waiting.recv_timeout(PATIENCE);
     if ended.is_err() {
+        stuck = stuck::report(pid);
         let _ = rustix::process::kill_process(pid_of(pid), rustix::process::Signal::KILL);
     }
     let text = |h: Option<std::thread::JoinHandle<String>>| h.map(|h| h.join().unwrap()).unwrap_or_default();
     let (stdout, stderr) = (text(stdout), text(stderr));
     // The VMM's log, shown with the failure: its filters lack a call it makes.
     assert!(!stderr.contains(FORBIDDEN_CALL), "{stderr}");
-    let status =
-        ended.unwrap_or_else(|_| panic!("no end within {PATIENCE:?}: stdout {stdout:?}, stderr {stderr:?}"));
+    let status = ended.unwrap_or_else(|_| {
+        panic!("no end within {PATIENCE:?}: stdout {stdout:?}, stderr {stderr:?}\n{stuck}")
+    });
     Outcome {
         status,
         stdout,

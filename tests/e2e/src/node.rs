@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::containerd::{Containerd, RUNTIME};
+use crate::containerd::{Containerd, Networks, RUNTIME};
 use crate::cri;
 use crate::home::Home;
 use crate::upstream::Upstream;
 use crate::{pid_of, run};
 
 /// How long what goes on by itself may take, in a lab.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A node with containerd, and one image.
 pub struct Node {
@@ -26,15 +26,27 @@ pub struct Node {
 }
 
 impl Node {
+    /// One with Python's image, pulled, whose pods have no network.
     pub fn new() -> Node {
+        Node::with_network(Networks::nothing)
+    }
+
+    /// The same, whose pods have this network.
+    pub fn with_network(networks: impl FnOnce(&Home) -> Networks) -> Node {
+        let node = Node::unpulled("python3", networks);
+        node.containerd.pull(&node.image).unwrap();
+        node
+    }
+
+    /// One with a test image that is still in its registry.
+    pub fn unpulled(image: &str, networks: impl FnOnce(&Home) -> Networks) -> Node {
         let home = Home::new();
         let upstream = Upstream::test_images(&home.scratch("registry"), None);
         let thawd = thawd(&home);
-        let image = format!("{}/python3:latest", upstream.host);
-        let containerd = Containerd::start(&home, &snapshots(&home), &image);
-        containerd.pull(&image).unwrap();
+        let image = format!("{}/{image}:latest", upstream.host);
+        let networks = networks(&home);
         Node {
-            containerd,
+            containerd: Containerd::start_with(&home, &snapshots(&home), &image, &networks),
             thawd,
             _upstream: upstream,
             home,
@@ -63,9 +75,28 @@ impl Node {
 
     /// Kills thawd and starts another.
     pub fn restart_thawd(&mut self) {
+        self.kill_thawd();
+        self.start_thawd();
+    }
+
+    /// Kills thawd.
+    pub fn kill_thawd(&mut self) {
         self.thawd.kill().unwrap();
         self.thawd.wait().unwrap();
+    }
+
+    /// Starts another, after that.
+    pub fn start_thawd(&mut self) {
         self.thawd = thawd(&self.home);
+    }
+
+    /// Starts containerd again, after it was killed, and waits until its CRI answers: that has read what there was then.
+    pub fn start_containerd(&mut self) {
+        self.containerd.start_again();
+        until("CRI answers", || {
+            let version = self.try_call::<cri::Empty, cri::Empty>("Version", cri::Empty {});
+            version.is_ok()
+        });
     }
 
     /// Calls CRI's runtime service; a refusal fails the test.

@@ -7,17 +7,12 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use thaw_e2e::containerd::{Containerd, Networks, RUNTIME};
+use thaw_e2e::containerd::{Networks, RUNTIME};
 use thaw_e2e::cri;
-use thaw_e2e::home::Home;
-use thaw_e2e::run;
-use thaw_e2e::upstream::Upstream;
+use thaw_e2e::node::{Node, PATIENCE, Pod, until};
 
-/// How long what goes on by itself may take, in a lab.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Where Debian's plugins are.
 const PLUGINS: &str = "/usr/lib/cni";
 const BRIDGE: &str = "thaw-e2e-br";
@@ -27,80 +22,12 @@ const HOST6: &str = "fd91::1";
 const SERVER: &str =
     "mkdir /tmp/s; cd /tmp/s; hostname > who; exec python3 -m http.server --bind :: 8080 >/dev/null 2>&1";
 
-/// A node with containerd, and one image.
-struct Node {
-    // Stopped in this order.
-    containerd: Containerd,
-    thawd: Child,
-    _upstream: Upstream,
-    home: Home,
-    image: String,
-}
-
-impl Node {
-    /// One whose pods have this network, of Debian's plugins; they have none where it is not given.
-    fn new(network: Option<&dyn Fn(&Path) -> String>) -> Node {
-        let home = Home::new();
-        let upstream = Upstream::test_images(&home.scratch("registry"), None);
-        let thawd = start_thawd(&home);
-        let image = format!("{}/python3:latest", upstream.host);
-        let networks = match network {
-            Some(network) => Networks {
-                plugins: PLUGINS.into(),
-                network: network(&home.scratch("ipam")),
-            },
-            None => Networks::nothing(&home),
-        };
-        let containerd = Containerd::start_with(&home, &snapshots(&home), &image, &networks);
-        containerd.pull(&image).unwrap();
-        Node {
-            containerd,
-            thawd,
-            _upstream: upstream,
-            home,
-            image,
-        }
-    }
-
-    fn call<Q, A>(&self, method: &str, request: Q) -> A
-    where
-        Q: prost::Message + Clone + Send + Sync + 'static,
-        A: prost::Message + Default + Send + Sync + 'static,
-    {
-        let answer = self.containerd.cri("RuntimeService", method, request);
-        answer.unwrap_or_else(|e| panic!("{method}: {e}"))
-    }
-
-    fn is_empty_soon(&self) {
-        until("microVMs are gone", || {
-            let listed = run(&mut self.home.thaw(&["--json", "ps"])).ok();
-            let listed: Vec<serde_json::Value> = serde_json::from_str(&listed).unwrap();
-            listed.is_empty()
-        });
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.thawd.kill();
-        let _ = self.thawd.wait();
-    }
-}
-
-fn snapshots(home: &Home) -> std::path::PathBuf {
-    home.run().join("snapshots.sock")
-}
-
-fn start_thawd(home: &Home) -> Child {
-    home.thawd(&["--snapshots-socket", snapshots(home).to_str().unwrap()])
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+/// A node whose pods have this network, of Debian's plugins.
+fn node(network: impl Fn(&Path) -> String) -> Node {
+    Node::with_network(|home| Networks {
+        plugins: PLUGINS.into(),
+        network: network(&home.scratch("ipam")),
+    })
 }
 
 /// A command of iproute2: what it printed.
@@ -111,97 +38,46 @@ fn ip(line: &str) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// A pod by CRI, its container serving.
-struct Pod<'a> {
+/// A pod whose container serves.
+struct Serving<'a> {
     node: &'a Node,
-    id: cri::Pod,
+    pod: Pod<'a>,
     container: cri::Container,
     addresses: Vec<IpAddr>,
 }
 
-impl Pod<'_> {
-    fn serving<'a>(node: &'a Node, name: &str) -> Pod<'a> {
-        let config = cri::PodSandboxConfig {
-            metadata: Some(cri::PodSandboxMetadata {
-                name: name.into(),
-                uid: name.into(),
-                namespace: "default".into(),
-                ..Default::default()
-            }),
-            hostname: name.into(),
-            log_directory: node.home.scratch("logs").display().to_string(),
-            ..Default::default()
-        };
-        let id: cri::Pod = node.call(
-            "RunPodSandbox",
-            cri::RunPodSandboxRequest {
-                config: Some(config.clone()),
-                runtime_handler: "thaw".into(),
-            },
-        );
-        let container: cri::Container = node.call(
-            "CreateContainer",
-            cri::CreateContainerRequest {
-                pod_sandbox_id: id.pod_sandbox_id.clone(),
-                config: Some(cri::ContainerConfig {
-                    metadata: Some(cri::ContainerMetadata {
-                        name: "server".into(),
-                        ..Default::default()
-                    }),
-                    image: Some(cri::ImageSpec {
-                        image: node.image.clone(),
-                    }),
-                    command: ["sh", "-c", SERVER].map(str::to_owned).to_vec(),
-                    log_path: format!("{name}.log"),
-                    ..Default::default()
-                }),
-                sandbox_config: Some(config),
-            },
-        );
-        let _: cri::Empty = node.call("StartContainer", container.clone());
+impl Serving<'_> {
+    fn new<'a>(node: &'a Node, name: &str) -> Serving<'a> {
+        let pod = node.pod(name);
+        let container = pod.container("server", SERVER);
         let status: cri::PodSandboxStatusResponse = node.call(
             "PodSandboxStatus",
             cri::PodSandboxStatusRequest {
-                pod_sandbox_id: id.pod_sandbox_id.clone(),
+                pod_sandbox_id: pod.id.clone(),
             },
         );
         let network = status.status.unwrap().network.unwrap();
         let more = network.additional_ips.into_iter().map(|one| one.ip);
         let addresses = std::iter::once(network.ip).chain(more);
-        Pod {
+        Serving {
             node,
-            id,
+            pod,
             container,
             addresses: addresses.map(|ip| ip.parse().unwrap()).collect(),
         }
     }
 
-    /// What a command in it printed.
-    fn exec(&self, command: &[&str]) -> String {
-        let executed: cri::ExecSyncResponse = self.node.call(
-            "ExecSync",
-            cri::ExecSyncRequest {
-                container_id: self.container.container_id.clone(),
-                cmd: command.iter().map(|word| (*word).to_owned()).collect(),
-                timeout: 120,
-            },
-        );
-        let [out, err] = [executed.stdout, executed.stderr].map(|said| String::from_utf8(said).unwrap());
-        assert_eq!(executed.exit_code, 0, "{command:?}: {out} {err}");
-        out
+    /// What a program in Python printed in it, which has no double quotes.
+    fn python(&self, program: &str) -> String {
+        self.node
+            .said(&self.container, &format!("python3 -c \"{program}\""))
     }
 
     /// What is served at an address, as it sees it.
     fn fetch(&self, address: SocketAddr) -> String {
-        let script = format!(
+        self.python(&format!(
             "import urllib.request as r; print(r.urlopen('http://{address}/who', timeout=60).read().decode(), end='')"
-        );
-        self.exec(&["python3", "-c", &script])
-    }
-
-    fn end(self) {
-        let _: cri::Empty = self.node.call("StopPodSandbox", self.id.clone());
-        let _: cri::Empty = self.node.call("RemovePodSandbox", self.id);
+        ))
     }
 }
 
@@ -222,14 +98,14 @@ fn fetch(address: SocketAddr) -> String {
 #[test]
 #[ignore = "long"]
 fn pods_on_a_bridge_reach_it_the_host_and_one_another_and_are_reached() {
-    let node = Node::new(Some(&|state| {
+    let node = node(|state| {
         format!(
             r#"{{"cniVersion":"0.4.0","name":"e2e","plugins":[{{"type":"bridge","bridge":"{BRIDGE}","isGateway":true,"mtu":1400,
             "ipam":{{"type":"host-local","dataDir":{state:?},"ranges":[[{{"subnet":"10.91.0.0/24"}}],[{{"subnet":"fd91::/64"}}]],
             "routes":[{{"dst":"0.0.0.0/0"}},{{"dst":"::/0"}}]}}}}]}}"#
         )
-    }));
-    let (one, other) = (Pod::serving(&node, "one"), Pod::serving(&node, "other"));
+    });
+    let (one, other) = (Serving::new(&node, "one"), Serving::new(&node, "other"));
     assert_eq!(one.addresses.len(), 2, "{:?}", one.addresses);
     for address in &one.addresses {
         let address = SocketAddr::new(*address, 8080);
@@ -253,15 +129,15 @@ fn pods_on_a_bridge_reach_it_the_host_and_one_another_and_are_reached() {
             "import socket; s = socket.create_connection(('{host}', {port}), 60); s.sendall(bytes(1 << 20)); \
              print(s.recv(3).decode())"
         );
-        assert_eq!(one.exec(&["python3", "-c", &script]), "all\n");
+        assert_eq!(one.python(&script), "all\n");
         assert_eq!(served.join().unwrap(), *own);
     }
     let script = "cat /sys/class/net/eth0/mtu; ls /sys/class/net | grep -c eth";
-    assert_eq!(one.exec(&["sh", "-c", script]), "1400\n1\n");
-    one.end();
+    assert_eq!(node.said(&one.container, script), "1400\n1\n");
+    one.pod.remove();
     // The other is not disturbed.
     assert_eq!(fetch(SocketAddr::new(other.addresses[0], 8080)), "other\n");
-    other.end();
+    other.pod.remove();
     node.is_empty_soon();
     let ports = ip(&format!("ip -o link show master {BRIDGE}"));
     assert_eq!(ports, "", "no pod is left on the bridge");
@@ -306,7 +182,7 @@ impl Drop for Namespace {
 #[test]
 #[ignore = "long"]
 fn a_namespace_is_as_it_was_when_its_pod_ends_whichever_thawd_ended_it() {
-    let mut node = Node::new(None);
+    let mut node = Node::new();
     let namespace = Namespace::new("e2e");
     let before = namespace.has();
     let with = "network:/run/netns/e2e";
@@ -361,10 +237,9 @@ fn a_namespace_is_as_it_was_when_its_pod_ends_whichever_thawd_ended_it() {
     // Its thawd is killed, and another takes it over: it is reached all the time, and ends as others do.
     start(&node, "third").ok();
     fetch(server);
-    node.thawd.kill().unwrap();
-    node.thawd.wait().unwrap();
+    node.kill_thawd();
     fetch(server);
-    node.thawd = start_thawd(&node.home);
+    node.start_thawd();
     fetch(server);
     end(&node, "third");
     assert_eq!(namespace.has(), before);

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, Read};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Child;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -228,7 +229,7 @@ fn a_full_disk_is_a_clear_error_and_no_corruption() {
     let forms = forms();
     let images = forms.home.images();
     fs::create_dir_all(&images).unwrap();
-    mount_tmpfs(&images, "size=3m");
+    let disk = SmallDisk::mount(&images);
     let full = run(&mut reads(&forms, "soci", 40, 0));
     let said = format!("{}{}", full.stdout, full.stderr);
     assert!(!said.contains("wrong bytes"), "{full:?}");
@@ -240,13 +241,32 @@ fn a_full_disk_is_a_clear_error_and_no_corruption() {
         said.to_lowercase().contains("disk full") || said.contains("No space left"),
         "the cause is not named: {full:?}"
     );
-    mount_tmpfs(&images, "remount,size=200m");
+    disk.grow();
     let outcome = run(&mut reads(&forms, "soci", 40, 0));
-    rustix::mount::unmount(&images, rustix::mount::UnmountFlags::DETACH).unwrap();
     assert_all_read("with room", &outcome);
 }
 
-fn mount_tmpfs(at: &std::path::Path, options: &str) {
+/// A tmpfs of 3 MiB; unmounted when dropped, also by a test that fails, for the next one makes its folder anew.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(at: &'a Path) -> SmallDisk<'a> {
+        mount_tmpfs(at, "size=3m");
+        SmallDisk(at)
+    }
+
+    fn grow(&self) {
+        mount_tmpfs(self.0, "remount,size=200m");
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn mount_tmpfs(at: &Path, options: &str) {
     let mounted = std::process::Command::new("mount")
         .args(["-t", "tmpfs", "-o", options, "tmpfs"])
         .arg(at)

@@ -7,50 +7,31 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use thaw_e2e::containerd::{Containerd, RUNTIME};
-use thaw_e2e::home::Home;
-use thaw_e2e::upstream::Upstream;
+use thaw_e2e::containerd::{Networks, RUNTIME};
+use thaw_e2e::node::{Node, until};
 
-/// How long what goes on by itself may take, in a lab.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A node with containerd, and one image in one of its own snapshotters.
-struct Node {
-    // Stopped in this order.
-    containerd: Containerd,
-    thawd: Child,
-    _upstream: Upstream,
-    home: Home,
-    image: String,
+/// A node, with one image in containerd's own snapshotters.
+struct Host {
+    node: Node,
 }
 
-impl Node {
-    fn new() -> Node {
-        let home = Home::new();
-        let upstream = Upstream::test_images(&home.scratch("registry"), None);
-        let socket = home.run().join("snapshots.sock");
-        let thawd = home.thawd(&["--snapshots-socket", socket.to_str().unwrap()]);
-        let image = format!("{}/busybox:latest", upstream.host);
-        Node {
-            containerd: Containerd::start(&home, &socket, &image),
-            thawd,
-            _upstream: upstream,
-            home,
-            image,
+impl Host {
+    fn new() -> Host {
+        Host {
+            node: Node::unpulled("busybox", Networks::nothing),
         }
     }
 
     fn pull(&self, snapshotter: &str) {
-        self.containerd.ctr(&[
+        self.node.containerd.ctr(&[
             "image",
             "pull",
             "--plain-http",
             "--snapshotter",
             snapshotter,
-            &self.image,
+            &self.node.image,
         ]);
     }
 
@@ -63,47 +44,36 @@ impl Node {
         script: &'a str,
     ) -> Vec<&'a str> {
         let fixed = ["run", "--runtime", RUNTIME, "--snapshotter", snapshotter];
-        [&fixed, options, &[&self.image, id, "sh", "-c", script]].concat()
+        [&fixed, options, &[&self.node.image, id, "sh", "-c", script]].concat()
     }
 
     fn exec(&self, id: &str, script: &str) -> String {
-        self.containerd
+        self.node
+            .containerd
             .ctr(&["task", "exec", "--exec-id", "e", id, "sh", "-c", script])
     }
 
     /// What its snapshot says after a word: a path.
     fn path_of(&self, snapshotter: &str, id: &str, word: &str) -> PathBuf {
-        let told = self
-            .containerd
-            .ctr(&["snapshot", "--snapshotter", snapshotter, "mounts", "/target", id]);
+        let told =
+            self.node
+                .containerd
+                .ctr(&["snapshot", "--snapshotter", snapshotter, "mounts", "/target", id]);
         let rest = told.split_once(word).unwrap_or_else(|| panic!("{told}")).1;
         let end = rest.find([',', ' ', ':']).unwrap_or(rest.len());
         PathBuf::from(rest[..end].trim())
     }
 
     fn end(&self, id: &str) {
-        self.containerd.ctr(&["task", "kill", "--signal", "SIGKILL", id]);
+        self.node
+            .containerd
+            .ctr(&["task", "kill", "--signal", "SIGKILL", id]);
         until("the task has ended", || {
-            self.containerd.ctr(&["task", "ls"]).contains("STOPPED")
+            self.node.containerd.ctr(&["task", "ls"]).contains("STOPPED")
         });
         // Some versions of it end with the task's code.
-        self.containerd.run_ctr(&["task", "delete", id]);
-        self.containerd.ctr(&["container", "delete", id]);
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.thawd.kill();
-        let _ = self.thawd.wait();
-    }
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
+        self.node.containerd.run_ctr(&["task", "delete", id]);
+        self.node.containerd.ctr(&["container", "delete", id]);
     }
 }
 
@@ -125,18 +95,18 @@ fn mounts(pid: &str) -> String {
 #[test]
 #[ignore = "long"]
 fn roots_of_any_snapshotter_are_served_and_what_is_written_is_in_the_snapshot() {
-    let node = Node::new();
-    let ctr = &node.containerd;
-    node.pull("overlayfs");
+    let host = Host::new();
+    let ctr = &host.node.containerd;
+    host.pull("overlayfs");
     let before = mounts("self");
     let script = "set -e; echo hello > /written; rm /etc/passwd; mkdir -p /a/b; ln -s b /a/link; chmod 4755 /written; \
                   mv /written /a/link/moved; echo up; exec sleep 1000";
-    ctr.ctr(&node.run("overlayfs", &["-d"], "one", script));
+    ctr.ctr(&host.run("overlayfs", &["-d"], "one", script));
     until("the script is through", || {
-        node.exec("one", "test -e /a/b/moved && echo yes").contains("yes")
+        host.exec("one", "test -e /a/b/moved && echo yes").contains("yes")
     });
     // Where a diff of the snapshot is made from.
-    let upper = node.path_of("overlayfs", "one", "upperdir=");
+    let upper = host.path_of("overlayfs", "one", "upperdir=");
     assert_eq!(fs::read_to_string(upper.join("a/b/moved")).unwrap(), "hello\n");
     assert_eq!(
         fs::metadata(upper.join("a/b/moved")).unwrap().mode() & 0o7777,
@@ -150,31 +120,31 @@ fn roots_of_any_snapshotter_are_served_and_what_is_written_is_in_the_snapshot() 
     assert!(mounts(&share.to_string()).contains("- overlay "));
     assert_eq!(mounts("self"), before, "nothing is mounted in the host's tree");
     // Set-user-ID programs are such in the container, and owners are the container's.
-    let said = node.exec(
+    let said = host.exec(
         "one",
         "touch /mine; chown 7:8 /mine; stat -c %u:%g:%a /mine /a/b/moved; df / | tail -n 1",
     );
     assert!(said.contains("7:8:") && said.contains("0:0:4755"), "{said}");
     assert_eq!(fs::metadata(upper.join("mine")).unwrap().uid(), 7);
     // A mapping is written back before the machine goes.
-    node.end("one");
+    host.end("one");
     until("nothing serves", || serving().is_empty());
     assert_eq!(mounts("self"), before);
 
-    node.pull("native");
-    let said = ctr.ctr(&node.run(
+    host.pull("native");
+    let said = ctr.ctr(&host.run(
         "native",
         &["--rm"],
         "two",
         "echo x > /y && cat /y /etc/passwd | head -n 1",
     ));
     assert_eq!(said, "x\n");
-    ctr.ctr(&node.run("native", &["-d"], "three", "echo kept > /kept; exec sleep 1000"));
+    ctr.ctr(&host.run("native", &["-d"], "three", "echo kept > /kept; exec sleep 1000"));
     until("it is written", || {
-        node.exec("three", "cat /kept 2>/dev/null || true")
+        host.exec("three", "cat /kept 2>/dev/null || true")
             .contains("kept")
     });
-    let root = node.path_of("native", "three", "bind ");
+    let root = host.path_of("native", "three", "bind ");
     assert_eq!(fs::read_to_string(root.join("kept")).unwrap(), "kept\n");
 
     // A directory of the host's as a root, without an image; beside another container.
@@ -204,7 +174,7 @@ fn roots_of_any_snapshotter_are_served_and_what_is_written_is_in_the_snapshot() 
         "true",
     ]);
     assert!(missing.stderr.contains("/no/such/root"), "{missing:?}");
-    node.end("three");
+    host.end("three");
     until("nothing serves", || serving().is_empty());
     assert_eq!(mounts("self"), before);
 }
@@ -212,10 +182,10 @@ fn roots_of_any_snapshotter_are_served_and_what_is_written_is_in_the_snapshot() 
 #[test]
 #[ignore = "long"]
 fn files_of_the_host_are_where_the_specification_wants_them() {
-    let node = Node::new();
-    let ctr = &node.containerd;
-    node.pull("overlayfs");
-    let place = node.home.scratch("volumes");
+    let host = Host::new();
+    let ctr = &host.node.containerd;
+    host.pull("overlayfs");
+    let place = host.node.home.scratch("volumes");
     let path = |name: &str| place.join(name);
     for directory in ["rw", "ro", "config", "config/..1", "config/..2", "memory"] {
         fs::create_dir_all(path(directory)).unwrap();
@@ -247,8 +217,8 @@ fn files_of_the_host_are_where_the_specification_wants_them() {
         .into_iter()
         .chain(given.iter().flat_map(|mount| ["--mount", mount]))
         .collect();
-    ctr.ctr(&node.run("overlayfs", &options, "one", "exec sleep 1000"));
-    let said = node.exec(
+    ctr.ctr(&host.run("overlayfs", &options, "one", "exec sleep 1000"));
+    let said = host.exec(
         "one",
         "cat /deep/er/ro/file /etc/single /memory/in /config/key; echo made > /rw/made; echo two > /etc/single; \
          touch /deep/er/ro/x 2>&1 || echo refused; echo out > /memory/out",
@@ -264,16 +234,16 @@ fn files_of_the_host_are_where_the_specification_wants_them() {
     symlink("..2", path("config/..new")).unwrap();
     fs::rename(path("config/..new"), path("config/..data")).unwrap();
     until("the new files are seen", || {
-        node.exec("one", "cat /config/key") == "second\n"
+        host.exec("one", "cat /config/key") == "second\n"
     });
-    node.end("one");
+    host.end("one");
     until("nothing serves", || serving().is_empty());
 
     for (mount, word) in [
         (bind("missing", "/x", "rbind"), "missing"),
         (bind("rw", "/x", "rbind:rshared"), "rslave"),
     ] {
-        let refused = ctr.run_ctr(&node.run("overlayfs", &["--rm", "--mount", &mount], "two", "true"));
+        let refused = ctr.run_ctr(&host.run("overlayfs", &["--rm", "--mount", &mount], "two", "true"));
         assert!(
             refused.stderr.contains(word) && refused.code() != 0,
             "{refused:?}"

@@ -223,7 +223,7 @@ fn a_pod_outlives_containerd_and_thawd_and_its_end_is_told_to_the_next() {
     let dying = vmm(&node, &ends);
     node.containerd.kill();
     kill(dying);
-    node.containerd.start_again();
+    node.start_containerd();
     assert_eq!(node.ends_soon(&ending), KILLED);
     assert_eq!(node.state(&staying).0, 1);
     node.said(&staying, "test -e /file");

@@ -1,4 +1,4 @@
-//! A directory with all that thawd needs to make sandboxes of a tiny guest.
+//! A directory with all that thawd needs to make sandboxes: of a tiny guest, or of the real one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,23 @@ pub struct Place {
     root: TempDir,
     /// Where `thawd` and `thaw-vmm` are.
     binaries: PathBuf,
+    guest: What,
+}
+
+/// What its sandboxes are made of.
+#[derive(Debug)]
+enum What {
+    Tiny,
+    Linux(Linux),
+}
+
+/// The real guest.
+#[derive(Clone, Debug)]
+pub struct Linux {
+    pub kernel: PathBuf,
+    pub guest_image: PathBuf,
+    /// An image with `sleep`, as a creation names it.
+    pub image: String,
 }
 
 impl Place {
@@ -42,12 +59,24 @@ impl Place {
         let place = Place {
             root: tempfile::tempdir().unwrap(),
             binaries: binaries.to_owned(),
+            guest: What::Tiny,
         };
         fs::write(place.path("kernel"), guest.image()).unwrap();
         fs::write(place.path("guest.erofs"), vec![0u8; 4096]).unwrap();
         make_image(&place.path("image"), "hello", b"hello\n");
         place.configure("");
         Some(place)
+    }
+
+    /// One of Linux guests, made in `directory`.
+    pub fn of_linux(directory: &Path, binaries: &Path, linux: Linux) -> Place {
+        let place = Place {
+            root: tempfile::tempdir_in(directory).unwrap(),
+            binaries: binaries.to_owned(),
+            guest: What::Linux(linux),
+        };
+        place.configure("");
+        place
     }
 
     /// Its directory.
@@ -93,17 +122,25 @@ impl Place {
         Layout::at(&self.path("image")).reference(COMPRESSED)
     }
 
-    /// A creation's body.
+    /// A creation's body: with a process, where the guest can have one.
     pub fn request(&self) -> Value {
-        json!({
-            "image": self.image(), "cpus": 1, "memory_mib": 128, "prefetch": false, "labels": {"app": "tiny"},
-        })
+        match &self.guest {
+            What::Tiny => json!({
+                "image": self.image(), "cpus": 1, "memory_mib": 128, "prefetch": false, "labels": {"app": "tiny"},
+            }),
+            What::Linux(linux) => json!({
+                "image": linux.image, "cpus": 1, "memory_mib": 128,
+                "container": {"command": ["sleep", "1000000"]},
+            }),
+        }
     }
 
     /// thawd over this place, not started.
     pub fn thawd(&self) -> Command {
         let mut command = self.command("thawd");
-        command.arg("--test-templates");
+        if matches!(self.guest, What::Tiny) {
+            command.arg("--test-templates");
+        }
         command
     }
 
@@ -114,11 +151,17 @@ impl Place {
             .env("THAW_DATA", self.path("data"))
             .env("THAW_RUN", self.path("run"))
             .env("THAW_CONFIG", self.path("thawd.toml"))
-            .env("THAW_KERNEL", self.path("kernel"))
-            .env("THAW_KERNEL_ARGS", BARE)
-            .env("THAW_GUEST_IMAGE", self.path("guest.erofs"))
             .env("THAW_VMM", self.binaries.join("thaw-vmm"))
             .env_remove("THAW_LOG");
+        match &self.guest {
+            What::Tiny => command
+                .env("THAW_KERNEL", self.path("kernel"))
+                .env("THAW_KERNEL_ARGS", BARE)
+                .env("THAW_GUEST_IMAGE", self.path("guest.erofs")),
+            What::Linux(linux) => command
+                .env("THAW_KERNEL", &linux.kernel)
+                .env("THAW_GUEST_IMAGE", &linux.guest_image),
+        };
         command
     }
 

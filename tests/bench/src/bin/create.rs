@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use thaw_bench::create::storm::{self, CREATED};
+use thaw_bench::create::storm::{self, CREATED, Storm};
 use thaw_bench::create::{Node, Ready, cycles, reads};
 use thaw_bench::{Report, table};
 use thaw_tiny_guest::bare::bare;
@@ -11,44 +11,46 @@ use thaw_tiny_node::Place;
 
 /// How much is measured.
 struct Plan {
-    /// Rounds of each count; one round more, which warms up, is not counted.
-    rounds: usize,
-    /// Creations at once.
-    at_once: &'static [usize],
-    /// The same with machines parked with the template in them.
-    parked: &'static [usize],
-    /// The same without pools.
-    unpooled: &'static [usize],
+    storms: &'static [Storm],
     cycles: usize,
-    sandboxes: usize,
     watchers: usize,
     watch_seconds: u64,
 }
 
 const WHOLE: Plan = Plan {
-    rounds: 20,
-    at_once: &[1, 10, FEW, 200],
-    parked: &[1, 10, FEW],
-    unpooled: &[1, 10, FEW],
+    storms: &[
+        Storm::new(Ready::Parts, 1, 20),
+        Storm::new(Ready::Parts, 10, 20),
+        Storm::new(Ready::Parts, FEW, 20),
+        Storm::new(Ready::Parts, 200, 20),
+        Storm::new(Ready::Parked, 1, 20),
+        Storm::new(Ready::Parked, 10, 20),
+        Storm::new(Ready::Parked, FEW, 20),
+        Storm::new(Ready::Nothing, 1, 20),
+        Storm::new(Ready::Nothing, 10, 20),
+        Storm::new(Ready::Nothing, FEW, 20),
+    ],
     cycles: 10_000,
-    sandboxes: 10_000,
     watchers: 1_000,
     watch_seconds: 10,
 };
 /// To see that all of it works, and about where it stands.
 const QUICK: Plan = Plan {
-    rounds: 2,
-    at_once: &[1, FEW],
-    parked: &[1],
-    unpooled: &[1],
+    storms: &[
+        Storm::new(Ready::Parts, 1, 2),
+        Storm::new(Ready::Parts, FEW, 2),
+        Storm::new(Ready::Parked, 1, 2),
+        Storm::new(Ready::Nothing, 1, 2),
+    ],
     cycles: 40,
-    sandboxes: 10_000,
     watchers: 50,
     watch_seconds: 1,
 };
 
 /// As many at once as their slowest is to be compared with their median.
 const FEW: usize = 50;
+/// Sandboxes that are listed.
+const SANDBOXES: usize = 10_000;
 /// Changes a second.
 const CHANGES: u64 = 1_000;
 /// Lists of each way.
@@ -81,22 +83,13 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     let binaries = own.parent().unwrap_or(Path::new("."));
     let mut place = Place::new(binaries, &bare(0)).ok_or("this host cannot run it")?;
     let mut report = Report::new("create");
-    for (ready, counts) in [
-        (Ready::Parts, plan.at_once),
-        (Ready::Parked, plan.parked),
-        (Ready::Nothing, plan.unpooled),
-    ] {
-        for &count in counts {
-            // More than are claimed, so that a refill that has begun takes nobody's.
-            let node = Node::start(place, ready, count + count / 4 + 2).await?;
-            rounds(&node, plan.rounds, count, &mut report).await?;
-            place = node.stop();
-        }
+    for storm in plan.storms {
+        place = storm.run(place, &mut report).await?;
     }
     let node = Node::start(place, Ready::Parts, STEADY).await?;
     cycles::run(&node, plan.cycles, &mut report).await?;
     drop(node.stop());
-    reads::lists(&mut report, plan.sandboxes, LISTS)?;
+    reads::lists(&mut report, SANDBOXES, LISTS)?;
     reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;
     let warm = storm::name(FEW, Ready::Parts, false, CREATED);
     report.ratio_of(
@@ -105,7 +98,7 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
         (&warm, 50.0),
     )?;
     report.note(
-        "The guest is a few instructions long and runs when its creation is answered. Who asks shares the processors with \
+        "The guest is a few instructions long and runs when its creation is answered; it has no process. Who asks shares the processors with \
          thawd. Rows with machines parked are of a thawd that keeps machines with the template in them. Rows in which a \
          pool missed are those of creations that found one of their parts not ready that was to be, most of them of a \
          thawd without pools.",
@@ -114,18 +107,4 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
         .write(Path::new("target/bench"))
         .map_err(|e| format!("cannot write target/bench: {e}"))?;
     Ok(report)
-}
-
-async fn rounds(node: &Node, rounds: usize, count: usize, report: &mut Report) -> Result<(), String> {
-    for round in 0..=rounds {
-        let counted = (round > 0).then_some(&mut *report);
-        storm::round(node, count, counted)
-            .await
-            .map_err(|e| format!("{count} at once, round {round}: {e}"))?;
-    }
-    eprintln!(
-        "bench-create: {count} at once, {:?} ready, {rounds} rounds",
-        node.ready
-    );
-    Ok(())
 }

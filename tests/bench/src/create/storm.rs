@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thaw_node::slow::Slow;
 use thaw_protocol::api::{Account, CreatedSandbox};
+use thaw_tiny_node::Place;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -30,12 +31,43 @@ fn missed(ready: Ready, account: &Account) -> bool {
     misses.any(|slow| account.reasons.iter().any(|reason| reason.code == slow.code()))
 }
 
-/// From the start to the answer.
+/// From the start to the answer: the guest runs, and so does its process where it was to have one.
 pub const CREATED: &str = "create to guest running";
+
+/// So many at once, so often, of a thawd that has this ready. One round more, which warms up, is not counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Storm {
+    pub ready: Ready,
+    pub at_once: usize,
+    pub rounds: usize,
+}
+
+impl Storm {
+    pub const fn new(ready: Ready, at_once: usize, rounds: usize) -> Storm {
+        Storm {
+            ready,
+            at_once,
+            rounds,
+        }
+    }
+
+    /// All its rounds, by a thawd of its own; gives the place back.
+    pub async fn run(self, place: Place, report: &mut Report) -> Result<Place, String> {
+        // More are ready than are claimed, so that a refill that has begun takes nobody's.
+        let node = Node::start(place, self.ready, self.at_once + self.at_once / 4 + 2).await?;
+        for number in 0..=self.rounds {
+            let counted = (number > 0).then_some(&mut *report);
+            let done = round(&node, self.at_once, counted).await;
+            done.map_err(|e| format!("{} at once, round {number}: {e}", self.at_once))?;
+        }
+        eprintln!("{}: {self:?}", report.name);
+        Ok(node.stop())
+    }
+}
 
 /// One round: makes `count` sandboxes, adds what that took to the report unless it is a warm-up, deletes them and waits until
 /// the pools are full again.
-pub async fn round(node: &Node, count: usize, report: Option<&mut Report>) -> Result<(), String> {
+async fn round(node: &Node, count: usize, report: Option<&mut Report>) -> Result<(), String> {
     let (go, waits) = watch::channel(0u64);
     let mut making = JoinSet::new();
     let request = Arc::new(node.request());

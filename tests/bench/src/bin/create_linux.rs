@@ -1,0 +1,83 @@
+//! `make bench-create`, its part with the real guest: from the creation through thawd's API to the started process.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use thaw_bench::create::Ready;
+use thaw_bench::create::storm::{self, CREATED, Storm};
+use thaw_bench::{Report, table};
+use thaw_tiny_node::{Linux, Place};
+
+/// As many at once as their slowest is to be compared with their median.
+const FEW: usize = 50;
+/// Of many at once a few rounds are as many samples as of few at once many are.
+const WHOLE: &[Storm] = &[
+    Storm::new(Ready::Parts, 1, 20),
+    Storm::new(Ready::Parts, 10, 20),
+    Storm::new(Ready::Parts, FEW, 20),
+    Storm::new(Ready::Parts, 200, 3),
+    Storm::new(Ready::Parked, 1, 20),
+    Storm::new(Ready::Parked, 10, 20),
+    Storm::new(Ready::Nothing, 1, 20),
+    Storm::new(Ready::Nothing, 10, 5),
+];
+/// To see that all of it works, and about where it stands.
+const QUICK: &[Storm] = &[
+    Storm::new(Ready::Parts, 1, 2),
+    Storm::new(Ready::Parts, FEW, 1),
+    Storm::new(Ready::Parked, 1, 2),
+    Storm::new(Ready::Nothing, 1, 2),
+];
+
+fn main() -> ExitCode {
+    let storms = match std::env::args().nth(1).as_deref() {
+        Some("--quick") => QUICK,
+        _ => WHOLE,
+    };
+    let measured = tokio::runtime::Runtime::new()
+        .map_err(|e| format!("no runtime: {e}"))
+        .and_then(|runtime| runtime.block_on(measure(storms)));
+    match measured {
+        Ok(report) => {
+            print!("{}", table::terminal(&report));
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("bench-create-linux: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn measure(storms: &[Storm]) -> Result<Report, String> {
+    let said = |name: &str| {
+        std::env::var(name).map_err(|_| format!("{name} is not set: run this through `make bench-create`"))
+    };
+    let binaries = PathBuf::from(said("THAW_BIN")?);
+    let linux = Linux {
+        kernel: said("THAW_KERNEL")?.into(),
+        guest_image: binaries.join("guest.erofs"),
+        image: format!("oci:{}:busybox", said("THAW_TEST_IMAGES")?),
+    };
+    let data = std::env::var("THAW_DATA").map(PathBuf::from);
+    let directory = data.ok().and_then(|data| Some(data.parent()?.to_owned()));
+    let directory = directory.unwrap_or_else(std::env::temp_dir);
+    let mut place = Place::of_linux(&directory, &binaries, linux);
+    let mut report = Report::new("create-linux");
+    for storm in storms {
+        place = storm.run(place, &mut report).await?;
+    }
+    let warm = storm::name(FEW, Ready::Parts, false, CREATED);
+    report.ratio_of(
+        &format!("create_linux_p99_over_p50_at_{FEW}"),
+        (&warm, 99.0),
+        (&warm, 50.0),
+    )?;
+    report.note(
+        "Linux, busybox's image, one vCPU, 128 MiB; the process, `sleep`, runs when the creation is answered. Rows as above.",
+    );
+    report
+        .write(Path::new("target/bench"))
+        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    Ok(report)
+}

@@ -27,6 +27,14 @@ pub fn terse(filled_mib: u32) -> Guest {
     halted(woken(filled_mib))
 }
 
+/// As [`bare`] with few pages, but it powers off a moment after its acknowledgement: some hundred milliseconds.
+pub fn brief() -> Guest {
+    // mov ecx, COUNT; 1: dec ecx; jnz 1b
+    let code = hexadecimal(woken(0)).print("\n").raw(&[0xb9]);
+    let code = code.raw(&500_000_000u32.to_le_bytes()).raw(&[0x49, 0x75, 0xfd]);
+    halted(code.power_off())
+}
+
 /// As [`bare`] with few pages, but it acknowledges every thaw, not the first alone. In between it sleeps: the interrupt that
 /// tells of a new generation ID wakes it.
 pub fn lasting() -> Guest {

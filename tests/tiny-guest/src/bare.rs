@@ -27,11 +27,13 @@ pub fn terse(filled_mib: u32) -> Guest {
     halted(woken(filled_mib))
 }
 
-/// As [`bare`] with few pages, but it powers off a moment after its acknowledgement: some hundred milliseconds.
+/// As [`bare`] with few pages, but it powers off a moment after its acknowledgement: 2^30 ticks of the time stamp counter.
 pub fn brief() -> Guest {
-    // mov ecx, COUNT; 1: dec ecx; jnz 1b
-    let code = hexadecimal(woken(0)).print("\n").raw(&[0xb9]);
-    let code = code.raw(&500_000_000u32.to_le_bytes()).raw(&[0x49, 0x75, 0xfd]);
+    let code = hexadecimal(woken(0)).print("\n");
+    // rdtsc; mov ebx, eax; 1: rdtsc; sub eax, ebx; test eax, 1 << 30; jz 1b
+    let code = code
+        .raw(&[0x0f, 0x31, 0x89, 0xc3])
+        .raw(&[0x0f, 0x31, 0x29, 0xd8, 0xa9, 0, 0, 0, 0x40, 0x74, 0xf5]);
     halted(code.power_off())
 }
 

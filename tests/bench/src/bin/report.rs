@@ -61,7 +61,10 @@ fn leave_out_stages(report: &mut Report) {
     let all = report.rows.len();
     report.rows.retain(|row| !row.name.contains(": stage "));
     if report.rows.len() < all {
-        report.note(format!("Each stage's rows are in docs/bench/{}.json.", report.name));
+        report.note(format!(
+            "Each stage's rows are in docs/bench/{}.json.",
+            report.name
+        ));
     }
 }
 

@@ -181,6 +181,7 @@ def qemu_command() -> tuple[list[str], str]:
 def machine_arguments(ram: Path, private: bool, memory: str) -> list[str]:
     """The machine itself. `ram` is the file its memory lives in: shared while the state is made, private (copied on
     write, so nothing is read before it is touched) in every run."""
+    # tb-size, in MiB: about 50 starts of a guest fill 1 GiB with translated code, and then all of it is thrown away.
     return [
         "-machine", "q35,memory-backend=ram,vmport=off,smm=off", "-accel", "tcg,thread=multi,tb-size=2047", "-cpu", CPU,
         "-smp", str(CPUS), "-m", memory,

@@ -37,7 +37,7 @@ async fn a_caller_that_hangs_up_anywhere_leaves_nothing_and_may_ask_again() {
     let Some(place) = Place::new(binaries, &bare(0)) else {
         return;
     };
-    place.fill_pools_to(0, 0);
+    place.fill_pools_to(0..=0, 0..=0);
     let mut thawds = Vec::new();
     let first = Thawd::start(&place);
     thawds.push(first.record());
@@ -120,7 +120,7 @@ async fn a_key_is_answered_alike_by_the_thawd_after_the_one_that_died() {
     let Some(place) = Place::new(binaries, &lasting()) else {
         return;
     };
-    place.fill_pools_to(0, 0);
+    place.fill_pools_to(0..=0, 0..=0);
     let doomed = |point: &str| {
         let mut command = place.thawd();
         command.args(["--failpoint", point]);
@@ -214,7 +214,7 @@ async fn a_guest_that_ends_before_its_container_runs_is_told_and_gone() {
     let Some(place) = Place::new(binaries, &brief()) else {
         return;
     };
-    place.fill_pools_to(0, 0);
+    place.fill_pools_to(0..=0, 0..=0);
     let thawd = Thawd::start(&place);
     let mut wanted = place.request();
     wanted["container"] = serde_json::json!({"command": ["/hello"]});

@@ -86,7 +86,7 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     for storm in plan.storms {
         place = storm.run(place, &mut report).await?;
     }
-    let node = Node::start(place, Ready::Parts, STEADY).await?;
+    let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
     cycles::run(&node, plan.cycles, &mut report).await?;
     drop(node.stop());
     reads::lists(&mut report, SANDBOXES, LISTS)?;

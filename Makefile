@@ -95,9 +95,9 @@ bench-thaw: ## claim to first guest byte beside the bare system calls and QEMU; 
 	@$(MAKE) kernel build
 	@tests/bench/run thaw
 
-bench-create: ## creations through thawd's API, 1 to 200 at once, of a tiny guest; what 10,000 leave; `QUICK=1`: a first look
+bench-create: ## creations through thawd's API, 1 to 200 at once, of a tiny guest and of Linux; what 10,000 leave; `QUICK=1`: a first look
 	@./setup test
-	@$(MAKE) build
+	@$(MAKE) kernel build
 	@tests/bench/run create $(if $(QUICK),--quick)
 
 bench-network: ## packets through a sandbox's network, redirected by eBPF and by nftables in turn; `QUICK=1`: a first look

@@ -1,5 +1,5 @@
 //! Callers that hang up: what was begun for one that does is undone, wherever it was, and who asks again with the same key
-//! has one sandbox, and always the same answer.
+//! has one sandbox, and always the same answer. Who waits for what a guest cannot do any more is told.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use thaw_failpoint::Failpoint;
 use thaw_node::api::client::Client;
-use thaw_tiny_guest::bare::{bare, lasting};
+use thaw_tiny_guest::bare::{bare, brief, lasting};
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd, asked};
 
@@ -37,7 +37,7 @@ async fn a_caller_that_hangs_up_anywhere_leaves_nothing_and_may_ask_again() {
     let Some(place) = Place::new(binaries, &bare(0)) else {
         return;
     };
-    place.fill_pools_to(0, 0);
+    place.fill_pools_to(0..=0, 0..=0);
     let mut thawds = Vec::new();
     let first = Thawd::start(&place);
     thawds.push(first.record());
@@ -120,7 +120,7 @@ async fn a_key_is_answered_alike_by_the_thawd_after_the_one_that_died() {
     let Some(place) = Place::new(binaries, &lasting()) else {
         return;
     };
-    place.fill_pools_to(0, 0);
+    place.fill_pools_to(0..=0, 0..=0);
     let doomed = |point: &str| {
         let mut command = place.thawd();
         command.args(["--failpoint", point]);
@@ -205,4 +205,22 @@ async fn a_key_is_answered_alike_by_the_thawd_after_the_one_that_died() {
     );
     client.delete(&original).await.unwrap();
     assert!(next.stop().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_that_ends_before_its_container_runs_is_told_and_gone() {
+    let _one = ONE_AT_A_TIME.lock().await;
+    let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
+    let Some(place) = Place::new(binaries, &brief()) else {
+        return;
+    };
+    place.fill_pools_to(0..=0, 0..=0);
+    let thawd = Thawd::start(&place);
+    let mut wanted = place.request();
+    wanted["container"] = serde_json::json!({"command": ["/hello"]});
+    let (status, body) = answer(asked::ask(&place, "POST /v1/sandboxes", None, &wanted).unwrap());
+    assert!(body.contains("guest-ended"), "{status} {body}\n{}", log(&place));
+    let client = Client::connect(&place.socket()).unwrap();
+    assert_eq!(client.list().await.unwrap().len(), 0);
+    assert!(thawd.stop().success());
 }

@@ -65,7 +65,7 @@ async fn creations_by_the_thousand_leave_the_host_as_it_was() {
     let Some(place) = Place::new(binaries, &bare(0)) else {
         return;
     };
-    place.fill_pools_to(READY, 0);
+    place.fill_pools_to(READY..=READY, 0..=0);
     let asked: CreateSandbox = serde_json::from_value(place.request()).unwrap();
     let mut thawds = Vec::new();
     let mut begin = || {

@@ -20,7 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 MEMORY = "8G"
-CPUS = 2
+# One: with two, what one does to the other now and then costs a guest its state (README.md). Two labs beside each other
+# do as much as one with two.
+CPUS = 1
 # A named model with SVM: `max` has 5-level page tables, which made fork+exec 1.5 times slower here.
 # No cmpxchg16b: each makes QEMU stop its other CPU, and a CPU stopped right after VMRUN injected an event has that event
 # delivered twice, wherever it then is. Inner guests die of that, the outer kernel too.
@@ -179,8 +181,9 @@ def qemu_command() -> tuple[list[str], str]:
 def machine_arguments(ram: Path, private: bool, memory: str) -> list[str]:
     """The machine itself. `ram` is the file its memory lives in: shared while the state is made, private (copied on
     write, so nothing is read before it is touched) in every run."""
+    # tb-size, in MiB: about 50 starts of a guest fill 1 GiB with translated code, and then all of it is thrown away.
     return [
-        "-machine", "q35,memory-backend=ram,vmport=off,smm=off", "-accel", "tcg,thread=multi", "-cpu", CPU,
+        "-machine", "q35,memory-backend=ram,vmport=off,smm=off", "-accel", "tcg,thread=multi,tb-size=2047", "-cpu", CPU,
         "-smp", str(CPUS), "-m", memory,
         "-object", f"memory-backend-file,id=ram,size={memory},mem-path={ram},share={'off' if private else 'on'}",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",

@@ -221,7 +221,11 @@ impl Maker for Node {
         }
         let probe = request.container.as_ref().and_then(|c| c.readiness.clone());
         let started = match request.container {
-            Some(container) => Some(start(&sandbox, container, request.hostname, root, &trace).await?),
+            Some(container) => Some(tokio::select! {
+                started = start(&sandbox, container, request.hostname, root, &trace) => started?,
+                // The agent's answer would never come: the VMM and its sockets stay until they are told to go.
+                reason = sandbox.wait_end() => return Err(Failure::new(ExitCode::GuestEnded, reason).into()),
+            }),
             None => None,
         };
         sandbox.note_fetched(&trace, "the sandbox was there");

@@ -7,6 +7,7 @@
 //! | [`peer`] | who asks |
 //! | [`router`] | the routes and their OpenAPI document |
 //! | [`limits`] | how much is done at once, and for whom |
+//! | [`rest`] | what comes of a body after its answer |
 //! | [`problem`] | whatever goes wrong |
 //! | [`extract`], [`check`] | what a request says, and whether it may |
 //! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`stock`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by what they are about |
@@ -46,6 +47,7 @@ pub mod peer;
 pub mod problem;
 pub mod process;
 pub mod readying;
+pub mod rest;
 pub mod router;
 pub mod sandboxes;
 pub mod server;

@@ -18,7 +18,7 @@ use utoipa_axum::routes;
 
 use super::daemon::Daemon;
 use super::limits::{Gate, limit};
-use super::{drain, exec, health, logs, metrics, problem, sandboxes, stock, transfer, usage};
+use super::{drain, exec, health, logs, metrics, problem, rest, sandboxes, stock, transfer, usage};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -125,6 +125,7 @@ pub fn router(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
         .layer(from_fn_with_state(gate, limit))
         .layer(from_fn(problem::say))
         .layer(from_fn_with_state(daemon.clone(), metrics::measure))
+        .layer(from_fn(rest::take))
         .with_state(daemon)
 }
 

@@ -138,6 +138,43 @@ async fn a_caller_that_hangs_up_while_its_sandbox_is_made_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_answer_before_the_bodys_end_reaches_who_still_sends() {
+    let root = tempfile::tempdir().unwrap();
+    let socket = root.path().join("s");
+    let (_fake, daemon) = Fake::daemon(true);
+    let (_stop, _served) = start(daemon, &socket);
+    connected(&socket).await;
+    let mut stream = Blocking::connect(&socket).unwrap();
+    // Refused for its path; the connection is there for a second one, and for its answer.
+    for _ in 0..2 {
+        write!(
+            stream,
+            "PUT /v1/sandboxes/x/files?path=a HTTP/1.1\r\nhost: x\r\ncontent-length: 20000\r\n\r\n"
+        )
+        .unwrap();
+        for _ in 0..20 {
+            // Not at once: the answer is known before the rest comes.
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            stream.write_all(&[0; 1000]).unwrap();
+        }
+        let (mut head, mut length) = (Vec::new(), 0);
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.extend_from_slice(&byte);
+        }
+        let head = String::from_utf8(head).unwrap().to_lowercase();
+        assert!(head.starts_with("http/1.1 400"), "{head}");
+        for line in head.lines() {
+            length = line
+                .strip_prefix("content-length: ")
+                .map_or(length, |l| l.parse().unwrap());
+        }
+        stream.read_exact(&mut vec![0; length]).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn watches_end_when_serving_does() {
     let root = tempfile::tempdir().unwrap();
     let socket = root.path().join("s");

@@ -86,6 +86,8 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
                 }
                 Err(failure) => Err(failure),
             },
+            // The agent's answer would never come: the VMM and its sockets stay until they are told to go.
+            reason = home.machine_end() => Err(Failure::new(ExitCode::GuestEnded, reason)),
             status = interrupted() => Ok(End { status: status.into(), out_of_memory: false }),
         },
         Err(failure) => Err(failure),

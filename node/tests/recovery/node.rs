@@ -29,7 +29,7 @@ impl Node {
     pub fn new() -> Option<Node> {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
         let place = Place::new(binaries, &lasting())?;
-        place.fill_pools_to(1, 1);
+        place.fill_pools_to(1..=1, 1..=1);
         std::fs::create_dir_all(place.path("data/forks")).unwrap();
         Some(Node {
             place,

@@ -86,7 +86,8 @@ impl Containerd {
              [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = {plugins:?}\nconf_dir = {networks:?}\n\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"thaw\"\ndefault_runtime_name = \"thaw\"\n\
              disable_snapshot_annotations = false\n\
-             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.thaw]\nruntime_type = {RUNTIME:?}\n",
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.thaw]\nruntime_type = {RUNTIME:?}\n\
+             privileged_without_host_devices = true\n",
             root = directory.join("root"),
             state = directory.join("state"),
         );

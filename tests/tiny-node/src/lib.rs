@@ -1,5 +1,6 @@
 //! A node whose guests are a few instructions long: thawd as it is shipped, over a directory of its own, making sandboxes of
-//! a `bare` template wherever /dev/kvm opens (or of the real guest, for what is measured with both); and a count of everything it has on the host.
+//! a `bare` template wherever /dev/kvm opens (or of the real guest, for what is measured with both); and a count of
+//! everything it has on the host.
 //!
 //! | module | noun |
 //! |---|---|

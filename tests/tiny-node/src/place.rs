@@ -1,6 +1,7 @@
 //! A directory with all that thawd needs to make sandboxes: of a tiny guest, or of the real one.
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -94,15 +95,15 @@ impl Place {
         fs::write(self.path("thawd.toml"), text).unwrap();
     }
 
-    /// Makes each pool hold so many, and a pool of shells for one shape; `parked` as many machines of one template.
-    pub fn fill_pools_to(&self, high: usize, parked: usize) {
-        let shapes = usize::from(high > 0);
-        let templates = usize::from(parked > 0);
-        // Filled again as soon as one is gone, so that full is as many as these.
-        let marks = |high: usize| format!("{{ low = {high}, high = {high} }}");
-        let (all, parked) = (marks(high), marks(parked));
+    /// Makes each pool hold so many, from its low mark to its high one, and a pool of shells for one shape; `parked` as
+    /// many machines of one template.
+    pub fn fill_pools_to(&self, each: RangeInclusive<usize>, parked: RangeInclusive<usize>) {
+        let some = |marks: &RangeInclusive<usize>| usize::from(*marks.end() > 0);
+        let (shapes, templates) = (some(&each), some(&parked));
+        let marks = |marks: RangeInclusive<usize>| format!("{{ low = {}, high = {} }}", marks.start(), marks.end());
+        let (each, parked) = (marks(each), marks(parked));
         self.configure(&format!(
-            "[pools]\ndisks = {all}\nnetworks = {all}\ncgroups = {all}\n[pools.shells]\nshapes = {shapes}\neach = {all}\n\
+            "[pools]\ndisks = {each}\nnetworks = {each}\ncgroups = {each}\n[pools.shells]\nshapes = {shapes}\neach = {each}\n\
              [pools.parked]\ntemplates = {templates}\neach = {parked}\n"
         ));
     }

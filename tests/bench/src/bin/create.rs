@@ -86,7 +86,7 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     for storm in plan.storms {
         place = storm.run(place, &mut report).await?;
     }
-    let node = Node::start(place, Ready::Parts, STEADY).await?;
+    let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
     cycles::run(&node, plan.cycles, &mut report).await?;
     drop(node.stop());
     reads::lists(&mut report, SANDBOXES, LISTS)?;
@@ -98,8 +98,8 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
         (&warm, 50.0),
     )?;
     report.note(
-        "The guest is a few instructions long and runs when its creation is answered; it has no process. Who asks shares the processors with \
-         thawd. Rows with machines parked are of a thawd that keeps machines with the template in them. Rows in which a \
+        "The guest is a few instructions long and runs when its creation is answered; it has no process. Who \
+         asks shares the processors with thawd. Rows with machines parked are of a thawd that keeps machines with the template in them. Rows in which a \
          pool missed are those of creations that found one of their parts not ready that was to be, most of them of a \
          thawd without pools.",
     );

@@ -36,7 +36,8 @@ fn render() -> Result<usize, String> {
         if !name.ends_with(".json") || name.ends_with(".samples.json") {
             continue;
         }
-        let report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let mut report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        leave_out_stages(&mut report);
         readme = between(&readme, &report.name, &section(&report))
             .ok_or(format!("README.md has no <!-- bench:{} -->", report.name))?;
         for file in [
@@ -53,6 +54,18 @@ fn render() -> Result<usize, String> {
     }
     std::fs::write(readme_path, readme).map_err(|e| format!("README.md: {e}"))?;
     Ok(rendered)
+}
+
+/// A report of many stages is too long for a README: they are in the file that is kept, and that is said.
+fn leave_out_stages(report: &mut Report) {
+    let all = report.rows.len();
+    report.rows.retain(|row| !row.name.contains(": stage "));
+    if report.rows.len() < all {
+        report.note(format!(
+            "Each stage's rows are in docs/bench/{}.json.",
+            report.name
+        ));
+    }
 }
 
 fn section(report: &Report) -> String {
@@ -77,6 +90,21 @@ fn between(text: &str, name: &str, section: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stages_are_left_out_and_that_is_said() {
+        let mut report = Report::new("x");
+        for name in ["1 at once: create", "1 at once: stage thaw"] {
+            report.sample(name, "ms", 1.0);
+        }
+        report.summarise();
+        leave_out_stages(&mut report);
+        let names: Vec<_> = report.rows.iter().map(|row| &row.name).collect();
+        assert_eq!(names, ["1 at once: create"]);
+        assert_eq!(report.notes, ["Each stage's rows are in docs/bench/x.json."]);
+        leave_out_stages(&mut report);
+        assert_eq!(report.notes.len(), 1);
+    }
 
     #[test]
     fn only_what_stands_between_the_markers_changes() {

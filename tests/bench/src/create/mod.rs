@@ -11,6 +11,7 @@ pub mod cycles;
 pub mod reads;
 pub mod storm;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use thaw_node::api::client::Client;
@@ -33,19 +34,21 @@ pub struct Node {
     pub thawd: Thawd,
     pub client: Client,
     pub ready: Ready,
-    /// How many machines wait when its pools are full.
+    /// How many machines wait at least when its pools do nothing.
     waiting: usize,
 }
 
 impl Node {
-    /// Starts one whose pools hold `high` of each that it has ready, and fills them.
-    pub async fn start(place: Place, ready: Ready, high: usize) -> Result<Node, String> {
-        let (high, parked) = match ready {
-            Ready::Nothing => (0, 0),
-            Ready::Parts => (high, 0),
-            Ready::Parked => (high, high),
+    /// Starts one whose pools hold so many of each that it has ready, from their low mark to their high one, and fills them.
+    pub async fn start(place: Place, ready: Ready, marks: RangeInclusive<usize>) -> Result<Node, String> {
+        let none = 0..=0;
+        let (each, parked) = match ready {
+            Ready::Nothing => (none.clone(), none),
+            Ready::Parts => (marks, none),
+            Ready::Parked => (marks.clone(), marks),
         };
-        place.fill_pools_to(high, parked);
+        let waiting = each.start() + parked.start();
+        place.fill_pools_to(each, parked);
         let thawd = Thawd::start(&place);
         let client = Client::connect(&place.socket()).ok_or("thawd does not answer")?;
         let node = Node {
@@ -53,7 +56,7 @@ impl Node {
             thawd,
             client,
             ready,
-            waiting: high + parked,
+            waiting,
         };
         // The first builds the template; the second makes its shape one that is in demand, the third the template.
         for _ in 0..3 {
@@ -77,19 +80,19 @@ impl Node {
         serde_json::from_value(self.place.request()).expect("it is a creation")
     }
 
-    /// Waits until its pools are full and it does nothing: the machines that wait are as many as there are to be, and its
-    /// descriptors have stayed as many for a while.
+    /// Waits until it does nothing: at least as many machines wait as are to, and they and its descriptors have stayed as many
+    /// for a while.
     pub async fn settle(&self) -> Result<(), String> {
         let descriptors = || -> Result<usize, String> {
             let directory = PathBuf::from(format!("/proc/{}/fd", self.thawd.record().pid));
             let entries = std::fs::read_dir(&directory).map_err(|e| format!("thawd has ended: {e}"))?;
             Ok(entries.count())
         };
-        let (mut last, mut same) = (0, 0);
+        let (mut last, mut same) = ((0, 0), 0);
         for _ in 0..SETTLE_LIMIT {
             tokio::time::sleep(SETTLE_STEP).await;
-            let now = descriptors()?;
-            same = match now == last && self.place.spares() == self.waiting {
+            let now = (descriptors()?, self.place.spares());
+            same = match now == last && now.1 >= self.waiting {
                 true => same + 1,
                 false => 0,
             };
@@ -108,7 +111,7 @@ impl Node {
 
 /// How often it is looked whether the pools are full.
 const SETTLE_STEP: std::time::Duration = std::time::Duration::from_millis(20);
-/// So many looks alike, and it is.
-const SETTLED: usize = 5;
+/// So many looks alike, and it is: longer than a machine takes to be made.
+const SETTLED: usize = 25;
 /// Most looks: ten minutes of them, for an emulated host that makes hundreds of machines.
 const SETTLE_LIMIT: usize = 30_000;

@@ -53,8 +53,9 @@ impl Storm {
 
     /// All its rounds, by a thawd of its own; gives the place back.
     pub async fn run(self, place: Place, report: &mut Report) -> Result<Place, String> {
-        // More are ready than are claimed, so that a refill that has begun takes nobody's.
-        let node = Node::start(place, self.ready, self.at_once + self.at_once / 4 + 2).await?;
+        // More are ready than are claimed, so that a refill that has begun takes nobody's; and refilled from half, as by default.
+        let low = self.at_once + self.at_once / 4 + 2;
+        let node = Node::start(place, self.ready, low..=2 * low).await?;
         for number in 0..=self.rounds {
             let counted = (number > 0).then_some(&mut *report);
             let done = round(&node, self.at_once, counted).await;

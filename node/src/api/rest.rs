@@ -1,0 +1,102 @@
+//! What comes of a request's body after its answer.
+//!
+//! hyper closes a connection whose request was not read to its end; a caller that is still sending then fails, and may never
+//! see the answer. So what little is left is taken first.
+//! Invariant: no more than [`MOST`] bytes are taken, and no longer than [`LONGEST`].
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Error;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::header::EXPECT;
+use axum::middleware::Next;
+use axum::response::Response;
+use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
+
+/// Most bytes that are taken: of a larger rest the connection is closed, as that costs the sender less than sending it.
+const MOST: u64 = 64 << 10;
+/// How long is waited for them.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Answers when the request's body was read or, as far as it is small, its rest has come.
+pub async fn take(request: Request, next: Next) -> Response {
+    // Such a caller sends its body when it is told to, so one that is not read never comes.
+    if request.body().is_end_stream() || request.headers().contains_key(EXPECT) {
+        return next.run(request).await;
+    }
+    let rest = Rest::default();
+    let lent = rest.clone();
+    let request = request.map(|body| Body::new(Lent { body, rest: lent }));
+    let response = next.run(request).await;
+    if let Some(body) = rest.taken() {
+        // Late or too long: the connection is closed, as it would have been.
+        let _ = tokio::time::timeout(LONGEST, discard(body)).await;
+    }
+    response
+}
+
+/// Reads a body to its end, unless it is longer than [`MOST`] bytes or breaks off.
+async fn discard(mut body: Body) {
+    let mut taken = 0;
+    while taken + body.size_hint().lower() <= MOST {
+        match body.frame().await {
+            Some(Ok(frame)) => taken += frame.data_ref().map_or(0, |data| data.len() as u64),
+            Some(Err(_)) | None => return,
+        }
+    }
+}
+
+/// What nobody reads any more of a body.
+#[derive(Clone, Default)]
+struct Rest(Arc<Mutex<Option<Body>>>);
+
+impl Rest {
+    /// None: it was read, or still is.
+    fn taken(&self) -> Option<Body> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// A body that is given back when it is dropped.
+struct Lent {
+    body: Body,
+    rest: Rest,
+}
+
+impl HttpBody for Lent {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if !self.body.is_end_stream() {
+            let body = std::mem::take(&mut self.body);
+            *self.rest.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "rest_test.rs"]
+mod tests;

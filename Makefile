@@ -109,6 +109,11 @@ bench-image: ## starts by an image's form, a guest's reads beside ext4, bytes sa
 	@$(MAKE) kernel build
 	@tests/bench/run image $(if $(QUICK),--quick)
 
+bench-shim: ## `ctr run` with runc and with Thaw in turn, 50 pods at once, memory of a pod; `QUICK=1`: a first look
+	@./setup test
+	@$(MAKE) kernel build
+	@tests/bench/run shim $(if $(QUICK),--quick)
+
 test-containerd: ## containerd's own client suite with runc and with Thaw, and the table of both; `TEST=pattern`: those tests
 	@./setup test suites
 	@$(MAKE) kernel build
@@ -132,4 +137,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-containerd test-api test-lab lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-containerd test-api test-lab lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-report clean

@@ -14,6 +14,7 @@ fn main() -> std::io::Result<()> {
     generate(
         "shim",
         &[
+            "containerd/bootstrap",
             "containerd/cgroup2",
             "containerd/event",
             "containerd/events",
@@ -22,6 +23,7 @@ fn main() -> std::io::Result<()> {
             "containerd/mount",
             "containerd/platform",
             "containerd/pod_sandbox",
+            "containerd/runc_options",
             "containerd/runtimeoptions",
             "containerd/sandbox",
             "containerd/task",

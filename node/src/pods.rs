@@ -142,11 +142,26 @@ fn response(made: CreatedSandbox) -> CreatePodResponse {
     }
 }
 
+/// Where the time of a pod's start went.
+fn tell(made: &CreatedSandbox) {
+    let stages = made.account.stages.iter();
+    let stages: Vec<String> = stages
+        .map(|stage| format!("{} {} us", stage.name, stage.duration_ns / 1000))
+        .collect();
+    tracing::info!(
+        sandbox = made.sandbox.id,
+        template_hit = made.account.counts.get("template_hit") == Some(&1),
+        "a pod was made: {}",
+        stages.join(", ")
+    );
+}
+
 #[async_trait]
 impl Service for Pods {
     async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
         let wanted = wanted(r).await?;
         let made = self.daemon.create_pod(wanted).await.map_err(not_made)?;
+        tell(&made);
         Ok(response(made))
     }
 

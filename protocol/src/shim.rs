@@ -8,6 +8,7 @@
 //! | [`task_events`], [`event`], [`events`], [`events_ttrpc`] | what a shim tells, and where |
 //! | [`cgroup2`] | what a container uses |
 //! | [`mount`], [`introspection`] | containerd's mounts; what a runtime says of itself |
+//! | [`bootstrap`], [`runc_options`] | what a shim is started with; options of containerd's own runtime |
 //! | [`runtimeoptions`] | what containerd's file says of a runtime |
 //! | [`pods`], [`pods_ttrpc`] | `thaw.Pods`, which thawd serves its shims |
 //!

@@ -3,11 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use thaw_protocol::shim::runc_options::CheckpointOptions;
+use thaw_protocol::shim::{Any, Message};
 
 use crate::error::{Error, For, Result};
 
 /// What is said of the container.
 const FILE: &str = "thaw.json";
+/// The name of the message in an `Any` that says how one is made: that of containerd's own runtime, which clients give any.
+const OPTIONS: &str = "containerd.runc.v1.CheckpointOptions";
 /// Largest file that is read: an id and a number.
 const MOST: usize = 4096;
 
@@ -18,6 +22,16 @@ pub struct Checkpoint {
     pub container: String,
     /// How many processes were executed in it: names that are taken in the guest.
     pub execs: u64,
+}
+
+/// Whether the options of a checkpoint have its container killed once it is made.
+pub fn exits(told: Option<&Any>) -> Result<bool> {
+    let Some(told) = told.filter(|told| told.type_url.rsplit('/').next() == Some(OPTIONS)) else {
+        return Ok(false);
+    };
+    let options = CheckpointOptions::parse_from_bytes(&told.value);
+    let options = options.map_err(|e| Error::Invalid(format!("the checkpoint's options: {e}")))?;
+    Ok(options.exit)
 }
 
 /// Where the snapshot is.

@@ -2,7 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`arguments`], [`start`], [`serve`], [`delete`], [`about`] | what containerd runs this program for |
+//! | [`arguments`], [`start`], [`cgroup`], [`serve`], [`delete`], [`about`] | what containerd runs this program for |
 //! | [`service`], [`sandbox`] | containerd's task service, and its sandbox service |
 //! | [`pod`], [`container`], [`process`] | what there is, and what is done to it |
 //! | [`checkpoint`] | what a pod of one is made from again |
@@ -21,6 +21,7 @@ pub mod about;
 pub mod address;
 pub mod agent;
 pub mod arguments;
+pub mod cgroup;
 pub mod checkpoint;
 pub mod container;
 pub mod delete;

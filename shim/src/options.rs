@@ -6,9 +6,11 @@
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
+use thaw_protocol::shim::bootstrap::BootstrapParams;
 use thaw_protocol::shim::runtimeoptions;
 use thaw_protocol::shim::{Any, Message};
 
+use crate::cgroup;
 use crate::error::{Error, For, Result};
 
 /// The name of the message in an `Any`, of containerd 1.6 and later, and of those before.
@@ -71,11 +73,11 @@ impl Options {
     }
 }
 
-/// Keeps what `start` is told, in the bundle. Nothing told is no error; nor is a terminal, which tells nothing.
-pub fn keep(bundle: &Path) -> Result<()> {
+/// What `start` is told as its standard input. Nothing told is no error; nor is a terminal, which tells nothing.
+pub fn told() -> Result<Option<Any>> {
     let input = std::io::stdin();
     if input.is_terminal() {
-        return Ok(());
+        return Ok(None);
     }
     let mut told = Vec::new();
     input
@@ -88,16 +90,35 @@ pub fn keep(bundle: &Path) -> Result<()> {
             "the runtime's options are larger than 1 MiB".into(),
         ));
     }
-    if told.is_empty() {
-        return Ok(());
-    }
+    Ok(among(&told))
+}
+
+/// containerd up to 2.2 tells the options themselves, later ones what has them among its extensions. Of others nothing is said.
+fn among(told: &[u8]) -> Option<Any> {
+    let alone = Any::parse_from_bytes(told).ok();
+    let extensions = BootstrapParams::parse_from_bytes(told)
+        .unwrap_or_default()
+        .extensions;
+    let values = extensions.into_iter().filter_map(|e| e.value.into_option());
+    let is_known = |any: &Any| {
+        let kind = any.type_url.rsplit('/').next().unwrap_or_default();
+        KINDS.contains(&kind) || kind == cgroup::OPTIONS
+    };
+    alone.into_iter().chain(values).find(is_known)
+}
+
+/// Keeps what `start` was told, in the bundle.
+pub fn keep(told: &Any, bundle: &Path) -> Result<()> {
     let path = bundle.join(KEPT);
-    std::fs::write(&path, told).for_(|| format!("write {}", path.display()))
+    let bytes = told.write_to_bytes().map_err(|e| Error::malformed(&path, e))?;
+    std::fs::write(&path, bytes).for_(|| format!("write {}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_protocol::shim::MessageField;
+    use thaw_protocol::shim::bootstrap::Extension;
 
     fn any(kind: &str, path: &str, body: &str) -> Any {
         let options = runtimeoptions::Options {
@@ -118,7 +139,7 @@ mod tests {
         let of = |told: Option<&Any>| Options::of(told, bundle.path());
         assert_eq!(of(None).unwrap(), Options::None);
         let kept = any(KINDS[0], "/kept.toml", "");
-        std::fs::write(bundle.path().join(KEPT), kept.write_to_bytes().unwrap()).unwrap();
+        keep(&kept, bundle.path()).unwrap();
         assert_eq!(of(None).unwrap(), Options::File("/kept.toml".into()));
         assert_eq!(of(Some(&Any::new())).unwrap(), Options::File("/kept.toml".into()));
         let both = any(&format!("types.containerd.io/{}", KINDS[0]), "/a.toml", "b = 1");
@@ -130,5 +151,27 @@ mod tests {
         let mut broken = both;
         broken.value = vec![0xff];
         assert!(of(Some(&broken)).is_err());
+    }
+
+    #[test]
+    fn it_is_found_alone_and_among_what_later_containerds_tell() {
+        let extension = |value| Extension {
+            value: MessageField::some(value),
+            ..Default::default()
+        };
+        let of_runc = any(cgroup::OPTIONS, "", "");
+        for options in [any(KINDS[0], "/a.toml", ""), of_runc] {
+            assert_eq!(among(&options.write_to_bytes().unwrap()), Some(options.clone()));
+            let params = BootstrapParams {
+                extensions: vec![extension(Any::new()), extension(options.clone())],
+                ..Default::default()
+            };
+            // The container's id and namespace come first.
+            let told = [&b"\x0a\x02id\x12\x02ns"[..], &params.write_to_bytes().unwrap()];
+            assert_eq!(among(&told.concat()), Some(options));
+        }
+        for nothing in [&b""[..], b"{}", &[0xff; 64]] {
+            assert_eq!(among(nothing), None);
+        }
     }
 }

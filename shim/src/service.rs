@@ -117,7 +117,8 @@ impl Task for Service {
     }
 
     async fn checkpoint(&self, _: &TtrpcContext, r: CheckpointTaskRequest) -> Answer<Empty> {
-        empty(self.pod.checkpoint(&r.id, &r.path).await)
+        let options = r.options.as_ref();
+        empty(self.pod.checkpoint(&r.id, &r.path, options).await)
     }
 
     async fn kill(&self, _: &TtrpcContext, r: KillRequest) -> Answer<Empty> {

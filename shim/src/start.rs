@@ -8,10 +8,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use crate::address::Address;
 use crate::arguments::Arguments;
+use crate::cgroup;
 use crate::error::{Error, For, Result};
 use crate::grouping::Role;
 use crate::options;
@@ -43,10 +44,20 @@ fn start(arguments: &Arguments) -> Result<Address> {
             arguments.id
         )));
     }
-    options::keep(&arguments.bundle)?;
+    let told = options::told()?;
+    if let Some(told) = &told {
+        options::keep(told, &arguments.bundle)?;
+    }
+    let cgroup = told.as_ref().and_then(cgroup::wanted);
     let listener = listen(address.path())?;
-    let child = spawn(arguments, listener)?;
-    spare_containerd(child);
+    let mut child = spawn(arguments, listener)?;
+    spare_containerd(child.id());
+    if let Some(path) = cgroup
+        && let Err(e) = cgroup::join(Path::new(cgroup::ROOT), &path, child.id())
+    {
+        let _ = child.kill();
+        return Err(e);
+    }
     Ok(address)
 }
 
@@ -67,10 +78,10 @@ fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// The shim itself, which outlives us and containerd. Its process id.
-fn spawn(arguments: &Arguments, listener: UnixListener) -> Result<u32> {
+/// The shim itself, which outlives us and containerd.
+fn spawn(arguments: &Arguments, listener: UnixListener) -> Result<Child> {
     let program = std::env::current_exe().for_(|| "find this program".into())?;
-    let child = Command::new(program)
+    Command::new(program)
         .args(["-namespace", &arguments.namespace, "-id", &arguments.id])
         .args(["-address", &arguments.address, "serve"])
         .current_dir(&arguments.bundle)
@@ -80,8 +91,7 @@ fn spawn(arguments: &Arguments, listener: UnixListener) -> Result<u32> {
         .stderr(Stdio::null())
         .process_group(0)
         .spawn()
-        .for_(|| "start the shim".into())?;
-    Ok(child.id())
+        .for_(|| "start the shim".into())
 }
 
 /// Under want of memory the shim goes before containerd, as containerd's own do: it can be cleaned up after.

@@ -23,6 +23,7 @@ fn request(rig: &Rig, network: NamespaceMode) -> CreateSandboxRequest {
         hostname: "web-0".into(),
         linux: MessageField::some(LinuxPodSandboxConfig {
             cgroup_parent: "/kubepods/pod1".into(),
+            sysctls: [("net.core.somaxconn".to_owned(), "1024".to_owned())].into(),
             security_context: MessageField::some(LinuxSandboxSecurityContext {
                 namespace_options: MessageField::some(NamespaceOption {
                     network: network.into(),
@@ -156,6 +157,7 @@ async fn a_sandbox_is_a_microvm_whose_containers_come_and_go() {
         let mount = created.OCI.Mounts.iter().find(|mount| mount.destination == path);
         assert!(mount.is_some(), "{path}: {:?}", created.OCI.Mounts);
     }
+    assert_eq!(created.OCI.Linux.Sysctl["net.core.somaxconn"], "1024");
     rig.kill("a", "", libc::SIGKILL).await.unwrap();
     assert_eq!(rig.wait("a", "").await.unwrap(), 137);
     rig.delete("a", "").await.unwrap();

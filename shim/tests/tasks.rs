@@ -21,6 +21,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use ttrpc::Code;
 use ttrpc::context::Context;
 
+/// How long what is waited for may take.
+const LONG: std::time::Duration = std::time::Duration::from_secs(60);
+
 #[tokio::test]
 async fn a_task_is_told_of_from_its_creation_to_its_removal_and_takes_its_machine_along() {
     let rig = Rig::new().await;
@@ -180,6 +183,8 @@ async fn an_exec_has_a_life_of_its_own_and_its_name_may_be_used_again() {
     rig.exec("one", "g", &["missing"]).await.unwrap();
     assert_eq!(code(rig.start("one", "g").await), Code::NOT_FOUND);
     assert_eq!(rig.delete("one", "g").await.unwrap(), 127);
+    rig.exec("one", "h", &["cat"]).await.unwrap();
+    assert_eq!(rig.delete("one", "h").await.unwrap(), 0, "it was not started");
     rig.kill("one", "", libc::SIGKILL).await.unwrap();
     rig.wait("one", "").await.unwrap();
     let told = [
@@ -195,6 +200,7 @@ async fn an_exec_has_a_life_of_its_own_and_its_name_may_be_used_again() {
         "exec-started f",
         "exit f 143",
         "exec-added g",
+        "exec-added h",
         "exit one 137",
     ];
     assert_eq!(rig.events(told.len()).await, told);
@@ -249,6 +255,40 @@ async fn want_of_memory_is_told_before_the_end_it_made() {
     assert_eq!(rig.wait("one", "").await.unwrap(), 137);
     let told = ["create one", "start one", "oom one", "exit one 137"];
     assert_eq!(rig.events(told.len()).await, told);
+}
+
+#[tokio::test]
+async fn a_machine_ends_with_its_only_container_once_its_output_is_taken_and_no_pod_does_with_one_of_many() {
+    let rig = Rig::new().await;
+    let out = fifo(&rig.path("out"));
+    let request = CreateTaskRequest {
+        stdout: out.clone(),
+        ..rig.request("one", &["echo", "hi"], json!({}))
+    };
+    rig.create(request).await.unwrap();
+    rig.start("one", "").await.unwrap();
+    assert_eq!(rig.wait("one", "").await.unwrap(), 0);
+    assert!(
+        rig.thawd.ended.lock().unwrap().is_empty(),
+        "its output is still there"
+    );
+    assert_eq!(tokio::fs::read(out).await.unwrap(), b"hi\n");
+    let ended = async {
+        while rig.thawd.ended.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LONG, ended).await.unwrap();
+    assert_eq!(rig.delete("one", "").await.unwrap(), 0);
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"], "once");
+
+    let rig = Rig::new().await;
+    rig.pod(&["a", "b"]).await;
+    rig.start("a", "").await.unwrap();
+    rig.kill("a", "", libc::SIGKILL).await.unwrap();
+    rig.wait("a", "").await.unwrap();
+    rig.delete("a", "").await.unwrap();
+    assert!(rig.thawd.ended.lock().unwrap().is_empty());
 }
 
 #[tokio::test]

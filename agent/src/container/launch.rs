@@ -11,6 +11,7 @@ use std::ffi::CString;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -252,6 +253,7 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
     };
     if let Place::New { spec, .. } = &launch.place {
         rootfs::make_cwd(&process.cwd)?;
+        look_for(process)?;
         rootfs::restrict(spec)?;
     }
     let user = user::look_up(&process.user)?;
@@ -342,36 +344,51 @@ fn connect_stdio(launch: &Launch<'_>, slave: Option<&OwnedFd>, uid: u32) -> Resu
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// The last value of a variable of the process's environment.
+fn variable<'a>(process: &'a ProcessSpec, name: &str) -> Option<&'a str> {
+    let pairs = process.env.iter().rev().filter_map(|e| e.split_once('='));
+    pairs.filter(|(n, _)| *n == name).map(|(_, value)| value).next()
+}
+
+/// Where the program may be, in the order it is looked for.
+fn candidates(process: &ProcessSpec) -> Vec<PathBuf> {
+    let command = &process.args[0];
+    if command.contains('/') {
+        return vec![command.into()];
+    }
+    let path = variable(process, "PATH").unwrap_or(DEFAULT_PATH);
+    let directories = path.split(':').map(|dir| if dir.is_empty() { "." } else { dir });
+    directories.map(|dir| Path::new(dir).join(command)).collect()
+}
+
+fn not_found(command: &str) -> Error {
+    Error::CommandNotFound(match command.contains('/') {
+        true => format!("exec {command:?}: no such file or directory"),
+        false => format!("exec {command:?}: executable file not found in $PATH"),
+    })
+}
+
+/// Refuses a program that is nowhere: who makes a container hears of it then, and not when it is started. Whatever else is
+/// wrong with it is said by its execution.
+fn look_for(process: &ProcessSpec) -> Result<()> {
+    let is_missing = |candidate: &PathBuf| {
+        let found = rustix::fs::stat(process.cwd.join(candidate));
+        matches!(found, Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR))
+    };
+    match candidates(process).iter().all(is_missing) {
+        true => Err(not_found(&process.args[0])),
+        false => Ok(()),
+    }
+}
+
 /// Executes the program; returns why it could not.
 fn execute(process: &ProcessSpec, home: &str) -> Error {
-    let get = |name: &str| {
-        process
-            .env
-            .iter()
-            .rev()
-            .find_map(|e| e.split_once('=').filter(|(n, _)| *n == name).map(|(_, v)| v))
-    };
     let mut env = process.env.clone();
-    if get("HOME").is_none_or(str::is_empty) {
+    if variable(process, "HOME").is_none_or(str::is_empty) {
         env.retain(|e| !e.starts_with("HOME="));
         env.push(format!("HOME={home}"));
     }
     let command = &process.args[0];
-    let candidates: Vec<Vec<u8>> = if command.contains('/') {
-        vec![command.clone().into_bytes()]
-    } else {
-        let path = get("PATH").unwrap_or(DEFAULT_PATH);
-        path.split(':')
-            .map(|dir| if dir.is_empty() { "." } else { dir })
-            .map(|dir| {
-                std::path::Path::new(dir)
-                    .join(command)
-                    .as_os_str()
-                    .as_bytes()
-                    .to_vec()
-            })
-            .collect()
-    };
     // NULs were refused with the specification.
     let strings = |list: &[String]| -> Vec<CString> {
         list.iter()
@@ -380,8 +397,8 @@ fn execute(process: &ProcessSpec, home: &str) -> Error {
     };
     let (args, env) = (strings(&process.args), strings(&env));
     let mut seen: Option<std::io::Error> = None;
-    for candidate in candidates {
-        let Ok(path) = CString::new(candidate) else {
+    for candidate in candidates(process) {
+        let Ok(path) = CString::new(candidate.as_os_str().as_bytes()) else {
             continue;
         };
         let e = fork::exec(&path, &args, &env);
@@ -392,9 +409,6 @@ fn execute(process: &ProcessSpec, home: &str) -> Error {
     }
     match seen {
         Some(e) => Error::CommandNotExecutable(format!("exec {command:?}: {e}")),
-        None if command.contains('/') => {
-            Error::CommandNotFound(format!("exec {command:?}: no such file or directory"))
-        }
-        None => Error::CommandNotFound(format!("exec {command:?}: executable file not found in $PATH")),
+        None => not_found(command),
     }
 }

@@ -38,9 +38,10 @@ use crate::sandbox::{
     Asked, FreezeOptions, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec,
     Terms, ThawSpec, Timeout, blocking, network, usage,
 };
+use crate::slow::Slow;
 use crate::snapshot::Scratch;
 use crate::state::Record;
-use crate::trace::Trace;
+use crate::trace::{Reason, Trace};
 
 /// A place for one snapshot. Dropped, it is gone.
 pub trait Place: std::fmt::Debug + Send + Sync {
@@ -267,6 +268,11 @@ impl Maker for Node {
         let trace = Trace::new();
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
         let sandbox = Sandbox::create(self, spec, &trace, Arc::new(Silent), building).await?;
+        let built = |reason: &Reason| reason.code == Slow::TemplateBuilt.code();
+        trace.count(
+            "template_hit",
+            u64::from(!trace.account().reasons.iter().any(built)),
+        );
         of_pod(self, sandbox, request.cgroup, &trace).await
     }
 

@@ -21,8 +21,16 @@ const COSTS: [((u32, u32), &str); 4] = [
     ),
 ];
 
+/// What of tc(8) leads the packets of a pod's namespace into its guest.
+const REDIRECTION: [&str; 4] = [
+    "CONFIG_NET_CLS_ACT",
+    "CONFIG_NET_SCH_INGRESS",
+    "CONFIG_NET_CLS_U32",
+    "CONFIG_NET_ACT_MIRRED",
+];
+
 pub(super) fn checks(host: &Host) -> Vec<Check> {
-    vec![version(host), tick(host)]
+    vec![version(host), tick(host), pod_networks(host)]
 }
 
 fn version(host: &Host) -> Check {
@@ -71,6 +79,27 @@ fn tick(host: &Host) -> Check {
     }
 }
 
+fn pod_networks(host: &Host) -> Check {
+    const NAME: &str = "pod networks";
+    let Some(text) = configuration(host) else {
+        return Check::ok(NAME, "unknown: the kernel's configuration is not to be had");
+    };
+    let is_built = |option: &str| {
+        let value = |line| str::strip_prefix(line, option)?.strip_prefix('=');
+        text.lines().filter_map(value).any(|value| matches!(value, "y" | "m"))
+    };
+    let lacking: Vec<_> = REDIRECTION
+        .into_iter()
+        .filter(|option| !is_built(option))
+        .collect();
+    if lacking.is_empty() {
+        return Check::ok(NAME, "tc can redirect them into guests");
+    }
+    let found = format!("the kernel was built without {}", lacking.join(", "));
+    let cost = "pods whose network a CNI plugin makes do not start";
+    Check::missing(NAME, found, cost, "a kernel built with them, as distributions' are")
+}
+
 /// The kernel's configuration: /boot's, or its own copy, which only zcat need understand.
 fn configuration(host: &Host) -> Option<String> {
     let (_, _, name) = host.kernel()?;
@@ -114,6 +143,23 @@ mod tests {
         assert!(cost.contains("irqfd") && !cost.contains("nx-lpage"), "{cost}");
         assert!(at("6.1.0").cost.contains("nx-lpage"));
         assert_eq!(at("5.10.0").state, State::Missing);
+    }
+
+    #[test]
+    fn what_pods_networks_need_of_tc_is_built_in_or_a_module() {
+        let with = |text: &str| {
+            let (_r, host) = host_with(&[
+                ("/proc/sys/kernel/osrelease", "6.1.0"),
+                ("/boot/config-6.1.0", text),
+            ]);
+            pod_networks(&host)
+        };
+        let all: String = REDIRECTION.map(|option| format!("{option}=m\n")).concat();
+        assert_eq!(with(&all).state, State::Ok);
+        let one = with(&all.replace("CONFIG_NET_CLS_U32=m", "# CONFIG_NET_CLS_U32 is not set"));
+        assert_eq!(one.state, State::Missing);
+        assert!(one.found.ends_with("without CONFIG_NET_CLS_U32"), "{}", one.found);
+        assert!(!one.essential);
     }
 
     #[test]

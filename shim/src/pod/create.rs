@@ -96,7 +96,7 @@ impl Pod {
         }));
         if container.is_in_guest() {
             self.tell_ignored(&r.id, &spec);
-            self.attend(&machine, &r.id, &container.init);
+            self.attend(&machine, &container, &container.init);
         }
         Ok(self.pid())
     }

@@ -37,7 +37,11 @@ impl Pod {
         if !exec_id.is_empty() {
             container.forget(exec_id);
             drain(&process).await;
-            return Ok(ended_with(&process));
+            // What was added and never started has not failed.
+            return Ok(match process.phase() {
+                Phase::Created => Exit::now(0),
+                _ => ended_with(&process),
+            });
         }
         self.take(id)?;
         if let Err(e) = self.remove(&container).await {
@@ -76,10 +80,7 @@ impl Pod {
         }
         // With the pod's own, or the only one, the whole machine goes.
         if is_the_last(&container.role) {
-            if !container.shares().is_empty() {
-                self.write_back(machine, container).await;
-            }
-            self.end_machine();
+            self.end_last(machine, container).await;
         } else {
             let removed =
                 tokio::time::timeout(REMOVE_LIMIT, machine.agent.remove(container.guest_id())).await;
@@ -119,7 +120,7 @@ impl Pod {
 impl Pod {
     /// Has the guest give back what it holds of the host's files before its machine is ended: what was written through mappings is nowhere
     /// else. A guest that does not is not waited for long.
-    async fn write_back(&self, machine: &Machine, container: &Container) {
+    pub(super) async fn write_back(&self, machine: &Machine, container: &Container) {
         let removed = machine.agent.remove(&container.id);
         match tokio::time::timeout(WRITE_BACK_LIMIT, removed).await {
             Ok(Ok(())) => {}

@@ -109,7 +109,7 @@ impl Pod {
             ..Default::default()
         }));
         process.started();
-        self.attend(machine, &container.id, process);
+        self.attend(machine, container, process);
         Ok(())
     }
 
@@ -237,8 +237,9 @@ impl Pod {
         stats::metrics(&used)
     }
 
-    /// Writes the pod's microVM down, below a directory containerd made for it.
-    pub async fn checkpoint(&self, id: &str, path: &str) -> Result<()> {
+    /// Writes the pod's microVM down, below a directory containerd made for it; then the container ends, if that is wanted.
+    pub async fn checkpoint(&self, id: &str, path: &str, options: Option<&Any>) -> Result<()> {
+        let exits = checkpoint::exits(options)?;
         let container = self.container(id)?;
         let path_of = Path::new(path);
         container.checkpoint().write(path_of)?;
@@ -249,7 +250,10 @@ impl Pod {
             checkpoint: path.into(),
             ..Default::default()
         }));
-        Ok(())
+        match exits {
+            true => self.kill(id, "", libc::SIGKILL as u32, true).await,
+            false => Ok(()),
+        }
     }
 
     /// Waits for a process's end.

@@ -12,6 +12,7 @@ mod sandbox;
 mod shared;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use thaw_protocol::shim::task_events::{TaskExit, TaskOOM};
@@ -24,7 +25,7 @@ use crate::events::{Event, Publisher};
 use crate::grouping::Role;
 use crate::machine::Machine;
 use crate::pidfd;
-use crate::process::{Exit, KILLED, Process};
+use crate::process::{Exit, KILLED, Phase, Process};
 use crate::sandbox::Sandbox;
 use crate::share::Shares;
 use crate::thawd::Thawd;
@@ -52,6 +53,10 @@ pub struct Pod {
     shared: OnceLock<Shared>,
     /// What is being ended though nobody waits for it yet.
     ending: watch::Sender<usize>,
+    /// Whether the guest was asked to give back what a last container holds.
+    written_back: OnceCell<()>,
+    /// Whether thawd has been asked to end the microVM, and has not failed to.
+    is_ending: AtomicBool,
 }
 
 /// A name that is taken while its task is made.
@@ -81,6 +86,8 @@ impl Pod {
             containers: Mutex::default(),
             shared: OnceLock::new(),
             ending: watch::Sender::new(0),
+            written_back: OnceCell::new(),
+            is_ending: AtomicBool::new(false),
         })
     }
 
@@ -114,17 +121,21 @@ impl Pod {
         let _ = ending.wait_for(|ending| *ending == 0).await;
     }
 
-    /// Ends the microVM, whoever waits for it.
+    /// Ends the microVM, whoever waits for it. Asked for again, it is ended once.
     pub(crate) fn end_machine(self: &Arc<Pod>) {
         let Some(machine) = self.machine.get().cloned() else {
             return;
         };
+        if self.is_ending.swap(true, Ordering::AcqRel) {
+            return;
+        }
         self.ending.send_modify(|ending| *ending += 1);
         let pod = self.clone();
         tokio::spawn(async move {
             if let Err(e) = pod.thawd.end(&machine.sandbox).await {
                 // It ends with us at the latest: thawd watches who it was made for.
                 warning!("microVM {} is left to thawd: {e}", machine.sandbox);
+                pod.is_ending.store(false, Ordering::Release);
             }
             pod.ending.send_modify(|ending| *ending -= 1);
         });
@@ -177,22 +188,51 @@ impl Pod {
         }
     }
 
-    /// Attends a process of the guest's to its end.
-    fn attend(self: &Arc<Pod>, machine: &Arc<Machine>, container: &str, process: &Arc<Process>) {
+    /// Ends the microVM with the only container it has: what is left of that needs none. Output that a client has yet to take
+    /// is still in the guest, and comes first.
+    fn end_with(self: &Arc<Pod>, machine: &Arc<Machine>, container: Arc<Container>) {
         let (pod, machine) = (self.clone(), machine.clone());
-        let (container, process) = (container.to_owned(), process.clone());
+        tokio::spawn(async move {
+            for process in container.processes() {
+                let drained = process.streams().as_ref().map(|streams| streams.drained());
+                if let Some(drained) = drained {
+                    drained.await;
+                }
+            }
+            pod.end_last(&machine, &container).await;
+        });
+    }
+
+    /// Ends the microVM of a container that was its last, which gives back before what it holds of the host's files: once, and
+    /// whoever asks beside waits for that.
+    async fn end_last(self: &Arc<Pod>, machine: &Machine, container: &Container) {
+        if !container.shares().is_empty() {
+            let write_back = || self.write_back(machine, container);
+            self.written_back.get_or_init(write_back).await;
+        }
+        self.end_machine();
+    }
+
+    /// Attends a process of the guest's to its end. With a container's own, if that is the last, the microVM ends.
+    fn attend(self: &Arc<Pod>, machine: &Arc<Machine>, of: &Arc<Container>, process: &Arc<Process>) {
+        let (pod, machine) = (self.clone(), machine.clone());
+        let (of, process) = (of.clone(), process.clone());
         tokio::spawn(async move {
             let status = match machine.agent.wait(&process.id).await {
                 Ok(status) => status.unsigned_abs(),
                 Err(e) => {
                     info!(
-                        "process {} of {container} is taken for killed: {e}",
-                        process.id.exec
+                        "process {} of {} is taken for killed: {e}",
+                        process.id.exec, of.id
                     );
                     KILLED
                 }
             };
-            pod.note_end(&container, &process, Exit::now(status)).await;
+            pod.note_end(&of.id, &process, Exit::now(status)).await;
+            // After: with the machine every process is noted to have been killed.
+            if process.exec_id.is_empty() && is_the_last(&of.role) {
+                pod.end_with(&machine, of);
+            }
         });
     }
 
@@ -221,12 +261,16 @@ impl Pod {
                 sandbox.life.end(Exit::now(KILLED));
             }
             for container in pod.made() {
-                warning!(
-                    "container {} ends: microVM {}: {reason}",
-                    container.id,
-                    of.sandbox
-                );
-                for process in container.processes() {
+                let processes = container.processes();
+                let has_ended = |process: &Arc<Process>| matches!(process.phase(), Phase::Ended(_));
+                if !processes.iter().all(has_ended) {
+                    warning!(
+                        "container {} ends: microVM {}: {reason}",
+                        container.id,
+                        of.sandbox
+                    );
+                }
+                for process in processes {
                     let (pod, id) = (pod.clone(), container.id.clone());
                     tokio::spawn(async move { pod.note_end(&id, &process, Exit::now(KILLED)).await });
                 }

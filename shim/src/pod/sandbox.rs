@@ -7,6 +7,7 @@ use std::time::Duration;
 use thaw_protocol::shim::sandbox::CreateSandboxRequest;
 
 use super::Pod;
+use super::shared::Shared;
 use crate::error::{Error, Result};
 use crate::grouping::Role;
 use crate::kata;
@@ -34,6 +35,7 @@ impl Pod {
         }
         files::write(&bundle, &config)?;
         self.machine_of(&r.sandbox_id, &bundle, &spec, kata).await?;
+        let _ = self.shared.set(Shared::of(&spec));
         let sandbox = Arc::new(Sandbox::new(&r.sandbox_id, bundle));
         let taken = |_| Error::AlreadyExists(format!("a sandbox in the shim of {}", r.sandbox_id));
         self.sandbox.set(sandbox).map_err(taken)?;

@@ -69,6 +69,12 @@ pub fn spec(request: &CreateSandboxRequest, config: &PodSandboxConfig, given: Op
             ..Default::default()
         });
     }
+    if !was_given && namespaces.pid != NamespaceMode::NODE.into() {
+        spec.linux.namespaces.push(Namespace {
+            kind: "pid".into(),
+            ..Default::default()
+        });
+    }
     match request.netns_path.as_str() {
         // A specification without one, as CRI's pods with the host's network, is refused where the network is made.
         "" if is_the_hosts || was_given => {}
@@ -141,6 +147,7 @@ mod tests {
         assert_eq!(made.linux.cgroups_path, "kubepods-podx.slice:cri-containerd:pod");
         assert_eq!(made.linux.sysctl["net.core.somaxconn"], "1024");
         assert_eq!(made.linux.namespace("network").unwrap().path, "/run/netns/x");
+        assert_eq!(made.linux.namespace("pid").unwrap().path, "");
         // A pod's user says how large it is by its limits, and by what the operator lets through.
         assert_eq!(made.annotations.len(), 1);
         let shape = crate::sizing::shape(&made, &Default::default());
@@ -165,10 +172,11 @@ mod tests {
         };
         let hosts = with(NamespaceOption {
             network: NamespaceMode::NODE.into(),
+            pid: NamespaceMode::NODE.into(),
             ..Default::default()
         });
         let hosts = spec(&request, &hosts, None).unwrap();
-        assert!(hosts.linux.namespace("network").is_none());
+        assert!(hosts.linux.namespaces.is_empty(), "{:?}", hosts.linux.namespaces);
         let users = with(NamespaceOption {
             userns_options: MessageField::some(UserNamespace::new()),
             ..Default::default()

@@ -1,8 +1,10 @@
 //! Checkpoints, and tasks made out of them.
 
 use serde_json::json;
+use thaw_protocol::shim::runc_options::CheckpointOptions;
 use thaw_protocol::shim::task::*;
 use thaw_protocol::shim::task_types::Status;
+use thaw_protocol::shim::{Any, Message, MessageField};
 use ttrpc::Code;
 use ttrpc::context::Context;
 
@@ -10,6 +12,15 @@ use crate::support::{Rig, code, member};
 
 /// A checkpoint of container `one`, in which something was executed.
 async fn checkpoint(rig: &Rig) -> String {
+    checkpoint_by(rig, false).await
+}
+
+/// The same; what is written may be the container's end.
+async fn checkpoint_by(rig: &Rig, exit: bool) -> String {
+    let options = CheckpointOptions {
+        exit,
+        ..Default::default()
+    };
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
     rig.start("one", "").await.unwrap();
     rig.exec("one", "e", &["echo"]).await.unwrap();
@@ -20,6 +31,11 @@ async fn checkpoint(rig: &Rig) -> String {
     let request = CheckpointTaskRequest {
         id: "one".into(),
         path: place.display().to_string(),
+        options: MessageField::some(Any {
+            type_url: "containerd.runc.v1.CheckpointOptions".into(),
+            value: options.write_to_bytes().unwrap(),
+            ..Default::default()
+        }),
         ..Default::default()
     };
     rig.client.checkpoint(Context::default(), &request).await.unwrap();
@@ -77,6 +93,19 @@ async fn a_task_out_of_a_checkpoint_is_held_until_its_start_and_is_known_by_its_
         rig.agent.created.lock().unwrap().is_empty(),
         "nothing was made anew"
     );
+}
+
+#[tokio::test]
+async fn a_container_ends_with_its_checkpoint_where_that_is_wanted() {
+    let stays = Rig::new().await;
+    checkpoint(&stays).await;
+    assert_eq!(
+        stays.state("one", "").await.unwrap().status,
+        Status::RUNNING.into()
+    );
+    let ends = Rig::new().await;
+    checkpoint_by(&ends, true).await;
+    assert_eq!(ends.wait("one", "").await.unwrap(), 137);
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ pub mod image;
 pub mod machine;
 pub mod network;
 pub mod report;
+pub mod shim;
 pub mod svg;
 pub mod table;
 pub mod thaw;

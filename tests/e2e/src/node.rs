@@ -10,7 +10,7 @@ use crate::containerd::{Containerd, Networks, RUNTIME};
 use crate::cri;
 use crate::home::Home;
 use crate::upstream::Upstream;
-use crate::{pid_of, run};
+use crate::{pid_of, run, stuck};
 
 /// How long what goes on by itself may take, in a lab.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -338,7 +338,8 @@ impl Node {
 pub fn until(what: &str, holds: impl Fn() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
+        let is_late = began.elapsed() >= PATIENCE;
+        assert!(!is_late, "not so after {PATIENCE:?}: {what}{}", stuck::report_of_thawd());
         std::thread::sleep(Duration::from_millis(100));
     }
 }

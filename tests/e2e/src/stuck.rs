@@ -1,4 +1,4 @@
-//! What Thaw's processes wait for, told with the failure of a command that did not end.
+//! What Thaw's processes wait for, told with the failure of what did not end.
 
 use std::fmt::Write;
 use std::fs;
@@ -13,7 +13,7 @@ const GUEST_SECONDS: &str = "30";
 /// Of a log, so many bytes: the last.
 const LOG_BYTES: usize = 4096;
 
-/// Every process whose name begins with `thaw`, and what the guests of process `stuck`, a `thaw`, say is in them.
+/// Every process whose name begins with `thaw`, and what the guests of process `stuck`, one of them, say is in them.
 pub fn report(stuck: i32) -> String {
     let mut report = String::from("\n");
     for process in numbered("/proc") {
@@ -23,6 +23,14 @@ pub fn report(stuck: i32) -> String {
     }
     tell_guests(&mut report, stuck);
     report
+}
+
+/// The same, with the guests of the thawd there is.
+pub fn report_of_thawd() -> String {
+    let is_thawd = |process: &String| read(&format!("{process}/comm")) == "thawd";
+    let process = numbered("/proc").into_iter().find(is_thawd);
+    let pid = process.and_then(|process| process.rsplit('/').next()?.parse().ok());
+    report(pid.unwrap_or(0))
 }
 
 /// Its arguments, its log's end and, of each thread, name, state, and where in the kernel it sleeps (`proc(5)`; the stack as

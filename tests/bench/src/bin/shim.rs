@@ -1,0 +1,86 @@
+//! `make bench-shim`: containers by `ctr run`, with runc and with Thaw in turn, where Linux guests run.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use thaw_bench::shim::{Node, Way, memory, starts};
+use thaw_bench::{Report, table};
+
+/// How much is measured.
+struct Plan {
+    /// Rounds; those that warm up are not counted.
+    rounds: usize,
+    at_once: usize,
+}
+
+const WHOLE: Plan = Plan {
+    rounds: 20,
+    at_once: 50,
+};
+/// To see that all of it works.
+const QUICK: Plan = Plan {
+    rounds: 3,
+    at_once: 5,
+};
+/// The first thaws of a template record and read what later ones have.
+const WARM_UP: usize = 3;
+
+fn main() -> ExitCode {
+    let plan = match std::env::args().nth(1).as_deref() {
+        Some("--quick") => &QUICK,
+        _ => &WHOLE,
+    };
+    match measure(plan) {
+        Ok(report) => {
+            print!("{}", table::terminal(&report));
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("bench-shim: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(plan: &Plan) -> Result<Report, String> {
+    let node = Node::start();
+    let mut report = Report::new("shim");
+    for number in 0..plan.rounds + WARM_UP {
+        let counted = (number >= WARM_UP).then_some(&mut report);
+        starts::round(&node, number, counted).map_err(|e| format!("round {number}: {e}"))?;
+        eprintln!("bench-shim: round {number} of {}", plan.rounds + WARM_UP);
+    }
+    memory::measure(&node, &mut report).map_err(|e| format!("memory: {e}"))?;
+    starts::at_once(&node, plan.at_once, &mut report).map_err(|e| format!("at once: {e}"))?;
+    report.ratio(
+        "ctr_run_over_runc",
+        &starts::row(Way::Own),
+        &starts::row(Way::Runc),
+    )?;
+    report.ratio(
+        "ctr_run_over_runc_overlayfs",
+        &starts::row(Way::Overlayfs),
+        &starts::row(Way::Runc),
+    )?;
+    let many = starts::row_at_once(plan.at_once);
+    report.ratio_of(
+        &format!("pods{}_p99_over_p50", plan.at_once),
+        (&many, 99.0),
+        (&many, 50.0),
+    )?;
+    report.ratio(
+        "idle_pod_over_runc",
+        &memory::whole_row(Way::Own),
+        &memory::whole_row(Way::Runc),
+    )?;
+    report.note(
+        "`ctr run` of `true`, from its spawn to its end, the three ways in turn. Every microVM was thawed from a template that \
+         was there: anything else fails the benchmark. thawd's stages are those of runs with its own snapshotter; some run \
+         beside each other.",
+    );
+    report.note("Memory is each process's proportional share, the mean of ten pods that sleep.");
+    report
+        .write(Path::new("target/bench"))
+        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    Ok(report)
+}

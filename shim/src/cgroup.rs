@@ -93,7 +93,7 @@ mod tests {
         };
         let holds =
             |place: &str| std::fs::read_to_string(root.path().join(place).join("cgroup.procs")).unwrap();
-        (make("memory/shims"), make("cpu/shims"), make("pids"));
+        ["memory/shims", "cpu/shims", "pids"].into_iter().for_each(make);
         join(root.path(), "/shims", 7).unwrap();
         assert_eq!(
             (holds("memory/shims"), holds("cpu/shims"), holds("pids")),
@@ -106,7 +106,7 @@ mod tests {
                 .contains("/none")
         );
         assert!(join(root.path(), "/../x", 7).is_err());
-        (make("shims"), make("."));
+        ["shims", "."].into_iter().for_each(make);
         std::fs::write(root.path().join("cgroup.controllers"), "").unwrap();
         join(root.path(), "shims", 8).unwrap();
         assert_eq!((holds("shims"), holds("cpu/shims")), ("8".into(), "7".into()));

@@ -86,7 +86,9 @@ fn pod_networks(host: &Host) -> Check {
     };
     let is_built = |option: &str| {
         let value = |line| str::strip_prefix(line, option)?.strip_prefix('=');
-        text.lines().filter_map(value).any(|value| matches!(value, "y" | "m"))
+        text.lines()
+            .filter_map(value)
+            .any(|value| matches!(value, "y" | "m"))
     };
     let lacking: Vec<_> = REDIRECTION
         .into_iter()
@@ -97,7 +99,12 @@ fn pod_networks(host: &Host) -> Check {
     }
     let found = format!("the kernel was built without {}", lacking.join(", "));
     let cost = "pods whose network a CNI plugin makes do not start";
-    Check::missing(NAME, found, cost, "a kernel built with them, as distributions' are")
+    Check::missing(
+        NAME,
+        found,
+        cost,
+        "a kernel built with them, as distributions' are",
+    )
 }
 
 /// The kernel's configuration: /boot's, or its own copy, which only zcat need understand.

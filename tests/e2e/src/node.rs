@@ -339,7 +339,11 @@ pub fn until(what: &str, holds: impl Fn() -> bool) {
     let began = Instant::now();
     while !holds() {
         let is_late = began.elapsed() >= PATIENCE;
-        assert!(!is_late, "not so after {PATIENCE:?}: {what}{}", stuck::report_of_thawd());
+        assert!(
+            !is_late,
+            "not so after {PATIENCE:?}: {what}{}",
+            stuck::report_of_thawd()
+        );
         std::thread::sleep(Duration::from_millis(100));
     }
 }

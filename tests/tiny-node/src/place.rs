@@ -100,7 +100,8 @@ impl Place {
     pub fn fill_pools_to(&self, each: RangeInclusive<usize>, parked: RangeInclusive<usize>) {
         let some = |marks: &RangeInclusive<usize>| usize::from(*marks.end() > 0);
         let (shapes, templates) = (some(&each), some(&parked));
-        let marks = |marks: RangeInclusive<usize>| format!("{{ low = {}, high = {} }}", marks.start(), marks.end());
+        let marks =
+            |marks: RangeInclusive<usize>| format!("{{ low = {}, high = {} }}", marks.start(), marks.end());
         let (each, parked) = (marks(each), marks(parked));
         self.configure(&format!(
             "[pools]\ndisks = {each}\nnetworks = {each}\ncgroups = {each}\n[pools.shells]\nshapes = {shapes}\neach = {each}\n\

@@ -39,7 +39,7 @@ e2e-images: ## every form of an image by every serving, and every fault of a reg
 soak: ## 24,000 creations of a tiny guest here; 1,000 thaws in a row, 100 at once, 100 clones compared: hours in the lab
 	@./setup test
 	@$(MAKE) kernel build
-	THAW_SOAK_CREATES=24000 cargo test --release --package thaw-node --test soak -- --nocapture
+	THAW_SOAK_CREATES=24000 cargo test --release --workspace --exclude thaw-e2e --test soak -- --nocapture
 	@THAW_SOAK_SUCCESSIVE=1000 THAW_SOAK_PARALLEL=100 THAW_CLONES=100 \
 	  tests/e2e/run --timeout 14400 --memory 20G many_thaws no_two_clones
 

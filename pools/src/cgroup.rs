@@ -242,6 +242,18 @@ impl Cgroup {
         Ok(())
     }
 
+    /// Puts in whatever is in another. What the kernel has for a machine is a process beside its VMM, in the cgroup that VMM was in
+    /// (`kvm_vm_create_worker_thread`, before Linux 6.14); with it there, the other could not be removed.
+    pub fn take_from(&self, other: &Cgroup) {
+        for (own, others) in self.directories.iter().zip(&other.directories) {
+            let listed = fs::read_to_string(others.join("cgroup.procs")).unwrap_or_default();
+            for pid in listed.lines() {
+                // One that has ended is none that stays.
+                let _ = fs::write(own.join("cgroup.procs"), pid);
+            }
+        }
+    }
+
     /// Removes it. Its processes must have been killed; the kernel may take a moment to agree that they have ended, which
     /// is waited for here, off anybody's path.
     pub fn destroy(self) {

@@ -61,6 +61,22 @@ fn made_found_again_and_destroyed() {
 }
 
 #[test]
+fn one_takes_all_that_is_in_another() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = ["cpu", "memory"].map(|name| root.path().join(name));
+    roots.iter().for_each(|root| fs::create_dir(root).unwrap());
+    let hierarchy = Hierarchy::V1 { roots: roots.into() };
+    let (from, to) = (hierarchy.make("from").unwrap(), hierarchy.make("to").unwrap());
+    // The last one written is seen: these are no cgroups.
+    for (directory, pids) in from.directories().iter().zip(["7\n8\n", "7\n9\n"]) {
+        fs::write(directory.join("cgroup.procs"), pids).unwrap();
+    }
+    to.take_from(&from);
+    let taken = |n: usize| fs::read_to_string(to.directories()[n].join("cgroup.procs")).unwrap();
+    assert_eq!([taken(0), taken(1)], ["8", "9"]);
+}
+
+#[test]
 fn what_dead_makers_left_is_swept_and_what_the_living_have_is_not() {
     let root = tempfile::tempdir().unwrap();
     let hierarchy = Hierarchy::V2 {

@@ -24,6 +24,9 @@ impl Sandbox {
         self.resources.directory.write(&record)?;
         cgroup.add(vmm.pid).map_err(|e| unavailable(&e))?;
         self.record = record;
+        if let Some(before) = &self.resources.cgroup {
+            cgroup.take_from(before);
+        }
         drop(self.resources.cgroup.replace(cgroup));
         Ok(self)
     }

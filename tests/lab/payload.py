@@ -5,11 +5,13 @@ outside it at their absolute paths. Files are hard links into a staging director
 making the image costs one sequential write; an image of the same files is used again.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import lab
@@ -49,9 +51,18 @@ def repository_image(directory: Path, added: list[str], command: list[str]) -> t
     new = images / f".{directory.name}"
     os.link(mine, new)
     new.rename(image)
-    for old in sorted(images.glob("*.erofs"), key=lambda path: path.stat().st_mtime)[:-KEPT_IMAGES]:
-        old.unlink(missing_ok=True)
+    keep_last(images.glob("*.erofs"), KEPT_IMAGES, lambda stat: stat.st_mtime)
     return mine, elsewhere
+
+
+def keep_last(files: Iterable[Path], count: int, used: Callable[[os.stat_result], float]) -> None:
+    """Removes all but those that were used last. Other runs do the same meanwhile: what is gone is gone."""
+    found = []
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            found.append((used(file.stat()), file))
+    for _, old in sorted(found)[:-count]:
+        old.unlink(missing_ok=True)
 
 
 def chosen_files(added: list[str], command: list[str]) -> tuple[dict[str, Path], list[str]]:
@@ -140,6 +151,11 @@ def is_large_elf(path: Path) -> bool:
 def stripped(source: Path) -> Path:
     """A copy without debug information, made once for each version of the file."""
     stat = source.stat()
+
+    def use(copy: Path) -> None:
+        # What was used last is what stays: the time of its last use is not the source's.
+        os.utime(copy, ns=(time.time_ns(), stat.st_mtime_ns))
+
     name = hashlib.sha256(f"{source}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:24]
     kept = lab.cache() / "stripped" / name
     if not kept.exists():
@@ -148,11 +164,11 @@ def stripped(source: Path) -> Path:
         if subprocess.run(["strip", "--strip-debug", "-o", new, source], stderr=subprocess.DEVNULL, check=False).returncode != 0:
             shutil.copy2(source, new)
         shutil.copystat(source, new)
+        use(new)
         new.rename(kept)
-    # What was used last is what stays: the time of its last use is not the source's.
-    os.utime(kept, ns=(time.time_ns(), stat.st_mtime_ns))
-    for old in sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_atime)[:-KEPT_STRIPPED]:
-        old.unlink(missing_ok=True)
+        # Those that are being made have a dot before their names.
+        keep_last(kept.parent.glob("[!.]*"), KEPT_STRIPPED, lambda stat: stat.st_atime)
+    use(kept)
     return kept
 
 

@@ -1,4 +1,6 @@
-//! A checkpoint's directory: thawd's snapshot of the microVM, and what of the container the guest does not know.
+//! A checkpoint's directory: thawd's snapshot of the microVM, packed, and what of the container the guest does not know.
+
+mod packed;
 
 use std::path::{Path, PathBuf};
 
@@ -10,6 +12,8 @@ use crate::error::{Error, For, Result};
 
 /// What is said of the container.
 const FILE: &str = "thaw.json";
+/// The snapshot, packed.
+const ARCHIVE: &str = "thaw.tar";
 /// The name of the message in an `Any` that says how one is made: that of containerd's own runtime, which clients give any.
 const OPTIONS: &str = "containerd.runc.v1.CheckpointOptions";
 /// Largest file that is read: an id and a number.
@@ -34,9 +38,26 @@ pub fn exits(told: Option<&Any>) -> Result<bool> {
     Ok(options.exit)
 }
 
-/// Where the snapshot is.
+/// Where the snapshot is while it is made, and when it has been unpacked.
 pub fn snapshot(directory: &Path) -> PathBuf {
     directory.join("thaw")
+}
+
+/// Packs the snapshot.
+pub async fn pack(directory: &Path) -> Result<()> {
+    by_its_paths(directory, packed::pack).await
+}
+
+/// Unpacks the snapshot.
+pub async fn unpack(directory: &Path) -> Result<()> {
+    by_its_paths(directory, |snapshot, archive| packed::unpack(archive, snapshot)).await
+}
+
+/// Does what takes as long as the disk takes, with the snapshot's directory and its archive.
+async fn by_its_paths(directory: &Path, work: fn(&Path, &Path) -> Result<()>) -> Result<()> {
+    let (snapshot, archive) = (snapshot(directory), directory.join(ARCHIVE));
+    let done = tokio::task::spawn_blocking(move || work(&snapshot, &archive)).await;
+    done.unwrap_or_else(|e| Err(Error::State(format!("a checkpoint's snapshot: {e}"))))
 }
 
 impl Checkpoint {

@@ -245,6 +245,7 @@ impl Pod {
         container.checkpoint().write(path_of)?;
         let snapshot = checkpoint::snapshot(path_of);
         self.thawd.freeze(&self.machine()?.sandbox, &snapshot).await?;
+        checkpoint::pack(path_of).await?;
         self.events.publish(&Event::Checkpointed(TaskCheckpointed {
             container_id: id.into(),
             checkpoint: path.into(),

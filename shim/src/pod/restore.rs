@@ -37,6 +37,7 @@ impl Pod {
         directory: &str,
     ) -> Result<Arc<Machine>> {
         let (id, bundle) = (&container.id, &container.bundle);
+        checkpoint::unpack(Path::new(directory)).await?;
         let snapshot = checkpoint::snapshot(Path::new(directory));
         let thaw = || async {
             let thawed =

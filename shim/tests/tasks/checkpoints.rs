@@ -122,12 +122,12 @@ async fn what_cannot_come_out_of_a_checkpoint_is_refused_and_leaves_nothing() {
     assert_eq!(code(rig.create(member).await), Code::UNIMPLEMENTED);
     let nothing = of("/nowhere", rig.request("two", &["cat"], json!({})));
     assert_eq!(code(rig.create(nothing).await), Code::UNIMPLEMENTED);
-    std::fs::remove_dir(old.path("checkpoint/thaw")).unwrap();
+    std::fs::rename(old.path("checkpoint/thaw.tar"), old.path("kept")).unwrap();
     let torn = of(&place, rig.request("two", &["cat"], json!({})));
     assert_eq!(code(rig.create(torn).await), Code::UNKNOWN);
     assert!(rig.thawd.made.lock().unwrap().is_empty());
     // A machine in which it is not after all is ended.
-    std::fs::create_dir(old.path("checkpoint/thaw")).unwrap();
+    std::fs::rename(old.path("kept"), old.path("checkpoint/thaw.tar")).unwrap();
     let gone = of(&place, rig.request("two", &["cat"], json!({})));
     assert_eq!(code(rig.create(gone).await), Code::INVALID_ARGUMENT);
     assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);

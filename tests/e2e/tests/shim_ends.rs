@@ -81,13 +81,14 @@ impl Events {
         Events { told, listening }
     }
 
-    /// Waits for the end of a task: how often it was told, each with its code.
+    /// Waits for the end of a container's own process: how often it was told, each with its code. Those executed beside it end too.
     fn exits(&self, id: &str) -> Vec<String> {
+        let own = format!("\"id\":\"{id}\"");
         let exits = || {
             let told = self.told.lock().unwrap();
             let exits = told
                 .iter()
-                .filter(|line| line.contains("/tasks/exit") && line.contains(id));
+                .filter(|line| line.contains("/tasks/exit") && line.contains(&own));
             exits.cloned().collect::<Vec<_>>()
         };
         until("the end is told", || !exits().is_empty());

@@ -6,6 +6,7 @@ use thaw_protocol::shim::runc_options::Options;
 use thaw_protocol::shim::{Any, Message};
 
 use crate::error::{Error, For, Result};
+use crate::options::kind;
 
 /// Where the host's cgroups are.
 pub const ROOT: &str = "/sys/fs/cgroup";
@@ -14,8 +15,7 @@ pub const OPTIONS: &str = "containerd.runc.v1.Options";
 
 /// What options say of it.
 pub fn wanted(told: &Any) -> Option<String> {
-    let is_options = told.type_url.rsplit('/').next() == Some(OPTIONS);
-    let options = is_options.then(|| Options::parse_from_bytes(&told.value).ok())??;
+    let options = (kind(told) == OPTIONS).then(|| Options::parse_from_bytes(&told.value).ok())??;
     Some(options.shim_cgroup).filter(|path| !path.is_empty())
 }
 

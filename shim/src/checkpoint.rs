@@ -9,6 +9,7 @@ use thaw_protocol::shim::runc_options::CheckpointOptions;
 use thaw_protocol::shim::{Any, Message};
 
 use crate::error::{Error, For, Result};
+use crate::options::kind;
 
 /// What is said of the container.
 const FILE: &str = "thaw.json";
@@ -30,7 +31,7 @@ pub struct Checkpoint {
 
 /// Whether the options of a checkpoint have its container killed once it is made.
 pub fn exits(told: Option<&Any>) -> Result<bool> {
-    let Some(told) = told.filter(|told| told.type_url.rsplit('/').next() == Some(OPTIONS)) else {
+    let Some(told) = told.filter(|told| kind(told) == OPTIONS) else {
         return Ok(false);
     };
     let options = CheckpointOptions::parse_from_bytes(&told.value);

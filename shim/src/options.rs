@@ -54,8 +54,7 @@ impl Options {
 
     /// Those of another kind, as runc's, say nothing.
     fn read(told: &Any) -> Result<Options> {
-        let kind = told.type_url.rsplit('/').next().unwrap_or_default();
-        if !KINDS.contains(&kind) {
+        if !KINDS.contains(&kind(told)) {
             return Ok(Options::None);
         }
         let wrong = |why: String| Error::Invalid(format!("the runtime's options: {why}"));
@@ -71,6 +70,11 @@ impl Options {
                 .map_err(|e| wrong(e.to_string())),
         }
     }
+}
+
+/// The name of the message that an `Any` is: its URL without whoever describes it.
+pub fn kind(any: &Any) -> &str {
+    any.type_url.rsplit('/').next().unwrap_or_default()
 }
 
 /// What `start` is told as its standard input. Nothing told is no error; nor is a terminal, which tells nothing.
@@ -100,10 +104,7 @@ fn among(told: &[u8]) -> Option<Any> {
         .unwrap_or_default()
         .extensions;
     let values = extensions.into_iter().filter_map(|e| e.value.into_option());
-    let is_known = |any: &Any| {
-        let kind = any.type_url.rsplit('/').next().unwrap_or_default();
-        KINDS.contains(&kind) || kind == cgroup::OPTIONS
-    };
+    let is_known = |any: &Any| KINDS.contains(&kind(any)) || kind(any) == cgroup::OPTIONS;
     alone.into_iter().chain(values).find(is_known)
 }
 

@@ -9,6 +9,7 @@ use thaw_protocol::shim::sandbox::CreateSandboxRequest;
 use thaw_protocol::shim::{Any, Message};
 
 use crate::error::{Error, Result};
+use crate::options::kind;
 use crate::spec::config::{Cpu, Memory, Namespace, Spec};
 
 /// The name of CRI's message in an `Any`.
@@ -19,10 +20,8 @@ const ANNOTATIONS: [&str; 2] = ["io.katacontainers.", "run.thaw."];
 /// What CRI says of the pod. Another client of the API says nothing.
 pub fn config(options: Option<&Any>) -> Result<PodSandboxConfig> {
     match options {
-        Some(told) if told.type_url.rsplit('/').next() == Some(CRI) => {
-            PodSandboxConfig::parse_from_bytes(&told.value)
-                .map_err(|e| Error::Invalid(format!("the pod's configuration: {e}")))
-        }
+        Some(told) if kind(told) == CRI => PodSandboxConfig::parse_from_bytes(&told.value)
+            .map_err(|e| Error::Invalid(format!("the pod's configuration: {e}"))),
         _ => Ok(PodSandboxConfig::new()),
     }
 }

@@ -12,7 +12,7 @@ CACHE   := $(or $(THAW_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/thaw)
 KERNEL  := $(CACHE)/kernel/vmlinux-6.1
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 demo: ## run a real image in a microVM and show where the time went
 	@./setup demo

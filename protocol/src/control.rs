@@ -217,9 +217,6 @@ pub enum Command {
     Resize { memory_mib: u32 },
     /// Gives a device its backend.
     Attach { device: DeviceId, backend: Backend },
-    /// Takes a started machine's disk away: its descriptor is closed when this is answered, the guest has errors from then on.
-    /// One that has none is answered alike.
-    Detach { device: DeviceId },
     /// Shows an image in slot `slot` (1..=65535) of the root device.
     AddImage { slot: u16, image: ImageSpec },
     /// Takes an image away. The guest must have unmounted it.
@@ -234,6 +231,9 @@ pub enum Command {
     Status,
     /// Ends the process.
     Shutdown,
+    /// Takes a started machine's disk away: its descriptor is closed when this is answered, the guest has errors from then on.
+    /// One that has none is answered alike.
+    Detach { device: DeviceId },
 }
 
 /// A [`Command`] and the number its reply will carry.

@@ -191,13 +191,13 @@ fn a_disk_that_is_taken_away_is_closed_and_its_guest_has_errors_until_it_gets_an
         rig.readable(&[7; 512]),
         rig.writable(1),
     ];
-    rig.submit(0, &parts);
+    let head = rig.submit(0, &parts);
     rig.device.detach().unwrap();
     assert!(!is_open(&path) && !rig.device.is_backed());
     assert_eq!(rig.device.config().bytes()[..8], [0; 8]);
     assert_eq!(rig.interrupt.reasons(), CONFIG_CHANGE);
     rig.kick(0).unwrap();
-    assert_eq!(rig.bytes(parts[2]), [IOERR]);
+    assert_eq!((rig.used(0), rig.bytes(parts[2])), (vec![(head, 1)], vec![IOERR]));
     let buffer = rig.writable(512);
     assert_eq!(ask(&mut rig, b::VIRTIO_BLK_T_IN, 0, &[], &[buffer]).0, IOERR);
     assert!(std::fs::read(&named).unwrap().iter().all(|byte| *byte == 0));

@@ -12,7 +12,7 @@ CACHE   := $(or $(THAW_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/thaw)
 KERNEL  := $(CACHE)/kernel/vmlinux-6.1
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 demo: ## run a real image in a microVM and show where the time went
 	@./setup demo
@@ -119,6 +119,11 @@ test-containerd: ## containerd's own client suite with runc and with Thaw, and t
 	@$(MAKE) kernel build
 	@tests/containerd/run $(if $(TEST),-run '$(TEST)')
 
+test-k8s: ## Kubernetes on one node, with runc and with Thaw as its pods' runtime, and the table of both; `TEST=name`: that test
+	@./setup test suites
+	@$(MAKE) kernel build
+	@tests/kubernetes/run $(TEST)
+
 test-api: ## what the API's document promises, asked by Schemathesis and by a client generated from it
 	@./setup test api
 	@$(MAKE) kernel build
@@ -137,4 +142,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-containerd test-api test-lab lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-containerd test-k8s test-api test-lab lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-report clean

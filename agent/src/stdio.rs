@@ -189,7 +189,9 @@ impl Stdio {
                 return Err(Error::State("another connection reads this stream now".into()));
             };
             let outcome = ready.try_io(|fd| {
-                bytes.resize(length, 0);
+                // No more room than there is to read: a terminal has 4 KiB at most, and room is cleared and given back.
+                let waiting = rustix::io::ioctl_fionread(fd.as_fd()).map_or(MOST, |n| n as usize);
+                bytes.resize(length.min(waiting.max(1)), 0);
                 rustix::io::read(fd.as_fd(), &mut bytes).map_err(Into::into)
             });
             match outcome {
@@ -200,7 +202,6 @@ impl Stdio {
                 Ok(Ok(0)) => {}
                 Ok(Ok(n)) => {
                     bytes.truncate(n);
-                    bytes.shrink_to_fit();
                     delivery.give(&bytes);
                     return Ok(bytes);
                 }

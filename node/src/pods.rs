@@ -73,18 +73,43 @@ struct Pods {
 
 type Answer<T> = ttrpc::Result<T>;
 
-fn refused(failure: Failure) -> ttrpc::Error {
+fn refused(mut failure: Failure) -> ttrpc::Error {
     let code = match failure.code {
         ExitCode::SandboxNotFound | ExitCode::ImageNotStored => Code::NOT_FOUND,
         ExitCode::DiskFull => Code::RESOURCE_EXHAUSTED,
         _ => Code::INTERNAL,
     };
+    failure.remedy = failure.remedy.or_else(|| remedy(failure.code).map(str::to_owned));
     ttrpc::Error::RpcStatus(ttrpc::get_status(code, failure.to_string()))
+}
+
+/// What to do, said to who reads a pod's events: of `thaw`'s flags and of its terminal they have nothing.
+fn remedy(code: ExitCode) -> Option<&'static str> {
+    match code {
+        ExitCode::MemoryTooSmall => Some("raise the memory limits of the pod's containers"),
+        ExitCode::NetworkUnavailable => Some("run `thaw doctor` on the node"),
+        ExitCode::SandboxNotFound => Some("the pod has ended: make it anew"),
+        ExitCode::ImageNotStored => {
+            Some("have it pulled through Thaw's snapshotter, or use another snapshotter")
+        }
+        ExitCode::Shared => Some("a pod with volumes or a root of another snapshotter cannot be frozen"),
+        ExitCode::Runtime
+        | ExitCode::GuestNotReady
+        | ExitCode::HandshakeFailed
+        | ExitCode::VmmFailed
+        | ExitCode::GuestEnded
+        | ExitCode::AgentFailed
+        | ExitCode::ShareFailed => Some("the node's journal has more: journalctl -u thawd"),
+        _ => None,
+    }
 }
 
 fn not_made(refusal: Refusal) -> ttrpc::Error {
     tracing::warn!("a pod was not made: {refusal}");
-    ttrpc::Error::RpcStatus(ttrpc::get_status(Code::INTERNAL, refusal.to_string()))
+    match refusal {
+        Refusal::Failure(failure) => refused(failure),
+        other => ttrpc::Error::RpcStatus(ttrpc::get_status(Code::INTERNAL, other.to_string())),
+    }
 }
 
 fn invalid(what: String) -> ttrpc::Error {

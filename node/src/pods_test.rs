@@ -152,3 +152,42 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     served.await.unwrap().unwrap();
     assert!(!socket.exists());
 }
+
+#[test]
+fn a_refusal_says_what_to_do_to_who_has_a_pod_and_no_command_line() {
+    use ExitCode::*;
+    let said = |failure| match refused(failure) {
+        ttrpc::Error::RpcStatus(status) => status.message().to_owned(),
+        other => panic!("{other} is no status"),
+    };
+    let of_pods = [
+        MemoryTooSmall,
+        GuestNotReady,
+        HandshakeFailed,
+        VmmFailed,
+        GuestEnded,
+        NetworkUnavailable,
+        SandboxNotFound,
+        ImageNotStored,
+        AgentFailed,
+        Shared,
+        VolumeUnavailable,
+        ShareMissing,
+        ShareFailed,
+        KvmMissing,
+        DiskFull,
+        Runtime,
+    ];
+    for code in of_pods {
+        let said = said(Failure::new(code, "what: where"));
+        assert!(said.starts_with("what: where; "), "{said}");
+        assert!(
+            !said.contains("--") && !said.contains("lines above"),
+            "{code:?}: {said}"
+        );
+    }
+    assert_eq!(
+        said(Failure::new(Runtime, "what").remedy("its own")),
+        "what; its own"
+    );
+}

@@ -6,6 +6,7 @@ use thaw_protocol::shim::introspection::{RuntimeInfo, RuntimeVersion};
 use thaw_protocol::shim::{Message, MessageField};
 
 use crate::error::{Error, For, Result};
+use crate::features;
 
 /// The runtime's name in containerd's configuration.
 pub const RUNTIME: &str = "io.containerd.thaw.v2";
@@ -18,6 +19,7 @@ pub fn print() -> Result<()> {
             version: env!("CARGO_PKG_VERSION").into(),
             ..Default::default()
         }),
+        features: MessageField::some(features::any()),
         ..Default::default()
     };
     let bytes = info.write_to_bytes().map_err(|e| Error::Invalid(e.to_string()))?;

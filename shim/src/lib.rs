@@ -2,7 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`arguments`], [`start`], [`cgroup`], [`serve`], [`delete`], [`about`] | what containerd runs this program for |
+//! | [`arguments`], [`start`], [`cgroup`], [`serve`], [`delete`], [`about`], [`features`] | what containerd runs this program for |
 //! | [`service`], [`sandbox`] | containerd's task service, and its sandbox service |
 //! | [`pod`], [`container`], [`process`] | what there is, and what is done to it |
 //! | [`checkpoint`] | what a pod of one is made from again |
@@ -27,6 +27,7 @@ pub mod container;
 pub mod delete;
 pub mod error;
 pub mod events;
+pub mod features;
 pub mod grouping;
 pub mod hooks;
 pub mod kata;

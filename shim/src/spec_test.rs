@@ -131,7 +131,7 @@ fn file_systems_of_the_guests_are_made_there_and_the_rest_is_shared_or_refused_b
         panic!("{:?}", made.bound)
     };
     assert_eq!((bound.mount, bound.source.source.as_str()), (5, of_the_host));
-    assert_eq!(bound.source.options, ["bind", "ro", "rslave"]);
+    assert_eq!(bound.source.options, ["bind", "rro", "rslave"]);
     assert_eq!(made.spec.Mounts[5].options, ["bind", "nosuid", "rslave", "ro"]);
 
     for (mount, words) in [

@@ -75,7 +75,8 @@ def chosen_files(added: list[str], command: list[str]) -> tuple[dict[str, Path],
         files[f"tree/{path.relative_to(root)}"] = path
     elsewhere = []
     # A word of the command that names a file of the repository (a test binary in target/*/deps) is meant to be there.
-    named = [root / word for word in command if (root / word).is_file() and (root / word).resolve().is_relative_to(root)]
+    # os.path.isfile, as a word may be longer than any path.
+    named = [root / word for word in command if os.path.isfile(root / word) and (root / word).resolve().is_relative_to(root)]
     for path in [*named, *(Path(os.path.abspath(word)) for word in added)]:
         if not path.exists():
             raise lab.LabError(f"--add {path}: there is no such file")

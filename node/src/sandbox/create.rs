@@ -330,7 +330,9 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
             spec.memory_mib,
             MEMORY_MIB.end()
         );
-        return Err(Failure::new(ExitCode::Runtime, what).remedy("give it less with --memory"));
+        return Err(
+            Failure::new(ExitCode::Runtime, what).remedy("give it less (--memory; a pod: its limits)")
+        );
     }
     if !DISK_MIB.contains(&spec.disk_mib) {
         let what = format!(
@@ -348,7 +350,8 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
             VCPUS.start(),
             VCPUS.end()
         );
-        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose another --cpus"));
+        return Err(Failure::new(ExitCode::Runtime, what)
+            .remedy("give it another number (--cpus; a pod: its limits)"));
     }
     Ok(())
 }

@@ -135,6 +135,8 @@ pub type FsOption = (String, Option<String>);
 pub struct Source {
     pub tree: Tree,
     pub read_only: bool,
+    /// So is what is mounted below it.
+    pub read_only_below: bool,
     /// Reading leaves no trace in files' times.
     pub no_access_times: bool,
     /// What the host mounts below it later is there too.
@@ -165,14 +167,15 @@ impl Source {
                 recursive,
             },
             read_only: false,
+            read_only_below: false,
             no_access_times: false,
             follows_host: false,
         };
         let mut rest: Vec<FsOption> = Vec::new();
         for word in words() {
             match word {
-                "ro" | "rro" => parsed.read_only = true,
-                "rw" => parsed.read_only = false,
+                "ro" | "rro" => (parsed.read_only, parsed.read_only_below) = (true, word == "rro"),
+                "rw" => (parsed.read_only, parsed.read_only_below) = (false, false),
                 "noatime" | "nodiratime" | "rnoatime" | "rnodiratime" => parsed.no_access_times = true,
                 "slave" | "rslave" => parsed.follows_host = true,
                 "shared" | "rshared" => return Err(SourceError::Shared(word.into())),

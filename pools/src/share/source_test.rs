@@ -57,6 +57,11 @@ fn a_bind_is_recursive_unless_it_says_bind_and_read_only_by_the_last_word() {
         bound(&["nosuid,nodev", "x-systemd.automount"]),
         (true, false, false)
     );
+    let below = |options: &[&str]| parse("bind", "/srv", options).unwrap().read_only_below;
+    assert_eq!(
+        [below(&["ro"]), below(&["ro", "rro"]), below(&["rro", "rw"])],
+        [false, true, false]
+    );
     assert!(matches!(
         parse("bind", "/srv", &["rshared"]),
         Err(SourceError::Shared(_))

@@ -107,12 +107,20 @@ fn bind(source: &Source, path: &Path, recursive: bool) -> Result<OwnedFd, PlaceE
         true => libc::MS_SLAVE,
         false => libc::MS_PRIVATE,
     };
-    let set = Attributes {
-        set: attributes(source),
-        clear: MountAttrFlags::empty(),
-        propagation,
+    let set = |set, propagation, recursive| {
+        let attributes = Attributes {
+            set,
+            clear: MountAttrFlags::empty(),
+            propagation,
+        };
+        set_attributes(&mount, attributes, recursive).map_err(of("setting its mount's attributes"))
     };
-    set_attributes(&mount, set, true).map_err(of("setting its mount's attributes"))?;
+    let mut below = attributes(source);
+    below.set(MountAttrFlags::MOUNT_ATTR_RDONLY, source.read_only_below);
+    set(below, propagation, true)?;
+    if source.read_only && !source.read_only_below {
+        set(MountAttrFlags::MOUNT_ATTR_RDONLY, 0, false)?;
+    }
     Ok(mount)
 }
 

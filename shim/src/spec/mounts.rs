@@ -43,6 +43,9 @@ const SHARED: &str = "/dev/shm";
 const SHARED_MEMORY: &str = "/run/thaw/shm";
 /// What it has where the host does not say, bytes.
 const SHARED_MEMORY_SIZE: u64 = 64 << 20;
+/// What is shared read-only: that mount alone, or all that is mounted below it too.
+const READ_ONLY_ALONE: &str = "ro";
+const READ_ONLY_WHOLE: &str = "rro";
 /// Below it are the files of each container.
 const COPIES: &str = "/run/thaw/files";
 
@@ -78,6 +81,7 @@ pub struct Mounts {
 pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
     let mut made = Mounts::default();
     for mount in given {
+        let mut writable_below = false;
         let (kind, source) = match (is_bind(mount), mount.kind.as_str()) {
             (false, "cgroup") => ("cgroup2", mount.source.clone()),
             (false, kind) if OF_THE_GUEST.contains(&kind) => (kind, mount.source.clone()),
@@ -95,6 +99,7 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
             (true, _) => match look(mount, bundle)? {
                 Found::Node(path) => ("bind", path),
                 Found::Shared(source) => {
+                    writable_below = source.options.iter().any(|o| o == READ_ONLY_ALONE);
                     made.bound.push(Bound {
                         mount: made.mounts.len(),
                         source,
@@ -125,6 +130,11 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
         let options = match (is_bind(mount), mount.kind.as_str()) {
             // What the layers are is told to who mounts them.
             (false, "overlay") => mount.options.iter().filter(|o| *o == "ro").cloned().collect(),
+            // There it is one mount, and the host's kernel refuses what is written to those that are read-only.
+            (true, _) if writable_below => {
+                let options = mount.options.iter().filter(|o| *o != "ro");
+                options.map(|option| in_guest(option)).collect()
+            }
             (true, _) => mount.options.iter().map(|option| in_guest(option)).collect(),
             (false, _) => mount.options.clone(),
         };
@@ -189,12 +199,12 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
             "is of its kernel ({name}): mount {name} itself to have the guest's"
         ));
     }
-    let (mut recursive, mut read_only, mut slave) = (true, false, false);
+    let (mut recursive, mut read_only, mut slave) = (true, None, false);
     for option in &mount.options {
         match option.as_str() {
             "bind" => recursive = mount.options.iter().any(|o| o == "rbind"),
-            "ro" | "rro" => read_only = true,
-            "rw" => read_only = false,
+            "ro" | "rro" => read_only = Some(option.as_str()),
+            "rw" => read_only = None,
             "slave" | "rslave" => slave = true,
             "shared" | "rshared" => {
                 return refused(format!(
@@ -206,13 +216,39 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
         }
     }
     let mut options = vec![if recursive { "rbind" } else { "bind" }.to_owned()];
-    options.extend(read_only.then(|| "ro".to_owned()));
+    options.extend(match read_only {
+        Some("ro") if recursive && has_mounts_below(&path)? => Some(READ_ONLY_ALONE.to_owned()),
+        Some(_) => Some(READ_ONLY_WHOLE.to_owned()),
+        None => None,
+    });
     options.extend(slave.then(|| "rslave".to_owned()));
     Ok(Found::Shared(Source {
         kind: "bind".into(),
         source: path.display().to_string(),
         options,
     }))
+}
+
+/// Whether anything is mounted below a path of the host: with `ro` that stays as it is, with `rro` not.
+fn has_mounts_below(path: &Path) -> Result<bool> {
+    let what = || format!("look for mounts below {}", path.display());
+    let path = path.canonicalize().for_(what)?;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").for_(what)?;
+    Ok(is_above_one(&path, &mounts))
+}
+
+/// Of a text as proc(5) has it: the fifth word is a mount's place, with what would end the word as octal numbers.
+fn is_above_one(path: &Path, mounts: &str) -> bool {
+    let path = path.to_string_lossy().replace('\\', "\\134");
+    let path = path
+        .replace(' ', "\\040")
+        .replace('\t', "\\011")
+        .replace('\n', "\\012");
+    let below = format!("{}/", path.trim_end_matches('/'));
+    mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .any(|place| place.len() > below.len() && place.starts_with(&below))
 }
 
 /// What the pod's own container has mounted and the others find: it is there as long as the pod, whichever of them is restarted.
@@ -268,4 +304,27 @@ fn copy(source: &str, path: String) -> Result<CopiedFile> {
         uid: found.uid(),
         gid: found.gid(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_found_below_its_path_whatever_the_path_is_called() {
+        let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                      30 22 0:5 / /srv/a\\040b/c rw - tmpfs none rw\n\
+                      31 22 0:6 / /srv/data rw - tmpfs none rw\n";
+        for (path, found) in [
+            ("/", true),
+            ("/srv", true),
+            ("/srv/a b", true),
+            ("/srv/a b/c", false),
+            ("/srv/data", false),
+            ("/srv/dat", false),
+            ("/home", false),
+        ] {
+            assert_eq!(is_above_one(Path::new(path), mounts), found, "{path}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The streams of a process, between the guest's agent and what containerd named: fifos, files, a logging program.
 //!
-//! Invariants: a stream is carried byte by byte as it is; the agent is asked for more only once what came before has been taken,
-//! so a slow reader holds the process and nothing is stored here; a fifo of output is closed when the stream is at its end and
+//! Invariants: a stream is carried byte by byte as it is; the agent is asked for one piece more while one is being taken, so a
+//! slow reader holds the process and no more than two pieces are here; a fifo of output is closed when the stream is at its end and
 //! not before, also while no client has it open; stdin ends once it was closed by call *and* no client has it open.
 
 mod fifo;
@@ -210,16 +210,26 @@ async fn carry_output(agent: &Agent, process: &ProcessId, output: Output, target
         },
     };
     let mut sink = sink;
-    while let Some(data) = agent.read(process, output).await {
-        if let Some(open) = &mut sink
-            && let Err(e) = open.write_all(&data).await
-        {
-            warning!("{output:?} of {} is dropped: {e}", process.exec);
-            sink = None;
-        }
+    let mut next = agent.read(process, output).await;
+    while let Some(data) = next {
+        // The guest makes ready the next piece meanwhile, and no more than that.
+        let ((), read) = tokio::join!(
+            take(&mut sink, &data, process, output),
+            agent.read(process, output)
+        );
+        next = read;
     }
     if let Some(open) = &mut sink {
         let _ = open.flush().await;
+    }
+}
+
+async fn take(sink: &mut Option<Sink>, data: &[u8], process: &ProcessId, output: Output) {
+    if let Some(open) = sink
+        && let Err(e) = open.write_all(data).await
+    {
+        warning!("{output:?} of {} is dropped: {e}", process.exec);
+        *sink = None;
     }
 }
 

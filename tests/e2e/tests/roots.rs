@@ -187,7 +187,15 @@ fn files_of_the_host_are_where_the_specification_wants_them() {
     host.pull("overlayfs");
     let place = host.node.home.scratch("volumes");
     let path = |name: &str| place.join(name);
-    for directory in ["rw", "ro", "config", "config/..1", "config/..2", "memory"] {
+    for directory in [
+        "rw",
+        "ro",
+        "config",
+        "config/..1",
+        "config/..2",
+        "memory",
+        "above/below",
+    ] {
         fs::create_dir_all(path(directory)).unwrap();
     }
     fs::write(path("ro/file"), "read\n").unwrap();
@@ -200,6 +208,7 @@ fn files_of_the_host_are_where_the_specification_wants_them() {
     symlink(path("rw"), path("link")).unwrap();
     let _memory = Mounted::tmpfs(&path("memory"));
     fs::write(path("memory/in"), "memory\n").unwrap();
+    let _below = Mounted::tmpfs(&path("above/below"));
     let bind = |source: &str, target: &str, options: &str| {
         format!(
             "type=bind,src={},dst={target},options={options}",
@@ -212,6 +221,8 @@ fn files_of_the_host_are_where_the_specification_wants_them() {
         bind("config", "/config", "rbind:ro"),
         bind("single", "/etc/single", "bind:rw"),
         bind("memory", "/memory", "rbind:rw"),
+        bind("above", "/alone", "rbind:ro"),
+        bind("above", "/whole", "rbind:rro"),
     ];
     let options: Vec<&str> = ["-d"]
         .into_iter()
@@ -230,6 +241,13 @@ fn files_of_the_host_are_where_the_specification_wants_them() {
     assert_eq!(fs::read_to_string(path("single")).unwrap(), "two\n");
     assert_eq!(fs::read_to_string(path("memory/out")).unwrap(), "out\n");
     assert!(!path("ro/x").exists());
+    // What is mounted below is read-only with `rro` alone.
+    let said = host.exec(
+        "one",
+        "for f in /alone/x /alone/below/x /whole/x /whole/below/y; do touch $f 2>/dev/null && echo $f; done; true",
+    );
+    assert_eq!(said, "/alone/below/x\n");
+    assert!(path("above/below/x").exists());
     // As the kubelet replaces a ConfigMap's files: at once, by a link.
     symlink("..2", path("config/..new")).unwrap();
     fs::rename(path("config/..new"), path("config/..data")).unwrap();

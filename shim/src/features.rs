@@ -1,0 +1,100 @@
+//! What of the OCI runtime specification's a container can have here, as its `features.md` writes it. CRI tells kubelets of
+//! what it finds in it: recursively read-only mounts, user namespaces.
+
+use serde_json::{Value, json};
+use thaw_protocol::shim::Any;
+
+/// The type under which containerd knows the document (its core/runtime/typeurl.go).
+const TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
+
+/// What a bind or any other mount may ask for: those of the agent, and those that are the same as one of them in a guest.
+const MOUNT_OPTIONS: &[&str] = &[
+    "async",
+    "atime",
+    "bind",
+    "defaults",
+    "dev",
+    "diratime",
+    "dirsync",
+    "exec",
+    "lazytime",
+    "noatime",
+    "nodev",
+    "nodiratime",
+    "noexec",
+    "norelatime",
+    "nostrictatime",
+    "nosuid",
+    "private",
+    "rbind",
+    "relatime",
+    "ro",
+    "rprivate",
+    "rro",
+    "rslave",
+    "rw",
+    "silent",
+    "slave",
+    "strictatime",
+    "suid",
+    "sync",
+];
+
+/// What is left out of `linux.seccomp` is SCMP_ACT_NOTIFY: who would be asked is on the host.
+const SECCOMP_ACTIONS: &[&str] = &[
+    "SCMP_ACT_ALLOW",
+    "SCMP_ACT_ERRNO",
+    "SCMP_ACT_KILL",
+    "SCMP_ACT_KILL_PROCESS",
+    "SCMP_ACT_KILL_THREAD",
+    "SCMP_ACT_LOG",
+    "SCMP_ACT_TRACE",
+    "SCMP_ACT_TRAP",
+];
+
+fn document() -> Value {
+    let no = json!({ "enabled": false });
+    json!({
+        "ociVersionMin": "1.0.0",
+        "ociVersionMax": "1.2.1",
+        "hooks": ["prestart", "createRuntime", "poststart", "poststop"],
+        "mountOptions": MOUNT_OPTIONS,
+        "linux": {
+            "namespaces": ["cgroup", "ipc", "mount", "network", "pid", "uts"],
+            "cgroup": { "v1": false, "v2": true, "systemd": false, "systemdUser": false, "rdma": false },
+            "seccomp": { "enabled": true, "actions": SECCOMP_ACTIONS },
+            "apparmor": no,
+            "selinux": no,
+            "intelRdt": no,
+            "mountExtensions": { "idmap": no },
+        },
+    })
+}
+
+/// The document as containerd takes it.
+pub fn any() -> Any {
+    Any {
+        type_url: TYPE.into(),
+        value: document().to_string().into_bytes(),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cri_asks_about_is_told() {
+        let told: Value = serde_json::from_slice(&any().value).unwrap();
+        let options = told["mountOptions"].as_array().unwrap();
+        assert!(options.contains(&json!("rro")) && !options.contains(&json!("rshared")));
+        assert_eq!(told["linux"]["mountExtensions"]["idmap"]["enabled"], false);
+        assert!(
+            !told["linux"]["namespaces"]
+                .as_array()
+                .unwrap()
+                .contains(&json!("user"))
+        );
+    }
+}

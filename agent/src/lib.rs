@@ -30,6 +30,7 @@
 pub mod boot;
 pub mod clock;
 pub mod container;
+pub mod disks;
 pub mod entropy;
 pub mod error;
 pub mod ext4;

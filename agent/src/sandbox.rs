@@ -8,6 +8,7 @@ use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 use crate::container::Container;
 use crate::container::pod_pids::PodPids;
+use crate::disks::Disks;
 use crate::error::{Error, Result};
 use crate::oom::{ChangeWatch, OomEvents};
 use crate::reaper::Reaper;
@@ -19,6 +20,7 @@ use crate::warning;
 pub struct Sandbox {
     containers: Mutex<BTreeMap<String, Slot>>,
     pub storages: Storages,
+    pub disks: Disks,
     /// Mounted by CreateSandbox.
     pub own_mounts: Mutex<Vec<PathBuf>>,
     pub reaper: Arc<Reaper>,

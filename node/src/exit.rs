@@ -77,8 +77,8 @@ exit_codes! {
     PushRefused = 105, "push-refused", "the place an image is written to cannot take it", "name a registry repository or oci:DIR[:TAG]";
     PortUnavailable = 106, "port-unavailable", "a port cannot be published: it is in use, or its address is not this host's", "publish another, or port 0 for one that is free";
     NotReady = 107, "not-ready", "the container did not become ready, or ended before", "see what it wrote, and whether it listens where the probe asks";
-    Shared = 108, "shared", "the sandbox has volumes, which no snapshot can hold", "run it without -v, or copy what it needs into it";
-    VolumeUnavailable = 109, "volume-unavailable", "a directory or file of the host cannot be shared", "check the path: volumes are not made, they must be there";
+    Shared = 108, "shared", "the sandbox has volumes or block devices of the host, which no snapshot can hold", "run it without -v, or copy what it needs into it";
+    VolumeUnavailable = 109, "volume-unavailable", "a directory, file or block device of the host cannot be shared", "check the path: volumes are not made, they must be there";
     ShareMissing = 110, "share-missing", "thaw-share is not installed where it is looked for", "put thaw-share beside thaw, or name it in THAW_SHARE";
     ShareFailed = 111, "share-failed", "thaw-share does not serve", "see the lines above; run as root, or allow user namespaces";
     ServiceFailed = 112, "service-failed", "a unit of systemd cannot be started or stopped", "see journalctl -e";

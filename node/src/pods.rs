@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{CreatedSandbox, DEFAULT_DISK_MIB, FreezeSandbox};
+use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use thaw_protocol::shim::Empty;
 use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::pods::*;
@@ -24,7 +25,7 @@ use crate::api::daemon::Daemon;
 use crate::api::maker::{CreatePod, ThawPod};
 use crate::api::problem::Refusal;
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{NetworkMode, NetworkSource, PodNamespace, blocking};
+use crate::sandbox::{HostDisk, NetworkMode, NetworkSource, PodNamespace, blocking};
 use crate::snapshotter::bind;
 
 mod cgroup;
@@ -167,6 +168,11 @@ fn response(made: CreatedSandbox) -> CreatePodResponse {
     }
 }
 
+/// What the guest's agent knows a device by.
+fn name_of(slot: DeviceId) -> String {
+    (slot as u8).to_string()
+}
+
 /// Where the time of a pod's start went.
 fn tell(made: &CreatedSandbox) {
     let stages = made.account.stages.iter();
@@ -225,6 +231,29 @@ impl Service for Pods {
     async fn remove_share(&self, _: &TtrpcContext, r: RemoveShareRequest) -> Answer<Empty> {
         match self.daemon.remove_share(&r.sandbox_id, r.name).await {
             // With its machine all of it is gone.
+            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            done => done.map(|()| Empty::new()).map_err(refused),
+        }
+    }
+
+    async fn add_disk(&self, _: &TtrpcContext, r: AddDiskRequest) -> Answer<AddDiskResponse> {
+        let disk = HostDisk {
+            major: r.major,
+            minor: r.minor,
+            read_only: r.read_only,
+        };
+        let slot = self.daemon.add_disk(&r.sandbox_id, disk).await.map_err(refused)?;
+        Ok(AddDiskResponse {
+            name: name_of(slot),
+            ..Default::default()
+        })
+    }
+
+    async fn remove_disk(&self, _: &TtrpcContext, r: RemoveDiskRequest) -> Answer<Empty> {
+        let slot = HOST_DISKS.into_iter().find(|slot| name_of(*slot) == r.name);
+        let slot = slot.ok_or_else(|| invalid(format!("{:?} is no slot of the host's disks", r.name)))?;
+        match self.daemon.remove_disk(&r.sandbox_id, slot).await {
+            // With its machine it is gone.
             Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
         }

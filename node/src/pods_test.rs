@@ -80,6 +80,23 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
         client.remove_share(with(), &gone).await.unwrap();
     }
 
+    let disk = |major: u32| AddDiskRequest {
+        sandbox_id: made.sandbox_id.clone(),
+        major,
+        ..Default::default()
+    };
+    client.add_disk(with(), &disk(0)).await.unwrap_err();
+    let slot = client.add_disk(with(), &disk(7)).await.unwrap().name;
+    let removed = |name: &str| RemoveDiskRequest {
+        sandbox_id: made.sandbox_id.clone(),
+        name: name.into(),
+        ..Default::default()
+    };
+    client.remove_disk(with(), &removed(&slot)).await.unwrap();
+    // The sandbox's own disk is none of the host's.
+    let refused = client.remove_disk(with(), &removed("2")).await.unwrap_err();
+    assert!(matches!(refused, ttrpc::Error::RpcStatus(s) if s.code() == Code::INVALID_ARGUMENT));
+
     let waiting = tokio::spawn({
         let (client, id) = (client.clone(), made.sandbox_id.clone());
         async move { client.wait(Context::default(), &pod(&id)).await }
@@ -91,6 +108,7 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
         client.end(with(), &pod(&made.sandbox_id)).await.unwrap();
     }
     client.remove_share(with(), &gone).await.unwrap();
+    client.remove_disk(with(), &removed(&slot)).await.unwrap();
     let gone = client.wait(with(), &pod(&made.sandbox_id)).await.unwrap_err();
     assert!(matches!(gone, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
     assert_eq!(fake.living(), 0);

@@ -6,6 +6,7 @@
 //! removed after them. The directory of all sandboxes is removed with its last, and only by who holds its lock, so it
 //! stays between being found and getting another.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -17,9 +18,10 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{SandboxNetwork, Volume};
+use thaw_protocol::control::DeviceId;
 
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{PodNamespace, Provenance, RootServing, Terms};
+use crate::sandbox::{HostDisk, PodNamespace, Provenance, RootServing, Terms};
 
 const RECORD: &str = "record.json";
 
@@ -72,6 +74,9 @@ pub struct Record {
     /// The process that serves it those.
     #[serde(default)]
     pub share: Option<ProcessRecord>,
+    /// The host's block devices it has, each in its slot.
+    #[serde(default)]
+    pub host_disks: BTreeMap<DeviceId, HostDisk>,
 }
 
 impl Record {
@@ -454,6 +459,7 @@ mod tests {
             terms: Terms::default(),
             volumes: Vec::new(),
             share: None,
+            host_disks: BTreeMap::new(),
         }
     }
 

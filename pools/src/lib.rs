@@ -10,6 +10,8 @@
 //! | [`share`] | a `thaw-share` process: directories of the host for one guest | nothing: it ends with its VMM |
 //! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
 //!
+//! Not made, only opened: [`block`], a block device of the host.
+//!
 //! Between the steps of each are [failpoints](thaw_failpoint); [`usage`] is what a sandbox takes of its host.
 //!
 //! What they have in common is [`resource::Kind`]; callers claim from a [`pool::Pool`], which makes them ahead of time.
@@ -20,6 +22,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub mod block;
 mod bpf;
 pub mod cgroup;
 pub mod demand;

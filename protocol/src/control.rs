@@ -15,7 +15,7 @@ pub const FORBIDDEN_CALL: &str = "thaw-vmm: forbidden system call";
 /// The exit code of such a VMM: as a shell tells SIGSYS.
 pub const FORBIDDEN_CODE: i32 = 128 + 31;
 /// Version of this protocol; [`Command::Create`] carries it and the VMM refuses another.
-pub const CONTROL_VERSION: u32 = 3;
+pub const CONTROL_VERSION: u32 = 4;
 
 /// Least and most guest memory, in MiB.
 pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 64..=65536;
@@ -31,7 +31,7 @@ pub enum DeviceId {
     Root = 0,
     /// virtio-fs, tag [`crate::share::TAG`]: writable host directories.
     Shared = 1,
-    /// virtio-blk: `/dev/vda` the writable layer, then volumes.
+    /// virtio-blk: `/dev/vda` the writable layer, then block devices of the host ([`HOST_DISKS`]).
     Blk0 = 2,
     Blk1 = 3,
     Blk2 = 4,
@@ -48,6 +48,9 @@ pub enum DeviceId {
     /// The 16550 console: output only, for logs.
     Console = 13,
 }
+
+/// The slots of block devices of the host, which a machine is given while it runs. The last holds its image, where that is a disk.
+pub const HOST_DISKS: [DeviceId; 3] = [DeviceId::Blk1, DeviceId::Blk2, DeviceId::Blk3];
 
 impl DeviceId {
     /// Every device, in slot order.
@@ -101,7 +104,8 @@ pub struct MachineSpec {
 /// What stands behind a device. Each variant says which descriptors come beside it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backend {
-    /// One descriptor: a regular file or block device; its size is the capacity (rounded down to 512 bytes).
+    /// One descriptor: a regular file or block device; its size is the capacity (rounded down to 512 bytes). A machine that has
+    /// a block device cannot be frozen.
     Disk { read_only: bool },
     /// One descriptor: a tap, `IFF_NO_PI | IFF_VNET_HDR`. `prepared`: its vnet headers are of 12 bytes and it has every
     /// offload (checksums; TSO4, TSO6, ECN), so that nobody need ask it, which would take the host's RTNL.
@@ -227,6 +231,9 @@ pub enum Command {
     Status,
     /// Ends the process.
     Shutdown,
+    /// Takes a started machine's disk away: its descriptor is closed when this is answered, the guest has errors from then on.
+    /// One that has none is answered alike.
+    Detach { device: DeviceId },
 }
 
 /// A [`Command`] and the number its reply will carry.
@@ -330,7 +337,7 @@ pub enum ErrorCode {
     Incompatible,
     /// Devices have no backend, or one that does not match what was frozen.
     Unswapped,
-    /// The machine has what no snapshot can hold: files of the host that its guest has open.
+    /// The machine has what no snapshot can hold: files or block devices of the host that its guest has open.
     Shared,
     /// A system call failed.
     System,

@@ -68,6 +68,7 @@ impl Agent {
             container_id: id.into(),
             exec_id: id.into(),
             storages: guest.storages,
+            devices: guest.devices,
             OCI: MessageField::some(guest.spec),
             sandbox_pidns: guest.shares_pids,
             ..Default::default()

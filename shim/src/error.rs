@@ -55,6 +55,14 @@ impl Error {
         Error::Invalid(format!("{}: {why}", path.display()))
     }
 
+    /// Says of what of a container thawd speaks.
+    pub fn of(self, part: String) -> Error {
+        match self {
+            Error::Thawd(what) => Error::Thawd(format!("{part}: {what}")),
+            other => other,
+        }
+    }
+
     /// What the agent answered. A connection that is lost is a machine that is gone.
     pub fn of_agent(error: ttrpc::Error) -> Error {
         match error {

@@ -1,10 +1,11 @@
-//! What of the host a pod's containers have: each directory, file and file system is shared once, whoever of them has it, so that
-//! they see each other's changes at once; read-only and writable are two.
+//! What of the host a pod's containers have: each directory, file, file system and block device is shared once, whoever of them has
+//! it, so that they see each other's changes at once; read-only and writable are two.
 //!
 //! Invariant: the table is locked to look something up, never while thawd is waited for. Of one source a share is being added or
 //! removed by one caller at a time, and those alone wait who want the same.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +20,30 @@ pub struct Source {
     pub kind: String,
     pub source: String,
     pub options: Vec<String>,
+}
+
+/// A block device, which thawd gives the microVM as a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BlockDevice {
+    pub major: u32,
+    pub minor: u32,
+    pub read_only: bool,
+}
+
+/// Something of the host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OfTheHost {
+    Files(Source),
+    Disk(BlockDevice),
+}
+
+impl fmt::Display for OfTheHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OfTheHost::Files(source) => f.write_str(&source.source),
+            OfTheHost::Disk(disk) => write!(f, "block device {}:{}", disk.major, disk.minor),
+        }
+    }
 }
 
 /// Whether a source is shared.
@@ -36,14 +61,14 @@ enum State {
 
 #[derive(Debug)]
 struct Share {
-    source: Source,
+    wanted: OfTheHost,
     state: tokio::sync::Mutex<State>,
 }
 
 /// A container's share.
 #[derive(Clone, Debug)]
 pub struct Used {
-    /// Its entry in the shared device.
+    /// Its entry in the shared device; the slot of a disk.
     pub name: String,
     share: Arc<Share>,
 }
@@ -51,39 +76,49 @@ pub struct Used {
 /// Those of a pod.
 #[derive(Debug, Default)]
 pub struct Shares {
-    table: Mutex<BTreeMap<Source, Arc<Share>>>,
+    table: Mutex<BTreeMap<OfTheHost, Arc<Share>>>,
     /// Names so far. None is used again: the guest may remember it.
     names: AtomicU64,
 }
 
 impl Shares {
-    /// Has a source shared with the microVM, or finds that it is.
-    pub async fn take(&self, thawd: &Thawd, sandbox: &str, source: &Source) -> Result<Used> {
+    /// Has it shared with the microVM, or finds that it is.
+    pub async fn take(&self, thawd: &Thawd, sandbox: &str, wanted: &OfTheHost) -> Result<Used> {
         loop {
-            let share = self.entry(source);
+            let share = self.entry(wanted);
             let mut state = share.state.lock().await;
-            match &mut *state {
+            let name = match &mut *state {
                 State::Gone => continue,
                 State::There { name, users } => {
                     *users += 1;
-                    let name = name.clone();
-                    drop(state);
-                    return Ok(Used { name, share });
+                    name.clone()
                 }
-                State::New => {
-                    let name = self.names.fetch_add(1, Ordering::Relaxed).to_string();
-                    if let Err(e) = thawd.add_share(sandbox, &name, source).await {
+                State::New => match self.add(thawd, sandbox, wanted).await {
+                    Ok(name) => {
+                        *state = State::There {
+                            name: name.clone(),
+                            users: 1,
+                        };
+                        name
+                    }
+                    Err(e) => {
                         self.forget(&share, &mut state);
                         return Err(e);
                     }
-                    *state = State::There {
-                        name: name.clone(),
-                        users: 1,
-                    };
-                    drop(state);
-                    return Ok(Used { name, share });
-                }
+                },
+            };
+            drop(state);
+            return Ok(Used { name, share });
+        }
+    }
+
+    async fn add(&self, thawd: &Thawd, sandbox: &str, wanted: &OfTheHost) -> Result<String> {
+        match wanted {
+            OfTheHost::Files(source) => {
+                let name = self.names.fetch_add(1, Ordering::Relaxed).to_string();
+                thawd.add_share(sandbox, &name, source).await.map(|()| name)
             }
+            OfTheHost::Disk(disk) => thawd.add_disk(sandbox, *disk).await,
         }
     }
 
@@ -101,34 +136,38 @@ impl Shares {
         let name = std::mem::take(name);
         self.forget(&share, &mut state);
         drop(state);
-        if let Err(e) = thawd.remove_share(sandbox, &name).await {
+        let removed = match &share.wanted {
+            OfTheHost::Files(_) => thawd.remove_share(sandbox, &name).await,
+            OfTheHost::Disk(_) => thawd.remove_disk(sandbox, &name).await,
+        };
+        if let Err(e) = removed {
             // It goes with the microVM.
-            warning!("share {name} of {} stays: {e}", share.source.source);
+            warning!("{} of the host stays shared, as {name}: {e}", share.wanted);
         }
     }
 
-    fn entry(&self, source: &Source) -> Arc<Share> {
+    fn entry(&self, wanted: &OfTheHost) -> Arc<Share> {
         let new = || {
             Arc::new(Share {
-                source: source.clone(),
+                wanted: wanted.clone(),
                 state: State::New.into(),
             })
         };
-        self.table().entry(source.clone()).or_insert_with(new).clone()
+        self.table().entry(wanted.clone()).or_insert_with(new).clone()
     }
 
     fn forget(&self, share: &Arc<Share>, state: &mut State) {
         *state = State::Gone;
         let mut table = self.table();
         if table
-            .get(&share.source)
+            .get(&share.wanted)
             .is_some_and(|there| Arc::ptr_eq(there, share))
         {
-            table.remove(&share.source);
+            table.remove(&share.wanted);
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<Source, Arc<Share>>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<OfTheHost, Arc<Share>>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -158,13 +158,25 @@ fn file_systems_of_the_guests_are_made_there_and_the_rest_is_shared_or_refused_b
 }
 
 #[test]
-fn a_block_device_of_the_host_is_refused_by_name() {
+fn a_block_device_of_the_host_is_to_be_a_disk_where_the_rules_let_the_container_have_it() {
     let mut given = whole();
-    given["linux"]["devices"] = json!([{"path": "/dev/xvda", "type": "b", "major": 202, "minor": 1}]);
-    let error = guest("c", Path::new("/bundle"), &spec(given), "/r".into())
-        .unwrap_err()
-        .to_string();
+    given["linux"]["devices"] = json!([
+        {"path": "/dev/xvda", "type": "b", "major": 202, "minor": 1, "fileMode": 0o640, "uid": 3, "gid": 4}
+    ]);
+    let refused = guest("c", Path::new("/bundle"), &spec(given.clone()), "/r".into());
+    let error = refused.unwrap_err().to_string();
     assert!(error.contains("/dev/xvda is a block device"), "{error}");
+    given["linux"]["resources"]["devices"] = json!([
+        {"allow": false, "access": "rwm"},
+        {"allow": true, "type": "b", "major": 202, "minor": 1, "access": "r"}
+    ]);
+    let made = guest("c", Path::new("/bundle"), &spec(given), "/r".into()).unwrap();
+    let [disk] = &made.disks[..] else {
+        panic!("{:?}", made.disks)
+    };
+    assert!(disk.path == "/dev/xvda" && disk.device.read_only);
+    let node = &made.spec.Linux.Devices[0];
+    assert_eq!((node.FileMode, node.UID, node.GID), (0o640, 3, 4));
 }
 
 #[test]

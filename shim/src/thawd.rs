@@ -10,7 +10,7 @@ use thaw_protocol::shim::pods_ttrpc::PodsClient;
 use ttrpc::context::Context;
 
 use crate::error::{Error, Result};
-use crate::share::Source;
+use crate::share::{BlockDevice, Source};
 
 /// How long a shim waits before it asks a thawd again that went away.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -96,6 +96,34 @@ impl Thawd {
                 .await,
         )
         .map(drop)
+    }
+
+    /// Gives it a block device of the host; the name the agent knows it by.
+    pub async fn add_disk(&self, sandbox: &str, disk: BlockDevice) -> Result<String> {
+        let request = AddDiskRequest {
+            sandbox_id: sandbox.into(),
+            major: disk.major,
+            minor: disk.minor,
+            read_only: disk.read_only,
+            ..Default::default()
+        };
+        let answer = self.client().await?.add_disk(Context::default(), &request).await;
+        answered(answer).map(|answer| answer.name)
+    }
+
+    /// Takes it away.
+    pub async fn remove_disk(&self, sandbox: &str, name: &str) -> Result<()> {
+        let request = RemoveDiskRequest {
+            sandbox_id: sandbox.into(),
+            name: name.into(),
+            ..Default::default()
+        };
+        let answer = self
+            .client()
+            .await?
+            .remove_disk(Context::default(), &request)
+            .await;
+        answered(answer).map(drop)
     }
 
     /// Waits until its machine has ended, and says why, whichever thawd there is to say it.

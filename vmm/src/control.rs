@@ -209,6 +209,7 @@ impl Server<'_> {
                 self.tethered = spec.tethered;
             }
             Command::Attach { device, backend } => machine.attach(device, backend, fds)?,
+            Command::Detach { device } => machine.detach(device)?,
             Command::AddImage { slot, image } => machine.add_image(slot, image, fds)?,
             Command::RemoveImage { slot } => machine.remove_image(slot)?,
             Command::Boot { cmdline } => machine.boot(&cmdline, fds)?,

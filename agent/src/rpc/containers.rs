@@ -26,7 +26,12 @@ pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest)
             .collect::<Result<Vec<_>>>()?;
         share_pids(&sandbox, &mut request)?;
         sandbox.reserve(&request.container_id)?;
-        let made = Container::create(&request, &storages, &sandbox.storages, &sandbox.reaper);
+        let spec = request.OCI.mut_or_insert_default();
+        let disks = sandbox.disks.take(&request.container_id, &request.devices, spec);
+        let made = disks.and_then(|()| {
+            Container::create(&request, &storages, &sandbox.storages, &sandbox.reaper)
+                .inspect_err(|_| sandbox.disks.let_go(&request.container_id))
+        });
         match made {
             Ok(container) => {
                 sandbox.settle(&request.container_id, Some(container));
@@ -95,6 +100,7 @@ pub async fn remove(sandbox: &Arc<Sandbox>, id: &str, timeout: u32) -> Result<()
         }
         blocking(move || {
             container.remove(&sandbox.storages);
+            sandbox.disks.let_go(&container.id);
             sandbox.settle(&container.id, None);
             Ok(())
         })

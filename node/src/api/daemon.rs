@@ -15,6 +15,7 @@ use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage,
     Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
 };
+use thaw_protocol::control::DeviceId;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -29,7 +30,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
 use crate::metrics::{Families, How, Metrics};
 use crate::readiness;
-use crate::sandbox::{Asked, Node, Sandbox};
+use crate::sandbox::{Asked, HostDisk, Node, Sandbox};
 use crate::spans::{Creation, Spans};
 
 mod fork;
@@ -457,6 +458,19 @@ impl Daemon {
     pub async fn remove_share(&self, wanted: &str, name: String) -> Result<(), Failure> {
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.remove_share(name).await
+    }
+
+    /// Gives it a block device of this host; the slot of its machine.
+    pub async fn add_disk(&self, wanted: &str, disk: HostDisk) -> Result<DeviceId, Failure> {
+        // Not in turn: a device of the host may take its time to be opened.
+        let machine = self.find(&self.id(wanted)?)?.0;
+        machine.add_disk(disk).await
+    }
+
+    /// Takes it away.
+    pub async fn remove_disk(&self, wanted: &str, slot: DeviceId) -> Result<(), Failure> {
+        let machine = self.find(&self.id(wanted)?)?.0;
+        machine.remove_disk(slot).await
     }
 
     /// Waits for its machine's end: why it ended.

@@ -13,6 +13,7 @@ use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, NetworkPolicy, OnExit,
     PullImage, Readiness, SandboxNetwork, Stage, Template, ThawSandbox, Usage,
 };
+use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use tokio::sync::watch;
 
 use super::daemon::Daemon;
@@ -27,7 +28,7 @@ use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
 use crate::metrics::{Families, Names};
-use crate::sandbox::{Asked, NetworkMode, NetworkSource, Terms, Timeout};
+use crate::sandbox::{Asked, HostDisk, NetworkMode, NetworkSource, Terms, Timeout};
 use crate::state::Record;
 
 mod files;
@@ -444,6 +445,17 @@ impl Machine for FakeMachine {
 
     async fn remove_share(&self, name: String) -> Result<(), Failure> {
         self.shares.lock().unwrap().remove(&name);
+        Ok(())
+    }
+
+    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
+        match disk.major {
+            0 => Err(Failure::new(ExitCode::VolumeUnavailable, "no such device")),
+            _ => Ok(HOST_DISKS[0]),
+        }
+    }
+
+    async fn remove_disk(&self, _: DeviceId) -> Result<(), Failure> {
         Ok(())
     }
 

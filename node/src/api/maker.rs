@@ -17,7 +17,7 @@ use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, ProcessIdentity, Readiness,
     SandboxNetwork, StartContainer, ThawSandbox, Usage,
 };
-use thaw_protocol::control::{MachineState, MemoryMode};
+use thaw_protocol::control::{DeviceId, MachineState, MemoryMode};
 use thaw_rootfs::progress::Silent;
 
 use super::attendance::Attendance;
@@ -35,8 +35,8 @@ use crate::images::Pull;
 use crate::journal::Journal;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    Asked, FreezeOptions, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec,
-    Terms, ThawSpec, Timeout, blocking, network, usage,
+    Asked, FreezeOptions, HostDisk, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox,
+    SandboxSpec, Terms, ThawSpec, Timeout, blocking, network, usage,
 };
 use crate::slow::Slow;
 use crate::snapshot::Scratch;
@@ -151,6 +151,10 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn add_share(&self, name: String, source: Source) -> Result<(), Failure>;
     /// Takes a share away.
     async fn remove_share(&self, name: String) -> Result<(), Failure>;
+    /// Gives it a block device of this host; the slot of its machine.
+    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure>;
+    /// Takes it away.
+    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure>;
     /// Starts a process in its container.
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
     /// The files of its container.
@@ -599,6 +603,14 @@ impl Machine for Microvm {
 
     async fn remove_share(&self, name: String) -> Result<(), Failure> {
         self.sandbox.remove_share(name).await
+    }
+
+    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
+        self.sandbox.add_disk(disk).await
+    }
+
+    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure> {
+        self.sandbox.remove_disk(slot).await
     }
 
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {

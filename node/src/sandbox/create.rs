@@ -4,6 +4,7 @@
 //! Nothing here polls. The one deadline is the guest's, for a guest may never answer; whatever goes wrong before its
 //! acknowledgement destroys the machine, for [`Making`] holds all there is of it.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -398,6 +399,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         terms: Terms::default(),
         volumes: Vec::new(),
         share: None,
+        host_disks: BTreeMap::new(),
     })
 }
 

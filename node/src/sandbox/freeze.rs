@@ -193,6 +193,13 @@ impl Sandbox {
             );
             return Err(Failure::new(ExitCode::Shared, what));
         }
+        if !locked(&self.resources.host_disks).is_empty() {
+            let what = format!(
+                "sandbox {} cannot be frozen: it has a block device of this host",
+                record.id
+            );
+            return Err(Failure::new(ExitCode::Shared, what));
+        }
         let Some(origin) = &self.origin else {
             return match record.provenance {
                 Some(_) => refuse("an earlier thawd made it, and what it was thawed from could not be had"),

@@ -4,6 +4,7 @@
 //! failure, a cancellation and an end are one path. What no drop can reach (`kill -9`) is either anonymous or found
 //! through the sandbox's directory by the next start ([`crate::state`]).
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,7 @@ use thaw_pools::network::{FastPathSetting, Setup, Terms as NetworkTerms};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::Volume;
-use thaw_protocol::control::{Command, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
+use thaw_protocol::control::{Command, DeviceId, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
 use thaw_rootfs::prefetch::{Ahead, Prefetch};
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::{Image, Lease};
@@ -50,6 +51,7 @@ mod disk;
 mod files;
 pub mod freeze;
 mod freezing;
+mod host_disk;
 mod hot;
 mod loopback;
 mod machine;
@@ -72,6 +74,7 @@ use again::with_end;
 pub use bare::is_bare;
 pub use create::blocking;
 pub use freeze::{FreezeOptions, Frozen};
+pub use host_disk::HostDisk;
 pub use hot::HotPlan;
 use machine::{describe, explain, odd};
 use network::Attached;
@@ -292,6 +295,8 @@ struct Resources {
     vmm: Option<VmmProcess>,
     /// Serves it files of the host. It ends with the VMM.
     share: Mutex<Option<Served>>,
+    /// The host's block devices its VMM has, each in its slot.
+    host_disks: Mutex<BTreeMap<DeviceId, HostDisk>>,
     pages: Option<PageServer>,
     misses: Vec<MissServer>,
     console: Option<Console>,
@@ -317,6 +322,7 @@ impl Resources {
             control: None,
             vmm: None,
             share: Mutex::default(),
+            host_disks: Mutex::default(),
             pages: None,
             misses: Vec::new(),
             console: None,
@@ -468,6 +474,7 @@ impl Sandbox {
         resources.vmm = Some(vmm);
         let cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
         resources.cgroup = cgroup.map(|cgroup| Claimed::new(cgroup, &node.pools, |p| &p.cgroups));
+        resources.host_disks = Mutex::new(record.host_disks.clone());
         let control = ControlClient::connect(&resources.directory.control_socket())?;
         reach(Failpoint::AdoptConnected);
         let has_disk = record.root == RootServing::Erofs;

@@ -52,7 +52,7 @@ impl Sandbox {
         Ok(name)
     }
 
-    /// Its record, with the images it shows now, and its network and its thaw-share as they are.
+    /// Its record, with the images it shows now, and its network, its thaw-share and the host's disks as they are.
     pub(super) fn record_now(&self) -> Record {
         let provenance = self.record.provenance.clone();
         Record {
@@ -61,6 +61,7 @@ impl Sandbox {
             share: locked(&self.resources.share)
                 .as_ref()
                 .map(|share| share.process.record()),
+            host_disks: locked(&self.resources.host_disks).clone(),
             ..self.record.clone()
         }
     }

@@ -1,7 +1,7 @@
 //! Where a guest has its images, its disk and its containers' roots, and what to ask the agent to mount for that: the same
 //! whoever asks (docs/agent-api.md, "A container's life").
 
-use super::agent::Storage;
+use super::agent::{Device, Storage};
 use crate::share::TAG;
 
 /// The root device.
@@ -76,6 +76,23 @@ pub fn share(name: &str) -> Storage {
         driver_options: vec![RELEASE_SOURCE.into()],
         source: format!("{SHARED}/{name}"),
         mount_point: share_path(name),
+        ..Default::default()
+    }
+}
+
+/// The type of a device of a container that is a block device of the host.
+pub const HOST_DISK: &str = "thaw-disk";
+/// Option of such a device.
+pub const READ_ONLY: &str = "ro";
+
+/// The block device of the host in the slot of this number, as the one the specification has at `path` of the container.
+pub fn host_disk(slot: &str, path: &str, read_only: bool) -> Device {
+    let options = read_only.then(|| READ_ONLY.to_owned());
+    Device {
+        id: slot.into(),
+        type_: HOST_DISK.into(),
+        container_path: path.into(),
+        options: options.into_iter().collect(),
         ..Default::default()
     }
 }

@@ -22,7 +22,7 @@ use crate::kata::{self, Settings};
 use crate::machine::Machine;
 use crate::options::Options;
 use crate::rootfs::{self, Rootfs};
-use crate::share::Used;
+use crate::share::{OfTheHost, Used};
 use crate::spec::config::Spec;
 use crate::spec::{self, Guest};
 use crate::stdio::{Stdio, Streams, Targets, Whose};
@@ -221,28 +221,33 @@ impl Pod {
                 storages.extend(rootfs::storages(id, &image));
             }
             Rootfs::Host(source) => {
-                let share = self.shares.take(&self.thawd, &machine.sandbox, &source).await?;
+                let share = self.have(machine, OfTheHost::Files(source)).await?;
                 storages.push(layout::share(&share.name));
                 guest.spec.Root.mut_or_insert_default().Path = layout::share_path(&share.name);
                 used.push(share);
             }
         }
         for bound in std::mem::take(&mut guest.bound) {
-            let shared = self
-                .shares
-                .take(&self.thawd, &machine.sandbox, &bound.source)
-                .await;
-            let destination = || guest.spec.Mounts[bound.mount].destination.clone();
-            let share = shared.map_err(|e| match e {
-                Error::Thawd(what) => Error::Thawd(format!("the mount at {}: {what}", destination())),
-                e => e,
-            })?;
+            let shared = self.have(machine, OfTheHost::Files(bound.source)).await;
+            let destination = &guest.spec.Mounts[bound.mount].destination;
+            let share = shared.map_err(|e| e.of(format!("the mount at {destination}")))?;
             storages.push(layout::share(&share.name));
             guest.spec.Mounts[bound.mount].source = layout::share_path(&share.name);
             used.push(share);
         }
         guest.storages.splice(0..0, storages);
+        for disk in std::mem::take(&mut guest.disks) {
+            let given = self.have(machine, OfTheHost::Disk(disk.device)).await;
+            let given = given.map_err(|e| e.of(format!("the device {}", disk.path)))?;
+            let device = layout::host_disk(&given.name, &disk.path, disk.device.read_only);
+            guest.devices.push(device);
+            used.push(given);
+        }
         Ok(guest)
+    }
+
+    async fn have(&self, machine: &Machine, wanted: OfTheHost) -> Result<Used> {
+        self.shares.take(&self.thawd, &machine.sandbox, &wanted).await
     }
 
     /// Takes away what of the host nobody else has.

@@ -160,11 +160,22 @@ of_config! {
 
     /// Limits: also what an update brings.
     Resources {
+        devices: Vec<DeviceRule>,
         memory: Option<Memory>,
         cpu: Option<Cpu>,
         pids: Option<Pids>,
         block_io: Option<BlockIo>,
         hugepage_limits: Vec<HugepageLimit>,
+    }
+
+    /// Of the devices cgroup: what is not said matches any device.
+    DeviceRule {
+        allow: bool,
+        #[serde(rename = "type")]
+        kind: String,
+        major: Option<i64>,
+        minor: Option<i64>,
+        access: String,
     }
 
     Memory {

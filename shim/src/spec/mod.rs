@@ -4,14 +4,16 @@
 //! what makes no sense in one is left out as docs/shim.md has it, and nothing else is.
 
 pub mod config;
+mod devices;
 mod mounts;
 mod resources;
 
 use std::path::Path;
 
-use thaw_protocol::agent::agent::Storage;
+use thaw_protocol::agent::agent::{Device, Storage};
 use thaw_protocol::agent::{MessageField, layout, oci};
 
+pub use devices::Disk;
 pub use mounts::{Bound, CopiedFile, Mounts, pod_storages};
 pub use resources::resources;
 
@@ -28,6 +30,10 @@ pub struct Guest {
     pub files: Vec<CopiedFile>,
     /// To be shared before, and to be the sources of mounts of the specification.
     pub bound: Vec<Bound>,
+    /// Block devices among the specification's devices, which are to be given to the microVM before.
+    pub disks: Vec<Disk>,
+    /// What the agent is told of these, once that is done.
+    pub devices: Vec<Device>,
     /// Whether its processes and those of others of the pod see one another.
     pub shares_pids: bool,
 }
@@ -69,6 +75,7 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
         files,
         bound,
     } = mounts::convert(id, bundle, &spec.mounts)?;
+    let disks = devices::disks(&spec.linux)?;
     let spec = oci::Spec {
         Version: spec.oci_version.clone(),
         Process: MessageField::some(process(process_given)),
@@ -80,7 +87,7 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
         Hostname: spec.hostname.clone(),
         Mounts: mounts,
         Annotations: spec.annotations.clone().into_iter().collect(),
-        Linux: MessageField::some(linux(id, &spec.linux)?),
+        Linux: MessageField::some(linux(id, &spec.linux)),
         ..Default::default()
     };
     Ok(Guest {
@@ -88,6 +95,8 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
         storages,
         files,
         bound,
+        disks,
+        devices: Vec::new(),
         shares_pids,
     })
 }
@@ -133,13 +142,7 @@ pub fn process(given: &Process) -> oci::Process {
     }
 }
 
-fn linux(id: &str, given: &Linux) -> Result<oci::Linux> {
-    if let Some(device) = given.devices.iter().find(|device| device.kind == "b") {
-        return Err(Error::Unsupported(format!(
-            "{} is a block device of the host ({}:{}), which this microVM cannot be given: use a volume with a file system",
-            device.path, device.major, device.minor
-        )));
-    }
+fn linux(id: &str, given: &Linux) -> oci::Linux {
     let namespaces = given.namespaces.iter().filter_map(namespace);
     let devices = given.devices.iter().map(|device| oci::LinuxDevice {
         Path: device.path.clone(),
@@ -151,7 +154,7 @@ fn linux(id: &str, given: &Linux) -> Result<oci::Linux> {
         GID: device.gid,
         ..Default::default()
     });
-    Ok(oci::Linux {
+    oci::Linux {
         Sysctl: given.sysctl.clone().into_iter().collect(),
         Resources: MessageField::some(resources(&given.resources)),
         // In the guest there is no one else: the host's place for it says nothing there.
@@ -163,7 +166,7 @@ fn linux(id: &str, given: &Linux) -> Result<oci::Linux> {
         MaskedPaths: given.masked_paths.clone(),
         ReadonlyPaths: given.readonly_paths.clone(),
         ..Default::default()
-    })
+    }
 }
 
 /// The network is the guest's own, and so is its clock. A namespace that is joined by a path of the host is the pod's: the

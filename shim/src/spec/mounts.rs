@@ -185,9 +185,7 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
         };
     }
     if kind.is_block_device() {
-        return refused(
-            "is a block device, which this microVM cannot be given: use a volume with a file system".into(),
-        );
+        return refused("is a block device: give it as a device (linux.devices), not as a mount".into());
     }
     if kind.is_socket() || kind.is_fifo() {
         let what = if kind.is_socket() { "socket" } else { "pipe" };

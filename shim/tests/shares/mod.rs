@@ -116,6 +116,64 @@ async fn a_container_that_cannot_have_a_share_leaves_none() {
     assert_eq!(rig.thawd.shares.lock().unwrap().len(), 2);
 }
 
+/// A task with a block device of these numbers, which it may read, and write unless `read_only`.
+fn with_disk(rig: &Rig, id: &str, (major, minor): (u32, u32), read_only: bool) -> CreateTaskRequest {
+    let request = request(rig, id, member(), json!([]));
+    let path = rig.path(id).join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["linux"]["devices"] = json!([{"path": "/dev/xvda", "type": "b", "major": major, "minor": minor}]);
+    let access = if read_only { "r" } else { "rwm" };
+    config["linux"]["resources"]["devices"] = json!([
+        {"allow": false, "access": "rwm"},
+        {"allow": true, "type": "b", "major": major, "minor": minor, "access": access}
+    ]);
+    std::fs::write(&path, config.to_string()).unwrap();
+    request
+}
+
+#[tokio::test]
+async fn a_block_device_is_a_disk_of_the_pod_for_as_long_as_a_container_has_it() {
+    let rig = Rig::new().await;
+    rig.pod(&[]).await;
+    let disks = |rig: &Rig| rig.thawd.disks.lock().unwrap().clone();
+    for (id, device, read_only) in [("a", (7, 1), false), ("b", (7, 1), false), ("c", (7, 1), true)] {
+        rig.create(with_disk(&rig, id, device, read_only)).await.unwrap();
+    }
+    let expected = [("3".to_owned(), (7, 1, false)), ("4".to_owned(), (7, 1, true))];
+    assert_eq!(disks(&rig), expected.into());
+    {
+        let created = rig.agent.created.lock().unwrap();
+        let told: Vec<_> = created
+            .iter()
+            .map(|request| {
+                let [device] = &request.devices[..] else {
+                    panic!("{:?}", request.devices)
+                };
+                assert_eq!(device.container_path, "/dev/xvda");
+                assert_eq!(request.OCI.Linux.Devices[0].Path, "/dev/xvda");
+                (device.id.clone(), device.options.join(","))
+            })
+            .collect();
+        let slot = |slot: &str, options: &str| (slot.to_owned(), options.to_owned());
+        assert_eq!(told, [slot("3", ""), slot("3", ""), slot("4", "ro")]);
+    }
+    let refused = rig.create(with_disk(&rig, "d", (0, 1), false)).await;
+    let said = refused.unwrap_err().to_string();
+    assert!(
+        said.contains("the device /dev/xvda") && said.contains("refused"),
+        "{said}"
+    );
+    for id in ["a", "b", "c"] {
+        rig.start(id, "").await.unwrap();
+        rig.kill(id, "", libc::SIGKILL).await.unwrap();
+        rig.wait(id, "").await.unwrap();
+        assert!(disks(&rig).contains_key("4"));
+        assert_eq!(disks(&rig).contains_key("3"), id != "c");
+        rig.delete(id, "").await.unwrap();
+    }
+    assert!(disks(&rig).is_empty());
+}
+
 #[tokio::test]
 async fn the_guest_writes_back_before_its_machine_is_ended() {
     let rig = Rig::new().await;

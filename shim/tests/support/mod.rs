@@ -302,6 +302,8 @@ pub struct FakeThawd {
     pub ended: Mutex<Vec<String>>,
     /// What of the host is shared now, by name.
     pub shares: Mutex<BTreeMap<String, ShareSource>>,
+    /// Major and minor, and whether it is read-only, by slot.
+    pub disks: Mutex<BTreeMap<String, (u32, u32, bool)>>,
     /// Why its machine ended, once it has.
     pub machine: watch::Sender<Option<String>>,
 }
@@ -354,6 +356,27 @@ impl Pods for FakeThawd {
 
     async fn remove_share(&self, _: &TtrpcContext, r: RemoveShareRequest) -> Answer<Empty> {
         assert!(self.shares.lock().unwrap().remove(&r.name).is_some());
+        Ok(Empty::new())
+    }
+
+    async fn add_disk(&self, _: &TtrpcContext, r: AddDiskRequest) -> Answer<AddDiskResponse> {
+        if r.major == 0 {
+            return refuse(Code::INTERNAL, "it is refused");
+        }
+        let mut disks = self.disks.lock().unwrap();
+        let name = (3..)
+            .map(|slot: u8| slot.to_string())
+            .find(|name| !disks.contains_key(name))
+            .unwrap();
+        disks.insert(name.clone(), (r.major, r.minor, r.read_only));
+        Ok(AddDiskResponse {
+            name,
+            ..Default::default()
+        })
+    }
+
+    async fn remove_disk(&self, _: &TtrpcContext, r: RemoveDiskRequest) -> Answer<Empty> {
+        assert!(self.disks.lock().unwrap().remove(&r.name).is_some());
         Ok(Empty::new())
     }
 

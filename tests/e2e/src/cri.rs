@@ -221,6 +221,17 @@ pub struct LinuxContainerConfig {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+pub struct Device {
+    #[prost(string, tag = "1")]
+    pub container_path: String,
+    #[prost(string, tag = "2")]
+    pub host_path: String,
+    /// Of `r`, `w` and `m`.
+    #[prost(string, tag = "3")]
+    pub permissions: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerConfig {
     #[prost(message, optional, tag = "1")]
     pub metadata: Option<ContainerMetadata>,
@@ -234,6 +245,8 @@ pub struct ContainerConfig {
     pub working_dir: String,
     #[prost(message, repeated, tag = "6")]
     pub envs: Vec<KeyValue>,
+    #[prost(message, repeated, tag = "8")]
+    pub devices: Vec<Device>,
     #[prost(string, tag = "11")]
     pub log_path: String,
     #[prost(bool, tag = "12")]

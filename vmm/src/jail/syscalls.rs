@@ -228,6 +228,7 @@ pub const CALLS: &[Call] = &[
     ioctl(0x8030_ae7c, "KVM_GET_CLOCK", CONTROL, "freeze"),
     ioctl(0x4030_ae7b, "KVM_SET_CLOCK", CONTROL, "thaw"),
     // Other devices.
+    ioctl(0x1268, "BLKSSZGET", CONTROL, "the block size of a disk that is a device of the host"),
     ioctl(0x8004_54d2, "TUNGETIFF", CONTROL, "whether a descriptor is a tap"),
     ioctl(0x4004_54d8, "TUNSETVNETHDRSZ", CONTROL, "a tap's headers"),
     ioctl(0x4004_54d0, "TUNSETOFFLOAD", &[Control, Devices, Vcpu], "what the guest's driver takes"),

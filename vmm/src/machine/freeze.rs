@@ -23,11 +23,12 @@ pub fn freeze(started: &Started, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome
     require_empty(&state, "state")?;
     require_empty(&memory, "memory")?;
     let Started { body, vcpus, base } = started;
-    if body.bus.inventory.is_backed(DeviceId::Shared) {
-        return Err(refused(
-            ErrorCode::Shared,
-            "the machine has a share: what its guest has open there no snapshot can hold".into(),
-        ));
+    if let Some(device) = body.bus.inventory.of_the_host() {
+        let what = match device {
+            DeviceId::Shared => "a share: what its guest has open there no snapshot can hold",
+            _ => "a block device of the host: what is on it no snapshot can hold",
+        };
+        return Err(refused(ErrorCode::Shared, format!("the machine has {what}")));
     }
     let devices = body.bus.quiesce();
     let bus = devices.save();

@@ -130,6 +130,14 @@ impl Machine {
             .map_err(attach_error)
     }
 
+    /// Takes a started machine's disk away.
+    pub fn detach(&mut self, device: DeviceId) -> Outcome<()> {
+        let what = "detach a disk";
+        self.refuse_exited(what)?;
+        let started = self.started().ok_or_else(|| self.wrong_state(what))?;
+        started.body.bus.inventory.detach(device).map_err(attach_error)
+    }
+
     /// Shows an image in a slot of the root device.
     pub fn add_image(&mut self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Outcome<()> {
         self.bus("add an image")?

@@ -4,7 +4,8 @@
 //! bytes cannot be had is answered `IOERR`, and the log says why.
 //!
 //! The features do not depend on the backend, so a template can be frozen with any: `F_RO` is not among them, and a
-//! write to a read-only disk is answered `IOERR`. With no backend the capacity is 0 and every request is `IOERR`.
+//! write to a read-only disk is answered `IOERR`. With no backend the capacity is 0 and every request is `IOERR`. A driver
+//! reads the block size once, so one that is bound before a block device is attached takes it for 512 bytes, which works.
 
 mod disk;
 pub mod image;
@@ -42,6 +43,10 @@ const MAX_RANGES: u32 = 32;
 const MAX_DISCARD: u32 = 1 << 21;
 const MAX_ZEROES: u32 = 1 << 15;
 
+/// Offsets in `struct virtio_blk_config` (§5.2.4).
+const CAPACITY: usize = 0;
+const BLOCK_SIZE: usize = 20;
+
 /// The token of the miss socket in the event loop.
 const MISSES: u32 = 0;
 
@@ -74,6 +79,14 @@ impl Backing {
         }
     }
 
+    /// Bytes of a block, as the guest is told.
+    fn block_size(&self) -> u32 {
+        match self {
+            Backing::Disk(disk) => disk.block_size(),
+            Backing::Image(_) => SECTOR as u32,
+        }
+    }
+
     fn is_read_only(&self) -> bool {
         match self {
             Backing::Disk(disk) => disk.is_read_only(),
@@ -91,7 +104,7 @@ struct Frozen {
 
 impl Blk {
     pub fn new(id: DeviceId, registrar: Registrar) -> Looped<Blk> {
-        let config = Arc::new(ConfigSpace::new(config(0)).varying(0..8));
+        let config = Arc::new(ConfigSpace::new(config()).varying(0..8));
         Looped::new(Blk {
             config,
             backend: None,
@@ -101,6 +114,15 @@ impl Blk {
             accesses: AccessLog::default(),
             to_replay: Vec::new(),
         })
+    }
+
+    /// Has the configuration say what is behind it now. True if that changed.
+    fn tell(&self) -> bool {
+        let disk = self.backend.as_ref();
+        let capacity = disk.map_or(0, Backing::sectors);
+        let block_size = disk.map_or(SECTOR as u32, Backing::block_size);
+        let resized = self.config.set(CAPACITY, &capacity.to_le_bytes());
+        self.config.set(BLOCK_SIZE, &block_size.to_le_bytes()) || resized
     }
 
     /// A disk for a restored guest holds all that the guest may have on the frozen one.
@@ -122,12 +144,11 @@ impl Blk {
     }
 }
 
-/// `struct virtio_blk_config` (§5.2.4).
-fn config(capacity: u64) -> Vec<u8> {
+/// `struct virtio_blk_config` (§5.2.4), of a device with no backend.
+fn config() -> Vec<u8> {
     let mut c = vec![0; 60];
-    c[0..8].copy_from_slice(&capacity.to_le_bytes());
     c[12..16].copy_from_slice(&SEG_MAX.to_le_bytes());
-    c[20..24].copy_from_slice(&(SECTOR as u32).to_le_bytes());
+    c[BLOCK_SIZE..24].copy_from_slice(&(SECTOR as u32).to_le_bytes());
     c[36..40].copy_from_slice(&MAX_DISCARD.to_le_bytes());
     c[40..44].copy_from_slice(&MAX_RANGES.to_le_bytes());
     // Discards are best in whole pages of the host's file.
@@ -183,12 +204,24 @@ impl Handler for Blk {
             }
         };
         self.check_frozen(&backing)?;
-        let capacity = backing.sectors();
         self.backend = Some(backing);
         if let Some(socket) = socket {
             self.misses.connect(socket);
         }
-        Ok(self.config.set(0, &capacity.to_le_bytes()))
+        Ok(self.tell())
+    }
+
+    fn detach(&mut self) -> Result<bool, AttachError> {
+        if let Some(Backing::Image(_)) = self.backend {
+            return Err(AttachError::WrongKind("a disk that is an image stays"));
+        }
+        // No request is in flight: those of a disk are answered before the lock is let go.
+        self.backend = None;
+        Ok(self.tell())
+    }
+
+    fn is_of_the_host(&self) -> bool {
+        matches!(&self.backend, Some(Backing::Disk(disk)) if disk.is_block_device())
     }
 
     fn is_backed(&self) -> bool {

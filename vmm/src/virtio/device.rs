@@ -1,7 +1,7 @@
 //! What a virtio device is to its transport and its event loop.
 //!
 //! All methods are called with the device's lock held, so a device needs no lock of its own. The order is always
-//! `attach* (activate (queue_ready | backend_ready | attach | save)* reset)*`; `restore` stands for the first `activate`
+//! `attach* (activate (queue_ready | backend_ready | attach | detach | save)* reset)*`; `restore` stands for the first `activate`
 //! of a device restored, whether or not its driver was up.
 
 use std::os::fd::OwnedFd;
@@ -106,6 +106,16 @@ pub trait VirtioDevice: Send {
 
     /// Gives the device its backend, replacing an earlier one. The guest may be running.
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError>;
+
+    /// Takes its backend away: when this returns its descriptors are closed. The guest may be running.
+    fn detach(&mut self) -> Result<(), AttachError> {
+        Err(AttachError::WrongKind("only a disk can be taken away"))
+    }
+
+    /// Whether what is behind it belongs to the host, so that no snapshot can hold it.
+    fn is_of_the_host(&self) -> bool {
+        false
+    }
 
     /// Whether it has a backend: then a device restored from its state must get one.
     fn is_backed(&self) -> bool {

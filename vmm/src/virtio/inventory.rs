@@ -214,6 +214,14 @@ impl Inventory {
         Ok(())
     }
 
+    /// Takes a disk away from a machine that has been started.
+    pub fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        match self.devices.get(device as usize) {
+            Some(device) => lock(device).detach(),
+            None => Err(AttachError::WrongKind("the console is not a virtio device")),
+        }
+    }
+
     /// Shows an image in a slot of the root device; `fds` as [`ImageSpec::blobs`] says.
     pub fn add_image(&self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         self.root().add_image(slot, image, fds)?;
@@ -226,10 +234,10 @@ impl Inventory {
         self.root().remove_image(slot)
     }
 
-    /// Whether a device has a backend, or had.
-    pub fn is_backed(&self, device: DeviceId) -> bool {
-        let device = self.devices.get(device as usize);
-        device.is_some_and(|device| lock(device).is_backed())
+    /// A device behind which is what belongs to the host, and no snapshot can hold.
+    pub fn of_the_host(&self) -> Option<DeviceId> {
+        let mut devices = DeviceId::ALL.into_iter().zip(&self.devices);
+        devices.find_map(|(id, device)| lock(device).is_of_the_host().then_some(id))
     }
 
     /// Waits until no device thread touches guest memory, and keeps them from it until [`Self::start_work`]. True if

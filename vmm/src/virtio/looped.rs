@@ -28,6 +28,15 @@ pub trait Handler: Send {
     /// True if the configuration changed by it.
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError>;
 
+    /// True if the configuration changed by it.
+    fn detach(&mut self) -> Result<bool, AttachError> {
+        Err(AttachError::WrongKind("only a disk can be taken away"))
+    }
+
+    fn is_of_the_host(&self) -> bool {
+        false
+    }
+
     fn is_backed(&self) -> bool {
         false
     }
@@ -143,6 +152,19 @@ impl<H: Handler> VirtioDevice for Looped<H> {
             active.config_changed();
         }
         Ok(())
+    }
+
+    fn detach(&mut self) -> Result<(), AttachError> {
+        if self.handler.detach()?
+            && let Some(active) = &self.active
+        {
+            active.config_changed();
+        }
+        Ok(())
+    }
+
+    fn is_of_the_host(&self) -> bool {
+        self.handler.is_of_the_host()
     }
 
     fn is_backed(&self) -> bool {

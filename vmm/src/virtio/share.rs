@@ -122,6 +122,10 @@ impl VirtioDevice for Share {
         Ok(())
     }
 
+    fn is_of_the_host(&self) -> bool {
+        self.backed
+    }
+
     fn is_backed(&self) -> bool {
         self.backed
     }

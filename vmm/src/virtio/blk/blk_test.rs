@@ -164,6 +164,52 @@ fn a_disk_attached_to_a_running_guest_is_told_and_works() {
     assert_eq!(ask(&mut rig, b::VIRTIO_BLK_T_IN, 1, &[], &[buffer]).0, OK);
 }
 
+/// Whether this process has the file open.
+fn is_open(path: &std::path::Path) -> bool {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    open.filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .any(|target| target == path)
+}
+
+#[test]
+fn a_disk_that_is_taken_away_is_closed_and_its_guest_has_errors_until_it_gets_another() {
+    let named = tempfile::NamedTempFile::new().unwrap();
+    named.as_file().set_len(SECTORS * SECTOR).unwrap();
+    let path = named.path().to_owned();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let named = named.into_temp_path();
+    let mut rig = Rig::new(blk(DeviceId::Blk1), 0);
+    rig.device.detach().unwrap();
+    assert_eq!(rig.interrupt.reasons(), 0, "nothing changed");
+    rig.device
+        .attach(Backend::Disk { read_only: false }, vec![file.into()])
+        .unwrap();
+    rig.interrupt.acknowledge(CONFIG_CHANGE);
+    // A request that is under way when it is taken away, and one after.
+    let parts = [
+        rig.readable(&header(b::VIRTIO_BLK_T_OUT, 0)),
+        rig.readable(&[7; 512]),
+        rig.writable(1),
+    ];
+    let head = rig.submit(0, &parts);
+    rig.device.detach().unwrap();
+    assert!(!is_open(&path) && !rig.device.is_backed());
+    assert_eq!(rig.device.config().bytes()[..8], [0; 8]);
+    assert_eq!(rig.interrupt.reasons(), CONFIG_CHANGE);
+    rig.kick(0).unwrap();
+    assert_eq!((rig.used(0), rig.bytes(parts[2])), (vec![(head, 1)], vec![IOERR]));
+    let buffer = rig.writable(512);
+    assert_eq!(ask(&mut rig, b::VIRTIO_BLK_T_IN, 0, &[], &[buffer]).0, IOERR);
+    assert!(std::fs::read(&named).unwrap().iter().all(|byte| *byte == 0));
+
+    rig.device
+        .attach(Backend::Disk { read_only: true }, vec![disk().into()])
+        .unwrap();
+    assert_eq!(rig.device.config().bytes()[..8], SECTORS.to_le_bytes());
+    assert_eq!(ask(&mut rig, b::VIRTIO_BLK_T_IN, 1, &[], &[buffer]).0, OK);
+    assert_eq!(rig.bytes(buffer), [1; 512]);
+}
+
 fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [
         &sector.to_le_bytes()[..],

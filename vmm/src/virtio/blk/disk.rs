@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{
-    FallocateFlags, FileType, OFlags, SeekFrom, fallocate, fcntl_getfl, fdatasync, fstat, seek,
+    FallocateFlags, FileType, OFlags, SeekFrom, fallocate, fcntl_getfl, fdatasync, fstat, ioctl_blksszget,
+    seek,
 };
 use rustix::io::{Errno, pwrite};
 use vm_memory::VolatileSlice;
@@ -18,12 +19,17 @@ use crate::virtio::guest_io;
 /// Zeros written at once where the file cannot zero by itself.
 static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
 
+/// Most a guest's driver takes for a block: a page. Of devices with larger ones the host's page cache makes whole blocks.
+const MOST_OF_BLOCK: u32 = 4096;
+
 /// An open disk.
 #[derive(Debug)]
 pub struct Disk {
     file: File,
     read_only: bool,
     sectors: u64,
+    /// Of a block device: bytes of its logical blocks.
+    block_size: Option<u32>,
 }
 
 impl Disk {
@@ -45,13 +51,31 @@ impl Disk {
                 "the disk must be open for reading and, unless read-only, writing".into(),
             ));
         }
+        let block_size = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => {
+                let size = ioctl_blksszget(&fd).map_err(AttachError::system("block size of the disk"))?;
+                Some(size.clamp(SECTOR as u32, MOST_OF_BLOCK))
+            }
+            _ => None,
+        };
         // The end of a block device is its size too, unlike its st_size.
         let bytes = seek(&fd, SeekFrom::End(0)).map_err(AttachError::system("size of the disk"))?;
         Ok(Disk {
             file: File::from(fd),
             read_only,
             sectors: bytes / SECTOR,
+            block_size,
         })
+    }
+
+    /// Whether it is a block device, which is the host's, and not a file.
+    pub fn is_block_device(&self) -> bool {
+        self.block_size.is_some()
+    }
+
+    /// Bytes of a logical block.
+    pub fn block_size(&self) -> u32 {
+        self.block_size.unwrap_or(SECTOR as u32)
     }
 
     /// Capacity in sectors.

@@ -1,0 +1,91 @@
+//! Block devices of the host that a sandbox has as disks, given to it and taken away while it runs.
+//!
+//! The VMM is handed a descriptor and sees no path; it alone holds the device, so that its end gives it back. Invariant: a device
+//! is in the record as long as the VMM may have it open, but for the moments of its coming, in which nobody has been told of it.
+
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+use thaw_pools::block;
+use thaw_protocol::control::{Backend, Command, DeviceId, HOST_DISKS};
+
+use super::backends::{Backends, has_image_disk};
+use super::create::blocking;
+use super::{Sandbox, locked};
+use crate::container::IMAGE_DISK;
+use crate::exit::{ExitCode, Failure};
+
+/// A block device of the host, by its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostDisk {
+    pub major: u32,
+    pub minor: u32,
+    /// The guest cannot change it.
+    pub read_only: bool,
+}
+
+impl Sandbox {
+    /// Gives it a block device; the slot its guest has it in.
+    ///
+    /// # Errors
+    /// [`ExitCode::VolumeUnavailable`] for a device that is not there or cannot be opened, and where every slot has one; those of
+    /// its VMM.
+    pub async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
+        let HostDisk {
+            major,
+            minor,
+            read_only,
+        } = disk;
+        let opened: OwnedFd = blocking(move || {
+            block::open(major, minor, read_only)
+                .map_err(|e| Failure::new(ExitCode::VolumeUnavailable, e.to_string()))
+        })
+        .await?;
+        // What a freeze looks at must stay so.
+        let _one = self.freezing.lock().await;
+        let slot = self.free_slot().ok_or_else(|| {
+            let what = format!(
+                "block device {major}:{minor}: the sandbox has {} of the host's at a time, and all of them are in use",
+                HOST_DISKS.len()
+            );
+            Failure::new(ExitCode::VolumeUnavailable, what)
+        })?;
+        let mut backends = Backends::default();
+        backends.attach(slot, Backend::Disk { read_only }, &opened);
+        backends.send(self.resources.control()?).await?;
+        locked(&self.resources.host_disks).insert(slot, disk);
+        if let Err(e) = self.resources.directory.write(&self.record_now()) {
+            self.detach(slot).await?;
+            return Err(e);
+        }
+        Ok(slot)
+    }
+
+    /// Takes a disk away: it is open no more. What its guest still asks of it fails.
+    ///
+    /// # Errors
+    /// Those of its VMM.
+    pub async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure> {
+        let _one = self.freezing.lock().await;
+        if !locked(&self.resources.host_disks).contains_key(&slot) {
+            return Ok(());
+        }
+        self.detach(slot).await?;
+        self.resources.directory.write(&self.record_now())
+    }
+
+    async fn detach(&self, slot: DeviceId) -> Result<(), Failure> {
+        let detach = Command::Detach { device: slot };
+        self.resources.control()?.call(detach, &[]).await?;
+        locked(&self.resources.host_disks).remove(&slot);
+        Ok(())
+    }
+
+    fn free_slot(&self) -> Option<DeviceId> {
+        let image = has_image_disk(&locked(&self.resources.images)).then_some(IMAGE_DISK);
+        let disks = locked(&self.resources.host_disks);
+        HOST_DISKS
+            .into_iter()
+            .find(|slot| Some(*slot) != image && !disks.contains_key(slot))
+    }
+}

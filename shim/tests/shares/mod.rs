@@ -55,7 +55,7 @@ async fn what_two_containers_have_is_shared_once_and_taken_away_by_the_last() {
     let expected = [
         ("0", "lowerdir=/a/1:/a/2"),
         ("1", "rbind"),
-        ("2", "rbind,ro"),
+        ("2", "rbind,rro"),
         ("3", "lowerdir=/b/1:/b/2"),
     ];
     assert_eq!(shared(&rig), expected.map(|(n, o)| (n.to_owned(), o.to_owned())));

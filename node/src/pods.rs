@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
@@ -56,12 +57,17 @@ impl Listening {
     /// When the server breaks.
     pub async fn serve(self, daemon: Arc<Daemon>, end: impl Future<Output = ()>) -> Result<(), Failure> {
         let broken = |e: ttrpc::Error| Failure::new(ExitCode::Runtime, format!("serving pods: {e}"));
+        let ending = Arc::new(AtomicBool::new(false));
         let mut server = Server::new()
             .add_listener(Listener::from(self.listener))
-            .register_service(create_pods(Arc::new(Pods { daemon })));
+            .register_service(create_pods(Arc::new(Pods {
+                daemon,
+                ending: ending.clone(),
+            })));
         server.start().await.map_err(broken)?;
         tracing::info!(socket = %self.socket.display(), "serving containerd's shims");
         end.await;
+        ending.store(true, Ordering::Release);
         let _ = std::fs::remove_file(&self.socket);
         server.shutdown().await.map_err(broken)
     }
@@ -69,6 +75,8 @@ impl Listening {
 
 struct Pods {
     daemon: Arc<Daemon>,
+    /// This thawd is.
+    ending: Arc<AtomicBool>,
 }
 
 type Answer<T> = ttrpc::Result<T>;
@@ -260,7 +268,12 @@ impl Service for Pods {
     }
 
     async fn wait(&self, _: &TtrpcContext, r: PodRequest) -> Answer<WaitPodResponse> {
-        let reason = self.daemon.end_of(&r.sandbox_id).await.map_err(refused)?;
+        let ended = self.daemon.end_of(&r.sandbox_id).await;
+        // A thawd that ends lets go of machines that do not: their shims ask the next.
+        if self.ending.load(Ordering::Acquire) {
+            std::future::pending::<()>().await;
+        }
+        let reason = ended.map_err(refused)?;
         Ok(WaitPodResponse {
             reason,
             ..Default::default()

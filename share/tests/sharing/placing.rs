@@ -255,21 +255,14 @@ fn paths_are_the_callers_and_its_later_mounts_are_seen_where_asked() {
     };
     assert_eq!(late("follows"), Ok(()));
     assert_eq!(late("alone"), Err(-libc::ENOENT));
-    // What is placed now has it either way.
-    place(
-        guest.share().pidfd(),
-        whose.as_fd(),
-        "after",
-        &bind(&data, &["ro"]),
-    )
-    .unwrap();
-    let (node, _) = guest.lookup(1, "after").unwrap();
-    let (sub, _) = guest.lookup(node, "sub").unwrap();
-    guest.lookup(sub, "late").unwrap();
-    assert_eq!(
-        guest.create(sub, "x").unwrap_err(),
-        -libc::EROFS,
-        "all of it is read-only"
-    );
+    // What is placed now has it either way: "ro" is said of the mount alone, "rro" of all below it too.
+    for (name, below) in [("ro", Ok(())), ("rro", Err(-libc::EROFS))] {
+        place(guest.share().pidfd(), whose.as_fd(), name, &bind(&data, &[name])).unwrap();
+        let (node, _) = guest.lookup(1, name).unwrap();
+        assert_eq!(guest.create(node, "x").map(drop), Err(-libc::EROFS), "{name}");
+        let (sub, _) = guest.lookup(node, "sub").unwrap();
+        guest.lookup(sub, "late").unwrap();
+        assert_eq!(guest.create(sub, name).map(drop), below, "{name}");
+    }
     assert_eq!(guest.end().0, Some(0));
 }

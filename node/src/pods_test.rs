@@ -153,6 +153,30 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     assert!(!socket.exists());
 }
 
+#[tokio::test]
+async fn a_thawd_that_ends_tells_no_end_of_a_pod_that_outlives_it() {
+    let (_fake, daemon) = Fake::daemon(true);
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("pods.sock");
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let listening = Listening::open(&socket).unwrap();
+    let served = tokio::spawn(listening.serve(daemon.clone(), async { drop(stopped.await) }));
+    let address = format!("unix://{}", socket.display());
+    let client = PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
+    let made = client.create(Context::default(), &request()).await.unwrap();
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.wait(Context::default(), &pod(&made.sandbox_id)).await }
+    });
+    // Answered after it, so that it is being waited for.
+    client.wait(Context::default(), &pod("nobody")).await.unwrap_err();
+    drop(stop);
+    daemon.release().await;
+    served.await.unwrap().unwrap();
+    let told = waiting.await.unwrap().unwrap_err();
+    assert!(!matches!(told, ttrpc::Error::RpcStatus(_)), "{told}");
+}
+
 #[test]
 fn a_refusal_says_what_to_do_to_who_has_a_pod_and_no_command_line() {
     use ExitCode::*;

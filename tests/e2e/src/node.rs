@@ -73,10 +73,10 @@ impl Node {
         });
     }
 
-    /// Kills thawd and starts another.
-    pub fn restart_thawd(&mut self) {
-        self.kill_thawd();
-        self.start_thawd();
+    /// Ends thawd as a service's stop does.
+    pub fn stop_thawd(&mut self) {
+        rustix::process::kill_process(pid_of(self.thawd.id() as i32), Signal::TERM).unwrap();
+        self.thawd.wait().unwrap();
     }
 
     /// Kills thawd.
@@ -273,11 +273,7 @@ impl Pod<'_> {
 
     /// Stops it and removes it, containers and all.
     pub fn remove(self) {
-        let id = cri::Pod {
-            pod_sandbox_id: self.id,
-        };
-        let _: cri::Empty = self.node.call("StopPodSandbox", id.clone());
-        let _: cri::Empty = self.node.call("RemovePodSandbox", id);
+        self.node.remove_pod(&self.id);
     }
 }
 
@@ -327,6 +323,15 @@ impl Node {
             timeout,
         };
         let _: cri::Empty = self.call("StopContainer", request);
+    }
+
+    /// Stops a pod and removes it, containers and all.
+    pub fn remove_pod(&self, id: &str) {
+        let id = cri::Pod {
+            pod_sandbox_id: id.into(),
+        };
+        let _: cri::Empty = self.call("StopPodSandbox", id.clone());
+        let _: cri::Empty = self.call("RemovePodSandbox", id);
     }
 
     pub fn remove(&self, container: &cri::Container) {

@@ -218,9 +218,11 @@ fn a_pod_outlives_containerd_and_thawd_and_its_end_is_told_to_the_next() {
         let ends = node.pod("ends");
         let staying = stays.container("a", "touch /file; sleep 1000");
         let ending = ends.container("b", "sleep 1000");
-        (stays.id, ends.id, staying, ending)
+        let stopped = node.pod("stopped");
+        stopped.container("c", "sleep 1000");
+        (stays.id, ends.id, stopped.id, staying, ending)
     };
-    let (stays, ends, staying, ending) = names;
+    let (stays, ends, stopped, staying, ending) = names;
 
     let dying = vmm(&node, &ends);
     node.containerd.kill();
@@ -230,10 +232,16 @@ fn a_pod_outlives_containerd_and_thawd_and_its_end_is_told_to_the_next() {
     assert_eq!(node.state(&staying).0, 1);
     node.said(&staying, "test -e /file");
 
-    // Its thawd is gone, and another is there: the shim finds it.
-    node.restart_thawd();
-    assert_eq!(node.sandboxes().len(), 1);
-    node.said(&staying, "test -e /file");
+    // Its thawd is gone, and another is there: the shim finds it, and has told no end.
+    let gone: [fn(&mut Node); 2] = [Node::stop_thawd, Node::kill_thawd];
+    for gone in gone {
+        gone(&mut node);
+        node.start_thawd();
+        assert_eq!(node.sandboxes().len(), 2);
+        node.said(&staying, "test -e /file");
+        assert_eq!(node.state(&staying).0, 1);
+    }
+    node.remove_pod(&stopped);
     let later = node.pod("later");
     let fresh = later.container("c", "sleep 1000");
     node.said(&fresh, "true");
@@ -241,9 +249,7 @@ fn a_pod_outlives_containerd_and_thawd_and_its_end_is_told_to_the_next() {
     kill(vmm(&node, &stays));
     assert_eq!(node.ends_soon(&staying), KILLED);
     for id in [stays, ends] {
-        let id = cri::Pod { pod_sandbox_id: id };
-        let _: cri::Empty = node.call("StopPodSandbox", id.clone());
-        let _: cri::Empty = node.call("RemovePodSandbox", id);
+        node.remove_pod(&id);
     }
     before.settle(&node);
 }

@@ -114,6 +114,11 @@ bench-shim: ## `ctr run` with runc and with Thaw in turn, 50 pods at once, memor
 	@$(MAKE) kernel build
 	@tests/bench/run shim $(if $(QUICK),--quick)
 
+test-package: ## the Debian package installed, used, removed and purged beside Debian's containerd
+	@./setup test
+	@$(MAKE) kernel build
+	@tests/package/run
+
 test-containerd: ## containerd's own client suite with runc and with Thaw, and the table of both; `TEST=pattern`: those tests
 	@./setup test suites
 	@$(MAKE) kernel build

@@ -100,7 +100,7 @@ pub fn uninstall(options: &Options, paths: &Paths) -> Result<Done, Failure> {
         false => 0,
     };
     if running > 0 {
-        let what = format!("{running} sandboxes run");
+        let what = format!("sandboxes that run: {running}");
         return Err(Failure::new(ExitCode::RuntimeInUse, what));
     }
     let disables = file.remembers(ENABLED) && systemd::runs() && systemd::has(THAWD);

@@ -242,6 +242,13 @@ fn a_pod_outlives_containerd_and_thawd_and_its_end_is_told_to_the_next() {
         assert_eq!(node.state(&staying).0, 1);
     }
     node.remove_pod(&stopped);
+    // A kubelet would try again: containerd's connection to its snapshotter is anew, but not at once.
+    until("containerd has found its snapshotter", || {
+        let listed = node
+            .containerd
+            .try_ctr(&["snapshots", "--snapshotter", "thaw", "ls"]);
+        listed.is_ok()
+    });
     let later = node.pod("later");
     let fresh = later.container("c", "sleep 1000");
     node.said(&fresh, "true");

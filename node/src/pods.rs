@@ -6,7 +6,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
@@ -57,17 +56,12 @@ impl Listening {
     /// When the server breaks.
     pub async fn serve(self, daemon: Arc<Daemon>, end: impl Future<Output = ()>) -> Result<(), Failure> {
         let broken = |e: ttrpc::Error| Failure::new(ExitCode::Runtime, format!("serving pods: {e}"));
-        let ending = Arc::new(AtomicBool::new(false));
         let mut server = Server::new()
             .add_listener(Listener::from(self.listener))
-            .register_service(create_pods(Arc::new(Pods {
-                daemon,
-                ending: ending.clone(),
-            })));
+            .register_service(create_pods(Arc::new(Pods { daemon })));
         server.start().await.map_err(broken)?;
         tracing::info!(socket = %self.socket.display(), "serving containerd's shims");
         end.await;
-        ending.store(true, Ordering::Release);
         let _ = std::fs::remove_file(&self.socket);
         server.shutdown().await.map_err(broken)
     }
@@ -75,8 +69,6 @@ impl Listening {
 
 struct Pods {
     daemon: Arc<Daemon>,
-    /// This thawd is.
-    ending: Arc<AtomicBool>,
 }
 
 type Answer<T> = ttrpc::Result<T>;
@@ -268,12 +260,16 @@ impl Service for Pods {
     }
 
     async fn wait(&self, _: &TtrpcContext, r: PodRequest) -> Answer<WaitPodResponse> {
-        let ended = self.daemon.end_of(&r.sandbox_id).await;
-        // A thawd that ends lets go of machines that do not: their shims ask the next.
-        if self.ending.load(Ordering::Acquire) {
-            std::future::pending::<()>().await;
-        }
-        let reason = ended.map_err(refused)?;
+        let mut closing = self.daemon.closing();
+        let reason = tokio::select! {
+            // First: a thawd that ends lets go of machines that do not, and they seem to have ended.
+            biased;
+            _ = closing.wait_for(|closing| *closing) => {
+                let status = ttrpc::get_status(Code::UNAVAILABLE, "this thawd ends; ask the next");
+                return Err(ttrpc::Error::RpcStatus(status));
+            }
+            ended = self.daemon.end_of(&r.sandbox_id) => ended.map_err(refused)?,
+        };
         Ok(WaitPodResponse {
             reason,
             ..Default::default()

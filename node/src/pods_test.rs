@@ -153,7 +153,7 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     assert!(!socket.exists());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_thawd_that_ends_tells_no_end_of_a_pod_that_outlives_it() {
     let (_fake, daemon) = Fake::daemon(true);
     let directory = tempfile::tempdir().unwrap();
@@ -170,11 +170,15 @@ async fn a_thawd_that_ends_tells_no_end_of_a_pod_that_outlives_it() {
     });
     // Answered after it, so that it is being waited for.
     client.wait(Context::default(), &pod("nobody")).await.unwrap_err();
-    drop(stop);
+    daemon.end();
     daemon.release().await;
-    served.await.unwrap().unwrap();
     let told = waiting.await.unwrap().unwrap_err();
-    assert!(!matches!(told, ttrpc::Error::RpcStatus(_)), "{told}");
+    assert!(
+        matches!(&told, ttrpc::Error::RpcStatus(s) if s.code() == Code::UNAVAILABLE),
+        "{told}"
+    );
+    drop(stop);
+    served.await.unwrap().unwrap();
 }
 
 #[test]

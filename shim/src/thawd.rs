@@ -133,8 +133,10 @@ impl Thawd {
             if let Ok(client) = self.client().await {
                 match client.wait(Context::default(), &request).await {
                     Ok(answer) => return answer.reason,
-                    // It knows nothing of it: it has been removed.
-                    Err(ttrpc::Error::RpcStatus(status)) => return status.message().to_owned(),
+                    // It knows nothing of it: it has been removed. One that ends leaves it to the next.
+                    Err(ttrpc::Error::RpcStatus(status)) if status.code() != ttrpc::Code::UNAVAILABLE => {
+                        return status.message().to_owned();
+                    }
                     Err(_) => {}
                 }
             }

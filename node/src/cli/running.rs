@@ -14,6 +14,8 @@ use crate::state::{RunDirectory, owner_socket};
 pub(super) struct Owner {
     pub id: String,
     pub client: Client,
+    /// Where it is one process with the sandbox.
+    tethered: Option<RunDirectory>,
 }
 
 impl Owner {
@@ -38,7 +40,17 @@ impl Owner {
         Ok(Owner {
             id: record.id,
             client,
+            tethered: record.tethered.then_some(run),
         })
+    }
+
+    /// Has the sandbox ended, and waits until nothing of it is there: its name is free then.
+    async fn delete(&self) -> Result<(), Failure> {
+        self.client.delete(&self.id).await?;
+        // Its owner answers before it removes it.
+        self.tethered
+            .as_ref()
+            .map_or(Ok(()), |run| run.wait_for_owner(&self.id))
     }
 }
 
@@ -57,7 +69,7 @@ pub(super) async fn resume(wanted: &str) -> Result<u8, Failure> {
 pub(super) async fn remove(wanted: &[String]) -> Result<u8, Failure> {
     for wanted in wanted {
         let owner = Owner::find(wanted)?;
-        owner.client.delete(&owner.id).await?;
+        owner.delete().await?;
         print(&owner.id);
     }
     Ok(0)
@@ -74,7 +86,7 @@ pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8
     };
     let frozen = owner.client.freeze(&owner.id, &request).await?;
     if arguments.stop {
-        owner.client.delete(&owner.id).await?;
+        owner.delete().await?;
     }
     print(&match json {
         true => serde_json::json!({

@@ -1,0 +1,190 @@
+use super::*;
+use std::process::{Child, Command};
+
+fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
+    Record {
+        id: id.into(),
+        name: Some(format!("name-{id}")),
+        image: "busybox".into(),
+        image_digest: None,
+        command: vec![],
+        created: 1,
+        owner: ProcessRecord::myself(),
+        client: None,
+        vmm: vmm.map(|c| ProcessRecord::of(c.id() as i32).unwrap()),
+        cgroup: None,
+        tethered,
+        ready: true,
+        vcpus: 1,
+        memory_mib: 128,
+        provenance: None,
+        network: None,
+        pod_network: None,
+        root: RootServing::Virtiofs,
+        terms: Terms::default(),
+        volumes: Vec::new(),
+        share: None,
+        host_disks: BTreeMap::new(),
+    }
+}
+
+fn sleeper() -> Child {
+    Command::new("sleep").arg("60").spawn().unwrap()
+}
+
+/// A directory as a killed owner leaves it: there, and not locked.
+fn abandoned(run: &RunDirectory, record: &Record) {
+    let mut directory = run.create(record).unwrap();
+    directory.keep();
+}
+
+#[test]
+fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let cgroups = Hierarchy::V2 {
+        root: root.path().join("cg"),
+        favordynmods: false,
+    };
+    fs::create_dir(root.path().join("cg")).unwrap();
+
+    let (mut doomed, mut unready, mut spared) = (sleeper(), sleeper(), sleeper());
+    let owned = run.create(&record("owned", None, true)).unwrap();
+    let dead = Record {
+        cgroup: Some("dead".into()),
+        ..record("dead", Some(&doomed), true)
+    };
+    abandoned(&run, &dead);
+    cgroups.make("dead").unwrap();
+    // Made ahead by nobody who lives.
+    cgroups.make("1.1.1").unwrap();
+    abandoned(
+        &run,
+        &Record {
+            ready: false,
+            ..record("half-made", Some(&unready), false)
+        },
+    );
+    abandoned(&run, &record("untethered", Some(&spared), false));
+    abandoned(&run, &record("never-started", None, true));
+    fs::create_dir(run.directory("no-record")).unwrap();
+    abandoned(&run, &record("unwanted", None, false));
+    assert!(run.end("unwanted", &cgroups));
+    assert!(!run.end("unwanted", &cgroups) && !run.end("owned", &cgroups));
+
+    assert_eq!(run.clean(&cgroups), 4);
+    let mut left: Vec<_> = run.list().into_iter().map(|r| r.id).collect();
+    left.sort();
+    assert_eq!(left, ["owned", "untethered"]);
+    assert!(
+        doomed.try_wait().unwrap().is_some(),
+        "the tethered VMM was killed"
+    );
+    assert!(
+        unready.try_wait().unwrap().is_some(),
+        "so was one its owner had not made ready"
+    );
+    assert!(spared.try_wait().unwrap().is_none(), "the untethered one was not");
+    assert!(cgroups.names().is_empty());
+
+    let adopted = run.adopt();
+    assert_eq!(adopted.len(), 1);
+    assert_eq!(adopted[0].0.id, "untethered");
+    assert!(run.adopt().is_empty(), "it has an owner now");
+    spared.kill().unwrap();
+    spared.wait().unwrap();
+    drop((owned, adopted));
+    assert!(
+        !root.path().join("sandboxes").exists(),
+        "it goes with its last sandbox"
+    );
+}
+
+#[test]
+fn sandboxes_are_found_by_id_name_and_unambiguous_beginning() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let mut vmm = sleeper();
+    let _a = run.create(&record("aa11", Some(&vmm), true)).unwrap();
+    let _b = run.create(&record("aa22", Some(&vmm), true)).unwrap();
+    let _c = run.create(&record("cc33", None, true)).unwrap();
+    assert_eq!(run.find("aa11").unwrap().id, "aa11");
+    assert_eq!(run.find("name-aa22").unwrap().id, "aa22");
+    assert_eq!(run.find("aa2").unwrap().id, "aa22");
+    for unfit in ["aa", "cc33", "", "zz"] {
+        assert_eq!(
+            run.find(unfit).unwrap_err().code,
+            ExitCode::SandboxNotFound,
+            "{unfit}"
+        );
+    }
+    let again = Record {
+        name: Some("name-aa11".into()),
+        ..record("dd44", None, true)
+    };
+    assert_eq!(run.create(&again).unwrap_err().code, ExitCode::NameInUse);
+    vmm.kill().unwrap();
+    vmm.wait().unwrap();
+}
+
+#[test]
+fn many_begin_and_end_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let start = std::sync::Barrier::new(8);
+    let none = Hierarchy::None;
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let (run, start, none) = (&run, &start, &none);
+            scope.spawn(move || {
+                start.wait();
+                for n in 0..200 {
+                    let id = format!("{thread}-{n}");
+                    let directory = run.create(&record(&id, None, true)).unwrap();
+                    assert!(directory.path().join(RECORD).exists());
+                    match n % 3 {
+                        // Each way a directory goes takes that of all with it, if it is the last.
+                        0 => drop(run.clean(none)),
+                        1 => {
+                            let mut directory = directory;
+                            directory.keep();
+                            drop(directory);
+                            // Unless a cleaner was faster.
+                            run.end(&id, none);
+                        }
+                        _ => {}
+                    }
+                }
+            });
+        }
+    });
+    assert!(
+        !root.path().join("sandboxes").exists(),
+        "it goes with its last sandbox"
+    );
+}
+
+#[test]
+fn ids_differ() {
+    let (a, b) = (new_id().unwrap(), new_id().unwrap());
+    assert_eq!(a.len(), 12);
+    assert_ne!(a, b);
+}
+
+#[test]
+fn who_waits_for_an_owner_waits_until_its_sandbox_is_gone() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let owned = run.create(&record("owned", None, true)).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            run.wait_for_owner("owned").unwrap();
+            assert!(!run.directory("owned").exists());
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        drop(owned);
+        waiting.join().unwrap();
+    });
+    run.wait_for_owner("owned").unwrap();
+}

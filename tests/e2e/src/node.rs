@@ -302,7 +302,8 @@ impl Node {
             cri::ExecSyncRequest {
                 container_id: container.container_id.clone(),
                 cmd: ["sh", "-c", script].map(str::to_owned).to_vec(),
-                timeout: 120,
+                // Many may be executed at once.
+                timeout: 600,
             },
         );
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -341,12 +342,17 @@ impl Node {
 
 /// Waits until something is so.
 pub fn until(what: &str, holds: impl Fn() -> bool) {
+    until_within(PATIENCE, what, holds);
+}
+
+/// The same, where much goes on at once.
+pub fn until_within(patience: Duration, what: &str, holds: impl Fn() -> bool) {
     let began = Instant::now();
     while !holds() {
-        let is_late = began.elapsed() >= PATIENCE;
+        let is_late = began.elapsed() >= patience;
         assert!(
             !is_late,
-            "not so after {PATIENCE:?}: {what}{}",
+            "not so after {patience:?}: {what}{}",
             stuck::report_of_thawd()
         );
         std::thread::sleep(Duration::from_millis(100));

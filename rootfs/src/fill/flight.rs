@@ -78,10 +78,10 @@ impl Inner {
         still: &(dyn Fn(Vec<usize>) -> Vec<usize> + Sync),
     ) -> Result<HashMap<usize, Arc<[u8]>>, Error> {
         let mut got = HashMap::new();
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             let awaited;
             (awaited, wanted) = self.take_off(blob, wanted, asker, still, &mut got);
-            for flight in awaited {
+            for (flight, joined) in awaited {
                 match flight.outcome().await {
                     Ok(spans) => {
                         let these = spans.iter().filter(|(span, ..)| wanted.contains(span));
@@ -89,6 +89,8 @@ impl Inner {
                     }
                     // Overtaken: what overtook it is in flight now.
                     Err(_) if flight.overtaken.is_cancelled() => {}
+                    // It was begun before this was asked for: what it met may be over, so it is tried once more.
+                    Err(_) if joined && attempt == 0 => {}
                     Err(error) => return Err(Error::Shared(error)),
                 }
             }
@@ -100,7 +102,8 @@ impl Inner {
         Err(Error::Cancelled)
     }
 
-    /// Finds or begins what will yield the spans; those kept from before go into `got`.
+    /// Finds or begins what will yield the spans; those kept from before go into `got`. Each flight with whether it was
+    /// found, begun by somebody else.
     fn take_off(
         self: &Arc<Self>,
         blob: &Arc<Blob>,
@@ -108,7 +111,7 @@ impl Inner {
         asker: &Asker,
         still: &dyn Fn(Vec<usize>) -> Vec<usize>,
         got: &mut HashMap<usize, Arc<[u8]>>,
-    ) -> (Vec<Arc<Flight>>, Vec<usize>) {
+    ) -> (Vec<(Arc<Flight>, bool)>, Vec<usize>) {
         let Some(content) = blob.content() else {
             return (Vec::new(), wanted);
         };
@@ -117,7 +120,7 @@ impl Inner {
         // Under the lock: a flight is taken off the board only after it has set its bits.
         let wanted = still(wanted);
         let mut recent = lock(&self.recent);
-        let mut awaited: Vec<Arc<Flight>> = Vec::new();
+        let mut awaited: Vec<(Arc<Flight>, bool)> = Vec::new();
         let mut fresh = Vec::new();
         for span in &wanted {
             let key = (blob.id, *span);
@@ -128,9 +131,9 @@ impl Inner {
             }
             match flights.get(&key) {
                 Some(flight) if flight.priority == Priority::Demand || priority == Priority::Prefetch => {
-                    if !awaited.iter().any(|it| Arc::ptr_eq(it, flight)) {
+                    if !awaited.iter().any(|(it, _)| Arc::ptr_eq(it, flight)) {
                         count(&self.stats.joined, 1);
-                        awaited.push(flight.clone());
+                        awaited.push((flight.clone(), true));
                     }
                 }
                 Some(flight) => {
@@ -180,7 +183,7 @@ impl Inner {
                 drop(landing);
                 let _ = land.send(Some(outcome));
             });
-            awaited.push(flight);
+            awaited.push((flight, false));
         }
         (awaited, wanted)
     }

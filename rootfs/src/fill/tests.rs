@@ -151,6 +151,15 @@ struct Scripted {
     reads: Mutex<Vec<(Range<u64>, Priority)>>,
     /// Answers that are wrong before the next right one.
     lies: AtomicU64,
+    /// Reads that fail before the next that does not.
+    failures: AtomicU64,
+}
+
+/// Takes one, where there is one.
+fn take(counter: &AtomicU64) -> bool {
+    counter
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| it.checked_sub(1))
+        .is_ok()
 }
 
 impl Scripted {
@@ -160,6 +169,7 @@ impl Scripted {
             permits: Semaphore::new(permits),
             reads: Mutex::default(),
             lies: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
         })
     }
 
@@ -186,14 +196,11 @@ impl Ranges for Scripted {
     ) -> Result<Bytes, Error> {
         lock(&self.reads).push((range.clone(), priority));
         self.permits.acquire().await.unwrap().forget();
+        if take(&self.failures) {
+            return Err(Error::malformed(format!("blob {}", blob.digest), "scripted"));
+        }
         let bytes = Bytes::copy_from_slice(&self.stored[range.start as usize..range.end as usize]);
-        let lie = || {
-            let lies = self
-                .lies
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| it.checked_sub(1));
-            lies.is_ok()
-        };
-        while lie() {
+        while take(&self.lies) {
             let mut wrong = bytes.to_vec();
             let middle = wrong.len() / 2;
             wrong[middle] ^= 0x40;

@@ -238,7 +238,7 @@ fn a_full_disk_is_an_error_and_no_damage() {
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
         let disk = root.join("disk");
         std::fs::create_dir(&disk).unwrap();
-        mount("thaw-test", &disk, "tmpfs", MountFlags::empty(), c"size=12m").unwrap();
+        mount("thaw-test", &disk, "tmpfs", MountFlags::empty(), c"size=32m").unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -264,7 +264,8 @@ fn a_full_disk_is_an_error_and_no_damage() {
             };
             let (filler, blob) = (bench.filler(), bench.blob());
             let ballast = disk.join("ballast");
-            std::fs::write(&ballast, vec![1; 9 << 20]).unwrap();
+            let full = std::fs::write(&ballast, vec![1; 32 << 20]).unwrap_err();
+            assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
             let error = filler
                 .fill(&blob.id, 0, u64::MAX, Priority::Demand)
                 .await

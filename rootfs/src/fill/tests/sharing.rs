@@ -35,6 +35,32 @@ async fn many_misses_of_one_span_are_one_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_read_that_failed_is_not_the_answer_for_who_asked_after_it_began() {
+    let layer = layer(1, TAR_GZIP, 3 << 20);
+    let bench = Bench::one().await;
+    let (filler, blob) = (bench.filler(), bench.blob().clone());
+    let scripted = Scripted::of(&layer, 0);
+    scripted.serve(&bench, &filler);
+    scripted.failures.store(1, Ordering::Relaxed);
+    let ask = || {
+        let (filler, id) = (filler.clone(), blob.id);
+        tokio::spawn(async move { filler.fill(&id, 1 << 20, 4096, Priority::Demand).await })
+    };
+    let first = ask();
+    while scripted.reads(Priority::Demand) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let second = ask();
+    while seen(&filler.stats().joined) == 0 {
+        tokio::task::yield_now().await;
+    }
+    scripted.permits.add_permits(1000);
+    first.await.unwrap().unwrap_err();
+    second.await.unwrap().unwrap();
+    assert!(bench.check() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_guest_does_not_wait_for_a_prefetch() {
     let layer = layer(1, TAR_GZIP, 3 << 20);
     let bench = Bench::one().await;

@@ -6,14 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage,
-    Sandbox as Described, SandboxUsage, ThawSandbox, Usage,
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage, Sandbox as Described, SandboxUsage,
+    Usage,
 };
 use thaw_protocol::control::DeviceId;
 use tokio::sync::watch;
@@ -21,21 +20,27 @@ use tokio::task::AbortHandle;
 
 use super::idempotency::Answers;
 use super::limits::Permit;
-use super::maker::{Condition, CreatePod, Machine, Made, Maker, Microvm, ThawPod};
+use super::maker::{Condition, Machine, Maker, Microvm};
 use super::problem::{ApiCode, Refusal};
 use super::session::Session;
 use super::watch::{Cache, Versions};
 use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
-use crate::metrics::{Families, How, Metrics};
-use crate::readiness;
-use crate::sandbox::{Asked, HostDisk, Node, Sandbox};
+use crate::metrics::{Families, Metrics};
+use crate::sandbox::{HostDisk, Node, Sandbox};
 use crate::spans::{Creation, Spans};
 
+mod attend;
+mod describe;
 mod fork;
+mod making;
 mod orphans;
 mod ready;
+
+use attend::attend;
+use describe::{describe, set};
+use making::Makings;
 
 /// Who changes a sandbox holds it.
 type OneAtATime = Arc<tokio::sync::Mutex<()>>;
@@ -63,22 +68,6 @@ struct Turn {
     id: String,
     machine: Arc<dyn Machine>,
     _alone: tokio::sync::OwnedMutexGuard<()>,
-}
-
-/// Whether sandboxes may be made, and how many are.
-#[derive(Clone, Copy, Debug, Default)]
-struct Makings {
-    closed: bool,
-    count: usize,
-}
-
-/// A sandbox is being made for as long as this is held.
-struct Making<'a>(&'a watch::Sender<Makings>);
-
-impl Drop for Making<'_> {
-    fn drop(&mut self) {
-        self.0.send_modify(|makings| makings.count -= 1);
-    }
 }
 
 /// thawd, or a process with a sandbox of its own.
@@ -186,38 +175,6 @@ impl Daemon {
         }
     }
 
-    /// Makes a sandbox of an image. Dropped, nothing is made.
-    pub async fn create(
-        self: &Arc<Daemon>,
-        request: CreateSandbox,
-        asked: Option<Asked>,
-    ) -> Result<CreatedSandbox, Refusal> {
-        let maker = self.maker()?;
-        self.made(How::Create, maker.create(request, asked)).await
-    }
-
-    /// Makes a sandbox without an image, for a pod. Dropped, nothing is made.
-    pub async fn create_pod(self: &Arc<Daemon>, request: CreatePod) -> Result<CreatedSandbox, Refusal> {
-        let maker = self.maker()?;
-        self.made(How::Create, maker.create_pod(request)).await
-    }
-
-    /// Makes one of a snapshot of a pod's. Dropped, nothing is made.
-    pub async fn thaw_pod(self: &Arc<Daemon>, request: ThawPod) -> Result<CreatedSandbox, Refusal> {
-        let maker = self.maker()?;
-        self.made(How::Thaw, maker.thaw_pod(request)).await
-    }
-
-    /// Makes a sandbox of a snapshot. Dropped, nothing is made.
-    pub async fn thaw(
-        self: &Arc<Daemon>,
-        request: ThawSandbox,
-        asked: Option<Asked>,
-    ) -> Result<CreatedSandbox, Refusal> {
-        let maker = self.maker()?;
-        self.made(How::Thaw, maker.thaw(request, asked)).await
-    }
-
     /// Keeps the answer to who asked for a sandbox with a key, for a later thawd.
     pub fn note_answer(&self, id: &str, answer: &[u8]) {
         // One that is gone already is nobody's to answer for.
@@ -231,102 +188,6 @@ impl Daemon {
     pub fn maker(&self) -> Result<&Arc<dyn Maker>, Refusal> {
         let one_only = || Refusal::new(ApiCode::OneOnly, "this is a thaw run of its own");
         self.maker.as_ref().ok_or_else(one_only)
-    }
-
-    async fn made(
-        self: &Arc<Daemon>,
-        how: How,
-        making: impl Future<Output = Result<Made, Refusal>>,
-    ) -> Result<CreatedSandbox, Refusal> {
-        // Until it is in the table, and ready: who drains us counts it.
-        let _making = self.begin(how)?;
-        let began = Instant::now();
-        let made = async {
-            let mut made = making.await?;
-            let (took, readying) = (began.elapsed(), made.readying.take());
-            let shown = self.show(made);
-            match readying {
-                None => Ok((took, shown)),
-                // Not in the time it took: that is the container's.
-                Some(readying) => Ok((took, self.until_ready(shown, readying).await?)),
-            }
-        };
-        let (took, created) = made
-            .await
-            .inspect_err(|e: &Refusal| self.metrics.not_started(how, e.slug()))?;
-        self.metrics.started(how, took, &created.account);
-        Ok(created)
-    }
-
-    fn begin(&self, how: How) -> Result<Making<'_>, Refusal> {
-        self.begin_making()
-            .inspect_err(|e| self.metrics.not_started(how, e.slug()))
-    }
-
-    async fn timed(
-        &self,
-        how: How,
-        making: impl Future<Output = Result<Made, Refusal>>,
-    ) -> Result<Made, Refusal> {
-        let began = Instant::now();
-        let made = making
-            .await
-            .inspect_err(|e| self.metrics.not_started(how, e.slug()))?;
-        self.metrics.started(how, began.elapsed(), &made.account);
-        Ok(made)
-    }
-
-    fn show(self: &Arc<Daemon>, made: Made) -> CreatedSandbox {
-        let shown = self.insert(made.machine, Condition::Running);
-        reach(Failpoint::CreateShown);
-        CreatedSandbox {
-            sandbox: Described::clone(&shown),
-            image_config: made.image_config,
-            account: made.account,
-        }
-    }
-
-    fn begin_making(&self) -> Result<Making<'_>, Refusal> {
-        let begun = self.makings.send_if_modified(|makings| {
-            makings.count += usize::from(!makings.closed);
-            !makings.closed
-        });
-        match begun {
-            true => Ok(Making(&self.makings)),
-            false => Err(Refusal::new(ApiCode::Draining, "this thawd is being drained")),
-        }
-    }
-
-    /// Refuses to make any more from now on.
-    pub fn close(&self) {
-        self.makings.send_modify(|makings| makings.closed = true);
-    }
-
-    /// The same, and waits until none is being made; or until they may be made again.
-    pub async fn drain(&self) -> Result<Drain, Refusal> {
-        self.maker()?;
-        self.close();
-        let mut makings = self.makings.subscribe();
-        // The sender is ours.
-        let _ = makings.wait_for(|m| m.count == 0 || !m.closed).await;
-        Ok(self.drained())
-    }
-
-    /// Makes them again.
-    pub fn undrain(&self) -> Result<Drain, Refusal> {
-        self.maker()?;
-        self.makings.send_modify(|makings| makings.closed = false);
-        Ok(self.drained())
-    }
-
-    /// Whether any are made, and how many there are. Who is answered knows that no lock here is held for ever.
-    pub fn drained(&self) -> Drain {
-        let makings = *self.makings.borrow();
-        Drain {
-            draining: makings.closed,
-            making: makings.count,
-            sandboxes: self.table().len(),
-        }
     }
 
     /// What one sandbox takes of its host. Blocks for as long as the kernel takes to say.
@@ -586,116 +447,6 @@ pub fn none(wanted: &str) -> Failure {
         ExitCode::SandboxNotFound,
         format!("no running sandbox is {wanted}"),
     )
-}
-
-/// Tells the cache of its machine's end, and of its container's; deletes it when its time is over, or the process it was made for has ended.
-fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
-    let (record, end, exit) = (machine.record(), machine.end(), machine.exit());
-    let (id, client, timeout) = (record.id.clone(), record.client, record.terms.timeout);
-    let client_ends = async move {
-        let Some(client) = client else {
-            return std::future::pending().await;
-        };
-        if let Some(pidfd) = client.open()
-            && let Ok(pidfd) = readiness::register(pidfd, tokio::io::Interest::READABLE)
-        {
-            let _ = pidfd.readable().await;
-        }
-        "the process it was made for has ended"
-    };
-    let time_ends = async move {
-        let Some(timeout) = timeout else {
-            return std::future::pending().await;
-        };
-        // The clock of the timeout goes on while the host sleeps, that of the timer may not.
-        while !timeout.left().is_zero() {
-            tokio::time::sleep(timeout.left()).await;
-        }
-        "its time is over"
-    };
-    let (marked, marking) = (id.clone(), daemon.clone());
-    let delete_on_exit = record.terms.delete_on_exit;
-    let note_exit = async move {
-        let status = exit.await;
-        if let Some(daemon) = marking.upgrade() {
-            daemon
-                .cache
-                .update(&marked, |described| exited(described, status));
-        }
-        match delete_on_exit {
-            true => "its container's process has ended",
-            false => std::future::pending().await,
-        }
-    };
-    let (marked, marking) = (id.clone(), daemon.clone());
-    let mark = async move {
-        let reason = end.await;
-        if let Some(daemon) = marking.upgrade() {
-            daemon
-                .cache
-                .update(&marked, |described| set(described, Condition::Ended(reason)));
-        }
-        std::future::pending().await
-    };
-    async move {
-        let why = tokio::select! {
-            why = client_ends => why,
-            why = time_ends => why,
-            why = mark => why,
-            why = note_exit => why,
-        };
-        let Some(daemon) = daemon.upgrade() else { return };
-        // On a task of its own: this one ends with the sandbox.
-        tokio::spawn(async move {
-            let _finishing = daemon.finishing.read().await;
-            if daemon.delete(&id).await.is_ok() {
-                tracing::info!(sandbox = id, "deleted: {why}");
-            }
-        });
-    }
-}
-
-fn describe(machine: &dyn Machine, condition: Condition) -> Described {
-    let record = machine.record();
-    let mut described = Described {
-        id: record.id.clone(),
-        name: record.name.clone(),
-        image: record.image.clone(),
-        command: record.command.clone(),
-        created: record.created,
-        cpus: record.vcpus,
-        memory_mib: record.memory_mib,
-        state: String::new(),
-        reason: None,
-        exit_code: None,
-        readiness: machine.readiness(),
-        vsock: machine.vsock().display().to_string(),
-        vmm_pid: record.vmm.map(|v| v.pid),
-        network: record.network.clone(),
-        labels: record.terms.labels.clone(),
-        timeout_s: record.terms.timeout.map(|t| t.seconds),
-        resource_version: 0,
-    };
-    set(&mut described, condition);
-    described
-}
-
-/// Its container's process has ended.
-fn exited(described: &mut Described, status: i32) {
-    described.exit_code = Some(status);
-    if described.state == "running" {
-        described.state = "exited".into();
-    }
-}
-
-fn set(described: &mut Described, condition: Condition) {
-    let (state, reason) = match condition {
-        Condition::Running if described.exit_code.is_some() => ("exited", None),
-        Condition::Running => ("running", None),
-        Condition::Paused => ("paused", None),
-        Condition::Ended(reason) => ("ended", Some(reason)),
-    };
-    (described.state, described.reason) = (state.into(), reason);
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use futures_util::poll;
-use thaw_protocol::api::WatchEvent;
+use thaw_protocol::api::{CreateSandbox, WatchEvent};
 
 use super::*;
 use crate::api::fake::{Fake, FakeMachine, request};

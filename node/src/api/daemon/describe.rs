@@ -1,0 +1,50 @@
+//! A sandbox as the API tells of it.
+
+use thaw_protocol::api::Sandbox as Described;
+
+use crate::api::maker::{Condition, Machine};
+
+/// Of a machine in this condition.
+pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described {
+    let record = machine.record();
+    let mut described = Described {
+        id: record.id.clone(),
+        name: record.name.clone(),
+        image: record.image.clone(),
+        command: record.command.clone(),
+        created: record.created,
+        cpus: record.vcpus,
+        memory_mib: record.memory_mib,
+        state: String::new(),
+        reason: None,
+        exit_code: None,
+        readiness: machine.readiness(),
+        vsock: machine.vsock().display().to_string(),
+        vmm_pid: record.vmm.map(|v| v.pid),
+        network: record.network.clone(),
+        labels: record.terms.labels.clone(),
+        timeout_s: record.terms.timeout.map(|t| t.seconds),
+        resource_version: 0,
+    };
+    set(&mut described, condition);
+    described
+}
+
+/// Its container's process has ended.
+pub(super) fn exited(described: &mut Described, status: i32) {
+    described.exit_code = Some(status);
+    if described.state == "running" {
+        described.state = "exited".into();
+    }
+}
+
+/// What became of its machine.
+pub(super) fn set(described: &mut Described, condition: Condition) {
+    let (state, reason) = match condition {
+        Condition::Running if described.exit_code.is_some() => ("exited", None),
+        Condition::Running => ("running", None),
+        Condition::Paused => ("paused", None),
+        Condition::Ended(reason) => ("ended", Some(reason)),
+    };
+    (described.state, described.reason) = (state.into(), reason);
+}

@@ -114,7 +114,7 @@ bench-shim: ## `ctr run` with runc and with Thaw in turn, 50 pods at once, memor
 	@$(MAKE) kernel build
 	@tests/bench/run shim $(if $(QUICK),--quick)
 
-test-package: ## the Debian package installed, used, removed and purged beside Debian's containerd
+test-package: ## the Debian package, and the Kubernetes image on a node of systemd: installed, used and removed beside Debian's containerd
 	@./setup test
 	@$(MAKE) kernel build
 	@tests/package/run

@@ -38,6 +38,7 @@ pub mod forward;
 pub mod guest;
 pub mod handshake;
 pub mod hotplug;
+pub mod huge_pages;
 pub mod identity;
 pub mod init;
 pub mod listener;

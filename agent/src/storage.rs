@@ -9,7 +9,7 @@
 //! | `mmioblk`, `blk` | path of a block device in the guest, `/dev/vdX`; with the driver option `fill-disk`, ext4 on it is grown to its end |
 //! | `pmem`, `nvdimm` | `/dev/pmemX` |
 //! | `overlayfs` | nothing; directories named by the driver option `io.katacontainers.volume.overlayfs.create_directory=PATH` are made first |
-//! | `ephemeral` | a tmpfs shared by the sandbox's containers |
+//! | `ephemeral` | a tmpfs shared by the sandbox's containers; of type `hugetlbfs`, huge pages of the size its option `pagesize=` says: as many as `size=` says, set aside, or what is used |
 //! | `local` | a directory, made here; option `mode=0755` |
 //! | `bind` | a path of the guest; with the driver option `release-source`, what the kernel mounted there by itself goes with it |
 
@@ -26,9 +26,13 @@ use thaw_protocol::agent::layout::RELEASE_SOURCE;
 use crate::container::mount_options::MountOptions;
 use crate::error::{Error, For, Result};
 use crate::ext4;
+use crate::huge_pages::{self, Reservation};
 use crate::warning;
 
 const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory=";
+
+/// The file system type of huge pages.
+const HUGETLBFS: &str = "hugetlbfs";
 
 /// Asks for an ext4 that is as large as its disk.
 const FILL_DISK: &str = "fill-disk";
@@ -71,6 +75,8 @@ struct Mounted {
     users: usize,
     /// Made by `local`: a directory, not a mount.
     directory: bool,
+    /// What it may hold, where that is huge pages.
+    _pages: Option<Reservation>,
 }
 
 impl Storages {
@@ -102,6 +108,10 @@ impl Storages {
             there.users += 1;
             return Ok(());
         }
+        let pages = match is_of_huge_pages(storage) {
+            true => Some(huge_pages::of_options(&storage.options)?),
+            false => None,
+        };
         mount_storage(storage)?;
         let directory = storage.driver == "local";
         mounted.insert(
@@ -110,6 +120,7 @@ impl Storages {
                 storage: storage.clone(),
                 users: 1,
                 directory,
+                _pages: pages,
             },
         );
         Ok(())
@@ -219,6 +230,7 @@ fn mount_storage(s: &Storage) -> Result<()> {
             }
             mount_new(s, "overlay", "overlay", &options)
         }
+        "ephemeral" if is_of_huge_pages(s) => mount_new(s, HUGETLBFS, HUGETLBFS, &options),
         "ephemeral" => mount_new(s, "tmpfs", "tmpfs", &options),
         "local" => {
             fs::create_dir_all(&s.mount_point).for_(|| format!("create {at}"))?;
@@ -245,6 +257,10 @@ fn mount_storage(s: &Storage) -> Result<()> {
         Some((group, only_if_root_differs)) => give_group(&s.mount_point, group, only_if_root_differs),
         None => Ok(()),
     }
+}
+
+fn is_of_huge_pages(s: &Storage) -> bool {
+    s.driver == "ephemeral" && s.kind == HUGETLBFS
 }
 
 fn prepare_target(s: &Storage) -> Result<()> {

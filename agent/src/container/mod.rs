@@ -32,6 +32,7 @@ use thaw_protocol::agent::agent::{CreateContainerRequest, ExecProcessRequest};
 use thaw_protocol::agent::readiness::ExpectReadyRequest;
 
 use crate::error::{Error, For, Result};
+use crate::huge_pages::{self, Reservation};
 use crate::oom::{ChangeWatch, OomEvents};
 use crate::readiness::Expected;
 use crate::reaper::{ExitCode, Reaper};
@@ -59,6 +60,7 @@ pub struct Container {
     expected: Mutex<Option<Expected>>,
     execs: Mutex<Execs>,
     mounts: Vec<PathBuf>,
+    huge_pages: Mutex<Vec<Reservation>>,
     oom_kills: AtomicU64,
     /// Who looks at `memory.events`.
     pub(crate) memory_watch: Mutex<Option<tokio::task::AbortHandle>>,
@@ -99,6 +101,8 @@ impl Container {
             ));
         }
         let spec = Spec::new(&request.container_id, oci, request.string_user.as_ref())?;
+        let resources = oci.Linux.as_ref().and_then(|linux| linux.Resources.as_ref());
+        let huge_pages = huge_pages::of_limits(resources.map_or(&[], |r| &r.HugepageLimits))?;
         let mounts = all.acquire_all(storages)?;
         let made = Self::set_up(&spec, reaper);
         match made {
@@ -112,6 +116,7 @@ impl Container {
                 expected: Mutex::default(),
                 execs: Mutex::default(),
                 mounts,
+                huge_pages: Mutex::new(huge_pages),
                 oom_kills: AtomicU64::new(0),
                 memory_watch: Mutex::default(),
             }),
@@ -359,5 +364,6 @@ impl Container {
             warning!("container {}: {e}", self.id);
         }
         all.release_all(&self.mounts);
+        lock(&self.huge_pages).clear();
     }
 }

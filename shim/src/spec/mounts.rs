@@ -13,7 +13,12 @@ use crate::error::{Error, For, Result};
 use crate::share::Source;
 
 /// Made by the guest's kernel alone.
-const OF_THE_GUEST: [&str; 7] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"];
+const OF_THE_GUEST: [&str; 8] = [
+    "proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", HUGETLBFS,
+];
+/// The file system type of huge pages, and its number (linux/magic.h).
+const HUGETLBFS: &str = "hugetlbfs";
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// Copied when the container is made: later changes on the host are not seen.
 const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
 /// Device nodes that are the same in every Linux, by name and number: the guest's own stand for them.
@@ -43,6 +48,8 @@ const SHARED: &str = "/dev/shm";
 const SHARED_MEMORY: &str = "/run/thaw/shm";
 /// What it has where the host does not say, bytes.
 const SHARED_MEMORY_SIZE: u64 = 64 << 20;
+/// Below it the guest has the volumes of huge pages, by the host's paths of them: a kernel's huge pages are its own.
+const HUGE_PAGES: &str = "/run/thaw/huge";
 /// What is shared read-only: that mount alone, or all that is mounted below it too.
 const READ_ONLY_ALONE: &str = "ro";
 const READ_ONLY_WHOLE: &str = "rro";
@@ -97,6 +104,11 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
                 ("bind", path)
             }
             (true, _) => match look(mount, bundle)? {
+                Found::HugePages(volume) => {
+                    let place = volume.mount_point.clone();
+                    made.storages.push(*volume);
+                    ("bind", place)
+                }
                 Found::Node(path) => ("bind", path),
                 Found::Shared(source) => {
                     writable_below = source.options.iter().any(|o| o == READ_ONLY_ALONE);
@@ -162,6 +174,8 @@ enum Found {
     /// The guest has it too, there.
     Node(String),
     Shared(Source),
+    /// A volume of huge pages, to be one of the guest's.
+    HugePages(Box<Storage>),
 }
 
 /// Looks at the source of a bind, through links as the kernel goes.
@@ -194,6 +208,9 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
         ));
     }
     let fs = rustix::fs::statfs(&path).for_(|| format!("look at {}", path.display()))?;
+    if fs.f_type as u64 == HUGETLBFS_MAGIC {
+        return Ok(Found::HugePages(Box::new(huge_pages(&path, fs.f_bsize as u64))));
+    }
     if let Some((_, name)) = OF_A_KERNEL.iter().find(|(magic, _)| *magic == fs.f_type as u64) {
         return refused(format!(
             "is of its kernel ({name}): mount {name} itself to have the guest's"
@@ -282,12 +299,26 @@ fn shared_memory(source: &str) -> Storage {
             "mode=1777".into(),
             format!("size={size}"),
         ],
-        mount_point: format!(
-            "{SHARED_MEMORY}/{}",
-            source.replace('%', "%25").replace('/', "%2F")
-        ),
+        mount_point: below(SHARED_MEMORY, source),
         ..Default::default()
     }
+}
+
+/// One of pages of this size, bytes. How many there are is settled by the limits of its containers.
+fn huge_pages(source: &Path, page: u64) -> Storage {
+    Storage {
+        driver: "ephemeral".into(),
+        source: HUGETLBFS.into(),
+        fstype: HUGETLBFS.into(),
+        options: vec![format!("pagesize={page}")],
+        mount_point: below(HUGE_PAGES, &source.to_string_lossy()),
+        ..Default::default()
+    }
+}
+
+/// A place of the guest's for what has this path on the host.
+fn below(directory: &str, source: &str) -> String {
+    format!("{directory}/{}", source.replace('%', "%25").replace('/', "%2F"))
 }
 
 fn copy(source: &str, path: String) -> Result<CopiedFile> {

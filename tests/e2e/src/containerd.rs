@@ -83,6 +83,7 @@ impl Containerd {
             "version = 2\nroot = {root:?}\nstate = {state:?}\n[grpc]\naddress = {socket:?}\n\
              [proxy_plugins.thaw]\ntype = \"snapshot\"\naddress = {snapshots:?}\n\
              [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = {pause:?}\nrestrict_oom_score_adj = true\n\
+             disable_hugetlb_controller = false\n\
              [plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = {plugins:?}\nconf_dir = {networks:?}\n\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"thaw\"\ndefault_runtime_name = \"thaw\"\n\
              disable_snapshot_annotations = false\n\

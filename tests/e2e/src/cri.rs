@@ -184,6 +184,25 @@ pub struct LinuxContainerResources {
     pub memory_limit_in_bytes: i64,
     #[prost(int64, tag = "5")]
     pub oom_score_adj: i64,
+    #[prost(message, repeated, tag = "8")]
+    pub hugepage_limits: Vec<HugepageLimit>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HugepageLimit {
+    #[prost(string, tag = "1")]
+    pub page_size: String,
+    /// Bytes.
+    #[prost(uint64, tag = "2")]
+    pub limit: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Mount {
+    #[prost(string, tag = "1")]
+    pub container_path: String,
+    #[prost(string, tag = "2")]
+    pub host_path: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -245,6 +264,8 @@ pub struct ContainerConfig {
     pub working_dir: String,
     #[prost(message, repeated, tag = "6")]
     pub envs: Vec<KeyValue>,
+    #[prost(message, repeated, tag = "7")]
+    pub mounts: Vec<Mount>,
     #[prost(message, repeated, tag = "8")]
     pub devices: Vec<Device>,
     #[prost(string, tag = "11")]

@@ -1,0 +1,181 @@
+//! Huge pages the guest's kernel keeps for who asks for them: as many as containers may use and volumes hold
+//! (Documentation/admin-guide/mm/hugetlbpage.rst).
+//!
+//! Invariant: the kernel's pool of a size grows and shrinks by what is reserved of it, and what it may grow by when pages are wanted by
+//! what is let. What cannot be had whole changes nothing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use thaw_protocol::agent::oci::LinuxHugepageLimit;
+
+use crate::error::{Error, For, Result};
+use crate::warning;
+
+/// A directory for each size the kernel has: `hugepages-2048kB`.
+const POOLS: &str = "/sys/kernel/mm/hugepages";
+
+/// What a pool has at any time, and what it may have beyond that while somebody uses it.
+const KEPT: &str = "nr_hugepages";
+const ON_DEMAND: &str = "nr_overcommit_hugepages";
+
+/// Who changes a number of a pool, which is read first.
+static CHANGING: Mutex<()> = Mutex::new(());
+
+/// Huge pages that are there, or may be, for as long as this is held.
+#[derive(Debug)]
+pub struct Reservation {
+    /// The number of the pool that has them counted in.
+    number: PathBuf,
+    pages: u64,
+}
+
+/// What the limits of a container let it use.
+pub fn of_limits(limits: &[LinuxHugepageLimit]) -> Result<Vec<Reservation>> {
+    let used = limits.iter().filter(|limit| limit.Limit > 0);
+    used.map(|limit| Reservation::new(Path::new(POOLS), KEPT, &limit.Pagesize, limit.Limit))
+        .collect()
+}
+
+/// What a file system of huge pages with these options may hold; where they do not say how much, all that there is memory for.
+pub fn of_options(options: &[String]) -> Result<Reservation> {
+    let value = |name: &str| {
+        let given = options.iter().flat_map(|o| o.split(','));
+        given.filter_map(|o| o.split_once('=')).find(|(n, _)| *n == name)
+    };
+    let (_, page) = value("pagesize")
+        .ok_or_else(|| Error::Invalid("a file system of huge pages: its options have no pagesize=".into()))?;
+    match value("size") {
+        Some((_, size)) => Reservation::new(Path::new(POOLS), KEPT, page, bytes(size)?),
+        None => Reservation::new(Path::new(POOLS), ON_DEMAND, page, memory()),
+    }
+}
+
+/// Of the guest, bytes.
+fn memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}
+
+impl Reservation {
+    fn new(pools: &Path, number: &str, page: &str, wanted: u64) -> Result<Reservation> {
+        let size = bytes(page)?;
+        let number = pools.join(format!("hugepages-{}kB", size >> 10)).join(number);
+        if !number.exists() {
+            return Err(Error::Unsupported(format!(
+                "this guest's kernel has no huge pages of {page}: use those of 2MB"
+            )));
+        }
+        let pages = wanted.div_ceil(size);
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = read(&number)?;
+        let whole = before.saturating_add(pages);
+        write(&number, whole)?;
+        let got = read(&number)?;
+        if got < whole {
+            write(&number, before)?;
+            return Err(Error::State(format!(
+                "of {pages} huge pages of {page} the guest has memory for {}: they are of its own, so let the memory limit \
+                 count them in",
+                got.saturating_sub(before)
+            )));
+        }
+        Ok(Reservation { number, pages })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let smaller = read(&self.number).and_then(|all| write(&self.number, all.saturating_sub(self.pages)));
+        if let Err(e) = smaller {
+            warning!("{e}");
+        }
+    }
+}
+
+fn read(number: &Path) -> Result<u64> {
+    let what = || format!("read {}", number.display());
+    let text = fs::read_to_string(number).for_(what)?;
+    let pages = text.trim().parse();
+    pages.map_err(|_| Error::Invalid(format!("{}: {text:?} is no number", number.display())))
+}
+
+fn write(number: &Path, pages: u64) -> Result<()> {
+    fs::write(number, pages.to_string()).for_(|| format!("write {pages} to {}", number.display()))
+}
+
+/// Of a size as OCI's `pageSize` has it (`2MB`), or mount options (`2M`, `2097152`): bytes, and one at least.
+fn bytes(text: &str) -> Result<u64> {
+    let short = text.strip_suffix('B').unwrap_or(text);
+    let digits = short.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match &short[digits.len()..] {
+        "" => Some(0),
+        "K" | "k" => Some(10),
+        "M" | "m" => Some(20),
+        "G" | "g" => Some(30),
+        _ => None,
+    };
+    let number = digits.parse::<u64>().ok();
+    let size = shift.and_then(|shift| number?.checked_mul(1 << shift));
+    size.filter(|size| *size > 0)
+        .ok_or_else(|| Error::Invalid(format!("{text:?} is no size of huge pages")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_oci_and_of_mount_options() {
+        for (text, size) in [
+            ("2MB", 2 << 20),
+            ("2M", 2 << 20),
+            ("2097152", 2 << 20),
+            ("1GB", 1 << 30),
+            ("64KB", 64 << 10),
+        ] {
+            assert_eq!(bytes(text).unwrap(), size, "{text}");
+        }
+        for bad in [
+            "",
+            "B",
+            "MB",
+            "0MB",
+            "2TB",
+            "-2MB",
+            "2 MB",
+            "99999999999999999999",
+            "18446744073709551615G",
+        ] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_pool_has_what_is_reserved_of_it() {
+        let pools = tempfile::tempdir().unwrap();
+        let pool = pools.path().join("hugepages-2048kB");
+        fs::create_dir(&pool).unwrap();
+        let pool = pool.join("nr_hugepages");
+        fs::write(&pool, "3\n").unwrap();
+        let one = Reservation::new(pools.path(), KEPT, "2MB", 5 << 20).unwrap();
+        assert_eq!(read(&pool).unwrap(), 6);
+        let other = Reservation::new(pools.path(), KEPT, "2MB", 2 << 20).unwrap();
+        drop(one);
+        assert_eq!(read(&pool).unwrap(), 4);
+        drop(other);
+        assert_eq!(read(&pool).unwrap(), 3);
+        let none = Reservation::new(pools.path(), KEPT, "1GB", 1 << 30).unwrap_err();
+        assert!(none.to_string().contains("1GB"), "{none}");
+    }
+
+    #[test]
+    fn options_that_say_no_size_of_pages_or_none_that_is_one_are_refused() {
+        for bad in [&["size=2M"][..], &["pagesize=2M,size=x"], &["pagesize=2T"], &[]] {
+            let options: Vec<_> = bad.iter().map(|o| (*o).to_owned()).collect();
+            assert!(of_options(&options).is_err(), "{bad:?}");
+        }
+    }
+}

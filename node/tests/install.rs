@@ -21,7 +21,12 @@ struct Installation {
 impl Installation {
     fn new() -> Installation {
         let place = tempfile::tempdir().unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_thaw"), place.path().join("thaw")).unwrap();
+        // By another process: a child of another test would have a file open for writing that this one has, and it could not be run.
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_thaw"))
+            .arg(place.path().join("thaw"))
+            .status();
+        assert!(copied.unwrap().success());
         fs::write(place.path().join("containerd-shim-thaw-v2"), "").unwrap();
         Installation { place }
     }

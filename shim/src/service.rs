@@ -168,7 +168,10 @@ impl Task for Service {
     }
 
     async fn connect(&self, _: &TtrpcContext, r: ConnectRequest) -> Answer<ConnectResponse> {
-        self.pod.container(&r.id)?;
+        // That of a sandbox's too: by it containerd, when it is started again, finds out whether the shim is there.
+        if self.pod.sandbox(&r.id).is_err() {
+            self.pod.container(&r.id)?;
+        }
         Ok(ConnectResponse {
             shim_pid: process::id(),
             task_pid: self.pod.pid(),

@@ -9,6 +9,7 @@ use support::{Rig, code};
 use thaw_protocol::shim::pod_sandbox::*;
 use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::sandbox::*;
+use thaw_protocol::shim::task::ConnectRequest;
 use thaw_protocol::shim::{Any, Message, MessageField, cgroup2};
 use thaw_shim::arguments::{Action, Arguments};
 use thaw_shim::thawd::Thawd;
@@ -61,12 +62,12 @@ async fn create(rig: &Rig) {
     rig.sandbox.create_sandbox(context(), &request).await.unwrap();
 }
 
-async fn start(rig: &Rig) -> ttrpc::Result<u32> {
+async fn start(rig: &Rig) -> ttrpc::Result<StartSandboxResponse> {
     let request = StartSandboxRequest {
         sandbox_id: "pod".into(),
         ..Default::default()
     };
-    Ok(rig.sandbox.start_sandbox(context(), &request).await?.pid)
+    rig.sandbox.start_sandbox(context(), &request).await
 }
 
 async fn status(rig: &Rig, id: &str) -> ttrpc::Result<SandboxStatusResponse> {
@@ -125,8 +126,26 @@ async fn a_sandbox_is_a_microvm_whose_containers_come_and_go() {
     assert_eq!(made.network.mode, Mode::NAMESPACE.into());
     assert_eq!(made.network.namespace, "/run/netns/cni-1");
     assert_eq!(status(&rig, "pod").await.unwrap().state, "SANDBOX_NOTREADY");
-    assert_eq!(start(&rig).await.unwrap(), vmm);
+    let started = start(&rig).await.unwrap();
+    assert_eq!(started.pid, vmm);
+    let spec: serde_json::Value = serde_json::from_slice(&started.spec.value).unwrap();
+    let network = json!({"type": "network", "path": "/run/netns/cni-1"});
+    assert!(
+        spec["linux"]["namespaces"].as_array().unwrap().contains(&network),
+        "{spec}"
+    );
     assert_eq!(code(start(&rig).await), Code::FAILED_PRECONDITION);
+    // What containerd asks when it is started again; a shim that says no is one it takes for dead.
+    let ask = |id: &str| ConnectRequest {
+        id: id.into(),
+        ..Default::default()
+    };
+    let connected = rig.client.connect(context(), &ask("pod")).await.unwrap();
+    assert_eq!(connected.task_pid, vmm);
+    assert_eq!(
+        code(rig.client.connect(context(), &ask("other")).await),
+        Code::NOT_FOUND
+    );
 
     let ready = status(&rig, "pod").await.unwrap();
     assert_eq!((ready.state.as_str(), ready.pid), ("SANDBOX_READY", vmm));

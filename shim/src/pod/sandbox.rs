@@ -36,7 +36,7 @@ impl Pod {
         files::write(&bundle, &config)?;
         self.machine_of(&r.sandbox_id, &bundle, &spec, kata).await?;
         let _ = self.shared.set(Shared::of(&spec));
-        let sandbox = Arc::new(Sandbox::new(&r.sandbox_id, bundle));
+        let sandbox = Arc::new(Sandbox::new(&r.sandbox_id, bundle, &spec));
         let taken = |_| Error::AlreadyExists(format!("a sandbox in the shim of {}", r.sandbox_id));
         self.sandbox.set(sandbox).map_err(taken)?;
         drop(reservation);

@@ -12,11 +12,16 @@ use std::path::PathBuf;
 
 pub use metrics::metrics;
 pub use request::{config, spec};
-use thaw_protocol::shim::Timestamp;
+use serde_json::json;
+use thaw_protocol::shim::{Any, Timestamp};
 
 use crate::agent::ProcessId;
 use crate::process::{Exit, Phase, Process};
+use crate::spec::config::Spec;
 use crate::stdio::Stdio;
+
+/// The type under which containerd knows a specification (its core/runtime/typeurl.go).
+const SPEC: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
 
 /// A sandbox, as containerd has it.
 #[derive(Debug)]
@@ -24,12 +29,14 @@ pub struct Sandbox {
     pub id: String,
     pub bundle: PathBuf,
     pub created_at: Timestamp,
+    /// What containerd shows NRI's plugins of it.
+    pub spec: Any,
     /// What stands for it: nothing in the guest, but it is started once and ends once.
     pub life: Process,
 }
 
 impl Sandbox {
-    pub fn new(id: &str, bundle: PathBuf) -> Sandbox {
+    pub fn new(id: &str, bundle: PathBuf, spec: &Spec) -> Sandbox {
         let name = ProcessId {
             container: id.into(),
             exec: id.into(),
@@ -38,6 +45,7 @@ impl Sandbox {
             id: id.into(),
             bundle,
             created_at: Timestamp::now(),
+            spec: shown(spec),
             life: Process::new(name, "", Stdio::default()),
         }
     }
@@ -56,5 +64,26 @@ impl Sandbox {
             Phase::Running => "SANDBOX_READY",
             Phase::Created | Phase::Starting | Phase::Ended(_) => "SANDBOX_NOTREADY",
         }
+    }
+}
+
+/// A pod's specification, as far as it is one without a container: the OCI runtime specification's JSON.
+fn shown(spec: &Spec) -> Any {
+    let namespaces = spec.linux.namespaces.iter();
+    let namespaces = namespaces.map(|of| json!({"type": of.kind, "path": of.path}));
+    let shown = json!({
+        "ociVersion": "1.1.0",
+        "hostname": spec.hostname,
+        "annotations": spec.annotations,
+        "linux": {
+            "cgroupsPath": spec.linux.cgroups_path,
+            "namespaces": namespaces.collect::<Vec<_>>(),
+            "sysctl": spec.linux.sysctl,
+        },
+    });
+    Any {
+        type_url: SPEC.into(),
+        value: shown.to_string().into_bytes(),
+        ..Default::default()
     }
 }

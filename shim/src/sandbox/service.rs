@@ -40,6 +40,7 @@ impl SandboxCalls for Service {
         Ok(StartSandboxResponse {
             pid: self.pod.pid(),
             created_at: MessageField::some(sandbox.created_at.clone()),
+            spec: MessageField::some(sandbox.spec.clone()),
             ..Default::default()
         })
     }

@@ -23,6 +23,8 @@ use crate::{info, log};
 
 /// How long containerd may take to hear the last events.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+/// Through how many tasks of ttrpc an answer goes until it is written, and some more.
+const ANSWERED: usize = 32;
 /// Where containerd says that it takes events.
 const EVENTS: &str = "TTRPC_ADDRESS";
 
@@ -68,6 +70,10 @@ pub async fn serve(listener: UnixListener, pod: Arc<Pod>) -> Result<()> {
     pod.ended().await;
     // What is being answered is, meanwhile; whoever waits for more sees the connection end with us.
     pod.events.flush(FLUSH_LIMIT).await;
+    // The answer to who had us stop, too: without it containerd takes a sandbox for one that could not be removed.
+    for _ in 0..ANSWERED {
+        tokio::task::yield_now().await;
+    }
     Ok(())
 }
 

@@ -19,6 +19,8 @@ const POOLS: &str = "/sys/kernel/mm/hugepages";
 /// What a pool has at any time, and what it may have beyond that while somebody uses it.
 const KEPT: &str = "nr_hugepages";
 const ON_DEMAND: &str = "nr_overcommit_hugepages";
+/// What it has of the latter: the former, as it is read, counts them in, and as it is written does not.
+const SURPLUS: &str = "surplus_hugepages";
 
 /// Who changes a number of a pool, which is read first.
 static CHANGING: Mutex<()> = Mutex::new(());
@@ -69,10 +71,10 @@ impl Reservation {
         }
         let pages = wanted.div_ceil(size);
         let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = read(&number)?;
+        let before = settled(&number)?;
         let whole = before.saturating_add(pages);
         write(&number, whole)?;
-        let got = read(&number)?;
+        let got = settled(&number)?;
         if got < whole {
             write(&number, before)?;
             return Err(Error::State(format!(
@@ -88,10 +90,20 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-        let smaller = read(&self.number).and_then(|all| write(&self.number, all.saturating_sub(self.pages)));
+        let smaller =
+            settled(&self.number).and_then(|all| write(&self.number, all.saturating_sub(self.pages)));
         if let Err(e) = smaller {
             warning!("{e}");
         }
+    }
+}
+
+/// What was written to a number of a pool.
+fn settled(number: &Path) -> Result<u64> {
+    let all = read(number)?;
+    match number.ends_with(KEPT) {
+        true => Ok(all.saturating_sub(read(&number.with_file_name(SURPLUS))?)),
+        false => Ok(all),
     }
 }
 
@@ -158,15 +170,18 @@ mod tests {
         let pools = tempfile::tempdir().unwrap();
         let pool = pools.path().join("hugepages-2048kB");
         fs::create_dir(&pool).unwrap();
-        let pool = pool.join("nr_hugepages");
+        let (pool, surplus) = (pool.join(KEPT), pool.join(SURPLUS));
         fs::write(&pool, "3\n").unwrap();
+        fs::write(&surplus, "0\n").unwrap();
         let one = Reservation::new(pools.path(), KEPT, "2MB", 5 << 20).unwrap();
         assert_eq!(read(&pool).unwrap(), 6);
         let other = Reservation::new(pools.path(), KEPT, "2MB", 2 << 20).unwrap();
         drop(one);
         assert_eq!(read(&pool).unwrap(), 4);
+        // Of the four, as the kernel tells it, one was taken beyond what is kept.
+        fs::write(&surplus, "1\n").unwrap();
         drop(other);
-        assert_eq!(read(&pool).unwrap(), 3);
+        assert_eq!(read(&pool).unwrap(), 2);
         let none = Reservation::new(pools.path(), KEPT, "1GB", 1 << 30).unwrap_err();
         assert!(none.to_string().contains("1GB"), "{none}");
     }

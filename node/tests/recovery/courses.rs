@@ -7,6 +7,7 @@ use thaw_failpoint::Failpoint;
 use thaw_node::api::client::Client;
 use thaw_node::container::Running;
 use thaw_node::exit::Failure;
+use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{FreezeSandbox, NetworkPolicy, ThawSandbox};
 use thaw_rootfs::prefetch::{Journal, OrderedBlob, Recorder};
 use thaw_rootfs::store::{Image, Store};
@@ -108,8 +109,10 @@ impl Course {
         match self {
             Course::Life | Course::Deeds => {
                 let survivor = node.survivor().await;
-                if point == Failpoint::PublishSwept {
-                    node.lost_port().await;
+                match point {
+                    Failpoint::PublishSwept => node.lost_port().await,
+                    Failpoint::CgroupSwept => lose_cgroup(),
+                    _ => {}
                 }
                 let died = self.doomed(node, point, nth, &what).await;
                 node.recovers(&what, Some(&survivor)).await;
@@ -160,6 +163,11 @@ impl Course {
         );
         died
     }
+}
+
+/// Leaves the cgroup of a process there never is (the kernel's `PID_MAX_LIMIT` is 4194304).
+fn lose_cgroup() {
+    Hierarchy::detect().make("4194305.1.0").unwrap();
 }
 
 /// The life of sandboxes. Ends at the first failure: thawd's death is one.

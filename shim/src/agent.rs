@@ -1,11 +1,15 @@
 //! The guest's agent: one ttrpc connection a pod, which its containers' calls share. A call that hangs holds nobody else's up:
-//! nothing here is locked, and the connection carries as many as are asked.
+//! nothing here is locked, and the connection carries as many as are asked. What a guest has to do at once has a limit, so one
+//! that has fallen silent is found out; what depends on the container's own program or its files has none.
 
+use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 
 use thaw_protocol::agent::agent::*;
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
+use thaw_protocol::agent::health::CheckRequest;
+use thaw_protocol::agent::health_ttrpc::HealthClient;
 use thaw_protocol::agent::{MessageField, oci};
 use thaw_protocol::handshake::AGENT_PORT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,6 +21,12 @@ use crate::spec::{CopiedFile, Guest};
 
 /// How long the guest may take to take a connection: it is ready before thawd says so.
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
+/// How long the guest may take for what it does at once.
+pub const AT_ONCE_LIMIT: Duration = Duration::from_secs(30);
+/// The same, of what a node asks of all its pods, one after another.
+pub const STATS_LIMIT: Duration = Duration::from_secs(10);
+/// The same, for what waits for a container's processes, or the memory they have.
+pub const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 /// Bytes asked for at once.
 const READ_SIZE: u32 = 64 * 1024;
 /// Longest line the VMM answers a connection with.
@@ -38,7 +48,7 @@ pub enum Output {
 
 /// A connection to the agent. Clones share it.
 #[derive(Clone)]
-pub struct Agent(AgentServiceClient);
+pub struct Agent(AgentServiceClient, HealthClient);
 
 impl std::fmt::Debug for Agent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -54,9 +64,19 @@ impl Agent {
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
             .for_(|| format!("reach the guest's agent through {}", vsock.display()))?;
         let socket = ttrpc::r#async::transport::Socket::from(stream);
-        Ok(Agent(AgentServiceClient::new(ttrpc::r#async::Client::new(
-            socket,
-        ))))
+        let client = ttrpc::r#async::Client::new(socket);
+        Ok(Agent(
+            AgentServiceClient::new(client.clone()),
+            HealthClient::new(client),
+        ))
+    }
+
+    /// Whether it answers anything, whatever that is.
+    pub async fn answers(&self) -> bool {
+        let request = CheckRequest::default();
+        let answer = self.1.check(Context::default(), &request);
+        let answered = within(AT_ONCE_LIMIT, || "answer".into(), answer).await;
+        matches!(answered, Ok(_) | Err(Error::Agent { .. }))
     }
 
     /// Copies what the container needs, mounts and makes it.
@@ -91,7 +111,7 @@ impl Agent {
                 tokio::spawn(async move {
                     if let Ok(Ok(())) = creating.await {
                         // Else it goes with its machine.
-                        let _ = agent.remove(&name).await;
+                        let _ = agent.remove(&name, CHANGE_LIMIT).await;
                     }
                 });
                 Err(Error::State(format!(
@@ -146,13 +166,16 @@ impl Agent {
         answered(self.0.exec_process(Context::default(), &request).await).map(drop)
     }
 
-    /// Kills what is left of a container and takes it away.
-    pub async fn remove(&self, container: &str) -> Result<()> {
+    /// Kills what is left of a container and takes it away, within `limit`.
+    pub async fn remove(&self, container: &str, limit: Duration) -> Result<()> {
         let request = RemoveContainerRequest {
             container_id: container.into(),
             ..Default::default()
         };
-        answered(self.0.remove_container(Context::default(), &request).await).map(drop)
+        let removed = self.0.remove_container(Context::default(), &request);
+        within(limit, || format!("remove container {container}"), removed)
+            .await
+            .map(drop)
     }
 
     /// Waits for a process's end: its exit code, or 128 and the signal's number.
@@ -165,7 +188,7 @@ impl Agent {
         answered(self.0.wait_process(Context::default(), &request).await).map(|answer| answer.status)
     }
 
-    /// Sends a signal to a process, or to every one of its container.
+    /// Sends a signal to a process, or to every one of its container. A guest that is silent takes it when it goes on.
     pub async fn signal(&self, process: &ProcessId, signal: u32, all: bool) -> Result<()> {
         let request = SignalProcessRequest {
             container_id: process.container.clone(),
@@ -173,29 +196,33 @@ impl Agent {
             signal,
             ..Default::default()
         };
-        answered(self.0.signal_process(Context::default(), &request).await).map(drop)
+        let what = || format!("send signal {signal} to process {}", process.exec);
+        let sent = self.0.signal_process(Context::default(), &request);
+        within(AT_ONCE_LIMIT, what, sent).await.map(drop)
     }
 
     /// Stops a container's processes, or lets them go on.
     pub async fn pause(&self, container: &str, paused: bool) -> Result<()> {
         let container_id = container.to_owned();
-        let done = match paused {
+        match paused {
             true => {
                 let request = PauseContainerRequest {
                     container_id,
                     ..Default::default()
                 };
-                self.0.pause_container(Context::default(), &request).await
+                let paused = self.0.pause_container(Context::default(), &request);
+                within(CHANGE_LIMIT, || format!("pause container {container}"), paused).await
             }
             false => {
                 let request = ResumeContainerRequest {
                     container_id,
                     ..Default::default()
                 };
-                self.0.resume_container(Context::default(), &request).await
+                let resumed = self.0.resume_container(Context::default(), &request);
+                within(CHANGE_LIMIT, || format!("resume container {container}"), resumed).await
             }
-        };
-        answered(done).map(drop)
+        }
+        .map(drop)
     }
 
     /// Changes a container's limits.
@@ -205,7 +232,9 @@ impl Agent {
             resources: MessageField::some(resources),
             ..Default::default()
         };
-        answered(self.0.update_container(Context::default(), &request).await).map(drop)
+        let what = || format!("change the limits of container {container}");
+        let updated = self.0.update_container(Context::default(), &request);
+        within(CHANGE_LIMIT, what, updated).await.map(drop)
     }
 
     /// What a container uses.
@@ -214,7 +243,9 @@ impl Agent {
             container_id: container.into(),
             ..Default::default()
         };
-        answered(self.0.stats_container(Context::default(), &request).await)
+        let what = || format!("tell what container {container} uses");
+        let told = self.0.stats_container(Context::default(), &request);
+        within(STATS_LIMIT, what, told).await
     }
 
     /// Writes all of `data` to a process's stdin.
@@ -273,7 +304,9 @@ impl Agent {
             column: columns,
             ..Default::default()
         };
-        answered(self.0.tty_win_resize(Context::default(), &request).await).map(drop)
+        let what = || format!("resize the terminal of process {}", process.exec);
+        let resized = self.0.tty_win_resize(Context::default(), &request);
+        within(AT_ONCE_LIMIT, what, resized).await.map(drop)
     }
 
     /// Waits until the kernel has killed something of a container for want of memory: which container.
@@ -285,6 +318,18 @@ impl Agent {
 
 fn answered<T>(answer: ttrpc::Result<T>) -> Result<T> {
     answer.map_err(Error::of_agent)
+}
+
+/// The answer, if it comes within `limit`.
+async fn within<T>(
+    limit: Duration,
+    what: impl FnOnce() -> String,
+    answer: impl Future<Output = ttrpc::Result<T>>,
+) -> Result<T> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answered(answer),
+        Err(_) => Err(Error::Silent { what: what(), limit }),
+    }
 }
 
 /// The hybrid-vsock convention: `CONNECT <port>\n`, answered by `OK <host port>\n` once the guest has accepted.

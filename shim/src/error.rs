@@ -1,6 +1,7 @@
 //! What goes wrong, as containerd is told: a code for programs (its errdefs), a sentence that says what, where and what to do.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ttrpc::{Code, get_status};
 
@@ -28,6 +29,9 @@ pub enum Error {
     /// A refusal of the guest's agent, with its code.
     #[error("{message}")]
     Agent { code: Code, message: String },
+    /// The guest has not answered, and may yet.
+    #[error("the guest did not {what} within {} s", limit.as_secs())]
+    Silent { what: String, limit: Duration },
     /// The microVM is gone, or its agent.
     #[error("the pod's microVM is gone: {0}")]
     Gone(String),
@@ -93,6 +97,7 @@ impl Error {
             Error::State(_) => Code::FAILED_PRECONDITION,
             Error::Unsupported(_) => Code::UNIMPLEMENTED,
             Error::NoThawd { .. } | Error::Gone(_) => Code::UNAVAILABLE,
+            Error::Silent { .. } => Code::DEADLINE_EXCEEDED,
             Error::Thawd(_) | Error::System { .. } => Code::UNKNOWN,
             Error::Agent { code, .. } => *code,
         }

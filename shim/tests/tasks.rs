@@ -7,6 +7,8 @@ mod checkpoints;
 #[path = "tasks/shared.rs"]
 mod shared;
 mod shares;
+#[path = "tasks/silent.rs"]
+mod silent;
 mod support;
 
 use serde_json::json;

@@ -8,6 +8,7 @@ use thaw_protocol::shim::task_events::TaskDelete;
 
 use super::create::hook_state;
 use super::{Pod, Slot, is_the_last};
+use crate::agent::CHANGE_LIMIT;
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::Event;
@@ -19,8 +20,6 @@ use crate::warning;
 
 /// How long a guest may take to write back what it shares, when it is to be ended.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
-/// How long a guest may take to remove a container whose process has ended.
-const REMOVE_LIMIT: Duration = Duration::from_secs(60);
 
 impl Pod {
     /// Removes a process that has ended, or was never started; with the container's own, the container.
@@ -82,19 +81,9 @@ impl Pod {
         if is_the_last(&container.role) {
             self.end_last(machine, container).await;
         } else {
-            let removed =
-                tokio::time::timeout(REMOVE_LIMIT, machine.agent.remove(container.guest_id())).await;
-            match removed {
-                Ok(Ok(())) => {}
-                Ok(Err(e)) if e.is_ended() => {}
-                Ok(Err(e)) => return Err(e),
-                Err(_) => {
-                    return Err(Error::State(format!(
-                        "the guest did not remove container {} within {} s",
-                        container.id,
-                        REMOVE_LIMIT.as_secs()
-                    )));
-                }
+            match machine.agent.remove(container.guest_id(), CHANGE_LIMIT).await {
+                Err(e) if !e.is_ended() => return Err(e),
+                Ok(()) | Err(_) => {}
             }
             let shares = std::mem::take(&mut *container.shares());
             self.let_go(machine, shares).await;
@@ -121,16 +110,12 @@ impl Pod {
     /// Has the guest give back what it holds of the host's files before its machine is ended: what was written through mappings is nowhere
     /// else. A guest that does not is not waited for long.
     pub(super) async fn write_back(&self, machine: &Machine, container: &Container) {
-        let removed = machine.agent.remove(&container.id);
-        match tokio::time::timeout(WRITE_BACK_LIMIT, removed).await {
-            Ok(Ok(())) => {}
-            Ok(Err(e)) if e.is_ended() => {}
-            Ok(Err(e)) => warning!("container {}: {e}", container.id),
-            Err(_) => warning!(
-                "the guest did not write back what container {} shares within {} s",
-                container.id,
-                WRITE_BACK_LIMIT.as_secs()
+        match machine.agent.remove(&container.id, WRITE_BACK_LIMIT).await {
+            Err(e) if !e.is_ended() => warning!(
+                "what container {} shares may not be written back: {e}",
+                container.id
             ),
+            Ok(()) | Err(_) => {}
         }
     }
 }

@@ -136,8 +136,9 @@ impl Pod {
         Ok(())
     }
 
-    /// Sends a signal. One that has ended is not found.
-    pub async fn kill(&self, id: &str, exec_id: &str, signal: u32, all: bool) -> Result<()> {
+    /// Sends a signal. One that has ended is not found. A guest that does not kill a container and answers nothing else either is
+    /// ended: what it runs could not be removed.
+    pub async fn kill(self: &Arc<Pod>, id: &str, exec_id: &str, signal: u32, all: bool) -> Result<()> {
         let container = self.container(id)?;
         let process = container.process(exec_id)?;
         let ended = || Error::NotFound(format!("process {} has ended", process.id.exec));
@@ -152,9 +153,16 @@ impl Pod {
             self.kill_pause(&container, signal).await;
             return Ok(());
         }
-        let agent = &self.machine()?.agent;
-        match agent.signal(&process.id, signal, all && exec_id.is_empty()).await {
+        let machine = self.machine()?;
+        let all = all && exec_id.is_empty();
+        let kills = signal == libc::SIGKILL as u32 && exec_id.is_empty();
+        match machine.agent.signal(&process.id, signal, all).await {
             Err(e) if e.is_ended() => Err(ended()),
+            Err(e @ Error::Silent { .. }) if kills && !machine.agent.answers().await => {
+                warning!("microVM {} is ended, as it answers nothing: {e}", machine.sandbox);
+                self.end_machine();
+                Ok(())
+            }
             done => done,
         }
     }
@@ -238,7 +246,7 @@ impl Pod {
     }
 
     /// Writes the pod's microVM down, below a directory containerd made for it; then the container ends, if that is wanted.
-    pub async fn checkpoint(&self, id: &str, path: &str, options: Option<&Any>) -> Result<()> {
+    pub async fn checkpoint(self: &Arc<Pod>, id: &str, path: &str, options: Option<&Any>) -> Result<()> {
         let exits = checkpoint::exits(options)?;
         let container = self.container(id)?;
         let path_of = Path::new(path);

@@ -13,6 +13,8 @@ use async_trait::async_trait;
 use thaw_protocol::agent::Empty;
 use thaw_protocol::agent::agent::{self, *};
 use thaw_protocol::agent::agent_ttrpc::{AgentService, create_agent_service};
+use thaw_protocol::agent::health::{CheckRequest, HealthCheckResponse};
+use thaw_protocol::agent::health_ttrpc::{Health, create_health};
 use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::events::ForwardRequest;
 use thaw_protocol::shim::events_ttrpc::{Events, create_events};
@@ -291,6 +293,14 @@ impl AgentService for FakeAgent {
     }
 }
 
+#[async_trait]
+impl Health for FakeAgent {
+    async fn check(&self, _: &TtrpcContext, _: CheckRequest) -> Answer<HealthCheckResponse> {
+        self.hear("check", Rig::HEALTH).await;
+        Ok(HealthCheckResponse::new())
+    }
+}
+
 /// A thawd that is none.
 #[derive(Default)]
 pub struct FakeThawd {
@@ -466,12 +476,16 @@ async fn vsock(path: &Path, agent: Arc<FakeAgent>) -> Server {
     });
     let mut server = Server::new()
         .add_listener(Listener::new(connections))
-        .register_service(create_agent_service(agent));
+        .register_service(create_agent_service(agent.clone()))
+        .register_service(create_health(agent));
     server.start().await.unwrap();
     server
 }
 
 impl Rig {
+    /// What is asked how it does is heard as this container.
+    pub const HEALTH: &'static str = "health";
+
     pub async fn new() -> Rig {
         Rig::with_vmm(0).await
     }

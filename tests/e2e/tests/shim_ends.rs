@@ -132,21 +132,32 @@ fn inflict(node: &Node, container: &cri::Container, script: &str) {
     let request = cri::ExecSyncRequest {
         container_id: container.container_id.clone(),
         cmd: ["sh", "-c", script].map(str::to_owned).to_vec(),
-        timeout: 60,
+        timeout: 20,
     };
     let _: Result<cri::ExecSyncResponse, _> = node.try_call("ExecSync", request);
 }
 
-/// Overwrites the agent's program where it runs.
-const KILL_AGENT: &str = "python3 -c '
+/// A program that overwrites the agent's own where it runs, from its end: what runs meanwhile comes upon what is overwritten already.
+const OVERWRITE_AGENT: &str = "python3 -c '
 for line in open(\"/proc/1/maps\"):
     span, mode = line.split()[:2]
     if mode == \"r-xp\" and \"[\" not in line:
         begin, end = (int(n, 16) for n in span.split(\"-\"))
+        size = end - begin
+        code = CODE
         memory = open(\"/proc/1/mem\", \"r+b\", 0)
-        memory.seek(begin)
-        memory.write(bytes(end - begin))
+        for at in range(size - 4096, -1, -4096):
+            memory.seek(begin + at)
+            memory.write(code[at:at + 4096])
 '";
+/// Code that is none: the agent is killed.
+const NO_CODE: &str = "bytes(size)";
+/// Wherever the agent is, it comes to a jump to itself (nop, ..., nop, jmp -2). Its connection stays, and no call is answered.
+const ENDLESS: &str = "bytes([0x90]) * (size - 2) + bytes([0xeb, 0xfe])";
+
+fn overwrite_agent(node: &Node, container: &cri::Container, code: &str) {
+    inflict(node, container, &OVERWRITE_AGENT.replace("CODE", code));
+}
 
 #[test]
 #[ignore = "long"]
@@ -158,7 +169,7 @@ fn whatever_ends_a_pod_its_containers_are_told_killed_once_and_nothing_is_left()
     let before = Traces::of(&node);
     let events = Events::of(&node.containerd);
     type End = fn(&Node, &Pod<'_>, &cri::Container);
-    let ends: [(&str, i32, End); 4] = [
+    let ends: [(&str, i32, End); 5] = [
         ("vmm", KILLED, |node, pod, _| kill(vmm(node, &pod.id))),
         ("shim", UNKNOWN, |_, _, _| {
             let [shim] = shims()[..] else {
@@ -170,14 +181,18 @@ fn whatever_ends_a_pod_its_containers_are_told_killed_once_and_nothing_is_left()
             inflict(node, container, "echo c > /proc/sysrq-trigger")
         }),
         ("agent", KILLED, |node, _, container| {
-            inflict(node, container, KILL_AGENT)
+            overwrite_agent(node, container, NO_CODE)
+        }),
+        ("silent", KILLED, |node, _, container| {
+            overwrite_agent(node, container, ENDLESS);
+            node.stop(container, 0);
         }),
     ];
     for (name, told, end) in ends {
         eprintln!("== {name}");
         let pod = mighty(&node, name);
         let containers = ["a", "b"].map(|name| mighty_container(&pod, name, "sleep 1000"));
-        if name == "agent" {
+        if name == "agent" || name == "silent" {
             // All of the guest is seen: the agent too, which is its init.
             assert_eq!(node.said(&containers[0], "cat /proc/1/comm"), "init\n");
         }

@@ -11,6 +11,7 @@ use thaw_protocol::agent::agent::{
     SignalProcessRequest, StartContainerRequest, TtyWinResizeRequest, WaitProcessRequest, WriteStreamRequest,
 };
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
+use thaw_protocol::agent::answers::Answers;
 use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest};
 use thaw_protocol::agent::files_ttrpc::FilesClient;
 use thaw_protocol::agent::readiness::{ExpectReadyRequest, WaitReadyRequest, WaitReadyResponse};
@@ -69,7 +70,7 @@ impl AgentClient {
             .map_err(|e| failed(&e))?;
         stream.set_nonblocking(true).map_err(|e| failed(&e))?;
         let stream = tokio::net::UnixStream::from_std(stream).map_err(|e| failed(&e))?;
-        let socket = ttrpc::r#async::transport::Socket::from(stream);
+        let socket = ttrpc::r#async::transport::Socket::new(Answers::over(stream));
         let client = ttrpc::r#async::Client::new(socket);
         Ok(AgentClient {
             files: FilesClient::new(client.clone()),

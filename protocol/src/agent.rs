@@ -13,6 +13,7 @@
 //! | [`csi`] | volume statistics |
 //! | [`files`], [`files_ttrpc`] | `thaw.Files`, which is Thaw's own |
 //! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, likewise |
+//! | [`answers`] | what may come from a guest's agent |
 //! | [`layout`] | where a guest has what its containers share |
 
 #![allow(
@@ -25,6 +26,7 @@
 
 include!(concat!(env!("OUT_DIR"), "/agent/mod.rs"));
 
+pub mod answers;
 pub mod layout;
 
 /// The empty message several methods answer with.

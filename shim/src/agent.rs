@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use thaw_protocol::agent::agent::*;
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
+use thaw_protocol::agent::answers::Answers;
 use thaw_protocol::agent::health::CheckRequest;
 use thaw_protocol::agent::health_ttrpc::HealthClient;
 use thaw_protocol::agent::{MessageField, oci};
@@ -63,7 +64,7 @@ impl Agent {
         let stream = dialled
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
             .for_(|| format!("reach the guest's agent through {}", vsock.display()))?;
-        let socket = ttrpc::r#async::transport::Socket::from(stream);
+        let socket = ttrpc::r#async::transport::Socket::new(Answers::over(stream));
         let client = ttrpc::r#async::Client::new(socket);
         Ok(Agent(
             AgentServiceClient::new(client.clone()),
@@ -71,7 +72,7 @@ impl Agent {
         ))
     }
 
-    /// Whether it answers anything, whatever that is.
+    /// Whether it answers anything at all.
     pub async fn answers(&self) -> bool {
         let request = CheckRequest::default();
         let answer = self.1.check(Context::default(), &request);

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use thaw_protocol::agent::oci;
 
@@ -32,6 +33,10 @@ pub struct Container {
     pub hooks: Hooks,
     pub init: Arc<Process>,
     pub paused: AtomicBool,
+    /// Whether it was told to end at once.
+    pub is_killed: AtomicBool,
+    /// Since when it is being removed.
+    pub removing: OnceLock<Instant>,
     /// What of the host it has in the guest.
     shares: Mutex<Vec<Used>>,
     /// Whether it shares its processes with nobody.
@@ -66,6 +71,8 @@ impl Container {
             hooks: spec.hooks.clone(),
             init: Arc::new(Process::new(init, "", stdio)),
             paused: AtomicBool::new(false),
+            is_killed: AtomicBool::new(false),
+            removing: OnceLock::new(),
             shares: Mutex::default(),
             has_own_pids: pids.is_some_and(|namespace| namespace.path.is_empty()),
             restored: from.is_some(),

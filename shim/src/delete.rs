@@ -67,10 +67,12 @@ pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
         let _ = std::fs::remove_file(address.path());
     }
     unmount_rootfs(bundle);
+    // Where there is none the shim has removed the container, and run its hooks; or there never was a machine.
+    let Some(note) = note else { return };
     let state = State {
         id: &arguments.id,
         status: "stopped",
-        pid: note.map_or(0, |note| note.vmm),
+        pid: note.vmm,
         bundle,
     };
     if let Err(e) = hooks::run(&spec.hooks.poststop, state).await {

@@ -42,6 +42,11 @@ impl Note {
         serde_json::from_slice(&std::fs::read(bundle.join(FILE)).ok()?).ok()
     }
 
+    /// The container is removed, and its hooks were run.
+    pub fn remove(bundle: &Path) {
+        let _ = std::fs::remove_file(bundle.join(FILE));
+    }
+
     pub fn write(&self, bundle: &Path) -> Result<()> {
         let path: PathBuf = bundle.join(FILE);
         let text = serde_json::to_vec(self).map_err(|e| Error::malformed(&path, e))?;
@@ -184,6 +189,8 @@ mod tests {
         };
         note.write(bundle.path()).unwrap();
         assert_eq!(Note::read(bundle.path()), Some(note));
+        Note::remove(bundle.path());
+        assert_eq!(Note::read(bundle.path()), None);
     }
 
     #[test]

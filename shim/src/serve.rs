@@ -12,7 +12,6 @@ use tokio::sync::watch;
 use ttrpc::r#async::Server;
 use ttrpc::r#async::transport::Listener;
 
-use crate::address::Address;
 use crate::arguments::Arguments;
 use crate::error::{Error, For, Result};
 use crate::events::Publisher;
@@ -42,9 +41,6 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let pod = Pod::new(&arguments.namespace, Thawd::from_env(), publisher);
         serve(listener, pod).await
     });
-    // The pod is that of the first container, whose shim this is.
-    let address = Address::of(&arguments.address, &arguments.namespace, &arguments.id);
-    let _ = std::fs::remove_file(address.path());
     // Threads that wait for a fifo's reader are not waited for.
     runtime.shutdown_background();
     served
@@ -53,9 +49,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// Serves a pod on a socket until it is shut down.
 pub async fn serve(listener: UnixListener, pod: Arc<Pod>) -> Result<()> {
     let (stop, mut stopped) = watch::channel(false);
+    let socket = listener.local_addr().for_(|| "listen".into())?;
     let service = Arc::new(Service {
         pod: pod.clone(),
         stop,
+        socket: socket.as_pathname().map(Path::to_owned),
     });
     let failed = |e: ttrpc::Error| Error::Thawd(format!("ttrpc: {e}"));
     let listener = Listener::try_from(listener).for_(|| "listen".into())?;

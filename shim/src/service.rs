@@ -1,5 +1,9 @@
 //! containerd's task service: each call, by the pod.
+//!
+//! Invariant: a call that changes something is done to its end, whoever goes away meanwhile.
 
+use std::future::Future;
+use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,6 +26,8 @@ use crate::stdio::Stdio;
 pub struct Service {
     pub pod: Arc<Pod>,
     pub stop: watch::Sender<bool>,
+    /// Where it is reached.
+    pub socket: Option<PathBuf>,
 }
 
 type Answer<T> = ttrpc::Result<T>;
@@ -30,7 +36,24 @@ fn empty(done: Result<()>) -> Answer<Empty> {
     done.map(|()| Empty::new()).map_err(Into::into)
 }
 
+/// Does it to its end: ttrpc drops what it does for a client whose connection or patience has ended, and half of it would be left.
+pub async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    tokio::spawn(work)
+        .await
+        .unwrap_or_else(|e| Err(Error::State(format!("the shim did not do it to its end: {e}"))))
+}
+
 impl Service {
+    /// Ends the shim. From now on it is not there for who looks for it: another may be started for the same pod.
+    pub fn stop(&self) {
+        if let Some(socket) = &self.socket {
+            let _ = std::fs::remove_file(socket);
+        }
+        self.stop.send_replace(true);
+    }
+
     fn state(&self, r: &StateRequest) -> Result<StateResponse> {
         let container = self.pod.container(&r.id)?;
         let process = container.process(&r.exec_id)?;
@@ -79,7 +102,8 @@ impl Task for Service {
     }
 
     async fn create(&self, _: &TtrpcContext, r: CreateTaskRequest) -> Answer<CreateTaskResponse> {
-        let pid = self.pod.create(r).await?;
+        let pod = self.pod.clone();
+        let pid = to_its_end(async move { pod.create(r).await }).await?;
         Ok(CreateTaskResponse {
             pid,
             ..Default::default()
@@ -87,7 +111,8 @@ impl Task for Service {
     }
 
     async fn start(&self, _: &TtrpcContext, r: StartRequest) -> Answer<StartResponse> {
-        let pid = self.pod.start(&r.id, &r.exec_id).await?;
+        let pod = self.pod.clone();
+        let pid = to_its_end(async move { pod.start(&r.id, &r.exec_id).await }).await?;
         Ok(StartResponse {
             pid,
             ..Default::default()
@@ -95,7 +120,8 @@ impl Task for Service {
     }
 
     async fn delete(&self, _: &TtrpcContext, r: DeleteRequest) -> Answer<DeleteResponse> {
-        let exit = self.pod.delete(&r.id, &r.exec_id).await?;
+        let pod = self.pod.clone();
+        let exit = to_its_end(async move { pod.delete(&r.id, &r.exec_id).await }).await?;
         Ok(DeleteResponse {
             pid: self.pod.pid(),
             exit_status: exit.status,
@@ -109,20 +135,24 @@ impl Task for Service {
     }
 
     async fn pause(&self, _: &TtrpcContext, r: PauseRequest) -> Answer<Empty> {
-        empty(self.pod.pause(&r.id, true).await)
+        let pod = self.pod.clone();
+        empty(to_its_end(async move { pod.pause(&r.id, true).await }).await)
     }
 
     async fn resume(&self, _: &TtrpcContext, r: ResumeRequest) -> Answer<Empty> {
-        empty(self.pod.pause(&r.id, false).await)
+        let pod = self.pod.clone();
+        empty(to_its_end(async move { pod.pause(&r.id, false).await }).await)
     }
 
     async fn checkpoint(&self, _: &TtrpcContext, r: CheckpointTaskRequest) -> Answer<Empty> {
-        let options = r.options.as_ref();
-        empty(self.pod.checkpoint(&r.id, &r.path, options).await)
+        let pod = self.pod.clone();
+        let checkpointed = async move { pod.checkpoint(&r.id, &r.path, r.options.as_ref()).await };
+        empty(to_its_end(checkpointed).await)
     }
 
     async fn kill(&self, _: &TtrpcContext, r: KillRequest) -> Answer<Empty> {
-        empty(self.pod.kill(&r.id, &r.exec_id, r.signal, r.all).await)
+        let pod = self.pod.clone();
+        empty(to_its_end(async move { pod.kill(&r.id, &r.exec_id, r.signal, r.all).await }).await)
     }
 
     async fn exec(&self, _: &TtrpcContext, r: ExecProcessRequest) -> Answer<Empty> {
@@ -180,15 +210,14 @@ impl Task for Service {
         })
     }
 
-    /// Ends the shim, unless it has tasks still: containerd asks after each of a pod's.
+    /// Ends the shim, unless it has tasks still: containerd asks after each of a pod's. One that is being made is none, as nobody
+    /// waits for it any more.
     async fn shutdown(&self, _: &TtrpcContext, r: ShutdownRequest) -> Answer<Empty> {
-        if !r.now && (!self.pod.is_empty() || self.pod.is_sandbox()) {
+        if !r.now && (self.pod.has_tasks() || self.pod.is_sandbox()) {
             return Ok(Empty::new());
         }
-        if !self.pod.is_empty() || self.pod.is_sandbox() {
-            self.pod.end_machine();
-        }
-        self.stop.send_replace(true);
+        self.pod.end_machine();
+        self.stop();
         Ok(Empty::new())
     }
 }

@@ -6,6 +6,8 @@ use thaw_protocol::shim::{Any, Message, MessageField};
 
 use crate::error::{Error, Result};
 
+/// Devices told of at most: a guest has a few, or is hostile.
+const MOST_DEVICES: usize = 256;
 /// The name of the message in an `Any`.
 const METRICS: &str = "io.containerd.cgroups.v2.Metrics";
 
@@ -127,15 +129,20 @@ fn io(cgroup: &CgroupStats) -> IOStat {
         let at = usage
             .iter()
             .position(|e| (e.major, e.minor) == (from.major, from.minor));
-        let at = at.unwrap_or_else(|| {
-            usage.push(IOEntry {
-                major: from.major,
-                minor: from.minor,
-                ..Default::default()
-            });
-            usage.len() - 1
-        });
-        *field(&mut usage[at]) += from.value;
+        let at = match at {
+            Some(at) => at,
+            None if usage.len() < MOST_DEVICES => {
+                usage.push(IOEntry {
+                    major: from.major,
+                    minor: from.minor,
+                    ..Default::default()
+                });
+                usage.len() - 1
+            }
+            None => return,
+        };
+        let field = field(&mut usage[at]);
+        *field = field.saturating_add(from.value);
     };
     for entry in &cgroup.blkio_stats.io_service_bytes_recursive {
         match entry.op.as_str() {
@@ -212,5 +219,26 @@ mod tests {
             (254, 4096, 1, 2)
         );
         metrics(&StatsContainerResponse::new()).unwrap();
+    }
+
+    #[test]
+    fn a_hostile_guest_has_no_more_devices_and_no_larger_sums_than_there_can_be() {
+        let entry = |major| BlkioStatsEntry {
+            major,
+            op: "Read".into(),
+            value: u64::MAX,
+            ..Default::default()
+        };
+        let told = io(&CgroupStats {
+            blkio_stats: MessageField::some(BlkioStats {
+                io_service_bytes_recursive: (0..1000)
+                    .flat_map(|major| [entry(major), entry(major)])
+                    .collect(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        assert_eq!(told.usage.len(), MOST_DEVICES);
+        assert!(told.usage.iter().all(|device| device.rbytes == u64::MAX));
     }
 }

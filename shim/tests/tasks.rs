@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "tasks/abandoned.rs"]
+mod abandoned;
 #[path = "tasks/checkpoints.rs"]
 mod checkpoints;
 #[path = "tasks/shared.rs"]

@@ -1,10 +1,11 @@
 //! Removing a task, or a process of one.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::task_events::TaskDelete;
+use ttrpc::Code;
 
 use super::create::hook_state;
 use super::{Pod, Slot, is_the_last};
@@ -13,13 +14,15 @@ use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::hooks;
-use crate::machine::Machine;
+use crate::machine::{Machine, Note};
 use crate::process::{Exit, KILLED, Phase, Process};
 use crate::stdio::DRAIN_LIMIT;
 use crate::warning;
 
 /// How long a guest may take to write back what it shares, when it is to be ended.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
+/// How long a guest that answers may take to remove a container in all: it may have much to write back.
+const REMOVED_LIMIT: Duration = Duration::from_secs(600);
 
 impl Pod {
     /// Removes a process that has ended, or was never started; with the container's own, the container.
@@ -81,10 +84,7 @@ impl Pod {
         if is_the_last(&container.role) {
             self.end_last(machine, container).await;
         } else {
-            match machine.agent.remove(container.guest_id(), CHANGE_LIMIT).await {
-                Err(e) if !e.is_ended() => return Err(e),
-                Ok(()) | Err(_) => {}
-            }
+            self.remove_in_guest(machine, container).await?;
             let shares = std::mem::take(&mut *container.shares());
             self.let_go(machine, shares).await;
         }
@@ -102,11 +102,34 @@ impl Pod {
             // The specification has these fail without effect.
             warning!("container {}: {e}", container.id);
         }
+        // The `delete` command is run all the same, and has nothing left to do.
+        Note::remove(&container.bundle);
         Ok(())
     }
 }
 
 impl Pod {
+    /// Has the guest remove it. A guest that answers nothing is ended, and so is one that does not remove it for all its time.
+    async fn remove_in_guest(self: &Arc<Pod>, machine: &Machine, container: &Container) -> Result<()> {
+        let since = container.removing.get_or_init(Instant::now);
+        match machine.agent.remove(container.guest_id(), CHANGE_LIMIT).await {
+            Err(e @ Error::Silent { .. })
+                if since.elapsed() >= REMOVED_LIMIT || !machine.agent.answers().await =>
+            {
+                warning!("microVM {} is ended: {e}", machine.sandbox);
+                self.end_machine();
+                Ok(())
+            }
+            // It was removed before, when we had given up.
+            Err(Error::Agent {
+                code: Code::INVALID_ARGUMENT,
+                ..
+            }) => Ok(()),
+            Err(e) if e.is_ended() => Ok(()),
+            done => done,
+        }
+    }
+
     /// Has the guest give back what it holds of the host's files before its machine is ended: what was written through mappings is nowhere
     /// else. A guest that does not is not waited for long.
     pub(super) async fn write_back(&self, machine: &Machine, container: &Container) {

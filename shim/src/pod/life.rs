@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use thaw_protocol::shim::Any;
 use thaw_protocol::shim::task_events::*;
@@ -25,6 +26,8 @@ use crate::warning;
 const NOT_FOUND: u32 = 127;
 const NOT_EXECUTABLE: u32 = 126;
 const FAILED: u32 = 255;
+/// How long a container may take to end that was killed: less than a kubelet waits for it.
+pub const KILLED_LIMIT: Duration = Duration::from_secs(90);
 /// The signals the pause program ends at, and what with (kubernetes, build/pause).
 const PAUSE_ENDS_WELL: [u32; 2] = [libc::SIGINT as u32, libc::SIGTERM as u32];
 const PAUSE_IS_KILLED: [u32; 4] = [
@@ -136,8 +139,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Sends a signal. One that has ended is not found. A guest that does not kill a container and answers nothing else either is
-    /// ended: what it runs could not be removed.
+    /// Sends a signal. One that has ended is not found. A guest in which a container does not end that is killed is ended.
     pub async fn kill(self: &Arc<Pod>, id: &str, exec_id: &str, signal: u32, all: bool) -> Result<()> {
         let container = self.container(id)?;
         let process = container.process(exec_id)?;
@@ -156,15 +158,36 @@ impl Pod {
         let machine = self.machine()?;
         let all = all && exec_id.is_empty();
         let kills = signal == libc::SIGKILL as u32 && exec_id.is_empty();
+        if kills {
+            self.see_to_its_end(&container);
+        }
         match machine.agent.signal(&process.id, signal, all).await {
             Err(e) if e.is_ended() => Err(ended()),
-            Err(e @ Error::Silent { .. }) if kills && !machine.agent.answers().await => {
-                warning!("microVM {} is ended, as it answers nothing: {e}", machine.sandbox);
-                self.end_machine();
-                Ok(())
-            }
+            // It is killed when the guest goes on, or with it.
+            Err(Error::Silent { .. }) if kills => Ok(()),
             done => done,
         }
+    }
+
+    /// Ends the microVM if a container that is killed does not end, whatever its guest says.
+    fn see_to_its_end(self: &Arc<Pod>, container: &Arc<Container>) {
+        if container.is_killed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (pod, container) = (self.clone(), container.clone());
+        tokio::spawn(async move {
+            if tokio::time::timeout(KILLED_LIMIT, container.init.exit())
+                .await
+                .is_err()
+            {
+                warning!(
+                    "the pod's microVM is ended: container {} was killed, and has not ended within {} s",
+                    container.id,
+                    KILLED_LIMIT.as_secs()
+                );
+                pod.end_machine();
+            }
+        });
     }
 
     /// What stands for the pod has no process; it behaves as the pause program would.

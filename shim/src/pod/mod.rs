@@ -6,14 +6,15 @@
 
 mod create;
 mod delete;
-mod life;
+pub mod life;
 mod restore;
 mod sandbox;
 mod shared;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use thaw_protocol::shim::task_events::{TaskExit, TaskOOM};
 use thaw_protocol::shim::{MessageField, task_events};
@@ -31,6 +32,11 @@ use crate::share::Shares;
 use crate::thawd::Thawd;
 use crate::{info, warning};
 use shared::Shared;
+
+/// How often containerd is told that a container ran out of memory, at most.
+const OOM_PAUSE: Duration = Duration::from_secs(1);
+/// How long after its agent a machine may end by itself.
+const GONE_PAUSE: Duration = Duration::from_secs(5);
 
 /// A task's place in the table.
 #[derive(Debug)]
@@ -110,9 +116,9 @@ impl Pod {
         self.machine.get().map_or(0, |machine| machine.vmm.unsigned_abs())
     }
 
-    /// Whether there is no task any more.
-    pub fn is_empty(&self) -> bool {
-        self.table().is_empty()
+    /// Whether there are tasks, those that are being made aside.
+    pub fn has_tasks(&self) -> bool {
+        self.table().values().any(|slot| matches!(slot, Slot::Made(_)))
     }
 
     /// Waits until nothing is being ended.
@@ -162,11 +168,12 @@ impl Pod {
         self.table().values().filter_map(made).collect()
     }
 
-    /// The task of a container the guest calls by this name.
-    fn task_of(&self, guest_id: String) -> String {
+    /// The task of a container the guest calls by this name: it may say any, and containerd takes the beginning of another pod's
+    /// for that.
+    fn task_of(&self, guest_id: &str) -> Option<String> {
         let made = self.made();
         let found = made.iter().find(|container| *container.guest_id() == guest_id);
-        found.map_or(guest_id, |container| container.id.clone())
+        found.map(|container| container.id.clone())
     }
 
     /// Notes the end of a process, and tells of it if nobody has.
@@ -238,17 +245,7 @@ impl Pod {
 
     /// Attends the microVM: what it runs out of, and its end.
     fn attend_machine(self: &Arc<Pod>, machine: &Arc<Machine>) {
-        let (pod, of) = (Arc::downgrade(self), machine.clone());
-        tokio::spawn(async move {
-            while let Ok(guest_id) = of.agent.out_of_memory().await {
-                let Some(pod) = pod.upgrade() else { return };
-                let container_id = pod.task_of(guest_id);
-                pod.events.publish(&Event::Oom(TaskOOM {
-                    container_id,
-                    ..Default::default()
-                }));
-            }
-        });
+        tokio::spawn(attend_memory(Arc::downgrade(self), machine.clone()));
         let (pod, of, thawd) = (Arc::downgrade(self), machine.clone(), self.thawd.clone());
         tokio::spawn(async move {
             let reason = tokio::select! {
@@ -276,6 +273,41 @@ impl Pod {
                 }
             }
         });
+    }
+}
+
+/// Tells of what runs out of memory in a guest, for as long as that answers. One whose agent has gone is no pod any more.
+async fn attend_memory(pod: Weak<Pod>, of: Arc<Machine>) {
+    let mut told: BTreeMap<String, Instant> = BTreeMap::new();
+    loop {
+        let said = of.agent.out_of_memory().await;
+        let Some(now) = pod.upgrade() else { return };
+        match said.map(|guest_id| now.task_of(&guest_id)) {
+            Ok(Some(id)) if told.get(&id).is_none_or(|at| at.elapsed() >= OOM_PAUSE) => {
+                told.retain(|id, _| now.container(id).is_ok());
+                told.insert(id.clone(), Instant::now());
+                now.events.publish(&Event::Oom(TaskOOM {
+                    container_id: id,
+                    ..Default::default()
+                }));
+            }
+            // It says what cannot be, or the same again and again.
+            Ok(_) => {
+                drop(now);
+                tokio::time::sleep(OOM_PAUSE).await;
+            }
+            Err(Error::Gone(why)) => {
+                drop(now);
+                // It may be the machine that has ended, and thawd will say why.
+                tokio::time::sleep(GONE_PAUSE).await;
+                if let Some(pod) = pod.upgrade() {
+                    info!("microVM {} is ended with its agent: {why}", of.sandbox);
+                    pod.end_machine();
+                }
+                return;
+            }
+            Err(_) => return,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use thaw_protocol::shim::sandbox::CreateSandboxRequest;
@@ -59,21 +60,21 @@ impl Pod {
     pub async fn stop_sandbox(self: &Arc<Pod>, id: &str, timeout: u32) -> Result<()> {
         let sandbox = self.sandbox(id)?;
         sandbox.life.settled().await;
-        if !sandbox.life.end(Exit::now(0)) {
-            return Ok(());
-        }
+        sandbox.life.end(Exit::now(0));
         self.end_machine();
-        if timeout == 0 {
-            self.ended().await;
-            return Ok(());
-        }
-        let limit = Duration::from_secs(timeout.into());
+        let limit = match timeout {
+            0 => Duration::MAX,
+            seconds => Duration::from_secs(seconds.into()),
+        };
         let ended = tokio::time::timeout(limit, self.ended()).await;
-        ended.map_err(|_| {
-            Error::State(format!(
-                "sandbox {id} did not end within {timeout} s; it is being ended"
-            ))
-        })
+        let problem = match ended {
+            Ok(()) if self.is_ending.load(Ordering::Acquire) => return Ok(()),
+            Ok(()) => "thawd could not be told to end it".into(),
+            Err(_) => format!("it did not within {timeout} s"),
+        };
+        Err(Error::State(format!(
+            "the microVM of sandbox {id} is to end: {problem}"
+        )))
     }
 
     /// What a container is to the pod: one of a sandbox's, if there is one, whatever else it may say.

@@ -9,7 +9,7 @@ use thaw_protocol::shim::{MessageField, Timestamp};
 use ttrpc::r#async::TtrpcContext;
 
 use crate::process::Exit;
-use crate::service::Service;
+use crate::service::{Service, to_its_end};
 
 type Answer<T> = ttrpc::Result<T>;
 
@@ -29,7 +29,8 @@ impl SandboxCalls for Service {
         _: &TtrpcContext,
         r: CreateSandboxRequest,
     ) -> Answer<CreateSandboxResponse> {
-        self.pod.create_sandbox(&r).await?;
+        let pod = self.pod.clone();
+        to_its_end(async move { pod.create_sandbox(&r).await }).await?;
         Ok(CreateSandboxResponse::new())
     }
 
@@ -57,7 +58,8 @@ impl SandboxCalls for Service {
     }
 
     async fn stop_sandbox(&self, _: &TtrpcContext, r: StopSandboxRequest) -> Answer<StopSandboxResponse> {
-        self.pod.stop_sandbox(&r.sandbox_id, r.timeout_secs).await?;
+        let pod = self.pod.clone();
+        to_its_end(async move { pod.stop_sandbox(&r.sandbox_id, r.timeout_secs).await }).await?;
         Ok(StopSandboxResponse::new())
     }
 
@@ -107,7 +109,7 @@ impl SandboxCalls for Service {
         if !was_stopped {
             self.pod.end_machine();
         }
-        self.stop.send_replace(true);
+        self.stop();
         Ok(ShutdownSandboxResponse::new())
     }
 

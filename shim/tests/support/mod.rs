@@ -7,7 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use thaw_protocol::agent::Empty;
@@ -36,7 +38,7 @@ use thaw_shim::serve::serve;
 use thaw_shim::thawd::Thawd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use ttrpc::r#async::transport::Listener;
 use ttrpc::r#async::{Client, Server, TtrpcContext};
 use ttrpc::context::Context;
@@ -96,8 +98,13 @@ impl Told {
 #[derive(Default)]
 pub struct FakeAgent {
     processes: Mutex<BTreeMap<(String, String), Told>>,
-    /// Containers whose calls are never answered.
+    /// Containers whose calls are not answered, until they are released.
     pub hung: Mutex<BTreeSet<String>>,
+    released: Notify,
+    /// Whether it says that it has sent a signal, and does not.
+    pub lies: AtomicBool,
+    /// Whether it knows no container that is to be removed.
+    pub has_removed: AtomicBool,
     pub heard: Mutex<Vec<String>>,
     pub created: Mutex<Vec<CreateContainerRequest>>,
     /// Storages that live as long as the pod.
@@ -109,9 +116,19 @@ pub struct FakeAgent {
 impl FakeAgent {
     async fn hear(&self, call: &str, container: &str) {
         self.heard.lock().unwrap().push(format!("{call} {container}"));
-        if self.hung.lock().unwrap().contains(container) {
-            std::future::pending::<()>().await;
+        loop {
+            let released = self.released.notified();
+            if !self.hung.lock().unwrap().contains(container) {
+                return;
+            }
+            released.await;
         }
+    }
+
+    /// Has a container's calls answered that hang.
+    pub fn release(&self, container: &str) {
+        self.hung.lock().unwrap().remove(container);
+        self.released.notify_waiters();
     }
 
     fn with<T>(&self, container: &str, exec: &str, act: impl FnOnce(&mut Told) -> Answer<T>) -> Answer<T> {
@@ -124,17 +141,17 @@ impl FakeAgent {
 
     /// Kills a container's process for want of memory.
     pub fn run_out_of_memory(&self, container: &str) {
-        self.ooms
-            .lock()
-            .unwrap()
-            .as_ref()
-            .unwrap()
-            .send(container.into())
-            .unwrap();
+        self.say_out_of_memory(container);
         let _ = self.with(container, container, |told| {
             told.end(137);
             Ok(())
         });
+    }
+
+    /// Says that a container ran out of memory.
+    pub fn say_out_of_memory(&self, container: &str) {
+        let ooms = self.ooms.lock().unwrap();
+        ooms.as_ref().unwrap().send(container.into()).unwrap();
     }
 
     /// It came with its machine: a container that runs.
@@ -186,6 +203,9 @@ impl AgentService for FakeAgent {
 
     async fn remove_container(&self, _: &TtrpcContext, r: RemoveContainerRequest) -> Answer<Empty> {
         self.hear("remove", &r.container_id).await;
+        if self.has_removed.load(Ordering::Relaxed) {
+            return refuse(Code::INVALID_ARGUMENT, "there is no such container");
+        }
         let mut processes = self.processes.lock().unwrap();
         processes.retain(|(container, _), _| *container != r.container_id);
         Ok(Empty::new())
@@ -193,6 +213,9 @@ impl AgentService for FakeAgent {
 
     async fn signal_process(&self, _: &TtrpcContext, r: SignalProcessRequest) -> Answer<Empty> {
         self.hear("signal", &r.container_id).await;
+        if self.lies.load(Ordering::Relaxed) {
+            return Ok(Empty::new());
+        }
         let exec = match r.exec_id.as_str() {
             "" => &r.container_id,
             exec => exec,
@@ -444,7 +467,7 @@ pub struct Rig {
     pub thawd: Arc<FakeThawd>,
     heard: Arc<Heard>,
     pub served: Mutex<Option<tokio::task::JoinHandle<ShimResult<()>>>>,
-    _servers: Vec<Server>,
+    servers: tokio::sync::Mutex<Vec<Server>>,
 }
 
 async fn server(path: &Path, services: std::collections::HashMap<String, ttrpc::r#async::Service>) -> Server {
@@ -526,8 +549,15 @@ impl Rig {
             heard,
             served,
             directory,
-            _servers: servers,
+            servers: tokio::sync::Mutex::new(servers),
         }
+    }
+
+    /// The guest's agent ends its connection.
+    pub async fn lose_agent(&self) {
+        let mut servers = self.servers.lock().await;
+        // It would wait for those who wait for what never comes.
+        let _ = tokio::time::timeout(Duration::from_millis(10), servers[0].disconnect()).await;
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -1,8 +1,10 @@
 //! Guests that do not answer.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use thaw_shim::agent::{AT_ONCE_LIMIT, STATS_LIMIT};
+use thaw_shim::agent::{AT_ONCE_LIMIT, CHANGE_LIMIT, STATS_LIMIT};
+use thaw_shim::pod::life::KILLED_LIMIT;
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -19,6 +21,28 @@ async fn pass(limit: Duration) {
     tokio::time::pause();
     tokio::time::advance(limit + Duration::from_millis(1)).await;
     tokio::time::resume();
+}
+
+async fn ended_with_its_machine(rig: &Rig) {
+    while rig.thawd.ended.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+    rig.thawd.machine.send_replace(Some("it was ended".into()));
+    for id in ["hung", "well"] {
+        assert_eq!(rig.wait(id, "").await.unwrap(), 137);
+    }
+}
+
+fn delete(rig: &Rig, id: &str) -> JoinHandle<ttrpc::Result<()>> {
+    let (client, id) = (rig.client.clone(), id.to_owned());
+    tokio::spawn(async move {
+        let request = DeleteRequest {
+            id,
+            ..Default::default()
+        };
+        client.delete(Context::default(), &request).await.map(drop)
+    })
 }
 
 fn kill(rig: &Rig, id: &str, signal: i32) -> JoinHandle<ttrpc::Result<()>> {
@@ -42,33 +66,75 @@ async fn rig() -> Rig {
 }
 
 #[tokio::test]
-async fn a_guest_that_answers_nothing_is_ended_when_a_container_is_to_be_killed() {
+async fn a_guest_that_does_not_kill_a_container_is_ended() {
     let rig = rig().await;
-    rig.agent.hung.lock().unwrap().insert(Rig::HEALTH.into());
     let killed = kill(&rig, "hung", libc::SIGKILL);
     heard(&rig, "signal hung").await;
     pass(AT_ONCE_LIMIT).await;
+    killed.await.unwrap().unwrap();
+    assert!(rig.thawd.ended.lock().unwrap().is_empty());
+    pass(KILLED_LIMIT).await;
+    ended_with_its_machine(&rig).await;
+}
+
+#[tokio::test]
+async fn a_guest_that_says_it_has_killed_a_container_and_has_not_is_ended() {
+    let rig = rig().await;
+    rig.agent.hung.lock().unwrap().clear();
+    rig.agent.lies.store(true, Ordering::Relaxed);
+    rig.kill("hung", "", libc::SIGKILL).await.unwrap();
+    pass(KILLED_LIMIT).await;
+    ended_with_its_machine(&rig).await;
+}
+
+#[tokio::test]
+async fn a_guest_that_answers_nothing_is_ended_when_a_container_is_to_be_removed() {
+    let rig = rig().await;
+    rig.agent.hung.lock().unwrap().clear();
+    rig.kill("hung", "", libc::SIGKILL).await.unwrap();
+    rig.wait("hung", "").await.unwrap();
+    rig.agent
+        .hung
+        .lock()
+        .unwrap()
+        .extend(["hung".into(), Rig::HEALTH.into()]);
+    let deleted = delete(&rig, "hung");
+    heard(&rig, "remove hung").await;
+    pass(CHANGE_LIMIT).await;
     heard(&rig, "check health").await;
     assert!(rig.thawd.ended.lock().unwrap().is_empty());
     pass(AT_ONCE_LIMIT).await;
-    killed.await.unwrap().unwrap();
-    rig.thawd.machine.send_replace(Some("it was ended".into()));
-    for id in ["hung", "well"] {
-        assert_eq!(rig.wait(id, "").await.unwrap(), 137);
-    }
+    deleted.await.unwrap().unwrap();
     assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
 }
 
 #[tokio::test]
-async fn a_guest_that_answers_something_is_left_alone() {
+async fn a_guest_that_takes_its_time_to_remove_a_container_has_it_and_may_have_removed_it_since() {
     let rig = rig().await;
-    let killed = kill(&rig, "hung", libc::SIGKILL);
-    heard(&rig, "signal hung").await;
-    pass(AT_ONCE_LIMIT).await;
-    assert_eq!(code(killed.await.unwrap()), Code::DEADLINE_EXCEEDED);
-    heard(&rig, "check health").await;
+    rig.agent.hung.lock().unwrap().clear();
+    rig.kill("hung", "", libc::SIGKILL).await.unwrap();
+    rig.wait("hung", "").await.unwrap();
+    rig.agent.hung.lock().unwrap().insert("hung".into());
+    let deleted = delete(&rig, "hung");
+    heard(&rig, "remove hung").await;
+    pass(CHANGE_LIMIT).await;
+    assert_eq!(code(deleted.await.unwrap()), Code::DEADLINE_EXCEEDED);
     assert!(rig.thawd.ended.lock().unwrap().is_empty());
-    rig.start("well", "").await.unwrap();
+    rig.agent.hung.lock().unwrap().clear();
+    rig.agent.has_removed.store(true, Ordering::Relaxed);
+    assert_eq!(rig.delete("hung", "").await.unwrap(), 137);
+}
+
+#[tokio::test]
+async fn an_agent_that_is_gone_takes_its_machine_with_it() {
+    let rig = rig().await;
+    rig.lose_agent().await;
+    assert_eq!(rig.wait("hung", "").await.unwrap(), 137);
+    tokio::time::pause();
+    while rig.thawd.ended.lock().unwrap().is_empty() {
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
 }
 
 #[tokio::test]
@@ -98,4 +164,16 @@ async fn what_does_not_kill_ends_no_guest_and_waits_no_longer_than_its_limit() {
     pass(STATS_LIMIT).await;
     assert_eq!(code(told.await.unwrap()), Code::DEADLINE_EXCEEDED);
     assert!(rig.thawd.ended.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn out_of_memory_is_told_of_containers_there_are_and_not_again_at_once() {
+    let rig = rig().await;
+    let before = rig.events(0).await.len();
+    for said in ["hun", "other", "hung", "hung", "well"] {
+        rig.agent.say_out_of_memory(said);
+    }
+    // Each of the three that are not told takes its time.
+    let told = rig.events(before + 2).await;
+    assert_eq!(told[told.len() - 2..], ["oom hung", "oom well"]);
 }

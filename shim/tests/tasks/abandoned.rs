@@ -1,0 +1,119 @@
+//! Calls whose client goes away, or loses patience, while they are being done.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ttrpc::context::with_duration;
+
+use super::*;
+
+/// Longer than a call takes until the guest has heard it.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+fn hang(rig: &Rig, id: &str) {
+    rig.agent.hung.lock().unwrap().insert(id.into());
+}
+
+/// A hook that notes that it was run.
+fn hook(directory: &Path, notes: &Path) -> PathBuf {
+    let path = directory.join("hook");
+    std::fs::write(&path, format!("#!/bin/sh\necho run >>{}\n", notes.display())).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+fn cleaned(rig: &Rig, id: &str) -> Arguments {
+    Arguments {
+        action: Action::Delete,
+        namespace: "ns".into(),
+        id: id.into(),
+        address: rig.path("containerd").display().to_string(),
+        bundle: rig.path(id),
+    }
+}
+
+#[tokio::test]
+async fn a_start_nobody_waits_for_is_a_start() {
+    let rig = Rig::new().await;
+    rig.pod(&["one"]).await;
+    hang(&rig, "one");
+    let request = StartRequest {
+        id: "one".into(),
+        ..Default::default()
+    };
+    let started = rig.client.start(with_duration(PATIENCE), &request);
+    started.await.unwrap_err();
+    rig.agent.release("one");
+    let told = rig.events(4).await;
+    assert_eq!(told[3], "start one");
+    rig.kill("one", "", libc::SIGKILL).await.unwrap();
+    assert_eq!(rig.wait("one", "").await.unwrap(), 137);
+    rig.delete("one", "").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_removal_nobody_waits_for_is_done_to_its_end() {
+    let rig = Rig::new().await;
+    rig.pod(&["one"]).await;
+    rig.start("one", "").await.unwrap();
+    rig.kill("one", "", libc::SIGKILL).await.unwrap();
+    rig.wait("one", "").await.unwrap();
+    hang(&rig, "one");
+    let request = DeleteRequest {
+        id: "one".into(),
+        ..Default::default()
+    };
+    let deleted = rig.client.delete(with_duration(PATIENCE), &request);
+    deleted.await.unwrap_err();
+    rig.agent.release("one");
+    let told = rig.events(6).await;
+    assert_eq!(told[5], "delete one");
+}
+
+#[tokio::test]
+async fn a_first_task_that_is_given_up_while_it_is_made_leaves_neither_shim_nor_machine() {
+    let rig = Rig::new().await;
+    hang(&rig, "one");
+    let request = rig.request("one", &["cat"], json!({}));
+    let created = rig.client.create(with_duration(PATIENCE), &request);
+    created.await.unwrap_err();
+    assert_eq!(code(rig.delete("one", "").await), Code::NOT_FOUND);
+    rig.shutdown(false).await;
+    rig.ended().await;
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+}
+
+#[tokio::test]
+async fn a_shim_that_ends_is_not_found_any_more_by_who_starts_the_next() {
+    let rig = Rig::new().await;
+    rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
+    rig.delete("one", "").await.unwrap();
+    assert!(rig.path("shim").exists());
+    rig.shutdown(false).await;
+    assert!(!rig.path("shim").exists());
+    rig.ended().await;
+}
+
+#[tokio::test]
+async fn the_hooks_of_an_end_are_run_once_whoever_removes_the_container() {
+    for killed in [false, true] {
+        let rig = Rig::new().await;
+        let notes = rig.path("notes");
+        let hook = hook(rig.directory.path(), &notes);
+        let config = json!({
+            "ociVersion": "1.0.2",
+            "process": {"args": ["cat"], "cwd": "/", "user": {"uid": 0, "gid": 0}},
+            "root": {"path": "rootfs"},
+            "hooks": {"poststop": [{"path": hook}]},
+            "linux": {"namespaces": [{"type": "pid"}, {"type": "network"}]},
+        });
+        rig.create(rig.request_of("one", &config)).await.unwrap();
+        match killed {
+            true => rig.served.lock().unwrap().take().unwrap().abort(),
+            false => drop(rig.delete("one", "").await.unwrap()),
+        }
+        thaw_shim::delete::clean(&cleaned(&rig, "one"), &Thawd::at(&rig.path("pods"))).await;
+        assert_eq!(std::fs::read_to_string(&notes).unwrap(), "run\n", "{killed}");
+    }
+}

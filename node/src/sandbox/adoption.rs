@@ -25,6 +25,10 @@ pub struct Provenance {
     snapshot: PathBuf,
     manifest: Hash,
     images: Vec<ShownRecord>,
+    /// The last slot its VMM was asked to show an image in, whether it has or not. 0 where the record was written before there was
+    /// such a number.
+    #[serde(default)]
+    last_slot: u16,
     disk: FileIdentity,
     /// Whether it has a network interface in use.
     pub network: bool,
@@ -54,17 +58,25 @@ impl Provenance {
             snapshot: origin.directory.clone(),
             manifest: origin.manifest,
             images: recorded(&locked(&resources.images)),
+            last_slot: resources.last_slot(),
             disk: FileIdentity::of(&File::from(disk.file.try_clone()?).metadata()?),
             network: resources.network.is_some(),
         }))
     }
 
-    /// The same, with these images.
-    pub(super) fn showing(self, images: &[Shown]) -> Provenance {
+    /// The same, with the images there are now.
+    pub(super) fn showing(self, resources: &Resources) -> Provenance {
         Provenance {
-            images: recorded(images),
+            images: recorded(&locked(&resources.images)),
+            last_slot: resources.last_slot(),
             ..self
         }
+    }
+
+    /// The last slot an image may be in that its VMM has.
+    pub(super) fn last_slot(&self) -> u16 {
+        let recorded = self.images.iter().map(|image| image.slot);
+        recorded.max().unwrap_or(0).max(self.last_slot)
     }
 
     /// What it was thawed from, where that is still there unchanged.
@@ -82,9 +94,9 @@ impl Provenance {
         })
     }
 
-    /// Its images, from the store.
-    pub(super) fn images(&self, node: &Node) -> Result<Vec<Shown>, Failure> {
-        let shown = self.images.iter().map(|record| {
+    /// Its images, from the store: those that are there still, and what is wrong with the others.
+    pub(super) fn images(&self, node: &Node) -> (Vec<Shown>, Option<Failure>) {
+        let found = |record: &ShownRecord| {
             let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
                 let what = format!("image {} is not in the store", record.digest);
                 Failure::new(ExitCode::ImageNotStored, what)
@@ -94,8 +106,15 @@ impl Provenance {
                 name: record.name.clone(),
                 image,
             })
-        });
-        shown.collect()
+        };
+        let (mut shown, mut lost) = (Vec::new(), None);
+        for record in &self.images {
+            match found(record) {
+                Ok(image) => shown.push(image),
+                Err(e) => lost = Some(e),
+            }
+        }
+        (shown, lost)
     }
 
     /// Its disk, as its VMM has it open.
@@ -148,6 +167,34 @@ impl FileIdentity {
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_slot_that_was_asked_for_is_the_last_whether_its_image_is_written_down_or_not() {
+        let last_of = |last_slot: Option<u16>, images: &[u16]| {
+            let images = images.iter().map(|slot| ShownRecord {
+                slot: *slot,
+                name: slot.to_string(),
+                digest: "sha256:ab".into(),
+            });
+            let mut written = serde_json::to_value(Provenance {
+                snapshot: "/snapshot".into(),
+                manifest: Hash::of(b"manifest"),
+                images: images.collect(),
+                last_slot: last_slot.unwrap_or_default(),
+                disk: FileIdentity { device: 1, inode: 2 },
+                network: true,
+            })
+            .unwrap();
+            if last_slot.is_none() {
+                written.as_object_mut().unwrap().remove("last_slot").unwrap();
+            }
+            serde_json::from_value::<Provenance>(written).unwrap().last_slot()
+        };
+        assert_eq!(last_of(Some(3), &[1, 2]), 3);
+        assert_eq!(last_of(Some(0), &[1, 2]), 2);
+        assert_eq!(last_of(None, &[2, 1]), 2);
+        assert_eq!(last_of(None, &[]), 0);
+    }
 
     #[test]
     fn a_nameless_file_is_had_from_who_holds_it_and_no_other_is_taken_for_it() {

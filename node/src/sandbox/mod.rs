@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -307,6 +308,8 @@ struct Resources {
     /// What fetches for it, and counts that. Not had of a sandbox that was adopted.
     supply: Option<Images>,
     images: Mutex<Vec<Shown>>,
+    /// The last slot an image was to be shown in since, whether it is or not.
+    used_slots: AtomicU16,
     /// The writable layer.
     disk: Option<Claimed<Disks>>,
     network: Option<Attached>,
@@ -331,6 +334,7 @@ impl Resources {
             prefetch: Mutex::default(),
             supply: None,
             images: Mutex::default(),
+            used_slots: AtomicU16::default(),
             disk: None,
             network: None,
             directory,
@@ -339,33 +343,32 @@ impl Resources {
         }
     }
 
-    /// Of an adopted sandbox: its disk, its images and what it was thawed from, for a freeze. It runs on without.
+    /// Of an adopted sandbox: its disk, its images and what it was thawed from, which a freeze takes all of. Without one of them it
+    /// runs on with the others.
     fn recover(&mut self, node: &Node, record: &Record) -> Option<Origin> {
         let (provenance, vmm) = (record.provenance.as_ref()?, record.vmm?);
-        let recovered = || -> Result<_, Failure> {
-            Ok((
-                provenance.disk(vmm)?,
-                provenance.images(node)?,
-                provenance.origin(node)?,
-            ))
-        };
-        match recovered() {
-            Ok((disk, images, origin)) => {
-                self.disk = Some(Claimed::new(disk, &node.pools, |p| &p.disks));
-                for shown in &images {
-                    match shown.image.lease() {
-                        Ok(lease) => locked(&self.leases).push(lease),
-                        Err(e) => tracing::warn!(sandbox = record.id, "an image is not leased: {e}"),
-                    }
-                }
-                self.images = Mutex::new(images);
-                Some(origin)
-            }
-            Err(e) => {
-                tracing::warn!(sandbox = record.id, "adopted, but it cannot be frozen: {e}");
-                None
+        let told = |e: Failure| tracing::warn!(sandbox = record.id, "adopted, but it cannot be frozen: {e}");
+        self.used_slots = AtomicU16::new(provenance.last_slot());
+        let (images, lost) = provenance.images(node);
+        for shown in &images {
+            match shown.image.lease() {
+                Ok(lease) => locked(&self.leases).push(lease),
+                Err(e) => tracing::warn!(sandbox = record.id, "an image is not leased: {e}"),
             }
         }
+        self.images = Mutex::new(images);
+        let disk = provenance.disk(vmm).map_err(told).ok();
+        let has_disk = disk.is_some();
+        self.disk = disk.map(|disk| Claimed::new(disk, &node.pools, |p| &p.disks));
+        let origin = provenance.origin(node).map_err(told).ok();
+        let has_images = lost.map(told).is_none();
+        origin.filter(|_| has_disk && has_images)
+    }
+
+    /// The last slot an image was, or was to be, shown in; 0 where none was.
+    fn last_slot(&self) -> u16 {
+        let shown = locked(&self.images).iter().map(|shown| shown.slot).max();
+        shown.unwrap_or(0).max(self.used_slots.load(Ordering::Relaxed))
     }
 
     fn control(&self) -> Result<&Arc<ControlClient>, Failure> {

@@ -1,7 +1,9 @@
 //! Images that are shown to a guest that runs already: those of a pod's containers, each when it is made.
 //!
-//! Invariant: an image is leased before its guest sees it, and in the record before anybody is told where it is; so a later
-//! owner leases it too.
+//! Invariants: an image is leased before its guest sees it, and in the record before anybody is told where it is; so a later
+//! owner leases it too. A slot is in the record before its VMM is asked for it, so no later owner asks for it again.
+
+use std::sync::atomic::Ordering;
 
 use super::backends::Backends;
 use super::{Node, Sandbox, Shown, locked};
@@ -22,16 +24,11 @@ impl Sandbox {
             let what = format!("image {digest} is not in the store");
             Failure::new(ExitCode::ImageNotStored, what).remedy("pull it through Thaw's snapshotter")
         })?;
-        let slot = {
-            let shown = locked(&self.resources.images);
-            if let Some(there) = shown.iter().find(|shown| shown.image.digest == image.digest) {
-                return Ok(there.name.clone());
-            }
-            let last = shown.iter().map(|shown| shown.slot).max();
-            last.map_or(Some(IMAGE_SLOT), |last| last.checked_add(1))
-        };
-        let full = || Failure::new(ExitCode::Runtime, "the sandbox has no room for another image");
-        let slot = slot.ok_or_else(full)?;
+        let is_it = |shown: &&Shown| shown.image.digest == image.digest;
+        if let Some(there) = locked(&self.resources.images).iter().find(is_it) {
+            return Ok(there.name.clone());
+        }
+        let slot = self.next_slot()?;
         let name = image_name(slot);
         let lease = image.lease().map_err(images::failure)?;
         let exported = images::export(&image, name.clone())?;
@@ -48,15 +45,29 @@ impl Sandbox {
             name: name.clone(),
             image,
         });
-        self.resources.directory.write(&self.record_now())?;
+        if let Err(e) = self.resources.directory.write(&self.record_now()) {
+            // Who asks again is to have it in the record, in a slot of its own.
+            locked(&self.resources.images).pop();
+            return Err(e);
+        }
         Ok(name)
+    }
+
+    /// A slot that was never asked for, which the record has now.
+    fn next_slot(&self) -> Result<u16, Failure> {
+        let full = || Failure::new(ExitCode::Runtime, "the sandbox has no room for another image");
+        let last = self.resources.last_slot();
+        let slot = last.checked_add(1).ok_or_else(full)?.max(IMAGE_SLOT);
+        self.resources.used_slots.store(slot, Ordering::Relaxed);
+        self.resources.directory.write(&self.record_now())?;
+        Ok(slot)
     }
 
     /// Its record, with the images it shows now, and its network, its thaw-share and the host's disks as they are.
     pub(super) fn record_now(&self) -> Record {
         let provenance = self.record.provenance.clone();
         Record {
-            provenance: provenance.map(|p| p.showing(&locked(&self.resources.images))),
+            provenance: provenance.map(|p| p.showing(&self.resources)),
             network: self.network().or_else(|| self.record.network.clone()),
             share: locked(&self.resources.share)
                 .as_ref()

@@ -124,9 +124,7 @@ impl Images {
     /// When the metadata is malformed, or there is more than [`BOUND`].
     pub async fn volumes(&self, image: &Image) -> Result<Volumes, Failure> {
         let config = image.config.config().as_ref();
-        let paths = config
-            .and_then(|it| it.volumes().clone())
-            .unwrap_or_default();
+        let paths = config.and_then(|it| it.volumes().clone()).unwrap_or_default();
         if paths.is_empty() {
             return Ok(Volumes::none());
         }
@@ -140,7 +138,11 @@ impl Images {
                 what: format!("image {} ({}): {}", image.reference, image.digest, failure.what),
                 ..failure
             })?;
-            let contents = Arc::new(Stored { images, image, reader });
+            let contents = Arc::new(Stored {
+                images,
+                image,
+                reader,
+            });
             Ok(Volumes { nodes, contents })
         })
         .await
@@ -199,7 +201,9 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
             if inode.file_type == FileType::Symlink {
                 links += 1;
                 if links > MOST_LINKS {
-                    return Err(malformed(format!("volume {volume}: more than {MOST_LINKS} links")));
+                    return Err(malformed(format!(
+                        "volume {volume}: more than {MOST_LINKS} links"
+                    )));
                 }
                 let target = self.reader.read_link(&inode).map_err(malformed)?;
                 if target.first() == Some(&b'/') {

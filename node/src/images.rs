@@ -23,6 +23,7 @@ use crate::exit::{ExitCode, Failure};
 mod failure;
 mod file;
 pub mod shown;
+pub mod volumes;
 
 pub use failure::failure;
 

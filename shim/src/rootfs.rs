@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::share::Source;
 
 /// What thawd's snapshotter puts before the manifest's digest, as the source of its one mount (docs/images.md).
-const IMAGE: &str = "thaw:";
+pub const IMAGE: &str = "thaw:";
 
 /// Where a container's files come from.
 #[derive(Clone, Debug, PartialEq, Eq)]

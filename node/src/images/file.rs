@@ -38,7 +38,7 @@ impl Images {
     }
 
     /// Bytes of the image's address space: of its metadata, then of its blobs.
-    async fn read_address(
+    pub(super) async fn read_address(
         &self,
         image: &Image,
         metadata: &[u8],
@@ -91,6 +91,6 @@ fn lookup(reader: &Reader<Vec<u8>>, path: &str) -> Result<Option<Inode>, Failure
     Ok((inode.file_type == FileType::File).then_some(inode))
 }
 
-fn malformed(why: impl std::fmt::Display) -> Failure {
+pub(super) fn malformed(why: impl std::fmt::Display) -> Failure {
     Failure::new(ExitCode::ImageMalformed, format!("the image's metadata: {why}"))
 }

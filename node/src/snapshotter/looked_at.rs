@@ -1,11 +1,15 @@
 //! The files of an image that are looked at on the host: containerd and its clients mount a container's root to look its user
-//! and groups up. So these are had from the image, and put where an overlay can have them.
+//! and groups up, and CRI copies from it what the image has where its config declares volumes. So these are had from the image,
+//! and put where an overlay can have them.
 //!
-//! Invariant: a directory named after an image's digest is whole, or not there: it is made beside and renamed.
+//! Invariant: a directory named after an image's digest is whole, or not there: it is made beside and renamed. Nobody but root
+//! gets to it: programs of an image are as it has them, those that become another user among them.
 
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use super::copied;
 use super::remote::Layers;
 use crate::exit::Failure;
 
@@ -13,6 +17,8 @@ use crate::exit::Failure;
 pub const FILES: [&str; 2] = ["etc/passwd", "etc/group"];
 /// Larger ones are left out.
 pub const MOST: u64 = 1 << 20;
+/// After the name of each image's directory. Those without it are of a thawd that left volumes out.
+const FORM: &str = ".volumes";
 
 /// Where they are for each image.
 #[derive(Clone, Debug)]
@@ -31,7 +37,7 @@ impl LookedAt {
     }
 
     fn of(&self, digest: &str) -> PathBuf {
-        self.root.join(digest.replace(':', "-"))
+        self.root.join(format!("{}{FORM}", plain(digest)))
     }
 
     /// The directory of an image, made where it is missing.
@@ -46,11 +52,17 @@ impl LookedAt {
                 files.push((path, data));
             }
         }
+        let volumes = layers.volumes(digest).await?;
         let made = place.clone();
         let root = self.root.clone();
+        let runtime = tokio::runtime::Handle::current();
         crate::sandbox::blocking(move || {
             let fail = |e: io::Error| Failure::system(format!("cannot make {}", made.display()), &e);
-            make(&root, &made, &files).map_err(fail)
+            let draft = begin(&root).map_err(fail)?;
+            copied::copy(draft.path(), &volumes, &runtime)?;
+            add(draft.path(), &files).map_err(fail)?;
+            copied::finish(draft.path(), &volumes).map_err(fail)?;
+            end(draft, &made).map_err(fail)
         })
         .await?;
         Ok(place)
@@ -58,27 +70,42 @@ impl LookedAt {
 
     /// Nobody needs those of an image any more.
     pub fn forget(&self, digest: &str) {
-        let place = self.of(digest);
-        match std::fs::remove_dir_all(&place) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("cannot remove {}: {e}", place.display());
+        for place in [self.of(digest), self.root.join(plain(digest))] {
+            match std::fs::remove_dir_all(&place) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!("cannot remove {}: {e}", place.display());
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
 }
 
-fn make(root: &Path, place: &Path, files: &[(&str, Vec<u8>)]) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
+fn plain(digest: &str) -> String {
+    digest.replace(':', "-")
+}
+
+fn begin(root: &Path) -> io::Result<tempfile::TempDir> {
     std::fs::create_dir_all(root)?;
-    let draft = tempfile::Builder::new().prefix(".making-").tempdir_in(root)?;
+    std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700))?;
+    tempfile::Builder::new().prefix(".making-").tempdir_in(root)
+}
+
+/// Adds those that are of no volume. An image that has one has directories above it, not links.
+fn add(draft: &Path, files: &[(&str, Vec<u8>)]) -> io::Result<()> {
     for (path, data) in files {
-        let path = draft.path().join(path);
+        let path = draft.join(path);
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory)?;
         }
-        std::fs::write(path, data)?;
+        if std::fs::symlink_metadata(&path).is_err() {
+            std::fs::write(path, data)?;
+        }
     }
+    Ok(())
+}
+
+fn end(draft: tempfile::TempDir, place: &Path) -> io::Result<()> {
     // As an image's root has it: whoever is root in a container may be nobody here.
     std::fs::set_permissions(draft.path(), std::fs::Permissions::from_mode(0o755))?;
     match std::fs::rename(draft.path(), place) {
@@ -92,3 +119,7 @@ fn make(root: &Path, place: &Path, files: &[(&str, Vec<u8>)]) -> io::Result<()> 
         Err(e) => Err(e),
     }
 }
+
+#[cfg(test)]
+#[path = "looked_at_test.rs"]
+mod tests;

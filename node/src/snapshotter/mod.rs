@@ -5,12 +5,13 @@
 //! | [`service`] | the gRPC service |
 //! | [`table`], [`record`] | snapshots: in memory by name, on disk by id |
 //! | [`remote`] | layers that are in the image store |
-//! | [`mounts`], [`looked_at`] | what containerd is told to mount, and what it finds there |
+//! | [`mounts`], [`looked_at`], [`copied`] | what containerd is told to mount, and what it finds there |
 //! | [`filter`] | containerd's filters |
 //!
 //! Invariant: a snapshot of an image's layer is only told of once the store has the image, and the chain ID of its layers is
 //! the one containerd asked for. While thawd runs, an image a snapshot stands on is leased.
 
+pub mod copied;
 pub mod filter;
 pub mod looked_at;
 pub mod mounts;

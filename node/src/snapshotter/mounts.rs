@@ -3,7 +3,8 @@
 //! A chain of directories is a bind or an overlay, as containerd's own overlayfs snapshotter has it, so that any runtime can
 //! use it and containerd can unpack into it. A chain of image layers is one overlay whose source begins with [`IMAGE`], which
 //! Thaw's shim recognises: it gives the guest the image by virtio-fs, and mounts nothing on the host. Whoever else mounts it,
-//! as containerd and its clients do to look a user up, finds the image's few files that they look into ([`super::looked_at`]).
+//! as containerd and its clients do to look a user up and to fill volumes, finds those files of the image that they look into
+//! ([`super::looked_at`]).
 
 use std::path::{Path, PathBuf};
 

@@ -14,6 +14,7 @@ use thaw_rootfs::progress::Silent;
 use thaw_rootfs::store::Lease;
 
 use crate::exit::{ExitCode, Failure};
+use crate::images::volumes::Volumes;
 use crate::images::{Images, Pull};
 
 /// The chain ID of the snapshot that is wanted (containerd `pkg/snapshotters`, `core/snapshots`).
@@ -102,6 +103,9 @@ pub trait Layers: Send + Sync + 'static {
     /// A file of an image, if it is one of no more than [`MOST`](super::looked_at::MOST) bytes.
     async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure>;
 
+    /// What an image has where its config declares volumes.
+    async fn volumes(&self, digest: &str) -> Result<Volumes, Failure>;
+
     /// Bytes of a layer that are on this host.
     async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure>;
 }
@@ -126,6 +130,11 @@ impl Layers for Images {
     async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         self.read_file(&image, path, super::looked_at::MOST).await
+    }
+
+    async fn volumes(&self, digest: &str) -> Result<Volumes, Failure> {
+        let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
+        Images::volumes(self, &image).await
     }
 
     async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure> {

@@ -5,6 +5,7 @@ use tonic::Code;
 
 use super::super::remote::{Pulled, TARGET};
 use super::*;
+use crate::images::volumes::Volumes;
 
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 
@@ -45,6 +46,10 @@ impl Layers for Fake {
 
     async fn file(&self, _: &str, path: &str) -> Result<Option<Vec<u8>>, Failure> {
         Ok((path == "etc/passwd").then(|| b"root:x:0:0".to_vec()))
+    }
+
+    async fn volumes(&self, _: &str) -> Result<Volumes, Failure> {
+        Ok(Volumes::none())
     }
 
     async fn bytes(&self, _: &str, layer: usize) -> Result<u64, Failure> {

@@ -235,6 +235,7 @@ impl Pod {
             guest.spec.Mounts[bound.mount].source = layout::share_path(&share.name);
             used.push(share);
         }
+        self.show(machine, &mut guest, &mut storages).await?;
         guest.storages.splice(0..0, storages);
         for disk in std::mem::take(&mut guest.disks) {
             let given = self.have(machine, OfTheHost::Disk(disk.device)).await;
@@ -244,6 +245,21 @@ impl Pod {
             used.push(given);
         }
         Ok(guest)
+    }
+
+    /// Has thawd show the images that are mounts of the container.
+    async fn show(&self, machine: &Machine, guest: &mut Guest, storages: &mut Vec<Storage>) -> Result<()> {
+        for shown in std::mem::take(&mut guest.shown) {
+            let mount = &mut guest.spec.Mounts[shown.mount];
+            let image = self.thawd.show(&machine.sandbox, &shown.of.digest).await;
+            let image = image.map_err(|e| e.of(format!("the mount at {}", mount.destination)))?;
+            mount.source = format!("{}/{image}{}", layout::IMAGES, shown.of.path);
+            let device = layout::images();
+            if !storages.contains(&device) {
+                storages.push(device);
+            }
+        }
+        Ok(())
     }
 
     async fn have(&self, machine: &Machine, wanted: OfTheHost) -> Result<Used> {

@@ -7,6 +7,7 @@ pub mod config;
 mod devices;
 mod mounts;
 mod resources;
+mod shown;
 
 use std::path::Path;
 
@@ -14,8 +15,9 @@ use thaw_protocol::agent::agent::{Device, Storage};
 use thaw_protocol::agent::{MessageField, layout, oci};
 
 pub use devices::Disk;
-pub use mounts::{Bound, CopiedFile, Mounts, pod_storages};
+pub use mounts::{Bound, CopiedFile, Mounts, Shown, pod_storages};
 pub use resources::resources;
+pub use shown::OfAnImage;
 
 use crate::error::{Error, Result};
 use config::{Linux, Namespace, Process, Spec};
@@ -30,6 +32,8 @@ pub struct Guest {
     pub files: Vec<CopiedFile>,
     /// To be shared before, and to be the sources of mounts of the specification.
     pub bound: Vec<Bound>,
+    /// To be shown before, and to be the sources of mounts of the specification.
+    pub shown: Vec<Shown>,
     /// Block devices among the specification's devices, which are to be given to the microVM before.
     pub disks: Vec<Disk>,
     /// What the agent is told of these, once that is done.
@@ -74,6 +78,7 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
         storages,
         files,
         bound,
+        shown,
     } = mounts::convert(id, bundle, &spec.mounts)?;
     let disks = devices::disks(&spec.linux)?;
     let spec = oci::Spec {
@@ -95,6 +100,7 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
         storages,
         files,
         bound,
+        shown,
         disks,
         devices: Vec::new(),
         shares_pids,

@@ -1,6 +1,6 @@
 //! The mounts of a container: file systems the guest's kernel makes, the pod's shared memory, the few small files a pod gets from
-//! its runtime, which are copied, and whatever else is of the host, which is shared with the guest. What cannot be is refused by
-//! name.
+//! its runtime, which are copied, images in the store, which are shown, and whatever else is of the host, which is shared with
+//! the guest. What cannot be is refused by name.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::oci;
 
 use super::config::{Mount, Spec};
+use super::shown::{self, OfAnImage};
 use crate::error::{Error, For, Result};
 use crate::share::Source;
 
@@ -75,6 +76,14 @@ pub struct Bound {
     pub source: Source,
 }
 
+/// A mount of what an image has: its source is known once that is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Which of the mounts.
+    pub mount: usize,
+    pub of: OfAnImage,
+}
+
 /// What becomes of a container's mounts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mounts {
@@ -82,6 +91,7 @@ pub struct Mounts {
     pub storages: Vec<Storage>,
     pub files: Vec<CopiedFile>,
     pub bound: Vec<Bound>,
+    pub shown: Vec<Shown>,
 }
 
 /// Converts the mounts of container `id`, whose relative sources are below `bundle`.
@@ -110,6 +120,11 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
                     ("bind", place)
                 }
                 Found::Node(path) => ("bind", path),
+                Found::Image(of) => {
+                    let mount = made.mounts.len();
+                    made.shown.push(Shown { mount, of });
+                    ("bind", String::new())
+                }
                 Found::Shared(source) => {
                     writable_below = source.options.iter().any(|o| o == READ_ONLY_ALONE);
                     made.bound.push(Bound {
@@ -174,6 +189,8 @@ enum Found {
     /// The guest has it too, there.
     Node(String),
     Shared(Source),
+    /// It is of an image in the store.
+    Image(OfAnImage),
     /// A volume of huge pages, to be one of the guest's.
     HugePages(Box<Storage>),
 }
@@ -215,6 +232,18 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
         return refused(format!(
             "is of its kernel ({name}): mount {name} itself to have the guest's"
         ));
+    }
+    if fs.f_type as u64 == shown::OVERLAY_MAGIC
+        && let Some(of) = shown::find(&path)?
+    {
+        let is_read_only = mount.options.iter().any(|o| o == "ro" || o == "rro");
+        return match is_read_only {
+            true => Ok(Found::Image(of)),
+            false => refused(format!(
+                "is of image {}, which is read-only: bind it with ro",
+                of.digest
+            )),
+        };
     }
     let (mut recursive, mut read_only, mut slave) = (true, None, false);
     for option in &mount.options {

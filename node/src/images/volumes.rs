@@ -1,0 +1,320 @@
+//! What an image has where its config declares volumes: the trees there, and the directories and links on the way to them.
+//!
+//! Invariant: of every path the directory above it is told too, as a directory, and no path is told twice. The metadata is
+//! hostile: what is walked is bounded by [`Bound`], and no name is `.`, `..` or has a slash.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thaw_rootfs::erofs::{FileType, Inode, Nid, Reader};
+use thaw_rootfs::store::Image;
+
+use super::Images;
+use super::file::malformed;
+use crate::exit::{ExitCode, Failure};
+
+/// Links that are followed on the way to a volume, as Linux has it.
+const MOST_LINKS: usize = 40;
+/// Bytes of a path.
+const MOST_PATH: usize = 4095;
+
+/// How much of an image may be in its volumes.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    pub entries: usize,
+    pub bytes: u64,
+}
+
+/// What an image may have in its volumes, as they are copied on the host before a container is made.
+pub const BOUND: Bound = Bound {
+    entries: 10_000,
+    bytes: 256 << 20,
+};
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    Directory,
+    File { size: u64 },
+    Link { target: Vec<u8> },
+}
+
+/// One path of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub what: What,
+    /// Its number, by which its bytes are read.
+    pub number: u64,
+    /// Permission bits, set-user-ID and its like among them.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// When it was changed: seconds since the epoch, and nanoseconds.
+    pub changed: (i64, u32),
+}
+
+/// Paths without a slash before them, each after the directory it is in.
+pub type Nodes = BTreeMap<Vec<u8>, Node>;
+
+/// Where the bytes of files are.
+#[async_trait]
+pub trait Contents: Send + Sync {
+    /// Bytes of the file with this number, from `offset` on.
+    async fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<(), Failure>;
+}
+
+/// The volumes of an image.
+#[derive(Clone)]
+pub struct Volumes {
+    pub nodes: Nodes,
+    pub contents: Arc<dyn Contents>,
+}
+
+impl Volumes {
+    /// Of an image that declares none.
+    pub fn none() -> Volumes {
+        Volumes {
+            nodes: Nodes::new(),
+            contents: Arc::new(Nothing),
+        }
+    }
+}
+
+struct Nothing;
+
+#[async_trait]
+impl Contents for Nothing {
+    async fn read(&self, number: u64, _: u64, _: &mut [u8]) -> Result<(), Failure> {
+        Err(malformed(format!("there is no file {number}")))
+    }
+}
+
+struct Stored {
+    images: Images,
+    image: Image,
+    reader: Reader<Vec<u8>>,
+}
+
+#[async_trait]
+impl Contents for Stored {
+    async fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<(), Failure> {
+        let inode = self.reader.inode(number).map_err(malformed)?;
+        into.fill(0);
+        for mapping in self.reader.mappings(&inode, offset, into.len() as u64) {
+            let mapping = mapping.map_err(malformed)?;
+            let Some(address) = mapping.address else { continue };
+            let start = mapping.offset.saturating_sub(offset) as usize;
+            let piece = into
+                .get_mut(start..)
+                .and_then(|rest| rest.get_mut(..mapping.length as usize))
+                .ok_or_else(|| malformed("a file's extents do not fit it"))?;
+            self.images
+                .read_address(&self.image, self.reader.bytes(), address, piece)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+impl Images {
+    /// What the image has at the paths its config declares as volumes. Those it has nothing at are left out.
+    ///
+    /// # Errors
+    /// When the metadata is malformed, or there is more than [`BOUND`].
+    pub async fn volumes(&self, image: &Image) -> Result<Volumes, Failure> {
+        let config = image.config.config().as_ref();
+        let paths = config.and_then(|it| it.volumes().clone()).unwrap_or_default();
+        if paths.is_empty() {
+            return Ok(Volumes::none());
+        }
+        let (images, image) = (self.clone(), image.clone());
+        crate::sandbox::blocking(move || {
+            let path = &image.metadata;
+            let bytes = std::fs::read(path);
+            let bytes = bytes.map_err(|e| Failure::system(format!("cannot read {}", path.display()), &e))?;
+            let reader = Reader::new(bytes).map_err(malformed)?;
+            let nodes = walk(&reader, &paths, BOUND).map_err(|failure| Failure {
+                what: format!("image {} ({}): {}", image.reference, image.digest, failure.what),
+                ..failure
+            })?;
+            let contents = Arc::new(Stored {
+                images,
+                image,
+                reader,
+            });
+            Ok(Volumes { nodes, contents })
+        })
+        .await
+    }
+}
+
+/// What there is at these paths.
+fn walk<B: AsRef<[u8]>>(reader: &Reader<B>, paths: &[String], bound: Bound) -> Result<Nodes, Failure> {
+    let mut walk = Walk {
+        reader,
+        bound,
+        seen: 0,
+        bytes: 0,
+        nodes: Nodes::new(),
+    };
+    for path in paths {
+        if let Some((at, inode)) = walk.resolve(path)? {
+            walk.tree(path, at, inode)?;
+        }
+    }
+    Ok(walk.nodes)
+}
+
+struct Walk<'a, B> {
+    reader: &'a Reader<B>,
+    bound: Bound,
+    /// Entries that were looked at, however often and whatever they are.
+    seen: usize,
+    bytes: u64,
+    nodes: Nodes,
+}
+
+impl<B: AsRef<[u8]>> Walk<'_, B> {
+    /// Goes to a path as a kernel whose root is the image's would, and keeps what it comes by.
+    fn resolve(&mut self, volume: &str) -> Result<Option<(Vec<u8>, Inode)>, Failure> {
+        let root = self.inode(self.reader.superblock().root)?;
+        let mut names: VecDeque<Vec<u8>> = split(volume.as_bytes()).collect();
+        // The directories from the root's child down to where it is.
+        let mut above: Vec<(Vec<u8>, Inode)> = Vec::new();
+        let mut links = 0;
+        while let Some(name) = names.pop_front() {
+            if name == b".." {
+                above.pop();
+                continue;
+            }
+            let (place, directory) = above.last().cloned().unwrap_or_else(|| (Vec::new(), root));
+            if directory.file_type != FileType::Directory {
+                return Ok(None);
+            }
+            let found = self.reader.lookup(&directory, &name).map_err(malformed)?;
+            let Some(number) = found.map(|entry| entry.nid) else {
+                return Ok(None);
+            };
+            let (inode, path) = (self.inode(number)?, join(&place, &name)?);
+            self.keep(volume, &path, &inode)?;
+            if inode.file_type == FileType::Symlink {
+                links += 1;
+                if links > MOST_LINKS {
+                    return Err(malformed(format!(
+                        "volume {volume}: more than {MOST_LINKS} links"
+                    )));
+                }
+                let target = self.reader.read_link(&inode).map_err(malformed)?;
+                if target.first() == Some(&b'/') {
+                    above.clear();
+                }
+                for name in split(&target).collect::<Vec<_>>().into_iter().rev() {
+                    names.push_front(name);
+                }
+                continue;
+            }
+            above.push((path, inode));
+        }
+        Ok(Some(above.pop().unwrap_or((Vec::new(), root))))
+    }
+
+    /// Keeps all that is below a directory.
+    fn tree(&mut self, volume: &str, at: Vec<u8>, inode: Inode) -> Result<(), Failure> {
+        let mut pending = vec![(at, inode)];
+        while let Some((place, directory)) = pending.pop() {
+            if directory.file_type != FileType::Directory {
+                continue;
+            }
+            for entry in self.reader.entries(&directory, 0).map_err(malformed)? {
+                let entry = entry.map_err(malformed)?;
+                if matches!(entry.name, b"." | b"..") {
+                    continue;
+                }
+                let (inode, path) = (self.inode(entry.nid)?, join(&place, entry.name)?);
+                self.keep(volume, &path, &inode)?;
+                pending.push((path, inode));
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, volume: &str, path: &[u8], inode: &Inode) -> Result<(), Failure> {
+        self.seen += 1;
+        if self.seen > self.bound.entries {
+            return Err(too_large(volume, self.bound));
+        }
+        let what = match inode.file_type {
+            FileType::Directory => What::Directory,
+            FileType::File => What::File { size: inode.size },
+            FileType::Symlink => What::Link {
+                target: self.reader.read_link(inode).map_err(malformed)?,
+            },
+            other => {
+                let path = path.escape_ascii();
+                tracing::info!("volume {volume} of an image: {path} is a {other:?}, which is left out");
+                return Ok(());
+            }
+        };
+        if let Some(there) = self.nodes.get(path) {
+            return match there.number == inode.nid {
+                true => Ok(()),
+                false => Err(malformed(format!("{} is there twice", path.escape_ascii()))),
+            };
+        }
+        if let What::File { size } = what {
+            self.bytes = self.bytes.saturating_add(size);
+        }
+        if self.bytes > self.bound.bytes {
+            return Err(too_large(volume, self.bound));
+        }
+        let node = Node {
+            what,
+            number: inode.nid,
+            mode: u32::from(inode.mode) & 0o7777,
+            uid: inode.uid,
+            gid: inode.gid,
+            changed: (inode.mtime.seconds, inode.mtime.nanoseconds),
+        };
+        self.nodes.insert(path.to_owned(), node);
+        Ok(())
+    }
+
+    fn inode(&self, number: Nid) -> Result<Inode, Failure> {
+        self.reader.inode(number).map_err(malformed)
+    }
+}
+
+fn too_large(volume: &str, bound: Bound) -> Failure {
+    Failure::new(
+        ExitCode::ImageMalformed,
+        format!(
+            "with volume {volume} its config declares volumes of more than {} entries or {} MiB, which are copied on the host",
+            bound.entries,
+            bound.bytes >> 20
+        ),
+    )
+    .remedy("build it without that VOLUME, or use another snapshotter for it")
+}
+
+fn join(place: &[u8], name: &[u8]) -> Result<Vec<u8>, Failure> {
+    let mut path = place.to_owned();
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    match path.len() > MOST_PATH {
+        true => Err(malformed("a path is longer than Linux has them")),
+        false => Ok(path),
+    }
+}
+
+fn split(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
+    path.split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty() && *name != b".")
+        .map(<[u8]>::to_vec)
+}
+
+#[cfg(test)]
+#[path = "volumes_test.rs"]
+mod tests;

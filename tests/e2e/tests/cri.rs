@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 
+use thaw_e2e::containerd::Networks;
 use thaw_e2e::cri;
 use thaw_e2e::node::{Node, PATIENCE, Pod, shims, until, until_within};
 use thaw_e2e::websocket::WebSocket;
@@ -414,6 +415,23 @@ fn many_pods_at_once_and_many_execs_in_one() {
             assert_eq!((done.0, done.2), (format!("{n}\n"), (n % 100) as i32));
         }
     });
+    pod.remove();
+    node.is_empty_soon();
+}
+
+#[test]
+#[ignore = "long"]
+fn a_volume_its_image_declares_has_what_the_image_has_there() {
+    let node = Node::unpulled("entrypoint", Networks::nothing);
+    node.containerd.pull(&node.image).unwrap();
+    let pod = node.pod("volumes");
+    let script =
+        "id -u; stat -c '%u:%g %a' /data /data/kept; cat /data/kept; echo new >/data/new; cat /data/new";
+    let container = pod.container("a", script);
+    assert_eq!(
+        pod.whole_log("a", &container),
+        "1000\n1000:1001 750\n1000:1001 640\nof the image\nnew\n"
+    );
     pod.remove();
     node.is_empty_soon();
 }

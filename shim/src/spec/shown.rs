@@ -41,7 +41,7 @@ fn of(path: &str, mounts: &str) -> Option<OfAnImage> {
         let (root, place) = (plain(words.next()?), plain(words.next()?));
         let rest = path.strip_prefix(place.trim_end_matches('/'))?;
         let is_above = rest.is_empty() || rest.starts_with('/');
-        is_above.then(|| (place.len(), root, rest, system))
+        is_above.then_some((place.len(), root, rest, system))
     });
     let (_, root, rest, system) = above.max_by_key(|(length, ..)| *length)?;
     let (kind, system) = system.split_once(' ')?;

@@ -194,6 +194,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_request_is_refused_at_each_bound_whose_other_side_is_taken() {
+        let taken = |length, room| RequestHeader::decode(&RequestHeader { id: 1, length, room }.encode());
+        let (least, most) = (*MESSAGE.start(), *MESSAGE.end());
+        for (length, is_taken) in [
+            (0, false),
+            (least - 1, false),
+            (least, true),
+            (most, true),
+            (most + 1, false),
+        ] {
+            assert_eq!(taken(length, 0).is_ok(), is_taken, "a message of {length} bytes");
+        }
+        let (least, most) = (*REPLY.start(), *REPLY.end());
+        // A reply has room for its header (fuse_out_header, 16 bytes), or there is to be none.
+        assert_eq!(least, 16);
+        for (room, is_taken) in [
+            (0, true),
+            (1, false),
+            (least - 1, false),
+            (least, true),
+            (most, true),
+            (most + 1, false),
+        ] {
+            assert_eq!(
+                taken(*MESSAGE.start(), room).is_ok(),
+                is_taken,
+                "room for {room} bytes"
+            );
+        }
+    }
+
     proptest! {
         #[test]
         fn a_header_in_bounds_comes_back_and_no_other_is_taken(bytes in any::<[u8; 12]>()) {

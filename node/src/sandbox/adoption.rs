@@ -54,11 +54,12 @@ impl Provenance {
         let (Some(origin), Some(disk)) = (origin, &resources.disk) else {
             return Ok(None);
         };
+        let (images, last_slot) = shown(resources);
         Ok(Some(Provenance {
             snapshot: origin.directory.clone(),
             manifest: origin.manifest,
-            images: recorded(&locked(&resources.images)),
-            last_slot: resources.last_slot(),
+            images,
+            last_slot,
             disk: FileIdentity::of(&File::from(disk.file.try_clone()?).metadata()?),
             network: resources.network.is_some(),
         }))
@@ -66,9 +67,10 @@ impl Provenance {
 
     /// The same, with the images there are now.
     pub(super) fn showing(self, resources: &Resources) -> Provenance {
+        let (images, last_slot) = shown(resources);
         Provenance {
-            images: recorded(&locked(&resources.images)),
-            last_slot: resources.last_slot(),
+            images,
+            last_slot,
             ..self
         }
     }
@@ -126,13 +128,15 @@ impl Provenance {
     }
 }
 
-fn recorded(images: &[Shown]) -> Vec<ShownRecord> {
+/// The images, and the last slot.
+fn shown(resources: &Resources) -> (Vec<ShownRecord>, u16) {
     let record = |shown: &Shown| ShownRecord {
         slot: shown.slot,
         name: shown.name.clone(),
         digest: shown.image.digest.to_string(),
     };
-    images.iter().map(record).collect()
+    let last_slot = resources.last_slot();
+    (locked(&resources.images).iter().map(record).collect(), last_slot)
 }
 
 impl FileIdentity {

@@ -8,6 +8,9 @@ const TABLE: &str = include_str!("kata-3.15.0.txt");
 /// The definitions that are Kata's.
 const FILES: [&str; 5] = ["agent", "csi", "health", "oci", "types"];
 
+/// The least number of a field that Kata does not have.
+const OUR_OWN: u32 = 1000;
+
 /// Words and signs of a definition, without comments.
 struct Tokens(std::vec::IntoIter<String>);
 
@@ -126,6 +129,16 @@ fn service(tokens: &mut Tokens, name: &str, facts: &mut Vec<String>) {
     }
 }
 
+/// Whether a fact is of a field that is Thaw's own: their numbers begin where Kata has none, and who does not know them skips them.
+fn is_our_own(fact: &str) -> bool {
+    let number = fact
+        .split_once(" = ")
+        .and_then(|(_, rest)| rest.split(' ').next());
+    number
+        .and_then(|number| number.parse::<u32>().ok())
+        .is_some_and(|number| number >= OUR_OWN)
+}
+
 #[test]
 fn every_message_and_method_is_katas() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
@@ -136,7 +149,7 @@ fn every_message_and_method_is_katas() {
     let facts = TABLE.lines().filter(|line| !line.starts_with('#'));
     let katas: BTreeSet<String> = facts.map(str::to_owned).collect();
     let lacks: Vec<_> = katas.difference(&ours).collect();
-    let adds: Vec<_> = ours.difference(&katas).collect();
+    let adds: Vec<_> = ours.difference(&katas).filter(|fact| !is_our_own(fact)).collect();
     assert!(
         lacks.is_empty() && adds.is_empty(),
         "lacks {lacks:#?}\nadds {adds:#?}"

@@ -10,7 +10,7 @@ fn whole() -> serde_json::Value {
         "ociVersion": "1.1.0",
         "process": {
             "terminal": true, "consoleSize": {"height": 24, "width": 80},
-            "user": {"uid": 7, "gid": 8, "additionalGids": [9, 10]},
+            "user": {"uid": 7, "gid": 8, "additionalGids": [9, 10], "umask": 63},
             "args": ["sh", "-c", "x"], "env": ["A=b"], "cwd": "/w",
             "capabilities": {"bounding": ["CAP_CHOWN"], "ambient": null},
             "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 2, "soft": 1}],
@@ -29,10 +29,11 @@ fn whole() -> serde_json::Value {
             "resources": {
                 "devices": [{"allow": false, "access": "rwm"}],
                 "memory": {"limit": 1024, "swap": 2048}, "cpu": {"shares": 2, "quota": 3, "period": 4, "cpus": "0-1"},
-                "pids": {"limit": 5}, "hugepageLimits": null
+                "pids": {"limit": 5}, "hugepageLimits": null,
+                "unified": {"memory.oom.group": "1", "cpuset.cpus": "3", "io.max": "8:0 rbps=1"}
             },
             "seccomp": {
-                "defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_X86_64"],
+                "defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38, "architectures": ["SCMP_ARCH_X86_64"],
                 "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ALLOW", "errnoRet": 1,
                     "args": [{"index": 1, "value": 2, "valueTwo": 3, "op": "SCMP_CMP_EQ"}]}]
             },
@@ -49,6 +50,7 @@ fn all_that_makes_sense_in_a_guest_is_there() {
     let process = &made.Process;
     assert_eq!((process.User.UID, process.User.GID), (7, 8));
     assert_eq!(process.User.AdditionalGids, [9, 10]);
+    assert_eq!(process.User.Umask, Some(63));
     assert_eq!(
         (process.Args.len(), process.Cwd.as_str(), process.Terminal),
         (3, "/w", true)
@@ -73,7 +75,10 @@ fn all_that_makes_sense_in_a_guest_is_there() {
     );
     // The host's devices and CPUs are not the guest's.
     assert!(resources.Devices.is_empty() && resources.CPU.Cpus.is_empty());
+    let named: Vec<_> = resources.Unified.iter().collect();
+    assert_eq!(named, [(&"memory.oom.group".to_owned(), &"1".to_owned())]);
     assert_eq!(linux.CgroupsPath, "/c");
+    assert_eq!(linux.Seccomp.DefaultErrnoRet, Some(38));
     let rule = &linux.Seccomp.Syscalls[0];
     assert_eq!((rule.Names[0].as_str(), rule.Args[0].ValueTwo), ("read", 3));
     assert_eq!(rule.ErrnoRet, Some(oci::linux_syscall::ErrnoRet::Errnoret(1)));
@@ -110,7 +115,7 @@ fn file_systems_of_the_guests_are_made_there_and_the_rest_is_shared_or_refused_b
         {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid"]},
         {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"]},
         mount("/etc/hosts", "bind", hosts.to_str().unwrap()),
-        mount("/dev/shm", "bind", of_the_host),
+        mount("/dev/shm", "bind", "/dev/shm"),
         mount("/masked", "bind", "/dev/null"),
         {"destination": "/data", "type": "none", "source": of_the_host, "options": ["bind", "nosuid", "rslave", "rro"]},
     ]);
@@ -155,6 +160,16 @@ fn file_systems_of_the_guests_are_made_there_and_the_rest_is_shared_or_refused_b
             .to_string();
         assert!(error.contains(words), "{error}");
     }
+}
+
+#[test]
+fn only_a_file_system_in_memory_is_the_pods_shared_memory() {
+    let of_a_disk = env!("CARGO_MANIFEST_DIR");
+    let mut given = whole();
+    given["mounts"] = json!([{"destination": "/dev/shm", "source": of_a_disk, "options": ["bind"]}]);
+    let made = guest("c", Path::new("/bundle"), &spec(given), "/r".into()).unwrap();
+    assert!(made.storages.is_empty(), "{:?}", made.storages);
+    assert_eq!(made.bound[0].source.source, of_a_disk);
 }
 
 #[test]

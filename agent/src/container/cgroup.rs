@@ -292,7 +292,26 @@ fn settings(r: &oci::LinuxResources) -> Result<Vec<(String, String)>> {
         }
         push(&format!("hugetlb.{}.max", h.Pagesize), h.Limit.to_string());
     }
+    let mut named: Vec<_> = r.Unified.iter().collect();
+    named.sort();
+    for (file, value) in named {
+        check_named(file)?;
+        push(file, value.clone());
+    }
     Ok(set)
+}
+
+/// Whether a file may be named by a specification: one of a controller's, in the cgroup itself. Those of no controller (`cgroup.…`)
+/// are what the container is managed by.
+fn check_named(file: &str) -> Result<()> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    let controller = file.split_once('.').map_or("", |(controller, _)| controller);
+    match file.bytes().all(plain) && !controller.is_empty() && controller != "cgroup" {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!(
+            "{file:?} is no file of a cgroup's controller, as unified resources name"
+        ))),
+    }
 }
 
 fn limit(n: i64) -> String {
@@ -370,6 +389,35 @@ mod tests {
                 ("pids.max", "max"),
             ]
         );
+    }
+
+    #[test]
+    fn files_named_are_written_last_and_are_a_controllers() {
+        let named = |file: &str| oci::LinuxResources {
+            Pids: MessageField::some(oci::LinuxPids {
+                Limit: 7,
+                ..Default::default()
+            }),
+            Unified: [(file.to_owned(), "1".to_owned())].into(),
+            ..Default::default()
+        };
+        let set = settings(&named("memory.oom.group")).unwrap();
+        assert_eq!(set[1], ("memory.oom.group".into(), "1".into()));
+        for file in [
+            "",
+            "memory",
+            ".max",
+            "cgroup.procs",
+            "cgroup.kill",
+            "../memory.max",
+            "a/memory.max",
+            "memory.m\0",
+        ] {
+            assert!(
+                matches!(settings(&named(file)), Err(Error::Invalid(_))),
+                "{file:?}"
+            );
+        }
     }
 
     #[test]

@@ -275,7 +275,7 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
     }
 
     rlimits::apply(&process.limits)?;
-    rustix::process::umask(Mode::from_raw_mode(0o022));
+    rustix::process::umask(process.umask);
     // Without no_new_privs a filter needs a privilege that is about to go.
     if let (Some(filter), false) = (launch.seccomp, process.no_new_privileges) {
         seccomp::apply(filter)?;

@@ -67,7 +67,7 @@ struct Rule {
 
 /// Compiles the section.
 pub fn compile(section: &oci::LinuxSeccomp) -> Result<Filter> {
-    let default = action(&section.DefaultAction, None)?;
+    let default = action(&section.DefaultAction, section.DefaultErrnoRet)?;
     let mut calls: Vec<(u32, Vec<Rule>)> = Vec::new();
     for entry in &section.Syscalls {
         let errno = match &entry.ErrnoRet {

@@ -138,6 +138,17 @@ fn conditions_on_different_arguments_must_all_hold_and_on_one_any() {
 }
 
 #[test]
+fn the_default_has_an_errno_of_its_own() {
+    let section = oci::LinuxSeccomp {
+        DefaultAction: "SCMP_ACT_ERRNO".into(),
+        DefaultErrnoRet: Some(38),
+        ..Default::default()
+    };
+    let filter = compile(&section).unwrap();
+    assert_eq!(run(&filter, X64, 0, NONE), libc::SECCOMP_RET_ERRNO | 38);
+}
+
+#[test]
 fn what_cannot_be_done_is_refused() {
     let mut section = oci::LinuxSeccomp::new();
     section.DefaultAction = "SCMP_ACT_NOTIFY".into();

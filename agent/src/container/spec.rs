@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Mode;
 use rustix::mount::MountPropagationFlags;
 use rustix::thread::UnshareFlags;
 use thaw_protocol::agent::agent::StringUser;
@@ -15,6 +16,9 @@ use super::rlimits::{Limit, resource};
 use super::seccomp::{self, Filter};
 use crate::error::{Error, Result};
 use crate::storage::check_guest_path;
+
+/// The file mode creation mask of a process whose specification has none.
+const UMASK: u32 = 0o022;
 
 /// A container.
 #[derive(Clone, Debug)]
@@ -52,6 +56,7 @@ pub struct ProcessSpec {
     pub limits: Vec<Limit>,
     pub no_new_privileges: bool,
     pub oom_score_adj: i32,
+    pub umask: Mode,
 }
 
 /// Whom a process runs as.
@@ -193,6 +198,7 @@ impl ProcessSpec {
                 .collect::<Result<_>>()?,
             no_new_privileges: p.NoNewPrivileges,
             oom_score_adj: p.OOMScoreAdj.clamp(-1000, 1000) as i32,
+            umask: Mode::from_raw_mode(p.User.Umask.unwrap_or(UMASK) & 0o777),
         })
     }
 }

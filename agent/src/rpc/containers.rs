@@ -10,6 +10,7 @@ use super::{blocking, volumes};
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::sandbox::Sandbox;
+use crate::warning;
 
 /// A PID namespace, in a specification.
 const PIDS: &str = "pid";
@@ -32,6 +33,7 @@ pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest)
             Container::create(&request, &storages, &sandbox.storages, &sandbox.reaper)
                 .inspect_err(|_| sandbox.disks.let_go(&request.container_id))
         });
+        let made = made.inspect_err(|_| remove_files(&request.container_id));
         match made {
             Ok(container) => {
                 sandbox.settle(&request.container_id, Some(container));
@@ -44,6 +46,15 @@ pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest)
         }
     })
     .await
+}
+
+/// Removes what was copied for a container. Blocks.
+fn remove_files(id: &str) {
+    let files = layout::files_of(id);
+    match std::fs::remove_dir_all(&files) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => warning!("container {id}: remove {files}: {e}"),
+        _ => {}
+    }
 }
 
 /// Names the PID namespace a container joins by its file: the sandbox's, where the request asks for that, or another
@@ -101,6 +112,7 @@ pub async fn remove(sandbox: &Arc<Sandbox>, id: &str, timeout: u32) -> Result<()
         blocking(move || {
             container.remove(&sandbox.storages);
             sandbox.disks.let_go(&container.id);
+            remove_files(&container.id);
             sandbox.settle(&container.id, None);
             Ok(())
         })

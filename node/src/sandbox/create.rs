@@ -120,7 +120,7 @@ impl<'a> Making<'a> {
         reach(Failpoint::CreateAttached);
         if let (Some(process), Some(control)) = (share, &self.resources.control) {
             self.record.share = Some(process.record());
-            *locked(&self.resources.share) = Some(Served::new(&self.record.id, process, control));
+            *locked(&self.resources.share) = Some(Served::new(&self.record, process, control));
         }
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);

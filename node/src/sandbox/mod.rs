@@ -490,7 +490,8 @@ impl Sandbox {
         let control = Arc::new(control);
         if let Some(share) = record.share {
             match VmmProcess::adopt(share) {
-                Some(share) => *locked(&resources.share) = Some(Served::new(&record.id, share, &control)),
+                Some(share) => *locked(&resources.share) = Some(Served::new(&record, share, &control)),
+                None if record.client.is_some() => return Err(lost("its thaw-share has ended")),
                 None => tracing::error!(
                     "sandbox {}: its thaw-share has ended: its volumes answer EIO",
                     record.id

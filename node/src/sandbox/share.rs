@@ -20,7 +20,7 @@ use tokio::io::Interest;
 use super::backends::Backends;
 use super::create::blocking;
 use super::machine::{enter_cgroup, log_tail};
-use super::{Sandbox, locked};
+use super::{Record, Sandbox, locked};
 use crate::container::volume_name;
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
@@ -39,8 +39,8 @@ pub(super) struct Served {
 
 impl Served {
     /// Watched over from now on.
-    pub(super) fn new(id: &str, process: VmmProcess, control: &Arc<ControlClient>) -> Served {
-        let watch = watch(id, &process, control.clone());
+    pub(super) fn new(record: &Record, process: VmmProcess, control: &Arc<ControlClient>) -> Served {
+        let watch = watch(record, &process, control.clone());
         Served { process, watch }
     }
 
@@ -153,7 +153,7 @@ impl Sandbox {
         };
         let Serving { process, relay } = blocking(move || run(&serve, &[], &log)).await?;
         enter_cgroup(self.resources.cgroup.as_deref(), &process);
-        *locked(&self.resources.share) = Some(Served::new(&self.record.id, process, control));
+        *locked(&self.resources.share) = Some(Served::new(&self.record, process, control));
         // Recorded first: one that nobody was given ends with us, and who comes next starts another.
         let recorded = self.resources.directory.write(&self.record_now());
         let given = match recorded {
@@ -194,19 +194,31 @@ fn open(volume: &Volume) -> Result<OwnedFd, Failure> {
     })
 }
 
-/// Says so when it ends before its machine: the guest's files answer errors then. Ends with the sandbox.
-fn watch(id: &str, process: &VmmProcess, control: Arc<ControlClient>) -> Option<tokio::task::JoinHandle<()>> {
+/// When it ends before its machine, the guest's files answer errors. A pod's are what its containers run from: it is ended too, so
+/// that whoever wants it makes another. A sandbox that has volumes goes on without them, and that is said. Ends with the sandbox.
+fn watch(
+    record: &Record,
+    process: &VmmProcess,
+    control: Arc<ControlClient>,
+) -> Option<tokio::task::JoinHandle<()>> {
     let pidfd = process.pidfd().try_clone_to_owned().ok()?;
     let pidfd = register(pidfd, Interest::READABLE).ok()?;
-    let id = id.to_owned();
+    let (id, is_a_pod) = (record.id.clone(), record.client.is_some());
     Some(tokio::spawn(async move {
         // Readable once it has ended. It ends with its VMM too, and that is no news.
         let _ = pidfd.readable().await;
-        if control.call(Command::Status, &[]).await.is_ok() {
-            tracing::error!(
-                "sandbox {id}: thaw-share has ended: what it shares with the host answers EIO in the guest from now on; \
-                 start the sandbox again"
-            );
+        if control.call(Command::Status, &[]).await.is_err() {
+            return;
         }
+        if is_a_pod {
+            tracing::error!("sandbox {id}: thaw-share has ended: the sandbox is ended with it");
+            // Its end is seen by who attends it.
+            let _ = control.call(Command::Shutdown, &[]).await;
+            return;
+        }
+        tracing::error!(
+            "sandbox {id}: thaw-share has ended: what it shares with the host answers EIO in the guest from now on; \
+             start the sandbox again"
+        );
     }))
 }

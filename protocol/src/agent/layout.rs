@@ -12,6 +12,8 @@ pub const SHARED: &str = "/run/thaw/shared";
 const SHARES: &str = "/run/thaw/shares";
 /// Below it are the containers.
 const CONTAINERS: &str = "/run/thaw/containers";
+/// Below it are the files copied for each container.
+const FILES: &str = "/run/thaw/files";
 const PIDS: &str = "ns/pid";
 /// The sandbox's disk.
 const DISK: &str = "/run/thaw/disk";
@@ -23,6 +25,11 @@ pub const RELEASE_SOURCE: &str = "release-source";
 /// Where container `id` has its root.
 pub fn root_path(id: &str) -> String {
     format!("{CONTAINERS}/{id}/rootfs")
+}
+
+/// Where the files are that container `id` has copies of, for as long as it is there.
+pub fn files_of(id: &str) -> String {
+    format!("{FILES}/{id}")
 }
 
 /// The PID namespace of container `id`, for another to join.

@@ -61,6 +61,7 @@ of_config! {
         uid: u32,
         gid: u32,
         additional_gids: Vec<u32>,
+        umask: Option<u32>,
     }
 
     Capabilities {
@@ -139,6 +140,7 @@ of_config! {
 
     Seccomp {
         default_action: String,
+        default_errno_ret: Option<u32>,
         architectures: Vec<String>,
         flags: Vec<String>,
         syscalls: Vec<Syscall>,
@@ -166,6 +168,8 @@ of_config! {
         pids: Option<Pids>,
         block_io: Option<BlockIo>,
         hugepage_limits: Vec<HugepageLimit>,
+        /// Files of the cgroup, version 2.
+        unified: BTreeMap<String, String>,
     }
 
     /// Of the devices cgroup: what is not said matches any device.

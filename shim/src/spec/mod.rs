@@ -135,6 +135,7 @@ pub fn process(given: &Process) -> oci::Process {
             UID: given.user.uid,
             GID: given.user.gid,
             AdditionalGids: given.user.additional_gids.clone(),
+            Umask: given.user.umask,
             ..Default::default()
         }),
         Args: given.args.clone(),
@@ -211,6 +212,7 @@ fn seccomp(given: &config::Seccomp) -> oci::LinuxSeccomp {
     });
     oci::LinuxSeccomp {
         DefaultAction: given.default_action.clone(),
+        DefaultErrnoRet: given.default_errno_ret,
         Architectures: given.architectures.clone(),
         Flags: given.flags.clone(),
         Syscalls: syscalls.collect(),

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use thaw_protocol::agent::agent::Storage;
-use thaw_protocol::agent::oci;
+use thaw_protocol::agent::{layout, oci};
 
 use super::config::{Mount, Spec};
 use super::shown::{self, OfAnImage};
@@ -20,6 +20,8 @@ const OF_THE_GUEST: [&str; 8] = [
 /// The file system type of huge pages, and its number (linux/magic.h).
 const HUGETLBFS: &str = "hugetlbfs";
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+/// The number of file systems in memory (linux/magic.h).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Copied when the container is made: later changes on the host are not seen.
 const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
 /// Device nodes that are the same in every Linux, by name and number: the guest's own stand for them.
@@ -54,8 +56,6 @@ const HUGE_PAGES: &str = "/run/thaw/huge";
 /// What is shared read-only: that mount alone, or all that is mounted below it too.
 const READ_ONLY_ALONE: &str = "ro";
 const READ_ONLY_WHOLE: &str = "rro";
-/// Below it are the files of each container.
-const COPIES: &str = "/run/thaw/files";
 
 /// A file of the host, to be one of the guest's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,14 +102,14 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
         let (kind, source) = match (is_bind(mount), mount.kind.as_str()) {
             (false, "cgroup") => ("cgroup2", mount.source.clone()),
             (false, kind) if OF_THE_GUEST.contains(&kind) => (kind, mount.source.clone()),
-            (true, _) if mount.destination == SHARED => {
+            (true, _) if is_shared_memory(mount) => {
                 let memory = shared_memory(&mount.source);
                 let place = memory.mount_point.clone();
                 made.storages.push(memory);
                 ("bind", place)
             }
             (true, _) if COPIED.contains(&mount.destination.as_str()) => {
-                let path = format!("{COPIES}/{id}/{}", made.files.len());
+                let path = format!("{}/{}", layout::files_of(id), made.files.len());
                 made.files.push(copy(&mount.source, path.clone())?);
                 ("bind", path)
             }
@@ -300,7 +300,7 @@ fn is_above_one(path: &Path, mounts: &str) -> bool {
 /// What the pod's own container has mounted and the others find: it is there as long as the pod, whichever of them is restarted.
 pub fn pod_storages(spec: &Spec) -> Vec<Storage> {
     let mounts = spec.mounts.iter();
-    let shared = mounts.filter(|mount| mount.destination == SHARED && is_bind(mount));
+    let shared = mounts.filter(|mount| is_shared_memory(mount));
     shared.map(|mount| shared_memory(&mount.source)).collect()
 }
 
@@ -309,11 +309,18 @@ fn is_bind(mount: &Mount) -> bool {
         || mount.options.iter().any(|o| o == "bind" || o == "rbind")
 }
 
+/// Whether it is the memory a pod's containers share: the host's own where they share that (`hostIPC`), or a tmpfs made for the pod.
+fn is_shared_memory(mount: &Mount) -> bool {
+    let is_tmpfs = |path: &str| rustix::fs::statfs(path).is_ok_and(|fs| fs.f_type as u64 == TMPFS_MAGIC);
+    let source = mount.source.as_str();
+    is_bind(mount) && mount.destination == SHARED && (source == SHARED || is_tmpfs(source))
+}
+
 /// As large as what the host has made for the pod: that is how its size is said.
 fn shared_memory(source: &str) -> Storage {
     let size = rustix::fs::statvfs(source)
         .ok()
-        .filter(|_| source != "/dev/shm")
+        .filter(|_| source != SHARED)
         .map(|fs| fs.f_blocks.saturating_mul(fs.f_frsize))
         .filter(|size| *size > 0)
         .unwrap_or(SHARED_MEMORY_SIZE);

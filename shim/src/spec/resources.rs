@@ -4,6 +4,9 @@ use thaw_protocol::agent::{MessageField, oci};
 
 use super::config::Resources;
 
+/// Controllers whose files mean in the guest what they mean on the host: they number no devices, processors or nodes of it.
+const THE_SAME: [&str; 4] = ["cpu.", "hugetlb.", "memory.", "pids."];
+
 /// As the agent takes them. The devices cgroup and network classes are left out: a guest's devices and network are all its
 /// pod's own. Limits of block devices by number are, too: they are the host's devices.
 pub fn resources(given: &Resources) -> oci::LinuxResources {
@@ -33,12 +36,16 @@ pub fn resources(given: &Resources) -> oci::LinuxResources {
         Limit: limit.limit,
         ..Default::default()
     });
+    let is_the_same = |file: &str| THE_SAME.iter().any(|controller| file.starts_with(controller));
+    let unified = given.unified.iter().filter(|(file, _)| is_the_same(file));
+    let unified = unified.map(|(file, value)| (file.clone(), value.clone()));
     oci::LinuxResources {
         Memory: MessageField::from_option(memory),
         CPU: MessageField::from_option(cpu),
         Pids: MessageField::from_option(pids),
         BlockIO: MessageField::from_option(block),
         HugepageLimits: huge.collect(),
+        Unified: unified.collect(),
         ..Default::default()
     }
 }

@@ -19,10 +19,11 @@ fn config(kind: &str, linux: Value, mounts: Value) -> Value {
 #[tokio::test]
 async fn a_pods_memory_outlives_its_containers_and_its_settings_are_theirs() {
     let rig = Rig::new().await;
-    let shm = rig.path("shm");
-    std::fs::create_dir(&shm).unwrap();
-    let mounts =
-        json!([{"destination": "/dev/shm", "type": "bind", "source": shm, "options": ["rbind", "ro"]}]);
+    // A tmpfs, as CRI makes for a pod.
+    let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+    let bind =
+        json!({"destination": "/dev/shm", "type": "bind", "source": shm.path(), "options": ["rbind", "ro"]});
+    let mounts = json!([bind]);
     let own = json!([{"type": "pid"}, {"type": "network"}]);
     let linux = json!({"namespaces": own, "sysctl": {"kernel.shm_rmid_forced": "1"}});
     let pause = rig.request_of("pause", &config("sandbox", linux, mounts.clone()));

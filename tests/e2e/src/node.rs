@@ -359,17 +359,25 @@ pub fn until_within(patience: Duration, what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// The processes that are shims.
+/// The shims there are.
 pub fn shims() -> Vec<i32> {
+    running("containerd-shim-thaw-v2")
+}
+
+/// The processes that serve shares.
+pub fn serving() -> Vec<i32> {
+    running("thaw-share")
+}
+
+/// The processes that run a program of this name.
+fn running(name: &str) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|p| p.file_name().to_str()?.parse().ok());
-    let is_it = |pid: &i32| {
+    let runs = |pid: &i32| {
         let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-        program
-            .file_name()
-            .is_some_and(|file| file == "containerd-shim-thaw-v2")
+        program.file_name().is_some_and(|file| file == name)
     };
-    pids.filter(is_it).collect()
+    pids.filter(runs).collect()
 }
 
 /// Kills a process.

@@ -9,8 +9,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::json;
 use thaw_e2e::containerd::{Networks, RUNTIME};
-use thaw_e2e::node::{Node, until};
+use thaw_e2e::node::{Node, serving, until};
 
 /// A node, with one image in containerd's own snapshotters.
 struct Host {
@@ -75,17 +76,6 @@ impl Host {
         self.node.containerd.run_ctr(&["task", "delete", id]);
         self.node.containerd.ctr(&["container", "delete", id]);
     }
-}
-
-/// The processes that serve shares.
-fn serving() -> Vec<i32> {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let pids = processes.filter_map(|p| p.file_name().to_str()?.parse().ok());
-    let serves = |pid: &i32| {
-        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-        program.file_name().is_some_and(|name| name == "thaw-share")
-    };
-    pids.filter(serves).collect()
 }
 
 fn mounts(pid: &str) -> String {
@@ -174,9 +164,39 @@ fn roots_of_any_snapshotter_are_served_and_what_is_written_is_in_the_snapshot() 
         "true",
     ]);
     assert!(missing.stderr.contains("/no/such/root"), "{missing:?}");
+    assert_eq!(whole_specification(&host, directory), "0077\n1\n70\n");
     host.end("three");
     until("nothing serves", || serving().is_empty());
     assert_eq!(mounts("self"), before);
+}
+
+/// What a program says of what `ctr` has no word for, in a container of this root: its mask, and files of its cgroup.
+fn whole_specification(host: &Host, root: &str) -> String {
+    let ctr = &host.node.containerd;
+    let mut spec: serde_json::Value = serde_json::from_str(&ctr.ctr(&["oci", "spec"])).unwrap();
+    let script = "umask; cat /sys/fs/cgroup/memory.oom.group /sys/fs/cgroup/pids.max";
+    spec["root"] = json!({"path": root, "readonly": true});
+    spec["process"]["args"] = json!(["sh", "-c", script]);
+    spec["process"]["user"]["umask"] = json!(0o77);
+    // The last numbers a disk of the host.
+    spec["linux"]["resources"]["unified"] =
+        json!({"memory.oom.group": "1", "pids.max": "70", "io.max": "8:0 rbps=1"});
+    let cgroup =
+        json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"]});
+    spec["mounts"].as_array_mut().unwrap().push(cgroup);
+    let own = json!({"type": "cgroup"});
+    spec["linux"]["namespaces"].as_array_mut().unwrap().push(own);
+    let config = host.node.home.scratch("specification").join("config.json");
+    fs::write(&config, spec.to_string()).unwrap();
+    ctr.ctr(&[
+        "run",
+        "--rm",
+        "--runtime",
+        RUNTIME,
+        "--config",
+        config.to_str().unwrap(),
+        "whole",
+    ])
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use thaw_e2e::containerd::Containerd;
 use thaw_e2e::cri;
 use thaw_e2e::leftovers::{mounts, walk};
-use thaw_e2e::node::{Node, Pod, kill, shims, until};
+use thaw_e2e::node::{Node, Pod, kill, serving, shims, until};
 
 const KILLED: i32 = 137;
 /// containerd's word, for whatever runtime, for a container whose shim went while CRI waited on it.
@@ -121,7 +121,12 @@ fn mighty<'a>(node: &'a Node, name: &str) -> Pod<'a> {
 }
 
 fn mighty_container(pod: &Pod<'_>, name: &str, script: &str) -> cri::Container {
-    pod.container_with(name, script, |_, security| {
+    pod.container_with(name, script, |config, security| {
+        // Something of the host, for which there is a thaw-share.
+        config.mounts = vec![cri::Mount {
+            container_path: "/of-the-host".into(),
+            host_path: "/usr".into(),
+        }];
         security.privileged = true;
         security.namespace_options.as_mut().unwrap().pid = 2;
     })
@@ -169,13 +174,19 @@ fn whatever_ends_a_pod_its_containers_are_told_killed_once_and_nothing_is_left()
     let before = Traces::of(&node);
     let events = Events::of(&node.containerd);
     type End = fn(&Node, &Pod<'_>, &cri::Container);
-    let ends: [(&str, i32, End); 5] = [
+    let ends: [(&str, i32, End); 6] = [
         ("vmm", KILLED, |node, pod, _| kill(vmm(node, &pod.id))),
         ("shim", UNKNOWN, |_, _, _| {
             let [shim] = shims()[..] else {
                 panic!("one shim: {:?}", shims())
             };
             kill(shim);
+        }),
+        ("share", KILLED, |_, _, _| {
+            let [share] = serving()[..] else {
+                panic!("one thaw-share: {:?}", serving())
+            };
+            kill(share);
         }),
         ("panic", KILLED, |node, _, container| {
             inflict(node, container, "echo c > /proc/sysrq-trigger")

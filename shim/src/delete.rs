@@ -21,7 +21,7 @@ use crate::thawd::Thawd;
 use crate::{info, warning};
 
 /// How long thawd may take to end a pod. Later it ends it by itself: it watches who it was made for.
-const END_LIMIT: Duration = Duration::from_secs(30);
+pub const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// Cleans up, and tells containerd how the container ended.
 pub fn run(arguments: &Arguments) -> Result<()> {

@@ -11,6 +11,7 @@ use super::create::hook_state;
 use super::{Pod, Slot, is_the_last};
 use crate::agent::CHANGE_LIMIT;
 use crate::container::Container;
+use crate::delete::END_LIMIT;
 use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::hooks;
@@ -82,7 +83,15 @@ impl Pod {
         }
         // With the pod's own, or the only one, the whole machine goes.
         if is_the_last(&container.role) {
+            let has_of_the_host = !container.shares().is_empty();
             self.end_last(machine, container).await;
+            // Whoever removes its root or detaches its device next would find them in use.
+            if has_of_the_host && tokio::time::timeout(END_LIMIT, self.ended()).await.is_err() {
+                warning!(
+                    "microVM {} is left to thawd: it has not ended yet",
+                    machine.sandbox
+                );
+            }
         } else {
             self.remove_in_guest(machine, container).await?;
             let shares = std::mem::take(&mut *container.shares());

@@ -1,5 +1,7 @@
 //! What of the host the containers of a pod have, among fakes.
 
+use std::time::Duration;
+
 use serde_json::json;
 use thaw_protocol::shim::mount::Mount;
 use thaw_protocol::shim::task::CreateTaskRequest;
@@ -181,9 +183,17 @@ async fn the_guest_writes_back_before_its_machine_is_ended() {
         .await
         .unwrap();
     rig.start("one", "").await.unwrap();
+    rig.thawd.holds_on.send_replace(true);
     rig.kill("one", "", libc::SIGKILL).await.unwrap();
     rig.wait("one", "").await.unwrap();
-    rig.delete("one", "").await.unwrap();
+    // Deleted it has let go of what it had of the host, which its machine does with its end.
+    {
+        let mut deleting = std::pin::pin!(rig.delete("one", ""));
+        let soon = tokio::time::timeout(Duration::from_millis(300), &mut deleting);
+        assert!(soon.await.is_err());
+        rig.thawd.holds_on.send_replace(false);
+        deleting.await.unwrap();
+    }
     assert!(rig.agent.heard.lock().unwrap().contains(&"remove one".to_owned()));
     rig.shutdown(false).await;
     rig.ended().await;

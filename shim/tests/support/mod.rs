@@ -333,6 +333,8 @@ pub struct FakeThawd {
     pub made: Mutex<Vec<CreatePodRequest>>,
     pub thawed: Mutex<Vec<ThawPodRequest>>,
     pub ended: Mutex<Vec<String>>,
+    /// Whether machines take their time to end.
+    pub holds_on: watch::Sender<bool>,
     /// What of the host is shared now, by name.
     pub shares: Mutex<BTreeMap<String, ShareSource>>,
     /// Major and minor, and whether it is read-only, by slot.
@@ -423,6 +425,7 @@ impl Pods for FakeThawd {
     }
 
     async fn end(&self, _: &TtrpcContext, r: PodRequest) -> Answer<Empty> {
+        let _ = self.holds_on.subscribe().wait_for(|holds| !holds).await;
         self.ended.lock().unwrap().push(r.sandbox_id);
         Ok(Empty::new())
     }

@@ -28,39 +28,47 @@ pub struct Logger {
 
 /// Starts the program of a URI, without its scheme, and waits until it is ready.
 pub async fn start(uri: &str, whose: &Whose) -> Result<Logger> {
+    start_within(READY_LIMIT, uri, whose).await
+}
+
+async fn start_within(limit: Duration, uri: &str, whose: &Whose) -> Result<Logger> {
     let (program, arguments) = parse(uri)?;
     let make = || pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into());
     let ((their_out, stdout), (their_err, stderr), (ready, their_ready)) = (make()?, make()?, make()?);
     let spawned = spawn(&program, &arguments, whose, [their_out, their_err, their_ready]);
     let mut child = spawned.for_(|| format!("start the logging program {program}"))?;
+    let is_ready = is_ready(limit, ready, &program).await;
+    if is_ready.is_err() {
+        // It has ended already, or ends by this.
+        let _ = child.start_kill();
+    }
     // Reaped whenever it ends, which its input's end has it do.
     tokio::spawn(async move { child.wait().await });
+    is_ready?;
     let sender = |fd: OwnedFd| -> io::Result<Sender> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         Sender::from_owned_fd(fd)
     };
-    rustix::io::ioctl_fionbio(&ready, true).for_(|| "watch a pipe".into())?;
-    let mut ready = Receiver::from_owned_fd(ready).for_(|| "watch a pipe".into())?;
-    let mut byte = [0];
-    match tokio::time::timeout(READY_LIMIT, ready.read(&mut byte)).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(source)) => {
-            return Err(Error::System {
-                what: format!("hear of the logging program {program}"),
-                source,
-            });
-        }
-        Err(_) => {
-            return Err(Error::State(format!(
-                "the logging program {program} was not ready within {} s",
-                READY_LIMIT.as_secs()
-            )));
-        }
-    }
     Ok(Logger {
         stdout: sender(stdout).for_(|| "write to a pipe".into())?,
         stderr: sender(stderr).for_(|| "write to a pipe".into())?,
     })
+}
+
+/// Waits until the program says through `ready` that it is.
+async fn is_ready(limit: Duration, ready: OwnedFd, program: &str) -> Result<()> {
+    rustix::io::ioctl_fionbio(&ready, true).for_(|| "watch a pipe".into())?;
+    let mut ready = Receiver::from_owned_fd(ready).for_(|| "watch a pipe".into())?;
+    let mut byte = [0];
+    match tokio::time::timeout(limit, ready.read(&mut byte)).await {
+        Ok(heard) => heard
+            .map(drop)
+            .for_(|| format!("hear of the logging program {program}")),
+        Err(_) => Err(Error::State(format!(
+            "the logging program {program} was not ready within {} s",
+            limit.as_secs()
+        ))),
+    }
 }
 
 fn spawn(
@@ -161,22 +169,50 @@ mod tests {
         assert_eq!(decode("%é"), "%é");
     }
 
+    /// A program of the shell's, in a directory.
+    fn program(directory: &std::path::Path, text: &str) -> String {
+        use std::os::unix::fs::PermissionsExt;
+        let path = directory.join("log");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path.display().to_string()
+    }
+
+    fn whose() -> Whose {
+        Whose {
+            namespace: "ns".into(),
+            container: "c".into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn one_that_is_never_ready_is_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let pid = directory.path().join("pid");
+        let uri = program(
+            directory.path(),
+            &format!("#!/bin/sh\necho $$ > {}\nexec /bin/sleep 1000\n", pid.display()),
+        );
+        let limit = Duration::from_secs(3);
+        let refused = start_within(limit, &uri, &whose()).await;
+        assert!(matches!(refused, Err(Error::State(_))));
+        let pid = std::fs::read_to_string(pid).unwrap();
+        let process = std::path::PathBuf::from(format!("/proc/{}", pid.trim()));
+        while process.exists() {
+            tokio::task::yield_now().await;
+        }
+    }
+
     #[tokio::test]
     async fn the_program_gets_both_outputs_and_is_waited_for_until_it_is_ready() {
         let directory = tempfile::tempdir().unwrap();
-        let (script, out) = (directory.path().join("log"), directory.path().join("out"));
+        let out = directory.path().join("out");
         let text = format!(
             "#!/bin/sh\necho $CONTAINER_NAMESPACE $CONTAINER_ID $1 $2 > {0}\nexec 5>&-\n/bin/cat <&3 >> {0}\n/bin/cat <&4 >> {0}\necho end >> {0}\n",
             out.display()
         );
-        std::fs::write(&script, text).unwrap();
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let whose = Whose {
-            namespace: "ns".into(),
-            container: "c".into(),
-        };
-        let uri = format!("{}?k=v", script.display());
+        let (script, whose) = (program(directory.path(), &text), whose());
+        let uri = format!("{script}?k=v");
         let mut logger = start(&uri, &whose).await.unwrap();
         assert!(std::fs::read_to_string(&out).unwrap().starts_with("ns c k v"));
         logger.stdout.write_all(b"one\n").await.unwrap();

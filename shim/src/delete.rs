@@ -75,9 +75,7 @@ pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
         pid: note.vmm,
         bundle,
     };
-    if let Err(e) = hooks::run(&spec.hooks.poststop, state).await {
-        warning!("container {}: {e}", arguments.id);
-    }
+    hooks::run_each(&spec.hooks.poststop, state).await;
 }
 
 async fn end(thawd: &Thawd, sandbox: &str) {

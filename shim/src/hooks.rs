@@ -1,5 +1,6 @@
 //! Hooks of the OCI runtime specification, as far as they are the host's: prestart and createRuntime before the container is
-//! made, poststart and poststop after. Those that run in the container's namespaces are refused: these are in the guest.
+//! made, poststart when it runs, poststop after. One that fails ends the container, but for poststop. Those that run in the
+//! container's namespaces are refused: these are in the guest.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,6 +11,7 @@ use tokio::process::Command;
 
 use crate::error::{Error, For, Result};
 use crate::spec::config::{Hook, Hooks};
+use crate::warning;
 
 /// What a hook is told on its standard input, and by whom.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +47,15 @@ pub async fn run(hooks: &[Hook], state: State<'_>) -> Result<()> {
         run_one(hook, state).await?;
     }
     Ok(())
+}
+
+/// Runs the hooks of an end: it goes on, and so do they, whichever fails.
+pub async fn run_each(hooks: &[Hook], state: State<'_>) {
+    for hook in hooks {
+        if let Err(e) = run_one(hook, state).await {
+            warning!("container {}: {e}", state.id);
+        }
+    }
 }
 
 async fn run_one(hook: &Hook, state: State<'_>) -> Result<()> {
@@ -144,6 +155,8 @@ mod tests {
             error.contains("why") && !bundle.path().join("after").exists(),
             "{error}"
         );
+        run_each(&failing, state).await;
+        assert!(bundle.path().join("after").exists());
         let slow = run(&[hook("exec /bin/sleep 60", Some(1))], state)
             .await
             .unwrap_err();

@@ -11,8 +11,6 @@ use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::sandbox::*;
 use thaw_protocol::shim::task::ConnectRequest;
 use thaw_protocol::shim::{Any, Message, MessageField, cgroup2};
-use thaw_shim::arguments::{Action, Arguments};
-use thaw_shim::thawd::Thawd;
 use ttrpc::Code;
 use ttrpc::context::Context;
 
@@ -258,13 +256,6 @@ async fn after_a_shim_that_was_killed_its_sandbox_is_ended_by_its_bundle() {
     let rig = Rig::new().await;
     create(&rig).await;
     rig.served.lock().unwrap().take().unwrap().abort();
-    let arguments = Arguments {
-        action: Action::Delete,
-        namespace: "ns".into(),
-        id: "pod".into(),
-        address: rig.path("containerd").display().to_string(),
-        bundle: rig.path("pod"),
-    };
-    thaw_shim::delete::clean(&arguments, &Thawd::at(&rig.path("pods"))).await;
+    rig.clean("pod").await;
     assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
 }

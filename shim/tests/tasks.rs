@@ -6,6 +6,8 @@
 mod abandoned;
 #[path = "tasks/checkpoints.rs"]
 mod checkpoints;
+#[path = "tasks/hooks.rs"]
+mod hooks;
 #[path = "tasks/shared.rs"]
 mod shared;
 mod shares;
@@ -19,7 +21,6 @@ use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::task::*;
 use thaw_protocol::shim::task_types::Status;
 use thaw_protocol::shim::{Any, Message};
-use thaw_shim::arguments::{Action, Arguments};
 use thaw_shim::thawd::Thawd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use ttrpc::Code;
@@ -448,14 +449,7 @@ async fn after_a_shim_that_was_killed_its_machine_is_ended_by_its_bundle() {
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
     // Nothing of the shim is asked: the bundle says what there is.
     rig.served.lock().unwrap().take().unwrap().abort();
-    let arguments = Arguments {
-        action: Action::Delete,
-        namespace: "ns".into(),
-        id: "one".into(),
-        address: rig.path("containerd").display().to_string(),
-        bundle: rig.path("one"),
-    };
-    thaw_shim::delete::clean(&arguments, &Thawd::at(&rig.path("pods"))).await;
+    rig.clean("one").await;
     assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
 }
 

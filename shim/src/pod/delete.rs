@@ -103,14 +103,8 @@ impl Pod {
                 streams.let_go();
             }
         }
-        let poststop = hooks::run(
-            &container.hooks.poststop,
-            hook_state(container, machine, "stopped"),
-        );
-        if let Err(e) = poststop.await {
-            // The specification has these fail without effect.
-            warning!("container {}: {e}", container.id);
-        }
+        let state = hook_state(container, machine, "stopped");
+        hooks::run_each(&container.hooks.poststop, state).await;
         // The `delete` command is run all the same, and has nothing left to do.
         Note::remove(&container.bundle);
         Ok(())

@@ -67,13 +67,14 @@ impl Pod {
             ..Default::default()
         }));
         init.started();
-        let poststart = hooks::run(
-            &container.hooks.poststart,
-            hook_state(container, machine, "running"),
-        );
-        if let Err(e) = poststart.await {
-            // The specification has these fail without effect.
-            warning!("container {}: {e}", container.id);
+        let state = hook_state(container, machine, "running");
+        if let Err(e) = hooks::run(&container.hooks.poststart, state).await {
+            let kill = libc::SIGKILL as u32;
+            match self.kill(&container.id, "", kill, true).await {
+                Ok(()) | Err(Error::NotFound(_)) => {}
+                Err(of_kill) => warning!("container {}: {of_kill}", container.id),
+            }
+            return Err(e);
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ use thaw_protocol::shim::task::{
 use thaw_protocol::shim::task_events::*;
 use thaw_protocol::shim::task_ttrpc::TaskClient;
 use thaw_protocol::shim::{Any, Message};
+use thaw_shim::arguments::{Action, Arguments};
 use thaw_shim::error::Result as ShimResult;
 use thaw_shim::events::Publisher;
 use thaw_shim::pod::Pod;
@@ -594,6 +595,18 @@ impl Rig {
             }],
             ..Default::default()
         }
+    }
+
+    /// What containerd runs where a shim is gone.
+    pub async fn clean(&self, id: &str) {
+        let arguments = Arguments {
+            action: Action::Delete,
+            namespace: "ns".into(),
+            id: id.into(),
+            address: self.path("containerd").display().to_string(),
+            bundle: self.path(id),
+        };
+        thaw_shim::delete::clean(&arguments, &Thawd::at(&self.path("pods"))).await;
     }
 
     pub async fn create(&self, request: CreateTaskRequest) -> Answer<u32> {

@@ -1,7 +1,5 @@
 //! Calls whose client goes away, or loses patience, while they are being done.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ttrpc::context::with_duration;
@@ -13,24 +11,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 fn hang(rig: &Rig, id: &str) {
     rig.agent.hung.lock().unwrap().insert(id.into());
-}
-
-/// A hook that notes that it was run.
-fn hook(directory: &Path, notes: &Path) -> PathBuf {
-    let path = directory.join("hook");
-    std::fs::write(&path, format!("#!/bin/sh\necho run >>{}\n", notes.display())).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    path
-}
-
-fn cleaned(rig: &Rig, id: &str) -> Arguments {
-    Arguments {
-        action: Action::Delete,
-        namespace: "ns".into(),
-        id: id.into(),
-        address: rig.path("containerd").display().to_string(),
-        bundle: rig.path(id),
-    }
 }
 
 #[tokio::test]
@@ -93,27 +73,4 @@ async fn a_shim_that_ends_is_not_found_any_more_by_who_starts_the_next() {
     rig.shutdown(false).await;
     assert!(!rig.path("shim").exists());
     rig.ended().await;
-}
-
-#[tokio::test]
-async fn the_hooks_of_an_end_are_run_once_whoever_removes_the_container() {
-    for killed in [false, true] {
-        let rig = Rig::new().await;
-        let notes = rig.path("notes");
-        let hook = hook(rig.directory.path(), &notes);
-        let config = json!({
-            "ociVersion": "1.0.2",
-            "process": {"args": ["cat"], "cwd": "/", "user": {"uid": 0, "gid": 0}},
-            "root": {"path": "rootfs"},
-            "hooks": {"poststop": [{"path": hook}]},
-            "linux": {"namespaces": [{"type": "pid"}, {"type": "network"}]},
-        });
-        rig.create(rig.request_of("one", &config)).await.unwrap();
-        match killed {
-            true => rig.served.lock().unwrap().take().unwrap().abort(),
-            false => drop(rig.delete("one", "").await.unwrap()),
-        }
-        thaw_shim::delete::clean(&cleaned(&rig, "one"), &Thawd::at(&rig.path("pods"))).await;
-        assert_eq!(std::fs::read_to_string(&notes).unwrap(), "run\n", "{killed}");
-    }
 }

@@ -31,6 +31,8 @@ pub struct Container {
     pub bundle: PathBuf,
     pub role: Role,
     pub hooks: Hooks,
+    pub oci_version: String,
+    pub annotations: BTreeMap<String, String>,
     pub init: Arc<Process>,
     pub paused: AtomicBool,
     /// Whether it was told to end at once.
@@ -69,6 +71,8 @@ impl Container {
             bundle,
             role,
             hooks: spec.hooks.clone(),
+            oci_version: spec.oci_version.clone(),
+            annotations: spec.annotations.clone(),
             init: Arc::new(Process::new(init, "", stdio)),
             paused: AtomicBool::new(false),
             is_killed: AtomicBool::new(false),

@@ -70,10 +70,12 @@ pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
     // Where there is none the shim has removed the container, and run its hooks; or there never was a machine.
     let Some(note) = note else { return };
     let state = State {
+        oci_version: &spec.oci_version,
         id: &arguments.id,
         status: "stopped",
         pid: note.vmm,
         bundle,
+        annotations: &spec.annotations,
     };
     hooks::run_each(&spec.hooks.poststop, state).await;
 }

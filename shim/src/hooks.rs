@@ -2,6 +2,7 @@
 //! made, poststart when it runs, poststop after. One that fails ends the container, but for poststop. Those that run in the
 //! container's namespaces are refused: these are in the guest.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,13 +14,15 @@ use crate::error::{Error, For, Result};
 use crate::spec::config::{Hook, Hooks};
 use crate::warning;
 
-/// What a hook is told on its standard input, and by whom.
+/// What a hook is told on its standard input (runtime.md, "State").
 #[derive(Clone, Copy, Debug)]
 pub struct State<'a> {
+    pub oci_version: &'a str,
     pub id: &'a str,
     pub status: &'a str,
     pub pid: i32,
     pub bundle: &'a Path,
+    pub annotations: &'a BTreeMap<String, String>,
 }
 
 /// Refuses hooks that cannot run.
@@ -60,11 +63,12 @@ pub async fn run_each(hooks: &[Hook], state: State<'_>) {
 
 async fn run_one(hook: &Hook, state: State<'_>) -> Result<()> {
     let told = serde_json::json!({
-        "ociVersion": "1.0.2",
+        "ociVersion": state.oci_version,
         "id": state.id,
         "status": state.status,
         "pid": state.pid,
         "bundle": state.bundle,
+        "annotations": state.annotations,
     });
     let mut command = Command::new(&hook.path);
     if let Some((name, arguments)) = hook.args.split_first() {
@@ -133,11 +137,14 @@ mod tests {
     #[tokio::test]
     async fn a_hook_is_told_of_its_container_and_its_failure_is_told() {
         let bundle = tempfile::tempdir().unwrap();
+        let annotations = BTreeMap::from([("key".to_owned(), "value".to_owned())]);
         let state = State {
+            oci_version: "1.2.1",
             id: "me",
             status: "creating",
             pid: 7,
             bundle: bundle.path(),
+            annotations: &annotations,
         };
         run(&[hook("/bin/cat > told; echo $A >> told", None)], state)
             .await
@@ -145,6 +152,8 @@ mod tests {
         let told = std::fs::read_to_string(bundle.path().join("told")).unwrap();
         let (json, env) = told.rsplit_once('}').unwrap();
         let json: serde_json::Value = serde_json::from_str(&format!("{json}}}")).unwrap();
+        let of_spec = (json["ociVersion"].as_str(), json["annotations"]["key"].as_str());
+        assert_eq!(of_spec, (Some("1.2.1"), Some("value")));
         assert_eq!(
             (json["id"].as_str(), json["pid"].as_i64(), env.trim()),
             (Some("me"), Some(7), "b")

@@ -277,10 +277,12 @@ impl Pod {
 /// What a hook is told of a container.
 pub(super) fn hook_state<'a>(container: &'a Container, machine: &Machine, status: &'a str) -> State<'a> {
     State {
+        oci_version: &container.oci_version,
         id: &container.id,
         status,
         pid: machine.vmm,
         bundle: &container.bundle,
+        annotations: &container.annotations,
     }
 }
 

@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::Result;
-use crate::thawd::Thawd;
+use crate::error::{Error, Result};
+use crate::thawd::{AGAIN, Thawd};
 use crate::warning;
 
 /// A mount that thawd makes, as containerd has it.
@@ -136,13 +136,12 @@ impl Shares {
         let name = std::mem::take(name);
         self.forget(&share, &mut state);
         drop(state);
-        let removed = match &share.wanted {
-            OfTheHost::Files(_) => thawd.remove_share(sandbox, &name).await,
-            OfTheHost::Disk(_) => thawd.remove_disk(sandbox, &name).await,
-        };
-        if let Err(e) = removed {
-            // It goes with the microVM.
-            warning!("{} of the host stays shared, as {name}: {e}", share.wanted);
+        match take_away(thawd, sandbox, &share.wanted, &name).await {
+            Err(Error::NoThawd { .. }) => {
+                let (thawd, sandbox) = (thawd.clone(), sandbox.to_owned());
+                tokio::spawn(take_away_later(thawd, sandbox, share.clone(), name));
+            }
+            done => tell(&share.wanted, &name, done),
         }
     }
 
@@ -169,5 +168,31 @@ impl Shares {
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<OfTheHost, Arc<Share>>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn take_away(thawd: &Thawd, sandbox: &str, wanted: &OfTheHost, name: &str) -> Result<()> {
+    match wanted {
+        OfTheHost::Files(_) => thawd.remove_share(sandbox, name).await,
+        OfTheHost::Disk(_) => thawd.remove_disk(sandbox, name).await,
+    }
+}
+
+/// Has the next thawd take it away: a container's root would take its place on the disk, and a block device be in use, for as
+/// long as the pod lives.
+async fn take_away_later(thawd: Thawd, sandbox: String, share: Arc<Share>, name: String) {
+    loop {
+        tokio::time::sleep(AGAIN).await;
+        match take_away(&thawd, &sandbox, &share.wanted, &name).await {
+            Err(Error::NoThawd { .. }) => {}
+            done => return tell(&share.wanted, &name, done),
+        }
+    }
+}
+
+fn tell(wanted: &OfTheHost, name: &str, taken_away: Result<()>) {
+    if let Err(e) = taken_away {
+        // It goes with the microVM.
+        warning!("{wanted} of the host stays shared, as {name}: {e}");
     }
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::share::{BlockDevice, Source};
 
 /// How long a shim waits before it asks a thawd again that went away.
-const AGAIN: Duration = Duration::from_secs(1);
+pub const AGAIN: Duration = Duration::from_secs(1);
 
 /// Where thawd serves its shims.
 #[derive(Clone, Debug)]
@@ -37,22 +37,19 @@ impl Thawd {
 
     async fn client(&self) -> Result<PodsClient> {
         let stream = tokio::net::UnixStream::connect(&self.socket).await;
-        let stream = stream.map_err(|source| Error::NoThawd {
-            path: self.socket.clone(),
-            source,
-        })?;
+        let stream = stream.map_err(|source| self.away(source))?;
         let socket = ttrpc::r#async::transport::Socket::from(stream);
         Ok(PodsClient::new(ttrpc::r#async::Client::new(socket)))
     }
 
     /// Makes a pod's microVM, its agent ready.
     pub async fn create(&self, request: &CreatePodRequest) -> Result<CreatePodResponse> {
-        answered(self.client().await?.create(Context::default(), request).await)
+        self.answered(self.client().await?.create(Context::default(), request).await)
     }
 
     /// Makes one of a snapshot.
     pub async fn thaw(&self, request: &ThawPodRequest) -> Result<CreatePodResponse> {
-        answered(self.client().await?.thaw(Context::default(), request).await)
+        self.answered(self.client().await?.thaw(Context::default(), request).await)
     }
 
     /// Shows an image of the store in it; the image's name there.
@@ -63,7 +60,7 @@ impl Thawd {
             ..Default::default()
         };
         let answer = self.client().await?.show(Context::default(), &request).await;
-        answered(answer).map(|answer| answer.name)
+        self.answered(answer).map(|answer| answer.name)
     }
 
     /// Shares what a mount has with it, by this name.
@@ -79,7 +76,8 @@ impl Thawd {
             }),
             ..Default::default()
         };
-        answered(self.client().await?.add_share(Context::default(), &request).await).map(drop)
+        let answer = self.client().await?.add_share(Context::default(), &request).await;
+        self.answered(answer).map(drop)
     }
 
     /// Takes a share away.
@@ -89,13 +87,9 @@ impl Thawd {
             name: name.into(),
             ..Default::default()
         };
-        answered(
-            self.client()
-                .await?
-                .remove_share(Context::default(), &request)
-                .await,
-        )
-        .map(drop)
+        let client = self.client().await?;
+        self.answered(client.remove_share(Context::default(), &request).await)
+            .map(drop)
     }
 
     /// Gives it a block device of the host; the name the agent knows it by.
@@ -108,7 +102,7 @@ impl Thawd {
             ..Default::default()
         };
         let answer = self.client().await?.add_disk(Context::default(), &request).await;
-        answered(answer).map(|answer| answer.name)
+        self.answered(answer).map(|answer| answer.name)
     }
 
     /// Takes it away.
@@ -118,12 +112,9 @@ impl Thawd {
             name: name.into(),
             ..Default::default()
         };
-        let answer = self
-            .client()
-            .await?
-            .remove_disk(Context::default(), &request)
-            .await;
-        answered(answer).map(drop)
+        let client = self.client().await?;
+        self.answered(client.remove_disk(Context::default(), &request).await)
+            .map(drop)
     }
 
     /// Waits until its machine has ended, and says why, whichever thawd there is to say it.
@@ -147,7 +138,7 @@ impl Thawd {
     /// Ends it and removes all it has.
     pub async fn end(&self, sandbox: &str) -> Result<()> {
         let ended = self.client().await?.end(Context::default(), &pod(sandbox)).await;
-        answered(ended).map(drop)
+        self.answered(ended).map(drop)
     }
 
     /// Writes it to a new directory.
@@ -157,7 +148,23 @@ impl Thawd {
             directory: directory.display().to_string(),
             ..Default::default()
         };
-        answered(self.client().await?.freeze(Context::default(), &request).await).map(drop)
+        let answer = self.client().await?.freeze(Context::default(), &request).await;
+        self.answered(answer).map(drop)
+    }
+
+    /// A thawd that went away before it answered is none.
+    fn answered<T>(&self, answer: ttrpc::Result<T>) -> Result<T> {
+        answer.map_err(|e| match e {
+            ttrpc::Error::RpcStatus(status) => Error::Thawd(status.message().to_owned()),
+            other => self.away(std::io::Error::other(format!("the connection broke: {other}"))),
+        })
+    }
+
+    fn away(&self, source: std::io::Error) -> Error {
+        Error::NoThawd {
+            path: self.socket.clone(),
+            source,
+        }
     }
 }
 
@@ -166,11 +173,4 @@ fn pod(sandbox: &str) -> PodRequest {
         sandbox_id: sandbox.into(),
         ..Default::default()
     }
-}
-
-fn answered<T>(answer: ttrpc::Result<T>) -> Result<T> {
-    answer.map_err(|e| match e {
-        ttrpc::Error::RpcStatus(status) => Error::Thawd(status.message().to_owned()),
-        other => Error::Thawd(format!("the connection broke: {other}")),
-    })
 }

@@ -98,6 +98,25 @@ async fn what_two_containers_have_is_shared_once_and_taken_away_by_the_last() {
 }
 
 #[tokio::test]
+async fn what_is_removed_while_thawd_is_away_is_taken_away_by_the_next() {
+    let rig = Rig::new().await;
+    rig.pod(&[]).await;
+    rig.create(request(&rig, "a", member(), json!([]))).await.unwrap();
+    std::fs::rename(rig.path("pods"), rig.path("away")).unwrap();
+    rig.delete("a", "").await.unwrap();
+    assert_eq!(rig.thawd.shares.lock().unwrap().len(), 1);
+    std::fs::rename(rig.path("away"), rig.path("pods")).unwrap();
+    let taken_away = async {
+        while !rig.thawd.shares.lock().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), taken_away)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
 async fn a_container_that_cannot_have_a_share_leaves_none() {
     let rig = Rig::new().await;
     rig.pod(&[]).await;

@@ -121,7 +121,7 @@ impl Process {
             }
             first
         });
-        if first && let Some(streams) = &mut *self.streams() {
+        if first && let Some(streams) = &*self.streams() {
             streams.end_input();
         }
         first

@@ -396,6 +396,36 @@ async fn streams_are_carried_as_they_are_and_input_ends_when_it_is_closed() {
 }
 
 #[tokio::test]
+async fn what_is_typed_after_the_end_is_dropped_and_breaks_no_pipe_until_the_removal() {
+    let rig = Rig::new().await;
+    let (stdin, stdout) = (fifo(&rig.path("in")), fifo(&rig.path("out")));
+    let request = CreateTaskRequest {
+        stdin: stdin.clone(),
+        stdout: stdout.clone(),
+        ..rig.request("one", &["echo", "hi"], json!({}))
+    };
+    rig.create(request).await.unwrap();
+    let mut client = tokio::fs::File::options().write(true).open(&stdin).await.unwrap();
+    let mut out = tokio::fs::File::open(stdout).await.unwrap();
+    rig.start("one", "").await.unwrap();
+    assert_eq!(rig.wait("one", "").await.unwrap(), 0);
+    // More than a fifo holds.
+    for _ in 0..8 {
+        client.write_all(&[4; 32 * 1024]).await.unwrap();
+        client.flush().await.unwrap();
+    }
+    let mut said = String::new();
+    out.read_to_string(&mut said).await.unwrap();
+    assert_eq!(said, "hi\n");
+    rig.delete("one", "").await.unwrap();
+    let broken = async {
+        client.write_all(b"late").await?;
+        client.flush().await
+    };
+    assert_eq!(broken.await.unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+}
+
+#[tokio::test]
 async fn a_container_is_paused_changed_and_looked_at() {
     let rig = Rig::new().await;
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();

@@ -2,7 +2,9 @@
 //!
 //! Invariants: a stream is carried byte by byte as it is; the agent is asked for one piece more while one is being taken, so a
 //! slow reader holds the process and no more than two pieces are here; a fifo of output is closed when the stream is at its end and
-//! not before, also while no client has it open; stdin ends once it was closed by call *and* no client has it open.
+//! not before, also while no client has it open; stdin ends once it was closed by call *and* no client has it open. What a process
+//! does not take of its input any more is dropped until it is removed: a client that could not write it would take the process's output
+//! for lost (containerd's CRI).
 
 mod fifo;
 mod logger;
@@ -119,13 +121,14 @@ async fn target(name: &str) -> Result<Target> {
 pub struct Streams {
     outputs: Vec<JoinHandle<()>>,
     open: watch::Receiver<usize>,
-    stdin: Option<JoinHandle<()>>,
+    stdin: JoinHandle<()>,
     close: Arc<Notify>,
+    ended: watch::Sender<bool>,
 }
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        self.end_input();
+        self.stdin.abort();
     }
 }
 
@@ -145,11 +148,16 @@ impl Streams {
             carry(Output::Stderr, targets.stderr),
         ];
         let close = Arc::new(Notify::new());
+        let (ended, mut has_ended) = watch::channel(false);
         let stdin = {
             let (agent, process, path) = (agent.clone(), process.clone(), stdio.stdin.clone());
             let (close, terminal) = (close.clone(), stdio.terminal);
             tokio::spawn(async move {
-                if !path.is_empty() && carry_input(&agent, &process, &path, &close).await.is_err() {
+                if !path.is_empty()
+                    && carry_input(&agent, &process, &path, &close, &mut has_ended)
+                        .await
+                        .is_err()
+                {
                     return;
                 }
                 // Of a terminal nobody says the end but who types it.
@@ -161,8 +169,9 @@ impl Streams {
         Streams {
             outputs,
             open,
-            stdin: Some(stdin),
+            stdin,
             close,
+            ended,
         }
     }
 
@@ -172,10 +181,8 @@ impl Streams {
     }
 
     /// The process has ended: nobody takes input any more.
-    pub fn end_input(&mut self) {
-        if let Some(stdin) = self.stdin.take() {
-            stdin.abort();
-        }
+    pub fn end_input(&self) {
+        self.ended.send_replace(true);
     }
 
     /// Waits until all output has been taken, wherever the streams are meanwhile.
@@ -189,7 +196,7 @@ impl Streams {
 
     /// Carries no more.
     pub fn let_go(&mut self) {
-        self.end_input();
+        self.stdin.abort();
         self.outputs.drain(..).for_each(|output| output.abort());
     }
 }
@@ -233,8 +240,14 @@ async fn take(sink: &mut Option<Sink>, data: &[u8], process: &ProcessId, output:
     }
 }
 
-/// Until the end of input; an error is that of a process that takes no more.
-async fn carry_input(agent: &Agent, process: &ProcessId, path: &str, close: &Notify) -> Result<()> {
+/// Until the end of input; an error is that of the fifo.
+async fn carry_input(
+    agent: &Agent,
+    process: &ProcessId,
+    path: &str,
+    close: &Notify,
+    has_ended: &mut watch::Receiver<bool>,
+) -> Result<()> {
     let opened = fifo::reader(Path::new(path), true).for_(|| format!("open {path}"));
     let mut fifo: Box<dyn AsyncRead + Send + Unpin> = match opened {
         Ok(fifo) => Box::new(fifo),
@@ -244,7 +257,7 @@ async fn carry_input(agent: &Agent, process: &ProcessId, path: &str, close: &Not
         }
     };
     let mut piece = vec![0; PIECE];
-    let mut closed = false;
+    let (mut closed, mut takes) = (false, true);
     loop {
         let read = tokio::select! {
             read = fifo.read(&mut piece) => read,
@@ -257,7 +270,11 @@ async fn carry_input(agent: &Agent, process: &ProcessId, path: &str, close: &Not
         };
         match read {
             Ok(0) => return Ok(()),
-            Ok(length) => agent.write_stdin(process, &piece[..length]).await?,
+            Ok(length) if takes => tokio::select! {
+                written = agent.write_stdin(process, &piece[..length]) => takes = written.is_ok(),
+                _ = has_ended.wait_for(|ended| *ended) => takes = false,
+            },
+            Ok(_dropped) => {}
             Err(e) => {
                 warning!("input of {} ends: {e}", process.exec);
                 return Ok(());

@@ -33,6 +33,8 @@ const MADE_DIRECTORY: &str = "made-directory";
 pub struct Setting {
     /// Where thawd serves as a snapshotter.
     pub snapshots: PathBuf,
+    /// Where the bytes of its images are: kubelets look how full that file system is, and evict no pod while they cannot.
+    pub images: PathBuf,
     /// The shim, where containerd would not find it by its name.
     pub shim: Option<PathBuf>,
 }
@@ -47,11 +49,12 @@ pub struct Block {
 
 impl Setting {
     /// For a shim that is beside this program, or where containerd finds it.
-    pub fn find(snapshots: PathBuf, program: &Path) -> Result<Setting, Failure> {
+    pub fn find(snapshots: PathBuf, images: PathBuf, program: &Path) -> Result<Setting, Failure> {
         let known = WELL_KNOWN.iter().map(|directory| Path::new(directory).join(SHIM));
         if known.into_iter().any(|path| path.is_file()) {
             return Ok(Setting {
                 snapshots,
+                images,
                 shim: None,
             });
         }
@@ -62,6 +65,7 @@ impl Setting {
         }
         Ok(Setting {
             snapshots,
+            images,
             shim: Some(beside),
         })
     }
@@ -124,9 +128,20 @@ impl Setting {
             "privileged_without_host_devices = true\n\
              pod_annotations = [\"io.katacontainers.*\", \"run.thaw.*\"]\n\
              container_annotations = [\"io.katacontainers.*\", \"run.thaw.*\"]\n\n\
-             [proxy_plugins.{NAME}]\ntype = \"snapshot\"\naddress = {}",
-            quoted(&self.snapshots.to_string_lossy())
+             [proxy_plugins.{NAME}]\ntype = \"snapshot\"\naddress = {}\n\n\
+             [proxy_plugins.{NAME}.exports]\nroot = {}",
+            quoted(&self.snapshots.to_string_lossy()),
+            quoted(&self.images.to_string_lossy())
         );
+        // containerd 2 knows the roots of the default snapshotter and of those that are named here, not of a runtime's.
+        if lazy && names.version > 2 {
+            let images: Vec<String> = names.annotated.iter().map(|name| key(name)).collect();
+            let _ = writeln!(
+                lines,
+                "\n[{}.runtime_platforms.{NAME}]\nsnapshotter = \"{NAME}\"",
+                images.join(".")
+            );
+        }
         Block { lines, lazy }
     }
 }

@@ -9,6 +9,7 @@ const DEBIAN: &str = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.
 fn setting() -> Setting {
     Setting {
         snapshots: "/run/thaw/snapshots.sock".into(),
+        images: "/var/lib/thaw/images".into(),
         shim: None,
     }
 }
@@ -43,6 +44,9 @@ fn a_file_of_debians_keeps_its_runtime_and_has_ours() {
     );
     let address = had(&table, &["proxy_plugins", "thaw", "address"]);
     assert_eq!(address.as_str(), Some("/run/thaw/snapshots.sock"));
+    let root = had(&table, &["proxy_plugins", "thaw", "exports", "root"]);
+    assert_eq!(root.as_str(), Some("/var/lib/thaw/images"));
+    assert!(!block.lines.contains("runtime_platforms"));
 }
 
 #[test]
@@ -88,6 +92,8 @@ fn containerd_2_has_its_plugins_under_other_names() {
         assert_eq!(had(&table, &runtime)["runtime_type"].as_str(), Some(RUNTIME));
         let images = had(&table, &["plugins", "io.containerd.cri.v1.images"]);
         assert_eq!(images["disable_snapshot_annotations"].as_bool(), Some(false));
+        let platform = &images["runtime_platforms"]["thaw"];
+        assert_eq!(platform["snapshotter"].as_str(), Some("thaw"));
     }
 }
 

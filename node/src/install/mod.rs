@@ -53,7 +53,7 @@ pub fn block(options: &Options, paths: &Paths) -> Result<Block, Failure> {
 fn setting(paths: &Paths) -> Result<Setting, Failure> {
     let program =
         std::env::current_exe().map_err(|e| Failure::system("cannot tell where this program is", &e))?;
-    Setting::find(paths.snapshots_socket(), &program)
+    Setting::find(paths.snapshots_socket(), paths.images(), &program)
 }
 
 /// Makes Thaw a runtime of containerd, and has thawd run.

@@ -1,31 +1,26 @@
 //! The one thread that serves every device but virtio-fs: it waits for kicks and backends, and calls the device.
 //!
-//! There is no timer and nothing is polled. The thread serves events while the [`Gate`] is open. Waits are level-triggered unless a device asks otherwise, so one that takes
-//! only part of what is ready is called again, after the others. A device is called with its lock held; one that fails is reset to idle and marked
-//! `DEVICE_NEEDS_RESET`, without disturbing the others.
+//! Waits are level-triggered unless a device asks otherwise, so one that takes only part of what is ready is called again, after the
+//! others. A device is called with its lock held; one that fails is reset to idle and marked `DEVICE_NEEDS_RESET`, without disturbing
+//! the others.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 
 use thaw_protocol::control::DeviceId;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::device::{DeviceError, VirtioDevice};
+use super::device_thread::DeviceThread;
 use super::gate::Gate;
 use super::interrupt::Interrupt;
-use crate::jail::{self, syscalls::Thread};
-
-/// Ready descriptors taken from the kernel at once.
-const BATCH: usize = 32;
+use crate::jail::syscalls::Thread;
 
 /// What an epoll event is about, packed in its 64 bits of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// The loop must end.
-    Exit,
     /// A queue of a device was kicked.
     Kick { device: u8, queue: u32 },
     /// A descriptor a device registered.
@@ -35,18 +30,17 @@ enum Source {
 impl Source {
     fn pack(self) -> u64 {
         match self {
-            Source::Exit => 0,
             Source::Kick { device, queue } => 1 << 56 | u64::from(device) << 32 | u64::from(queue),
             Source::Backend { device, token } => 2 << 56 | u64::from(device) << 32 | u64::from(token),
         }
     }
 
-    fn unpack(data: u64) -> Source {
+    fn unpack(data: u64) -> Option<Source> {
         let (device, low) = ((data >> 32) as u8, data as u32);
         match data >> 56 {
-            1 => Source::Kick { device, queue: low },
-            2 => Source::Backend { device, token: low },
-            _ => Source::Exit,
+            1 => Some(Source::Kick { device, queue: low }),
+            2 => Some(Source::Backend { device, token: low }),
+            _ => None,
         }
     }
 }
@@ -116,30 +110,13 @@ impl Served {
 /// The event loop, before its thread starts.
 pub struct EventLoop {
     epoll: Arc<Epoll>,
-    exit: Arc<EventFd>,
     served: Vec<Served>,
-}
-
-/// The running thread; dropped, it ends.
-#[derive(Debug)]
-pub struct Running {
-    exit: Arc<EventFd>,
-    gate: Arc<Gate>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl EventLoop {
     pub fn new() -> io::Result<EventLoop> {
-        let epoll = Arc::new(Epoll::new()?);
-        let exit = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        epoll.ctl(
-            ControlOperation::Add,
-            exit.as_raw_fd(),
-            EpollEvent::new(EventSet::IN, Source::Exit.pack()),
-        )?;
         Ok(EventLoop {
-            epoll,
-            exit,
+            epoll: Arc::new(Epoll::new()?),
             served: Vec::new(),
         })
     }
@@ -181,46 +158,23 @@ impl EventLoop {
     }
 
     /// Starts the thread, which calls devices while `gate` is open.
-    pub fn start(self, gate: Arc<Gate>) -> io::Result<Running> {
-        let exit = self.exit.clone();
-        let thread = thread::Builder::new().name("devices".into()).spawn({
-            let gate = gate.clone();
-            move || {
-                jail::confine(Thread::Devices);
-                self.run(&gate)
-            }
-        })?;
-        Ok(Running {
-            exit,
+    pub fn start(self, gate: Arc<Gate>) -> io::Result<DeviceThread> {
+        let epoll = self.epoll.clone();
+        DeviceThread::start(
+            "devices",
+            Thread::Devices,
+            epoll,
             gate,
-            thread: Some(thread),
-        })
-    }
-
-    fn run(self, gate: &Gate) {
-        let mut events = vec![EpollEvent::default(); BATCH];
-        loop {
-            let ready = match self.epoll.wait(-1, &mut events) {
-                Ok(n) => n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    tracing::error!(%error, "epoll_wait failed; devices are no longer served");
-                    return;
-                }
-            };
-            let Some(_pass) = gate.enter() else { return };
-            for event in &events[..ready] {
-                match Source::unpack(event.data()) {
-                    Source::Exit => return,
-                    Source::Kick { device, queue } => self.kicked(device, queue as usize),
-                    Source::Backend { device, token } => {
-                        if let Some(served) = self.find(device) {
-                            served.call(|device| device.backend_ready(token, event.event_set()));
-                        }
+            move |data, events| match Source::unpack(data) {
+                Some(Source::Kick { device, queue }) => self.kicked(device, queue as usize),
+                Some(Source::Backend { device, token }) => {
+                    if let Some(served) = self.find(device) {
+                        served.call(|device| device.backend_ready(token, events));
                     }
                 }
-            }
-        }
+                None => {}
+            },
+        )
     }
 
     fn kicked(&self, device: u8, queue: usize) {
@@ -233,18 +187,6 @@ impl EventLoop {
 
     fn find(&self, device: u8) -> Option<&Served> {
         self.served.iter().find(|served| served.id as u8 == device)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.gate.end();
-        // Fails only when a signal to exit is pending.
-        let _ = self.exit.write(1);
-        if let Some(thread) = self.thread.take() {
-            // A panic in the thread was reported when it happened.
-            let _ = thread.join();
-        }
     }
 }
 

@@ -19,7 +19,8 @@ use vmm_sys_util::eventfd::EventFd;
 use super::balloon::Balloon;
 use super::blk::Blk;
 use super::device::{AttachError, VirtioDevice};
-use super::event_loop::{EventLoop, Running};
+use super::device_thread::DeviceThread;
+use super::event_loop::EventLoop;
 use super::fs::Fs;
 use super::gate::Gate;
 use super::interrupt::Interrupt;
@@ -109,7 +110,7 @@ pub struct Inventory {
     /// The line of the ACPI generic event device.
     generation: EventFd,
     gate: Arc<Gate>,
-    _event_loop: Running,
+    _event_loop: DeviceThread,
 }
 
 impl Inventory {

@@ -23,6 +23,7 @@ pub mod balloon;
 pub mod blk;
 pub mod config;
 pub mod device;
+pub mod device_thread;
 pub mod event_loop;
 pub mod fs;
 pub mod gate;

@@ -4,46 +4,36 @@
 //! without asking it.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 
 use thaw_rootfs::fs::RootFs;
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::epoll::Epoll;
 
 use super::dax::Dax;
 use super::message::{Messenger, Verdict};
-use crate::jail::{self, syscalls::Thread};
+use crate::jail::syscalls::Thread;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::device::{Activation, DeviceError, Saved};
+use crate::virtio::device_thread::{DeviceThread, WAKE, forget_kicks, wait_for_kicks};
 use crate::virtio::gate::Gate;
 use crate::virtio::misses::{Misses, Request, Resumed, Waits};
 use crate::virtio::queue::{DeviceQueue, QueueError};
 use crate::virtio::state::{DeviceState, MappingRecord};
 
-/// Epoll data of the device's own eventfd and the miss socket; below them are queues.
-const WAKE: u64 = u64::MAX;
-const SOCKET: u64 = u64::MAX - 1;
+/// Epoll data of the miss socket; below it are queues.
+const SOCKET: u64 = WAKE - 1;
 
 /// The running thread, and what it serves; dropped, it ends.
 pub struct Worker {
     served: Arc<Mutex<Served>>,
-    wake: Arc<EventFd>,
-    gate: Arc<Gate>,
-    thread: Option<JoinHandle<()>>,
+    thread: DeviceThread,
 }
 
 impl Worker {
     /// Starts a thread with no queues, which touches guest memory while `gate` is open.
     pub fn start(tag: &str, images: Arc<RootFs>, dax: Dax, gate: Arc<Gate>) -> io::Result<Worker> {
         let epoll = Arc::new(Epoll::new()?);
-        let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        epoll.ctl(
-            ControlOperation::Add,
-            wake.as_raw_fd(),
-            EpollEvent::new(EventSet::IN, WAKE),
-        )?;
         let served = Arc::new(Mutex::new(Served {
             epoll: epoll.clone(),
             images,
@@ -53,19 +43,16 @@ impl Worker {
             dax,
             to_replay: Vec::new(),
         }));
-        let thread = thread::Builder::new().name(format!("fs-{tag}")).spawn({
-            let (served, wake, gate) = (served.clone(), wake.clone(), gate.clone());
-            move || {
-                jail::confine(Thread::Files);
-                run(&epoll, &wake, &gate, &served)
+        let thread = DeviceThread::start(&format!("fs-{tag}"), Thread::Files, epoll, gate, {
+            let served = served.clone();
+            move |event, _| {
+                let mut served = lock(&served);
+                if let Err(error) = served.serve(event) {
+                    served.fail(&error);
+                }
             }
         })?;
-        Ok(Worker {
-            served,
-            wake,
-            gate,
-            thread: Some(thread),
-        })
+        Ok(Worker { served, thread })
     }
 
     /// The driver is up. `replay`: requests that waited at a freeze, by queue and head; they are executed again before
@@ -75,8 +62,7 @@ impl Worker {
         served.activate(activation)?;
         served.to_replay = replay;
         if !served.to_replay.is_empty() {
-            // Fails only when a wake-up is pending.
-            let _ = self.wake.write(1);
+            self.thread.wake();
         }
         Ok(())
     }
@@ -134,46 +120,8 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.gate.end();
-        // Fails only when a wake-up is pending.
-        let _ = self.wake.write(1);
-        if let Some(thread) = self.thread.take() {
-            // A panic in the thread was reported when it happened.
-            let _ = thread.join();
-        }
-    }
-}
-
 fn lock(served: &Mutex<Served>) -> MutexGuard<'_, Served> {
     served.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The thread.
-fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, served: &Mutex<Served>) {
-    let mut events = [EpollEvent::default(); 16];
-    loop {
-        let ready = match epoll.wait(-1, &mut events) {
-            Ok(ready) => ready,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => {
-                tracing::error!(%error, "epoll_wait failed; a virtio-fs device is no longer served");
-                return;
-            }
-        };
-        let Some(_pass) = gate.enter() else { return };
-        for event in &events[..ready] {
-            if event.data() == WAKE {
-                // Nothing to read: another event of the same batch has seen to it.
-                let _ = wake.read();
-            }
-            let mut served = lock(served);
-            if let Err(error) = served.serve(event.data()) {
-                served.fail(&error);
-            }
-        }
-    }
 }
 
 /// What an active device has.
@@ -256,21 +204,6 @@ impl Served {
         Ok(())
     }
 
-    fn watch(
-        &self,
-        operation: ControlOperation,
-        fd: RawFd,
-        events: EventSet,
-        data: u64,
-    ) -> Result<(), DeviceError> {
-        self.epoll
-            .ctl(operation, fd, EpollEvent::new(events, data))
-            .map_err(|error| DeviceError::System {
-                what: "epoll_ctl",
-                error,
-            })
-    }
-
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         self.deactivate();
         let messenger =
@@ -278,14 +211,7 @@ impl Served {
                 what: "scratch memory of virtio-fs",
                 error,
             })?;
-        for (index, queue) in activation.queues.iter().enumerate() {
-            self.watch(
-                ControlOperation::Add,
-                queue.kick().as_raw_fd(),
-                EventSet::IN,
-                index as u64,
-            )?;
-        }
+        wait_for_kicks(&self.epoll, &activation.queues)?;
         self.active = Some(Active {
             queues: activation.queues,
             messenger,
@@ -298,15 +224,7 @@ impl Served {
         self.dax.clear();
         self.to_replay.clear();
         if let Some(active) = self.active.take() {
-            for queue in &active.queues {
-                // Not registered if activation failed half-way.
-                let _ = self.watch(
-                    ControlOperation::Delete,
-                    queue.kick().as_raw_fd(),
-                    EventSet::empty(),
-                    0,
-                );
-            }
+            forget_kicks(&self.epoll, &active.queues);
         }
     }
 

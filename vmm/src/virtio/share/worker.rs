@@ -4,66 +4,56 @@
 //! it takes for each event.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 
 use fuse_backend_rs::abi::fuse_abi::{InHeader, OutHeader};
 use thaw_protocol::share::{MESSAGE, REPLY};
 use vm_memory::ByteValued;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::relay::{Broken, Relay, Request, Step};
-use crate::jail::{self, syscalls::Thread};
+use crate::jail::syscalls::Thread;
 use crate::memory::GuestMemory;
 use crate::virtio::device::{Activation, DeviceError};
+use crate::virtio::device_thread::{DeviceThread, WAKE, epoll_error, forget_kicks, wait_for_kicks};
 use crate::virtio::gate::Gate;
 use crate::virtio::guest_io;
 use crate::virtio::queue::{Chain, DeviceQueue, QueueError};
 use crate::virtio::state::QueueRecord;
 
-/// Epoll data of the device's own eventfd and the relay; below them are queues.
-const WAKE: u64 = u64::MAX;
-const RELAY: u64 = u64::MAX - 1;
+/// Epoll data of the relay; below it are queues.
+const RELAY: u64 = WAKE - 1;
 /// Requests and replies of one event: then a freeze, or a reset, gets its turn.
 const AT_ONCE: usize = 256;
 
 /// The running thread, and what it serves; dropped, it ends.
 pub struct Worker {
     served: Arc<Mutex<Served>>,
-    wake: Arc<EventFd>,
-    gate: Arc<Gate>,
-    thread: Option<JoinHandle<()>>,
+    _thread: DeviceThread,
 }
 
 impl Worker {
     /// Starts a thread with no queues, which touches guest memory while `gate` is open.
     pub fn start(gate: Arc<Gate>) -> io::Result<Worker> {
         let epoll = Arc::new(Epoll::new()?);
-        let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-        epoll.ctl(
-            ControlOperation::Add,
-            wake.as_raw_fd(),
-            EpollEvent::new(EventSet::IN, WAKE),
-        )?;
         let served = Arc::new(Mutex::new(Served {
             epoll: epoll.clone(),
             active: None,
             link: Link::Absent,
         }));
-        let thread = thread::Builder::new().name("fs-shared".into()).spawn({
-            let (served, wake, gate) = (served.clone(), wake.clone(), gate.clone());
-            move || {
-                jail::confine(Thread::Files);
-                run(&epoll, &wake, &gate, &served)
+        let thread = DeviceThread::start("fs-shared", Thread::Files, epoll, gate, {
+            let served = served.clone();
+            move |event, _| {
+                let mut served = lock(&served);
+                if let Err(error) = served.serve(event) {
+                    served.fail(&error);
+                }
             }
         })?;
         Ok(Worker {
             served,
-            wake,
-            gate,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -94,51 +84,8 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.gate.end();
-        // Fails only when a wake-up is pending.
-        let _ = self.wake.write(1);
-        if let Some(thread) = self.thread.take() {
-            // A panic in the thread was reported when it happened.
-            let _ = thread.join();
-        }
-    }
-}
-
 fn lock(served: &Mutex<Served>) -> MutexGuard<'_, Served> {
     served.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The thread.
-fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, served: &Mutex<Served>) {
-    let mut events = [EpollEvent::default(); 4];
-    loop {
-        let ready = match epoll.wait(-1, &mut events) {
-            Ok(ready) => ready,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => {
-                tracing::error!(%error, "epoll_wait failed; the shared virtio-fs device is no longer served");
-                return;
-            }
-        };
-        let Some(_pass) = gate.enter() else { return };
-        for event in &events[..ready] {
-            let mut served = lock(served);
-            let result = match event.data() {
-                WAKE => {
-                    // Nothing to read: another event of the same batch has seen to it.
-                    let _ = wake.read();
-                    Ok(())
-                }
-                RELAY => served.relay_ready(),
-                queue => served.kicked(queue as usize),
-            };
-            if let Err(error) = result {
-                served.fail(&error);
-            }
-        }
-    }
 }
 
 /// What an active device has.
@@ -165,21 +112,21 @@ struct Served {
 }
 
 impl Served {
+    fn serve(&mut self, event: u64) -> Result<(), DeviceError> {
+        match event {
+            WAKE => Ok(()),
+            RELAY => self.relay_ready(),
+            queue => self.kicked(queue as usize),
+        }
+    }
+
     fn watch(&self, operation: ControlOperation, fd: RawFd, events: EventSet, data: u64) -> io::Result<()> {
         self.epoll.ctl(operation, fd, EpollEvent::new(events, data))
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         self.deactivate();
-        for (index, queue) in activation.queues.iter().enumerate() {
-            self.watch(
-                ControlOperation::Add,
-                queue.kick().as_raw_fd(),
-                EventSet::IN,
-                index as u64,
-            )
-            .map_err(epoll_error)?;
-        }
+        wait_for_kicks(&self.epoll, &activation.queues)?;
         self.active = Some(Active {
             queues: activation.queues,
             memory: activation.memory,
@@ -192,15 +139,7 @@ impl Served {
             relay.forget();
         }
         if let Some(active) = self.active.take() {
-            for queue in &active.queues {
-                // Not registered if activation failed half-way.
-                let _ = self.watch(
-                    ControlOperation::Delete,
-                    queue.kick().as_raw_fd(),
-                    EventSet::empty(),
-                    0,
-                );
-            }
+            forget_kicks(&self.epoll, &active.queues);
         }
     }
 
@@ -395,11 +334,4 @@ fn write_error(request: &Request, memory: &GuestMemory, errno: i32) -> u32 {
     };
     guest_io::copy_in(&reply, 0, header.as_slice());
     header.len
-}
-
-fn epoll_error(error: io::Error) -> DeviceError {
-    DeviceError::System {
-        what: "epoll_ctl",
-        error,
-    }
 }

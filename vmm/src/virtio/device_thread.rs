@@ -1,0 +1,125 @@
+//! A thread that serves devices: it waits for descriptors, and for nothing else.
+//!
+//! Invariant: it serves while its [`Gate`] is open. There is no timer and nothing is polled.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::device::DeviceError;
+use super::gate::Gate;
+use super::queue::DeviceQueue;
+use crate::jail::{self, syscalls::Thread};
+
+/// Ready descriptors taken from the kernel at once.
+const BATCH: usize = 32;
+/// Epoll data of [`DeviceThread::wake`]; no descriptor has it.
+pub const WAKE: u64 = u64::MAX;
+
+/// The running thread; dropped, it ends.
+#[derive(Debug)]
+pub struct DeviceThread {
+    wake: Arc<EventFd>,
+    gate: Arc<Gate>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DeviceThread {
+    /// Starts it, with the system calls of `kind`. `serve` is called with the data and events of each descriptor of `epoll`
+    /// that is ready.
+    pub fn start(
+        name: &str,
+        kind: Thread,
+        epoll: Arc<Epoll>,
+        gate: Arc<Gate>,
+        serve: impl FnMut(u64, EventSet) + Send + 'static,
+    ) -> io::Result<DeviceThread> {
+        let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+        epoll.ctl(
+            ControlOperation::Add,
+            wake.as_raw_fd(),
+            EpollEvent::new(EventSet::IN, WAKE),
+        )?;
+        let thread = thread::Builder::new().name(name.into()).spawn({
+            let (wake, gate) = (wake.clone(), gate.clone());
+            move || {
+                jail::confine(kind);
+                run(&epoll, &wake, &gate, serve);
+            }
+        })?;
+        Ok(DeviceThread {
+            wake,
+            gate,
+            thread: Some(thread),
+        })
+    }
+
+    /// Has it serve [`WAKE`].
+    pub fn wake(&self) {
+        // Fails only when a wake-up is pending.
+        let _ = self.wake.write(1);
+    }
+}
+
+impl Drop for DeviceThread {
+    fn drop(&mut self) {
+        self.gate.end();
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic in the thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, mut serve: impl FnMut(u64, EventSet)) {
+    let mut events = [EpollEvent::default(); BATCH];
+    loop {
+        let ready = match epoll.wait(-1, &mut events) {
+            Ok(ready) => ready,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                tracing::error!(%error, "epoll_wait failed; devices of this thread are no longer served");
+                return;
+            }
+        };
+        let Some(_pass) = gate.enter() else { return };
+        for event in &events[..ready] {
+            if event.data() == WAKE {
+                // Nothing to read: another event of the same batch has seen to it.
+                let _ = wake.read();
+            }
+            serve(event.data(), event.event_set());
+        }
+    }
+}
+
+/// Waits for the kicks of a device that has a thread of its own: their data is the queue's number.
+pub fn wait_for_kicks(epoll: &Epoll, queues: &[DeviceQueue]) -> Result<(), DeviceError> {
+    for (index, queue) in queues.iter().enumerate() {
+        let event = EpollEvent::new(EventSet::IN, index as u64);
+        let added = epoll.ctl(ControlOperation::Add, queue.kick().as_raw_fd(), event);
+        added.map_err(epoll_error)?;
+    }
+    Ok(())
+}
+
+/// Waits for them no more.
+pub fn forget_kicks(epoll: &Epoll, queues: &[DeviceQueue]) {
+    for queue in queues {
+        let nothing = EpollEvent::default();
+        // Not registered if activation failed half-way.
+        let _ = epoll.ctl(ControlOperation::Delete, queue.kick().as_raw_fd(), nothing);
+    }
+}
+
+pub fn epoll_error(error: io::Error) -> DeviceError {
+    DeviceError::System {
+        what: "epoll_ctl",
+        error,
+    }
+}

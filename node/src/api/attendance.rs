@@ -63,6 +63,11 @@ impl Attendance {
             attending,
         })
     }
+
+    /// Of the container a sandbox came with, by a connection that is still to be made.
+    pub fn again(sandbox: &Sandbox) -> Result<Attendance, Failure> {
+        Attendance::start(sandbox, Running::read(&sandbox.directory())?, None)
+    }
 }
 
 async fn attend(

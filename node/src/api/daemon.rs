@@ -20,7 +20,9 @@ use tokio::task::AbortHandle;
 
 use super::idempotency::Answers;
 use super::limits::Permit;
-use super::maker::{Condition, Machine, Maker, Microvm};
+use super::machine::{Condition, Machine};
+use super::maker::Maker;
+use super::microvm::Microvm;
 use super::problem::{ApiCode, Refusal};
 use super::session::Session;
 use super::watch::{Cache, Versions};

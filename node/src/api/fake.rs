@@ -18,7 +18,8 @@ use tokio::sync::watch;
 
 use super::daemon::Daemon;
 use super::files::Files;
-use super::maker::{Condition, CreatePod, Machine, Made, Maker, Place, ThawPod};
+use super::machine::{Condition, Machine};
+use super::maker::{CreatePod, Made, Maker, Place, ThawPod};
 use super::problem::Refusal;
 use super::process::Process;
 use super::readying::Readying;

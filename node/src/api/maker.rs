@@ -1,30 +1,25 @@
-//! What the API asks of the node: to make sandboxes, and what each that was made can do.
+//! What the API asks of the node: to make sandboxes.
 //!
-//! The routes know these two traits only, so a test can put something else behind them. Invariant: a making that is dropped
-//! leaves nothing, and a [`Machine`] that is dropped unreleased ends.
+//! The routes know this trait and [`Machine`] only, so a test can put something else behind them. Invariant: a making that is
+//! dropped leaves nothing.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
-use thaw_pools::share::Source;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, ProcessIdentity, Readiness,
-    SandboxNetwork, StartContainer, ThawSandbox, Usage,
+    Account, CreateSandbox, OnExit, ProcessIdentity, Readiness, StartContainer, ThawSandbox,
 };
-use thaw_protocol::control::{DeviceId, MachineState, MemoryMode};
+use thaw_protocol::control::MemoryMode;
 use thaw_rootfs::progress::Silent;
 
 use super::attendance::Attendance;
-use super::files::{Files, GuestFiles};
-use super::idempotency;
+use super::machine::Machine;
+use super::microvm::Microvm;
 use super::problem::{ApiCode, Refusal};
-use super::process::{GuestProcess, Process};
 use super::readying::Readying;
 use super::stock::Stock;
 use crate::agent_client::AgentClient;
@@ -32,15 +27,13 @@ use crate::container::{self, Options, RUNNING_FILE, Running, ready};
 use crate::exit::{ExitCode, Failure};
 use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
-use crate::journal::Journal;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    Asked, FreezeOptions, HostDisk, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox,
-    SandboxSpec, Terms, ThawSpec, Timeout, blocking, network, usage,
+    Asked, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
+    Timeout, blocking, network,
 };
 use crate::slow::Slow;
 use crate::snapshot::Scratch;
-use crate::state::Record;
 use crate::trace::{Reason, Trace};
 
 /// A place for one snapshot. Dropped, it is gone.
@@ -110,63 +103,6 @@ pub struct Made {
     pub account: Account,
     /// Where its container is to become ready first.
     pub readying: Option<Readying>,
-}
-
-/// How a machine is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Condition {
-    Running,
-    Paused,
-    /// And why.
-    Ended(String),
-}
-
-/// A sandbox that was made.
-#[async_trait]
-pub trait Machine: std::fmt::Debug + Send + Sync {
-    fn record(&self) -> &Record;
-    /// Its vsock socket.
-    fn vsock(&self) -> PathBuf;
-    /// What it takes of its host. Blocks for as long as the kernel takes to say.
-    fn usage(&self) -> Usage;
-    /// Whether its container was ready when this was made or adopted, where somebody asked for that.
-    fn readiness(&self) -> Option<Readiness>;
-    /// Keeps the answer to who asked for it with a key, for a later owner.
-    fn note_answer(&self, answer: &[u8]) -> io::Result<()>;
-    /// Asks its VMM.
-    async fn condition(&self) -> Condition;
-    /// Waits for its end, and says why it ended. It may wait longer than the machine is held.
-    fn end(&self) -> BoxFuture<'static, String>;
-    async fn pause(&self) -> Result<(), Failure>;
-    async fn resume(&self) -> Result<(), Failure>;
-    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure>;
-    /// What its container's process wrote, where thawd attends that.
-    fn journal(&self) -> Option<Arc<Journal>>;
-    /// Waits for the end of its container's process: what it ended with. It may wait longer than the machine is held, and does
-    /// so for ever where nobody here attends that.
-    fn exit(&self) -> BoxFuture<'static, i32>;
-    /// Shows it an image of the store, by its manifest's digest; its directory in the root device.
-    async fn show(&self, digest: &str) -> Result<String, Failure>;
-    /// Shares files of this host with it, by this name: those its client sees.
-    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure>;
-    /// Takes a share away.
-    async fn remove_share(&self, name: String) -> Result<(), Failure>;
-    /// Gives it a block device of this host; the slot of its machine.
-    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure>;
-    /// Takes it away.
-    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure>;
-    /// Starts a process in its container.
-    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
-    /// The files of its container.
-    async fn files(&self) -> Result<Arc<dyn Files>, Failure>;
-    /// Says where it may connect to, from now on: its network as it is then.
-    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure>;
-    /// Ends it; who holds it removes it.
-    fn kill(&self);
-    /// Ends it and removes all it has.
-    async fn destroy(self: Arc<Self>);
-    /// Lets go of it without ending it. Says whether nobody else held it.
-    fn release(self: Arc<Self>) -> bool;
 }
 
 #[async_trait]
@@ -322,7 +258,7 @@ impl Maker for Node {
         let trace = Trace::new();
         let sandbox = Sandbox::thaw(self, spec, &trace).await?;
         let attendance = match attended && sandbox.directory().join(RUNNING_FILE).exists() {
-            true => Some(attend_again(&sandbox)?),
+            true => Some(Attendance::again(&sandbox)?),
             false => None,
         };
         made(self, sandbox, attendance, None, &trace)
@@ -407,11 +343,6 @@ async fn start(
     Ok((agent, running))
 }
 
-/// Attends the container a sandbox came with, over a connection that is still to be made.
-fn attend_again(sandbox: &Sandbox) -> Result<Attendance, Failure> {
-    Attendance::start(sandbox, Running::read(&sandbox.directory())?, None)
-}
-
 fn made(
     node: &Node,
     sandbox: Sandbox,
@@ -421,13 +352,9 @@ fn made(
 ) -> Result<Made, Refusal> {
     let image_config = serde_json::to_string(&sandbox.config)
         .map_err(|e| Failure::new(ExitCode::ImageMalformed, e.to_string()))?;
+    let readiness = readying.as_ref().map(|_| Readiness::Waiting);
     Ok(Made {
-        machine: Arc::new(Microvm {
-            node: node.clone(),
-            sandbox: Arc::new(sandbox),
-            attendance,
-            readiness: readying.as_ref().map(|_| Readiness::Waiting),
-        }),
+        machine: Arc::new(Microvm::made(node.clone(), sandbox, attendance, readiness)),
         image_config,
         account: trace.account(),
         readying,
@@ -452,202 +379,4 @@ fn process(identity: ProcessIdentity) -> ProcessRecord {
 
 fn parse<T: clap::ValueEnum>(field: &str, value: &str) -> Result<T, Refusal> {
     T::from_str(value, false).map_err(|_| Refusal::new(ApiCode::Invalid, format!("bad {field}: {value:?}")))
-}
-
-/// A sandbox of this node.
-#[derive(Debug)]
-pub struct Microvm {
-    node: Node,
-    sandbox: Arc<Sandbox>,
-    /// Of its container, where that is ours.
-    attendance: Option<Attendance>,
-    readiness: Option<Readiness>,
-}
-
-impl Microvm {
-    /// Whoever else holds the sandbox keeps it from being removed, and attends its container.
-    pub fn new(node: Node, sandbox: Arc<Sandbox>) -> Microvm {
-        Microvm {
-            node,
-            sandbox,
-            attendance: None,
-            readiness: None,
-        }
-    }
-
-    /// Of a sandbox an earlier thawd left running. Its container is attended where that thawd did.
-    pub fn adopted(node: Node, sandbox: Sandbox) -> Microvm {
-        let again = Journal::exists(&sandbox.directory()).then(|| attend_again(&sandbox));
-        let attendance = match again.transpose() {
-            Ok(attendance) => attendance,
-            Err(e) => {
-                tracing::warn!(
-                    sandbox = sandbox.record().id,
-                    "adopted, but its output is not kept: {e}"
-                );
-                None
-            }
-        };
-        Microvm {
-            node,
-            readiness: ready::noted(&sandbox.directory()),
-            sandbox: Arc::new(sandbox),
-            attendance,
-        }
-    }
-
-    /// Why it ended, or what is known of it until that is told.
-    fn ended(&self, seen: String) -> String {
-        self.sandbox.ended().unwrap_or(seen)
-    }
-}
-
-#[async_trait]
-impl Machine for Microvm {
-    fn record(&self) -> &Record {
-        self.sandbox.record()
-    }
-
-    fn vsock(&self) -> PathBuf {
-        self.sandbox.vsock()
-    }
-
-    fn usage(&self) -> Usage {
-        let traffic = self.sandbox.traffic();
-        Usage {
-            received_bytes: traffic.map(|t| t.received_bytes),
-            received_packets: traffic.map(|t| t.received_packets),
-            sent_bytes: traffic.map(|t| t.sent_bytes),
-            sent_packets: traffic.map(|t| t.sent_packets),
-            fetched_bytes: self.sandbox.fetched(),
-            ..usage(self.sandbox.record(), &self.node.cgroups)
-        }
-    }
-
-    fn readiness(&self) -> Option<Readiness> {
-        self.readiness
-    }
-
-    fn note_answer(&self, answer: &[u8]) -> io::Result<()> {
-        idempotency::note(&self.sandbox.directory(), answer)
-    }
-
-    async fn condition(&self) -> Condition {
-        if let Some(reason) = self.sandbox.ended() {
-            return Condition::Ended(reason);
-        }
-        match self.sandbox.machine().await {
-            Ok(MachineState::Paused) => Condition::Paused,
-            Ok(MachineState::Exited(_)) => Condition::Ended(self.ended("its machine has ended".into())),
-            Err(e) => Condition::Ended(self.ended(e.what)),
-            Ok(_) => Condition::Running,
-        }
-    }
-
-    fn end(&self) -> BoxFuture<'static, String> {
-        Box::pin(self.sandbox.wait_end())
-    }
-
-    async fn pause(&self) -> Result<(), Failure> {
-        self.sandbox.pause().await
-    }
-
-    async fn resume(&self) -> Result<(), Failure> {
-        self.sandbox.resume().await
-    }
-
-    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
-        let options = FreezeOptions {
-            delta: request.delta,
-            stop: request.stop,
-            sign: request.sign,
-        };
-        let frozen = self
-            .sandbox
-            .freeze(&self.node, &request.directory, options)
-            .await?;
-        Ok(FrozenSandbox {
-            memory_bytes: frozen.memory_bytes,
-            paused_ns: frozen.paused_ns,
-        })
-    }
-
-    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
-        self.sandbox.set_network_policy(policy).await
-    }
-
-    fn journal(&self) -> Option<Arc<Journal>> {
-        self.attendance.as_ref().map(|a| a.journal.clone())
-    }
-
-    fn exit(&self) -> BoxFuture<'static, i32> {
-        let exit = self.attendance.as_ref().map(|a| a.exit.clone());
-        Box::pin(async move {
-            if let Some(mut exit) = exit
-                && let Ok(status) = exit.wait_for(Option::is_some).await
-                && let Some(status) = *status
-            {
-                return status;
-            }
-            std::future::pending().await
-        })
-    }
-
-    async fn show(&self, digest: &str) -> Result<String, Failure> {
-        self.sandbox.show(&self.node, digest).await
-    }
-
-    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure> {
-        self.sandbox.add_share(name, source).await
-    }
-
-    async fn remove_share(&self, name: String) -> Result<(), Failure> {
-        self.sandbox.remove_share(name).await
-    }
-
-    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
-        self.sandbox.add_disk(disk).await
-    }
-
-    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure> {
-        self.sandbox.remove_disk(slot).await
-    }
-
-    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {
-        let running = Running::read(&self.sandbox.directory())?;
-        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
-        let started = container::exec(&agent, &running, &options);
-        let id = match tokio::time::timeout(READY_LIMIT, started).await {
-            Ok(started) => started?,
-            Err(_) => {
-                let what = format!(
-                    "the guest's agent did not answer within {} s",
-                    READY_LIMIT.as_secs()
-                );
-                return Err(Failure::new(ExitCode::AgentFailed, what));
-            }
-        };
-        Ok(Arc::new(GuestProcess { agent, id }))
-    }
-
-    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
-        let container = Running::read(&self.sandbox.directory())?.container_id;
-        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
-        Ok(Arc::new(GuestFiles { agent, container }))
-    }
-
-    fn kill(&self) {
-        self.sandbox.kill();
-    }
-
-    async fn destroy(self: Arc<Self>) {
-        let sandbox = self.sandbox.clone();
-        drop(self);
-        sandbox.destroy().await;
-    }
-
-    fn release(self: Arc<Self>) -> bool {
-        let sandbox = Arc::into_inner(self).and_then(|microvm| Arc::into_inner(microvm.sandbox));
-        sandbox.map(Sandbox::release).is_some()
-    }
 }

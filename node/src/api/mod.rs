@@ -17,7 +17,7 @@
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | what thawd holds |
-//! | [`maker`] | what the API asks of the node |
+//! | [`maker`], [`machine`], [`microvm`] | what the API asks of the node, and of a sandbox; the sandboxes of this node |
 //! | [`watch`] | every sandbox as it is, and the changes |
 //! | [`client`] | the caller's end |
 
@@ -40,8 +40,10 @@ pub mod health;
 pub mod idempotency;
 pub mod limits;
 pub mod logs;
+pub mod machine;
 pub mod maker;
 pub mod metrics;
+pub mod microvm;
 pub mod patience;
 pub mod peer;
 pub mod problem;

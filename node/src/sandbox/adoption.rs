@@ -1,230 +1,100 @@
-//! What is written down of a sandbox so that a later owner can freeze it: its disk and images, and what it was thawed
-//! from.
+//! Taking over a sandbox whose thawd is gone.
 //!
-//! The disk has no name: it is found among the descriptors its VMM holds, by the identity that was written down, so no
-//! other file is ever taken for it.
+//! Invariant: its VMM's end is told from the moment it is connected to; what of it cannot be found again is said, and it runs on
+//! without, but for a pod's files of the host: who made the pod makes it anew.
 
-use std::fs::{self, File};
-use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::sync::atomic::AtomicU16;
+use std::sync::{Arc, Mutex};
 
-use serde::{Deserialize, Serialize};
-use thaw_pools::disk::Disk;
+use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
+use thaw_pools::vmm::VmmProcess;
+use thaw_rootfs::store::Image;
 
-use super::{Node, Origin, Resources, Shown, locked};
+use super::backends::{Backends, Ends};
+use super::pools::Claimed;
+use super::resources::Resources;
+use super::share::Served;
+use super::{Node, Origin, RootServing, Sandbox, freezing, locked, network};
+use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
-use crate::snapshot::Hash;
+use crate::images;
+use crate::state::{Record, SandboxDirectory};
 
-/// What a record has of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Provenance {
-    /// The snapshot it was thawed from, and the hash of its manifest.
-    snapshot: PathBuf,
-    manifest: Hash,
-    images: Vec<ShownRecord>,
-    /// The last slot its VMM was asked to show an image in, whether it has or not. 0 where the record was written before there was
-    /// such a number.
-    #[serde(default)]
-    last_slot: u16,
-    disk: FileIdentity,
-    /// Whether it has a network interface in use.
-    pub network: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct ShownRecord {
-    slot: u16,
-    name: String,
-    digest: String,
-}
-
-/// Which file, for as long as it is open somewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FileIdentity {
-    device: u64,
-    inode: u64,
-}
-
-impl Provenance {
-    /// Of a sandbox with all its parts. None for one that was booted, which cannot be frozen.
-    pub(super) fn of(resources: &Resources, origin: Option<&Origin>) -> io::Result<Option<Provenance>> {
-        let (Some(origin), Some(disk)) = (origin, &resources.disk) else {
-            return Ok(None);
-        };
-        let (images, last_slot) = shown(resources);
-        Ok(Some(Provenance {
-            snapshot: origin.directory.clone(),
-            manifest: origin.manifest,
-            images,
-            last_slot,
-            disk: FileIdentity::of(&File::from(disk.file.try_clone()?).metadata()?),
-            network: resources.network.is_some(),
-        }))
-    }
-
-    /// The same, with the images there are now.
-    pub(super) fn showing(self, resources: &Resources) -> Provenance {
-        let (images, last_slot) = shown(resources);
-        Provenance {
-            images,
-            last_slot,
-            ..self
+/// Connects to its VMM, and gives it a new miss socket and console.
+pub(super) async fn adopt(
+    node: &Node,
+    record: Record,
+    directory: SandboxDirectory,
+) -> Result<Sandbox, Failure> {
+    let lost = |what: &str| Failure::new(ExitCode::VmmFailed, format!("sandbox {}: {what}", record.id));
+    let vmm = record
+        .vmm
+        .and_then(VmmProcess::adopt)
+        .ok_or_else(|| lost("its VMM has ended"))?;
+    let mut resources = Resources::new(directory);
+    resources.vmm = Some(vmm);
+    let cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
+    resources.cgroup = cgroup.map(|cgroup| Claimed::new(cgroup, &node.pools, |p| &p.cgroups));
+    resources.host_disks = Mutex::new(record.host_disks.clone());
+    let control = ControlClient::connect(&resources.directory.control_socket())?;
+    reach(Failpoint::AdoptConnected);
+    let has_disk = record.root == RootServing::Erofs;
+    let ends = Ends::make(node.images.clone(), has_disk)?;
+    let mut backends = Backends::default();
+    ends.attach_again(&mut backends);
+    backends.send(&control).await?;
+    reach(Failpoint::AdoptAttached);
+    freezing::undo(node, &resources.directory, &control).await;
+    let control = Arc::new(control);
+    if let Some(share) = record.share {
+        match VmmProcess::adopt(share) {
+            Some(share) => *locked(&resources.share) = Some(Served::new(&record, share, &control)),
+            None if record.client.is_some() => return Err(lost("its thaw-share has ended")),
+            None => tracing::error!(
+                "sandbox {}: its thaw-share has ended: its volumes answer EIO",
+                record.id
+            ),
         }
     }
-
-    /// The last slot an image may be in that its VMM has.
-    pub(super) fn last_slot(&self) -> u16 {
-        let recorded = self.images.iter().map(|image| image.slot);
-        recorded.max().unwrap_or(0).max(self.last_slot)
-    }
-
-    /// What it was thawed from, where that is still there unchanged.
-    pub(super) fn origin(&self, node: &Node) -> Result<Origin, Failure> {
-        let found = node.templates.registry().find(&self.snapshot)?;
-        if found.hash() != self.manifest {
-            let what = format!("{} is another snapshot now", self.snapshot.display());
-            return Err(Failure::new(ExitCode::SnapshotNotFound, what));
-        }
-        Ok(Origin {
-            subject: found.manifest().subject.clone(),
-            manifest: self.manifest,
-            directory: self.snapshot.clone(),
-            _held: None,
-        })
-    }
-
-    /// Its images, from the store: those that are there still, and what is wrong with the others.
-    pub(super) fn images(&self, node: &Node) -> (Vec<Shown>, Option<Failure>) {
-        let found = |record: &ShownRecord| {
-            let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
-                let what = format!("image {} is not in the store", record.digest);
-                Failure::new(ExitCode::ImageNotStored, what)
-            })?;
-            Ok(Shown {
-                slot: record.slot,
-                name: record.name.clone(),
-                image,
-            })
-        };
-        let (mut shown, mut lost) = (Vec::new(), None);
-        for record in &self.images {
-            match found(record) {
-                Ok(image) => shown.push(image),
-                Err(e) => lost = Some(e),
-            }
-        }
-        (shown, lost)
-    }
-
-    /// Its disk, as its VMM has it open.
-    pub(super) fn disk(&self, vmm: ProcessRecord) -> Result<Disk, Failure> {
-        self.disk
-            .opened_from(vmm.pid)
-            .and_then(Disk::of)
-            .map_err(|e| Failure::system("cannot reopen the sandbox's disk", &e))
-    }
-}
-
-/// The images, and the last slot.
-fn shown(resources: &Resources) -> (Vec<ShownRecord>, u16) {
-    let record = |shown: &Shown| ShownRecord {
-        slot: shown.slot,
-        name: shown.name.clone(),
-        digest: shown.image.digest.to_string(),
+    (resources.misses, resources.console) = (ends.misses, Some(ends.console));
+    let image: Option<Image> = match &record.image_digest {
+        Some(digest) => node.images.by_digest(digest)?,
+        None => None,
     };
-    let last_slot = resources.last_slot();
-    (locked(&resources.images).iter().map(record).collect(), last_slot)
+    if let Some(image) = &image {
+        locked(&resources.leases).push(image.lease().map_err(images::failure)?);
+    }
+    resources.control = Some(control);
+    resources.network = network::adopt(node, &record).await;
+    let record = Record {
+        owner: ProcessRecord::myself(),
+        ..record
+    };
+    resources.directory.write(&record)?;
+    reach(Failpoint::AdoptRecorded);
+    let origin = recover(&mut resources, node, &record);
+    Sandbox::new(record, image.map(|i| i.config), origin, resources)
 }
 
-impl FileIdentity {
-    pub(super) fn of(metadata: &fs::Metadata) -> FileIdentity {
-        FileIdentity {
-            device: metadata.dev(),
-            inode: metadata.ino(),
+/// Of an adopted sandbox: its disk, its images and what it was thawed from, which a freeze takes all of. Without one of them it
+/// runs on with the others.
+fn recover(resources: &mut Resources, node: &Node, record: &Record) -> Option<Origin> {
+    let (provenance, vmm) = (record.provenance.as_ref()?, record.vmm?);
+    let told = |e: Failure| tracing::warn!(sandbox = record.id, "adopted, but it cannot be frozen: {e}");
+    resources.used_slots = AtomicU16::new(provenance.last_slot());
+    let (images, lost) = provenance.images(node);
+    for shown in &images {
+        match shown.image.lease() {
+            Ok(lease) => locked(&resources.leases).push(lease),
+            Err(e) => tracing::warn!(sandbox = record.id, "an image is not leased: {e}"),
         }
     }
-
-    /// This file, open for reading and writing, had from a process that has it open.
-    fn opened_from(self, pid: i32) -> io::Result<OwnedFd> {
-        for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-            let path = entry?.path();
-            // Looked at before it is opened: opening may have effects, where it is not a file.
-            if !fs::metadata(&path).is_ok_and(|m| FileIdentity::of(&m) == self) {
-                continue;
-            }
-            let file = File::options().read(true).write(true).open(&path)?;
-            if FileIdentity::of(&file.metadata()?) == self {
-                return Ok(file.into());
-            }
-        }
-        Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            "its VMM does not have it open",
-        ))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::FileExt;
-
-    #[test]
-    fn a_slot_that_was_asked_for_is_the_last_whether_its_image_is_written_down_or_not() {
-        let last_of = |last_slot: Option<u16>, images: &[u16]| {
-            let images = images.iter().map(|slot| ShownRecord {
-                slot: *slot,
-                name: slot.to_string(),
-                digest: "sha256:ab".into(),
-            });
-            let mut written = serde_json::to_value(Provenance {
-                snapshot: "/snapshot".into(),
-                manifest: Hash::of(b"manifest"),
-                images: images.collect(),
-                last_slot: last_slot.unwrap_or_default(),
-                disk: FileIdentity { device: 1, inode: 2 },
-                network: true,
-            })
-            .unwrap();
-            if last_slot.is_none() {
-                written.as_object_mut().unwrap().remove("last_slot").unwrap();
-            }
-            serde_json::from_value::<Provenance>(written).unwrap().last_slot()
-        };
-        assert_eq!(last_of(Some(3), &[1, 2]), 3);
-        assert_eq!(last_of(Some(0), &[1, 2]), 2);
-        assert_eq!(last_of(None, &[2, 1]), 2);
-        assert_eq!(last_of(None, &[]), 0);
-    }
-
-    #[test]
-    fn a_nameless_file_is_had_from_who_holds_it_and_no_other_is_taken_for_it() {
-        let held = tempfile::tempfile().unwrap();
-        held.write_all_at(b"theirs", 0).unwrap();
-        let identity = FileIdentity::of(&held.metadata().unwrap());
-        let mut holder = std::process::Command::new("sleep")
-            .arg("60")
-            .stdin(held)
-            .spawn()
-            .unwrap();
-        let pid = holder.id() as i32;
-        let ours = File::from(identity.opened_from(pid).unwrap());
-        let mut bytes = [0; 6];
-        ours.read_exact_at(&mut bytes, 0).unwrap();
-        assert_eq!(&bytes, b"theirs");
-        let other = FileIdentity {
-            inode: identity.inode + 1,
-            ..identity
-        };
-        assert_eq!(
-            other.opened_from(pid).unwrap_err().kind(),
-            io::ErrorKind::NotFound
-        );
-        holder.kill().unwrap();
-        holder.wait().unwrap();
-        identity.opened_from(pid).unwrap_err();
-    }
+    resources.images = Mutex::new(images);
+    let disk = provenance.disk(vmm).map_err(told).ok();
+    let has_disk = disk.is_some();
+    resources.disk = disk.map(|disk| Claimed::new(disk, &node.pools, |p| &p.disks));
+    let origin = provenance.origin(node).map_err(told).ok();
+    let has_images = lost.map(told).is_none();
+    origin.filter(|_| has_disk && has_images)
 }

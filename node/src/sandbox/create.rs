@@ -23,13 +23,13 @@ use thaw_rootfs::prefetch::Prefetch;
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::Image;
 
-use super::adoption::Provenance;
 use super::again::{once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::{enter_cgroup, explain};
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
+use super::provenance::Provenance;
 use super::share::Served;
 use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms, locked};
 use super::{network, share};

@@ -4,43 +4,35 @@
 //! failure, a cancellation and an end are one path. What no drop can reach (`kill -9`) is either anonymous or found
 //! through the sandbox's directory by the next start ([`crate::state`]).
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
-use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::cgroup::{Cgroups, Hierarchy};
-use thaw_pools::disk::Disks;
+use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::network::{FastPathSetting, Setup, Terms as NetworkTerms};
 use thaw_pools::process::ProcessRecord;
-use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::Volume;
-use thaw_protocol::control::{Command, DeviceId, FORBIDDEN_CODE, MachineState, MemoryMode, Response};
+use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
 use thaw_rootfs::prefetch::{Ahead, Prefetch};
 use thaw_rootfs::progress::Progress;
-use thaw_rootfs::store::{Image, Lease};
+use thaw_rootfs::store::Image;
 use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::config::api::ApiConfig;
 use crate::console::Console;
-use crate::control_client::{ControlClient, Life};
-use crate::exit::{ExitCode, Failure};
+use crate::control_client::Life;
+use crate::exit::Failure;
 use crate::images::{Images, Pull};
-use crate::misses::MissServer;
-use crate::page_server::PageServer;
 use crate::paths::Paths;
 use crate::snapshot::{Hash, Hold, Registered, Scratch, Subject};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 use crate::template::Templates;
 use crate::trace::Trace;
-use backends::{Backends, Ends};
 
 mod adoption;
 mod again;
@@ -61,6 +53,8 @@ mod parked;
 mod place;
 mod pod_network;
 mod pools;
+mod provenance;
+mod resources;
 mod share;
 mod shells;
 mod show;
@@ -70,7 +64,6 @@ mod terms;
 mod thaw;
 mod usage;
 
-pub use adoption::Provenance;
 use again::with_end;
 pub use bare::is_bare;
 pub use create::blocking;
@@ -78,12 +71,11 @@ pub use freeze::{FreezeOptions, Frozen};
 pub use host_disk::HostDisk;
 pub use hot::HotPlan;
 use machine::{describe, explain, odd};
-use network::Attached;
 pub use parked::ParkedPools;
 pub use pod_network::PodNamespace;
-use pools::Claimed;
 pub use pools::Pools;
-use share::Served;
+pub use provenance::Provenance;
+use resources::Resources;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
 pub use terms::{Asked, Terms, Timeout};
@@ -288,137 +280,6 @@ impl Node {
     }
 }
 
-/// Everything a sandbox has on the host. Dropping it removes all of it.
-#[derive(Debug)]
-struct Resources {
-    // In the order they must go: the VMM holds descriptors of the others, and needs its pages until it has ended.
-    control: Option<Arc<ControlClient>>,
-    vmm: Option<VmmProcess>,
-    /// Serves it files of the host. It ends with the VMM.
-    share: Mutex<Option<Served>>,
-    /// The host's block devices its VMM has, each in its slot.
-    host_disks: Mutex<BTreeMap<DeviceId, HostDisk>>,
-    pages: Option<PageServer>,
-    misses: Vec<MissServer>,
-    console: Option<Console>,
-    cgroup: Option<Claimed<Cgroups>>,
-    leases: Mutex<Vec<Lease>>,
-    /// What of its images is read ahead; stops with it.
-    prefetch: Mutex<Vec<Prefetch>>,
-    /// What fetches for it, and counts that. Not had of a sandbox that was adopted.
-    supply: Option<Images>,
-    images: Mutex<Vec<Shown>>,
-    /// The last slot an image was to be shown in since, whether it is or not.
-    used_slots: AtomicU16,
-    /// The writable layer.
-    disk: Option<Claimed<Disks>>,
-    network: Option<Attached>,
-    directory: SandboxDirectory,
-    keep: bool,
-    /// Closed when all of the above is gone: the last to go.
-    gone: watch::Sender<()>,
-}
-
-impl Resources {
-    fn new(directory: SandboxDirectory) -> Resources {
-        Resources {
-            control: None,
-            vmm: None,
-            share: Mutex::default(),
-            host_disks: Mutex::default(),
-            pages: None,
-            misses: Vec::new(),
-            console: None,
-            cgroup: None,
-            leases: Mutex::default(),
-            prefetch: Mutex::default(),
-            supply: None,
-            images: Mutex::default(),
-            used_slots: AtomicU16::default(),
-            disk: None,
-            network: None,
-            directory,
-            keep: false,
-            gone: watch::Sender::new(()),
-        }
-    }
-
-    /// Of an adopted sandbox: its disk, its images and what it was thawed from, which a freeze takes all of. Without one of them it
-    /// runs on with the others.
-    fn recover(&mut self, node: &Node, record: &Record) -> Option<Origin> {
-        let (provenance, vmm) = (record.provenance.as_ref()?, record.vmm?);
-        let told = |e: Failure| tracing::warn!(sandbox = record.id, "adopted, but it cannot be frozen: {e}");
-        self.used_slots = AtomicU16::new(provenance.last_slot());
-        let (images, lost) = provenance.images(node);
-        for shown in &images {
-            match shown.image.lease() {
-                Ok(lease) => locked(&self.leases).push(lease),
-                Err(e) => tracing::warn!(sandbox = record.id, "an image is not leased: {e}"),
-            }
-        }
-        self.images = Mutex::new(images);
-        let disk = provenance.disk(vmm).map_err(told).ok();
-        let has_disk = disk.is_some();
-        self.disk = disk.map(|disk| Claimed::new(disk, &node.pools, |p| &p.disks));
-        let origin = provenance.origin(node).map_err(told).ok();
-        let has_images = lost.map(told).is_none();
-        origin.filter(|_| has_disk && has_images)
-    }
-
-    /// The last slot an image was, or was to be, shown in; 0 where none was.
-    fn last_slot(&self) -> u16 {
-        let shown = locked(&self.images).iter().map(|shown| shown.slot).max();
-        shown.unwrap_or(0).max(self.used_slots.load(Ordering::Relaxed))
-    }
-
-    fn control(&self) -> Result<&Arc<ControlClient>, Failure> {
-        self.control
-            .as_ref()
-            .ok_or_else(|| Failure::new(ExitCode::VmmFailed, "no connection to thaw-vmm"))
-    }
-}
-
-impl Drop for Resources {
-    fn drop(&mut self) {
-        let mut share = locked(&self.share).take();
-        share.iter_mut().for_each(Served::expect_end);
-        if self.keep {
-            share.iter_mut().for_each(|share| share.process.release());
-            self.network.take().into_iter().for_each(Attached::keep);
-            self.cgroup.take().into_iter().for_each(Claimed::keep);
-            self.disk.take().into_iter().for_each(Claimed::keep);
-            return;
-        }
-        self.control = None;
-        if let Some(mut vmm) = self.vmm.take() {
-            vmm.kill();
-            reach(Failpoint::DeleteKilled);
-            match vmm.wait() {
-                // Ours to mend: its filters lack what it needs, or somebody got in.
-                Ok(Some(status)) if status.code() == Some(FORBIDDEN_CODE) => {
-                    let said = machine::log_tail(&self.directory.path().join(machine::LOG));
-                    tracing::error!("thaw-vmm ended itself: {}", said.join("; "));
-                }
-                Ok(_) => {}
-                Err(e) => tracing::warn!("cannot reap thaw-vmm: {e}"),
-            }
-            reach(Failpoint::DeleteReaped);
-        }
-        // Killed and reaped, before its cgroup goes.
-        drop(share);
-        self.pages = None;
-        if self.cgroup.take().is_some() {
-            reach(Failpoint::DeleteCgroupReleased);
-        }
-        if self.network.take().is_some() {
-            reach(Failpoint::DeleteNetworkReleased);
-        }
-        if self.disk.take().is_some() {
-            reach(Failpoint::DeleteDiskReleased);
-        }
-    }
-}
-
 /// A running sandbox.
 #[derive(Debug)]
 pub struct Sandbox {
@@ -466,56 +327,9 @@ impl Sandbox {
         snapshot::thaw(node, spec, trace).await
     }
 
-    /// Takes over a sandbox whose thawd is gone: connects to its VMM, and gives it a new miss socket and console.
+    /// Takes over a sandbox whose thawd is gone.
     pub async fn adopt(node: &Node, record: Record, directory: SandboxDirectory) -> Result<Sandbox, Failure> {
-        let lost = |what: &str| Failure::new(ExitCode::VmmFailed, format!("sandbox {}: {what}", record.id));
-        let vmm = record
-            .vmm
-            .and_then(VmmProcess::adopt)
-            .ok_or_else(|| lost("its VMM has ended"))?;
-        let mut resources = Resources::new(directory);
-        resources.vmm = Some(vmm);
-        let cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
-        resources.cgroup = cgroup.map(|cgroup| Claimed::new(cgroup, &node.pools, |p| &p.cgroups));
-        resources.host_disks = Mutex::new(record.host_disks.clone());
-        let control = ControlClient::connect(&resources.directory.control_socket())?;
-        reach(Failpoint::AdoptConnected);
-        let has_disk = record.root == RootServing::Erofs;
-        let ends = Ends::make(node.images.clone(), has_disk)?;
-        let mut backends = Backends::default();
-        ends.attach_again(&mut backends);
-        backends.send(&control).await?;
-        reach(Failpoint::AdoptAttached);
-        freezing::undo(node, &resources.directory, &control).await;
-        let control = Arc::new(control);
-        if let Some(share) = record.share {
-            match VmmProcess::adopt(share) {
-                Some(share) => *locked(&resources.share) = Some(Served::new(&record, share, &control)),
-                None if record.client.is_some() => return Err(lost("its thaw-share has ended")),
-                None => tracing::error!(
-                    "sandbox {}: its thaw-share has ended: its volumes answer EIO",
-                    record.id
-                ),
-            }
-        }
-        (resources.misses, resources.console) = (ends.misses, Some(ends.console));
-        let image: Option<Image> = match &record.image_digest {
-            Some(digest) => node.images.by_digest(digest)?,
-            None => None,
-        };
-        if let Some(image) = &image {
-            locked(&resources.leases).push(image.lease().map_err(crate::images::failure)?);
-        }
-        resources.control = Some(control);
-        resources.network = network::adopt(node, &record).await;
-        let record = Record {
-            owner: ProcessRecord::myself(),
-            ..record
-        };
-        resources.directory.write(&record)?;
-        reach(Failpoint::AdoptRecorded);
-        let origin = resources.recover(node, &record);
-        Sandbox::new(record, image.map(|i| i.config), origin, resources)
+        adoption::adopt(node, record, directory).await
     }
 
     /// What is known of it.

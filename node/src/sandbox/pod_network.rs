@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thaw_pools::network::pod::{self, PodNetwork};
 
-use super::adoption::FileIdentity;
+use super::provenance::FileIdentity;
 use crate::exit::{ExitCode, Failure};
 
 /// One of the host's, by its path; what has the path later may be another.

@@ -4,7 +4,7 @@ use std::sync::Weak;
 
 use super::Daemon;
 use super::describe::{exited, set};
-use crate::api::maker::{Condition, Machine};
+use crate::api::machine::{Condition, Machine};
 use crate::readiness;
 
 /// Tells the cache of its machine's end, and of its container's; deletes it when its time is over, or the process it was made for has ended.

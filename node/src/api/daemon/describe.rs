@@ -2,7 +2,7 @@
 
 use thaw_protocol::api::Sandbox as Described;
 
-use crate::api::maker::{Condition, Machine};
+use crate::api::machine::{Condition, Machine};
 
 /// Of a machine in this condition.
 pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described {

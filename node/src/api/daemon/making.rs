@@ -10,7 +10,8 @@ use thaw_protocol::api::{CreateSandbox, CreatedSandbox, Drain, Sandbox as Descri
 use tokio::sync::watch;
 
 use super::Daemon;
-use crate::api::maker::{Condition, CreatePod, Made, ThawPod};
+use crate::api::machine::Condition;
+use crate::api::maker::{CreatePod, Made, ThawPod};
 use crate::api::problem::{ApiCode, Refusal};
 use crate::metrics::How;
 use crate::sandbox::Asked;

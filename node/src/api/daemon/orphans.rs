@@ -14,7 +14,7 @@ use thaw_protocol::api::{Account, CreatedSandbox, Readiness};
 
 use super::{Daemon, Described, Microvm};
 use crate::api::idempotency;
-use crate::api::maker::Machine;
+use crate::api::machine::Machine;
 use crate::sandbox::{Asked, Node, Sandbox};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 

@@ -1,0 +1,139 @@
+//! What a sandbox has on its host, at every moment of its making and of its life.
+//!
+//! Invariant: all of it is held here, and dropping it removes all of it, in the order it must go.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+
+use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::cgroup::Cgroups;
+use thaw_pools::disk::Disks;
+use thaw_pools::vmm::VmmProcess;
+use thaw_protocol::control::{DeviceId, FORBIDDEN_CODE};
+use thaw_rootfs::prefetch::Prefetch;
+use thaw_rootfs::store::Lease;
+use tokio::sync::watch;
+
+use super::host_disk::HostDisk;
+use super::machine::{LOG, log_tail};
+use super::network::Attached;
+use super::pools::Claimed;
+use super::share::Served;
+use super::{Shown, locked};
+use crate::console::Console;
+use crate::control_client::ControlClient;
+use crate::exit::{ExitCode, Failure};
+use crate::images::Images;
+use crate::misses::MissServer;
+use crate::page_server::PageServer;
+use crate::state::SandboxDirectory;
+
+/// Everything a sandbox has on the host. Dropping it removes all of it.
+#[derive(Debug)]
+pub(super) struct Resources {
+    // In the order they must go: the VMM holds descriptors of the others, and needs its pages until it has ended.
+    pub(super) control: Option<Arc<ControlClient>>,
+    pub(super) vmm: Option<VmmProcess>,
+    /// Serves it files of the host. It ends with the VMM.
+    pub(super) share: Mutex<Option<Served>>,
+    /// The host's block devices its VMM has, each in its slot.
+    pub(super) host_disks: Mutex<BTreeMap<DeviceId, HostDisk>>,
+    pub(super) pages: Option<PageServer>,
+    pub(super) misses: Vec<MissServer>,
+    pub(super) console: Option<Console>,
+    pub(super) cgroup: Option<Claimed<Cgroups>>,
+    pub(super) leases: Mutex<Vec<Lease>>,
+    /// What of its images is read ahead; stops with it.
+    pub(super) prefetch: Mutex<Vec<Prefetch>>,
+    /// What fetches for it, and counts that. Not had of a sandbox that was adopted.
+    pub(super) supply: Option<Images>,
+    pub(super) images: Mutex<Vec<Shown>>,
+    /// The last slot an image was to be shown in since, whether it is or not.
+    pub(super) used_slots: AtomicU16,
+    /// The writable layer.
+    pub(super) disk: Option<Claimed<Disks>>,
+    pub(super) network: Option<Attached>,
+    pub(super) directory: SandboxDirectory,
+    pub(super) keep: bool,
+    /// Closed when all of the above is gone: the last to go.
+    pub(super) gone: watch::Sender<()>,
+}
+
+impl Resources {
+    pub(super) fn new(directory: SandboxDirectory) -> Resources {
+        Resources {
+            control: None,
+            vmm: None,
+            share: Mutex::default(),
+            host_disks: Mutex::default(),
+            pages: None,
+            misses: Vec::new(),
+            console: None,
+            cgroup: None,
+            leases: Mutex::default(),
+            prefetch: Mutex::default(),
+            supply: None,
+            images: Mutex::default(),
+            used_slots: AtomicU16::default(),
+            disk: None,
+            network: None,
+            directory,
+            keep: false,
+            gone: watch::Sender::new(()),
+        }
+    }
+
+    /// The last slot an image was, or was to be, shown in; 0 where none was.
+    pub(super) fn last_slot(&self) -> u16 {
+        let shown = locked(&self.images).iter().map(|shown| shown.slot).max();
+        shown.unwrap_or(0).max(self.used_slots.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn control(&self) -> Result<&Arc<ControlClient>, Failure> {
+        self.control
+            .as_ref()
+            .ok_or_else(|| Failure::new(ExitCode::VmmFailed, "no connection to thaw-vmm"))
+    }
+}
+
+impl Drop for Resources {
+    fn drop(&mut self) {
+        let mut share = locked(&self.share).take();
+        share.iter_mut().for_each(Served::expect_end);
+        if self.keep {
+            share.iter_mut().for_each(|share| share.process.release());
+            self.network.take().into_iter().for_each(Attached::keep);
+            self.cgroup.take().into_iter().for_each(Claimed::keep);
+            self.disk.take().into_iter().for_each(Claimed::keep);
+            return;
+        }
+        self.control = None;
+        if let Some(mut vmm) = self.vmm.take() {
+            vmm.kill();
+            reach(Failpoint::DeleteKilled);
+            match vmm.wait() {
+                // Ours to mend: its filters lack what it needs, or somebody got in.
+                Ok(Some(status)) if status.code() == Some(FORBIDDEN_CODE) => {
+                    let said = log_tail(&self.directory.path().join(LOG));
+                    tracing::error!("thaw-vmm ended itself: {}", said.join("; "));
+                }
+                Ok(_) => {}
+                Err(e) => tracing::warn!("cannot reap thaw-vmm: {e}"),
+            }
+            reach(Failpoint::DeleteReaped);
+        }
+        // Killed and reaped, before its cgroup goes.
+        drop(share);
+        self.pages = None;
+        if self.cgroup.take().is_some() {
+            reach(Failpoint::DeleteCgroupReleased);
+        }
+        if self.network.take().is_some() {
+            reach(Failpoint::DeleteNetworkReleased);
+        }
+        if self.disk.take().is_some() {
+            reach(Failpoint::DeleteDiskReleased);
+        }
+    }
+}

@@ -22,8 +22,8 @@ use crate::exit::{ExitCode, Failure};
 
 mod failure;
 mod file;
+pub mod part;
 pub mod shown;
-pub mod volumes;
 
 pub use failure::failure;
 

@@ -1,17 +1,19 @@
 //! The files of an image that are looked at on the host: containerd and its clients mount a container's root to look its user
 //! and groups up, and CRI copies from it what the image has where its config declares volumes. So these are had from the image,
-//! and put where an overlay can have them.
+//! and put where an overlay can have them. All of an image is put there where containerd itself unpacks layers onto it.
 //!
-//! Invariant: a directory named after an image's digest is whole, or not there: it is made beside and renamed. Nobody but root
+//! Invariant: a directory of an image's is whole, or not there: it is made beside and renamed. Nobody but root
 //! gets to it: programs of an image are as it has them, those that become another user among them.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::copied;
 use super::remote::Layers;
 use crate::exit::Failure;
+use crate::images::part::Part;
 
 /// What is looked into, all of it text.
 pub const FILES: [&str; 2] = ["etc/passwd", "etc/group"];
@@ -19,6 +21,8 @@ pub const FILES: [&str; 2] = ["etc/passwd", "etc/group"];
 pub const MOST: u64 = 1 << 20;
 /// After the name of each image's directory. Those without it are of a thawd that left volumes out.
 const FORM: &str = ".volumes";
+/// What the name of one that is being made begins with.
+const MAKING: &str = ".making-";
 
 /// Where they are for each image.
 #[derive(Clone, Debug)]
@@ -27,13 +31,18 @@ pub struct LookedAt {
 }
 
 impl LookedAt {
-    /// Beside the snapshots, whose directory holds nothing else.
+    /// Beside the snapshots, whose directory holds nothing else. What a thawd that died was making is removed.
     pub fn beside(snapshots: &Path) -> LookedAt {
         let mut name = snapshots.file_name().unwrap_or_default().to_owned();
         name.push("-files");
-        LookedAt {
-            root: snapshots.with_file_name(name),
+        let root = snapshots.with_file_name(name);
+        let left = std::fs::read_dir(&root).into_iter().flatten().flatten();
+        for entry in left.filter(|entry| entry.file_name().as_bytes().starts_with(MAKING.as_bytes())) {
+            if let Err(e) = std::fs::remove_dir_all(entry.path()) {
+                tracing::warn!("cannot remove {}: {e}", entry.path().display());
+            }
         }
+        LookedAt { root }
     }
 
     fn of(&self, digest: &str) -> PathBuf {
@@ -53,19 +62,36 @@ impl LookedAt {
             }
         }
         let volumes = layers.volumes(digest).await?;
-        let made = place.clone();
+        self.make(volumes, files, place.clone()).await?;
+        Ok(place)
+    }
+
+    /// All of an image, at `place`, which is on the same file system; made where it is missing.
+    pub async fn whole(&self, layers: &dyn Layers, digest: &str, place: PathBuf) -> Result<PathBuf, Failure> {
+        if !place.is_dir() {
+            let whole = layers.whole(digest).await?;
+            self.make(whole, Vec::new(), place.clone()).await?;
+        }
+        Ok(place)
+    }
+
+    async fn make(
+        &self,
+        part: Part,
+        files: Vec<(&'static str, Vec<u8>)>,
+        place: PathBuf,
+    ) -> Result<(), Failure> {
         let root = self.root.clone();
         let runtime = tokio::runtime::Handle::current();
         crate::sandbox::blocking(move || {
-            let fail = |e: io::Error| Failure::system(format!("cannot make {}", made.display()), &e);
+            let fail = |e: io::Error| Failure::system(format!("cannot make {}", place.display()), &e);
             let draft = begin(&root).map_err(fail)?;
-            copied::copy(draft.path(), &volumes, &runtime)?;
+            copied::copy(draft.path(), &part, &runtime)?;
             add(draft.path(), &files).map_err(fail)?;
-            copied::finish(draft.path(), &volumes).map_err(fail)?;
-            end(draft, &made).map_err(fail)
+            copied::finish(draft.path(), &part).map_err(fail)?;
+            end(draft, &place).map_err(fail)
         })
-        .await?;
-        Ok(place)
+        .await
     }
 
     /// Nobody needs those of an image any more.
@@ -88,7 +114,7 @@ fn plain(digest: &str) -> String {
 fn begin(root: &Path) -> io::Result<tempfile::TempDir> {
     std::fs::create_dir_all(root)?;
     std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700))?;
-    tempfile::Builder::new().prefix(".making-").tempdir_in(root)
+    tempfile::Builder::new().prefix(MAKING).tempdir_in(root)
 }
 
 /// Adds those that are of no volume. An image that has one has directories above it, not links.

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use super::super::remote::Pulled;
 use super::*;
 use crate::exit::ExitCode;
-use crate::images::volumes::{Contents, Node, Nodes, Volumes, What};
+use crate::images::part::{Contents, Node, Nodes, Part, What};
 
 /// An image with a volume at /data.
 struct Fake {
@@ -44,11 +44,15 @@ impl Layers for Fake {
         Ok((path == "etc/passwd").then(|| b"root:x:0:0".to_vec()))
     }
 
-    async fn volumes(&self, _: &str) -> Result<Volumes, Failure> {
-        Ok(Volumes {
+    async fn volumes(&self, _: &str) -> Result<Part, Failure> {
+        Ok(Part {
             nodes: self.nodes.clone(),
             contents: Arc::new(Sevens),
         })
+    }
+
+    async fn whole(&self, digest: &str) -> Result<Part, Failure> {
+        self.volumes(digest).await
     }
 
     async fn bytes(&self, _: &str, _: usize) -> Result<u64, Failure> {
@@ -65,6 +69,8 @@ fn fake(nodes: &[(&str, u32, u64, What)]) -> Fake {
             uid: rustix::process::getuid().as_raw(),
             gid: rustix::process::getgid().as_raw(),
             changed: (1000, 5),
+            is_linked: matches!(what, What::File { .. }),
+            extended: Vec::new(),
         };
         (path.as_bytes().to_vec(), node)
     });
@@ -82,6 +88,7 @@ async fn volumes_are_there_as_the_image_has_them() {
         ("data", 0o2770, 1, What::Directory),
         ("data/in", 0o500, 2, What::Directory),
         ("data/in/program", 0o4755, 7, What::File { size }),
+        ("data/in/program-too", 0o4755, 7, What::File { size }),
         (
             "data/out",
             0o777,
@@ -103,6 +110,10 @@ async fn volumes_are_there_as_the_image_has_them() {
     assert_eq!(
         (program.mode() & 0o7777, program.len(), program.mtime()),
         (0o4755, size, 1000)
+    );
+    assert_eq!(
+        (of("data/in/program-too").ino(), program.nlink()),
+        (program.ino(), 2)
     );
     let bytes = std::fs::read(place.join("data/in/program")).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 7));

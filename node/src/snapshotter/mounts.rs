@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use thaw_protocol::snapshots::types::Mount;
 
 use super::record::{Files, Record, Stage};
+use super::remote::TARGET;
 use super::table::TableError;
 
 /// What the source of a mount that is an image in Thaw's store begins with; the image's manifest digest follows.
@@ -21,7 +22,7 @@ pub enum Lower {
     /// Nothing.
     Empty,
     /// Directories, the nearest first.
-    Directories(Vec<Record>),
+    Directories(Vec<PathBuf>),
     /// All of an image, by its manifest digest; where the files are that are looked at on the host.
     Image { digest: String, files: PathBuf },
 }
@@ -65,7 +66,7 @@ pub fn mounts(root: &Path, record: &Record, lower: Lower) -> Result<Vec<Mount>, 
         Lower::Directories(parents) => {
             let paths: Vec<String> = parents
                 .iter()
-                .map(|parent| parent.directory(root).join("fs").display().to_string())
+                .map(|parent| parent.display().to_string())
                 .collect();
             match (&paths[..], is_active) {
                 ([only], false) => bind(only.clone(), mode),
@@ -83,33 +84,40 @@ pub fn mounts(root: &Path, record: &Record, lower: Lower) -> Result<Vec<Mount>, 
     Ok(vec![mount])
 }
 
-/// What a snapshot's chain is made of; `below` is the nearest first. An image's layers and directories do not mix.
-pub fn lower(record: &Record, below: Vec<Record>) -> Result<Base, TableError> {
-    let mixed = |problem: &str| TableError::Precondition {
-        name: record.name.clone(),
-        problem: problem.into(),
-    };
-    let Some(first) = below.first() else {
-        return Ok(Base::Empty);
-    };
-    match first.files.clone() {
-        Files::Image { digest, layer } => Ok(Base::Layers {
-            digest,
-            count: layer + 1,
-        }),
-        Files::Directory if below.iter().all(|it| it.files == Files::Directory) => {
-            Ok(Base::Directories(below))
-        }
-        Files::Directory => Err(mixed(
-            "it stands on a directory that stands on layers in the image store; pull its image again through this snapshotter",
-        )),
+/// What a snapshot's chain is made of; `below` is the nearest first. What is below a layer of an image is in the image too. Who
+/// unpacks a layer wants to find in directories what it is unpacked onto.
+pub fn base(record: &Record, below: Vec<Record>) -> Base {
+    let is_unpacked = record.labels.contains_key(TARGET);
+    let mut above = Vec::new();
+    for record in below {
+        let Files::Image { digest, layer } = record.files.clone() else {
+            above.push(record);
+            continue;
+        };
+        let (digest, count) = (digest, layer + 1);
+        return match above.is_empty() && !is_unpacked {
+            true => Base::Layers { digest, count },
+            false => Base::Directories {
+                above,
+                onto: Some((record, digest, count)),
+            },
+        };
+    }
+    match above.is_empty() {
+        true => Base::Empty,
+        false => Base::Directories { above, onto: None },
     }
 }
 
 /// A chain, before an image is had for it.
 pub enum Base {
     Empty,
-    Directories(Vec<Record>),
+    /// Directories, and the layer of an image they are unpacked onto: its record, and that it is the highest of the lowest so many of
+    /// the image.
+    Directories {
+        above: Vec<Record>,
+        onto: Option<(Record, String, usize)>,
+    },
     /// The lowest `count` layers of an image.
     Layers {
         digest: String,
@@ -147,12 +155,7 @@ mod tests {
     fn directories_are_mounted_as_overlayfs_snapshots_are() {
         let root = Path::new("/s");
         let active = record("top", Stage::Active, Files::Directory);
-        let parents = || {
-            vec![
-                record("b", Stage::Committed, Files::Directory),
-                record("a", Stage::Committed, Files::Directory),
-            ]
-        };
+        let parents = || vec![PathBuf::from("/s/b/fs"), PathBuf::from("/s/a/fs")];
         let of = |record: &Record, lower| mounts(root, record, lower).unwrap().remove(0);
         let one = of(&active, Lower::Empty);
         assert_eq!((one.r#type.as_str(), one.source.as_str()), ("bind", "/s/top/fs"));
@@ -172,7 +175,8 @@ mod tests {
         assert_eq!(three.options, ["lowerdir=/s/b/fs:/s/a/fs"]);
         let four = of(&view, Lower::Directories(parents()[..1].to_vec()));
         assert_eq!((four.source.as_str(), &four.options[0][..]), ("/s/b/fs", "ro"));
-        assert!(mounts(root, &parents()[0], Lower::Empty).is_err());
+        let committed = record("c", Stage::Committed, Files::Directory);
+        assert!(mounts(root, &committed, Lower::Empty).is_err());
     }
 
     #[test]
@@ -195,22 +199,45 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_one_thing_or_refused() {
+    fn a_chain_is_directories_an_image_or_directories_on_one() {
         let layer = |n: usize| {
             let files = Files::Image {
                 digest: "sha256:ab".into(),
                 layer: n,
             };
-            record("i", Stage::Committed, files)
+            record(&format!("layer{n}"), Stage::Committed, files)
         };
-        let directory = || record("d", Stage::Committed, Files::Directory);
+        let directory = |id: &str| record(id, Stage::Committed, Files::Directory);
         let top = record("top", Stage::Active, Files::Directory);
         assert!(matches!(
-            lower(&top, vec![layer(1), layer(0)]),
-            Ok(Base::Layers { count: 2, .. })
+            base(&top, vec![layer(1), layer(0)]),
+            Base::Layers { count: 2, .. }
         ));
-        assert!(matches!(lower(&top, vec![directory()]), Ok(Base::Directories(_))));
-        assert!(matches!(lower(&top, vec![]), Ok(Base::Empty)));
-        assert!(lower(&top, vec![directory(), layer(0)]).is_err());
+        assert!(matches!(base(&top, vec![]), Base::Empty));
+        let Base::Directories { above, onto: None } = base(&top, vec![directory("d")]) else {
+            panic!();
+        };
+        assert_eq!(above, [directory("d")]);
+        let on_image = base(&top, vec![directory("e"), directory("d"), layer(1), layer(0)]);
+        let Base::Directories {
+            above,
+            onto: Some((onto, digest, 2)),
+        } = on_image
+        else {
+            panic!();
+        };
+        assert_eq!((above.len(), onto, digest.as_str()), (2, layer(1), "sha256:ab"));
+        // Unpacked onto the image itself.
+        let unpacked = Record {
+            labels: [(TARGET.to_owned(), "sha256:t".to_owned())].into(),
+            ..top
+        };
+        assert!(matches!(
+            base(&unpacked, vec![layer(0)]),
+            Base::Directories {
+                onto: Some((_, _, 1)),
+                ..
+            }
+        ));
     }
 }

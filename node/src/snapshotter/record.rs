@@ -3,6 +3,8 @@
 //! ```text
 //! snapshots/ID/record.json     written beside and renamed: whole, or not there
 //! snapshots/ID/fs, work        directories of a snapshot that is written to by containerd, or by a container
+//! snapshots/ID/whole           of a layer in the image store: its files and those of the layers below, where containerd has unpacked
+//!                              others onto it
 //! ```
 
 use std::collections::BTreeMap;

@@ -5,7 +5,6 @@
 //! the snapshot exists already, the layer is never fetched. So the first layer's labels have the store pull the image (lazily,
 //! where it can be), and every layer is answered so.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -14,7 +13,7 @@ use thaw_rootfs::progress::Silent;
 use thaw_rootfs::store::Lease;
 
 use crate::exit::{ExitCode, Failure};
-use crate::images::volumes::Volumes;
+use crate::images::part::Part;
 use crate::images::{Images, Pull};
 
 /// The chain ID of the snapshot that is wanted (containerd `pkg/snapshotters`, `core/snapshots`).
@@ -35,15 +34,24 @@ pub struct Wanted {
 
 impl Wanted {
     /// What the labels ask for; nothing where they name no image.
-    pub fn from_labels(labels: &HashMap<String, String>) -> Option<Wanted> {
-        let target = labels.get(TARGET)?.clone();
-        let reference = labels.get(IMAGE)?;
-        let reference = match labels.get(MANIFEST) {
+    pub fn from_labels<'a>(label: impl Fn(&str) -> Option<&'a String>) -> Option<Wanted> {
+        let target = label(TARGET)?.clone();
+        let reference = label(IMAGE)?;
+        let reference = match label(MANIFEST) {
             Some(manifest) if !reference.contains('@') => format!("{reference}@{manifest}"),
             _ => reference.clone(),
         };
         Some(Wanted { target, reference })
     }
+}
+
+/// Whether containerd may have what the store could not get: it has the login of a pod's `imagePullSecrets`, and mirrors, proxies
+/// and authorities of its own. Some registries say of what one may not see that it is not there.
+pub fn is_kept_from_us(failure: &Failure) -> bool {
+    matches!(
+        failure.code,
+        ExitCode::RegistryDenied | ExitCode::ImageNotFound | ExitCode::RegistryUnreachable
+    )
 }
 
 /// An image in the store, as far as a snapshotter needs to know it.
@@ -104,7 +112,10 @@ pub trait Layers: Send + Sync + 'static {
     async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure>;
 
     /// What an image has where its config declares volumes.
-    async fn volumes(&self, digest: &str) -> Result<Volumes, Failure>;
+    async fn volumes(&self, digest: &str) -> Result<Part, Failure>;
+
+    /// All of an image.
+    async fn whole(&self, digest: &str) -> Result<Part, Failure>;
 
     /// Bytes of a layer that are on this host.
     async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure>;
@@ -132,9 +143,14 @@ impl Layers for Images {
         self.read_file(&image, path, super::looked_at::MOST).await
     }
 
-    async fn volumes(&self, digest: &str) -> Result<Volumes, Failure> {
+    async fn volumes(&self, digest: &str) -> Result<Part, Failure> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         Images::volumes(self, &image).await
+    }
+
+    async fn whole(&self, digest: &str) -> Result<Part, Failure> {
+        let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
+        Images::whole(self, &image).await
     }
 
     async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure> {
@@ -170,31 +186,27 @@ fn pulled(image: &thaw_rootfs::store::Image) -> Result<Pulled, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     #[test]
     fn labels_name_an_image_and_pin_it() {
-        let labels = |pairs: &[(&str, &str)]| -> HashMap<String, String> {
-            pairs
-                .iter()
-                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-                .collect()
+        let wanted = |pairs: &[(&str, &str)]| {
+            let labels: HashMap<_, _> = pairs.iter().map(|(k, v)| (*k, (*v).to_owned())).collect();
+            Wanted::from_labels(|name| labels.get(name))
         };
         let all = [(TARGET, "sha256:t"), (IMAGE, "reg/a:1"), (MANIFEST, "sha256:m")];
-        let wanted = Wanted::from_labels(&labels(&all)).unwrap();
-        assert_eq!(wanted.reference, "reg/a:1@sha256:m");
+        assert_eq!(wanted(&all).unwrap().reference, "reg/a:1@sha256:m");
         let pinned = [
             (TARGET, "sha256:t"),
             (IMAGE, "reg/a@sha256:x"),
             (MANIFEST, "sha256:m"),
         ];
-        assert_eq!(
-            Wanted::from_labels(&labels(&pinned)).unwrap().reference,
-            "reg/a@sha256:x"
-        );
+        assert_eq!(wanted(&pinned).unwrap().reference, "reg/a@sha256:x");
         // Without an image there is nothing to pull: containerd unpacks by itself.
-        assert_eq!(Wanted::from_labels(&labels(&all[..1])), None);
-        assert_eq!(Wanted::from_labels(&labels(&all[1..])), None);
+        assert_eq!(wanted(&all[..1]), None);
+        assert_eq!(wanted(&all[1..]), None);
     }
 
     #[test]

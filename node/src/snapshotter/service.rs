@@ -2,7 +2,7 @@
 //!
 //! The table is locked only to look up or change a snapshot, on a thread that may wait for the disk; never over a pull.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,9 +21,9 @@ use crate::exit::{ExitCode, Failure};
 
 use super::filter::Filter;
 use super::looked_at::LookedAt;
-use super::mounts::{Base, Lower, lower, mounts};
+use super::mounts::{Base, Lower, base, mounts};
 use super::record::{Files, Record, Stage};
-use super::remote::{Layers, Wanted};
+use super::remote::{Layers, Pulled, Wanted, is_kept_from_us};
 use super::table::{New, Table, TableError};
 
 /// Snapshots told of in one message of a list.
@@ -114,38 +114,54 @@ impl Snapshotter {
         }
     }
 
-    /// Has the store get the layer, and makes its snapshot. What containerd wants to hear is that it exists already.
-    async fn remote(&self, wanted: Wanted, parent: String, labels: BTreeMap<String, String>) -> Status {
-        match self.commit_layer(&wanted, parent, labels).await {
-            Ok(()) => Status::already_exists(format!(
-                "snapshot {:?} is a layer in the image store",
-                wanted.target
-            )),
-            Err(status) => status,
+    /// Has the store get the layer, and makes its snapshot: then containerd is to hear that it exists already. It is not made where
+    /// containerd must get the layer itself.
+    async fn remote(
+        &self,
+        wanted: &Wanted,
+        parent: &str,
+        labels: &HashMap<String, String>,
+    ) -> Result<Made, Status> {
+        let name = parent.to_owned();
+        let below = self
+            .table(move |table| Ok(table.get(&name).ok().cloned()))
+            .await?;
+        let below = below.as_ref();
+        if below.is_some_and(|below| is_unpacked_of(below, wanted)) {
+            return Ok(Made::No);
+        }
+        match self.layers.pull(&wanted.reference).await {
+            Ok(image) => self.commit_layer(image, wanted, parent, labels).await,
+            Err(failure) if !is_kept_from_us(&failure) => Err(refused(failure)),
+            Err(failure) => {
+                let reference = &wanted.reference;
+                tracing::warn!("{reference} is pulled whole, by containerd: {}", failure.what);
+                Ok(Made::No)
+            }
         }
     }
 
     async fn commit_layer(
         &self,
+        image: Pulled,
         wanted: &Wanted,
-        parent: String,
-        labels: BTreeMap<String, String>,
-    ) -> Result<(), Status> {
-        let image = self.layers.pull(&wanted.reference).await.map_err(refused)?;
+        parent: &str,
+        labels: &HashMap<String, String>,
+    ) -> Result<Made, Status> {
         let layer = image.layer(&wanted.target).map_err(refused)?;
         let digest = image.digest.to_string();
         self.keep(&digest, image.lease);
         let new = New {
             name: wanted.target.clone(),
-            parent,
+            parent: parent.to_owned(),
             stage: Stage::Committed,
             files: Files::Image { digest, layer },
-            labels,
+            labels: labels.clone().into_iter().collect(),
         };
         match self.table(move |table| table.insert(new).map(drop)).await {
             // Another pull of the same layer was faster.
-            Err(status) if status.code() == tonic::Code::AlreadyExists => Ok(()),
-            result => result,
+            Err(status) if status.code() == tonic::Code::AlreadyExists => Ok(Made::Yes),
+            result => result.map(|()| Made::Yes),
         }
     }
 
@@ -176,27 +192,50 @@ impl Snapshotter {
             .table(move |table| {
                 let record = table.get(&key)?.clone();
                 let below = table.below(&record)?;
-                let base = lower(&record, below)?;
+                let base = base(&record, below);
                 Ok((record, base))
             })
             .await?;
+        let layers = self.layers.as_ref();
         let lower = match base {
             Base::Empty => Lower::Empty,
-            Base::Directories(below) => Lower::Directories(below),
+            Base::Directories { above, onto } => {
+                let files = |record: &Record| record.directory(&self.root).join("fs");
+                let mut directories: Vec<PathBuf> = above.iter().map(files).collect();
+                if let Some((layer, digest, count)) = onto {
+                    // It stays in the store while it is copied.
+                    let image = layers.lowest(&digest, count).await.map_err(refused)?;
+                    let (digest, place) = (
+                        image.digest.to_string(),
+                        layer.directory(&self.root).join("whole"),
+                    );
+                    let whole = self.looked_at.whole(layers, &digest, place).await;
+                    directories.push(whole.map_err(refused)?);
+                }
+                Lower::Directories(directories)
+            }
             Base::Layers { digest, count } => {
-                let image = self.layers.lowest(&digest, count).await.map_err(refused)?;
+                let image = layers.lowest(&digest, count).await.map_err(refused)?;
                 let digest = image.digest.to_string();
                 self.keep(&digest, image.lease);
-                let files = self
-                    .looked_at
-                    .get(self.layers.as_ref(), &digest)
-                    .await
-                    .map_err(refused)?;
+                let files = self.looked_at.get(layers, &digest).await.map_err(refused)?;
                 Lower::Image { digest, files }
             }
         };
         Ok(mounts(&self.root, &record, lower)?)
     }
+}
+
+/// Whether a layer's snapshot was made.
+enum Made {
+    Yes,
+    No,
+}
+
+/// Whether containerd unpacked it for the same image: then it does so with the next layer, unasked.
+fn is_unpacked_of(below: &Record, wanted: &Wanted) -> bool {
+    let of = Wanted::from_labels(|name| below.labels.get(name));
+    below.files == Files::Directory && of.is_some_and(|of| of.reference == wanted.reference)
 }
 
 fn image_of(record: &Record) -> Option<String> {
@@ -238,8 +277,13 @@ impl Snapshots for Snapshotter {
         let PrepareSnapshotRequest {
             key, parent, labels, ..
         } = request.into_inner();
-        if let Some(wanted) = Wanted::from_labels(&labels) {
-            return Err(self.remote(wanted, parent, labels.into_iter().collect()).await);
+        if let Some(wanted) = Wanted::from_labels(|name| labels.get(name))
+            && let Made::Yes = self.remote(&wanted, &parent, &labels).await?
+        {
+            let name = wanted.target;
+            return Err(Status::already_exists(format!(
+                "snapshot {name:?} is a layer in the image store"
+            )));
         }
         let mounts = self.make(key, parent, Stage::Active, labels).await?;
         Ok(Response::new(PrepareSnapshotResponse { mounts }))

@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use async_trait::async_trait;
 use thaw_protocol::snapshots::Kind;
 use thaw_rootfs::Digest;
@@ -5,12 +7,15 @@ use tonic::Code;
 
 use super::super::remote::{Pulled, TARGET};
 use super::*;
-use crate::images::volumes::Volumes;
+use crate::images::part::{Node, Part, What};
 
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 
-/// One image of three layers.
-struct Fake;
+/// One image of three layers, and one its registry refuses; others it does not tell of.
+#[derive(Default)]
+struct Fake {
+    pulls: AtomicUsize,
+}
 
 fn diff_ids() -> Vec<Digest> {
     [&b"a"[..], b"b", b"c"].map(Digest::of).to_vec()
@@ -26,9 +31,11 @@ fn chain() -> Vec<String> {
 #[async_trait]
 impl Layers for Fake {
     async fn pull(&self, reference: &str) -> Result<Pulled, Failure> {
+        self.pulls.fetch_add(1, Ordering::Relaxed);
         match reference {
             "registry/image:1" => self.stored("sha256:whole").await,
-            _ => Err(Failure::new(ExitCode::RegistryUnreachable, "nobody answers")),
+            "registry/private:1" => Err(Failure::new(ExitCode::RegistryDenied, "401")),
+            _ => Err(Failure::new(ExitCode::RegistryFailed, "503")),
         }
     }
 
@@ -48,8 +55,27 @@ impl Layers for Fake {
         Ok((path == "etc/passwd").then(|| b"root:x:0:0".to_vec()))
     }
 
-    async fn volumes(&self, _: &str) -> Result<Volumes, Failure> {
-        Ok(Volumes::none())
+    async fn volumes(&self, _: &str) -> Result<Part, Failure> {
+        Ok(Part::none())
+    }
+
+    async fn whole(&self, digest: &str) -> Result<Part, Failure> {
+        let node = Node {
+            what: What::Link {
+                target: digest.as_bytes().to_vec(),
+            },
+            number: 7,
+            mode: 0o777,
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            changed: (0, 0),
+            is_linked: false,
+            extended: Vec::new(),
+        };
+        Ok(Part {
+            nodes: [(b"image".to_vec(), node)].into(),
+            ..Part::none()
+        })
     }
 
     async fn bytes(&self, _: &str, layer: usize) -> Result<u64, Failure> {
@@ -58,7 +84,7 @@ impl Layers for Fake {
 }
 
 async fn open(root: &Path) -> Snapshotter {
-    Snapshotter::open(Arc::new(Fake), &root.join("snapshots"))
+    Snapshotter::open(Arc::new(Fake::default()), &root.join("snapshots"))
         .await
         .unwrap()
 }
@@ -80,6 +106,19 @@ async fn prepare(
         labels,
     };
     Ok(service.prepare(Request::new(request)).await?.into_inner().mounts)
+}
+
+async fn commit(service: &Snapshotter, key: &str, name: &str, labels: &[(&str, &str)]) {
+    let request = CommitSnapshotRequest {
+        snapshotter: "thaw".into(),
+        name: name.into(),
+        key: key.into(),
+        labels: labels
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect(),
+    };
+    service.commit(Request::new(request)).await.unwrap();
 }
 
 async fn stat(service: &Snapshotter, key: &str) -> Result<Info, Status> {
@@ -178,13 +217,7 @@ async fn without_an_image_it_is_an_ordinary_snapshotter() {
     };
     let used = service.usage(Request::new(request)).await.unwrap().into_inner();
     assert!(used.size >= 9000 && used.inodes == 2, "{used:?}");
-    let request = CommitSnapshotRequest {
-        snapshotter: "thaw".into(),
-        name: "layer".into(),
-        key: "extract".into(),
-        labels: [(TARGET.to_owned(), "sha256:x".to_owned())].into(),
-    };
-    service.commit(Request::new(request)).await.unwrap();
+    commit(&service, "extract", "layer", &[(TARGET, "sha256:x")]).await;
     assert_eq!(
         stat(&service, "extract").await.unwrap_err().code(),
         Code::NotFound
@@ -194,6 +227,80 @@ async fn without_an_image_it_is_an_ordinary_snapshotter() {
         .unwrap()
         .remove(0);
     assert_eq!(mount.r#type, "overlay");
+}
+
+#[tokio::test]
+async fn what_a_registry_keeps_from_the_store_containerd_unpacks() {
+    let (root, layers) = (tempfile::tempdir().unwrap(), Arc::new(Fake::default()));
+    let service = Snapshotter::open(layers.clone(), &root.path().join("snapshots"))
+        .await
+        .unwrap();
+    let mut parent = String::new();
+    for target in chain() {
+        let labels = [(TARGET, target.as_str()), (IMAGE, "registry/private:1")];
+        let mount = prepare(&service, "extract", &parent, &labels)
+            .await
+            .unwrap()
+            .remove(0);
+        let into = mount.options.iter().find_map(|o| o.strip_prefix("upperdir="));
+        let into = Path::new(into.unwrap_or(&mount.source));
+        std::fs::write(into.join("of-this-layer"), &target).unwrap();
+        commit(&service, "extract", &target, &labels).await;
+        parent = target;
+    }
+    let asked = layers.pulls.load(Ordering::Relaxed);
+    assert_eq!(asked, 1, "not again for each layer");
+    let mount = prepare(&service, "container", &parent, &[])
+        .await
+        .unwrap()
+        .remove(0);
+    assert_eq!((&mount.r#type[..], &mount.source[..]), ("overlay", "overlay"));
+    let lower = mount.options.iter().find_map(|o| o.strip_prefix("lowerdir="));
+    let nearest_first: Vec<String> = lower
+        .unwrap()
+        .split(':')
+        .map(|directory| std::fs::read_to_string(Path::new(directory).join("of-this-layer")).unwrap())
+        .collect();
+    assert_eq!(nearest_first, chain().into_iter().rev().collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn containerd_unpacks_onto_layers_of_the_store_as_they_are() {
+    let root = tempfile::tempdir().unwrap();
+    let service = open(root.path()).await;
+    let [lowest, below, target] = &chain()[..] else {
+        panic!()
+    };
+    for (target, parent) in [(lowest, ""), (below, lowest)] {
+        let known = [(TARGET, target.as_str()), (IMAGE, "registry/image:1")];
+        prepare(&service, "extract", parent, &known).await.unwrap_err();
+    }
+    let kept = [(TARGET, target.as_str()), (IMAGE, "registry/private:1")];
+    let mount = prepare(&service, "extract", below, &kept)
+        .await
+        .unwrap()
+        .remove(0);
+    assert_eq!((&mount.r#type[..], &mount.source[..]), ("overlay", "overlay"));
+    let lower = mount.options.iter().find_map(|o| o.strip_prefix("lowerdir="));
+    let whole = Path::new(lower.unwrap());
+    let both = Digest::of(format!("{}/2", Digest::of(b"sha256:whole")).as_bytes());
+    let said = std::fs::read_link(whole.join("image")).unwrap();
+    assert_eq!(said, Path::new(&both.to_string()));
+    commit(&service, "extract", target, &kept).await;
+    let mount = prepare(&service, "container", target, &[])
+        .await
+        .unwrap()
+        .remove(0);
+    let lower = mount.options.iter().find_map(|o| o.strip_prefix("lowerdir="));
+    let (nearest, farthest) = lower.unwrap().split_once(':').unwrap();
+    assert!(
+        nearest.ends_with("/fs") && Path::new(farthest) == whole,
+        "{lower:?}"
+    );
+    for key in ["container", target, below, lowest] {
+        remove(&service, key).await.unwrap();
+    }
+    assert!(!whole.exists(), "it goes with its layer");
 }
 
 #[tokio::test]

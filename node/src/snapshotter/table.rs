@@ -4,6 +4,8 @@
 //! directory without a record is a leftover, and is removed when the table is opened.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -46,6 +48,8 @@ impl Table {
             error,
         };
         std::fs::create_dir_all(root).map_err(io)?;
+        // Programs of images are there as they have them, those that become another user among them.
+        std::fs::set_permissions(root, Permissions::from_mode(0o700)).map_err(io)?;
         let mut by_name = BTreeMap::new();
         for entry in std::fs::read_dir(root).map_err(io)? {
             let path = entry.map_err(io)?.path();

@@ -173,9 +173,14 @@ impl Containerd {
 
     /// Pulls as the kubelet does. Returns the image's ID.
     pub fn pull(&self, image: &str) -> Result<String, tonic::Status> {
+        self.pull_as(image, None)
+    }
+
+    /// The same, with what a pod's secret says.
+    pub fn pull_as(&self, image: &str, auth: Option<cri::AuthConfig>) -> Result<String, tonic::Status> {
         let image = Some(cri::ImageSpec { image: image.into() });
-        let pulled: cri::PullImageResponse =
-            self.cri("ImageService", "PullImage", cri::PullImageRequest { image })?;
+        let request = cri::PullImageRequest { image, auth };
+        let pulled: cri::PullImageResponse = self.cri("ImageService", "PullImage", request)?;
         Ok(pulled.image_ref)
     }
 }

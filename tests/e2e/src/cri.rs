@@ -9,9 +9,19 @@ pub struct ImageSpec {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+pub struct AuthConfig {
+    #[prost(string, tag = "1")]
+    pub username: String,
+    #[prost(string, tag = "2")]
+    pub password: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub struct PullImageRequest {
     #[prost(message, optional, tag = "1")]
     pub image: Option<ImageSpec>,
+    #[prost(message, optional, tag = "2")]
+    pub auth: Option<AuthConfig>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -83,6 +93,27 @@ pub struct LinuxPodSandboxConfig {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+pub struct DnsConfig {
+    #[prost(string, repeated, tag = "1")]
+    pub servers: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub searches: Vec<String>,
+    #[prost(string, repeated, tag = "3")]
+    pub options: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PortMapping {
+    /// 0 TCP, 1 UDP, 2 SCTP.
+    #[prost(int32, tag = "1")]
+    pub protocol: i32,
+    #[prost(int32, tag = "2")]
+    pub container_port: i32,
+    #[prost(int32, tag = "3")]
+    pub host_port: i32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub struct PodSandboxConfig {
     #[prost(message, optional, tag = "1")]
     pub metadata: Option<PodSandboxMetadata>,
@@ -90,6 +121,10 @@ pub struct PodSandboxConfig {
     pub hostname: String,
     #[prost(string, tag = "3")]
     pub log_directory: String,
+    #[prost(message, optional, tag = "4")]
+    pub dns_config: Option<DnsConfig>,
+    #[prost(message, repeated, tag = "5")]
+    pub port_mappings: Vec<PortMapping>,
     #[prost(map = "string, string", tag = "6")]
     pub labels: HashMap<String, String>,
     #[prost(message, optional, tag = "8")]

@@ -1,6 +1,6 @@
 //! A node as Kubernetes has them: thawd, containerd with Thaw's snapshotter and runtime, and one image; pods by CRI.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -40,8 +40,17 @@ impl Node {
 
     /// One with a test image that is still in its registry.
     pub fn unpulled(image: &str, networks: impl FnOnce(&Home) -> Networks) -> Node {
+        Node::of_registry(image, |state| Upstream::test_images(state, None), networks)
+    }
+
+    /// The same, of a registry of its own.
+    pub fn of_registry(
+        image: &str,
+        registry: impl FnOnce(&Path) -> Upstream,
+        networks: impl FnOnce(&Home) -> Networks,
+    ) -> Node {
         let home = Home::new();
-        let upstream = Upstream::test_images(&home.scratch("registry"), None);
+        let upstream = registry(&home.scratch("registry"));
         let thawd = thawd(&home);
         let image = format!("{}/{image}:latest", upstream.host);
         let networks = networks(&home);

@@ -20,6 +20,13 @@ impl Upstream {
         Upstream::start(state, &mut command)
     }
 
+    /// Serves the test images, to `guest` by the password `opens-it`.
+    pub fn private(state: &Path) -> Upstream {
+        let mut command = tool(state, "start");
+        command.env("THAW_REGISTRY_PRIVATE", "yes");
+        Upstream::start(state, &mut command)
+    }
+
     /// Empty; takes what is pushed.
     pub fn empty(state: &Path) -> Upstream {
         let mut command = tool(state, "start");

@@ -18,6 +18,8 @@ const PLUGINS: &str = "/usr/lib/cni";
 const BRIDGE: &str = "thaw-e2e-br";
 const HOST4: &str = "10.91.0.1";
 const HOST6: &str = "fd91::1";
+/// The host's, which leads to a pod's.
+const HOST_PORT: u16 = 18080;
 /// What a pod answers to whoever connects: its name, in a file of its server's.
 const SERVER: &str =
     "mkdir /tmp/s; cd /tmp/s; hostname > who; exec python3 -m http.server --bind :: 8080 >/dev/null 2>&1";
@@ -48,7 +50,11 @@ struct Serving<'a> {
 
 impl Serving<'_> {
     fn new<'a>(node: &'a Node, name: &str) -> Serving<'a> {
-        let pod = node.pod(name);
+        Serving::with(node, name, |_| ())
+    }
+
+    fn with<'a>(node: &'a Node, name: &str, change: impl FnOnce(&mut cri::PodSandboxConfig)) -> Serving<'a> {
+        let pod = node.pod_with(name, change).unwrap();
         let container = pod.container("server", SERVER);
         let status: cri::PodSandboxStatusResponse = node.call(
             "PodSandboxStatus",
@@ -102,10 +108,22 @@ fn pods_on_a_bridge_reach_it_the_host_and_one_another_and_are_reached() {
         format!(
             r#"{{"cniVersion":"0.4.0","name":"e2e","plugins":[{{"type":"bridge","bridge":"{BRIDGE}","isGateway":true,"mtu":1400,
             "ipam":{{"type":"host-local","dataDir":{state:?},"ranges":[[{{"subnet":"10.91.0.0/24"}}],[{{"subnet":"fd91::/64"}}]],
-            "routes":[{{"dst":"0.0.0.0/0"}},{{"dst":"::/0"}}]}}}}]}}"#
+            "routes":[{{"dst":"0.0.0.0/0"}},{{"dst":"::/0"}}]}}}},{{"type":"portmap","capabilities":{{"portMappings":true}}}}]}}"#
         )
     });
-    let (one, other) = (Serving::new(&node, "one"), Serving::new(&node, "other"));
+    let one = Serving::with(&node, "one", |config| {
+        config.port_mappings = vec![cri::PortMapping {
+            protocol: 0,
+            container_port: 8080,
+            host_port: HOST_PORT.into(),
+        }];
+        config.dns_config = Some(cri::DnsConfig {
+            servers: vec!["10.91.0.53".into()],
+            searches: vec!["a.example".into(), "b.example".into()],
+            options: vec!["ndots:3".into()],
+        });
+    });
+    let other = Serving::new(&node, "other");
     assert_eq!(one.addresses.len(), 2, "{:?}", one.addresses);
     for address in &one.addresses {
         let address = SocketAddr::new(*address, 8080);
@@ -113,6 +131,16 @@ fn pods_on_a_bridge_reach_it_the_host_and_one_another_and_are_reached() {
         assert_eq!(fetch(address), "one\n");
         assert_eq!(other.fetch(address), "one\n", "{address}");
     }
+    // A port of the host's is the pod's: by any address of the host, from there and from the other pod.
+    for host in ["127.0.0.1", HOST4] {
+        assert_eq!(fetch(SocketAddr::new(host.parse().unwrap(), HOST_PORT)), "one\n");
+    }
+    let through = SocketAddr::new(HOST4.parse().unwrap(), HOST_PORT);
+    assert_eq!(other.fetch(through), "one\n");
+    assert_eq!(
+        node.said(&one.container, "cat /etc/resolv.conf"),
+        "search a.example b.example\nnameserver 10.91.0.53\noptions ndots:3\n"
+    );
     // The host's end is the gateway: what connects there is the pod itself, translated by nobody.
     for (host, own) in [HOST4, HOST6].into_iter().zip(&one.addresses) {
         let listener = TcpListener::bind((host, 0)).unwrap();

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use thaw_e2e::containerd::Networks;
 use thaw_e2e::cri;
 use thaw_e2e::node::{Node, PATIENCE, Pod, shims, until, until_within};
+use thaw_e2e::upstream::Upstream;
 use thaw_e2e::websocket::WebSocket;
 
 const MIB: i64 = 1 << 20;
@@ -432,6 +433,42 @@ fn a_volume_its_image_declares_has_what_the_image_has_there() {
         pod.whole_log("a", &container),
         "1000\n1000:1001 750\n1000:1001 640\nof the image\nnew\n"
     );
+    pod.remove();
+    node.is_empty_soon();
+}
+
+#[test]
+#[ignore = "long"]
+fn images_that_only_a_pods_secret_opens_are_pulled_whole_and_run() {
+    let node = Node::of_registry("entrypoint", Upstream::private, Networks::nothing);
+    // The lowest layer of two of them is in the store already.
+    let public = Upstream::test_images(&node.home.scratch("public"), None);
+    node.containerd
+        .pull(&format!("{}/busybox:latest", public.host))
+        .unwrap();
+    assert!(node.containerd.pull(&node.image).is_err());
+    let secret = cri::AuthConfig {
+        username: "guest".into(),
+        password: "opens-it".into(),
+    };
+    let of = |name: &str| node.image.replace("entrypoint", name);
+    for name in ["entrypoint", "whiteouts", "uncompressed"] {
+        node.containerd.pull_as(&of(name), Some(secret.clone())).unwrap();
+    }
+    let pod = node.pod("private");
+    let said = |name: &str, script: &str| {
+        let container = pod.container_with(name, script, |config, _| {
+            config.image = Some(cri::ImageSpec { image: of(name) });
+        });
+        pod.whole_log(name, &container)
+    };
+    let written = "echo new >/data/new; cat /data/kept /data/new";
+    assert_eq!(said("entrypoint", written), "of the image\nnew\n");
+    // The image says what must be left of its /w after its three layers.
+    let left = "cd /w && find . -type f | sed 's|^./||' | sort | while read f; do echo $f $(cat $f); done >/tmp/left; \
+                cmp /tmp/left /expected && echo as expected";
+    assert_eq!(said("whiteouts", left), "as expected\n");
+    assert_eq!(said("uncompressed", "echo ran"), "ran\n");
     pod.remove();
     node.is_empty_soon();
 }

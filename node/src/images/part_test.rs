@@ -1,5 +1,5 @@
 use thaw_rootfs::erofs::write;
-use thaw_rootfs::tree::{Attributes, Inode as TreeInode, Kind, Tree};
+use thaw_rootfs::tree::{Attributes, Inode as TreeInode, Kind, Tree, Xattr};
 
 use super::*;
 
@@ -54,7 +54,7 @@ fn empty() -> Kind {
 
 fn found(reader: &Reader<Vec<u8>>, volumes: &[&str]) -> Vec<String> {
     let volumes: Vec<String> = volumes.iter().map(|path| (*path).to_owned()).collect();
-    let nodes = walk(reader, &volumes, BOUND).unwrap();
+    let nodes = walk(reader, &volumes, VOLUMES).unwrap();
     nodes
         .keys()
         .map(|path| String::from_utf8(path.clone()).unwrap())
@@ -96,7 +96,7 @@ fn a_volume_is_had_with_what_is_above_it_and_links_are_followed_in_the_image() {
     // CRI goes by the link too.
     assert_eq!(found(&reader, &["data"])[0], "data");
     assert_eq!(found(&reader, &["data"])[1..], below);
-    let nodes = walk(&reader, &["/var/lib/data".to_owned()], BOUND).unwrap();
+    let nodes = walk(&reader, &["/var/lib/data".to_owned()], VOLUMES).unwrap();
     let of = |path: &str| nodes[path.as_bytes()].clone();
     assert_eq!(
         (
@@ -113,7 +113,7 @@ fn a_volume_is_had_with_what_is_above_it_and_links_are_followed_in_the_image() {
             target: b"/etc/shadow".to_vec()
         }
     );
-    let error = walk(&reader, &["/loop".to_owned()], BOUND).unwrap_err();
+    let error = walk(&reader, &["/loop".to_owned()], VOLUMES).unwrap_err();
     assert!(error.to_string().contains("links"), "{error}");
 }
 
@@ -129,12 +129,53 @@ fn more_than_the_bound_is_refused_by_the_volumes_name() {
         ("v/b", 0o644, empty()),
     ]);
     let refused = |entries, bytes| {
-        let bound = Bound { entries, bytes };
+        let bound = Bound {
+            entries,
+            bytes,
+            ..VOLUMES
+        };
         walk(&reader, &["/v".to_owned()], bound).map_err(|failure| failure.to_string())
     };
     assert_eq!(refused(3, 2 << 20).unwrap().len(), 3);
     for (entries, bytes, words) in [(2, 2 << 20, "2 entries"), (3, 1 << 20, "1 MiB")] {
         let said = refused(entries, bytes).unwrap_err();
-        assert!(said.contains("volume /v") && said.contains(words), "{said}");
+        assert!(said.contains("up to /v") && said.contains(words), "{said}");
     }
+}
+
+#[test]
+fn all_of_an_image_is_had_with_its_links_and_capabilities() {
+    let mut tree = Tree::new(attributes(0o755, 0));
+    let xattr = |name: &[u8]| Xattr {
+        name: name.to_vec(),
+        value: b"v".to_vec(),
+    };
+    tree.inodes.push(TreeInode {
+        attributes: Attributes {
+            xattrs: [
+                &b"security.capability"[..],
+                b"security.selinux",
+                b"trusted.overlay.opaque",
+                b"user.a",
+            ]
+            .map(xattr)
+            .into(),
+            ..attributes(0o755, 7)
+        },
+        kind: empty(),
+    });
+    let Kind::Directory { entries, .. } = &mut tree.inodes[0].kind else {
+        panic!();
+    };
+    entries.insert(b"one".as_slice().into(), 1);
+    entries.insert(b"other".as_slice().into(), 1);
+    let mut bytes = Vec::new();
+    write(&tree, &[], &mut bytes).unwrap();
+    let nodes = walk(&Reader::new(bytes).unwrap(), &["/".to_owned()], WHOLE).unwrap();
+    let [one, other] = [&b"one"[..], b"other"].map(|path| &nodes[path]);
+    assert_eq!((nodes.len(), one), (2, other));
+    assert!(one.is_linked);
+    // What a host gives a meaning, or an overlay, is not the image's to say.
+    let names: Vec<&[u8]> = one.extended.iter().map(|(name, _)| &name[..]).collect();
+    assert_eq!(names, [&b"security.capability"[..], b"user.a"]);
 }

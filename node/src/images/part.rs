@@ -1,4 +1,5 @@
-//! What an image has where its config declares volumes: the trees there, and the directories and links on the way to them.
+//! A part of an image that is copied on the host: what it has where its config declares volumes, with the directories and links on the
+//! way there; or all of it.
 //!
 //! Invariant: of every path the directory above it is told too, as a directory, and no path is told twice. The metadata is
 //! hostile: what is walked is bounded by [`Bound`], and no name is `.`, `..` or has a slash.
@@ -19,17 +20,27 @@ const MOST_LINKS: usize = 40;
 /// Bytes of a path.
 const MOST_PATH: usize = 4095;
 
-/// How much of an image may be in its volumes.
+/// How much of an image is copied.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     pub entries: usize,
     pub bytes: u64,
+    /// What helps where there is more.
+    pub remedy: &'static str,
 }
 
-/// What an image may have in its volumes, as they are copied on the host before a container is made.
-pub const BOUND: Bound = Bound {
+/// What an image may have in its volumes, as they are copied before a container is made.
+pub const VOLUMES: Bound = Bound {
     entries: 10_000,
     bytes: 256 << 20,
+    remedy: "build it without that VOLUME, or use another snapshotter for it",
+};
+
+/// What all of an image may be.
+pub const WHOLE: Bound = Bound {
+    entries: 2_000_000,
+    bytes: 64 << 30,
+    remedy: "use another snapshotter for it",
 };
 
 /// What is at a path.
@@ -52,7 +63,14 @@ pub struct Node {
     pub gid: u32,
     /// When it was changed: seconds since the epoch, and nanoseconds.
     pub changed: (i64, u32),
+    /// It is at more than one path: a file's other names.
+    pub is_linked: bool,
+    /// Extended attributes: a program's capabilities, and those of users.
+    pub extended: Extended,
 }
+
+/// Names of extended attributes and their values.
+pub type Extended = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Paths without a slash before them, each after the directory it is in.
 pub type Nodes = BTreeMap<Vec<u8>, Node>;
@@ -64,17 +82,17 @@ pub trait Contents: Send + Sync {
     async fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<(), Failure>;
 }
 
-/// The volumes of an image.
+/// What is copied.
 #[derive(Clone)]
-pub struct Volumes {
+pub struct Part {
     pub nodes: Nodes,
     pub contents: Arc<dyn Contents>,
 }
 
-impl Volumes {
-    /// Of an image that declares none.
-    pub fn none() -> Volumes {
-        Volumes {
+impl Part {
+    /// Nothing.
+    pub fn none() -> Part {
+        Part {
             nodes: Nodes::new(),
             contents: Arc::new(Nothing),
         }
@@ -121,12 +139,24 @@ impl Images {
     /// What the image has at the paths its config declares as volumes. Those it has nothing at are left out.
     ///
     /// # Errors
-    /// When the metadata is malformed, or there is more than [`BOUND`].
-    pub async fn volumes(&self, image: &Image) -> Result<Volumes, Failure> {
+    /// When the metadata is malformed, or there is more than [`VOLUMES`].
+    pub async fn volumes(&self, image: &Image) -> Result<Part, Failure> {
         let config = image.config.config().as_ref();
         let paths = config.and_then(|it| it.volumes().clone()).unwrap_or_default();
+        self.part(image, paths, VOLUMES).await
+    }
+
+    /// All the image has.
+    ///
+    /// # Errors
+    /// When the metadata is malformed, or there is more than [`WHOLE`].
+    pub async fn whole(&self, image: &Image) -> Result<Part, Failure> {
+        self.part(image, vec!["/".into()], WHOLE).await
+    }
+
+    async fn part(&self, image: &Image, paths: Vec<String>, bound: Bound) -> Result<Part, Failure> {
         if paths.is_empty() {
-            return Ok(Volumes::none());
+            return Ok(Part::none());
         }
         let (images, image) = (self.clone(), image.clone());
         crate::sandbox::blocking(move || {
@@ -134,7 +164,7 @@ impl Images {
             let bytes = std::fs::read(path);
             let bytes = bytes.map_err(|e| Failure::system(format!("cannot read {}", path.display()), &e))?;
             let reader = Reader::new(bytes).map_err(malformed)?;
-            let nodes = walk(&reader, &paths, BOUND).map_err(|failure| Failure {
+            let nodes = walk(&reader, &paths, bound).map_err(|failure| Failure {
                 what: format!("image {} ({}): {}", image.reference, image.digest, failure.what),
                 ..failure
             })?;
@@ -143,7 +173,7 @@ impl Images {
                 image,
                 reader,
             });
-            Ok(Volumes { nodes, contents })
+            Ok(Part { nodes, contents })
         })
         .await
     }
@@ -252,7 +282,7 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
             },
             other => {
                 let path = path.escape_ascii();
-                tracing::info!("volume {volume} of an image: {path} is a {other:?}, which is left out");
+                tracing::info!("{path} of an image is a {other:?}, which is left out of what is copied");
                 return Ok(());
             }
         };
@@ -275,9 +305,23 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
             uid: inode.uid,
             gid: inode.gid,
             changed: (inode.mtime.seconds, inode.mtime.nanoseconds),
+            is_linked: inode.file_type == FileType::File && inode.nlink > 1,
+            extended: self.extended(inode)?,
         };
         self.nodes.insert(path.to_owned(), node);
         Ok(())
+    }
+
+    /// Those that are not the host's to give a meaning.
+    fn extended(&self, inode: &Inode) -> Result<Extended, Failure> {
+        let mut kept = Vec::new();
+        for xattr in self.reader.xattrs(inode).map_err(malformed)? {
+            let xattr = xattr.map_err(malformed)?;
+            if xattr.is_named(b"security.capability") || xattr.prefix == b"user." {
+                kept.push(([xattr.prefix, xattr.suffix].concat(), xattr.value.to_vec()));
+            }
+        }
+        Ok(kept)
     }
 
     fn inode(&self, number: Nid) -> Result<Inode, Failure> {
@@ -285,16 +329,16 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
     }
 }
 
-fn too_large(volume: &str, bound: Bound) -> Failure {
+fn too_large(place: &str, bound: Bound) -> Failure {
     Failure::new(
         ExitCode::ImageMalformed,
         format!(
-            "with volume {volume} its config declares volumes of more than {} entries or {} MiB, which are copied on the host",
+            "up to {place}, of what is copied on the host, it has more than {} entries or {} MiB",
             bound.entries,
             bound.bytes >> 20
         ),
     )
-    .remedy("build it without that VOLUME, or use another snapshotter for it")
+    .remedy(bound.remedy)
 }
 
 fn join(place: &[u8], name: &[u8]) -> Result<Vec<u8>, Failure> {
@@ -316,5 +360,5 @@ fn split(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
 }
 
 #[cfg(test)]
-#[path = "volumes_test.rs"]
+#[path = "part_test.rs"]
 mod tests;

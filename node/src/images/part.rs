@@ -333,7 +333,7 @@ fn too_large(place: &str, bound: Bound) -> Failure {
     Failure::new(
         ExitCode::ImageMalformed,
         format!(
-            "up to {place}, of what is copied on the host, it has more than {} entries or {} MiB",
+            "what of it is copied on the host is, with {place}, more than {} entries or {} MiB",
             bound.entries,
             bound.bytes >> 20
         ),

@@ -139,7 +139,7 @@ fn more_than_the_bound_is_refused_by_the_volumes_name() {
     assert_eq!(refused(3, 2 << 20).unwrap().len(), 3);
     for (entries, bytes, words) in [(2, 2 << 20, "2 entries"), (3, 1 << 20, "1 MiB")] {
         let said = refused(entries, bytes).unwrap_err();
-        assert!(said.contains("up to /v") && said.contains(words), "{said}");
+        assert!(said.contains("with /v") && said.contains(words), "{said}");
     }
 }
 

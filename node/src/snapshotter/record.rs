@@ -82,6 +82,11 @@ impl Record {
         root.join(&self.id)
     }
 
+    /// Of a layer in the image store: where its files are with those below, once something was unpacked onto it.
+    pub fn whole(&self, root: &Path) -> PathBuf {
+        self.directory(root).join("whole")
+    }
+
     /// Writes it into its directory, which is there. Whole, whenever this process or the host dies.
     pub fn write(&self, root: &Path) -> std::io::Result<()> {
         let directory = self.directory(root);

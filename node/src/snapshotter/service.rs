@@ -114,21 +114,21 @@ impl Snapshotter {
         }
     }
 
-    /// Has the store get the layer, and makes its snapshot: then containerd is to hear that it exists already. It is not made where
-    /// containerd must get the layer itself.
+    /// Has the store get the layer, and makes its snapshot: then containerd is to hear that it exists already. False where it is not
+    /// made, for containerd to get the layer itself.
     async fn remote(
         &self,
         wanted: &Wanted,
         parent: &str,
         labels: &HashMap<String, String>,
-    ) -> Result<Made, Status> {
+    ) -> Result<bool, Status> {
         let name = parent.to_owned();
         let below = self
             .table(move |table| Ok(table.get(&name).ok().cloned()))
             .await?;
         let below = below.as_ref();
         if below.is_some_and(|below| is_unpacked_of(below, wanted)) {
-            return Ok(Made::No);
+            return Ok(false);
         }
         match self.layers.pull(&wanted.reference).await {
             Ok(image) => self.commit_layer(image, wanted, parent, labels).await,
@@ -136,7 +136,7 @@ impl Snapshotter {
             Err(failure) => {
                 let reference = &wanted.reference;
                 tracing::warn!("{reference} is pulled whole, by containerd: {}", failure.what);
-                Ok(Made::No)
+                Ok(false)
             }
         }
     }
@@ -147,7 +147,7 @@ impl Snapshotter {
         wanted: &Wanted,
         parent: &str,
         labels: &HashMap<String, String>,
-    ) -> Result<Made, Status> {
+    ) -> Result<bool, Status> {
         let layer = image.layer(&wanted.target).map_err(refused)?;
         let digest = image.digest.to_string();
         self.keep(&digest, image.lease);
@@ -160,8 +160,8 @@ impl Snapshotter {
         };
         match self.table(move |table| table.insert(new).map(drop)).await {
             // Another pull of the same layer was faster.
-            Err(status) if status.code() == tonic::Code::AlreadyExists => Ok(Made::Yes),
-            result => result.map(|()| Made::Yes),
+            Err(status) if status.code() == tonic::Code::AlreadyExists => Ok(true),
+            result => result.map(|()| true),
         }
     }
 
@@ -205,10 +205,7 @@ impl Snapshotter {
                 if let Some((layer, digest, count)) = onto {
                     // It stays in the store while it is copied.
                     let image = layers.lowest(&digest, count).await.map_err(refused)?;
-                    let (digest, place) = (
-                        image.digest.to_string(),
-                        layer.directory(&self.root).join("whole"),
-                    );
+                    let (digest, place) = (image.digest.to_string(), layer.whole(&self.root));
                     let whole = self.looked_at.whole(layers, &digest, place).await;
                     directories.push(whole.map_err(refused)?);
                 }
@@ -226,12 +223,6 @@ impl Snapshotter {
     }
 }
 
-/// Whether a layer's snapshot was made.
-enum Made {
-    Yes,
-    No,
-}
-
 /// Whether containerd unpacked it for the same image: then it does so with the next layer, unasked.
 fn is_unpacked_of(below: &Record, wanted: &Wanted) -> bool {
     let of = Wanted::from_labels(|name| below.labels.get(name));
@@ -245,7 +236,7 @@ fn image_of(record: &Record) -> Option<String> {
     }
 }
 
-/// Bytes and inodes of a directory's files, each once however many names it has.
+/// Bytes and inodes of a directory and its files, each once however many names it has; none of one that is not there.
 fn usage(directory: &Path) -> std::io::Result<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let mut seen = std::collections::HashSet::new();
@@ -278,7 +269,7 @@ impl Snapshots for Snapshotter {
             key, parent, labels, ..
         } = request.into_inner();
         if let Some(wanted) = Wanted::from_labels(|name| labels.get(name))
-            && let Made::Yes = self.remote(&wanted, &parent, &labels).await?
+            && self.remote(&wanted, &parent, &labels).await?
         {
             let name = wanted.target;
             return Err(Status::already_exists(format!(
@@ -418,18 +409,20 @@ impl Snapshots for Snapshotter {
     async fn usage(&self, request: Request<UsageRequest>) -> Result<Response<UsageResponse>, Status> {
         let key = request.into_inner().key;
         let record = self.table(move |table| table.get(&key).cloned()).await?;
-        let (bytes, inodes) = match &record.files {
-            Files::Image { digest, layer } => (self.layers.bytes(digest, *layer).await.map_err(refused)?, 0),
-            Files::Directory => {
-                let directory = record.directory(&self.root).join("fs");
-                let counted = tokio::task::spawn_blocking(move || usage(&directory)).await;
-                let counted = counted.map_err(|error| Status::internal(error.to_string()))?;
-                counted.map_err(|error| Status::internal(error.to_string()))?
+        // A layer of the store has a directory where others were unpacked onto it.
+        let (stored, directory) = match &record.files {
+            Files::Image { digest, layer } => {
+                let bytes = self.layers.bytes(digest, *layer).await.map_err(refused)?;
+                (bytes, record.whole(&self.root))
             }
+            Files::Directory => (0, record.directory(&self.root).join("fs")),
         };
+        let counted = tokio::task::spawn_blocking(move || usage(&directory)).await;
+        let counted = counted.map_err(|error| Status::internal(error.to_string()))?;
+        let (bytes, inodes) = counted.map_err(|error| Status::internal(error.to_string()))?;
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         Ok(Response::new(UsageResponse {
-            size: signed(bytes),
+            size: signed(stored.saturating_add(bytes)),
             inodes: signed(inodes),
         }))
     }

@@ -286,6 +286,18 @@ async fn containerd_unpacks_onto_layers_of_the_store_as_they_are() {
     let both = Digest::of(format!("{}/2", Digest::of(b"sha256:whole")).as_bytes());
     let said = std::fs::read_link(whole.join("image")).unwrap();
     assert_eq!(said, Path::new(&both.to_string()));
+    let request = |key: &String| UsageRequest {
+        snapshotter: "thaw".into(),
+        key: key.clone(),
+    };
+    for (layer, inodes) in [(lowest, 0), (below, 2)] {
+        let used = service
+            .usage(Request::new(request(layer)))
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(used.inodes, inodes, "{used:?}");
+    }
     commit(&service, "extract", target, &kept).await;
     let mount = prepare(&service, "container", target, &[])
         .await

@@ -117,6 +117,7 @@ pub fn forget_kicks(epoll: &Epoll, queues: &[DeviceQueue]) {
     }
 }
 
+/// What a refused `epoll_ctl` is to a device.
 pub fn epoll_error(error: io::Error) -> DeviceError {
     DeviceError::System {
         what: "epoll_ctl",

@@ -4,7 +4,7 @@
 //! no descriptor but 0 to 3, can gain no privilege, dumps no core, opens nothing, makes only the system calls of
 //! [`syscalls`], and holds no capability; but where it was started with CAP_SYS_BOOT in the initial user namespace it keeps
 //! that one until the VM is made, because KVM_CAP_VM_DISABLE_NX_HUGE_PAGES asks for it, and [`give_up_last_capability`]
-//! ends that before any guest code exists. Each thread is then confined further ([`confine`]).
+//! ends that before any guest code exists. Then the calls that made the machine are taken from all its threads ([`seal`]).
 //!
 //! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then paths are closed by
 //! Landlock and the filters alone, and the log says so in one line. The PID namespace is made by whoever starts this
@@ -17,6 +17,7 @@ mod landlock;
 mod names;
 mod signals;
 pub mod syscalls;
+pub mod threads;
 
 use std::fs;
 use std::io;
@@ -28,7 +29,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use rustix::{mount, process, thread};
 use thaw_protocol::control::CONTROL_FD;
 
-pub use filter::confine;
+pub use filter::seal;
 
 /// Users and groups of privileged VMMs: this and the process's number, so that each has one of its own while it lives and
 /// nobody has to hand them out. systemd leaves 0x70000000 to 0x7fffffff unused (its UIDS-GIDS); a process has at most

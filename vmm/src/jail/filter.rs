@@ -1,19 +1,19 @@
-//! The list of system calls as filters, and the threads they are put on.
+//! The list of system calls as filters of the whole process.
 //!
-//! Filters add up: a thread has that of [`Thread::Start`], which it was born with, and its own; a call must be on both.
-//! They are there before any guest code is, and a thread that cannot have its own ends the process.
+//! Invariant: a VMM installs two programs, however many threads it has. The first is there before a thread is started, so
+//! all inherit it; the second is put on every thread at once ([`seal`]), before any guest code exists. Filters add up: a
+//! call must be on both. Few programs matter: the kernel frees each on a shared work queue (docs/jail.md).
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch,
+    TargetArch, sock_filter,
 };
 
-use super::signals;
-use super::syscalls::{CALLS, Call, Only, Thread};
+use super::syscalls::{CALLS, Call, Only, Stage};
+use super::threads::{self, Thread};
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
@@ -25,56 +25,60 @@ static JAILED: AtomicBool = AtomicBool::new(false);
 
 /// Confines this thread, and with it all that it will start. While there is no other.
 pub(super) fn confine_process() -> Result<(), seccompiler::Error> {
-    // Its flags are in memory, where no filter sees them: the C library takes clone instead.
-    seccompiler::apply_filter(&without_clone3()?)?;
-    seccompiler::apply_filter(&compile(Thread::Start)?)?;
-    signals::this_thread_is(Thread::Start);
+    seccompiler::apply_filter(&compile(Stage::Start)?)?;
+    threads::this_thread_is(Thread::Control);
     JAILED.store(true, Ordering::Release);
     Ok(())
 }
 
-/// Confines this thread to what its kind does, from now on. In a process that is not jailed it does nothing.
-pub fn confine(thread: Thread) {
+/// Takes what making a machine needs from every thread of this process, for good. The machine's threads are started; this
+/// waits until each has made the system calls of its start. In a process that is not jailed it does nothing.
+pub fn seal() {
     if !JAILED.load(Ordering::Acquire) {
         return;
     }
-    if let Err(error) = program(thread).and_then(|program| seccompiler::apply_filter(program)) {
-        tracing::error!(%error, "the filter of a {} thread cannot be set; ending", thread.name());
+    threads::wait_until_started();
+    if let Err(error) =
+        compile(Stage::Made).and_then(|program| seccompiler::apply_filter_all_threads(&program))
+    {
+        tracing::error!(%error, "the filter of a made machine cannot be set; ending");
         std::process::exit(1);
     }
-    signals::this_thread_is(thread);
 }
 
-/// The filter of a kind, compiled once.
-fn program(thread: Thread) -> Result<&'static BpfProgram, seccompiler::Error> {
-    static PROGRAMS: [OnceLock<BpfProgram>; Thread::ALL.len()] =
-        [const { OnceLock::new() }; Thread::ALL.len()];
-    let place = &PROGRAMS[thread as usize];
-    match place.get() {
-        Some(program) => Ok(program),
-        None => {
-            let program = compile(thread)?;
-            Ok(place.get_or_init(|| program))
-        }
-    }
-}
-
-fn without_clone3() -> Result<BpfProgram, seccompiler::Error> {
-    let refuse = SeccompAction::Errno(libc::ENOSYS as u32);
-    let rules = Rules::from([(libc::SYS_clone3, vec![])]);
-    Ok(SeccompFilter::new(rules, SeccompAction::Allow, refuse, TargetArch::x86_64)?.try_into()?)
-}
-
-pub(super) fn compile(thread: Thread) -> Result<BpfProgram, seccompiler::Error> {
+pub(super) fn compile(stage: Stage) -> Result<BpfProgram, seccompiler::Error> {
     let mut rules = Rules::new();
-    for call in CALLS.iter().filter(|call| call.is_for(thread)) {
+    for call in CALLS.iter().filter(|call| call.is_in(stage)) {
         rules.entry(call.number).or_default().extend(rule(call)?);
     }
-    if thread == Thread::Start {
-        // It never comes through: the other filter answers first.
-        rules.insert(libc::SYS_clone3, vec![]);
-    }
-    Ok(SeccompFilter::new(rules, FORBIDDEN, SeccompAction::Allow, TargetArch::x86_64)?.try_into()?)
+    let listed: BpfProgram =
+        SeccompFilter::new(rules, FORBIDDEN, SeccompAction::Allow, TargetArch::x86_64)?.try_into()?;
+    Ok(without_clone3().into_iter().chain(listed).collect())
+}
+
+/// Answers clone3 with ENOSYS, and leaves any other call to what follows (linux/filter.h, linux/seccomp.h). Its flags are in
+/// memory, where no filter sees them: the C library takes clone instead.
+fn without_clone3() -> [sock_filter; 3] {
+    let instruction = |code: u32, skip_unless: u8, k: u32| sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: skip_unless,
+        k,
+    };
+    let number = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
+    [
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, number),
+        instruction(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            1,
+            libc::SYS_clone3 as u32,
+        ),
+        instruction(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+        ),
+    ]
 }
 
 /// None where every argument will do.

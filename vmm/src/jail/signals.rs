@@ -4,26 +4,15 @@
 //! process of a PID namespace must ask for. Invariant: handlers make system calls on what they have on their stack, and
 //! nothing else; they take no lock and allocate nothing.
 
-use std::cell::Cell;
 use std::io;
 
 use thaw_protocol::control::{FORBIDDEN_CALL, FORBIDDEN_CODE};
 
 use super::names;
-use super::syscalls::Thread;
+use super::threads::{self, Thread};
 
 /// `si_code` of a signal that seccomp sent.
 const SYS_SECCOMP: i32 = 1;
-
-thread_local! {
-    /// For the handler. Without a destructor or an initializer: reading it does nothing else.
-    static THREAD: Cell<Option<Thread>> = const { Cell::new(None) };
-}
-
-/// The calling thread's kind, for what is said of it.
-pub(super) fn this_thread_is(thread: Thread) {
-    THREAD.set(Some(thread));
-}
 
 /// Takes both signals, in this process from now on.
 pub(super) fn install() -> io::Result<()> {
@@ -76,7 +65,7 @@ extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, context: *mu
         line.text(" (");
         line.number(info.number as u32 as u64, 10);
         line.text(") of a ");
-        line.text(THREAD.get().map_or("", Thread::name));
+        line.text(threads::this_thread().map_or("", Thread::name));
         line.text(" thread, arguments");
         for register in [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX] {
             line.text(" 0x");

@@ -1,4 +1,4 @@
-//! The system calls a jailed VMM makes, by kind of thread.
+//! The system calls a jailed VMM makes, before its machine is made and from then on.
 //!
 //! A machine that ends is taken apart by whichever thread lets go of it last.
 //!
@@ -8,39 +8,17 @@
 
 use super::names;
 
-/// A kind of thread, by what it may ask of the kernel.
+/// When a call may be made. The same for every thread of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thread {
-    /// The only thread there is, while it makes the machine and its threads. It may do what any other may.
+pub enum Stage {
+    /// From the closing of the jail until the machine is made. No guest code exists. It allows all that [`Stage::Made`] does.
     Start,
-    /// The same thread, once the machine is made: serves the control socket.
-    Control,
-    /// Serves every device but those of virtio-fs.
-    Devices,
-    /// Runs a vCPU, and a device's registers when the guest touches them.
-    Vcpu,
-    /// Serves a virtio-fs device.
-    Files,
+    /// From then on, in every thread.
+    Made,
 }
 
-impl Thread {
-    pub const ALL: [Thread; 5] = [
-        Thread::Start,
-        Thread::Control,
-        Thread::Devices,
-        Thread::Vcpu,
-        Thread::Files,
-    ];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Thread::Start => "start",
-            Thread::Control => "control",
-            Thread::Devices => "devices",
-            Thread::Vcpu => "vcpu",
-            Thread::Files => "fs",
-        }
-    }
+impl Stage {
+    pub const ALL: [Stage; 2] = [Stage::Start, Stage::Made];
 }
 
 /// What a call's arguments must be.
@@ -63,15 +41,15 @@ pub enum Only {
 pub struct Call {
     pub number: i64,
     pub only: Only,
-    /// Who may, besides [`Thread::Start`].
-    pub threads: &'static [Thread],
+    /// The last stage it may be made in.
+    pub until: Stage,
     pub why: &'static str,
 }
 
 impl Call {
-    /// Whether threads of this kind may make it.
-    pub fn is_for(&self, thread: Thread) -> bool {
-        thread == Thread::Start || self.threads.contains(&thread)
+    /// Whether it may be made in this stage.
+    pub fn is_in(&self, stage: Stage) -> bool {
+        stage == Stage::Start || self.until == stage
     }
 
     /// Its name, with the argument that is asked for.
@@ -87,178 +65,169 @@ impl Call {
     }
 }
 
-const fn call(number: i64, threads: &'static [Thread], why: &'static str) -> Call {
+const fn call(number: i64, until: Stage, why: &'static str) -> Call {
     Call {
         number,
         only: Only::Any,
-        threads,
+        until,
         why,
     }
 }
 
-const fn ioctl(request: u32, name: &'static str, threads: &'static [Thread], why: &'static str) -> Call {
+const fn ioctl(request: u32, name: &'static str, until: Stage, why: &'static str) -> Call {
     Call {
         number: libc::SYS_ioctl,
         only: Only::Is(1, request, name),
-        threads,
+        until,
         why,
     }
 }
 
-const fn fcntl(command: i32, name: &'static str, threads: &'static [Thread], why: &'static str) -> Call {
+const fn fcntl(command: i32, name: &'static str, until: Stage, why: &'static str) -> Call {
     Call {
         number: libc::SYS_fcntl,
         only: Only::Is(1, command as u32, name),
-        threads,
+        until,
         why,
     }
 }
 
-const fn only(number: i64, only: Only, threads: &'static [Thread], why: &'static str) -> Call {
+const fn only(number: i64, only: Only, until: Stage, why: &'static str) -> Call {
     Call {
         number,
         only,
-        threads,
+        until,
         why,
     }
 }
 
-use Thread::{Control, Devices, Files, Vcpu};
-
-const ALL: &[Thread] = &[Control, Devices, Vcpu, Files];
-const START: &[Thread] = &[];
-const SERVERS: &[Thread] = &[Control, Devices, Files];
-const CONTROL: &[Thread] = &[Control];
-const VCPU: &[Thread] = &[Vcpu];
-const LOOPS: &[Thread] = &[Devices, Files];
-const BACKENDS: &[Thread] = &[Control, Devices];
-const STATE: &[Thread] = &[Control, Vcpu];
+use Stage::{Made, Start};
 
 /// The list.
 #[rustfmt::skip]
 pub const CALLS: &[Call] = &[
     // Descriptors that were handed over.
-    call(libc::SYS_read, ALL, "eventfds; the kernel's file"),
-    call(libc::SYS_write, ALL, "eventfds (interrupts, kicks, wake-ups); the log; a console that is no socket"),
-    call(libc::SYS_writev, ALL, "the log; frames to the tap"),
-    call(libc::SYS_readv, SERVERS, "frames from the tap, bytes from vsock clients, replies of a share"),
-    call(libc::SYS_pread64, SERVERS, "snapshot files, the pagemap; ready bits' digests"),
-    call(libc::SYS_preadv, SERVERS, "disks, image data"),
-    call(libc::SYS_pwrite64, BACKENDS, "snapshot files; zeros to a disk that cannot make holes"),
-    call(libc::SYS_pwritev, BACKENDS, "memory files; disks"),
-    call(libc::SYS_lseek, BACKENDS, "the size of a disk; the kernel's file"),
-    call(libc::SYS_fstat, SERVERS, "kinds and sizes of files"),
-    call(libc::SYS_newfstatat, SERVERS, "the same, as the C library asks"),
-    call(libc::SYS_statx, SERVERS, "the same, as Rust asks"),
-    call(libc::SYS_ftruncate, CONTROL, "the size of a memory file"),
-    call(libc::SYS_fallocate, BACKENDS, "discards and zeroes of a disk"),
-    call(libc::SYS_fdatasync, BACKENDS, "flushes of a disk"),
-    call(libc::SYS_close, ALL, "backends that are replaced, clients that left"),
-    fcntl(libc::F_GETFL, "F_GETFL", BACKENDS, "how a disk or tap was opened"),
-    fcntl(libc::F_SETFL, "F_SETFL", BACKENDS, "a tap that does not wait"),
-    fcntl(libc::F_GETFD, "F_GETFD", ALL, "whether a descriptor is open, before a build with assertions closes it"),
-    fcntl(libc::F_DUPFD_CLOEXEC, "F_DUPFD_CLOEXEC", CONTROL, "a second userfaultfd descriptor, for its server"),
+    call(libc::SYS_read, Made, "eventfds; the kernel's file"),
+    call(libc::SYS_write, Made, "eventfds (interrupts, kicks, wake-ups); the log; a console that is no socket"),
+    call(libc::SYS_writev, Made, "the log; frames to the tap"),
+    call(libc::SYS_readv, Made, "frames from the tap, bytes from vsock clients, replies of a share"),
+    call(libc::SYS_pread64, Made, "snapshot files, the pagemap; ready bits' digests"),
+    call(libc::SYS_preadv, Made, "disks, image data"),
+    call(libc::SYS_pwrite64, Made, "snapshot files; zeros to a disk that cannot make holes"),
+    call(libc::SYS_pwritev, Made, "memory files; disks"),
+    call(libc::SYS_lseek, Made, "the size of a disk; the kernel's file"),
+    call(libc::SYS_fstat, Made, "kinds and sizes of files"),
+    call(libc::SYS_newfstatat, Made, "the same, as the C library asks"),
+    call(libc::SYS_statx, Made, "the same, as Rust asks"),
+    call(libc::SYS_ftruncate, Made, "the size of a memory file"),
+    call(libc::SYS_fallocate, Made, "discards and zeroes of a disk"),
+    call(libc::SYS_fdatasync, Made, "flushes of a disk"),
+    call(libc::SYS_close, Made, "backends that are replaced, clients that left"),
+    fcntl(libc::F_GETFL, "F_GETFL", Made, "how a disk or tap was opened"),
+    fcntl(libc::F_SETFL, "F_SETFL", Made, "a tap that does not wait"),
+    fcntl(libc::F_GETFD, "F_GETFD", Made, "whether a descriptor is open, before a build with assertions closes it"),
+    fcntl(libc::F_DUPFD_CLOEXEC, "F_DUPFD_CLOEXEC", Made, "a second userfaultfd descriptor, for its server"),
     // Sockets that were handed over.
-    call(libc::SYS_accept4, BACKENDS, "control connections; vsock clients"),
-    call(libc::SYS_recvmsg, SERVERS, "requests and descriptors; answers to misses"),
-    call(libc::SYS_sendmsg, SERVERS, "replies; misses, accesses; bytes to vsock clients; requests to a share"),
-    call(libc::SYS_recvfrom, BACKENDS, "a vsock client's first line"),
-    call(libc::SYS_sendto, &[Control, Devices, Vcpu], "a console that is a socket; vsock clients"),
-    call(libc::SYS_shutdown, BACKENDS, "vsock streams that end one way"),
-    call(libc::SYS_getsockopt, BACKENDS, "what kind a socket is"),
-    ioctl(0x5421, "FIONBIO", BACKENDS, "sockets that do not wait"),
+    call(libc::SYS_accept4, Made, "control connections; vsock clients"),
+    call(libc::SYS_recvmsg, Made, "requests and descriptors; answers to misses"),
+    call(libc::SYS_sendmsg, Made, "replies; misses, accesses; bytes to vsock clients; requests to a share"),
+    call(libc::SYS_recvfrom, Made, "a vsock client's first line"),
+    call(libc::SYS_sendto, Made, "a console that is a socket; vsock clients"),
+    call(libc::SYS_shutdown, Made, "vsock streams that end one way"),
+    call(libc::SYS_getsockopt, Made, "what kind a socket is"),
+    ioctl(0x5421, "FIONBIO", Made, "sockets that do not wait"),
     // Waiting.
-    call(libc::SYS_poll, ALL, "the control socket; whether the console takes a line; answers a thaw waits for"),
-    call(libc::SYS_ppoll, ALL, "the same with a limit"),
-    call(libc::SYS_epoll_wait, LOOPS, "kicks and backends"),
-    call(libc::SYS_epoll_pwait, LOOPS, "the same, as other C libraries ask"),
-    call(libc::SYS_epoll_ctl, ALL, "what is waited for: a driver that comes or goes changes it from a vCPU"),
-    call(libc::SYS_futex, ALL, "locks, conditions, threads that end"),
-    call(libc::SYS_restart_syscall, ALL, "the kernel's own, after a stop"),
-    call(libc::SYS_sched_yield, ALL, "locks of the C library"),
-    call(libc::SYS_clock_gettime, ALL, "where the vDSO cannot tell the time"),
+    call(libc::SYS_poll, Made, "the control socket; whether the console takes a line; answers a thaw waits for"),
+    call(libc::SYS_ppoll, Made, "the same with a limit"),
+    call(libc::SYS_epoll_wait, Made, "kicks and backends"),
+    call(libc::SYS_epoll_pwait, Made, "the same, as other C libraries ask"),
+    call(libc::SYS_epoll_ctl, Made, "what is waited for: a driver that comes or goes changes it from a vCPU"),
+    call(libc::SYS_futex, Made, "locks, conditions, threads that end"),
+    call(libc::SYS_restart_syscall, Made, "the kernel's own, after a stop"),
+    call(libc::SYS_sched_yield, Made, "locks of the C library"),
+    call(libc::SYS_clock_gettime, Made, "where the vDSO cannot tell the time"),
     // Memory: the guest's, windows, the heap.
-    only(libc::SYS_mmap, Only::NoExec(2), ALL, "windows, snapshots, unplugged memory, a lost page of an image; the heap"),
-    only(libc::SYS_mprotect, Only::NoExec(2), ALL, "the heap and stacks"),
-    call(libc::SYS_munmap, ALL, "images, the heap, stacks"),
-    call(libc::SYS_mremap, ALL, "the heap"),
-    call(libc::SYS_madvise, ALL, "balloon, page sizes, populating; stacks of threads that end"),
-    call(libc::SYS_brk, ALL, "the heap"),
+    only(libc::SYS_mmap, Only::NoExec(2), Made, "windows, snapshots, unplugged memory, a lost page of an image; the heap"),
+    only(libc::SYS_mprotect, Only::NoExec(2), Made, "the heap and stacks"),
+    call(libc::SYS_munmap, Made, "images, the heap, stacks"),
+    call(libc::SYS_mremap, Made, "the heap"),
+    call(libc::SYS_madvise, Made, "balloon, page sizes, populating; stacks of threads that end"),
+    call(libc::SYS_brk, Made, "the heap"),
     // Signals, ends.
-    only(libc::SYS_tgkill, Only::OwnThread(34, "SIGRTMIN"), ALL, "kicks of vCPUs"),
-    only(libc::SYS_tgkill, Only::OwnThread(libc::SIGABRT, "SIGABRT"), ALL, "a panic's end"),
-    call(libc::SYS_getpid, ALL, "for tgkill"),
-    call(libc::SYS_gettid, ALL, "for tgkill; who a vCPU's thread is"),
-    call(libc::SYS_rt_sigaction, ALL, "the kick's handler; a fault that is to end the process"),
-    call(libc::SYS_rt_sigprocmask, ALL, "threads that start or end, a panic's end"),
-    call(libc::SYS_rt_sigreturn, ALL, "the end of a handler"),
-    call(libc::SYS_sigaltstack, ALL, "threads that start or end"),
-    call(libc::SYS_exit, ALL, "a thread's end"),
-    call(libc::SYS_exit_group, ALL, "the process's end"),
-    call(libc::SYS_getrandom, ALL, "virtio-rng, generation IDs, seeds of hash tables"),
-    call(libc::SYS_getrusage, VCPU, "page faults of a vCPU, for Status"),
+    only(libc::SYS_tgkill, Only::OwnThread(34, "SIGRTMIN"), Made, "kicks of vCPUs"),
+    only(libc::SYS_tgkill, Only::OwnThread(libc::SIGABRT, "SIGABRT"), Made, "a panic's end"),
+    call(libc::SYS_getpid, Made, "for tgkill"),
+    call(libc::SYS_gettid, Made, "for tgkill; who a vCPU's thread is"),
+    call(libc::SYS_rt_sigaction, Made, "the kick's handler; a fault that is to end the process"),
+    call(libc::SYS_rt_sigprocmask, Made, "threads that start or end, a panic's end"),
+    call(libc::SYS_rt_sigreturn, Made, "the end of a handler"),
+    call(libc::SYS_sigaltstack, Made, "threads that start or end"),
+    call(libc::SYS_exit, Made, "a thread's end"),
+    call(libc::SYS_exit_group, Made, "the process's end"),
+    call(libc::SYS_getrandom, Made, "virtio-rng, generation IDs, seeds of hash tables"),
+    call(libc::SYS_getrusage, Made, "page faults of a vCPU, for Status"),
     // A running machine's KVM.
-    ioctl(0xae80, "KVM_RUN", VCPU, "the guest"),
-    ioctl(0xaead, "KVM_KVMCLOCK_CTRL", VCPU, "a pause the guest's watchdog shall forgive"),
-    ioctl(0x4020_ae46, "KVM_SET_USER_MEMORY_REGION", &[Control, Devices, Vcpu], "memory that virtio-mem plugs, or a machine that ended lets go"),
-    ioctl(0x8090_ae81, "KVM_GET_REGS", STATE, "a freeze; where a vCPU ended"),
-    ioctl(0x4090_ae82, "KVM_SET_REGS", STATE, "boot, restore"),
-    ioctl(0x8138_ae83, "KVM_GET_SREGS", STATE, "a freeze; where a vCPU ended"),
-    ioctl(0x4138_ae84, "KVM_SET_SREGS", STATE, "boot, restore"),
-    ioctl(0xc008_ae88, "KVM_GET_MSRS", STATE, "a freeze; an MSR a restore could not set"),
-    ioctl(0x4008_ae89, "KVM_SET_MSRS", STATE, "restore; a thawed guest's time"),
-    ioctl(0x4008_ae90, "KVM_SET_CPUID2", VCPU, "restore"),
-    ioctl(0xaea2, "KVM_SET_TSC_KHZ", VCPU, "restore"),
-    ioctl(0xaea3, "KVM_GET_TSC_KHZ", STATE, "freeze, restore"),
-    ioctl(0x5000_aea5, "KVM_SET_XSAVE", VCPU, "restore"),
-    ioctl(0x4188_aea7, "KVM_SET_XCRS", VCPU, "restore"),
-    ioctl(0x4080_aea2, "KVM_SET_DEBUGREGS", VCPU, "restore"),
-    ioctl(0x4400_ae8f, "KVM_SET_LAPIC", VCPU, "restore"),
-    ioctl(0x4004_ae99, "KVM_SET_MP_STATE", VCPU, "restore"),
-    ioctl(0x4040_aea0, "KVM_SET_VCPU_EVENTS", VCPU, "restore"),
-    ioctl(0x9000_aea4, "KVM_GET_XSAVE", CONTROL, "freeze"),
-    ioctl(0x9000_aecf, "KVM_GET_XSAVE2", CONTROL, "freeze, where vector state is large"),
-    ioctl(0x8188_aea6, "KVM_GET_XCRS", CONTROL, "freeze"),
-    ioctl(0x8080_aea1, "KVM_GET_DEBUGREGS", CONTROL, "freeze"),
-    ioctl(0x8400_ae8e, "KVM_GET_LAPIC", CONTROL, "freeze"),
-    ioctl(0x8004_ae98, "KVM_GET_MP_STATE", CONTROL, "freeze"),
-    ioctl(0x8040_ae9f, "KVM_GET_VCPU_EVENTS", CONTROL, "freeze"),
-    ioctl(0xc208_ae62, "KVM_GET_IRQCHIP", CONTROL, "freeze"),
-    ioctl(0x8208_ae63, "KVM_SET_IRQCHIP", CONTROL, "restore"),
-    ioctl(0x8030_ae7c, "KVM_GET_CLOCK", CONTROL, "freeze"),
-    ioctl(0x4030_ae7b, "KVM_SET_CLOCK", CONTROL, "thaw"),
+    ioctl(0xae80, "KVM_RUN", Made, "the guest"),
+    ioctl(0xaead, "KVM_KVMCLOCK_CTRL", Made, "a pause the guest's watchdog shall forgive"),
+    ioctl(0x4020_ae46, "KVM_SET_USER_MEMORY_REGION", Made, "memory that virtio-mem plugs, or a machine that ended lets go"),
+    ioctl(0x8090_ae81, "KVM_GET_REGS", Made, "a freeze; where a vCPU ended"),
+    ioctl(0x4090_ae82, "KVM_SET_REGS", Made, "boot, restore"),
+    ioctl(0x8138_ae83, "KVM_GET_SREGS", Made, "a freeze; where a vCPU ended"),
+    ioctl(0x4138_ae84, "KVM_SET_SREGS", Made, "boot, restore"),
+    ioctl(0xc008_ae88, "KVM_GET_MSRS", Made, "a freeze; an MSR a restore could not set"),
+    ioctl(0x4008_ae89, "KVM_SET_MSRS", Made, "restore; a thawed guest's time"),
+    ioctl(0x4008_ae90, "KVM_SET_CPUID2", Made, "restore"),
+    ioctl(0xaea2, "KVM_SET_TSC_KHZ", Made, "restore"),
+    ioctl(0xaea3, "KVM_GET_TSC_KHZ", Made, "freeze, restore"),
+    ioctl(0x5000_aea5, "KVM_SET_XSAVE", Made, "restore"),
+    ioctl(0x4188_aea7, "KVM_SET_XCRS", Made, "restore"),
+    ioctl(0x4080_aea2, "KVM_SET_DEBUGREGS", Made, "restore"),
+    ioctl(0x4400_ae8f, "KVM_SET_LAPIC", Made, "restore"),
+    ioctl(0x4004_ae99, "KVM_SET_MP_STATE", Made, "restore"),
+    ioctl(0x4040_aea0, "KVM_SET_VCPU_EVENTS", Made, "restore"),
+    ioctl(0x9000_aea4, "KVM_GET_XSAVE", Made, "freeze"),
+    ioctl(0x9000_aecf, "KVM_GET_XSAVE2", Made, "freeze, where vector state is large"),
+    ioctl(0x8188_aea6, "KVM_GET_XCRS", Made, "freeze"),
+    ioctl(0x8080_aea1, "KVM_GET_DEBUGREGS", Made, "freeze"),
+    ioctl(0x8400_ae8e, "KVM_GET_LAPIC", Made, "freeze"),
+    ioctl(0x8004_ae98, "KVM_GET_MP_STATE", Made, "freeze"),
+    ioctl(0x8040_ae9f, "KVM_GET_VCPU_EVENTS", Made, "freeze"),
+    ioctl(0xc208_ae62, "KVM_GET_IRQCHIP", Made, "freeze"),
+    ioctl(0x8208_ae63, "KVM_SET_IRQCHIP", Made, "restore"),
+    ioctl(0x8030_ae7c, "KVM_GET_CLOCK", Made, "freeze"),
+    ioctl(0x4030_ae7b, "KVM_SET_CLOCK", Made, "thaw"),
     // Other devices.
-    ioctl(0x1268, "BLKSSZGET", CONTROL, "the block size of a disk that is a device of the host"),
-    ioctl(0x8004_54d2, "TUNGETIFF", CONTROL, "whether a descriptor is a tap"),
-    ioctl(0x4004_54d8, "TUNSETVNETHDRSZ", CONTROL, "a tap's headers"),
-    ioctl(0x4004_54d0, "TUNSETOFFLOAD", &[Control, Devices, Vcpu], "what the guest's driver takes"),
-    ioctl(0xaa00, "USERFAULTFD_IOC_NEW", CONTROL, "restore with a page server"),
-    ioctl(0xc018_aa3f, "UFFDIO_API", CONTROL, "the same"),
-    ioctl(0xc020_aa00, "UFFDIO_REGISTER", CONTROL, "the same"),
+    ioctl(0x1268, "BLKSSZGET", Made, "the block size of a disk that is a device of the host"),
+    ioctl(0x8004_54d2, "TUNGETIFF", Made, "whether a descriptor is a tap"),
+    ioctl(0x4004_54d8, "TUNSETVNETHDRSZ", Made, "a tap's headers"),
+    ioctl(0x4004_54d0, "TUNSETOFFLOAD", Made, "what the guest's driver takes"),
+    ioctl(0xaa00, "USERFAULTFD_IOC_NEW", Made, "restore with a page server"),
+    ioctl(0xc018_aa3f, "UFFDIO_API", Made, "the same"),
+    ioctl(0xc020_aa00, "UFFDIO_REGISTER", Made, "the same"),
     // Making the machine.
-    ioctl(0xae00, "KVM_GET_API_VERSION", START, "whether a descriptor is KVM"),
-    ioctl(0xae03, "KVM_CHECK_EXTENSION", START, "what KVM can"),
-    ioctl(0xc008_ae05, "KVM_GET_SUPPORTED_CPUID", START, "what a vCPU can be"),
-    ioctl(0xc004_ae02, "KVM_GET_MSR_INDEX_LIST", START, "what a freeze will save"),
-    ioctl(0xae04, "KVM_GET_VCPU_MMAP_SIZE", START, "vCPUs"),
-    ioctl(0xae01, "KVM_CREATE_VM", START, "the VM"),
-    ioctl(0x4068_aea3, "KVM_ENABLE_CAP", START, "no recovery of huge pages"),
-    ioctl(0xae47, "KVM_SET_TSS_ADDR", START, "real mode on Intel"),
-    ioctl(0x4008_ae48, "KVM_SET_IDENTITY_MAP_ADDR", START, "the same"),
-    ioctl(0xae60, "KVM_CREATE_IRQCHIP", START, "interrupt controllers"),
-    ioctl(0xae41, "KVM_CREATE_VCPU", START, "vCPUs"),
-    ioctl(0x4020_ae76, "KVM_IRQFD", START, "devices"),
-    ioctl(0x4040_ae79, "KVM_IOEVENTFD", START, "devices"),
-    call(libc::SYS_eventfd2, START, "devices"),
-    call(libc::SYS_epoll_create1, START, "threads that serve devices"),
-    call(libc::SYS_capset, START, "the last capability is given up"),
-    only(libc::SYS_clone, Only::Has(0, (libc::CLONE_THREAD | libc::CLONE_VM) as u32, "CLONE_THREAD"), START, "threads"),
-    call(libc::SYS_set_robust_list, START, "threads that start"),
-    call(libc::SYS_rseq, START, "threads that start"),
-    call(libc::SYS_sched_getaffinity, START, "threads that start: the C library, of their stacks"),
-    only(libc::SYS_prctl, Only::Is(0, libc::PR_SET_NAME as u32, "PR_SET_NAME"), START, "threads that start"),
-    only(libc::SYS_prctl, Only::Is(0, libc::PR_SET_NO_NEW_PRIVS as u32, "PR_SET_NO_NEW_PRIVS"), START, "tighter filters"),
-    only(libc::SYS_seccomp, Only::Is(0, libc::SECCOMP_SET_MODE_FILTER, "SECCOMP_SET_MODE_FILTER"), START, "tighter filters"),
+    ioctl(0xae00, "KVM_GET_API_VERSION", Start, "whether a descriptor is KVM"),
+    ioctl(0xae03, "KVM_CHECK_EXTENSION", Start, "what KVM can"),
+    ioctl(0xc008_ae05, "KVM_GET_SUPPORTED_CPUID", Start, "what a vCPU can be"),
+    ioctl(0xc004_ae02, "KVM_GET_MSR_INDEX_LIST", Start, "what a freeze will save"),
+    ioctl(0xae04, "KVM_GET_VCPU_MMAP_SIZE", Start, "vCPUs"),
+    ioctl(0xae01, "KVM_CREATE_VM", Start, "the VM"),
+    ioctl(0x4068_aea3, "KVM_ENABLE_CAP", Start, "no recovery of huge pages"),
+    ioctl(0xae47, "KVM_SET_TSS_ADDR", Start, "real mode on Intel"),
+    ioctl(0x4008_ae48, "KVM_SET_IDENTITY_MAP_ADDR", Start, "the same"),
+    ioctl(0xae60, "KVM_CREATE_IRQCHIP", Start, "interrupt controllers"),
+    ioctl(0xae41, "KVM_CREATE_VCPU", Start, "vCPUs"),
+    ioctl(0x4020_ae76, "KVM_IRQFD", Start, "devices"),
+    ioctl(0x4040_ae79, "KVM_IOEVENTFD", Start, "devices"),
+    call(libc::SYS_eventfd2, Start, "devices"),
+    call(libc::SYS_epoll_create1, Start, "threads that serve devices"),
+    call(libc::SYS_capset, Start, "the last capability is given up"),
+    only(libc::SYS_clone, Only::Has(0, (libc::CLONE_THREAD | libc::CLONE_VM) as u32, "CLONE_THREAD"), Start, "threads"),
+    call(libc::SYS_set_robust_list, Start, "threads that start"),
+    call(libc::SYS_rseq, Start, "threads that start"),
+    call(libc::SYS_sched_getaffinity, Start, "threads that start: the C library, of their stacks"),
+    only(libc::SYS_prctl, Only::Is(0, libc::PR_SET_NAME as u32, "PR_SET_NAME"), Start, "threads that start"),
+    only(libc::SYS_prctl, Only::Is(0, libc::PR_SET_NO_NEW_PRIVS as u32, "PR_SET_NO_NEW_PRIVS"), Start, "tighter filters"),
+    only(libc::SYS_seccomp, Only::Is(0, libc::SECCOMP_SET_MODE_FILTER, "SECCOMP_SET_MODE_FILTER"), Start, "tighter filters"),
 ];
 
 #[cfg(test)]
@@ -327,22 +296,18 @@ mod tests {
             libc::SYS_prctl,
             libc::SYS_capset,
         ];
-        for thread in &Thread::ALL[1..] {
-            assert!(
-                !CALLS
-                    .iter()
-                    .any(|row| making.contains(&row.number) && row.is_for(*thread))
-            );
-        }
+        assert!(
+            !CALLS
+                .iter()
+                .any(|row| making.contains(&row.number) && row.is_in(Made))
+        );
     }
 
     /// The table of docs/jail.md.
     fn table() -> String {
-        let mut table = String::from(
-            "| call | start | control | devices | vcpu | fs | for |\n|---|---|---|---|---|---|---|\n",
-        );
+        let mut table = String::from("| call | start | made | for |\n|---|---|---|---|\n");
         for row in CALLS {
-            let marks = Thread::ALL.map(|thread| if row.is_for(thread) { "x" } else { "" });
+            let marks = Stage::ALL.map(|stage| if row.is_in(stage) { "x" } else { "" });
             table += &format!("| `{}` | {} | {} |\n", row.name(), marks.join(" | "), row.why);
         }
         table

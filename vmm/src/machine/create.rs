@@ -12,7 +12,7 @@ use crate::arch::x86_64::registers;
 use crate::bus::Bus;
 use crate::console::Console;
 use crate::events::EventSink;
-use crate::jail::{self, syscalls::Thread};
+use crate::jail;
 use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, TSS_ADDRESS, memslot};
 use crate::vcpu::VcpuThreads;
 use crate::virtio::{Inventory, Windows};
@@ -67,7 +67,7 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
     let bus = Arc::new(Bus { console, inventory });
     let vcpus = VcpuThreads::spawn(vcpus, &bus, events).map_err(system("starting vCPU threads"))?;
     snapshot::warm_up();
-    jail::confine(Thread::Control);
+    jail::seal();
     let body = Body {
         bus,
         vm,

@@ -16,6 +16,7 @@ use thaw_hypervisor::{GuestTime, Vcpu};
 
 use crate::bus::Bus;
 use crate::events::EventSink;
+use crate::jail;
 pub use gate::Prepare;
 use gate::{Gate, Wanted};
 use worker::Worker;
@@ -56,10 +57,11 @@ impl VcpuThreads {
                 index,
             };
             threads.vcpus.push(vcpu);
+            let expected = jail::threads::expect();
             let thread = std::thread::Builder::new()
                 .name(format!("vcpu{index}"))
                 .stack_size(STACK)
-                .spawn(|| worker.work())?;
+                .spawn(|| worker.work(expected))?;
             threads.threads.push(thread);
         }
         Ok(threads)

@@ -9,7 +9,7 @@ use super::faults;
 use super::gate::{Gate, Turn, Wanted};
 use crate::bus::Bus;
 use crate::events::EventSink;
-use crate::jail::{self, syscalls::Thread};
+use crate::jail::threads::{Expected, Thread};
 
 /// What a vCPU's thread works with.
 pub struct Worker {
@@ -24,8 +24,8 @@ pub struct Worker {
 
 impl Worker {
     /// The thread's whole life.
-    pub fn work(self) {
-        jail::confine(Thread::Vcpu);
+    pub fn work(self, expected: Expected) {
+        expected.is(Thread::Vcpu);
         self.kicker.bind_current_thread();
         let mut before = faults::of_this_thread();
         loop {

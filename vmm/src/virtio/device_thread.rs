@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::device::DeviceError;
 use super::gate::Gate;
 use super::queue::DeviceQueue;
-use crate::jail::{self, syscalls::Thread};
+use crate::jail::threads::{self, Thread};
 
 /// Ready descriptors taken from the kernel at once.
 const BATCH: usize = 32;
@@ -29,7 +29,7 @@ pub struct DeviceThread {
 }
 
 impl DeviceThread {
-    /// Starts it, with the system calls of `kind`. `serve` is called with the data and events of each descriptor of `epoll`
+    /// Starts it, as a thread of this kind. `serve` is called with the data and events of each descriptor of `epoll`
     /// that is ready.
     pub fn start(
         name: &str,
@@ -44,10 +44,11 @@ impl DeviceThread {
             wake.as_raw_fd(),
             EpollEvent::new(EventSet::IN, WAKE),
         )?;
+        let expected = threads::expect();
         let thread = thread::Builder::new().name(name.into()).spawn({
             let (wake, gate) = (wake.clone(), gate.clone());
             move || {
-                jail::confine(kind);
+                expected.is(kind);
                 run(&epoll, &wake, &gate, serve);
             }
         })?;

@@ -16,7 +16,7 @@ use super::device::{DeviceError, VirtioDevice};
 use super::device_thread::DeviceThread;
 use super::gate::Gate;
 use super::interrupt::Interrupt;
-use crate::jail::syscalls::Thread;
+use crate::jail::threads::Thread;
 
 /// What an epoll event is about, packed in its 64 bits of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use vmm_sys_util::epoll::Epoll;
 
 use super::dax::Dax;
 use super::message::{Messenger, Verdict};
-use crate::jail::syscalls::Thread;
+use crate::jail::threads::Thread;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::device::{Activation, DeviceError, Saved};
 use crate::virtio::device_thread::{DeviceThread, WAKE, forget_kicks, wait_for_kicks};

@@ -13,7 +13,7 @@ use vm_memory::ByteValued;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::relay::{Broken, Relay, Request, Step};
-use crate::jail::syscalls::Thread;
+use crate::jail::threads::Thread;
 use crate::memory::GuestMemory;
 use crate::virtio::device::{Activation, DeviceError};
 use crate::virtio::device_thread::{DeviceThread, WAKE, epoll_error, forget_kicks, wait_for_kicks};

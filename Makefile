@@ -140,6 +140,10 @@ test-lab: ## the lab's and the test images' tests of themselves
 	@tests/images/build
 	@tests/images/test
 
+bench-host: ## many VMMs killed at once, and what that leaves of this host; `MOST=200`: no more than 200
+	@./setup test
+	@tests/bench/run host $(if $(MOST),--most $(MOST))
+
 bench-report: ## render the README's tables from target/bench
 	@cargo build --release --quiet --bins
 	@$(BIN)/bench-report
@@ -147,4 +151,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-report clean

@@ -1,0 +1,84 @@
+//! Whether the host is well after a crowd has ended.
+
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the kernel may take to free what a crowd leaves.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Waits until no thaw-vmm of this process is left and no task is in uninterruptible sleep; how long that took.
+///
+/// # Errors
+/// The processes that are left, and the stacks of those that are stuck, when the host is not well in time.
+pub fn recovered() -> io::Result<Duration> {
+    let start = Instant::now();
+    loop {
+        let unwell = unwell()?;
+        if unwell.is_empty() {
+            return Ok(start.elapsed());
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(io::Error::other(format!(
+                "{} processes are left or stuck after {PATIENCE:?}: {}",
+                unwell.len(),
+                unwell
+                    .iter()
+                    .take(8)
+                    .map(String::as_str)
+                    .collect::<Vec<_>>()
+                    .join("; ")
+            )));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// One line for each process that should not be there, or waits where nothing can interrupt it.
+fn unwell() -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let path = entry.path();
+        // Gone since it was listed, or no process.
+        let Ok(stat) = std::fs::read_to_string(path.join("stat")) else {
+            continue;
+        };
+        if let Some((name, state)) = name_and_state(&stat)
+            && (state == 'D' || name == "thaw-vmm")
+        {
+            found.push(format!("{} {name} {state}{}", path.display(), stack(&path)));
+        }
+    }
+    Ok(found)
+}
+
+/// From /proc/PID/stat (proc_pid_stat(5)): the name is in parentheses and may have any character.
+fn name_and_state(stat: &str) -> Option<(&str, char)> {
+    let (head, tail) = stat.rsplit_once(')')?;
+    let name = head.split_once('(')?.1;
+    Some((name, tail.trim_start().chars().next()?))
+}
+
+/// Where in the kernel it waits, if that may be read.
+fn stack(process: &Path) -> String {
+    let stack = std::fs::read_to_string(process.join("stack")).unwrap_or_default();
+    stack
+        .lines()
+        .take(3)
+        .map(|line| format!(" {}", line.trim()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_hide_the_state() {
+        assert_eq!(name_and_state("7 (a) D (b)) D 1 2"), Some(("a) D (b)", 'D')));
+        assert_eq!(name_and_state("7 (thaw-vmm) S 1"), Some(("thaw-vmm", 'S')));
+        assert_eq!(name_and_state("nothing"), None);
+    }
+}

@@ -30,7 +30,7 @@ const REDIRECTION: [&str; 4] = [
 ];
 
 pub(super) fn checks(host: &Host) -> Vec<Check> {
-    vec![version(host), tick(host), pod_networks(host)]
+    vec![version(host), tick(host), mass_exits(host), pod_networks(host)]
 }
 
 fn version(host: &Host) -> Check {
@@ -75,6 +75,30 @@ fn tick(host: &Host) -> Check {
                 1000 / hz.max(1)
             ),
             "a kernel built with CONFIG_HZ=1000; pools keep this off the path",
+        ),
+    }
+}
+
+/// How many VMMs can end at once before the works that free their seccomp programs fill the kernel's system work queue
+/// (kernel/workqueue.c `WQ_DFL_ACTIVE`, docs/operations.md).
+fn mass_exits(host: &Host) -> Check {
+    const NAME: &str = "mass exits";
+    /// Works of one queue that run at once on a CPU.
+    const ACTIVE_WORKS: usize = 1024;
+    /// Seccomp programs of a VMM (docs/jail.md).
+    const PROGRAMS: usize = 2;
+    match host
+        .read("/proc/sys/net/core/bpf_jit_enable")
+        .as_deref()
+        .map(str::trim)
+    {
+        Some("0") => Check::ok(NAME, "seccomp programs are not compiled: nothing to free"),
+        _ => Check::ok(
+            NAME,
+            format!(
+                "a VMM has {PROGRAMS} seccomp programs: {} can end at once, even on one CPU",
+                ACTIVE_WORKS / PROGRAMS
+            ),
         ),
     }
 }
@@ -167,6 +191,13 @@ mod tests {
         assert_eq!(one.state, State::Missing);
         assert!(one.found.ends_with("without CONFIG_NET_CLS_U32"), "{}", one.found);
         assert!(!one.essential);
+    }
+
+    #[test]
+    fn mass_exits_tell_how_many_vmms_can_end_at_once() {
+        let with = |jit: &str| mass_exits(&host_with(&[("/proc/sys/net/core/bpf_jit_enable", jit)]).1);
+        assert!(with("1\n").found.contains("512"));
+        assert!(with("0\n").found.contains("not compiled"));
     }
 
     #[test]

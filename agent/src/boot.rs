@@ -10,7 +10,7 @@ use crate::guest::Guest;
 use crate::handshake::Handshake;
 use crate::listener::{Listener, ring_doorbell};
 use crate::sandbox::Sandbox;
-use crate::{clock, error, forward, handshake, info, init, log, rpc, warm, warning};
+use crate::{clock, error, forward, handshake, info, init, kernel_limits, log, rpc, warm, warning};
 
 /// What carries the handshake and the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,7 @@ pub fn run(started: u64, transport: Transport) -> ! {
             }
             log::to_kernel();
             init::settings();
+            kernel_limits::of_boot();
         }
     }
     info!(

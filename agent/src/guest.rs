@@ -10,7 +10,7 @@ use crate::handshake::Apply;
 use crate::hotplug::Hotplug;
 use crate::quiesce::Stopped;
 use crate::sandbox::Sandbox;
-use crate::{boot, clock, entropy, error, identity, network};
+use crate::{boot, clock, entropy, error, identity, kernel_limits, network};
 
 /// The guest this agent is PID 1 of.
 #[derive(Debug)]
@@ -90,7 +90,9 @@ impl Apply for Guest {
     }
 
     fn memory(&mut self, mib: u32) -> Result<()> {
-        self.hotplug.memory(mib)
+        self.hotplug.memory(mib)?;
+        kernel_limits::follow_memory();
+        Ok(())
     }
 
     fn quiesce(&mut self) -> Result<()> {

@@ -34,7 +34,7 @@ pub trait Apply {
     fn network(&mut self, network: Option<&Network>) -> Result<()>;
     /// Brings CPUs online until there are `count`.
     fn cpus(&mut self, count: u8) -> Result<()>;
-    /// Waits until there are `mib` MiB of memory.
+    /// Waits until there are `mib` MiB of memory, and raises the kernel's limits to what they allow.
     fn memory(&mut self, mib: u32) -> Result<()>;
     /// Stops every workload; being stopped already is no error.
     fn quiesce(&mut self) -> Result<()>;

@@ -14,6 +14,7 @@
 //! | [`listener`] | vsock in a guest, unix sockets in a test |
 //! | [`handshake`], [`guest`], [`entropy`], [`clock`], [`identity`] | who this guest is |
 //! | [`hotplug`] | CPUs and memory beyond those of the template |
+//! | [`kernel_limits`] | what the kernel allows for the memory there is |
 //! | [`quiesce`] | workloads stopped for a freeze |
 //! | [`warm`] | what is done ahead, so that templates have it |
 //! | [`network`] | rtnetlink |
@@ -41,6 +42,7 @@ pub mod hotplug;
 pub mod huge_pages;
 pub mod identity;
 pub mod init;
+pub mod kernel_limits;
 pub mod listener;
 pub mod log;
 pub mod network;

@@ -11,6 +11,7 @@ use thaw_protocol::agent::agent::*;
 use super::{blocking, volumes};
 use crate::error::{Error, For, Result};
 use crate::identity;
+use crate::kernel_limits;
 use crate::sandbox::Sandbox;
 use crate::storage::DRIVERS;
 use crate::{clock, warning};
@@ -113,6 +114,8 @@ pub fn online(r: &OnlineCPUMemRequest) -> Result<()> {
     if !r.cpu_only {
         online_below("/sys/devices/system/memory", "memory", u32::MAX)?;
     }
+    // The kernel may have put memory online by itself.
+    kernel_limits::follow_memory();
     Ok(())
 }
 

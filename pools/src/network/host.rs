@@ -139,7 +139,7 @@ impl Host {
                 // In the namespace of a slot without a fast path no connection goes on that it has not seen.
                 let fast =
                     way != Way::Nftables && self.earlier.forget(number, || self.end_earlier(number)).is_ok();
-                slot::rules(self, number, &resolver::link_local(&self.nameservers()), fast)
+                slot::rules(self, number, &resolver::barred(&self.nameservers()), fast)
                     .commit(&mut slot.filter)
                     .map_err(failed("write the nftables rules of a network slot"))?;
                 Ok((uplink, fast))

@@ -13,6 +13,14 @@ use super::*;
 use crate::netlink::Socket;
 use crate::nft;
 
+/// Metadata and platform services: link-local, Azure's, Alibaba's, Oracle's.
+const METADATA: [Ipv4Addr; 4] = [
+    Ipv4Addr::new(169, 254, 169, 254),
+    Ipv4Addr::new(168, 63, 129, 16),
+    Ipv4Addr::new(100, 100, 100, 200),
+    Ipv4Addr::new(192, 0, 0, 192),
+];
+
 fn port(text: &str) -> Port {
     text.parse().unwrap()
 }
@@ -35,7 +43,9 @@ fn a_guest_reaches_outside_as_the_host_and_nothing_it_must_not() {
         guest.connect((HOST, 9000)).unwrap_err();
         refused(guest.connect((gateway, 9001)));
         // Metadata and other link-local addresses, though the host had a way there.
-        refused(guest.connect(([169, 254, 169, 254], 80)));
+        for metadata in METADATA {
+            refused(guest.connect((metadata, 80)));
+        }
         // Another guest, by its slot's address; the host does reach it there.
         let served = other.run(|| listen(GUEST_ADDRESS, 80));
         refused(guest.connect((address(&two), 80)));
@@ -100,6 +110,30 @@ fn name_servers_on_the_host_itself_are_reached_by_their_port_alone() {
         guest.connect((HOST, 80)).unwrap_err();
         drop(web);
         assert_eq!(world.networks.nameservers(), [IpAddr::V4(HOST)]);
+    });
+}
+
+#[test]
+fn a_name_server_of_the_platform_is_reached_by_its_port_alone() {
+    on_a_host(|world| {
+        let [_, azure, ..] = METADATA;
+        let mut route = Socket::route().unwrap();
+        let wan = link::index(&mut route, "wan").unwrap();
+        link::add_address(&mut route, wan, Ipv4Addr::new(168, 63, 129, 1), 24).unwrap();
+        world.outside(|| {
+            let mut route = Socket::route().unwrap();
+            let lan = link::index(&mut route, "lan").unwrap();
+            link::add_address(&mut route, lan, azure, 24).unwrap();
+        });
+        world.networks = Networks::new(Setup {
+            nameservers: vec![azure],
+            ..world.setup.clone()
+        });
+        let slot = world.slot();
+        let guest = Guest::of(&slot);
+        let (dns, _web) = world.outside(|| (listen(azure, 53), listen(azure, 80)));
+        talk(guest.connect((azure, 53)).unwrap(), &dns);
+        refused(guest.connect((azure, 80)));
     });
 }
 
@@ -217,10 +251,10 @@ fn a_policy_holds_at_once_for_what_is_connected_too() {
         refused(guest.connect((OUTSIDE, 443)));
         talk(guest.connect((OUTSIDE, 80)).unwrap(), &denied);
         // No policy opens what is barred.
-        uplink
-            .set_policy(policy(&["allow=169.254.0.0/16", "allow=100.64.0.0/16"]))
-            .unwrap();
-        refused(guest.connect(([169, 254, 169, 254], 80)));
+        uplink.set_policy(policy(&["allow=0.0.0.0/0"])).unwrap();
+        for metadata in METADATA {
+            refused(guest.connect((metadata, 80)));
+        }
         refused(guest.connect((uplink.host_address(), 80)));
     });
 }

@@ -5,6 +5,8 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
+use super::slot::PLATFORM;
+
 const FILE: &str = "/etc/resolv.conf";
 /// Where systemd-resolved, which listens on the host's loopback, says whom it asks itself.
 const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
@@ -17,13 +19,14 @@ pub(super) fn nameservers() -> Vec<Ipv4Addr> {
     usable(&read(Path::new(FILE)), || read(Path::new(UPSTREAM)))
 }
 
-/// Those that are link-local, where a guest may connect to nothing else.
-pub(super) fn link_local(servers: &[IpAddr]) -> Vec<Ipv4Addr> {
+/// Those that are link-local or the platform's (Azure's is), where a guest may connect to nothing else.
+pub(super) fn barred(servers: &[IpAddr]) -> Vec<Ipv4Addr> {
     let v4 = servers.iter().filter_map(|server| match server {
         IpAddr::V4(v4) => Some(*v4),
         IpAddr::V6(_) => None,
     });
-    v4.filter(Ipv4Addr::is_link_local).collect()
+    v4.filter(|v4| v4.is_link_local() || PLATFORM.contains(v4))
+        .collect()
 }
 
 fn read(path: &Path) -> String {

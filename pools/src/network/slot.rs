@@ -18,7 +18,7 @@ const DENIED: &str = "denied";
 const ICMP: u8 = 1;
 const DNS: u16 = 53;
 /// Where nobody's policy lets a guest go: link-local (metadata services too), multicast, broadcast, and what is no
-/// destination.
+/// destination; and [`PLATFORM`].
 const BARRED: [(Ipv4Addr, u8); 5] = [
     (Ipv4Addr::UNSPECIFIED, 8),
     (Ipv4Addr::LOCALHOST, 8),
@@ -27,10 +27,19 @@ const BARRED: [(Ipv4Addr, u8); 5] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
+/// Where clouds have metadata and other services of the host's platform, beside link-local addresses: Azure, Alibaba,
+/// Oracle.
+pub(super) const PLATFORM: [Ipv4Addr; 3] = [
+    Ipv4Addr::new(168, 63, 129, 16),
+    Ipv4Addr::new(100, 100, 100, 200),
+    Ipv4Addr::new(192, 0, 0, 192),
+];
+
 fn barred() -> impl Iterator<Item = Prefix> {
-    BARRED
-        .iter()
+    let prefixes = BARRED.iter();
+    prefixes
         .filter_map(|(first, length)| Prefix::around(*first, *length))
+        .chain(PLATFORM.map(Prefix::host))
 }
 
 /// Where a slot's packets are decided by what came before them, or not let through.
@@ -43,9 +52,9 @@ pub(super) fn is_barred(host: &Host, to: Ipv4Addr) -> bool {
     undecided(host).iter().any(|prefix| prefix.contains(to))
 }
 
-/// All of a slot's rules, with the policy of one nobody said anything of. `link_local`: name servers at such addresses.
+/// All of a slot's rules, with the policy of one nobody said anything of. `barred`: name servers at such addresses.
 /// `fast`: it is to have a fast path, so of connections that there are the namespace may see the middle alone.
-pub(super) fn rules(host: &Host, number: u32, link_local: &[Ipv4Addr], fast: bool) -> Transaction<'static> {
+pub(super) fn rules(host: &Host, number: u32, barred: &[Ipv4Addr], fast: bool) -> Transaction<'static> {
     let own = host.setup.range.slot(number);
     let (guest, uplink) = (Interface::Named(TAP_NAME), Interface::Named(UPLINK_NAME));
     let mut t = Transaction::new(TABLE);
@@ -62,7 +71,7 @@ pub(super) fn rules(host: &Host, number: u32, link_local: &[Ipv4Addr], fast: boo
     t.chain(EGRESS);
     add_policy(&mut t, &Policy::default());
     t.chain("barred");
-    for server in link_local {
+    for server in barred {
         for protocol in [UDP, TCP] {
             let asked = Rule::new().to(Prefix::host(*server)).protocol(protocol);
             t.rule("barred", asked.port(&(DNS..=DNS)).goto(EGRESS));

@@ -18,7 +18,7 @@ use crate::error::Error;
 
 use super::auth::{Challenge, Credentials, Login, basic};
 use super::http::{Observer, Party, limited, retry_after, said};
-use super::wire::{Failure, Wire, follow};
+use super::wire::{Failure, Wire, follow, follow_within_origin};
 
 const MAX_TOKEN_BODY: usize = 1 << 20;
 /// A token without a time of its own lives this long (the distribution specification's default).
@@ -269,7 +269,11 @@ impl Access {
                 request
             }
         };
-        let sent = follow(wire, request).await;
+        // A refresh token is in the body, which a redirect that keeps the method repeats.
+        let sent = match login {
+            Login::Identity(_) => follow_within_origin(wire, request).await,
+            _ => follow(wire, request).await,
+        };
         let response = sent.map_err(|failure| self.unreachable(&failure))?.response;
         let status = response.status();
         let what = format!("a token for {what}");

@@ -1,7 +1,7 @@
 //! What carries requests, and how redirects are followed.
 //!
-//! Invariants: a redirect to another origin sees no credentials and no header meant for the first; nothing is followed
-//! from HTTPS to plain HTTP, in a circle, or further than [`MAX_REDIRECTS`]; an answer's head is bounded.
+//! Invariants: a redirect to another origin sees no credentials and no header meant for the first, and a request whose body is
+//! secret is not followed there at all; nothing is followed from HTTPS to plain HTTP, in a circle, or further than [`MAX_REDIRECTS`]; an answer's head is bounded.
 
 use std::sync::Once;
 use std::time::Duration;
@@ -129,7 +129,23 @@ pub struct Sent {
 }
 
 /// Sends a request and follows where it is redirected.
-pub async fn follow(wire: &dyn Wire, mut request: Request) -> Result<Sent, Failure> {
+pub async fn follow(wire: &dyn Wire, request: Request) -> Result<Sent, Failure> {
+    follow_to(wire, request, Reach::Anywhere).await
+}
+
+/// As [`follow`], for a request with credentials in its body: a redirect to another origin is refused, for it would see them.
+pub async fn follow_within_origin(wire: &dyn Wire, request: Request) -> Result<Sent, Failure> {
+    follow_to(wire, request, Reach::SameOrigin).await
+}
+
+/// How far a request may be redirected.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Anywhere,
+    SameOrigin,
+}
+
+async fn follow_to(wire: &dyn Wire, mut request: Request, reach: Reach) -> Result<Sent, Failure> {
     let mut visited = vec![request.url().clone()];
     loop {
         let spare = request.try_clone();
@@ -172,6 +188,11 @@ pub async fn follow(wire: &dyn Wire, mut request: Request) -> Result<Sent, Failu
         drain(response).await;
         if url.scheme() == "https" && target.scheme() == "http" {
             return Err(Failure::lasting("redirected from HTTPS to plain HTTP"));
+        }
+        if reach == Reach::SameOrigin && !same_origin(&visited[0], &target) {
+            let reason =
+                "redirected to another origin, which would see the credentials in the request's body";
+            return Err(Failure::lasting(reason));
         }
         if visited.contains(&target) {
             return Err(Failure::lasting("redirected in a circle"));

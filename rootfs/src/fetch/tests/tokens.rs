@@ -283,6 +283,40 @@ async fn redirects_in_a_circle_without_end_or_to_plain_http_are_not_followed() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_refresh_token_is_not_sent_where_a_token_service_redirects_to_another_origin() {
+    let blob = pattern(100);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("config.json");
+    let entry = serde_json::json!({"auths": {"registry.example": {"identitytoken": "refresh"}}});
+    std::fs::write(&path, entry.to_string()).unwrap();
+    for (location, is_refused) in [("https://other.example/token", true), ("/elsewhere", false)] {
+        let data = blob.clone();
+        let network = Network::new(move |request| match request.url().host_str() {
+            Some("auth.example") if request.url().path() == "/token" => {
+                Reply::status(307).header(reqwest::header::LOCATION, location)
+            }
+            Some("registry.example") if header(request, "authorization").is_empty() => {
+                Reply::status(401).header(WWW_AUTHENTICATE, CHALLENGE)
+            }
+            Some("registry.example") => Reply::range(request, &data),
+            _ => {
+                let sent = request.body().and_then(|body| body.as_bytes()).unwrap();
+                assert!(String::from_utf8_lossy(sent).contains("refresh_token=refresh"));
+                Reply::status(200).body(br#"{"token": "t"}"#)
+            }
+        });
+        let fetcher = Fetcher::with_wire(Config::default(), network.clone());
+        let reader = reader(&fetcher, REFERENCE, Credentials::ConfigFile(path.clone())).await;
+        let got = read(&*reader, &blob, 0..10, Priority::Demand).await;
+        match is_refused {
+            true => assert!(got.unwrap_err().to_string().contains("another origin")),
+            false => drop(got.unwrap()),
+        }
+        assert!(network.to("other.example").is_empty());
+    }
+}
+
 fn dragonfly(url: &str) -> Config {
     Config {
         mirrors: [("*".to_owned(), vec![mirror(url, MirrorKind::Dragonfly)])].into(),

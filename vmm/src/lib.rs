@@ -17,6 +17,7 @@
 //! | [`events`] | what the VMM says unasked |
 //! | [`control`] | the server of [`thaw_protocol::control`] |
 //! | [`jail`] | what this process gives up before it serves anybody |
+//! | [`multihit`] | whether guests may execute from huge pages |
 //! | [`clock`] | the clock moments are told in |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -31,6 +32,7 @@ pub mod kernel;
 pub mod layout;
 pub mod machine;
 pub mod memory;
+pub mod multihit;
 pub mod power;
 pub mod snapshot;
 pub mod vcpu;

@@ -10,6 +10,7 @@ use thaw_vmm::control::{self, End};
 use thaw_vmm::events::EventSink;
 use thaw_vmm::jail;
 use thaw_vmm::machine::Machine;
+use thaw_vmm::multihit::Multihit;
 use tracing_subscriber::filter::LevelFilter;
 
 const HELP: &str = "\
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
     if let Err(e) = thaw_rootfs::guarded::install() {
         tracing::warn!("a store file that is cut would end this process: {e}");
     }
+    let multihit = Multihit::of_host();
     if let Err(e) = jail::enter() {
         tracing::error!("cannot close the jail: {e}");
         return ExitCode::FAILURE;
@@ -81,7 +83,7 @@ fn main() -> ExitCode {
         jailed,
         ..StartTimes::default()
     };
-    let mut machine = Machine::new(events.clone(), times);
+    let mut machine = Machine::new(events.clone(), times, multihit);
     let code = match control::serve(listener, &mut machine, &events) {
         Ok(End::Shutdown | End::Disconnected) => 0,
         Ok(End::Abandoned) => {

@@ -14,12 +14,19 @@ use crate::console::Console;
 use crate::events::EventSink;
 use crate::jail;
 use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, TSS_ADDRESS, memslot};
+use crate::multihit::Multihit;
 use crate::vcpu::VcpuThreads;
 use crate::virtio::{Inventory, Windows};
 use crate::{memory, snapshot};
 
 /// Makes a machine of `spec`. `fds`: /dev/kvm.
-pub fn create(version: u32, spec: &MachineSpec, fds: Vec<OwnedFd>, events: &EventSink) -> Outcome<Created> {
+pub fn create(
+    version: u32,
+    spec: &MachineSpec,
+    fds: Vec<OwnedFd>,
+    events: &EventSink,
+    multihit: Multihit,
+) -> Outcome<Created> {
     if version != CONTROL_VERSION {
         return Err(invalid(format!(
             "this thaw-vmm speaks version {CONTROL_VERSION} of the control protocol, not {version}"
@@ -37,14 +44,14 @@ pub fn create(version: u32, spec: &MachineSpec, fds: Vec<OwnedFd>, events: &Even
     let [kvm] = descriptors(fds, "/dev/kvm")?;
     let kvm = Kvm::from_fd(kvm).map_err(kvm_error)?;
     check_host(&kvm, spec)?;
-    build(&kvm, spec, events)
+    build(&kvm, spec, events, multihit)
 }
 
 /// In the order that is cheap: all memory slots, interrupt controllers, vCPUs, then irqfds and ioeventfds.
-fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> {
+fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink, multihit: Multihit) -> Outcome<Created> {
     let vm = kvm.create_vm().map_err(kvm_error)?;
-    if kvm.capabilities().disable_nx_huge_pages && !vm.disable_nx_huge_pages() {
-        tracing::debug!("KVM_CAP_VM_DISABLE_NX_HUGE_PAGES needs CAP_SYS_BOOT; going without");
+    if multihit == Multihit::NotAffected {
+        go_without_guard(kvm, &vm);
     }
     jail::give_up_last_capability().map_err(system("giving up CAP_SYS_BOOT"))?;
     let memory = memory::create(&vm, spec.memory_mib).map_err(memory_error)?;
@@ -76,6 +83,14 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink) -> Outcome<Created> 
         supported: kvm.supported_cpuid().clone(),
     };
     Ok(Created { body, vcpus })
+}
+
+/// Spares the machine what KVM does against iTLB multihit. Where the processor does not have the erratum only: elsewhere
+/// the guest could crash the host.
+fn go_without_guard(kvm: &Kvm, vm: &Vm) {
+    if kvm.capabilities().disable_nx_huge_pages && !vm.disable_nx_huge_pages() {
+        tracing::debug!("KVM_CAP_VM_DISABLE_NX_HUGE_PAGES needs CAP_SYS_BOOT; going without");
+    }
 }
 
 fn check_host(kvm: &Kvm, spec: &MachineSpec) -> Outcome<()> {

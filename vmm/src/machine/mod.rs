@@ -36,6 +36,7 @@ use crate::bus::Bus;
 use crate::clock::monotonic_ns;
 use crate::events::EventSink;
 use crate::memory::GuestMemory;
+use crate::multihit::Multihit;
 use crate::snapshot::MemoryMap;
 use crate::snapshot::uffd::Watch;
 use crate::vcpu::VcpuThreads;
@@ -48,6 +49,7 @@ pub struct Machine {
     state: State,
     events: EventSink,
     times: StartTimes,
+    multihit: Multihit,
 }
 
 enum State {
@@ -104,12 +106,13 @@ struct Base {
 type Outcome<T> = Result<T, ControlError>;
 
 impl Machine {
-    /// A process without a machine. `times` has what was measured before.
-    pub fn new(events: EventSink, times: StartTimes) -> Machine {
+    /// A process without a machine. `times` has what was measured before, `multihit` what was read of the host.
+    pub fn new(events: EventSink, times: StartTimes, multihit: Multihit) -> Machine {
         Machine {
             state: State::Shell,
             events,
             times,
+            multihit,
         }
     }
 
@@ -118,7 +121,7 @@ impl Machine {
         if !matches!(self.state, State::Shell) {
             return Err(self.wrong_state("create"));
         }
-        self.state = State::Created(create::create(version, spec, fds, &self.events)?);
+        self.state = State::Created(create::create(version, spec, fds, &self.events, self.multihit)?);
         self.times.created = monotonic_ns();
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! One split virtqueue of an active device: pop a chain, give it back used, interrupt if the driver wants it.
 //!
 //! A [`Chain`] is checked whole before a device sees it: it does not loop, it ends, its readable buffers come before its
-//! writable ones (virtio 1.2 §2.7.4.2), it is not over 2^32 bytes. Where its buffers are is checked when they are used
+//! writable ones (virtio 1.2 §2.7.4.2), it is not over 2^32 bytes, and it has no more buffers than the queue can have
+//! descriptors (§2.7.5.3.1), whether they lie in an indirect table or not. Where its buffers are is checked when they are used
 //! ([`Chain::readable`], [`Chain::writable`]), so a device can answer a request whose data lies outside memory.
 
 use std::sync::Arc;
@@ -155,6 +156,12 @@ impl DeviceQueue {
         self.queue.size()
     }
 
+    /// Most buffers of a chain. Not the size the driver set: Linux makes a ring smaller when memory is short, and goes on
+    /// to fill indirect tables up to what the device offered.
+    fn longest(&self) -> usize {
+        self.queue.max_size().into()
+    }
+
     /// The eventfd the driver's notifications arrive at.
     pub fn kick(&self) -> &Arc<EventFd> {
         &self.kick
@@ -197,7 +204,7 @@ impl DeviceQueue {
         let chain = self.queue.iter(&self.memory).map_err(ring)?.next();
         let chain = chain.ok_or(ring(virtio_queue::Error::InvalidAvailRingIndex))?;
         let head = chain.head_index();
-        collect(head, chain)
+        collect(head, chain, self.longest())
             .map(Some)
             .ok_or(QueueError::Chain { queue, head })
     }
@@ -229,7 +236,7 @@ impl DeviceQueue {
             .map_err(ring)?
             .pop_descriptor_chain(&memory)
             .ok_or_else(malformed)?;
-        collect(head, chain).ok_or_else(malformed)
+        collect(head, chain, self.longest()).ok_or_else(malformed)
     }
 
     /// Takes the last popped chain back: it is available again.
@@ -311,12 +318,15 @@ impl DeviceQueue {
     }
 }
 
-/// Reads a chain whole; none if it is malformed.
-fn collect(head: u16, chain: impl Iterator<Item = Descriptor>) -> Option<Chain> {
+/// Reads a chain whole; none if it is malformed or has more than `longest` buffers.
+fn collect(head: u16, chain: impl Iterator<Item = Descriptor>, longest: usize) -> Option<Chain> {
     let mut buffers = Vec::new();
     let mut split = None;
     let mut ended = false;
     for descriptor in chain {
+        if buffers.len() == longest {
+            return None;
+        }
         match (descriptor.is_write_only(), split) {
             (true, None) => split = Some(buffers.len()),
             (false, Some(_)) => return None,

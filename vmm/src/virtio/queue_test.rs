@@ -82,6 +82,23 @@ fn chains_through_indirect_tables_are_served() {
 }
 
 #[test]
+fn indirect_chain_of_the_queue_size_is_served() {
+    let mut rig = rig();
+    let buffer = rig.writable(1);
+    let head = rig.submit_indirect(0, &[buffer; 64]);
+    rig.kick(0).unwrap();
+    assert_eq!(rig.used(0), [(head, 64)]);
+}
+
+#[test]
+fn indirect_chain_longer_than_the_queue_is_malformed() {
+    let mut rig = rig();
+    let buffer = rig.writable(1);
+    rig.submit_indirect(0, &[buffer; 65]);
+    assert!(matches!(fails(rig), QueueError::Chain { .. }));
+}
+
+#[test]
 fn a_queue_the_driver_left_disabled_is_empty() {
     let interrupt = Arc::new(Interrupt::new(eventfd()));
     let queue = Queue::new(16).unwrap();
@@ -170,7 +187,7 @@ proptest! {
         for _ in 0..20 {
             match queue.pop() {
                 Ok(Some(chain)) => {
-                    prop_assert!(chain.buffers.len() <= usize::from(u16::MAX));
+                    prop_assert!(chain.buffers.len() <= 16);
                     let _ = (chain.readable(memory), chain.writable(memory), chain.last_writable_byte(memory));
                     prop_assert!(queue.add_used(chain.head(), 0).is_ok());
                 }

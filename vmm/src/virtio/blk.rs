@@ -30,6 +30,7 @@ use super::looped::{Handler, Looped, another_kind};
 use super::misses::{self, Misses, Resumed, Waits, check_heads, packet_socket};
 use super::queue::{DeviceQueue, QueueError};
 use super::state::{DeviceState, QueueRecord};
+use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [256];
@@ -63,6 +64,7 @@ pub struct Blk {
     accesses: AccessLog,
     /// Requests that waited when the guest was frozen, by head.
     to_replay: Vec<u16>,
+    log: LogLimit,
 }
 
 /// What the disk's bytes are in.
@@ -113,6 +115,7 @@ impl Blk {
             misses: Misses::new(Waits::Loop(registrar, MISSES)),
             accesses: AccessLog::default(),
             to_replay: Vec::new(),
+            log: LogLimit::default(),
         })
     }
 
@@ -319,11 +322,14 @@ impl Handler for Blk {
                 match failure {
                     None => self.execute(queue, request)?,
                     Some(reason) => {
-                        tracing::error!(
-                            reason,
-                            disk = self.serial,
-                            "a read of an image failed: its bytes cannot be had"
-                        );
+                        if let Some(dropped) = self.log.pass() {
+                            tracing::error!(
+                                reason,
+                                disk = self.serial,
+                                dropped,
+                                "a read of an image failed: its bytes cannot be had"
+                            );
+                        }
                         refuse(queue, &request)?;
                     }
                 }

@@ -17,6 +17,7 @@ use super::device_thread::DeviceThread;
 use super::gate::Gate;
 use super::interrupt::Interrupt;
 use crate::jail::threads::Thread;
+use crate::log_limit::LogLimit;
 
 /// What an epoll event is about, packed in its 64 bits of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,7 @@ struct Served {
     device: Arc<Mutex<dyn VirtioDevice>>,
     interrupt: Arc<Interrupt>,
     kicks: Vec<Arc<EventFd>>,
+    log: LogLimit,
 }
 
 impl Served {
@@ -100,7 +102,9 @@ impl Served {
             return;
         }
         if let Err(error) = what(&mut *device) {
-            tracing::warn!(device = ?self.id, %error, "device stopped until the guest resets it");
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(device = ?self.id, %error, dropped, "device stopped until the guest resets it");
+            }
             device.reset();
             self.interrupt.fail();
         }
@@ -153,6 +157,7 @@ impl EventLoop {
             device,
             interrupt,
             kicks,
+            log: LogLimit::default(),
         });
         Ok(())
     }

@@ -22,6 +22,7 @@ use super::looped::{Handler, Looped, another_kind};
 use super::queue::Chain;
 use super::state::DeviceState;
 use crate::layout::Window;
+use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -98,6 +99,7 @@ struct Plan {
     requested: u64,
     /// Bytes at the region's start in which it may.
     usable: u64,
+    log: LogLimit,
 }
 
 /// Why a size cannot be requested.
@@ -116,6 +118,7 @@ impl Mem {
             blocks: Blocks::new((size / BLOCK) as usize),
             requested: 0,
             usable: 0,
+            log: LogLimit::default(),
         };
         let mut config = vec![0; 56];
         config[0..8].copy_from_slice(&BLOCK.to_le_bytes());
@@ -220,7 +223,9 @@ impl Plan {
             return Answer::Nack;
         }
         if let Err(error) = slots.show(span) {
-            tracing::warn!(%error, "cannot plug memory");
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(%error, dropped, "cannot plug memory");
+            }
             return Answer::Busy;
         }
         self.blocks.set(span, true);
@@ -232,7 +237,9 @@ impl Plan {
             return Answer::Error;
         };
         if let Err(error) = slots.discard(span) {
-            tracing::warn!(%error, "cannot unplug memory");
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(%error, dropped, "cannot unplug memory");
+            }
             return Answer::Busy;
         }
         self.blocks.set(span, false);
@@ -247,7 +254,9 @@ impl Plan {
         if self.blocks.plugged() > 0
             && let Err(error) = slots.discard(everything)
         {
-            tracing::warn!(%error, "cannot unplug memory");
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(%error, dropped, "cannot unplug memory");
+            }
             return Answer::Busy;
         }
         self.blocks.set(everything, false);

@@ -23,6 +23,7 @@ pub use self::parked::{Request, Resumed};
 use super::device::{AttachError, DeviceError, one_descriptor};
 use super::event_loop::Registrar;
 use super::state::QueueRecord;
+use crate::log_limit::LogLimit;
 
 /// How often a request's bytes are asked for again when they, said to be there, are not.
 const MAX_ROUNDS: u32 = 8;
@@ -74,6 +75,7 @@ pub struct Misses {
     /// What of it is waited for.
     waited: EventSet,
     parked: Parked,
+    log: LogLimit,
 }
 
 impl Misses {
@@ -83,6 +85,7 @@ impl Misses {
             socket: None,
             waited: EventSet::empty(),
             parked: Parked::default(),
+            log: LogLimit::default(),
         }
     }
 
@@ -108,12 +111,15 @@ impl Misses {
     pub fn park(&mut self, request: Request, ranges: &[MissingRange]) -> Result<(), Request> {
         if request.rounds > MAX_ROUNDS {
             let range = ranges.first();
-            tracing::error!(
-                blob = range.map(|range| hex(&range.blob)),
-                offset = range.map(|range| range.offset),
-                rounds = request.rounds,
-                "a read of an image failed: its bytes were promised, and never came"
-            );
+            if let Some(dropped) = self.log.pass() {
+                tracing::error!(
+                    blob = range.map(|range| hex(&range.blob)),
+                    offset = range.map(|range| range.offset),
+                    rounds = request.rounds,
+                    dropped,
+                    "a read of an image failed: its bytes were promised, and never came"
+                );
+            }
             return Err(request);
         }
         self.parked.park(request, ranges);

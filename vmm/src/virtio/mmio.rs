@@ -19,6 +19,7 @@ use super::config::ConfigSpace;
 use super::device::{Activation, SharedMemory, VirtioDevice};
 use super::interrupt::Interrupt;
 use super::queue::DeviceQueue;
+use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 
 /// Register offsets (§4.2.2).
@@ -84,6 +85,7 @@ pub struct MmioDevice {
     kicks: Vec<Arc<EventFd>>,
     memory: GuestMemory,
     registers: Mutex<Registers>,
+    log: LogLimit,
 }
 
 /// What the driver has written.
@@ -159,6 +161,7 @@ impl MmioDevice {
             kicks,
             memory,
             registers,
+            log: LogLimit::default(),
         })
     }
 
@@ -287,7 +290,9 @@ impl MmioDevice {
 
     fn activate(&self, registers: &Registers) {
         let Some(activation) = self.activation(registers) else {
-            tracing::warn!(device = ?self.id, "the driver set up a queue outside memory");
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(device = ?self.id, dropped, "the driver set up a queue outside memory");
+            }
             self.interrupt.set_driver_ok(true);
             return self.interrupt.fail();
         };
@@ -295,7 +300,9 @@ impl MmioDevice {
         // Kicks from before now found no queue. After `activate`, so that none is taken for a device not yet active.
         let mut device = lock(&self.device);
         if let Err(error) = device.activate(activation) {
-            tracing::warn!(device = ?self.id, %error, "activation failed");
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(device = ?self.id, %error, dropped, "activation failed");
+            }
             device.reset();
             return self.interrupt.fail();
         }

@@ -26,6 +26,7 @@ use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, o
 use super::event_loop::Registrar;
 use super::looped::plain;
 use super::state::{DeviceState, QueueRecord};
+use crate::log_limit::LogLimit;
 
 const QUEUE_SIZES: [u16; 2] = [256; 2];
 const RX: usize = 0;
@@ -50,6 +51,7 @@ pub struct Net {
     receive_starved: bool,
     backend: Option<Tap>,
     registrar: Registrar,
+    log: LogLimit,
 }
 
 impl Net {
@@ -65,6 +67,7 @@ impl Net {
             receive_starved: false,
             backend: None,
             registrar,
+            log: LogLimit::default(),
         }
     }
 
@@ -106,7 +109,9 @@ impl Net {
             && let Err(error) = tap.set_offloads(active.features)
         {
             // Frames still pass, each checksummed and cut by the host.
-            tracing::warn!(%error, "the tap refuses offloads");
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(%error, dropped, "the tap refuses offloads");
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestRegionMmap, MmapRegion, VolatileSlice};
 
 use super::dax::Dax;
+use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::guest_io;
@@ -61,10 +62,11 @@ pub struct Messenger {
     memory: GuestMemory,
     /// A queue in the scratch region, the one form the server's transport takes a message in.
     queue: Queue,
+    log: Arc<LogLimit>,
 }
 
 impl Messenger {
-    pub fn new(images: Arc<RootFs>, guest: GuestMemory) -> std::io::Result<Messenger> {
+    pub fn new(images: Arc<RootFs>, guest: GuestMemory, log: Arc<LogLimit>) -> std::io::Result<Messenger> {
         let invalid = |error: &dyn std::fmt::Display| std::io::Error::other(error.to_string());
         let size = (MESSAGE - SCRATCH) as usize + MAX_MESSAGE;
         let mapping = MmapRegion::new(size).map_err(|error| invalid(&error))?;
@@ -92,6 +94,7 @@ impl Messenger {
             guest,
             memory,
             queue,
+            log,
         })
     }
 
@@ -170,10 +173,13 @@ impl Messenger {
         let served = self.serve(&message, chain);
         if metadata_lost() {
             // Zeros may have been taken for metadata, also just now.
-            tracing::error!(
-                opcode,
-                "an image's metadata file is damaged, or was cut: try `thaw image verify`"
-            );
+            if let Some(dropped) = self.log.pass() {
+                tracing::error!(
+                    opcode,
+                    dropped,
+                    "an image's metadata file is damaged, or was cut: try `thaw image verify`"
+                );
+            }
             return Verdict::Done(self.reply_error(chain, libc::EIO));
         }
         match served {

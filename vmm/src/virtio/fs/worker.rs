@@ -13,6 +13,7 @@ use vmm_sys_util::epoll::Epoll;
 use super::dax::Dax;
 use super::message::{Messenger, Verdict};
 use crate::jail::threads::Thread;
+use crate::log_limit::LogLimit;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::device::{Activation, DeviceError, Saved};
 use crate::virtio::device_thread::{DeviceThread, WAKE, forget_kicks, wait_for_kicks};
@@ -42,6 +43,7 @@ impl Worker {
             accesses: AccessLog::default(),
             dax,
             to_replay: Vec::new(),
+            log: Arc::default(),
         }));
         let thread = DeviceThread::start(&format!("fs-{tag}"), Thread::Files, epoll, gate, {
             let served = served.clone();
@@ -140,6 +142,8 @@ struct Served {
     dax: Dax,
     /// Requests that waited when the guest was frozen: queue and head.
     to_replay: Vec<(usize, u16)>,
+    /// Its messengers have it too, and not one each: a guest that resets the device earns nothing.
+    log: Arc<LogLimit>,
 }
 
 impl Served {
@@ -207,9 +211,11 @@ impl Served {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         self.deactivate();
         let messenger =
-            Messenger::new(self.images.clone(), activation.memory).map_err(|error| DeviceError::System {
-                what: "scratch memory of virtio-fs",
-                error,
+            Messenger::new(self.images.clone(), activation.memory, self.log.clone()).map_err(|error| {
+                DeviceError::System {
+                    what: "scratch memory of virtio-fs",
+                    error,
+                }
             })?;
         wait_for_kicks(&self.epoll, &activation.queues)?;
         self.active = Some(Active {
@@ -230,7 +236,9 @@ impl Served {
 
     /// The device cannot go on until the driver resets it.
     fn fail(&mut self, error: &DeviceError) {
-        tracing::warn!(%error, "virtio-fs stopped until the guest resets it");
+        if let Some(dropped) = self.log.pass() {
+            tracing::warn!(%error, dropped, "virtio-fs stopped until the guest resets it");
+        }
         if let Some(queue) = self.active.as_ref().and_then(|active| active.queues.first()) {
             queue.interrupt().fail();
         }
@@ -303,10 +311,13 @@ impl Served {
 
     /// Answers a request whose bytes cannot be had.
     fn refuse(&mut self, request: &Request, reason: &str) -> Result<(), DeviceError> {
-        tracing::error!(
-            reason,
-            "a read of the root file system failed: its bytes cannot be had"
-        );
+        if let Some(dropped) = self.log.pass() {
+            tracing::error!(
+                reason,
+                dropped,
+                "a read of the root file system failed: its bytes cannot be had"
+            );
+        }
         let Some(active) = &mut self.active else {
             return Ok(());
         };

@@ -14,6 +14,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::relay::{Broken, Relay, Request, Step};
 use crate::jail::threads::Thread;
+use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 use crate::virtio::device::{Activation, DeviceError};
 use crate::virtio::device_thread::{DeviceThread, WAKE, epoll_error, forget_kicks, wait_for_kicks};
@@ -41,6 +42,7 @@ impl Worker {
             epoll: epoll.clone(),
             active: None,
             link: Link::Absent,
+            log: LogLimit::default(),
         }));
         let thread = DeviceThread::start("fs-shared", Thread::Files, epoll, gate, {
             let served = served.clone();
@@ -109,6 +111,7 @@ struct Served {
     epoll: Arc<Epoll>,
     active: Option<Active>,
     link: Link,
+    log: LogLimit,
 }
 
 impl Served {
@@ -145,7 +148,9 @@ impl Served {
 
     /// The device cannot go on until the driver resets it.
     fn fail(&mut self, error: &DeviceError) {
-        tracing::warn!(%error, "the shared virtio-fs device stopped until the guest resets it");
+        if let Some(dropped) = self.log.pass() {
+            tracing::warn!(%error, dropped, "the shared virtio-fs device stopped until the guest resets it");
+        }
         if let Some(queue) = self.active.as_ref().and_then(|active| active.queues.first()) {
             queue.interrupt().fail();
         }

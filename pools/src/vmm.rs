@@ -25,6 +25,10 @@ use crate::spawn::{self, Program};
 /// Environment variable that names the binary.
 pub const VMM_VARIABLE: &str = "THAW_VMM";
 
+/// Least score of a process that serves a guest, when the kernel looks for one to end for want of memory: such a one goes
+/// before thawd, whose unit has a lower one that it would inherit.
+const OOM_SCORE: i32 = 200;
+
 /// Where the binary is: `$THAW_VMM`, else beside the running program.
 pub fn find() -> Result<PathBuf, Error> {
     let looked = match std::env::var_os(VMM_VARIABLE) {
@@ -134,6 +138,9 @@ pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd) -> Result<VmmProce
         pid: number,
         start_time: 0,
     });
+    if let Err(error) = process::raise_oom_score(number, OOM_SCORE) {
+        tracing::debug!(%error, "a process keeps the OOM score of ours");
+    }
     Ok(VmmProcess {
         child: Some(pid),
         pidfd,
@@ -243,6 +250,8 @@ mod tests {
         let vmm = spawn(&program, &listener, &log()).unwrap();
         let record = vmm.record();
         assert!(record.lives());
+        let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", record.pid)).unwrap();
+        assert!(score.trim().parse::<i32>().unwrap() >= OOM_SCORE, "{score}");
         drop(vmm);
         assert!(!record.lives());
 

@@ -1,38 +1,102 @@
 //! Can this host be what a saved vCPU says it is?
 //!
-//! Only what a guest may have come to rely on counts: feature bits, the vendor, where registers lie in an XSAVE area, the
+//! What a guest may have come to rely on counts: feature bits, the vendor, where registers lie in an XSAVE area, the
 //! width of addresses. Topology, caches, family and model do not.
+//!
+//! A saved CPUID may be forged, to switch on what this machine leaves out (nested virtualisation, performance counters,
+//! another hypervisor's interface). So it is compared with what a vCPU would be given here, a register that is not known
+//! as a description may have no bit beyond that, and entries that KVM would take for others are refused.
 
-use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
-use super::features::{Class, WORDS};
+use super::features::{Class, Register, WORDS, Word};
 use super::{LEAF_ADDRESS_SIZES, physical_address_bits};
 
 const LEAF_XSAVE: u32 = 0xd;
 
-/// What `saved`, a vCPU's CPUID, has and `supported` ([`crate::Kvm::supported_cpuid`]) lacks, for people: the names of
+/// What `saved`, a vCPU's CPUID, has and `offered` ([`super::for_vcpu`] of this host) lacks, for people: the names of
 /// feature bits (`CPUID 7.0 ecx bit 30` where there is none), and sentences about the rest. Empty: the vCPU can be
 /// restored here. Of any CPUID, hostile ones too.
-pub fn missing(saved: &CpuId, supported: &CpuId) -> Vec<String> {
-    let (saved_entries, host_entries) = (saved.as_slice(), supported.as_slice());
+pub fn missing(saved: &CpuId, offered: &CpuId) -> Vec<String> {
+    let (saved_entries, host_entries) = (saved.as_slice(), offered.as_slice());
     let mut missing = Vec::new();
     let (vendor, host) = (vendor(saved_entries), vendor(host_entries));
     if vendor != host {
         missing.push(format!("a processor of vendor {vendor:?} (this host: {host:?})"));
     }
-    for word in WORDS {
-        let counted = word.bits_where(|class| class != Class::Free);
-        let lacking = word.read(saved_entries) & !word.read(host_entries) & counted;
-        missing.extend(word.names(lacking));
+    for (position, entry) in saved_entries.iter().enumerate() {
+        if is_ambiguous(entry, &saved_entries[..position], host_entries) {
+            missing.push(format!(
+                "a second reading of CPUID {:#x}.{}",
+                entry.function, entry.index
+            ));
+        }
+        for register in Register::ALL {
+            missing_bits(entry, register, host_entries, &mut missing);
+        }
     }
     missing_xsave(saved_entries, host_entries, &mut missing);
     if saved_entries.iter().any(|e| e.function == LEAF_ADDRESS_SIZES) {
-        let (wanted, host) = (physical_address_bits(saved), physical_address_bits(supported));
+        let (wanted, host) = (physical_address_bits(saved), physical_address_bits(offered));
         if wanted > host {
             missing.push(format!("{wanted} bits of physical address (this host: {host})"));
         }
     }
     missing
+}
+
+/// Whether KVM could take the entry for another: there is one like it before, or it answers for sub-leaves where those of
+/// this host have entries of their own.
+fn is_ambiguous(entry: &kvm_cpuid_entry2, before: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> bool {
+    let is_indexed = |e: &kvm_cpuid_entry2| e.flags & KVM_CPUID_FLAG_SIGNIFCANT_INDEX != 0;
+    let same = |e: &kvm_cpuid_entry2| (e.function, e.index) == (entry.function, entry.index);
+    let here = host.iter().find(|e| e.function == entry.function);
+    before.iter().any(same) || here.is_some_and(|here| is_indexed(here) != is_indexed(entry))
+}
+
+/// The bits of a register that count and that the host's has not.
+fn missing_bits(
+    entry: &kvm_cpuid_entry2,
+    register: Register,
+    host: &[kvm_cpuid_entry2],
+    missing: &mut Vec<String>,
+) {
+    let word = Word {
+        leaf: entry.function,
+        index: entry.index,
+        register,
+        bits: &[],
+        unnamed: Class::System,
+    };
+    let beyond = word.read(std::slice::from_ref(entry)) & !word.read(host);
+    if beyond == 0 || is_description(&word) {
+        return;
+    }
+    let is_same = |w: &&Word| (w.leaf, w.index, w.register) == (word.leaf, word.index, word.register);
+    let word = WORDS.iter().find(is_same).unwrap_or(&word);
+    let counted = word.bits_where(|class| class != Class::Free);
+    missing.extend(word.names(beyond & counted));
+}
+
+/// Whether a register describes and switches nothing on by itself: numbers, names, caches, topology, and what means
+/// nothing without a feature bit that is compared. The vendor, the XSAVE leaf and the width of addresses are compared by
+/// themselves.
+pub(super) fn is_description(word: &Word) -> bool {
+    use Register::{Eax, Ebx, Ecx, Edx};
+    match (word.leaf, word.index, word.register) {
+        (0, 0, _) | (1, 0, Eax | Ebx) | (2 | 4 | 9 | 0xb | 0x1f, _, _) => true,
+        (7, 0, Eax) => true,
+        (LEAF_XSAVE, 0, _) | (LEAF_XSAVE, 1, Ebx | Ecx | Edx) | (LEAF_XSAVE, 2.., _) => true,
+        // AVX10: a version, and widths of vectors.
+        (0x24, _, Eax | Ebx) => true,
+        (0x8000_0000, ..) | (0x8000_0001, _, Eax | Ebx) | (0x8000_0002..=0x8000_0006, ..) => true,
+        (LEAF_ADDRESS_SIZES, _, Eax | Ecx) => true,
+        // What there is of SVM, without which it means nothing.
+        (0x8000_000a, ..) => true,
+        (0x8000_0019 | 0x8000_001a | 0x8000_001d | 0x8000_001e | 0x8000_0026, ..) => true,
+        (0x8000_001f, _, Ebx | Ecx | Edx) | (0x8000_0021, _, Ebx) | (0xc000_0000, ..) => true,
+        _ => false,
+    }
 }
 
 /// XSAVE components that are not there or lie elsewhere, and areas that are too small.

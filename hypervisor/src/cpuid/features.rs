@@ -24,12 +24,16 @@ const V3: Class = Level(3);
 const V4: Class = Level(4);
 
 /// Which register a word of feature bits is in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Register {
     Eax,
     Ebx,
     Ecx,
     Edx,
+}
+
+impl Register {
+    pub const ALL: [Register; 4] = [Register::Eax, Register::Ebx, Register::Ecx, Register::Edx];
 }
 
 /// One register of one leaf, all of whose bits are features.

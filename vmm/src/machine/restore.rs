@@ -234,8 +234,10 @@ fn check_shape(body: &Body, snapshot: &Snapshot) -> Outcome<()> {
 
 /// Whether this host can be every one of the frozen vCPUs.
 fn check_cpus(body: &Body, frozen: &[VcpuState]) -> Outcome<()> {
-    for state in frozen {
-        let missing = cpuid::missing(state.cpuid(), &body.supported);
+    for (index, state) in (0u8..).zip(frozen) {
+        // Not with what KVM supports: it has more than a machine is given, and the file may be forged.
+        let offered = cpuid::for_vcpu(&body.supported, index, body.spec.vcpus).map_err(kvm_error)?;
+        let missing = cpuid::missing(state.cpuid(), &offered);
         if !missing.is_empty() {
             let message = format!(
                 "this host lacks what the snapshot's vCPUs have: {}; thaw where that is, or freeze a machine booted with a \

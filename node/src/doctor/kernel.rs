@@ -21,10 +21,12 @@ const COSTS: [((u32, u32), &str); 4] = [
     ),
 ];
 
-/// What of tc(8) leads the packets of a pod's namespace into its guest.
-const REDIRECTION: [&str; 4] = [
+/// What of tc(8) leads the packets of a pod's namespace into its guest, and filters those it sends.
+const REDIRECTION: [&str; 6] = [
+    "CONFIG_BPF_SYSCALL",
     "CONFIG_NET_CLS_ACT",
     "CONFIG_NET_SCH_INGRESS",
+    "CONFIG_NET_CLS_BPF",
     "CONFIG_NET_CLS_U32",
     "CONFIG_NET_ACT_MIRRED",
 ];

@@ -4,7 +4,8 @@
 
 use super::Switch;
 
-/// Registers: `R0` is an answer, `R1` to `R5` are arguments, which a call destroys, `R6` to `R9` stay.
+/// Registers: `R0` is an answer, `R1` to `R5` are arguments, which a call destroys, `R6` to `R9` stay. Below where `R10` leads
+/// are 512 bytes of stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Register {
@@ -18,6 +19,7 @@ pub(crate) enum Register {
     R7,
     R8,
     R9,
+    R10,
 }
 
 /// Bytes of a load or store.
@@ -58,6 +60,8 @@ pub(crate) enum Helper {
     L4ChecksumReplace = 11,
     /// interface, flags.
     Redirect = 23,
+    /// packet, offset, to, bytes.
+    LoadBytes = 26,
     RedirectPeer = 155,
 }
 

@@ -4,8 +4,8 @@
 //!  guest ─ tap thaw-t0 ⇄ eth0 [ the pod's namespace ] ─ whatever the plugin joined it to
 //! ```
 //!
-//! For its Ethernet interface there is a tap, and every frame that arrives at the one leaves by the other, unread: ARP, IPv6,
-//! whatever there is. The guest takes the interface's place, with its name, MAC, addresses, MTU, routes and neighbours, which
+//! For its Ethernet interface there is a tap. Every frame that arrives at the interface leaves by the tap, unread: ARP, IPv6,
+//! whatever there is; what the guest sends leaves by the interface where it is from the pod ([`filter`]). The guest takes the interface's place, with its name, MAC, addresses, MTU, routes and neighbours, which
 //! [`PodNetwork::config`] has as a handshake takes them.
 //!
 //! Invariants: nothing of the plugin's is changed, so that [`detach`] leaves the namespace as it was; what was made is known
@@ -14,7 +14,7 @@
 
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
@@ -24,10 +24,12 @@ use thaw_protocol::handshake::Network;
 use super::tap::{move_into, on_a_thread, open_tap};
 use crate::netlink::Socket;
 use crate::survey::{self, Link};
-use crate::{Error, link, tc};
+use crate::{Error, bpf, link, tc};
 use describe::Surveyed;
+use filter::Identity;
 
 mod describe;
+mod filter;
 mod loopback;
 
 pub use loopback::meant_for;
@@ -56,6 +58,12 @@ pub enum PodError {
     /// More than a guest can be given.
     #[error("the pod has {} network interfaces ({}) and a guest has one: attach one network to it", names.len(), names.join(", "))]
     Several { names: Vec<String> },
+    /// More than what a guest sends can be compared with.
+    #[error(
+        "the pod has {count} addresses of a family and a guest has at most {}",
+        filter::MAX_ADDRESSES
+    )]
+    Addresses { count: usize },
 }
 
 /// A pod's network, led to a guest. Dropped, the namespace is as it was, unless it is [kept](PodNetwork::keep).
@@ -101,11 +109,11 @@ impl PodNetwork {
             };
             let surveyed = Surveyed::of(route).map_err(failed("read the pod's network"))?;
             refuse_directed(route, &link)?;
-            match lead(route, &link) {
-                Ok(tap) => {
-                    let config = surveyed.describe(&link);
-                    Ok(Some((Led { tap, config }, lead_loopback())))
-                }
+            let config = surveyed.describe(&link);
+            let addresses = config.addresses.iter().map(|address| address.ip);
+            let identity = Identity::new(config.mac, addresses)?;
+            match lead(route, &link, &identity) {
+                Ok(tap) => Ok(Some((Led { tap, config }, lead_loopback()))),
                 Err(e) => {
                     if let Err(left) = remove(route) {
                         tracing::warn!("a pod's network is not as it was: {left}");
@@ -236,8 +244,11 @@ fn refuse_directed(route: &mut Socket, link: &Link) -> Result<(), Error> {
     }
 }
 
-/// Makes the tap of an interface, and has frames go both ways.
-fn lead(route: &mut Socket, to: &Link) -> Result<OwnedFd, Error> {
+/// Makes the tap of an interface, and has frames go both ways, the guest's where it may send them.
+fn lead(route: &mut Socket, to: &Link, identity: &Identity) -> Result<OwnedFd, Error> {
+    let program = bpf::load(&filter::program(identity, to.index)).map_err(failed(
+        "filter what a pod's guest sends (CONFIG_BPF_SYSCALL; what the kernel says of the program)",
+    ))?;
     let tap = open_tap(TAP, None)?;
     reach(Failpoint::PodTapMade);
     let mut join = || -> io::Result<()> {
@@ -250,16 +261,18 @@ fn lead(route: &mut Socket, to: &Link) -> Result<OwnedFd, Error> {
         link::set_mtu(route, index, to.mtu)?;
         link::set_up(route, index)?;
         reach(Failpoint::PodTapUp);
-        for (from, to) in [(index, to.index), (to.index, index)] {
-            tc::add_ingress(route, from)?;
-            reach(Failpoint::PodIngressMade);
-            tc::redirect(route, from, to)?;
-            reach(Failpoint::PodRedirected);
-        }
+        tc::add_ingress(route, index)?;
+        reach(Failpoint::PodIngressMade);
+        tc::run(route, index, program.as_raw_fd())?;
+        reach(Failpoint::PodRedirected);
+        tc::add_ingress(route, to.index)?;
+        reach(Failpoint::PodIngressMade);
+        tc::redirect(route, to.index, index)?;
+        reach(Failpoint::PodRedirected);
         Ok(())
     };
     join().map_err(failed(
-        "redirect a pod's frames (load sch_ingress, cls_u32, act_mirred)",
+        "filter and redirect a pod's frames (load sch_ingress, cls_bpf, cls_u32, act_mirred)",
     ))?;
     Ok(tap)
 }

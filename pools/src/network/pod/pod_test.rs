@@ -11,15 +11,15 @@ use crate::network::tap::{Failure, enter};
 use crate::network::world::{PATIENCE, Wire, talk, within as inside};
 
 const MTU: u32 = 1400;
-const POD4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 5);
-const HOST4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
-const POD6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 5);
-const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 1);
+pub(super) const POD4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 5);
+pub(super) const HOST4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
+pub(super) const POD6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 5);
+pub(super) const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 1);
 /// Somebody the plugin has told the pod of.
 const KNOWN: (Ipv4Addr, [u8; 6]) = (Ipv4Addr::new(10, 88, 0, 9), [2, 0, 0, 0, 0, 9]);
 
 /// Runs a test in a host's namespace of its own, where this host allows it.
-fn on_a_host(test: impl FnOnce() + Send) {
+pub(super) fn on_a_host(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let ran = scope.spawn(|| match enter(UnshareFlags::NEWNET) {
             Ok(_) => test(),
@@ -50,7 +50,7 @@ fn join(pod: &OwnedFd, here: &str, there: &str) -> (u32, u32) {
 }
 
 /// A pod of one interface, with addresses, routes and a neighbour.
-fn pod() -> OwnedFd {
+pub(super) fn pod() -> OwnedFd {
     let pod = namespace();
     let (here, there) = join(&pod, "pod0", "eth0");
     let mut route = Socket::route().unwrap();
@@ -126,7 +126,7 @@ impl Guest {
     }
 }
 
-fn attach(pod: &OwnedFd) -> Result<Option<PodNetwork>, Error> {
+pub(super) fn attach(pod: &OwnedFd) -> Result<Option<PodNetwork>, Error> {
     PodNetwork::attach(pod.try_clone().unwrap())
 }
 

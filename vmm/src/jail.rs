@@ -10,7 +10,8 @@
 //! Landlock and the filters alone, and the log says so in one line. The PID namespace is made by whoever starts this
 //! process, for a process cannot enter one itself; here it is only seen. docs/jail.md is the whole of it.
 //!
-//! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`.
+//! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; but one file of /sys is
+//! read before ([`crate::multihit`]).
 
 mod filter;
 mod landlock;

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::limits;
 use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
 use thaw_failpoint::{Failpoint, reach};
@@ -127,9 +126,6 @@ impl Hierarchy {
                 made.destroy();
                 return Err(Unavailable(format!("cannot create {}: {e}", directory.display())));
             }
-            if let (Hierarchy::V2 { .. }, true) = (self, made.is_ours()) {
-                limits::enable(root, &directory);
-            }
             made.directories.push(directory);
             reach(Failpoint::CgroupDirectoryMade);
         }
@@ -232,11 +228,6 @@ impl Cgroup {
         &self.name
     }
 
-    /// Whether it is Thaw's alone, and no place somebody else has for it.
-    pub fn is_ours(&self) -> bool {
-        !self.name.starts_with('/')
-    }
-
     /// The directories, one per hierarchy.
     pub fn directories(&self) -> &[PathBuf] {
         &self.directories
@@ -279,7 +270,7 @@ impl Cgroup {
 
     /// Fails while there are others, as it should. Those of a place somebody else has are theirs.
     fn remove_parents(&self) {
-        if !self.is_ours() {
+        if self.name.starts_with('/') {
             return;
         }
         for parent in self.directories.iter().filter_map(|d| d.parent()) {

@@ -27,7 +27,6 @@ mod bpf;
 pub mod cgroup;
 pub mod demand;
 pub mod disk;
-pub mod limits;
 mod link;
 pub mod machine;
 mod netlink;

@@ -1,7 +1,7 @@
 //! How often a guest can have a line written to the log.
 //!
-//! A guest that misuses a device is told of in the log, and can misuse it again at once. So a device has a few lines to
-//! spend, and earns another one now and then; the next line that is written says how many were not.
+//! The VMM logs a guest's misuse of a device, and a guest can misuse a device endlessly. So each device may write a burst of
+//! lines, then one line each period. The next line that is written tells how many were dropped.
 
 use std::sync::{Mutex, PoisonError};
 

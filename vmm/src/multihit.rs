@@ -14,7 +14,7 @@ const FILE: &str = "/sys/devices/system/cpu/vulnerabilities/itlb_multihit";
 pub enum Multihit {
     /// The kernel says that the processor does not have the erratum.
     NotAffected,
-    /// It has it, or nobody says: KVM's guard stays on.
+    /// The processor has the erratum, or the kernel does not say. KVM's guard stays on.
     Guarded,
 }
 

@@ -52,7 +52,7 @@ pub(super) fn is_barred(host: &Host, to: Ipv4Addr) -> bool {
     undecided(host).iter().any(|prefix| prefix.contains(to))
 }
 
-/// All of a slot's rules, with the policy of one nobody said anything of. `barred`: name servers at such addresses.
+/// All of a slot's rules, with the default policy. `barred`: name servers at such addresses.
 /// `fast`: it is to have a fast path, so of connections that there are the namespace may see the middle alone.
 pub(super) fn rules(host: &Host, number: u32, barred: &[Ipv4Addr], fast: bool) -> Transaction<'static> {
     let own = host.setup.range.slot(number);

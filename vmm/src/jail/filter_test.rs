@@ -76,8 +76,8 @@ fn one_call() {
     let trying = std::thread::spawn(move || {
         expected.is(thread);
         wait.recv().unwrap();
-        // SAFETY: no argument is a pointer the call could use: were it allowed, it would fail, or make memory nobody
-        // knows of.
+        // SAFETY: no argument is a pointer that the call could use. If the filter allowed it, it would fail, or map memory
+        // that no code refers to.
         unsafe { libc::syscall(number, a, b, c, -1, -1, 0) };
         // SAFETY: ends the process: it was not stopped.
         unsafe { libc::_exit(0) }

@@ -49,7 +49,7 @@ impl Link {
         self.attached.config().unwrap().mac
     }
 
-    /// Sends what comes after a destination, which tells frames apart and is nobody's.
+    /// Sends a frame: a destination that no interface has, unique to this frame, then these bytes.
     fn send(&mut self, frame: &[u8]) -> [u8; 6] {
         self.sent += 1;
         let [a, b, c, d] = self.sent.to_be_bytes();

@@ -1,13 +1,14 @@
 //! What this process gives up before it serves anybody.
 //!
 //! Invariant: when [`enter`] returns, the process sees an empty read-only root, no network, no other process's IPC, has
-//! no descriptor but 0 to 3, can gain no privilege, dumps no core, opens nothing, makes only the system calls of
-//! [`syscalls`], and holds no capability; but where it was started with CAP_SYS_BOOT in the initial user namespace it keeps
-//! that one until the VM is made, because KVM_CAP_VM_DISABLE_NX_HUGE_PAGES asks for it, and [`give_up_last_capability`]
-//! ends that before any guest code exists. Then the calls that made the machine are taken from all its threads ([`seal`]).
+//! no descriptor but 0 to 3, can gain no privilege, dumps no core, and holds no capability; but where it was started with
+//! CAP_SYS_BOOT in the initial user namespace it keeps that one until the VM is made, because
+//! KVM_CAP_VM_DISABLE_NX_HUGE_PAGES asks for it, and [`give_up_last_capability`] ends that before any guest code exists. Once
+//! the machine is made, before anything hostile reaches the process, all its threads are left with the system calls of
+//! [`syscalls`] ([`seal`]).
 //!
 //! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then paths are closed by
-//! Landlock and the filters alone, and the log says so in one line. The PID namespace is made by whoever starts this
+//! Landlock and the filter alone, and the log says so in one line. The PID namespace is made by whoever starts this
 //! process, for a process cannot enter one itself; here it is only seen. docs/jail.md is the whole of it.
 //!
 //! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; but one file of /sys is
@@ -48,8 +49,6 @@ const MAX_THREADS: u64 = 64;
 pub enum JailError {
     #[error("{step}: {source}")]
     Step { step: &'static str, source: io::Error },
-    #[error("the seccomp filter: {0}")]
-    Seccomp(#[from] seccompiler::Error),
 }
 
 fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, JailError> {
@@ -105,7 +104,8 @@ pub fn enter() -> Result<(), JailError> {
     if !missing.is_empty() {
         tracing::warn!("the jail lacks {}", missing.join(", "));
     }
-    Ok(filter::confine_process()?)
+    filter::will_seal();
+    Ok(())
 }
 
 /// Gives up CAP_SYS_BOOT, if it is still there.

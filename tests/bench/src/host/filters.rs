@@ -12,7 +12,7 @@ use crate::vmm::{Vmm, open_kvm};
 pub fn installed(directory: &Path, vcpus: u8) -> io::Result<usize> {
     let log = std::fs::File::create(directory.join("filters.log"))?.into();
     let mut vmm = Vmm::spawn(directory, &log)?;
-    // It has closed its jail when it answers.
+    // Its jail is closed when it answers.
     vmm.status()?;
     let status = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/status"));
     let (own, inherited) = (status(&vmm.pid().to_string())?, status("self")?);

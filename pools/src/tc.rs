@@ -26,6 +26,7 @@ const U32_SELECTOR: u16 = 5;
 const U32_ACTION: u16 = 7;
 /// `struct tc_u32_sel` without keys: every packet, and that is the end of it.
 const EVERYTHING: [u8; 16] = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const BPF_CLASS: u16 = 3;
 const BPF_FD: u16 = 6;
 const BPF_NAME: u16 = 7;
 const BPF_FLAGS: u16 = 8;
@@ -124,9 +125,11 @@ pub(crate) fn redirect_as(cookie: &[u8], socket: &mut Socket, from: u32, to: u32
     socket.request(&Message::new(NEW_FILTER, CREATE | EXCLUSIVE, &body, attributes))
 }
 
-/// Has a program (bpf(2)) decide what becomes of every frame that arrives at an interface.
-pub(crate) fn run(socket: &mut Socket, link: u32, program: RawFd) -> io::Result<()> {
+/// Has a program (bpf(2)) decide what becomes of every frame that arrives at an interface; it finds `class` in the frame's
+/// `tc_classid`.
+pub(crate) fn run(socket: &mut Socket, link: u32, program: RawFd, class: u16) -> io::Result<()> {
     let options = Attributes::default()
+        .bytes(BPF_CLASS, &u32::from(class).to_ne_bytes())
         .bytes(BPF_FD, &program.to_ne_bytes())
         .text(BPF_NAME, "thaw")
         .bytes(BPF_FLAGS, &BPF_DECIDES.to_ne_bytes());

@@ -2,8 +2,6 @@
 //!
 //! Invariants: jumps lead forward, to a place that is named; so every program ends. The kernel verifies the rest.
 
-use super::Switch;
-
 /// Registers: `R0` is an answer, `R1` to `R5` are arguments, which a call destroys, `R6` to `R9` stay. Below where `R10` leads
 /// are 512 bytes of stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +27,8 @@ pub(crate) enum Size {
     Four = 0x00,
     Two = 0x08,
     One = 0x10,
+    /// A pointer that is kept on the stack.
+    Eight = 0x18,
 }
 
 /// When to jump: of the low 32 bits, without sign.
@@ -56,6 +56,8 @@ pub(crate) enum Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Helper {
+    /// map, key: the address of its value, or 0.
+    MapLookup = 1,
     /// packet, offset, old, new, flags.
     L4ChecksumReplace = 11,
     /// interface, flags.
@@ -83,7 +85,7 @@ const JA: u8 = 0x00;
 const JGT: u8 = 0x20;
 const CALL: u8 = 0x80;
 const EXIT: u8 = 0x90;
-const MAP_VALUE: u8 = 2;
+const MAP_FD: u8 = 1;
 
 /// A program being written.
 #[derive(Debug, Default)]
@@ -166,17 +168,45 @@ impl Assembler {
         self.put(ALU | END_TO_BE, on as u8, 0, 0, 32);
     }
 
-    /// Reads a switch: not 0 where it is on.
-    pub fn load_switch(&mut self, to: Register, switch: &Switch) {
-        self.put(LD | DOUBLE, to as u8, MAP_VALUE, 0, switch.number());
+    /// Has `R0` be the address of a map's entry, or 0 where it has none; the key, 32 bits of a register, is left in the uppermost
+    /// word of the stack. `number` is the map's descriptor.
+    pub fn look_up(&mut self, number: i32, key: Register) {
+        self.store(Size::Four, Register::R10, -4, key);
+        self.put(LD | DOUBLE, Register::R1 as u8, MAP_FD, 0, number);
         self.put(0, 0, 0, 0, 0);
-        self.load(Size::Four, to, to, 0);
+        self.copy(Register::R2, Register::R10);
+        self.operate(Operation::Add, Register::R2, -4);
+        self.call(Helper::MapLookup);
     }
 
     /// Jumps where a register, 32 bits of it, compares so with a number.
     pub fn jump_when(&mut self, register: Register, when: When, number: u32, place: &'static str) {
         self.open.push((self.written.len(), place));
         self.put(JMP32 | when as u8, register as u8, 0, 0, number as i32);
+    }
+
+    /// The same with another register.
+    pub fn jump_when_register(
+        &mut self,
+        register: Register,
+        when: When,
+        other: Register,
+        place: &'static str,
+    ) {
+        self.open.push((self.written.len(), place));
+        self.put(
+            JMP32 | when as u8 | BY_REGISTER,
+            register as u8,
+            other as u8,
+            0,
+            0,
+        );
+    }
+
+    /// Jumps where a pointer is none.
+    pub fn jump_when_null(&mut self, register: Register, place: &'static str) {
+        self.open.push((self.written.len(), place));
+        self.put(JMP | When::Equal as u8, register as u8, 0, 0, 0);
     }
 
     /// Jumps where a register is above another.

@@ -1,17 +1,23 @@
-//! bpf(2): programs for what arrives at an interface, and the one number that switches them.
+//! bpf(2): programs for what arrives at an interface, and tables of what they must know of each.
 //!
 //! Invariant: every pointer the kernel is given is of memory that outlives the call, and of the size it is said to be.
 
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 pub(crate) mod assembler;
 
 // include/uapi/linux/bpf.h
 const MAP_CREATE: libc::c_int = 0;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
+const MAP_DELETE_ELEM: libc::c_int = 3;
 const PROG_LOAD: libc::c_int = 5;
-const MAP_TYPE_ARRAY: u32 = 2;
+const MAP_TYPE_HASH: u32 = 1;
+const MAP_NO_PREALLOC: u32 = 1;
+/// Of an update: `EEXIST` where there is such a key.
+const NO_EXIST: u64 = 1;
 const PROG_TYPE_SCHED_CLS: u32 = 3;
 const LICENCE: &[u8] = b"Apache-2.0\0";
 /// Bytes the verifier may use to say why; it is cut to its end.
@@ -31,9 +37,9 @@ struct MapCreate {
     flags: u32,
 }
 
-/// Of MAP_UPDATE_ELEM.
+/// Of MAP_UPDATE_ELEM; MAP_DELETE_ELEM reads the beginning of it.
 #[repr(C)]
-struct MapUpdate {
+struct MapElement {
     map: u32,
     padding: u32,
     key: u64,
@@ -78,40 +84,67 @@ fn descriptor(answer: libc::c_int) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(answer) }
 }
 
-/// A number that programs read at every packet.
+/// A table of `T` that programs look up at every packet, by a number of 16 bits: as many as a filter can tell a program
+/// (`tc_classid`). `T` is words of 32 bits, so it has no padding.
 #[derive(Debug)]
-pub(crate) struct Switch {
+pub(crate) struct Table<T> {
     map: OwnedFd,
+    next: AtomicU16,
+    entries: PhantomData<T>,
 }
 
-impl Switch {
-    /// Off.
-    pub fn new() -> io::Result<Switch> {
+impl<T: Copy> Table<T> {
+    /// Without entries.
+    pub fn new() -> io::Result<Table<T>> {
         let attribute = MapCreate {
-            kind: MAP_TYPE_ARRAY,
-            key_size: 4,
-            value_size: 4,
-            entries: 1,
-            flags: 0,
+            kind: MAP_TYPE_HASH,
+            key_size: size_of::<u32>() as u32,
+            value_size: size_of::<T>() as u32,
+            entries: u16::MAX.into(),
+            flags: MAP_NO_PREALLOC,
         };
-        bpf(MAP_CREATE, &attribute).map(|map| Switch { map: descriptor(map) })
+        bpf(MAP_CREATE, &attribute).map(|map| Table {
+            map: descriptor(map),
+            next: AtomicU16::new(1),
+            entries: PhantomData,
+        })
     }
 
-    /// Turns it on or off, for programs that begin from now on.
-    pub fn set(&self, on: bool) -> io::Result<()> {
-        let (key, value) = (0u32, u32::from(on));
-        let attribute = MapUpdate {
+    /// Adds an entry under a key that none has: the key.
+    ///
+    /// # Errors
+    /// `E2BIG`: there are 65,535 entries.
+    pub fn insert(&self, value: &T) -> io::Result<u16> {
+        loop {
+            let key = self.next.fetch_add(1, Ordering::Relaxed);
+            match bpf(MAP_UPDATE_ELEM, &self.element(&key.into(), Some(value))) {
+                Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
+                added => return added.map(|_| key),
+            }
+        }
+    }
+
+    /// Removes one, for programs that begin from now on.
+    pub fn remove(&self, key: u16) -> io::Result<()> {
+        match bpf(MAP_DELETE_ELEM, &self.element(&key.into(), None)) {
+            Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// What is lent must outlive the call that is given it.
+    fn element(&self, key: &u32, value: Option<&T>) -> MapElement {
+        MapElement {
             map: self.map.as_raw_fd() as u32,
             padding: 0,
-            key: std::ptr::from_ref(&key) as u64,
-            value: std::ptr::from_ref(&value) as u64,
-            flags: 0,
-        };
-        bpf(MAP_UPDATE_ELEM, &attribute).map(drop)
+            key: std::ptr::from_ref(key) as u64,
+            value: value.map_or(0, |value| std::ptr::from_ref(value) as u64),
+            flags: NO_EXIST * u64::from(value.is_some()),
+        }
     }
 
-    /// For a program that reads it, [`assembler::Assembler::load_switch`].
-    fn number(&self) -> i32 {
+    /// For a program that looks entries up, [`assembler::Assembler::look_up`].
+    pub fn number(&self) -> i32 {
         self.map.as_raw_fd()
     }
 }

@@ -1,5 +1,5 @@
-//! The fast path of a slot: its packets are redirected by two programs, past the namespace's routing, connection tracking
-//! and rules.
+//! The fast path of a slot: its packets are redirected past the namespace's routing, connection tracking and rules, by two
+//! programs that all slots share.
 //!
 //! ```text
 //!  guest ─ tap ─ program ───────────────────────── thaw-n12 ─ [ the host: NAT ] ─ outside
@@ -13,48 +13,100 @@
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use super::tap::{self, Privileged};
 use super::{TAP_INDEX, UPLINK_NAME, conntrack};
-use crate::bpf::{self, Switch};
+use crate::bpf::{self, Table};
 use crate::netlink::Socket;
+use crate::prefix::Prefix;
 use crate::{Error, link, tc};
 pub(super) use program::Wiring;
 use thaw_failpoint::{Failpoint, reach};
 
 mod program;
 
+/// The programs, and the table of the slots they serve.
+#[derive(Debug)]
+pub(super) struct Programs {
+    slots: Table<Wiring>,
+    outward: OwnedFd,
+    inward: OwnedFd,
+}
+
+impl Programs {
+    /// Has the kernel verify them. `barred`: where connections decide, or nothing is let through.
+    pub fn load(barred: &[Prefix]) -> io::Result<Programs> {
+        let slots = Table::new()?;
+        let outward = bpf::load(&program::outward(&slots, barred))?;
+        let inward = bpf::load(&program::inward(&slots, barred))?;
+        reach(Failpoint::NetworkFastLoaded);
+        Ok(Programs {
+            slots,
+            outward,
+            inward,
+        })
+    }
+}
+
+/// A slot's entry in the table; removed when dropped.
+#[derive(Debug)]
+pub(super) struct Entry {
+    programs: Arc<Programs>,
+    key: u16,
+}
+
+impl Entry {
+    fn remove(&self) -> io::Result<()> {
+        self.programs.slots.remove(self.key)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            tracing::warn!(%error, "a slot stays in the table of the fast path");
+        }
+    }
+}
+
 /// A fast path that is laid.
 #[derive(Debug)]
 pub(super) enum FastPath {
     /// By us: turning it off takes no RTNL.
-    Ours(Switch),
+    Ours(Entry),
     /// By an earlier owner of the slot, whose namespace the socket is of: it is removed, which does.
     Found { route: Socket, uplink: u32 },
 }
 
 impl FastPath {
-    /// Lays it: `route` is of the slot's namespace. On an error nothing of it is left.
-    pub fn lay(route: &mut Socket, wiring: &Wiring) -> io::Result<FastPath> {
-        let switch = Switch::new()?;
-        let outward = bpf::load(&program::outward(wiring, &switch))?;
-        let inward = bpf::load(&program::inward(wiring, &switch))?;
-        reach(Failpoint::NetworkFastLoaded);
-        let mut attach = || -> io::Result<()> {
-            for (link, program) in [(TAP_INDEX, &outward), (wiring.uplink, &inward)] {
+    /// Lays it: `route` is of the slot's namespace, in which the uplink has that index. No guest has the slot yet. On an error
+    /// nothing of it is left.
+    pub fn lay(
+        route: &mut Socket,
+        programs: &Arc<Programs>,
+        wiring: &Wiring,
+        uplink: u32,
+    ) -> io::Result<FastPath> {
+        let mut attach = || -> io::Result<Entry> {
+            let key = programs.slots.insert(wiring)?;
+            let entry = Entry {
+                programs: programs.clone(),
+                key,
+            };
+            for (link, program) in [(TAP_INDEX, &programs.outward), (uplink, &programs.inward)] {
                 tc::add_ingress(route, link)?;
-                tc::run(route, link, program.as_raw_fd())?;
+                tc::run(route, link, program.as_raw_fd(), entry.key)?;
                 reach(Failpoint::NetworkFastAttached);
             }
-            switch.set(true)?;
             reach(Failpoint::NetworkFastOn);
-            Ok(())
+            Ok(entry)
         };
         match attach() {
-            Ok(()) => Ok(FastPath::Ours(switch)),
+            Ok(entry) => Ok(FastPath::Ours(entry)),
             Err(e) => {
-                remove(route, wiring.uplink)?;
+                remove(route, uplink)?;
                 Err(e)
             }
         }
@@ -72,7 +124,7 @@ impl FastPath {
     /// Has the namespace decide every packet that comes from now on. Programs that had begun may still redirect theirs.
     pub fn turn_off(&mut self) -> io::Result<()> {
         match self {
-            FastPath::Ours(switch) => switch.set(false),
+            FastPath::Ours(entry) => entry.remove(),
             FastPath::Found { route, uplink } => remove(route, *uplink),
         }
     }
@@ -110,16 +162,8 @@ pub(super) fn try_out() -> Result<(), Error> {
         // The other end is there as well; what matters is that it is a pair's.
         link::make_pair(&mut route, "here", UPLINK_NAME, tapped.namespace.as_fd())?;
         let uplink = link::index(&mut route, UPLINK_NAME)?;
-        FastPath::lay(
-            &mut route,
-            &Wiring {
-                slot: Ipv4Addr::UNSPECIFIED,
-                host: Ipv4Addr::UNSPECIFIED,
-                uplink,
-                barred: Vec::new(),
-            },
-        )
-        .map(drop)
+        let wiring = Wiring::new(Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED, uplink);
+        FastPath::lay(&mut route, &Arc::new(Programs::load(&[])?), &wiring, uplink).map(drop)
     };
     lay().map_err(failed(
         "redirect packets by eBPF (CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF, Linux 5.10)",

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::{fs, io};
 
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 use super::earlier::Earlier;
-use super::fast::{FastPath, Wiring};
+use super::fast::{FastPath, Programs, Wiring};
 use super::range::{Range, SLOT_LENGTH};
 use super::tap::Privileged;
 use super::{
@@ -97,6 +97,8 @@ pub(super) struct Host {
     next: AtomicU32,
     /// None before the first slot.
     prepared: Mutex<Option<Way>>,
+    /// Of the fast path; none before the first slot that has one.
+    programs: Mutex<Option<Arc<Programs>>>,
     /// Of whom a number may still have connections.
     pub earlier: Earlier,
 }
@@ -109,6 +111,7 @@ impl Host {
             table: setup.range.table(),
             next: AtomicU32::new(next.wrapping_mul(0x9e37_79b9)),
             prepared: Mutex::new(None),
+            programs: Mutex::new(None),
             earlier: Earlier::default(),
             setup,
         }
@@ -151,13 +154,10 @@ impl Host {
 
     /// Lays a slot's fast path. Without it the slot is as good; where the first has none, no other is tried.
     fn lay(&self, slot: &mut Privileged, number: u32, uplink: u32) -> Option<FastPath> {
-        let wiring = Wiring {
-            slot: self.setup.range.slot(number),
-            host: self.setup.range.host(number),
-            uplink,
-            barred: slot::undecided(self),
-        };
-        let laid = FastPath::lay(&mut slot.route, &wiring);
+        let range = self.setup.range;
+        let wiring = Wiring::new(range.slot(number), range.host(number), uplink);
+        let programs = self.programs();
+        let laid = programs.and_then(|programs| FastPath::lay(&mut slot.route, &programs, &wiring, uplink));
         let mut way = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let first = *way == Some(Way::Untried);
         match &laid {
@@ -173,6 +173,17 @@ impl Host {
             Ok(_) => {}
         }
         laid.ok()
+    }
+
+    /// The programs of the fast path: the kernel verifies them for the first slot.
+    fn programs(&self) -> io::Result<Arc<Programs>> {
+        let mut kept = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(programs) = &*kept {
+            return Ok(programs.clone());
+        }
+        let loaded = Arc::new(Programs::load(&slot::undecided(self))?);
+        *kept = Some(loaded.clone());
+        Ok(loaded)
     }
 
     /// Makes the pair of interfaces, under the first number nobody has.

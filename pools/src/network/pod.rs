@@ -263,7 +263,7 @@ fn lead(route: &mut Socket, to: &Link, identity: &Identity) -> Result<OwnedFd, E
         reach(Failpoint::PodTapUp);
         tc::add_ingress(route, index)?;
         reach(Failpoint::PodIngressMade);
-        tc::run(route, index, program.as_raw_fd())?;
+        tc::run(route, index, program.as_raw_fd(), 0)?;
         reach(Failpoint::PodRedirected);
         tc::add_ingress(route, to.index)?;
         reach(Failpoint::PodIngressMade);

@@ -1,4 +1,7 @@
-//! The two programs of a slot: what the guest sends, and what is sent to it.
+//! The two programs of all slots: what a guest sends, and what is sent to it.
+//!
+//! Whose frame it is, the filter that runs the program says by a number ([`Wiring`] in the table of slots). So the kernel has two
+//! programs to verify and to free for a whole node, not two for each sandbox.
 //!
 //! They do for a packet what the slot's namespace would: the guest's address becomes the slot's on the way out and the
 //! slot's the guest's on the way in, one hop is counted, and the frame is for the next interface. Address and address
@@ -14,21 +17,41 @@ use std::net::Ipv4Addr;
 use super::super::{
     GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, HOST_ADDRESS, HOST_MAC, PREFIX, TAP_INDEX, UPLINK_MAC,
 };
-use crate::bpf::Switch;
+use crate::bpf::Table;
 use crate::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
 use crate::prefix::Prefix;
-use Register::{R0, R1, R2, R3, R4, R5, R6, R7, R8, R9};
+use Register::{R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10};
 
-/// What of a slot is written into its programs.
-#[derive(Clone, Debug)]
+/// What the programs must know of a slot: words of 32 bits, which they read at these offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub(in super::super) struct Wiring {
-    pub slot: Ipv4Addr,
-    /// The host's end.
-    pub host: Ipv4Addr,
+    /// The slot's address and that of the host's end, as they are in a header.
+    slot: u32,
+    host: u32,
     /// The index of the uplink in its namespace.
-    pub uplink: u32,
-    /// Where connections decide, or nothing is let through.
-    pub barred: Vec<Prefix>,
+    uplink: u32,
+    /// What a header's checksum is to be added where the guest's address becomes the slot's, and the other way round.
+    outward: u32,
+    inward: u32,
+}
+
+const SLOT: i16 = 0;
+const HOST: i16 = 4;
+const UPLINK: i16 = 8;
+const OUTWARD: i16 = 12;
+const INWARD: i16 = 16;
+
+impl Wiring {
+    pub fn new(slot: Ipv4Addr, host: Ipv4Addr, uplink: u32) -> Wiring {
+        Wiring {
+            slot: raw(slot),
+            host: raw(host),
+            uplink,
+            outward: difference(GUEST_ADDRESS, slot),
+            inward: difference(slot, GUEST_ADDRESS),
+        }
+    }
 }
 
 /// Which way a packet goes.
@@ -41,6 +64,7 @@ enum Way {
 // `struct __sk_buff`.
 const PROTOCOL: i16 = 16;
 const VLAN_PRESENT: i16 = 20;
+const CLASS: i16 = 72;
 const DATA: i16 = 76;
 const DATA_END: i16 = 80;
 // Offsets in a frame.
@@ -79,18 +103,20 @@ const ERRORS: [u32; 3] = [3, 11, 12];
 /// `BPF_F_PSEUDO_HDR`, of four bytes; with `BPF_F_MARK_MANGLED_0`: 0 is no checksum.
 const TCP_SUM: u32 = 0x14;
 const UDP_SUM: u32 = 0x34;
+/// Where on the stack the address of the slot's [`Wiring`] is kept.
+const WIRING: i16 = -16;
 /// `TC_ACT_OK`, to go on as without us; `TC_ACT_SHOT`.
 const PASS: u32 = 0;
 const DROP: u32 = 2;
 
-/// For what arrives at the tap.
-pub(super) fn outward(wiring: &Wiring, switch: &Switch) -> Vec<u64> {
-    write(wiring, switch, Way::Out)
+/// For what arrives at a tap. `barred`: where connections decide, or nothing is let through.
+pub(super) fn outward(slots: &Table<Wiring>, barred: &[Prefix]) -> Vec<u64> {
+    write(slots, barred, Way::Out)
 }
 
-/// For what arrives at the uplink.
-pub(super) fn inward(wiring: &Wiring, switch: &Switch) -> Vec<u64> {
-    write(wiring, switch, Way::In)
+/// For what arrives at an uplink.
+pub(super) fn inward(slots: &Table<Wiring>, barred: &[Prefix]) -> Vec<u64> {
+    write(slots, barred, Way::In)
 }
 
 fn raw(address: Ipv4Addr) -> u32 {
@@ -111,12 +137,24 @@ fn difference(old: Ipv4Addr, new: Ipv4Addr) -> u32 {
 /// The same of one hop less.
 const HOP: u32 = 0xffff - u16::from_ne_bytes([1, 0]) as u32;
 
-fn write(wiring: &Wiring, switch: &Switch, way: Way) -> Vec<u64> {
-    let mut a = Assembler::default();
-    let (old, new) = match way {
-        Way::Out => (GUEST_ADDRESS, wiring.slot),
-        Way::In => (wiring.slot, GUEST_ADDRESS),
+/// Has a register be a word of the slot's wiring.
+fn load_wiring(a: &mut Assembler, to: Register, offset: i16) {
+    a.load(Size::Eight, to, R10, WIRING);
+    a.load(Size::Four, to, to, offset);
+}
+
+/// Has registers be the address that is translated, and what it becomes.
+fn load_addresses(a: &mut Assembler, way: Way, old: Register, new: Register) {
+    let (slots, guests) = match way {
+        Way::Out => (new, old),
+        Way::In => (old, new),
     };
+    a.set(guests, raw(GUEST_ADDRESS));
+    load_wiring(a, slots, SLOT);
+}
+
+fn write(slots: &Table<Wiring>, barred: &[Prefix], way: Way) -> Vec<u64> {
+    let mut a = Assembler::default();
     // Which address is translated, which is the other's, and which of an inner header is translated.
     let (own, other) = match way {
         Way::Out => (IP + SOURCE, IP + DESTINATION),
@@ -131,9 +169,16 @@ fn write(wiring: &Wiring, switch: &Switch, way: Way) -> Vec<u64> {
         Way::In => UPLINK_MAC,
     };
 
+    let difference = match way {
+        Way::Out => OUTWARD,
+        Way::In => INWARD,
+    };
+
     a.copy(R6, R1);
-    a.load_switch(R1, switch);
-    a.jump_when(R1, When::Equal, 0, "pass");
+    a.load(Size::Four, R1, R6, CLASS);
+    a.look_up(slots.number(), R1);
+    a.jump_when_null(R0, "pass");
+    a.store(Size::Eight, R10, WIRING, R0);
     a.load(Size::Four, R1, R6, PROTOCOL);
     a.jump_when(R1, When::NotEqual, IPV4, "pass");
     a.load(Size::Four, R1, R6, VLAN_PRESENT);
@@ -151,7 +196,8 @@ fn write(wiring: &Wiring, switch: &Switch, way: Way) -> Vec<u64> {
     a.load(Size::One, R1, R7, TTL);
     a.jump_when(R1, When::AtMost, 1, "pass");
     a.load(Size::Four, R1, R7, own);
-    a.jump_when(R1, When::NotEqual, raw(old), "pass");
+    load_addresses(&mut a, way, R2, R3);
+    a.jump_when_register(R1, When::NotEqual, R2, "pass");
     a.load(Size::One, R9, R7, IP_PROTOCOL);
     if way == Way::In {
         // An error may be from anywhere: what it is about tells that it is the guest's.
@@ -164,10 +210,11 @@ fn write(wiring: &Wiring, switch: &Switch, way: Way) -> Vec<u64> {
     }
 
     a.load(Size::Four, R2, R7, other);
-    a.jump_when(R2, When::Equal, raw(wiring.host), "host");
+    load_wiring(&mut a, R1, HOST);
+    a.jump_when_register(R2, When::Equal, R1, "host");
     a.host_order(R2);
     let guests = Prefix::around(HOST_ADDRESS, PREFIX);
-    for prefix in wiring.barred.iter().copied().chain(guests) {
+    for prefix in barred.iter().copied().chain(guests) {
         a.copy(R1, R2);
         a.operate(Operation::And, R1, prefix.mask().to_bits() as i32);
         a.jump_when(R1, When::Equal, prefix.first().to_bits(), "pass");
@@ -205,8 +252,7 @@ fn write(wiring: &Wiring, switch: &Switch, way: Way) -> Vec<u64> {
     a.set(R5, UDP_SUM);
     a.place("checksum");
     a.copy(R1, R6);
-    a.set(R3, raw(old));
-    a.set(R4, raw(new));
+    load_addresses(&mut a, way, R3, R4);
     a.call(Helper::L4ChecksumReplace);
     a.jump_when(R0, When::NotEqual, 0, "pass");
     // The call may have moved the packet. It is as long as it was.
@@ -219,9 +265,11 @@ fn write(wiring: &Wiring, switch: &Switch, way: Way) -> Vec<u64> {
     a.load(Size::One, R1, R7, INNER);
     a.jump_when(R1, When::NotEqual, PLAIN, "pass");
     a.load(Size::Four, R1, R7, inner);
-    a.jump_when(R1, When::NotEqual, raw(old), "pass");
-    a.store_number(Size::Four, R7, inner, raw(new));
-    adjust(&mut a, INNER + IP_CHECKSUM, difference(old, new));
+    load_addresses(&mut a, way, R2, R3);
+    a.jump_when_register(R1, When::NotEqual, R2, "pass");
+    a.store(Size::Four, R7, inner, R3);
+    load_wiring(&mut a, R4, difference);
+    adjust(&mut a, INNER + IP_CHECKSUM, R4);
 
     a.place("header");
     let (to, from) = match way {
@@ -241,12 +289,15 @@ fn write(wiring: &Wiring, switch: &Switch, way: Way) -> Vec<u64> {
     a.load(Size::One, R1, R7, TTL);
     a.operate(Operation::Add, R1, -1);
     a.store(Size::One, R7, TTL, R1);
-    a.store_number(Size::Four, R7, own, raw(new));
-    adjust(&mut a, IP + IP_CHECKSUM, difference(old, new) + HOP);
+    load_addresses(&mut a, way, R2, R3);
+    a.store(Size::Four, R7, own, R3);
+    load_wiring(&mut a, R4, difference);
+    a.operate(Operation::Add, R4, HOP as i32);
+    adjust(&mut a, IP + IP_CHECKSUM, R4);
     a.set(R2, 0);
     match way {
         Way::Out => {
-            a.set(R1, wiring.uplink);
+            load_wiring(&mut a, R1, UPLINK);
             a.call(Helper::RedirectPeer);
         }
         Way::In => {
@@ -274,11 +325,11 @@ fn bounds(a: &mut Assembler, bytes: i32, otherwise: &'static str) {
     a.jump_when_above(R1, R8, otherwise);
 }
 
-/// Adds a difference to the checksum there.
-fn adjust(a: &mut Assembler, at: i16, difference: u32) {
+/// Adds a difference, which a register other than `R2` and `R3` has, to the checksum there.
+fn adjust(a: &mut Assembler, at: i16, difference: Register) {
     a.load(Size::Two, R2, R7, at);
     a.operate(Operation::Xor, R2, 0xffff);
-    a.operate(Operation::Add, R2, difference as i32);
+    a.add(R2, difference);
     for _ in 0..2 {
         a.copy(R3, R2);
         a.operate(Operation::ShiftRight, R3, 16);

@@ -5,14 +5,15 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use thaw_bench::host::{filters, health};
+use thaw_bench::host::kill::{self, Crowd, Way};
+use thaw_bench::host::{filters, health, node};
 use thaw_bench::thaw::clone::Template;
 use thaw_bench::thaw::storm;
 use thaw_bench::{Report, table};
 
 /// VMMs killed at once, in the order they are tried: the host must be well after each before the next.
 const CROWDS: [usize; 4] = [100, 200, 500, 1000];
-/// How often each crowd is killed.
+/// How often each crowd is killed by SIGKILL; the other ways, once.
 const ROUNDS: usize = 5;
 /// Starts that are timed before each kill and after it.
 const STARTS: usize = 20;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let most = match &arguments[..] {
         [] => Ok(usize::MAX),
+        [option, directory, bytes] if option == kill::TAKE => return take(directory, bytes),
         [option, number] if option == "--most" => number.parse().map_err(|e| format!("--most {number}: {e}")),
         _ => Err(USAGE.to_string()),
     };
@@ -40,6 +42,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// This program as the process that takes all memory of a crowd's cgroup.
+fn take(directory: &str, bytes: &str) -> ExitCode {
+    let bytes = bytes.parse().map_err(io::Error::other);
+    match bytes.and_then(|bytes| kill::take(Path::new(directory), bytes)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("bench-host: taking memory: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn measure(most: usize) -> Result<Report, String> {
     let directory = tempfile::tempdir().map_err(|e| format!("no temporary directory: {e}"))?;
     let mut report = Report::new("host");
@@ -49,14 +63,19 @@ fn measure(most: usize) -> Result<Report, String> {
     health::recovered().map_err(|e| format!("before any crowd: {e}"))?;
     let crowds: Vec<usize> = CROWDS.into_iter().filter(|count| *count <= most).collect();
     for count in &crowds {
-        for round in 1..=ROUNDS {
-            kill_storm(&mut report, &template, *count)
-                .map_err(|e| format!("{count} killed at once, round {round}: {e}"))?;
-            eprintln!("bench-host: {count} killed at once: {round} of {ROUNDS}");
+        for way in Way::ALL {
+            let rounds = if way == Way::Signal { ROUNDS } else { 1 };
+            for round in 1..=rounds {
+                storm(&mut report, &template, *count, way)
+                    .map_err(|e| format!("{count} {}, round {round}: {e}", way.verb()))?;
+                eprintln!("bench-host: {count} {}: {round} of {rounds}", way.verb());
+            }
         }
+        node::storm(&mut report, *count).map_err(|e| format!("{count} killed with their thawd: {e}"))?;
+        eprintln!("bench-host: {count} killed with their thawd: 1 of 1");
     }
     if let Some(largest) = crowds.last() {
-        let name = |when| start_name(*largest, when);
+        let name = |when| start_name(*largest, Way::Signal, when);
         report.ratio(
             "start_after_kill_storm_over_before",
             &name("after"),
@@ -87,31 +106,37 @@ fn own_filters(report: &mut Report, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn start_name(count: usize, when: &str) -> String {
-    format!("start, {when} {count} were killed")
+fn start_name(count: usize, way: Way, when: &str) -> String {
+    format!("start, {when} {count} were {}", way.verb())
 }
 
-/// Times starts, kills `count` parked VMMs at once, waits until the host is well, and times starts again.
-fn kill_storm(report: &mut Report, template: &Template, count: usize) -> io::Result<()> {
+/// Times starts, has `count` parked VMMs end at once, waits until the host is well, and times starts again.
+fn storm(report: &mut Report, template: &Template, count: usize, way: Way) -> io::Result<()> {
     let mut starts = |when: &str| -> io::Result<()> {
         for _ in 0..STARTS {
-            report.sample(&start_name(count, when), "µs", template.from_nothing()?);
+            report.sample(&start_name(count, way, when), "µs", template.from_nothing()?);
         }
         Ok(())
     };
     starts("before")?;
+    let crowd = Crowd::begin(way)?;
     let clones = storm::park(template, count)?;
+    crowd.complete()?;
+    let watch = health::Watch::begin();
     let killed = Instant::now();
-    storm::kill(&clones);
+    crowd.kill(&clones)?;
     starts("while")?;
     drop(clones);
     health::recovered()?;
     let recovered = killed.elapsed().as_secs_f64() * 1e3;
+    let waited = watch.most()?;
     starts("after")?;
+    let name = |what: &str| format!("{count} {}: {what}", way.verb());
+    report.sample(&name("until none is left"), "ms", recovered);
     report.sample(
-        &format!("{count} killed at once: until none is left"),
-        "ms",
-        recovered,
+        &name("kernel workers that waited at once"),
+        "tasks",
+        waited as f64,
     );
     Ok(())
 }

@@ -1,13 +1,19 @@
-//! Whether the host is well after a crowd has ended.
+//! Whether the host is well while a crowd ends, and afterwards.
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long the kernel may take to free what a crowd leaves.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
+/// Most kernel workers that may wait for a lock at once. A queue runs 1,024 works on each CPU; once all of them wait for one
+/// that waits behind them, the host is lost. A crowd that comes half as far is the last.
+const MOST_WAITING: usize = 512;
 
 /// Waits until no thaw-vmm of this process is left and no task is in uninterruptible sleep; how long that took.
 ///
@@ -34,6 +40,57 @@ pub fn recovered() -> io::Result<Duration> {
         }
         std::thread::sleep(LOOK);
     }
+}
+
+/// Counts, while it lives, how many workers of the kernel wait for a lock.
+pub struct Watch {
+    stop: Arc<AtomicBool>,
+    watching: JoinHandle<usize>,
+}
+
+impl Watch {
+    pub fn begin() -> Watch {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let watching = std::thread::spawn(move || {
+            let mut most = 0;
+            while !stopped.load(Ordering::Acquire) {
+                most = most.max(waiting_workers());
+                std::thread::sleep(LOOK);
+            }
+            most
+        });
+        Watch { stop, watching }
+    }
+
+    /// The most that were seen waiting at once.
+    ///
+    /// # Errors
+    /// When they were so many that a larger crowd could block the host.
+    pub fn most(self) -> io::Result<usize> {
+        self.stop.store(true, Ordering::Release);
+        let most = self
+            .watching
+            .join()
+            .map_err(|_| io::Error::other("the watching thread panicked"))?;
+        match most {
+            0..MOST_WAITING => Ok(most),
+            _ => Err(io::Error::other(format!(
+                "{most} kernel workers waited for a lock at once; {MOST_WAITING} are too near the 1,024 of a queue"
+            ))),
+        }
+    }
+}
+
+fn waiting_workers() -> usize {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let waits = |entry: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        name_and_state(&stat)
+            .filter(|(name, state)| *state == 'D' && name.starts_with("kworker"))
+            .map(drop)
+    };
+    entries.filter_map(waits).count()
 }
 
 /// One line for each process that should not be there, or waits where nothing can interrupt it.

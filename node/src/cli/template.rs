@@ -101,8 +101,7 @@ pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> 
         TemplateCommand::Verify { templates } => {
             for wanted in templates {
                 let key = store.find(wanted)?;
-                let snapshot = store.registry().find(&store.directory(&key))?;
-                snapshot.verify()?;
+                let snapshot = store.verify(&key)?;
                 super::print(&match json {
                     true => json!({"key": key.as_str(), "verified": true, "manifest": snapshot.hash()})
                         .to_string(),
@@ -182,10 +181,11 @@ fn list(entries: &[Entry], json: bool) {
 }
 
 fn state(entry: &Entry) -> String {
-    match (&entry.manifest, &entry.stale) {
-        (Err(e), _) => format!("unusable: {e}"),
-        (_, Some(why)) => format!("stale: {why}"),
-        (_, None) => "current".into(),
+    match (&entry.damaged, &entry.manifest, &entry.stale) {
+        (Some(what), ..) => format!("damaged: {what}"),
+        (_, Err(e), _) => format!("unusable: {e}"),
+        (_, _, Some(why)) => format!("stale: {why}"),
+        (_, _, None) => "current".into(),
     }
 }
 

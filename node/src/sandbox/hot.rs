@@ -97,16 +97,24 @@ where
             }
             (pool, recent.outdated(plan.wants))
         };
-        if let Some(outdated) = outdated {
-            // What it has is ended; nobody waits for that.
-            let closing = std::thread::Builder::new().name(format!("close {}", K::NAME));
-            let closed = closing.spawn(move || outdated.close());
-            if let Err(e) = closed {
-                tracing::warn!(kind = K::NAME, "a pool is closed on a caller's path: {e}");
-            }
-        }
+        outdated.into_iter().for_each(close_aside);
         let claim = pool.ok_or(SlowReason::NoPool)?.ready(want);
         claim.map(|c| c.resource).map_err(|miss| miss.reason)
+    }
+
+    /// Closes the pools of wants that `is_outdated`, and forgets that those were asked for. Does not block.
+    pub(super) fn retire(&self, is_outdated: impl Fn(&K::Want) -> bool) {
+        let mut recent = self.lock();
+        recent.once.retain(|want| !is_outdated(want));
+        for (want, pool) in std::mem::take(&mut recent.pools) {
+            match is_outdated(&want) {
+                true => {
+                    recent.past = recent.past.clone().and(&pool.statistics().closed());
+                    close_aside(pool);
+                }
+                false => recent.pools.push_back((want, pool)),
+            }
+        }
     }
 
     /// What all of them have, and did since the first was made.
@@ -131,6 +139,15 @@ where
 
     fn lock(&self) -> MutexGuard<'_, Recent<K>> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends what a pool has; nobody waits for that.
+fn close_aside<K: Kind>(pool: Arc<Pool<K>>) {
+    let closing = std::thread::Builder::new().name(format!("close {}", K::NAME));
+    let closed = closing.spawn(move || pool.close());
+    if let Err(e) = closed {
+        tracing::warn!(kind = K::NAME, "a pool is closed on a caller's path: {e}");
     }
 }
 
@@ -238,6 +255,21 @@ mod tests {
             assert_eq!(used(want), (false, false, vec![1, 2]));
         }
         assert_eq!(used(8), (true, true, vec![8, 1]));
+    }
+
+    #[test]
+    fn retiring_a_want_closes_its_pool_and_no_other() {
+        let pools = HotPools::new(plan(4, 0));
+        {
+            let mut recent = pools.lock();
+            for want in [1, 1, 2, 2, 3] {
+                recent.used(&want, 4, || Ok(Pool::empty(Numbers)));
+            }
+        }
+        pools.retire(|want| *want == 1 || *want == 3);
+        let recent = pools.lock();
+        assert_eq!(recent.pools.iter().map(|(w, _)| *w).collect::<Vec<_>>(), [2]);
+        assert!(recent.once.is_empty());
     }
 
     #[test]

@@ -68,3 +68,9 @@ pub(super) fn ready(node: &Node, want: &ParkedWant) -> Result<Spare, SlowReason>
         false => node.parked.ready(want, || ParkedVms(Spares::of(node))),
     }
 }
+
+/// Ends the machines that have another template in them than the one now in its place: that one was damaged or removed.
+pub(super) fn drop_older(node: &Node, template: &Registered) {
+    node.parked
+        .retire(|want| want.template.directory == template.directory && want.template.hash != template.hash);
+}

@@ -79,6 +79,7 @@ impl Making<'_> {
         );
         let (template, ()) = tokio::try_join!(template, spawned)?;
         if template.built {
+            parked::drop_older(node, &template.registered);
             trace.reason(Slow::TemplateBuilt, "the template was built this time");
         }
         self.restore(template.registered, spec.memory_mode).await

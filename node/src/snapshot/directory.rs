@@ -170,6 +170,20 @@ impl SnapshotDir {
         Ok(true)
     }
 
+    /// Has [`SnapshotDir::known_damage`] tell of it, until a file changes.
+    pub fn remember_damage(&self, stamps: &Stamps, region: &str) {
+        let place = fs::canonicalize(&self.path);
+        if let (Ok(place), Ok(files)) = (place, self.files.identities()) {
+            stamps.remember_damage(&place, files, region);
+        }
+    }
+
+    /// What was found wrong with its files as they are.
+    pub fn known_damage(&self, stamps: &Stamps) -> Option<String> {
+        let place = fs::canonicalize(&self.path).ok()?;
+        stamps.known_damage(&place, &self.files.identities().ok()?)
+    }
+
     /// Says of a check what it is of.
     pub(super) fn check<T>(&self, check: impl FnOnce() -> Result<T, CheckError>) -> Result<T, SnapshotError> {
         check().map_err(|e| match e {

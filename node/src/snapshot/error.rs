@@ -47,6 +47,14 @@ pub enum SnapshotError {
 }
 
 impl SnapshotError {
+    /// Whether the files of a snapshot that should be there are gone, or not what was written.
+    pub fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            SnapshotError::Damaged { .. } | SnapshotError::Manifest { .. } | SnapshotError::NotFound { .. }
+        )
+    }
+
     pub(super) fn io(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> SnapshotError {
         let place = place.to_owned();
         move |source| SnapshotError::Io { what, place, source }

@@ -62,6 +62,13 @@ struct Stamp {
     hash: Hash,
 }
 
+/// What was found wrong with files as they were.
+#[derive(Debug, Serialize, Deserialize)]
+struct Damage {
+    files: Vec<Identity>,
+    region: String,
+}
+
 /// Where stamps are kept.
 #[derive(Clone, Debug)]
 pub struct Stamps {
@@ -114,7 +121,25 @@ impl Stamps {
         }
     }
 
-    fn write(&self, path: &Path, stamp: &Stamp) -> io::Result<()> {
+    /// Remembers what was found wrong. It is told to people only: whoever uses `place` compares it again.
+    pub(super) fn remember_damage(&self, place: &Path, files: Vec<Identity>, region: &str) {
+        let damage = Damage {
+            files,
+            region: region.to_owned(),
+        };
+        if let Err(e) = self.write(&self.damage_path(place), &damage) {
+            tracing::warn!("cannot remember that {} is damaged: {e}", place.display());
+        }
+    }
+
+    /// What was found wrong with `place`, if these are the files it was found in.
+    pub(super) fn known_damage(&self, place: &Path, files: &[Identity]) -> Option<String> {
+        let text = fs::read(self.damage_path(place)).ok()?;
+        let damage: Damage = serde_json::from_slice(&text).ok()?;
+        (damage.files == files).then_some(damage.region)
+    }
+
+    fn write(&self, path: &Path, stamp: &impl Serialize) -> io::Result<()> {
         let mut new = tempfile_in(&self.directory)?;
         reach(Failpoint::StampMade);
         let written = new.1.write_all(&serde_json::to_vec(stamp)?);
@@ -140,6 +165,7 @@ impl Stamps {
     /// Forgets what is known of `place`.
     pub fn forget(&self, place: &Path) {
         let _ = fs::remove_file(self.path(place));
+        let _ = fs::remove_file(self.damage_path(place));
     }
 
     /// The BLAKE3 of a whole file, read only if it changed since it was last asked for.
@@ -161,12 +187,19 @@ impl Stamps {
         read().map_err(SnapshotError::io("hash", path))
     }
 
+    fn damage_path(&self, place: &Path) -> PathBuf {
+        self.path(place).with_extension(DAMAGE)
+    }
+
     fn path(&self, place: &Path) -> PathBuf {
         use std::os::unix::ffi::OsStrExt;
         self.directory
             .join(Hash::of(place.as_os_str().as_bytes()).to_string())
     }
 }
+
+/// The file beside a stamp that says what is wrong.
+const DAMAGE: &str = "damaged";
 
 /// Who is writing the file of this name, if it is being written.
 fn writer(name: &str) -> Option<ProcessRecord> {

@@ -16,7 +16,7 @@ use thaw_failpoint::{Failpoint, reach};
 
 use super::Shape;
 use super::key::{Ingredients, Key, Processor};
-use super::store::Templates;
+use super::store::{Found, Templates};
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{Node, cold, is_bare};
 use crate::snapshot::{
@@ -82,8 +82,10 @@ pub struct Template {
 impl Templates {
     /// The template of this shape, built if it is not there, and then signed if there is a key.
     ///
+    /// A damaged one is removed and built again, once.
+    ///
     /// # Errors
-    /// [`ExitCode::SnapshotDamaged`] when it is there and damaged: it is not built again unasked.
+    /// [`ExitCode::SnapshotDamaged`] when it is damaged and cannot be built again, or the one built again is damaged too.
     /// [`ExitCode::SnapshotSignature`] when keys are trusted here and none of them signed it, or would.
     pub async fn get(
         &self,
@@ -117,7 +119,7 @@ impl Templates {
         let (store, asked) = (self.clone(), recipe.clone());
         let (ingredients, found) = blocking(move || {
             let ingredients = store.ingredients(&asked)?;
-            let found = store.open_existing(&ingredients.key())?;
+            let found = store.look(&ingredients.key())?;
             Ok((ingredients, found))
         })
         .await?;
@@ -131,20 +133,29 @@ impl Templates {
                 built: false,
             })
         };
-        if let Some(registered) = found {
-            return there(registered);
+        match (found, self.may_build(key.as_ref())) {
+            (Found::Whole(registered), _) => return there(registered),
+            (_, Ok(())) => {}
+            (Found::Absent, Err(refused)) => return Err(refused),
+            // What is wrong with it says more than why no other can be built.
+            (Found::Damaged(damaged), Err(_)) => return Err(damaged),
         }
-        self.may_build(key.as_ref())?;
         let (store, wanted, told) = (self.clone(), name.clone(), progress.clone());
         let (lock, found) = blocking(move || {
             let lock = store.lock(&wanted, &told)?;
             reach(Failpoint::TemplateLocked);
-            Ok((lock, store.open_existing(&wanted)?))
+            // Whoever had the lock before may have built it, or built it again.
+            let found = store.look(&wanted)?;
+            if let Found::Damaged(damaged) = &found {
+                tracing::warn!("{}: the template is removed and built again", damaged.what);
+                store.remove(&wanted)?;
+            }
+            Ok((lock, found))
         })
         .await?;
         let template = match found {
-            Some(registered) => there(registered),
-            None => self.build(recipe, ingredients, key, progress, freeze).await,
+            Found::Whole(registered) => there(registered),
+            Found::Absent | Found::Damaged(_) => self.build(recipe, ingredients, key, progress, freeze).await,
         };
         drop(lock);
         template

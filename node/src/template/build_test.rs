@@ -234,3 +234,90 @@ async fn a_template_in_the_place_of_another_is_refused_with_what_differs() {
         "{refused}"
     );
 }
+
+/// Changes a byte of a template's memory.
+fn damage(store: &Templates, key: &Key) {
+    let memory = store.directory(key).join("memory");
+    let file = File::options().write(true).open(memory).unwrap();
+    file.write_all_at(b"M", 4096).unwrap();
+}
+
+#[tokio::test]
+async fn a_damaged_template_is_built_again_once() {
+    let place = tempfile::tempdir().unwrap();
+    for hold in [Hold::Files, Hold::Sealed] {
+        let key = built(&store(place.path(), "kernel", hold), recipe(4, 128))
+            .await
+            .key;
+        for spoil in [damage, |store: &Templates, key: &Key| {
+            fs::remove_file(store.directory(key).join("manifest.json")).unwrap();
+        }] {
+            let store = store(place.path(), "kernel", hold);
+            spoil(&store, &key);
+            let again = built(&store, recipe(4, 128)).await;
+            assert!(again.built && again.key == key);
+            store.verify(&key).unwrap();
+            let entry = store.entry(key.clone(), "quiet");
+            assert!(entry.damaged.is_none() && entry.manifest.is_ok());
+            let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("it is whole") };
+            let found = store.get_by(recipe(4, 128), None, &SILENT, never).await.unwrap();
+            assert_eq!(found.registered.hash, again.registered.hash);
+            assert_eq!(names(&store), [key.as_str()], "nothing of the damaged one stays");
+        }
+    }
+}
+
+#[tokio::test]
+async fn starts_that_meet_a_damaged_template_at_once_build_one() {
+    let place = tempfile::tempdir().unwrap();
+    let (one, two) = (
+        store(place.path(), "kernel", Hold::Files),
+        store(place.path(), "kernel", Hold::Sealed),
+    );
+    let key = built(&one, recipe(4, 128)).await.key;
+    damage(&one, &key);
+    let (building, waiting) = (Notify::new(), Arc::new(Notify::new()));
+    let first = one.get_by(recipe(4, 128), None, &SILENT, async |into| {
+        building.notify_one();
+        waiting.notified().await;
+        freeze(&into)
+    });
+    let second = async {
+        building.notified().await;
+        let met = waiting.clone();
+        let progress: Progress = Arc::new(move |step| {
+            assert_eq!(step, Step::Waiting);
+            met.notify_one();
+        });
+        let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("built twice") };
+        two.get_by(recipe(4, 128), None, &progress, never).await
+    };
+    let (first, second) = tokio::join!(first, second);
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert!(first.built && !second.built);
+    assert_eq!(first.registered.hash, second.registered.hash);
+}
+
+#[tokio::test]
+async fn a_damaged_template_that_may_not_be_built_is_refused_and_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let keys = place.path().join("data/keys");
+    fs::create_dir_all(&keys).unwrap();
+    let ours = key_pair(&keys, "ours");
+    let store = store(place.path(), "kernel", Hold::Files);
+    let signed = async |into: FrozenInto| freeze(&into);
+    let key = SigningKey::load(&ours).unwrap();
+    let template = store
+        .get_by(recipe(4, 128), Some(key), &SILENT, signed)
+        .await
+        .unwrap();
+    damage(&store, &template.key);
+    let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("nobody would sign it") };
+    let refused = store
+        .get_by(recipe(4, 128), None, &SILENT, never)
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code, ExitCode::SnapshotDamaged);
+    assert_eq!(names(&store), [template.key.as_str()]);
+    assert!(store.entry(template.key, "quiet").damaged.is_some());
+}

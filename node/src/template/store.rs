@@ -16,7 +16,7 @@ use super::key::{Ingredients, Key};
 use super::{Recipe, Shape};
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
-use crate::snapshot::{Hold, Manifest, Registered, Registry, SnapshotError, directory, sweep};
+use crate::snapshot::{Hold, Manifest, Registered, Registry, SnapshotDir, SnapshotError, directory, sweep};
 
 /// Templates in this process's memory.
 type Held = Arc<Mutex<HashMap<Key, Arc<Registered>>>>;
@@ -33,11 +33,22 @@ pub struct Templates {
     held: Option<Held>,
 }
 
+/// What is in a template's place.
+#[derive(Debug)]
+pub(super) enum Found {
+    Whole(Arc<Registered>),
+    Absent,
+    /// What is wrong with it.
+    Damaged(Failure),
+}
+
 /// A template as it lies there, or what is wrong with it.
 #[derive(Debug)]
 pub struct Entry {
     pub key: Key,
     pub manifest: Result<Manifest, SnapshotError>,
+    /// What a comparison with its manifest found wrong with its files, unless a file has changed since.
+    pub damaged: Option<String>,
     /// Why it is not used any more; none for one that would be.
     pub stale: Option<String>,
     /// Bytes it takes on disk.
@@ -100,11 +111,8 @@ impl Templates {
         let registered = match self.registry.register(&self.directory(key)) {
             Ok(registered) => Arc::new(registered),
             Err(SnapshotError::NotFound { .. }) if !self.directory(key).exists() => return Ok(None),
-            Err(
-                e @ (SnapshotError::Damaged { .. }
-                | SnapshotError::Manifest { .. }
-                | SnapshotError::NotFound { .. }),
-            ) => {
+            Err(e) if e.is_damage() => {
+                self.note_damage(key, &e);
                 let failure = Failure::new(ExitCode::SnapshotDamaged, e.to_string());
                 return Err(failure.remedy(format!(
                     "thaw template rm {key}; it is built again when it is needed"
@@ -118,6 +126,36 @@ impl Templates {
             return Ok(Some(held.entry(key.clone()).or_insert(registered).clone()));
         }
         Ok(Some(registered))
+    }
+
+    /// The same, where a damaged one is no error.
+    pub(super) fn look(&self, key: &Key) -> Result<Found, Failure> {
+        match self.open_existing(key) {
+            Ok(Some(registered)) => Ok(Found::Whole(registered)),
+            Ok(None) => Ok(Found::Absent),
+            Err(e) if e.code == ExitCode::SnapshotDamaged => Ok(Found::Damaged(e)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Compares every byte of a template with its manifest, and remembers what is wrong.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn verify(&self, key: &Key) -> Result<SnapshotDir, SnapshotError> {
+        let snapshot = self.registry.find(&self.directory(key))?;
+        snapshot.verify().inspect_err(|e| self.note_damage(key, e))?;
+        Ok(snapshot)
+    }
+
+    /// For whoever lists it. What [`Registry::find`] sees by itself need not be remembered.
+    fn note_damage(&self, key: &Key, error: &SnapshotError) {
+        let SnapshotError::Damaged { region, .. } = error else {
+            return;
+        };
+        if let Ok(snapshot) = self.registry.find(&self.directory(key)) {
+            snapshot.remember_damage(self.registry.stamps(), region);
+        }
     }
 
     /// The shape of the template for a sandbox of this size: the common one, unless only another is there that will do.
@@ -157,7 +195,12 @@ impl Templates {
     /// One of them.
     pub fn entry(&self, key: Key, command_line: &str) -> Entry {
         let directory = self.directory(&key);
-        let manifest = self.registry.find(&directory).map(|s| s.manifest().clone());
+        let found = self.registry.find(&directory);
+        let damaged = match &found {
+            Ok(snapshot) => snapshot.known_damage(self.registry.stamps()),
+            Err(e) => e.is_damage().then(|| e.to_string()),
+        };
+        let manifest = found.map(|s| s.manifest().clone());
         let stale = manifest
             .as_ref()
             .ok()
@@ -165,6 +208,7 @@ impl Templates {
         Entry {
             key,
             manifest,
+            damaged,
             stale,
             disk_bytes: disk_bytes(&directory),
         }

@@ -108,7 +108,7 @@ async fn a_process_that_lives_long_keeps_one_copy_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_damaged_template_is_refused_until_it_is_removed() {
+async fn a_damaged_template_is_not_opened_and_listed_as_damaged() {
     let place = tempfile::tempdir().unwrap();
     for hold in [Hold::Files, Hold::Sealed] {
         let key = built(&store(place.path(), "kernel", Hold::Files), recipe(4, 128))
@@ -127,14 +127,36 @@ async fn a_damaged_template_is_refused_until_it_is_removed() {
             failure.to_string().contains(&format!("thaw template rm {key}")),
             "{failure}"
         );
+        let damaged = store.entry(key.clone(), "quiet").damaged;
+        assert!(damaged.is_some_and(|what| what.starts_with("memory: chunk 0")));
         fs::remove_file(store.directory(&key).join("manifest.json")).unwrap();
         assert_eq!(
             store.open_existing(&key).unwrap_err().code,
             ExitCode::SnapshotDamaged
         );
-        assert!(store.entry(key.clone(), "quiet").manifest.is_err());
+        let entry = store.entry(key.clone(), "quiet");
+        assert!(entry.manifest.is_err() && entry.damaged.is_some());
         store.remove(&key).unwrap();
         assert!(built(&store, recipe(4, 128)).await.built);
         store.remove(&key).unwrap();
     }
+}
+
+#[tokio::test]
+async fn verify_of_a_damaged_template_is_remembered_until_a_file_changes() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Files);
+    let key = built(&store, recipe(4, 128)).await.key;
+    store.verify(&key).unwrap();
+    let state = store.directory(&key).join("state");
+    let whole = fs::read(&state).unwrap();
+    let damaged = || store.entry(key.clone(), "quiet").damaged;
+    fs::write(&state, "STATE").unwrap();
+    assert_eq!(damaged(), None, "nobody has looked");
+    store.verify(&key).unwrap_err();
+    assert_eq!(damaged().as_deref(), Some("state"));
+    fs::remove_file(&state).unwrap();
+    fs::write(&state, whole).unwrap();
+    assert_eq!(damaged(), None, "it is another file");
+    store.verify(&key).unwrap();
 }

@@ -130,6 +130,6 @@ pub struct Template {
     pub disk_bytes: u64,
     /// Why no sandbox would be thawed from it now.
     pub stale: Option<String>,
-    /// Why it cannot be read.
+    /// Why it cannot be read, or which of its files is damaged.
     pub error: Option<String>,
 }

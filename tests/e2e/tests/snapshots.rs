@@ -381,34 +381,26 @@ fn every_misfit(cpus: &str, memory: &str) -> Vec<Spoiled> {
     ]
 }
 
-#[test]
-fn a_template_that_is_not_what_it_was_is_refused_wherever_it_differs() {
-    let place = Place::new();
-    place.run_one();
+/// Trusts a new key in the test's data directory; where its secret is.
+fn trusted_key(place: &Place) -> PathBuf {
+    let keys = place.path("data/keys");
+    fs::create_dir_all(&keys).unwrap();
+    let made = |arguments: &[&str]| {
+        let made = Command::new("openssl").args(arguments).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+    };
+    let (secret, public) = (place.path("key"), keys.join("test.pub"));
+    let (secret_text, public_text) = (secret.to_str().unwrap(), public.to_str().unwrap());
+    made(&["genpkey", "-algorithm", "ed25519", "-out", secret_text]);
+    made(&["pkey", "-in", secret_text, "-pubout", "-out", public_text]);
+    secret
+}
+
+/// Spoils the template in each way; a run is refused each time.
+fn refused_templates(place: &Place, whole: &Path, all: &[Spoiled]) {
     let template = place.template();
-    let whole = place.path("whole");
-    copy(&template, &whole);
-    let mut all = every_damage(&whole);
-    all.extend(every_misfit("machine", "machine"));
-    all.push(spoiled(
-        "its manifest gone".into(),
-        DAMAGED,
-        &["there is no snapshot"],
-        |d| fs::remove_file(d.join("manifest.json")).unwrap(),
-    ));
-    // Whole, and of something else than its place says.
-    for (field, word) in [
-        ("kernel", "kernel"),
-        ("guest_image", "guest image"),
-        ("vmm", "thaw-vmm"),
-    ] {
-        let what = format!("of another {word}");
-        all.push(spoiled(what, INCOMPATIBLE, &[word], move |d| {
-            forge(d, |m| m[field] = "00".repeat(32).into());
-        }));
-    }
-    for spoiled in &all {
-        copy(&whole, &template);
+    for spoiled in all {
+        copy(whole, &template);
         (spoiled.deed)(&template);
         let mut words: Vec<&str> = spoiled.words.iter().map(String::as_str).collect();
         words.push(template.to_str().unwrap());
@@ -420,9 +412,96 @@ fn a_template_that_is_not_what_it_was_is_refused_wherever_it_differs() {
             &words,
         );
     }
-    copy(&whole, &template);
+    copy(whole, &template);
     place.run_one();
     println!("{} spoiled templates were refused", all.len());
+}
+
+#[test]
+fn a_template_of_something_else_is_refused_wherever_it_differs() {
+    let place = Place::new();
+    place.run_one();
+    let whole = place.path("whole");
+    copy(&place.template(), &whole);
+    let mut all = every_misfit("machine", "machine");
+    // Whole, and of something else than its place says.
+    for (field, word) in [
+        ("kernel", "kernel"),
+        ("guest_image", "guest image"),
+        ("vmm", "thaw-vmm"),
+    ] {
+        let what = format!("of another {word}");
+        all.push(spoiled(what, INCOMPATIBLE, &[word], move |d| {
+            forge(d, |m| m[field] = "00".repeat(32).into());
+        }));
+    }
+    refused_templates(&place, &whole, &all);
+}
+
+#[test]
+fn a_damaged_template_is_refused_where_none_may_be_built() {
+    let place = Place::new();
+    let secret = trusted_key(&place);
+    // Nobody but who has the key can build another, so every damage must be seen and said.
+    run(&mut place.thaw(&["template", "build", "--sign", secret.to_str().unwrap()])).ok();
+    place.run_one();
+    let whole = place.path("whole");
+    copy(&place.template(), &whole);
+    let mut all = every_damage(&whole);
+    // A manifest that differs is not what was signed, which is found first.
+    all.retain(|spoiled| !spoiled.what.starts_with("manifest.json"));
+    refused_templates(&place, &whole, &all);
+}
+
+#[test]
+fn a_damaged_template_is_built_again_once_and_then_thawed() {
+    let place = Place::new();
+    place.run_one();
+    let template = place.template();
+    let whole = place.path("whole");
+    copy(&template, &whole);
+    let key = template.file_name().unwrap().to_str().unwrap().to_owned();
+    let in_memory = data(&whole.join("memory"))[0].0;
+    let ways = [
+        spoiled("state flipped".into(), 0, &["state"], |d| {
+            flip(&d.join("state"), 64)
+        }),
+        spoiled("memory flipped".into(), 0, &["memory: chunk"], move |d| {
+            flip(&d.join("memory"), in_memory);
+        }),
+        spoiled("memory gone".into(), 0, &["memory"], |d| {
+            fs::remove_file(d.join("memory")).unwrap();
+        }),
+        spoiled("manifest flipped".into(), 0, &["manifest.json"], |d| {
+            flip(&d.join("manifest.json"), 0);
+        }),
+        spoiled("manifest gone".into(), 0, &["there is no snapshot"], |d| {
+            fs::remove_file(d.join("manifest.json")).unwrap();
+        }),
+    ];
+    let listed = || run(&mut place.thaw(&["template", "ls"])).ok();
+    for way in &ways {
+        copy(&whole, &template);
+        (way.deed)(&template);
+        let verified = run(&mut place.thaw(&["template", "verify", &key]));
+        assert!(!verified.status.success(), "{}: {verified:?}", way.what);
+        assert!(listed().contains("damaged: "), "{}: {}", way.what, listed());
+        let again = run(&mut place.thaw(&["run", &image("busybox"), "echo", "here"]));
+        assert_eq!(again.stdout, "here\n", "{}: {again:?}", way.what);
+        assert!(
+            again.stderr.contains("built again"),
+            "{} was not said: {again:?}",
+            way.what
+        );
+        for word in &way.words {
+            assert!(again.stderr.contains(word.as_str()), "{}: {again:?}", way.what);
+        }
+        run(&mut place.thaw(&["template", "verify", &key])).ok();
+        assert!(listed().contains("current"), "{}: {}", way.what, listed());
+        let next = run(&mut place.thaw(&["run", &image("busybox"), "echo", "here"]));
+        assert_eq!(next.stdout, "here\n", "{}: {next:?}", way.what);
+        assert!(!next.stderr.contains("built again"), "{}: {next:?}", way.what);
+    }
 }
 
 #[test]
@@ -548,28 +627,7 @@ fn what_is_no_snapshot_for_this_is_told_apart() {
     copy(&whole, base);
 
     // From when keys are trusted, what nobody signed is refused.
-    let keys = place.path("data/keys");
-    fs::create_dir_all(&keys).unwrap();
-    let made = |arguments: &[&str]| {
-        let made = Command::new("openssl").args(arguments).output().unwrap();
-        assert!(made.status.success(), "{made:?}");
-    };
-    let (secret, public) = (place.path("key"), keys.join("test.pub"));
-    made(&[
-        "genpkey",
-        "-algorithm",
-        "ed25519",
-        "-out",
-        secret.to_str().unwrap(),
-    ]);
-    made(&[
-        "pkey",
-        "-in",
-        secret.to_str().unwrap(),
-        "-pubout",
-        "-out",
-        public.to_str().unwrap(),
-    ]);
+    let secret = trusted_key(&place);
     place.refused(
         "an unsigned template",
         &mut place.thaw(&["run", &busybox, "true"]),

@@ -17,6 +17,7 @@
 //! | [`page_server`] | filling a machine's memory as it is touched |
 //! | [`misses`] | answering a VMM's chunk misses from the image store |
 //! | [`state`] | what is running, on disk |
+//! | [`versioned`] | records on disk, their version read first |
 //! | [`template`] | guests booted once, from which every sandbox is thawed |
 //! | [`doctor`] | what this host has, lacks, and what that costs |
 //! | [`api`] | thawd's HTTP API, both ends |
@@ -60,6 +61,7 @@ pub mod stdio;
 pub mod template;
 pub mod trace;
 pub mod ui;
+pub mod versioned;
 
 /// `N` bytes from the kernel's generator.
 pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {

@@ -4,13 +4,15 @@
 //! the owner. Invariant: a directory whose lock can be taken has no living owner, and everything its sandbox has that
 //! outlives a process (a cgroup, sockets, an untethered VMM) is found from that directory: it is made before them and
 //! removed after them. The directory of all sandboxes is removed with its last, and only by who holds its lock, so it
-//! stays between being found and getting another.
+//! stays between being found and getting another. A record that cannot be read ends nothing: a VMM that lives is found without it
+//! ([`unreadable`]), and while it does, its directory stays, for an operator to end.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -18,12 +20,23 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{SandboxNetwork, Volume};
-use thaw_protocol::control::DeviceId;
+use thaw_protocol::control::{CONTROL_VERSION, DeviceId};
 
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{HostDisk, PodNamespace, Provenance, RootServing, Terms};
+use crate::versioned::{self, RecordError};
+
+mod recorded;
+mod unreadable;
+
+pub use unreadable::Living;
+use unreadable::Remains;
 
 const RECORD: &str = "record.json";
+const CONTROL_SOCKET: &str = "control.sock";
+
+/// The control protocol of a VMM whose record does not say: that of the release before records did.
+const FIRST_CONTROL: u32 = 4;
 
 /// What is known of a sandbox without asking it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +58,9 @@ pub struct Record {
     pub client: Option<ProcessRecord>,
     /// Its VMM, once there is one.
     pub vmm: Option<ProcessRecord>,
+    /// Version of the control protocol that VMM speaks.
+    #[serde(default = "first_control")]
+    pub control: u32,
     /// The name of its cgroup, where it has one of its own.
     #[serde(default)]
     pub cgroup: Option<String>,
@@ -58,7 +74,7 @@ pub struct Record {
     #[serde(default)]
     pub provenance: Option<Provenance>,
     /// Its network, where that leads outside: what a later owner adopts it by.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "recorded::network")]
     pub network: Option<SandboxNetwork>,
     /// The namespace its network is in, of a pod that brought one.
     #[serde(default)]
@@ -69,7 +85,7 @@ pub struct Record {
     #[serde(default)]
     pub terms: Terms,
     /// What of the host it has.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "recorded::volumes")]
     pub volumes: Vec<Volume>,
     /// The process that serves it those.
     #[serde(default)]
@@ -84,6 +100,33 @@ impl Record {
     fn outlives_owner(&self) -> bool {
         !self.tethered && self.ready
     }
+
+    /// Whether this release can speak to its VMM.
+    ///
+    /// # Errors
+    /// Which versions there are.
+    pub fn check_control(&self) -> Result<(), String> {
+        match (FIRST_CONTROL..=CONTROL_VERSION).contains(&self.control) {
+            true => Ok(()),
+            false => Err(format!(
+                "its VMM speaks version {} of the control protocol, and this thawd versions {FIRST_CONTROL} to {CONTROL_VERSION}",
+                self.control
+            )),
+        }
+    }
+}
+
+fn first_control() -> u32 {
+    FIRST_CONTROL
+}
+
+/// A sandbox that runs, and whose record cannot be read.
+#[derive(Debug)]
+pub struct Unreadable {
+    pub id: String,
+    /// What is wrong with the record.
+    pub why: RecordError,
+    pub living: Living,
 }
 
 /// The run directory.
@@ -99,6 +142,19 @@ pub struct SandboxDirectory {
     /// Holds the lock.
     _lock: File,
     remove_on_drop: bool,
+    /// The VMM a file beside the record names.
+    marked: OnceLock<ProcessRecord>,
+}
+
+impl SandboxDirectory {
+    fn locked(path: PathBuf, lock: File) -> SandboxDirectory {
+        SandboxDirectory {
+            path,
+            _lock: lock,
+            remove_on_drop: true,
+            marked: OnceLock::new(),
+        }
+    }
 }
 
 impl RunDirectory {
@@ -139,11 +195,7 @@ impl RunDirectory {
         let lock = File::open(&path).map_err(fail)?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| fail(e.into()))?;
         reach(Failpoint::DirectoryLocked);
-        let directory = SandboxDirectory {
-            path: path.clone(),
-            _lock: lock,
-            remove_on_drop: true,
-        };
+        let directory = SandboxDirectory::locked(path.clone(), lock);
         let written = directory.write(record);
         // Before the directory may go, which waits for this lock.
         drop(all);
@@ -196,6 +248,20 @@ impl RunDirectory {
             .collect()
     }
 
+    /// Every sandbox that runs and whose record cannot be read.
+    pub fn unreadable(&self) -> Vec<Unreadable> {
+        let unreadable = |path: PathBuf| {
+            let why = read_record(&path).err()?;
+            let living = match Living::of(&path) {
+                Living::Nothing => return None,
+                living => living,
+            };
+            let id = path.file_name()?.to_str()?.to_owned();
+            Some(Unreadable { id, why, living })
+        };
+        self.directories().into_iter().filter_map(unreadable).collect()
+    }
+
     /// The running sandbox with this id, name, or unambiguous beginning of an id.
     pub fn find(&self, wanted: &str) -> Result<Record, Failure> {
         let running = self.running();
@@ -219,6 +285,17 @@ impl RunDirectory {
                 format!("no running sandbox is {wanted}"),
             )),
         }
+    }
+
+    /// The id of a running sandbox that may have no owner: by its id or the unambiguous beginning of one, and by its name where its
+    /// record can be read. Whether somebody owns it is for [`RunDirectory::end`] to find out.
+    pub fn find_unowned(&self, wanted: &str) -> Option<String> {
+        let found = self.find(wanted).ok().map(|record| record.id);
+        found.or_else(|| {
+            let ids = self.unreadable().into_iter().map(|unreadable| unreadable.id);
+            let mut begin = ids.filter(|id| !wanted.is_empty() && id.starts_with(wanted));
+            begin.next().filter(|_| begin.next().is_none())
+        })
     }
 
     /// The directory of a sandbox.
@@ -246,37 +323,54 @@ impl RunDirectory {
         if swept > 0 {
             tracing::info!(swept, "removed cgroups dead owners had made");
         }
-        self.spares().clean_sandboxes(cgroups);
-        self.clean_sandboxes(cgroups)
+        self.spares().clean_sandboxes(cgroups, Found::of_spare);
+        self.clean_sandboxes(cgroups, Found::of)
     }
 
-    fn clean_sandboxes(&self, cgroups: &Hierarchy) -> usize {
+    fn clean_sandboxes(&self, cgroups: &Hierarchy, look: fn(&Path) -> Found) -> usize {
         let Ok(all) = lock_all(&self.sandboxes) else {
             return 0;
         };
         let mut cleaned = 0;
         for path in self.directories() {
             let Some(_lock) = try_lock(&path) else { continue };
-            let record = read_record(&path).ok();
-            let vmm_lives = record.as_ref().and_then(|r| r.vmm).is_some_and(|v| v.lives());
-            if vmm_lives && record.as_ref().is_some_and(Record::outlives_owner) {
-                continue;
-            }
-            if remove(&path, record.as_ref(), cgroups) {
-                cleaned += 1;
+            match look(&path) {
+                Found::Running => {}
+                Found::RunningUnreadable(why) => {
+                    let id = path.file_name().unwrap_or_default().display();
+                    tracing::error!(
+                        "sandbox {id} runs on without an owner, for its record cannot be read: {why}; `thaw rm {id}` ends it"
+                    );
+                }
+                Found::Left(left) => cleaned += usize::from(remove(&path, left, cgroups)),
             }
         }
         remove_if_empty(&self.sandboxes, &all);
         cleaned
     }
 
-    /// Ends a sandbox nobody owns, and removes all it has. Says whether it was there to be ended.
+    /// Ends a sandbox nobody owns, and removes all it has. Says whether it was there to be ended, and has ended.
     pub fn end(&self, id: &str, cgroups: &Hierarchy) -> bool {
-        let path = self.sandboxes.join(id);
+        // It may be what somebody typed: a name, never a path.
+        let named = |directory: &PathBuf| directory.file_name().is_some_and(|name| name == id);
+        let Some(path) = self.directories().into_iter().find(named) else {
+            return false;
+        };
         let Some(_lock) = try_lock(&path) else {
             return false;
         };
-        let removed = remove(&path, read_record(&path).ok().as_ref(), cgroups);
+        let left = match read_record(&path) {
+            Ok(record) => Leftover::of(record),
+            Err(_) => {
+                let remains = Remains::of(&path);
+                if !Living::of(&path).end(&path) {
+                    tracing::error!("sandbox {id} is not removed: its VMM does not end");
+                    return false;
+                }
+                Leftover::of_remains(remains)
+            }
+        };
+        let removed = remove(&path, left, cgroups);
         if let Ok(all) = lock_all(&self.sandboxes) {
             remove_if_empty(&self.sandboxes, &all);
         }
@@ -293,14 +387,7 @@ impl RunDirectory {
             let Some(lock) = try_lock(&path) else { continue };
             let Ok(record) = read_record(&path) else { continue };
             if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) {
-                adopted.push((
-                    record,
-                    SandboxDirectory {
-                        path,
-                        _lock: lock,
-                        remove_on_drop: true,
-                    },
-                ));
+                adopted.push((record, SandboxDirectory::locked(path, lock)));
             }
         }
         adopted
@@ -336,21 +423,83 @@ fn remove_if_empty(sandboxes: &Path, _lock: &File) {
     reach(Failpoint::DirectoriesRemoved);
 }
 
+/// What a directory nobody owns is.
+enum Found {
+    /// A sandbox, for thawd to adopt.
+    Running,
+    /// A sandbox of which nothing else is known.
+    RunningUnreadable(RecordError),
+    Left(Leftover),
+}
+
+/// What a sandbox has that no longer is one.
+#[derive(Default)]
+struct Leftover {
+    vmm: Option<ProcessRecord>,
+    share: Option<ProcessRecord>,
+    cgroup: Option<String>,
+    pod_network: Option<PodNamespace>,
+}
+
+impl Found {
+    fn of(path: &Path) -> Found {
+        match read_record(path) {
+            Ok(record) if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) => Found::Running,
+            Ok(record) => Found::Left(Leftover::of(record)),
+            Err(why) => match Living::of(path) {
+                Living::Nothing => Found::Left(Leftover::of_remains(Remains::of(path))),
+                Living::Vmm(_) | Living::Listening => Found::RunningUnreadable(why),
+            },
+        }
+    }
+
+    /// Of one that never became a sandbox, so that nothing of anybody's runs in it: it goes, whatever its record says.
+    fn of_spare(path: &Path) -> Found {
+        match read_record(path) {
+            Ok(record) => Found::Left(Leftover::of(record)),
+            Err(why) => match Living::of(path).end(path) {
+                true => Found::Left(Leftover::of_remains(Remains::of(path))),
+                false => Found::RunningUnreadable(why),
+            },
+        }
+    }
+}
+
+impl Leftover {
+    fn of(record: Record) -> Leftover {
+        Leftover {
+            vmm: record.vmm,
+            share: record.share,
+            cgroup: record.cgroup,
+            pod_network: record.pod_network,
+        }
+    }
+
+    fn of_remains(remains: Remains) -> Leftover {
+        Leftover {
+            vmm: remains.vmm,
+            share: remains.share,
+            cgroup: remains.cgroup,
+            pod_network: remains.pod_network,
+        }
+    }
+}
+
 /// Removes what a sandbox without an owner has: its VMM, what is its in a pod's network, its cgroup, its directory. Its lock is held.
-fn remove(path: &Path, record: Option<&Record>, cgroups: &Hierarchy) -> bool {
-    if let Some(vmm) = record.and_then(|r| r.vmm) {
+fn remove(path: &Path, left: Leftover, cgroups: &Hierarchy) -> bool {
+    if let Some(vmm) = left.vmm {
         vmm.kill();
     }
     // It ends with the VMM; this waits for it.
-    if let Some(share) = record.and_then(|r| r.share) {
+    if let Some(share) = left.share {
         share.kill();
     }
     reach(Failpoint::CleanKilled);
-    if let Some(namespace) = record.and_then(|r| r.pod_network.as_ref()) {
+    if let Some(namespace) = left.pod_network {
         namespace.leave();
     }
-    if let Some(cgroup) = record.and_then(|r| r.cgroup.as_deref()) {
-        cgroups.adopt(cgroup).destroy();
+    if let Some(cgroup) = left.cgroup {
+        cgroups.adopt(&cgroup).destroy();
     }
     reach(Failpoint::CleanCgroupRemoved);
     if let Some(id) = path.file_name().and_then(|n| n.to_str()) {
@@ -370,8 +519,8 @@ fn try_lock(path: &Path) -> Option<File> {
     Some(file)
 }
 
-fn read_record(directory: &Path) -> io::Result<Record> {
-    serde_json::from_slice(&fs::read(directory.join(RECORD))?).map_err(io::Error::other)
+fn read_record(directory: &Path) -> Result<Record, RecordError> {
+    versioned::read(&directory.join(RECORD))
 }
 
 impl SandboxDirectory {
@@ -387,16 +536,22 @@ impl SandboxDirectory {
 
     /// Where its VMM is controlled.
     pub fn control_socket(&self) -> PathBuf {
-        self.path.join("control.sock")
+        self.path.join(CONTROL_SOCKET)
     }
 
-    /// Writes the record, whole or not at all.
+    /// Writes the record, whole or not at all; before it, which process its VMM is, for who cannot read the record.
     pub fn write(&self, record: &Record) -> Result<(), Failure> {
         let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
         let write = || -> io::Result<()> {
+            if let Some(vmm) = record.vmm
+                && self.marked.get() != Some(&vmm)
+            {
+                unreadable::mark(&self.path, vmm)?;
+                let _ = self.marked.set(vmm);
+            }
             let mut file = File::create(&new)?;
             reach(Failpoint::RecordMade);
-            file.write_all(&serde_json::to_vec_pretty(record)?)?;
+            file.write_all(&versioned::encode(record)?)?;
             reach(Failpoint::RecordBegun);
             fs::rename(&new, &path)?;
             reach(Failpoint::RecordWritten);

@@ -1,7 +1,7 @@
 use super::*;
 use std::process::{Child, Command};
 
-fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
+pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
     Record {
         id: id.into(),
         name: Some(format!("name-{id}")),
@@ -12,6 +12,7 @@ fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
         owner: ProcessRecord::myself(),
         client: None,
         vmm: vmm.map(|c| ProcessRecord::of(c.id() as i32).unwrap()),
+        control: CONTROL_VERSION,
         cgroup: None,
         tethered,
         ready: true,
@@ -28,12 +29,12 @@ fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
     }
 }
 
-fn sleeper() -> Child {
+pub(super) fn sleeper() -> Child {
     Command::new("sleep").arg("60").spawn().unwrap()
 }
 
 /// A directory as a killed owner leaves it: there, and not locked.
-fn abandoned(run: &RunDirectory, record: &Record) {
+pub(super) fn abandoned(run: &RunDirectory, record: &Record) {
     let mut directory = run.create(record).unwrap();
     directory.keep();
 }

@@ -69,6 +69,17 @@ pub fn connect(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
     Ok(socket)
 }
 
+/// Whether a VMM may listen at a control socket, without waiting for it: false only where none does.
+pub fn may_listen(path: &Path) -> bool {
+    use rustix::io::Errno;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .and_then(|socket| Ok((address(path)?, socket)))
+        .and_then(|((address, _directory), socket)| rustix::net::connect(&socket, &address));
+    // Told of a socket whose listener is gone, of a file that is no socket, and of none.
+    !matches!(connected, Err(Errno::CONNREFUSED | Errno::NOENT | Errno::NOTDIR | Errno::PROTOTYPE))
+}
+
 /// Whether a process that lives serves the stream socket at `path`. A child that its dead server had begun may still hold it,
 /// for as long as it takes to become another program: that one serves nobody.
 pub fn is_served(path: &Path) -> bool {

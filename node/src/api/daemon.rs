@@ -91,7 +91,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Takes over every sandbox an earlier thawd left running. One whose VMM no longer answers is removed.
+    /// Takes over every sandbox an earlier thawd left running. One that cannot be taken over runs on, and is nobody's.
     ///
     /// # Errors
     /// The data directory cannot be written, or spans cannot be sent where the configuration says.
@@ -259,9 +259,13 @@ impl Daemon {
         shown
     }
 
-    /// Ends a sandbox and removes all it has.
+    /// Ends a sandbox and removes all it has; also one that runs here without an owner.
     pub async fn delete(&self, wanted: &str) -> Result<(), Failure> {
-        let id = self.id(wanted)?;
+        let id = match (self.id(wanted), &self.maker) {
+            (Ok(id), _) => id,
+            (Err(_), Some(maker)) if maker.end_unowned(wanted).await => return Ok(()),
+            (Err(none), _) => return Err(none),
+        };
         if self.maker.is_none() {
             // Its owner sees it end, and removes it.
             self.find(&id)?.0.kill();

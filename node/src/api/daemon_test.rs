@@ -2,7 +2,7 @@ use futures_util::poll;
 use thaw_protocol::api::{CreateSandbox, WatchEvent};
 
 use super::*;
-use crate::api::fake::{Fake, FakeMachine, request};
+use crate::api::fake::{Fake, FakeMachine, UNOWNED, request};
 use crate::api::watch::{Selector, Watcher};
 use crate::sandbox::{Terms, Timeout};
 
@@ -98,4 +98,12 @@ async fn sandboxes_outlive_a_daemon_that_lets_go_of_them() {
     daemon.release().await;
     drop(daemon);
     assert_eq!(fake.living(), 2);
+}
+
+#[tokio::test]
+async fn sandbox_without_an_owner_is_ended_by_its_id() {
+    let (_fake, daemon) = Fake::daemon(true);
+    daemon.delete(UNOWNED).await.unwrap();
+    let unknown = daemon.delete("unknown").await.unwrap_err();
+    assert_eq!(unknown.code, ExitCode::SandboxNotFound);
 }

@@ -88,6 +88,8 @@ pub trait Maker: Stock {
     async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal>;
     /// Of a snapshot of a pod's.
     async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal>;
+    /// Ends a sandbox on this host that runs and is nobody's, by its id: one that could not be adopted. Says whether there was one.
+    async fn end_unowned(&self, id: &str) -> bool;
     /// What its pools have and did.
     fn pools(&self) -> Vec<PoolStatistics>;
     /// What it has and did; `endpoints` are the names its registries have.
@@ -107,6 +109,11 @@ pub struct Made {
 
 #[async_trait]
 impl Maker for Node {
+    async fn end_unowned(&self, id: &str) -> bool {
+        let (run, cgroups, id) = (self.run.clone(), self.cgroups.clone(), id.to_owned());
+        blocking(move || Ok(run.end(&id, &cgroups))).await.unwrap_or(false)
+    }
+
     async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal> {
         let node = self.clone();
         let make = move || Scratch::for_clones(&node.paths.data, node.templates.registry(), signed);

@@ -6,14 +6,17 @@ use thaw_pools::cgroup::Hierarchy;
 
 use crate::exit::Failure;
 use crate::paths::Paths;
-use crate::state::{Record, RunDirectory, vsock_socket};
+use crate::state::{Living, Record, RunDirectory, Unreadable, vsock_socket};
 
 pub(super) fn ps(json: bool) -> Result<u8, Failure> {
     let run = RunDirectory::open(&Paths::from_env().run)?;
     run.clean(&Hierarchy::detect());
-    let running = run.running();
+    let (running, unreadable) = (run.running(), run.unreadable());
     if json {
-        let all: Vec<_> = running.iter().map(|r| describe(&run, r)).collect();
+        let readable = running.iter().map(|r| describe(&run, r));
+        let all: Vec<_> = readable
+            .chain(unreadable.iter().map(describe_unreadable))
+            .collect();
         super::print(&serde_json::json!(all).to_string());
         return Ok(0);
     }
@@ -36,7 +39,26 @@ pub(super) fn ps(json: bool) -> Result<u8, Failure> {
             printable(&r.command.join(" ")),
         ));
     }
+    // What is wrong with their records is in the log, which the cleaning above has written to.
+    for u in &unreadable {
+        super::print(&format!(
+            "{:<12}  {:<16}  {:<8}  {:>4}  {:>9}  {:<32}  -",
+            u.id, "-", "-", "-", "-", "(record unreadable)"
+        ));
+    }
     Ok(0)
+}
+
+fn describe_unreadable(unreadable: &Unreadable) -> serde_json::Value {
+    serde_json::json!({
+        "id": unreadable.id,
+        "state": "unreadable",
+        "reason": format!("its record cannot be read: {}", unreadable.why),
+        "vmm_pid": match unreadable.living {
+            Living::Vmm(vmm) => Some(vmm.pid),
+            Living::Nothing | Living::Listening => None,
+        },
+    })
 }
 
 fn describe(run: &RunDirectory, record: &Record) -> serde_json::Value {

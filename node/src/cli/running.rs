@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::FreezeSandbox;
 
 use super::{FreezeArguments, print};
@@ -68,11 +69,34 @@ pub(super) async fn resume(wanted: &str) -> Result<u8, Failure> {
 
 pub(super) async fn remove(wanted: &[String]) -> Result<u8, Failure> {
     for wanted in wanted {
-        let owner = Owner::find(wanted)?;
-        owner.delete().await?;
-        print(&owner.id);
+        print(&remove_one(wanted).await?);
     }
     Ok(0)
+}
+
+/// Ends one sandbox: its owner does, or we where it has none; its id.
+async fn remove_one(wanted: &str) -> Result<String, Failure> {
+    let run = RunDirectory::open(&Paths::from_env().run)?;
+    let failure = match Owner::find(wanted) {
+        Ok(owner) => match owner.delete().await {
+            Ok(()) => return Ok(owner.id),
+            Err(e) => e,
+        },
+        Err(e) => e,
+    };
+    let has_no_owner = matches!(
+        failure.code,
+        ExitCode::SandboxNotFound | ExitCode::DaemonUnreachable
+    );
+    let id = match has_no_owner {
+        true => run.find_unowned(wanted),
+        false => None,
+    };
+    // Nobody has its lock, or it is not ended: then the first failure says more.
+    match id.filter(|id| run.end(id, &Hierarchy::detect())) {
+        Some(id) => Ok(id),
+        None => Err(failure),
+    }
 }
 
 pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8, Failure> {

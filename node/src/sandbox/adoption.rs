@@ -1,11 +1,15 @@
 //! Taking over a sandbox whose thawd is gone.
 //!
-//! Invariant: its VMM's end is told from the moment it is connected to; what of it cannot be found again is said, and it runs on
-//! without, but for a pod's files of the host: who made the pod makes it anew.
+//! Invariants: its VMM's end is told from the moment it is connected to; what of it cannot be found again is said, and it runs on
+//! without, but for a pod's files of the host: who made the pod makes it anew. Whatever else goes wrong while its VMM lives, a VMM of
+//! another release or one that does not answer, a descriptor or a disk that cannot be had, leaves it as it is and running:
+//! the next thawd may be able to take it over.
 
 use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use oci_spec::image::ImageConfiguration;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
@@ -18,63 +22,120 @@ use super::share::Served;
 use super::{Node, Origin, RootServing, Sandbox, freezing, locked, network};
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
-use crate::images;
 use crate::state::{Record, SandboxDirectory};
+
+/// How long a VMM may take to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a sandbox was not taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum NotAdopted {
+    /// Nothing of it runs any more, and it is removed.
+    #[error("{0}")]
+    Ended(Failure),
+    /// It runs on, without an owner.
+    #[error("{0}")]
+    Left(Failure),
+}
 
 /// Connects to its VMM, and gives it a new miss socket and console.
 pub(super) async fn adopt(
     node: &Node,
     record: Record,
     directory: SandboxDirectory,
-) -> Result<Sandbox, Failure> {
-    let lost = |what: &str| Failure::new(ExitCode::VmmFailed, format!("sandbox {}: {what}", record.id));
-    let vmm = record
-        .vmm
-        .and_then(VmmProcess::adopt)
-        .ok_or_else(|| lost("its VMM has ended"))?;
+) -> Result<Sandbox, NotAdopted> {
     let mut resources = Resources::new(directory);
-    resources.vmm = Some(vmm);
+    let adopted = take_over(node, record, &mut resources).await;
+    let adopted = adopted.and_then(|(record, config, origin)| {
+        // A control connection is the first thing it was given.
+        let life = resources.control().map_err(NotAdopted::Left)?.life();
+        Ok((record, config, origin, life))
+    });
+    match adopted {
+        Ok((record, config, origin, life)) => Ok(Sandbox::of(record, config, origin, life, resources)),
+        Err(e) => {
+            if let NotAdopted::Left(_) = &e {
+                resources.keep();
+            }
+            Err(e)
+        }
+    }
+}
+
+type Adopted = (Record, Option<ImageConfiguration>, Option<Origin>);
+
+async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Result<Adopted, NotAdopted> {
+    let ended = |what: &str| NotAdopted::Ended(Failure::new(ExitCode::VmmFailed, what));
+    let vmm = record.vmm.and_then(VmmProcess::adopt);
+    resources.vmm = Some(vmm.ok_or_else(|| ended("its VMM has ended"))?);
     let cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
     resources.cgroup = cgroup.map(|cgroup| Claimed::new(cgroup, &node.pools, |p| &p.cgroups));
     resources.host_disks = Mutex::new(record.host_disks.clone());
-    let control = ControlClient::connect(&resources.directory.control_socket())?;
-    reach(Failpoint::AdoptConnected);
-    let has_disk = record.root == RootServing::Erofs;
-    let ends = Ends::make(node.images.clone(), has_disk)?;
-    let mut backends = Backends::default();
-    ends.attach_again(&mut backends);
-    backends.send(&control).await?;
+    let control = connect(node, &record, resources)
+        .await
+        .map_err(NotAdopted::Left)?;
     reach(Failpoint::AdoptAttached);
     freezing::undo(node, &resources.directory, &control).await;
-    let control = Arc::new(control);
     if let Some(share) = record.share {
         match VmmProcess::adopt(share) {
             Some(share) => *locked(&resources.share) = Some(Served::new(&record, share, &control)),
-            None if record.client.is_some() => return Err(lost("its thaw-share has ended")),
+            None if record.client.is_some() => return Err(ended("its thaw-share has ended")),
             None => tracing::error!(
                 "sandbox {}: its thaw-share has ended: its volumes answer EIO",
                 record.id
             ),
         }
     }
-    (resources.misses, resources.console) = (ends.misses, Some(ends.console));
-    let image: Option<Image> = match &record.image_digest {
-        Some(digest) => node.images.by_digest(digest)?,
-        None => None,
-    };
-    if let Some(image) = &image {
-        locked(&resources.leases).push(image.lease().map_err(images::failure)?);
-    }
     resources.control = Some(control);
+    let image = image(node, &record);
+    if let Some(image) = &image {
+        match image.lease() {
+            Ok(lease) => locked(&resources.leases).push(lease),
+            Err(e) => tracing::warn!(sandbox = record.id, "adopted, but its image is not leased: {e}"),
+        }
+    }
     resources.network = network::adopt(node, &record).await;
     let record = Record {
         owner: ProcessRecord::myself(),
         ..record
     };
-    resources.directory.write(&record)?;
+    resources.directory.write(&record).map_err(NotAdopted::Left)?;
     reach(Failpoint::AdoptRecorded);
-    let origin = recover(&mut resources, node, &record);
-    Sandbox::new(record, image.map(|i| i.config), origin, resources)
+    let origin = recover(resources, node, &record);
+    Ok((record, image.map(|i| i.config), origin))
+}
+
+/// Connects to a VMM of a release this one knows, and gives it what it asks its owner by.
+async fn connect(
+    node: &Node,
+    record: &Record,
+    resources: &mut Resources,
+) -> Result<Arc<ControlClient>, Failure> {
+    let failed = |what: String| Failure::new(ExitCode::VmmFailed, what);
+    record.check_control().map_err(failed)?;
+    let control = Arc::new(ControlClient::connect(&resources.directory.control_socket())?);
+    reach(Failpoint::AdoptConnected);
+    let has_disk = record.root == RootServing::Erofs;
+    let ends = Ends::make(node.images.clone(), has_disk)?;
+    let mut backends = Backends::default();
+    ends.attach_again(&mut backends);
+    let answered = tokio::time::timeout(ANSWER_LIMIT, backends.send(&control)).await;
+    answered.map_err(|_| {
+        failed(format!(
+            "its VMM has not answered for {} s",
+            ANSWER_LIMIT.as_secs()
+        ))
+    })??;
+    (resources.misses, resources.console) = (ends.misses, Some(ends.console));
+    Ok(control)
+}
+
+/// Its image, where it is still known.
+fn image(node: &Node, record: &Record) -> Option<Image> {
+    let found = node.images.by_digest(record.image_digest.as_ref()?);
+    found
+        .inspect_err(|e| tracing::warn!(sandbox = record.id, "adopted, but its image cannot be read: {e}"))
+        .ok()?
 }
 
 /// Of an adopted sandbox: its disk, its images and what it was thawed from, which a freeze takes all of. Without one of them it

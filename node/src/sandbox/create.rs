@@ -18,7 +18,7 @@ use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Serving;
 use thaw_pools::vmm;
 use thaw_protocol::api::DISK_MIB;
-use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
+use thaw_protocol::control::{Backend, CONTROL_VERSION, DeviceId, MEMORY_MIB, VCPUS};
 use thaw_rootfs::prefetch::Prefetch;
 use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::Image;
@@ -387,6 +387,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         owner: ProcessRecord::myself(),
         client: None,
         vmm: None,
+        control: CONTROL_VERSION,
         cgroup: None,
         tethered: true,
         ready: false,

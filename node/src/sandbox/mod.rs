@@ -64,6 +64,7 @@ mod terms;
 mod thaw;
 mod usage;
 
+pub use adoption::NotAdopted;
 use again::with_end;
 pub use bare::is_bare;
 pub use create::blocking;
@@ -300,14 +301,25 @@ impl Sandbox {
         origin: Option<Origin>,
         resources: Resources,
     ) -> Result<Sandbox, Failure> {
-        Ok(Sandbox {
-            life: resources.control()?.life(),
+        let life = resources.control()?.life();
+        Ok(Sandbox::of(record, config, origin, life, resources))
+    }
+
+    fn of(
+        record: Record,
+        config: Option<ImageConfiguration>,
+        origin: Option<Origin>,
+        life: watch::Receiver<Life>,
+        resources: Resources,
+    ) -> Sandbox {
+        Sandbox {
+            life,
             record,
             config,
             origin,
             resources,
             freezing: tokio::sync::Mutex::new(()),
-        })
+        }
     }
 
     /// Makes a sandbox whose agent has taken its identity and waits for containers. Each stage is timed in `trace`;
@@ -328,7 +340,14 @@ impl Sandbox {
     }
 
     /// Takes over a sandbox whose thawd is gone.
-    pub async fn adopt(node: &Node, record: Record, directory: SandboxDirectory) -> Result<Sandbox, Failure> {
+    ///
+    /// # Errors
+    /// Whether it has ended, or runs on without an owner.
+    pub async fn adopt(
+        node: &Node,
+        record: Record,
+        directory: SandboxDirectory,
+    ) -> Result<Sandbox, NotAdopted> {
         adoption::adopt(node, record, directory).await
     }
 
@@ -464,11 +483,7 @@ impl Sandbox {
 
     /// Lets go of it without ending it: a later thawd adopts it.
     pub fn release(mut self) {
-        self.resources.keep = true;
-        self.resources.directory.keep();
-        if let Some(vmm) = &mut self.resources.vmm {
-            vmm.release();
-        }
+        self.resources.keep();
     }
 }
 

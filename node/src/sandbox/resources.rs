@@ -55,7 +55,7 @@ pub(super) struct Resources {
     pub(super) disk: Option<Claimed<Disks>>,
     pub(super) network: Option<Attached>,
     pub(super) directory: SandboxDirectory,
-    pub(super) keep: bool,
+    keep: bool,
     /// Closed when all of the above is gone: the last to go.
     pub(super) gone: watch::Sender<()>,
 }
@@ -88,6 +88,15 @@ impl Resources {
     pub(super) fn last_slot(&self) -> u16 {
         let shown = locked(&self.images).iter().map(|shown| shown.slot).max();
         shown.unwrap_or(0).max(self.used_slots.load(Ordering::Relaxed))
+    }
+
+    /// From now on all of it stays when we let go of it: another owner takes it over.
+    pub(super) fn keep(&mut self) {
+        self.keep = true;
+        self.directory.keep();
+        if let Some(vmm) = &mut self.vmm {
+            vmm.release();
+        }
     }
 
     pub(super) fn control(&self) -> Result<&Arc<ControlClient>, Failure> {

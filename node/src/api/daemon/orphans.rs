@@ -2,7 +2,8 @@
 //!
 //! Invariant: a sandbox that was asked for with a key is either all that was asked for, and then its key is answered by it; or
 //! nobody was ever told of it, and it is ended, so that whoever asks again has it made anew. One that was asked for without a
-//! key is taken over as it is.
+//! key is taken over as it is. One that cannot be taken over though its VMM lives is left running and is nobody's: the log names it
+//! and says why, whoever deletes it ends it, and the next thawd tries again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use thaw_protocol::api::{Account, CreatedSandbox, Readiness};
 use super::{Daemon, Described, Microvm};
 use crate::api::idempotency;
 use crate::api::machine::Machine;
-use crate::sandbox::{Asked, Node, Sandbox};
+use crate::sandbox::{Asked, Node, NotAdopted, Sandbox, blocking};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 
 /// A sandbox without an owner.
@@ -29,8 +30,7 @@ struct Orphan {
 }
 
 impl Daemon {
-    /// Takes over every sandbox an earlier thawd left running and had promised to somebody. One whose VMM no longer answers
-    /// is removed.
+    /// Takes over every sandbox an earlier thawd left running and had promised to somebody.
     pub(super) async fn adopt(self: &Arc<Daemon>, node: &Node) {
         for orphan in orphans(&node.run) {
             let id = orphan.record.id.clone();
@@ -63,7 +63,20 @@ impl Daemon {
                     Arc::new(unfinished).destroy().await;
                     tracing::info!(sandbox = id, "removed: whoever asked for it was not answered");
                 }
-                Err(e) => tracing::error!(sandbox = id, "removed: {e}"),
+                Err(NotAdopted::Ended(e)) => tracing::error!(sandbox = id, "removed: {e}"),
+                Err(NotAdopted::Left(e)) if orphan.is_whole => tracing::error!(
+                    sandbox = id,
+                    "not adopted: {e}. It runs on without an owner: `thaw rm {id}` ends it, and the next start of thawd tries \
+                     again"
+                ),
+                Err(NotAdopted::Left(e)) => {
+                    let (run, cgroups, unwanted) = (node.run.clone(), node.cgroups.clone(), id.clone());
+                    let _ = blocking(move || Ok(run.end(&unwanted, &cgroups))).await;
+                    tracing::info!(
+                        sandbox = id,
+                        "removed: whoever asked for it was not answered ({e})"
+                    );
+                }
             }
         }
     }

@@ -1,0 +1,127 @@
+//! Sandboxes whose record cannot be read: whether their VMM lives, and which process it is.
+//!
+//! A record may be damaged, or of a release that is newer than this one. Invariant: its VMM is then found without it, by the name of
+//! a file beside it ([`mark`]), which no write can cut short, or by its control socket, at which only a VMM listens; and while
+//! it may live, its directory stays.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::net::SocketType;
+use serde::Deserialize;
+use thaw_pools::process::ProcessRecord;
+use thaw_pools::vmm;
+use thaw_protocol::control::{Command, Request};
+use thaw_protocol::packet;
+
+use super::CONTROL_SOCKET;
+use crate::sandbox::PodNamespace;
+
+/// What the file is called that names a sandbox's VMM, before `.PID.START`.
+const MARK: &str = "vmm";
+/// How long a VMM may take to end that was asked to.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at whether it has.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What lives of a sandbox whose record cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Living {
+    /// Nothing: no VMM is left.
+    Nothing,
+    /// This VMM.
+    Vmm(ProcessRecord),
+    /// A VMM that listens at the sandbox's control socket. Which process it is is not known: the release before this one left no mark.
+    Listening,
+}
+
+/// Notes in a sandbox's directory which process its VMM is, in the name of an empty file.
+pub(super) fn mark(directory: &Path, vmm: ProcessRecord) -> io::Result<()> {
+    let name = format!("{MARK}.{}.{}", vmm.pid, vmm.start_time);
+    File::create(directory.join(name)).map(drop)
+}
+
+fn marked(name: &str) -> Option<ProcessRecord> {
+    let mut parts = name.split('.');
+    let is_mark = parts.next() == Some(MARK);
+    let (pid, start_time) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    (is_mark && parts.next().is_none()).then_some(ProcessRecord { pid, start_time })
+}
+
+impl Living {
+    /// Of the sandbox with this directory.
+    pub fn of(directory: &Path) -> Living {
+        let names = fs::read_dir(directory).into_iter().flatten();
+        let mut marks = names.filter_map(|entry| marked(entry.ok()?.file_name().to_str()?));
+        let recorded = || Remains::of(directory).vmm.filter(ProcessRecord::lives);
+        match marks.find(ProcessRecord::lives).or_else(recorded) {
+            Some(vmm) => Living::Vmm(vmm),
+            None if vmm::may_listen(&directory.join(CONTROL_SOCKET)) => Living::Listening,
+            None => Living::Nothing,
+        }
+    }
+
+    /// Ends it. Says whether it has ended.
+    pub(super) fn end(self, directory: &Path) -> bool {
+        match self {
+            Living::Nothing => true,
+            Living::Vmm(vmm) => {
+                vmm.kill();
+                !vmm.lives()
+            }
+            Living::Listening => shut_down(&directory.join(CONTROL_SOCKET)),
+        }
+    }
+}
+
+/// Asks whoever listens to end, and waits until nobody does.
+fn shut_down(socket: &Path) -> bool {
+    let ask = || -> Option<()> {
+        let connection = vmm::connect(socket, SocketType::SEQPACKET).ok()?;
+        let request = Request {
+            id: 1,
+            command: Command::Shutdown,
+        };
+        packet::send(&connection, &request, &[]).ok()
+    };
+    let _ = ask();
+    let began = Instant::now();
+    while vmm::may_listen(socket) {
+        if began.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    true
+}
+
+/// What can be had of a record that cannot be read as one: each field by itself, where the file is JSON at all.
+#[derive(Debug, Default)]
+pub(super) struct Remains {
+    pub vmm: Option<ProcessRecord>,
+    pub share: Option<ProcessRecord>,
+    pub cgroup: Option<String>,
+    pub pod_network: Option<PodNamespace>,
+}
+
+impl Remains {
+    pub(super) fn of(directory: &Path) -> Remains {
+        let bytes = fs::read(directory.join(super::RECORD)).unwrap_or_default();
+        let record: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        fn field<T: for<'de> Deserialize<'de>>(record: &serde_json::Value, name: &str) -> Option<T> {
+            T::deserialize(record.get(name)?).ok()
+        }
+        Remains {
+            vmm: field(&record, "vmm"),
+            share: field(&record, "share"),
+            cgroup: field(&record, "cgroup"),
+            pod_network: field(&record, "pod_network"),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "unreadable_test.rs"]
+mod tests;

@@ -35,6 +35,21 @@ pub struct Config {
     /// Where thawd serves its API besides its unix socket.
     pub api: api::ApiConfig,
     pub tracing: TracingConfig,
+    pub sandbox: SandboxConfig,
+}
+
+/// `[sandbox]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SandboxConfig {
+    /// Whether thawd refuses a sandbox whose limits it cannot set.
+    pub require_limits: bool,
+}
+
+impl Default for SandboxConfig {
+    fn default() -> Self {
+        Self { require_limits: true }
+    }
 }
 
 /// `[store]`.

@@ -34,7 +34,7 @@ mod tests {
 
     use super::super::api::ApiConfig;
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
-    use super::super::{PrefetchConfig, Size, StoreConfig, TracingConfig};
+    use super::super::{PrefetchConfig, SandboxConfig, Size, StoreConfig, TracingConfig};
     use super::*;
     use crate::exit::ExitCode;
 
@@ -63,6 +63,7 @@ mod tests {
                     within_s,
                 },
         } = PoolsConfig::default();
+        let SandboxConfig { require_limits } = SandboxConfig::default();
         let Setup {
             range,
             forwarding,
@@ -113,6 +114,7 @@ mod tests {
             tracing: TracingConfig {
                 otlp: Some("http://127.0.0.1:4318".into()),
             },
+            sandbox: SandboxConfig { require_limits },
         }
     }
 

@@ -26,13 +26,13 @@ use thaw_rootfs::store::Image;
 use super::again::{once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
-use super::machine::{enter_cgroup, explain};
+use super::machine::explain;
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
 use super::provenance::Provenance;
 use super::share::Served;
 use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms, locked};
-use super::{network, share};
+use super::{limits, network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
@@ -74,6 +74,8 @@ impl<'a> Making<'a> {
     /// Gives every device its backend. Those that have none, for [`Self::thaw`].
     pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Failure> {
         let _stage = self.trace.stage("attach");
+        let cgroup = self.resources.cgroup.as_deref();
+        limits::set(self.node.require_limits, cgroup, &self.record, &parts.disk.file).await?;
         let mut exported = Vec::with_capacity(parts.images.len());
         for shown in &parts.images {
             locked(&self.resources.leases).push(shown.image.lease().map_err(images::failure)?);
@@ -86,7 +88,11 @@ impl<'a> Making<'a> {
         let (share, relay) = parts.share.map(|s| (s.process, s.relay)).unzip();
         if let Some(process) = &share {
             // Before a guest has it serve anything: what it remembers is the sandbox's to pay for.
-            enter_cgroup(self.resources.cgroup.as_deref(), process);
+            limits::enter(
+                self.node.require_limits,
+                self.resources.cgroup.as_deref(),
+                process,
+            )?;
         }
         let mut backends = Backends::default();
         ends.show(&exported, &mut backends);
@@ -424,15 +430,17 @@ async fn image(
     Ok(Some((image, prefetch.flatten())))
 }
 
-/// None where this host has none to give: the sandbox then runs in its caller's.
-pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Claimed<Cgroups>> {
+/// None where this host has none to give and limits are not required: the sandbox then runs in its caller's.
+pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Failure> {
     let _stage = trace.stage("cgroup");
-    let unavailable = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
+    let unavailable = |e: Unavailable| limits::unlimited(e);
     match claim(&node.pools, |p| &p.cgroups, (), unavailable, trace).await {
-        Ok(cgroup) => Some(cgroup),
+        Ok(cgroup) => Ok(Some(cgroup)),
+        Err(e) if node.require_limits => Err(e),
+        // Usual for a user without privileges, so no warning.
         Err(e) => {
             tracing::info!("{}", e.what);
-            None
+            Ok(None)
         }
     }
 }

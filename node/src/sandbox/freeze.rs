@@ -18,7 +18,7 @@ use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 use super::create::blocking;
 use super::freezing::Freezing;
 use super::machine::odd;
-use super::{Node, READY_LIMIT, Sandbox, locked};
+use super::{Node, READY_LIMIT, Sandbox, limits, locked};
 use crate::container::{RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake;
@@ -157,6 +157,8 @@ impl Sandbox {
 
     async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Failure> {
         let pagemap = pagemap(self.record().vmm)?;
+        let cgroup = self.resources.cgroup.as_deref();
+        limits::make_room(cgroup, draft.memory(), self.record().memory_mib);
         let kind = match options.delta {
             true => FreezeKind::Delta,
             false => FreezeKind::Full,

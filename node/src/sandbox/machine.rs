@@ -4,14 +4,13 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::cgroup::Cgroup;
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, Response, StartTimes};
 
 use super::create::new_cgroup;
 use super::files::MachineFiles;
-use super::{Node, READY_LIMIT, Resources, shells, with_console};
+use super::{Node, READY_LIMIT, Resources, limits, shells, with_console};
 use crate::control_client::{CallError, ControlClient};
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
@@ -71,7 +70,7 @@ pub(super) async fn spawn(
         }
     }
     // Until it is in the record, its name says whose it is.
-    resources.cgroup = new_cgroup(node, trace).await;
+    resources.cgroup = new_cgroup(node, trace).await?;
     record.cgroup = resources.cgroup.as_ref().map(|c| c.name().to_owned());
     let stage = trace.stage("spawn");
     let began = monotonic_ns();
@@ -85,7 +84,7 @@ pub(super) async fn spawn(
         record.vmm = Some(process.record());
         directory.write(record)?;
         reach(Failpoint::CreateVmmRecorded);
-        enter_cgroup(cgroup.as_deref(), process);
+        limits::enter(node.require_limits, cgroup.as_deref(), process)?;
         reach(Failpoint::CreateInCgroup);
         Ok(())
     });
@@ -98,13 +97,6 @@ pub(super) async fn spawn(
     trace.add_monotonic("vmm start", began, times.jailed);
     trace.add_monotonic("machine", times.jailed, times.created);
     Ok(())
-}
-
-/// Puts a VMM into its cgroup, if there is one for it.
-pub(super) fn enter_cgroup(cgroup: Option<&Cgroup>, process: &VmmProcess) {
-    if let Some(Err(e)) = cgroup.map(|c| c.add(process.record().pid)) {
-        tracing::warn!("the VMM stays in the caller's cgroup: {e}");
-    }
 }
 
 /// The moments of its start.

@@ -46,6 +46,7 @@ pub mod freeze;
 mod freezing;
 mod host_disk;
 mod hot;
+mod limits;
 mod loopback;
 mod machine;
 pub mod network;
@@ -210,6 +211,8 @@ pub struct Node {
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
     pub test_templates: bool,
+    /// A sandbox that cannot be limited is refused.
+    require_limits: bool,
     /// Guests here have no agent.
     bare: bool,
 }
@@ -251,6 +254,7 @@ impl Node {
             images,
             cgroups,
             test_templates,
+            require_limits: false,
             bare: test_templates && bare::expected(),
         })
     }
@@ -265,10 +269,12 @@ impl Node {
         &self.images.config.api
     }
 
-    /// From now on what sandboxes need is made ahead, as the configuration says: for a process that makes many.
+    /// From now on what sandboxes need is made ahead, and their limits are required, as the configuration says: for a process
+    /// that makes many.
     pub fn fill_pools(&mut self) -> Result<(), Failure> {
         let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
+        self.require_limits = self.images.config.sandbox.require_limits;
         self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), network, config)?);
         if let Err(e) = self.pools.networks.kind().listen() {
             tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");

@@ -39,17 +39,15 @@ pub struct Config {
 }
 
 /// `[sandbox]`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxConfig {
-    /// Whether thawd refuses a sandbox whose limits it cannot set.
-    pub require_limits: bool,
-}
-
-impl Default for SandboxConfig {
-    fn default() -> Self {
-        Self { require_limits: true }
-    }
+    /// Whether a sandbox whose limits cannot be set is refused. None: by thawd, not by `thaw run` without thawd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_limits: Option<bool>,
+    /// Whether a sandbox whose VMM cannot have all its namespaces and Landlock is refused. None: likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_jail: Option<bool>,
 }
 
 /// `[store]`.

@@ -128,7 +128,7 @@ impl Hierarchy {
                 return Err(Unavailable(format!("cannot create {}: {e}", directory.display())));
             }
             if let (Hierarchy::V2 { .. }, true) = (self, made.is_ours()) {
-                limits::enable(root, &directory);
+                limits::enable(root, &directory, &limits::ALWAYS);
             }
             made.directories.push(directory);
             reach(Failpoint::CgroupDirectoryMade);

@@ -13,6 +13,7 @@ fn spec(tethered: bool) -> MachineSpec {
         memory_mib: 64,
         cpu: CpuBaseline::Host,
         tethered,
+        jail: Jail::AsHostAllows,
     }
 }
 

@@ -6,8 +6,8 @@
 //! that one until the VM is made, because KVM_CAP_VM_DISABLE_NX_HUGE_PAGES asks for it, and [`give_up_last_capability`]
 //! ends that before any guest code exists. Then the calls that made the machine are taken from all its threads ([`seal`]).
 //!
-//! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then paths are closed by
-//! Landlock and the filters alone, and the log says so in one line. The PID namespace is made by whoever starts this
+//! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then the process ends, or, where whoever
+//! starts it allows that, paths are closed by Landlock and the filters alone, and the log says so in one line. The PID namespace is made by whoever starts this
 //! process, for a process cannot enter one itself; here it is only seen. docs/jail.md is the whole of it.
 //!
 //! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; but one file of /sys is
@@ -50,6 +50,8 @@ pub enum JailError {
     Step { step: &'static str, source: io::Error },
     #[error("the seccomp filter: {0}")]
     Seccomp(#[from] seccompiler::Error),
+    #[error("the jail would lack {0}")]
+    Lacks(String),
 }
 
 fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, JailError> {
@@ -60,7 +62,10 @@ fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Resu
 }
 
 /// Closes the jail. While the process has one thread.
-pub fn enter() -> Result<(), JailError> {
+///
+/// # Errors
+/// A step that failed; where the jail is to be `whole`, [`JailError::Lacks`] what this host cannot give.
+pub fn enter(whole: bool) -> Result<(), JailError> {
     // Signals of the terminal go to whoever started us. Fails only when this is a session of our own already.
     let _ = process::setsid();
     step("taking signals", signals::install())?;
@@ -103,7 +108,11 @@ pub fn enter() -> Result<(), JailError> {
         }
     }
     if !missing.is_empty() {
-        tracing::warn!("the jail lacks {}", missing.join(", "));
+        let missing = missing.join(", ");
+        if whole {
+            return Err(JailError::Lacks(missing));
+        }
+        tracing::warn!("the jail lacks {missing}");
     }
     Ok(filter::confine_process()?)
 }
@@ -138,8 +147,7 @@ fn close_other_descriptors() -> Result<(), JailError> {
     )
 }
 
-/// No limit on the size of files: a disk has any size, and is sparse; what a guest can write is bounded by its disk and its
-/// memory. Threads are counted by user: one that is shared has others' too.
+/// Whoever starts us limits the size of files, as the size of the disk is not known yet. Threads are counted by user: one that is shared has others' too.
 fn limit_resources(own_user: bool) -> Result<(), JailError> {
     let limit = |what, resource, most: u64| {
         let most = process::getrlimit(resource).maximum.unwrap_or(u64::MAX).min(most);

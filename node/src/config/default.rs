@@ -63,7 +63,6 @@ mod tests {
                     within_s,
                 },
         } = PoolsConfig::default();
-        let SandboxConfig { require_limits } = SandboxConfig::default();
         let Setup {
             range,
             forwarding,
@@ -114,7 +113,10 @@ mod tests {
             tracing: TracingConfig {
                 otlp: Some("http://127.0.0.1:4318".into()),
             },
-            sandbox: SandboxConfig { require_limits },
+            sandbox: SandboxConfig {
+                require_limits: Some(true),
+                require_jail: Some(true),
+            },
         }
     }
 

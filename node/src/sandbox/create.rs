@@ -17,7 +17,7 @@ use thaw_pools::disk::Disks;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Serving;
 use thaw_pools::vmm;
-use thaw_protocol::api::DISK_MIB;
+use thaw_protocol::api::{CPU_LIMIT_MILLIS as CPU_MILLIS, DISK_MIB};
 use thaw_protocol::control::{Backend, DeviceId, MEMORY_MIB, VCPUS};
 use thaw_rootfs::prefetch::Prefetch;
 use thaw_rootfs::progress::Progress;
@@ -75,7 +75,8 @@ impl<'a> Making<'a> {
     pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Failure> {
         let _stage = self.trace.stage("attach");
         let cgroup = self.resources.cgroup.as_deref();
-        limits::set(self.node.require_limits, cgroup, &self.record, &parts.disk.file).await?;
+        limits::set(self.node.require.limits, cgroup, &self.record, &parts.disk.file).await?;
+        limits::set_files(&self.resources, &self.record, &parts.disk.file)?;
         let mut exported = Vec::with_capacity(parts.images.len());
         for shown in &parts.images {
             locked(&self.resources.leases).push(shown.image.lease().map_err(images::failure)?);
@@ -89,7 +90,7 @@ impl<'a> Making<'a> {
         if let Some(process) = &share {
             // Before a guest has it serve anything: what it remembers is the sandbox's to pay for.
             limits::enter(
-                self.node.require_limits,
+                self.node.require.limits,
                 self.resources.cgroup.as_deref(),
                 process,
             )?;
@@ -359,6 +360,14 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
         return Err(Failure::new(ExitCode::Runtime, what)
             .remedy("give it another number (--cpus; a pod: its limits)"));
     }
+    if let Some(millis) = spec.cpu_limit_millis.filter(|m| !CPU_MILLIS.contains(m)) {
+        let what = format!(
+            "a CPU limit cannot be {millis} thousandths of a CPU: {} to {}",
+            CPU_MILLIS.start(),
+            CPU_MILLIS.end()
+        );
+        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose another --cpu-limit"));
+    }
     Ok(())
 }
 
@@ -375,6 +384,7 @@ fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
         pod_network: spec.network.namespace().cloned(),
         terms: spec.terms.clone(),
         volumes: spec.volumes.clone(),
+        cpu_limit_millis: spec.cpu_limit_millis,
         ..new_record()?
     })
 }
@@ -406,6 +416,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         volumes: Vec::new(),
         share: None,
         host_disks: BTreeMap::new(),
+        cpu_limit_millis: None,
     })
 }
 
@@ -433,10 +444,9 @@ async fn image(
 /// None where this host has none to give and limits are not required: the sandbox then runs in its caller's.
 pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Failure> {
     let _stage = trace.stage("cgroup");
-    let unavailable = |e: Unavailable| limits::unlimited(e);
-    match claim(&node.pools, |p| &p.cgroups, (), unavailable, trace).await {
+    match claim(&node.pools, |p| &p.cgroups, (), limits::unlimited::<Unavailable>, trace).await {
         Ok(cgroup) => Ok(Some(cgroup)),
-        Err(e) if node.require_limits => Err(e),
+        Err(e) if node.require.limits => Err(e),
         // Usual for a user without privileges, so no warning.
         Err(e) => {
             tracing::info!("{}", e.what);

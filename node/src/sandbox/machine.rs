@@ -6,7 +6,9 @@ use std::path::Path;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
 use thaw_pools::vmm::VmmProcess;
-use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, Response, StartTimes};
+use thaw_protocol::control::{
+    CONTROL_VERSION, Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes,
+};
 
 use super::create::new_cgroup;
 use super::files::MachineFiles;
@@ -44,7 +46,7 @@ pub(super) async fn make(
     };
     match control.call(create, &[files.kvm.as_fd()]).await {
         Ok(_) => Ok((control, process)),
-        Err(e) => Err(vmm_failure(e, &process, &place.log)),
+        Err(e) => Err(vmm_failure(e, process, &place.log)),
     }
 }
 
@@ -78,13 +80,14 @@ pub(super) async fn spawn(
         control: resources.directory.control_socket(),
         log: resources.directory.path().join(LOG),
         tethered: machine.tethered,
+        jail: node.require.jail(),
     };
     let (directory, cgroup) = (&resources.directory, &resources.cgroup);
     let made = make(program, &place, files, machine, |process| {
         record.vmm = Some(process.record());
         directory.write(record)?;
         reach(Failpoint::CreateVmmRecorded);
-        limits::enter(node.require_limits, cgroup.as_deref(), process)?;
+        limits::enter(node.require.limits, cgroup.as_deref(), process)?;
         reach(Failpoint::CreateInCgroup);
         Ok(())
     });
@@ -148,14 +151,21 @@ pub(super) fn describe(reason: &ExitReason) -> String {
 }
 
 /// Why the VMM did not make its machine: its refusal, or what it wrote before it ended.
-fn vmm_failure(error: CallError, process: &VmmProcess, log: &Path) -> Failure {
-    let refused = matches!(error, CallError::Refused(_));
-    let mut failure = Failure::from(error);
-    if !refused {
-        process.kill();
-        failure.context = log_tail(log);
+fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Failure {
+    if matches!(error, CallError::Refused(_)) {
+        return error.into();
     }
-    failure
+    process.kill();
+    let status = process.wait().ok().flatten();
+    let failure = match status.and_then(|status| status.code()) {
+        // Another would lack the same.
+        Some(JAIL_LACKS_CODE) => Failure::new(ExitCode::JailIncomplete, "thaw-vmm cannot close its jail"),
+        _ => error.into(),
+    };
+    Failure {
+        context: log_tail(log),
+        ..failure
+    }
 }
 
 /// The last lines of a VMM's log.

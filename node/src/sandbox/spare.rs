@@ -19,7 +19,7 @@ use super::create::new_record;
 use super::files::open_kvm;
 use super::machine::LOG;
 use super::pools::Claimed;
-use super::{Node, Pools, Resources, limits};
+use super::{Node, Pools, Required, Resources, limits};
 use crate::control_client::{CallError, ControlClient};
 use crate::exit::{ExitCode, Failure};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
@@ -80,7 +80,7 @@ impl Spare {
 pub(super) struct Spares {
     run: RunDirectory,
     pools: Arc<Pools>,
-    require_limits: bool,
+    require: Required,
 }
 
 impl Spares {
@@ -88,7 +88,7 @@ impl Spares {
         Spares {
             run: node.run.spares(),
             pools: node.pools.clone(),
-            require_limits: node.require_limits,
+            require: node.require,
         }
     }
 
@@ -100,7 +100,7 @@ impl Spares {
     ) -> Result<Spare, Failure> {
         let cgroup = match self.pools.cgroups.claim(&()) {
             Ok(claim) => Some(Claimed::new(claim.resource, &self.pools, |p| &p.cgroups)),
-            Err(e) if self.require_limits => return Err(limits::unlimited(e)),
+            Err(e) if self.require.limits => return Err(limits::unlimited(e)),
             // It lives in ours.
             Err(_) => None,
         };
@@ -133,12 +133,13 @@ impl Spares {
             control: directory.control_socket(),
             log: directory.path().join(LOG),
             tethered: machine.tethered,
+            jail: self.require.jail(),
         };
         let process = Process::start(&program, &place).map_err(failure)?;
         record.vmm = Some(process.process().record());
         directory.write(&record)?;
         reach(Failpoint::SpareRecorded);
-        limits::enter(self.require_limits, cgroup, process.process())?;
+        limits::enter(self.require.limits, cgroup, process.process())?;
         reach(Failpoint::SpareInCgroup);
         let shell = process.create(kvm.as_fd(), machine.clone()).map_err(failure)?;
         reach(Failpoint::SpareMachineMade);

@@ -13,7 +13,6 @@ fn spec(tethered: bool) -> MachineSpec {
         memory_mib: 64,
         cpu: CpuBaseline::Host,
         tethered,
-        jail: Jail::AsHostAllows,
     }
 }
 
@@ -42,6 +41,7 @@ fn place(directory: &Path, tethered: bool) -> Place {
         control: directory.join("control.sock"),
         log: directory.join("log"),
         tethered,
+        jail: Jail::AsHostAllows,
     }
 }
 

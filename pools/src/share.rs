@@ -85,10 +85,12 @@ pub fn start(
     }
     // It has all of its jail, or does not start.
     let process = vmm::spawn(program, &theirs, log, Jail::Whole)?;
-    process.limit_files(LARGEST_FILE).map_err(|source| Error::System {
-        what: "limit the files of thaw-share",
-        source,
-    })?;
+    process
+        .limit_files(LARGEST_FILE)
+        .map_err(|source| Error::System {
+            what: "limit the files of thaw-share",
+            source,
+        })?;
     drop(theirs);
     let descriptors: Vec<BorrowedFd<'_>> = [far_end.as_fd()]
         .into_iter()

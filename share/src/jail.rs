@@ -93,7 +93,10 @@ fn capabilities(devices: bool) -> CapabilitySet {
 
 /// Closes the jail. While the process has one thread.
 pub fn close(devices: bool) -> Result<(), JailError> {
-    step("taking SIGSYS", handle(libc::SIGSYS, forbidden as *const () as usize))?;
+    step(
+        "taking SIGSYS",
+        handle(libc::SIGSYS, forbidden as *const () as usize),
+    )?;
     // A write beyond the limit on the size of files fails, and the guest is told.
     step("ignoring SIGXFSZ", handle(libc::SIGXFSZ, libc::SIG_IGN))?;
     let had = step("reading our capabilities", thread::capabilities(None))?;

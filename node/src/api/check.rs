@@ -7,8 +7,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thaw_pools::network::Terms;
 use thaw_protocol::api::{
-    CPU_LIMIT_MILLIS, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort,
-    PullImage, StartContainer, TerminalSize, ThawSandbox,
+    CPU_LIMIT_MILLIS, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox,
+    NetworkPolicy, PublishedPort, PullImage, StartContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
@@ -47,7 +47,10 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
             DISK_MIB.end()
         )));
     }
-    if request.cpu_limit_millis.is_some_and(|millis| !CPU_LIMIT_MILLIS.contains(&millis)) {
+    if request
+        .cpu_limit_millis
+        .is_some_and(|millis| !CPU_LIMIT_MILLIS.contains(&millis))
+    {
         return Err(invalid(format!(
             "cpu_limit_millis is {} to {}",
             CPU_LIMIT_MILLIS.start(),

@@ -61,7 +61,8 @@ impl FromStr for CpuLimit {
     /// A number of CPUs with at most three decimals.
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || {
-            let [least, most] = [CPU_LIMIT_MILLIS.start(), CPU_LIMIT_MILLIS.end()].map(|m| f64::from(*m) / 1e3);
+            let [least, most] =
+                [CPU_LIMIT_MILLIS.start(), CPU_LIMIT_MILLIS.end()].map(|m| f64::from(*m) / 1e3);
             format!("write a number of CPUs, {least} to {most}, with at most three decimals, as in 0.5")
         };
         let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
@@ -88,7 +89,21 @@ mod tests {
         assert_eq!(millis("2"), Ok(2000));
         assert_eq!(millis("0.01"), Ok(10));
         assert_eq!(millis("64.000"), Ok(64_000));
-        for bad in ["", "0", "0.009", "-1", "64.001", "1e3", ".5", "1.", "0.0001", "inf", "NaN", "99999999999", "1,5"] {
+        for bad in [
+            "",
+            "0",
+            "0.009",
+            "-1",
+            "64.001",
+            "1e3",
+            ".5",
+            "1.",
+            "0.0001",
+            "inf",
+            "NaN",
+            "99999999999",
+            "1,5",
+        ] {
             let error = millis(bad).unwrap_err();
             assert!(error.contains("0.01 to 64"), "{bad}: {error}");
         }

@@ -444,7 +444,15 @@ async fn image(
 /// None where this host has none to give and limits are not required: the sandbox then runs in its caller's.
 pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Failure> {
     let _stage = trace.stage("cgroup");
-    match claim(&node.pools, |p| &p.cgroups, (), limits::unlimited::<Unavailable>, trace).await {
+    match claim(
+        &node.pools,
+        |p| &p.cgroups,
+        (),
+        limits::unlimited::<Unavailable>,
+        trace,
+    )
+    .await
+    {
         Ok(cgroup) => Ok(Some(cgroup)),
         Err(e) if node.require.limits => Err(e),
         // Usual for a user without privileges, so no warning.

@@ -23,8 +23,8 @@ use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::Image;
 use tokio::sync::watch;
 
-use crate::config::{Config, SandboxConfig};
 use crate::config::api::ApiConfig;
+use crate::config::{Config, SandboxConfig};
 use crate::console::Console;
 use crate::control_client::Life;
 use crate::exit::Failure;

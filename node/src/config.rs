@@ -35,6 +35,19 @@ pub struct Config {
     /// Where thawd serves its API besides its unix socket.
     pub api: api::ApiConfig,
     pub tracing: TracingConfig,
+    pub sandbox: SandboxConfig,
+}
+
+/// `[sandbox]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SandboxConfig {
+    /// Whether a sandbox whose limits cannot be set is refused. None: by thawd, not by `thaw run` without thawd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_limits: Option<bool>,
+    /// Whether a sandbox whose VMM cannot have all its namespaces and Landlock is refused. None: likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_jail: Option<bool>,
 }
 
 /// `[store]`.

@@ -1,7 +1,7 @@
 //! How `thaw` ends: one exit code for each thing that can be wrong, and one line that says so.
 //!
 //! The container's own exit code is passed through; 125, 126, 127 and 137 mean what they mean under `docker run`. What
-//! is Thaw's own lies in 64..=113. `docs/exit-codes.md` is this table; a test compares them.
+//! is Thaw's own lies in 64..=120. `docs/exit-codes.md` is this table; a test compares them.
 
 use std::fmt;
 use std::io;
@@ -83,6 +83,9 @@ exit_codes! {
     ShareFailed = 111, "share-failed", "thaw-share does not serve", "see the lines above; run as root, or allow user namespaces";
     ServiceFailed = 112, "service-failed", "a unit of systemd cannot be started or stopped", "see journalctl -e";
     RuntimeInUse = 113, "runtime-in-use", "`thaw uninstall`: sandboxes run", "end them first: thaw ps, or kubectl drain";
+    LimitsUnavailable = 118, "limits-unavailable", "this host cannot limit what a sandbox takes of it", "see \"Limits of a sandbox\" in docs/operations.md, or set require_limits = false in [sandbox] of thawd.toml";
+    JailIncomplete = 119, "jail-incomplete", "this host cannot jail a VMM whole: namespaces or Landlock are missing", "see docs/jail.md, or set require_jail = false in [sandbox] of thawd.toml";
+    DiskBudget = 120, "disk-budget", "the node's disk budget has no room for it", "remove sandboxes or snapshots, ask for a smaller disk, or raise limit in [disk] of thawd.toml";
     Runtime = 125, "runtime", "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "not-executable", "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "not-found", "the container's command was not found", "check the command and the image's PATH";
@@ -256,7 +259,7 @@ mod tests {
         assert!(
             numbers
                 .iter()
-                .all(|n| matches!(n, 1 | 64..=113 | 125..=127 | 137))
+                .all(|n| matches!(n, 1 | 64..=120 | 125..=127 | 137))
         );
         let mut slugs: Vec<_> = ExitCode::ALL.iter().map(|c| c.slug()).collect();
         slugs.sort();

@@ -93,6 +93,9 @@ pub struct Record {
     /// The host's block devices it has, each in its slot.
     #[serde(default)]
     pub host_disks: BTreeMap<DeviceId, HostDisk>,
+    /// Most of the host's CPU time it may take, thousandths of a CPU.
+    #[serde(default)]
+    pub cpu_limit_millis: Option<u32>,
 }
 
 impl Record {

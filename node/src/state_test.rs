@@ -26,6 +26,7 @@ pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
         volumes: Vec::new(),
         share: None,
         host_disks: BTreeMap::new(),
+        cpu_limit_millis: None,
     }
 }
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::limits;
 use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
 use thaw_failpoint::{Failpoint, reach};
@@ -126,6 +127,9 @@ impl Hierarchy {
                 made.destroy();
                 return Err(Unavailable(format!("cannot create {}: {e}", directory.display())));
             }
+            if let (Hierarchy::V2 { .. }, true) = (self, made.is_ours()) {
+                limits::enable(root, &directory, &limits::ALWAYS);
+            }
             made.directories.push(directory);
             reach(Failpoint::CgroupDirectoryMade);
         }
@@ -228,6 +232,11 @@ impl Cgroup {
         &self.name
     }
 
+    /// Whether it is Thaw's alone, and no place somebody else has for it.
+    pub fn is_ours(&self) -> bool {
+        !self.name.starts_with('/')
+    }
+
     /// The directories, one per hierarchy.
     pub fn directories(&self) -> &[PathBuf] {
         &self.directories
@@ -270,7 +279,7 @@ impl Cgroup {
 
     /// Fails while there are others, as it should. Those of a place somebody else has are theirs.
     fn remove_parents(&self) {
-        if self.name.starts_with('/') {
+        if !self.is_ours() {
             return;
         }
         for parent in self.directories.iter().filter_map(|d| d.parent()) {

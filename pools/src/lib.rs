@@ -27,6 +27,7 @@ mod bpf;
 pub mod cgroup;
 pub mod demand;
 pub mod disk;
+pub mod limits;
 mod link;
 pub mod machine;
 mod netlink;

@@ -29,7 +29,7 @@ use thaw_protocol::control::{
 use thaw_protocol::packet::{self, PacketError};
 
 use crate::resource::{Kind, Unfit};
-use crate::vmm::{self, VmmProcess};
+use crate::vmm::{self, Jail, VmmProcess};
 use thaw_failpoint::{Failpoint, reach};
 
 /// Why a VMM did not take a step.
@@ -64,6 +64,7 @@ pub struct Place {
     pub log: PathBuf,
     /// It ends with the connection.
     pub tethered: bool,
+    pub jail: Jail,
 }
 
 /// What a snapshot is restored from.
@@ -143,7 +144,7 @@ impl Process {
             .open(&place.log)
             .map_err(crate::Error::io("open", &place.log))?;
         reach(Failpoint::VmmLogMade);
-        let process = vmm::spawn(program, &listener, &log.into())?;
+        let process = vmm::spawn(program, &listener, &log.into(), place.jail)?;
         reach(Failpoint::VmmSpawned);
         Ok(Process {
             vmm: Connected {

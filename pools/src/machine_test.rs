@@ -41,6 +41,7 @@ fn place(directory: &Path, tethered: bool) -> Place {
         control: directory.join("control.sock"),
         log: directory.join("log"),
         tethered,
+        jail: Jail::AsHostAllows,
     }
 }
 

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, Signal, WaitOptions};
-use thaw_protocol::control::CONTROL_FD;
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions};
+use thaw_protocol::control::{CONTROL_FD, JAIL_VARIABLE, JAIL_WHOLE};
 
 use crate::Error;
 use crate::process::{self, ProcessRecord};
@@ -124,10 +124,23 @@ pub struct VmmProcess {
     kill_on_drop: bool,
 }
 
+/// What becomes of a VMM whose host cannot give it a whole jail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jail {
+    /// It ends, with [`JAIL_LACKS_CODE`](thaw_protocol::control::JAIL_LACKS_CODE).
+    Whole,
+    /// It goes on without what the host cannot give, and logs that.
+    AsHostAllows,
+}
+
 /// Starts `program` with `socket` as its descriptor 3 and `log` as its stdout and stderr.
-pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd) -> Result<VmmProcess, Error> {
+pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd, jail: Jail) -> Result<VmmProcess, Error> {
     let fail = Error::io("start", program);
     let level = std::env::var_os("THAW_LOG").map(|level| [b"THAW_LOG=", level.as_bytes()].concat());
+    let jail = match jail {
+        Jail::Whole => Some(format!("{JAIL_VARIABLE}={JAIL_WHOLE}").into_bytes()),
+        Jail::AsHostAllows => None,
+    };
     let started = || {
         let null = File::open("/dev/null")?;
         let descriptors: [_; CONTROL_FD as usize + 1] =
@@ -135,10 +148,10 @@ pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd) -> Result<VmmProce
         spawn::spawn(&Program {
             path: &CString::new(program.as_os_str().as_bytes())?,
             environment: &level
-                .map(CString::new)
-                .transpose()?
                 .into_iter()
-                .collect::<Vec<_>>(),
+                .chain(jail)
+                .map(CString::new)
+                .collect::<Result<Vec<_>, _>>()?,
             descriptors: &descriptors,
         })
     };
@@ -174,6 +187,25 @@ impl VmmProcess {
     /// Kills it. No effect once it has ended.
     pub fn kill(&self) {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Limits the size of files it writes to, bytes: a write beyond is an error to it. It cannot raise the limit, and neither can we
+    /// without CAP_SYS_RESOURCE. No effect once it has ended.
+    ///
+    /// # Errors
+    /// Those of prlimit(2).
+    pub fn limit_files(&self, bytes: u64) -> io::Result<()> {
+        let limit = Rlimit {
+            current: Some(bytes),
+            maximum: Some(bytes),
+        };
+        let Some(pid) = Pid::from_raw(self.record.pid).filter(|_| self.record.lives()) else {
+            return Ok(());
+        };
+        match rustix::process::prlimit(Some(pid), Resource::Fsize, limit) {
+            Ok(_) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// One that another process started and left behind, if it still lives.
@@ -239,7 +271,7 @@ mod tests {
         // One that anything careless would inherit.
         let stray = rustix::fs::memfd_create("stray", rustix::fs::MemfdFlags::empty()).unwrap();
         let log = log();
-        let mut vmm = spawn(&program, &listener, &log).unwrap();
+        let mut vmm = spawn(&program, &listener, &log, Jail::Whole).unwrap();
         assert!(vmm.wait().unwrap().unwrap().success());
         drop(stray);
         let mut text = String::new();
@@ -250,6 +282,7 @@ mod tests {
         assert!(text.contains(" 0 -> /dev/null"), "{text}");
         assert!(!text.contains("stray"), "{text}");
         assert!(!text.contains("HOME="), "{text}");
+        assert!(text.contains("THAW_JAIL=whole"), "{text}");
         assert!(text.contains("pid 1\n"), "not in a PID namespace: {text}");
     }
 
@@ -258,15 +291,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let program = script(directory.path(), "exec sleep 60");
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
-        let vmm = spawn(&program, &listener, &log()).unwrap();
+        let vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
         let record = vmm.record();
         assert!(record.lives());
         let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", record.pid)).unwrap();
         assert!(score.trim().parse::<i32>().unwrap() >= OOM_SCORE, "{score}");
+        vmm.limit_files(5 << 20).unwrap();
+        let limits = fs::read_to_string(format!("/proc/{}/limits", record.pid)).unwrap();
+        let files = limits.lines().find(|l| l.starts_with("Max file size")).unwrap();
+        assert_eq!(files.matches("5242880").count(), 2, "{files}");
         drop(vmm);
         assert!(!record.lives());
 
-        let mut vmm = spawn(&program, &listener, &log()).unwrap();
+        let mut vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
         vmm.release();
         let record = vmm.record();
         drop(vmm);
@@ -327,7 +364,7 @@ mod tests {
         assert!(missing.to_string().contains("/nowhere/thaw-vmm"));
         let directory = tempfile::tempdir().unwrap();
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
-        let error = spawn(Path::new("/nowhere/thaw-vmm"), &listener, &log()).unwrap_err();
+        let error = spawn(Path::new("/nowhere/thaw-vmm"), &listener, &log(), Jail::Whole).unwrap_err();
         assert!(error.to_string().contains("/nowhere/thaw-vmm"), "{error}");
     }
 }

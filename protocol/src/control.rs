@@ -14,6 +14,12 @@ pub const CONTROL_FD: i32 = 3;
 pub const FORBIDDEN_CALL: &str = "thaw-vmm: forbidden system call";
 /// The exit code of such a VMM: as a shell tells SIGSYS.
 pub const FORBIDDEN_CODE: i32 = 128 + 31;
+/// The variable whose value [`JAIL_WHOLE`] has a VMM end where its jail would lack a wall.
+pub const JAIL_VARIABLE: &str = "THAW_JAIL";
+/// See [`JAIL_VARIABLE`].
+pub const JAIL_WHOLE: &str = "whole";
+/// The exit code of such a VMM.
+pub const JAIL_LACKS_CODE: i32 = 3;
 /// Version of this protocol; [`Command::Create`] carries it and the VMM refuses another.
 pub const CONTROL_VERSION: u32 = 4;
 

@@ -93,7 +93,12 @@ fn capabilities(devices: bool) -> CapabilitySet {
 
 /// Closes the jail. While the process has one thread.
 pub fn close(devices: bool) -> Result<(), JailError> {
-    step("taking SIGSYS", take_sigsys())?;
+    step(
+        "taking SIGSYS",
+        handle(libc::SIGSYS, forbidden as *const () as usize),
+    )?;
+    // A write beyond the limit on the size of files fails, and the guest is told.
+    step("ignoring SIGXFSZ", handle(libc::SIGXFSZ, libc::SIG_IGN))?;
     let had = step("reading our capabilities", thread::capabilities(None))?;
     if had.effective.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all().iter() {
@@ -223,14 +228,13 @@ fn filter() -> Result<BpfProgram, seccompiler::Error> {
     .try_into()?)
 }
 
-/// Has SIGSYS, which is a forbidden call, say which and end the process.
-fn take_sigsys() -> io::Result<()> {
+fn handle(signal: i32, handler: usize) -> io::Result<()> {
     // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; the handler keeps to what one may do.
     let done = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = forbidden as *const () as usize;
+        action.sa_sigaction = handler;
         action.sa_flags = libc::SA_SIGINFO;
-        libc::sigaction(libc::SIGSYS, &action, std::ptr::null_mut())
+        libc::sigaction(signal, &action, std::ptr::null_mut())
     };
     match done {
         0 => Ok(()),
@@ -238,7 +242,7 @@ fn take_sigsys() -> io::Result<()> {
     }
 }
 
-/// System calls on what it has on its stack, and nothing else.
+/// Of SIGSYS, which is a forbidden call: says which, and ends the process. System calls on what it has on its stack, and nothing else.
 extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     const NUMBER_AT: usize = 24;
     // SAFETY: the kernel passes a valid siginfo; that of a SIGSYS has the call's number there (asm-generic/siginfo.h, `_sigsys`).

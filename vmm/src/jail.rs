@@ -7,8 +7,9 @@
 //! the machine is made, before anything hostile reaches the process, all its threads are left with the system calls of
 //! [`syscalls`] ([`seal`]).
 //!
-//! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then paths are closed by
-//! Landlock and the filter alone, and the log says so in one line. The PID namespace is made by whoever starts this
+//! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then the process ends, or, where
+//! its starter allows that, Landlock and the filter alone close paths, and the log says so in one line. The starter makes the PID
+//! namespace, because a
 //! process, for a process cannot enter one itself; here it is only seen. docs/jail.md is the whole of it.
 //!
 //! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; but one file of /sys is
@@ -49,6 +50,8 @@ const MAX_THREADS: u64 = 64;
 pub enum JailError {
     #[error("{step}: {source}")]
     Step { step: &'static str, source: io::Error },
+    #[error("the jail would lack {0}")]
+    Lacks(String),
 }
 
 fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, JailError> {
@@ -59,7 +62,10 @@ fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Resu
 }
 
 /// Closes the jail. While the process has one thread.
-pub fn enter() -> Result<(), JailError> {
+///
+/// # Errors
+/// A step that failed; where the jail is to be `whole`, [`JailError::Lacks`] what this host cannot give.
+pub fn enter(whole: bool) -> Result<(), JailError> {
     // Signals of the terminal go to whoever started us. Fails only when this is a session of our own already.
     let _ = process::setsid();
     step("taking signals", signals::install())?;
@@ -102,7 +108,11 @@ pub fn enter() -> Result<(), JailError> {
         }
     }
     if !missing.is_empty() {
-        tracing::warn!("the jail lacks {}", missing.join(", "));
+        let missing = missing.join(", ");
+        if whole {
+            return Err(JailError::Lacks(missing));
+        }
+        tracing::warn!("the jail lacks {missing}");
     }
     filter::will_seal();
     Ok(())
@@ -138,8 +148,7 @@ fn close_other_descriptors() -> Result<(), JailError> {
     )
 }
 
-/// No limit on the size of files: a disk has any size, and is sparse; what a guest can write is bounded by its disk and its
-/// memory. Threads are counted by user: one that is shared has others' too.
+/// Whoever starts us limits the size of files, as the size of the disk is not known yet. Threads are counted by user: one that is shared has others' too.
 fn limit_resources(own_user: bool) -> Result<(), JailError> {
     let limit = |what, resource, most: u64| {
         let most = process::getrlimit(resource).maximum.unwrap_or(u64::MAX).min(most);

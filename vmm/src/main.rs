@@ -4,11 +4,11 @@ use std::io::IsTerminal;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
-use thaw_protocol::control::{CONTROL_FD, StartTimes};
+use thaw_protocol::control::{CONTROL_FD, JAIL_LACKS_CODE, JAIL_VARIABLE, JAIL_WHOLE, StartTimes};
 use thaw_vmm::clock::monotonic_ns;
 use thaw_vmm::control::{self, End};
 use thaw_vmm::events::EventSink;
-use thaw_vmm::jail;
+use thaw_vmm::jail::{self, JailError};
 use thaw_vmm::machine::Machine;
 use thaw_vmm::multihit::Multihit;
 use tracing_subscriber::filter::LevelFilter;
@@ -25,6 +25,7 @@ Options:
 Environment:
   THAW_LOG   off, error, warn, info (default), debug or trace; logs go to standard error, as JSON lines unless that
              is a terminal
+  THAW_JAIL  whole: end, with code 3, where the host lacks namespaces or Landlock, instead of logging that
 ";
 
 /// Has a panic of any thread end the process, guest and all: nothing goes on without a part of itself. It is said by the
@@ -36,7 +37,8 @@ fn end_on_panic() {
     }));
 }
 
-/// Exit codes: 0 when asked to end or no longer needed, 1 when something failed, 2 when started wrongly.
+/// Exit codes: 0 when asked to end or no longer needed, 1 when something failed, 2 when started wrongly, 3 when the jail cannot be
+/// whole and has to be.
 fn main() -> ExitCode {
     let process = monotonic_ns();
     match std::env::args().nth(1).as_deref() {
@@ -66,9 +68,13 @@ fn main() -> ExitCode {
         tracing::warn!("a store file that is cut would end this process: {e}");
     }
     let multihit = Multihit::of_host();
-    if let Err(e) = jail::enter() {
+    let whole = std::env::var_os(JAIL_VARIABLE).is_some_and(|value| value == JAIL_WHOLE);
+    if let Err(e) = jail::enter(whole) {
         tracing::error!("cannot close the jail: {e}");
-        return ExitCode::FAILURE;
+        return match e {
+            JailError::Lacks(_) => ExitCode::from(JAIL_LACKS_CODE as u8),
+            _ => ExitCode::FAILURE,
+        };
     }
     let jailed = monotonic_ns();
     let events = match EventSink::new() {

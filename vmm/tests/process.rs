@@ -7,6 +7,7 @@ mod support;
 use std::fs::File;
 use std::os::fd::AsFd;
 
+use support::snapshot::{empty, freeze};
 use support::{Vmm, spec, started};
 use thaw_protocol::control::*;
 use thaw_protocol::packet;
@@ -189,6 +190,40 @@ fn it_starts_without_namespaces_and_says_that_it_lacks_them() {
         .collect();
     assert_eq!(lines.len(), 1, "{log}");
     assert!(lines[0].contains("namespaces and an empty root"), "{log}");
+}
+
+#[test]
+fn a_jail_that_has_to_be_whole_and_cannot_ends_the_process() {
+    // Nobody made a PID namespace for it here.
+    let mut vmm = Vmm::spawn_whole();
+    assert_eq!(vmm.wait(), JAIL_LACKS_CODE);
+    let mut log = String::new();
+    std::io::Read::read_to_string(vmm.child.stderr.as_mut().unwrap(), &mut log).unwrap();
+    assert!(log.contains("the jail would lack a PID namespace"), "{log}");
+}
+
+#[test]
+fn a_write_beyond_the_file_limit_fails_and_ends_nothing() {
+    let (vmm, mut control, _console) = started(spec(1, 64), &spinning());
+    let ignored = u64::from_str_radix(&vmm.status("SigIgn"), 16).unwrap();
+    assert_ne!(ignored & 1 << (libc::SIGXFSZ - 1), 0, "SIGXFSZ would end it");
+    control.request(Command::Pause, &[]).unwrap();
+    let limit = |bytes| {
+        let pid = rustix::process::Pid::from_raw(vmm.pid() as i32);
+        let limit = rustix::process::Rlimit {
+            current: Some(bytes),
+            maximum: None,
+        };
+        rustix::process::prlimit(pid, rustix::process::Resource::Fsize, limit).unwrap();
+    };
+    limit(4096);
+    let frozen = freeze(&vmm, &mut control, FreezeKind::Full, &empty(), &empty());
+    assert_eq!(code(frozen), ErrorCode::System);
+    assert_eq!(control.state(), MachineState::Paused);
+    limit(64 << 20);
+    freeze(&vmm, &mut control, FreezeKind::Full, &empty(), &empty()).unwrap();
+    control.request(Command::Resume, &[]).unwrap();
+    assert_eq!(control.state(), MachineState::Running);
 }
 
 /// A copy of the binary that any user may run: the directory it is in may be closed to others.

@@ -7,8 +7,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thaw_pools::network::Terms;
 use thaw_protocol::api::{
-    CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort,
-    PullImage, StartContainer, TerminalSize, ThawSandbox,
+    CPU_LIMIT_MILLIS, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox,
+    NetworkPolicy, PublishedPort, PullImage, StartContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
@@ -45,6 +45,16 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
             "disk_mib is {} to {}",
             DISK_MIB.start(),
             DISK_MIB.end()
+        )));
+    }
+    if request
+        .cpu_limit_millis
+        .is_some_and(|millis| !CPU_LIMIT_MILLIS.contains(&millis))
+    {
+        return Err(invalid(format!(
+            "cpu_limit_millis is {} to {}",
+            CPU_LIMIT_MILLIS.start(),
+            CPU_LIMIT_MILLIS.end()
         )));
     }
     plain("image", &request.image, MAX_TEXT)?;

@@ -157,6 +157,7 @@ impl Maker for Node {
                 asked,
             },
             volumes: request.volumes,
+            cpu_limit_millis: request.cpu_limit_millis,
         };
         let (trace, root) = (Trace::new(), spec.root);
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));
@@ -211,6 +212,8 @@ impl Maker for Node {
                 ..Terms::default()
             },
             volumes: Vec::new(),
+            // Kubernetes limits the pod's cgroup.
+            cpu_limit_millis: None,
         };
         let trace = Trace::new();
         let building = Arc::new(|step| tracing::info!("template: {step:?}"));

@@ -171,7 +171,8 @@ fn status(code: ExitCode) -> StatusCode {
         }
         E::NameInUse | E::ImageInUse | E::PortUnavailable | E::Shared => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
-        E::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
+        E::DiskFull | E::DiskBudget => StatusCode::INSUFFICIENT_STORAGE,
+        E::LimitsUnavailable | E::JailIncomplete => StatusCode::SERVICE_UNAVAILABLE,
         E::RegistryUnreachable | E::RegistryDenied | E::RegistryRateLimited | E::RegistryFailed => {
             StatusCode::BAD_GATEWAY
         }

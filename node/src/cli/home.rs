@@ -10,7 +10,7 @@ use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ProcessIdentity, ThawSan
 use thaw_protocol::control::MemoryMode;
 use thaw_rootfs::store::Image;
 
-use super::{RunArguments, template};
+use super::{CpuLimit, RunArguments, template};
 use crate::api::client::Client;
 use crate::api::server::OwnerService;
 use crate::exit::{ExitCode, Failure};
@@ -118,6 +118,7 @@ impl Home {
             prefetch: !arguments.no_prefetch,
             terms: Terms::default(),
             volumes: arguments.volumes()?,
+            cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await;
         let sandbox = or_nothing(&node, sandbox).await?;
@@ -338,6 +339,7 @@ fn daemon_request(
         labels: Default::default(),
         timeout_s: None,
         volumes: arguments.volumes()?,
+        cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),
     })
 }
 

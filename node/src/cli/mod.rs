@@ -31,7 +31,7 @@ pub use image::ImageCommand;
 pub use install::InstallArguments;
 pub use network::{ChangeArguments, NetworkArguments};
 pub use ready::ReadyArguments;
-pub use size::ByteSize;
+pub use size::{ByteSize, CpuLimit};
 pub use template::TemplateCommand;
 
 /// Runs each container in a microVM of its own.
@@ -139,7 +139,7 @@ Examples:
   thaw run -p 8080:80 --egress allow=192.0.2.0/24:443 --egress default=deny oci:./web
   thaw run -d --ready-http 80/healthz oci:./web
 
-Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 113 for what is wrong
+Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 120 for what is wrong
 with the host, the image or the registry: see docs/exit-codes.md.";
 
 #[derive(Debug, Args)]
@@ -153,6 +153,9 @@ pub struct RunArguments {
     /// vCPUs, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub cpus: u8,
+    /// Most of the host's CPU time it may take, in CPUs, as in 0.5; 0.01 to 64. Without: as much as its vCPUs take
+    #[arg(long, value_name = "CPUS")]
+    pub cpu_limit: Option<CpuLimit>,
     /// Memory of the microVM, kernel included: bytes, or with k, m, g; at least 64m
     #[arg(short, long, value_name = "SIZE", default_value = "512m")]
     pub memory: ByteSize,

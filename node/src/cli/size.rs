@@ -1,7 +1,9 @@
-//! Sizes of memory and disks, as `docker run --memory` takes them.
+//! Sizes of memory and disks, as `docker run --memory` takes them, and shares of CPUs, as `docker run --cpus` does.
 
 use std::fmt;
 use std::str::FromStr;
+
+use thaw_protocol::api::CPU_LIMIT_MILLIS;
 
 /// Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +44,70 @@ impl fmt::Display for ByteSize {
     }
 }
 
+/// A limit of CPU time, within [`CPU_LIMIT_MILLIS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuLimit(u32);
+
+impl CpuLimit {
+    /// In thousandths of a CPU.
+    pub fn millis(self) -> u32 {
+        self.0
+    }
+}
+
+impl FromStr for CpuLimit {
+    type Err = String;
+
+    /// A number of CPUs with at most three decimals.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || {
+            let [least, most] =
+                [CPU_LIMIT_MILLIS.start(), CPU_LIMIT_MILLIS.end()].map(|m| f64::from(*m) / 1e3);
+            format!("write a number of CPUs, {least} to {most}, with at most three decimals, as in 0.5")
+        };
+        let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        if !digits(whole) || !digits(part) || part.len() > 3 {
+            return Err(bad());
+        }
+        let millis = format!("{whole}{part:0<3}").parse().map_err(|_| bad())?;
+        match CPU_LIMIT_MILLIS.contains(&millis) {
+            true => Ok(CpuLimit(millis)),
+            false => Err(bad()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpu_limit_out_of_range_is_refused() {
+        let millis = |text: &str| text.parse::<CpuLimit>().map(CpuLimit::millis);
+        assert_eq!(millis("0.5"), Ok(500));
+        assert_eq!(millis("2"), Ok(2000));
+        assert_eq!(millis("0.01"), Ok(10));
+        assert_eq!(millis("64.000"), Ok(64_000));
+        for bad in [
+            "",
+            "0",
+            "0.009",
+            "-1",
+            "64.001",
+            "1e3",
+            ".5",
+            "1.",
+            "0.0001",
+            "inf",
+            "NaN",
+            "99999999999",
+            "1,5",
+        ] {
+            let error = millis(bad).unwrap_err();
+            assert!(error.contains("0.01 to 64"), "{bad}: {error}");
+        }
+    }
 
     #[test]
     fn sizes_are_dockers() {

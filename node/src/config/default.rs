@@ -34,7 +34,7 @@ mod tests {
 
     use super::super::api::ApiConfig;
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
-    use super::super::{PrefetchConfig, Size, StoreConfig, TracingConfig};
+    use super::super::{PrefetchConfig, SandboxConfig, Size, StoreConfig, TracingConfig};
     use super::*;
     use crate::exit::ExitCode;
 
@@ -112,6 +112,10 @@ mod tests {
             },
             tracing: TracingConfig {
                 otlp: Some("http://127.0.0.1:4318".into()),
+            },
+            sandbox: SandboxConfig {
+                require_limits: Some(true),
+                require_jail: Some(true),
             },
         }
     }

@@ -17,7 +17,7 @@ use thaw_pools::disk::Disks;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Serving;
 use thaw_pools::vmm;
-use thaw_protocol::api::DISK_MIB;
+use thaw_protocol::api::{CPU_LIMIT_MILLIS as CPU_MILLIS, DISK_MIB};
 use thaw_protocol::control::{Backend, CONTROL_VERSION, DeviceId, MEMORY_MIB, VCPUS};
 use thaw_rootfs::prefetch::Prefetch;
 use thaw_rootfs::progress::Progress;
@@ -26,13 +26,13 @@ use thaw_rootfs::store::Image;
 use super::again::{once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
-use super::machine::{enter_cgroup, explain};
+use super::machine::explain;
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
 use super::provenance::Provenance;
 use super::share::Served;
 use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms, locked};
-use super::{network, share};
+use super::{limits, network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
@@ -74,6 +74,9 @@ impl<'a> Making<'a> {
     /// Gives every device its backend. Those that have none, for [`Self::thaw`].
     pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Failure> {
         let _stage = self.trace.stage("attach");
+        let cgroup = self.resources.cgroup.as_deref();
+        limits::set(self.node.require.limits, cgroup, &self.record, &parts.disk.file).await?;
+        limits::set_files(&self.resources, &self.record, &parts.disk.file)?;
         let mut exported = Vec::with_capacity(parts.images.len());
         for shown in &parts.images {
             locked(&self.resources.leases).push(shown.image.lease().map_err(images::failure)?);
@@ -86,7 +89,11 @@ impl<'a> Making<'a> {
         let (share, relay) = parts.share.map(|s| (s.process, s.relay)).unzip();
         if let Some(process) = &share {
             // Before a guest has it serve anything: what it remembers is the sandbox's to pay for.
-            enter_cgroup(self.resources.cgroup.as_deref(), process);
+            limits::enter(
+                self.node.require.limits,
+                self.resources.cgroup.as_deref(),
+                process,
+            )?;
         }
         let mut backends = Backends::default();
         ends.show(&exported, &mut backends);
@@ -353,6 +360,14 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
         return Err(Failure::new(ExitCode::Runtime, what)
             .remedy("give it another number (--cpus; a pod: its limits)"));
     }
+    if let Some(millis) = spec.cpu_limit_millis.filter(|m| !CPU_MILLIS.contains(m)) {
+        let what = format!(
+            "a CPU limit cannot be {millis} thousandths of a CPU: {} to {}",
+            CPU_MILLIS.start(),
+            CPU_MILLIS.end()
+        );
+        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose another --cpu-limit"));
+    }
     Ok(())
 }
 
@@ -369,6 +384,7 @@ fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
         pod_network: spec.network.namespace().cloned(),
         terms: spec.terms.clone(),
         volumes: spec.volumes.clone(),
+        cpu_limit_millis: spec.cpu_limit_millis,
         ..new_record()?
     })
 }
@@ -401,6 +417,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         volumes: Vec::new(),
         share: None,
         host_disks: BTreeMap::new(),
+        cpu_limit_millis: None,
     })
 }
 
@@ -425,15 +442,24 @@ async fn image(
     Ok(Some((image, prefetch.flatten())))
 }
 
-/// None where this host has none to give: the sandbox then runs in its caller's.
-pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Option<Claimed<Cgroups>> {
+/// None where this host has none to give and limits are not required: the sandbox then runs in its caller's.
+pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Failure> {
     let _stage = trace.stage("cgroup");
-    let unavailable = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
-    match claim(&node.pools, |p| &p.cgroups, (), unavailable, trace).await {
-        Ok(cgroup) => Some(cgroup),
+    match claim(
+        &node.pools,
+        |p| &p.cgroups,
+        (),
+        limits::unlimited::<Unavailable>,
+        trace,
+    )
+    .await
+    {
+        Ok(cgroup) => Ok(Some(cgroup)),
+        Err(e) if node.require.limits => Err(e),
+        // Usual for a user without privileges, so no warning.
         Err(e) => {
             tracing::info!("{}", e.what);
-            None
+            Ok(None)
         }
     }
 }

@@ -18,7 +18,7 @@ use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 use super::create::blocking;
 use super::freezing::Freezing;
 use super::machine::odd;
-use super::{Node, READY_LIMIT, Sandbox, locked};
+use super::{Node, READY_LIMIT, Sandbox, limits, locked};
 use crate::container::{RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake;
@@ -63,6 +63,9 @@ pub(super) struct Workload {
     #[serde(default)]
     pub network_policy: Option<NetworkPolicy>,
     pub containers: Vec<Running>,
+    /// Most of the host's CPU time it might take, thousandths of a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_limit_millis: Option<u32>,
 }
 
 /// A VMM's page tables, for it to read what of its memory is its own (proc(5)).
@@ -157,6 +160,8 @@ impl Sandbox {
 
     async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Failure> {
         let pagemap = pagemap(self.record().vmm)?;
+        let cgroup = self.resources.cgroup.as_deref();
+        limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
         let kind = match options.delta {
             true => FreezeKind::Delta,
             false => FreezeKind::Full,
@@ -239,6 +244,7 @@ impl Sandbox {
             network: record.provenance.as_ref().is_some_and(|p| p.network),
             network_policy: self.network().map(|network| network.policy),
             containers,
+            cpu_limit_millis: record.cpu_limit_millis,
         };
         let workload =
             serde_json::to_value(workload).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;

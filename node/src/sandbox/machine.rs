@@ -4,14 +4,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::cgroup::Cgroup;
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
 use thaw_pools::vmm::VmmProcess;
-use thaw_protocol::control::{CONTROL_VERSION, Command, ExitReason, MachineSpec, Response, StartTimes};
+use thaw_protocol::control::{
+    CONTROL_VERSION, Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes,
+};
 
 use super::create::new_cgroup;
 use super::files::MachineFiles;
-use super::{Node, READY_LIMIT, Resources, shells, with_console};
+use super::{Node, READY_LIMIT, Resources, limits, shells, with_console};
 use crate::control_client::{CallError, ControlClient};
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
@@ -45,7 +46,7 @@ pub(super) async fn make(
     };
     match control.call(create, &[files.kvm.as_fd()]).await {
         Ok(_) => Ok((control, process)),
-        Err(e) => Err(vmm_failure(e, &process, &place.log)),
+        Err(e) => Err(vmm_failure(e, process, &place.log)),
     }
 }
 
@@ -71,7 +72,7 @@ pub(super) async fn spawn(
         }
     }
     // Until it is in the record, its name says whose it is.
-    resources.cgroup = new_cgroup(node, trace).await;
+    resources.cgroup = new_cgroup(node, trace).await?;
     record.cgroup = resources.cgroup.as_ref().map(|c| c.name().to_owned());
     let stage = trace.stage("spawn");
     let began = monotonic_ns();
@@ -79,13 +80,14 @@ pub(super) async fn spawn(
         control: resources.directory.control_socket(),
         log: resources.directory.path().join(LOG),
         tethered: machine.tethered,
+        jail: node.require.jail(),
     };
     let (directory, cgroup) = (&resources.directory, &resources.cgroup);
     let made = make(program, &place, files, machine, |process| {
         record.vmm = Some(process.record());
         directory.write(record)?;
         reach(Failpoint::CreateVmmRecorded);
-        enter_cgroup(cgroup.as_deref(), process);
+        limits::enter(node.require.limits, cgroup.as_deref(), process)?;
         reach(Failpoint::CreateInCgroup);
         Ok(())
     });
@@ -98,13 +100,6 @@ pub(super) async fn spawn(
     trace.add_monotonic("vmm start", began, times.jailed);
     trace.add_monotonic("machine", times.jailed, times.created);
     Ok(())
-}
-
-/// Puts a VMM into its cgroup, if there is one for it.
-pub(super) fn enter_cgroup(cgroup: Option<&Cgroup>, process: &VmmProcess) {
-    if let Some(Err(e)) = cgroup.map(|c| c.add(process.record().pid)) {
-        tracing::warn!("the VMM stays in the caller's cgroup: {e}");
-    }
 }
 
 /// The moments of its start.
@@ -156,14 +151,21 @@ pub(super) fn describe(reason: &ExitReason) -> String {
 }
 
 /// Why the VMM did not make its machine: its refusal, or what it wrote before it ended.
-fn vmm_failure(error: CallError, process: &VmmProcess, log: &Path) -> Failure {
-    let refused = matches!(error, CallError::Refused(_));
-    let mut failure = Failure::from(error);
-    if !refused {
-        process.kill();
-        failure.context = log_tail(log);
+fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Failure {
+    if matches!(error, CallError::Refused(_)) {
+        return error.into();
     }
-    failure
+    process.kill();
+    let status = process.wait().ok().flatten();
+    let failure = match status.and_then(|status| status.code()) {
+        // Another would lack the same.
+        Some(JAIL_LACKS_CODE) => Failure::new(ExitCode::JailIncomplete, "thaw-vmm cannot close its jail"),
+        _ => error.into(),
+    };
+    Failure {
+        context: log_tail(log),
+        ..failure
+    }
 }
 
 /// The last lines of a VMM's log.

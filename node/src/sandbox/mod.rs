@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::network::{FastPathSetting, Setup, Terms as NetworkTerms};
 use thaw_pools::process::ProcessRecord;
+use thaw_pools::vmm::Jail;
 use thaw_protocol::api::Volume;
 use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
 use thaw_rootfs::prefetch::{Ahead, Prefetch};
@@ -22,8 +23,8 @@ use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::Image;
 use tokio::sync::watch;
 
-use crate::config::Config;
 use crate::config::api::ApiConfig;
+use crate::config::{Config, SandboxConfig};
 use crate::console::Console;
 use crate::control_client::Life;
 use crate::exit::Failure;
@@ -46,6 +47,7 @@ pub mod freeze;
 mod freezing;
 mod host_disk;
 mod hot;
+mod limits;
 mod loopback;
 mod machine;
 pub mod network;
@@ -163,6 +165,8 @@ pub struct SandboxSpec {
     pub terms: Terms,
     /// What of the host it has.
     pub volumes: Vec<Volume>,
+    /// Most of the host's CPU time it may take, thousandths of a CPU. None: no limit but its CPUs.
+    pub cpu_limit_millis: Option<u32>,
 }
 
 /// An image as it is shown to the guest.
@@ -197,6 +201,32 @@ impl Origin {
     }
 }
 
+/// What a sandbox is refused without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Required {
+    /// Limits of its cgroup.
+    limits: bool,
+    /// Namespaces and Landlock.
+    jail: bool,
+}
+
+impl Required {
+    /// As the configuration says; `unless_said` where it says nothing.
+    fn of(config: &SandboxConfig, unless_said: bool) -> Required {
+        Required {
+            limits: config.require_limits.unwrap_or(unless_said),
+            jail: config.require_jail.unwrap_or(unless_said),
+        }
+    }
+
+    fn jail(self) -> Jail {
+        match self.jail {
+            true => Jail::Whole,
+            false => Jail::AsHostAllows,
+        }
+    }
+}
+
 /// What sandboxes are made from and where.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -211,6 +241,8 @@ pub struct Node {
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
     pub test_templates: bool,
+    /// What a sandbox is refused without.
+    require: Required,
     /// Guests here have no agent.
     bare: bool,
 }
@@ -233,6 +265,7 @@ impl Node {
         let templates = Templates::open(&paths, hold)?;
         templates.sweep();
         let images = Images::open_with(&paths.images(), Config::from_env()?)?;
+        let require = Required::of(&images.config.sandbox, false);
         Ok(Node {
             templates,
             snapshots: Snapshots::default(),
@@ -252,6 +285,7 @@ impl Node {
             images,
             cgroups,
             test_templates,
+            require,
             bare: test_templates && bare::expected(),
         })
     }
@@ -266,10 +300,12 @@ impl Node {
         &self.images.config.api
     }
 
-    /// From now on what sandboxes need is made ahead, as the configuration says: for a process that makes many.
+    /// From now on what sandboxes need is made ahead, and a sandbox without limits or without a whole jail is refused, as the
+    /// configuration says: for a process that makes many.
     pub fn fill_pools(&mut self) -> Result<(), Failure> {
         let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
+        self.require = Required::of(&self.images.config.sandbox, true);
         self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), network, config)?);
         if let Err(e) = self.pools.networks.kind().listen() {
             tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");

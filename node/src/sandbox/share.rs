@@ -19,8 +19,8 @@ use tokio::io::Interest;
 
 use super::backends::Backends;
 use super::create::blocking;
-use super::machine::{enter_cgroup, log_tail};
-use super::{Record, Sandbox, locked};
+use super::machine::log_tail;
+use super::{Record, Sandbox, limits, locked};
 use crate::container::volume_name;
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
@@ -152,7 +152,8 @@ impl Sandbox {
             devices: false,
         };
         let Serving { process, relay } = blocking(move || run(&serve, &[], &log)).await?;
-        enter_cgroup(self.resources.cgroup.as_deref(), &process);
+        // Its VMM is in there already, so it can be.
+        limits::enter(true, self.resources.cgroup.as_deref(), &process)?;
         *locked(&self.resources.share) = Some(Served::new(&self.record, process, control));
         // Recorded first: one that nobody was given ends with us, and who comes next starts another.
         let recorded = self.resources.directory.write(&self.record_now());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{NetworkPolicy, PublishedPort};
+use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
 
 use super::again::once_more;
@@ -104,6 +104,7 @@ async fn make(
         tethered: spec.tethered,
         vcpus: workload.cpus,
         memory_mib: workload.memory_mib,
+        cpu_limit_millis: workload.cpu_limit_millis,
         root: match subject.images.iter().any(|image| image.slot == IMAGE_DISK_SLOT) {
             true => RootServing::Erofs,
             false => RootServing::Virtiofs,
@@ -165,7 +166,16 @@ fn workload(registered: &Registered) -> Result<Workload, Failure> {
     }
     let value = registered.manifest.subject.workload.clone();
     let value = value.ok_or_else(|| refuse("it does not say what runs in it"))?;
-    serde_json::from_value(value).map_err(|e| refuse(&format!("what it says runs in it cannot be read: {e}")))
+    let workload: Workload = serde_json::from_value(value)
+        .map_err(|e| refuse(&format!("what it says runs in it cannot be read: {e}")))?;
+    match workload.cpu_limit_millis {
+        Some(millis) if !CPU_LIMIT_MILLIS.contains(&millis) => Err(refuse(&format!(
+            "cpu_limit_millis is {millis}, and not {} to {}",
+            CPU_LIMIT_MILLIS.start(),
+            CPU_LIMIT_MILLIS.end()
+        ))),
+        _ => Ok(workload),
+    }
 }
 
 /// The guest has the guest image mapped: another would change under it.

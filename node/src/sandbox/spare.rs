@@ -17,9 +17,9 @@ use thaw_protocol::control::MachineSpec;
 
 use super::create::new_record;
 use super::files::open_kvm;
-use super::machine::{LOG, enter_cgroup};
+use super::machine::LOG;
 use super::pools::Claimed;
-use super::{Node, Pools, Resources};
+use super::{Node, Pools, Required, Resources, limits};
 use crate::control_client::{CallError, ControlClient};
 use crate::exit::{ExitCode, Failure};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
@@ -80,6 +80,7 @@ impl Spare {
 pub(super) struct Spares {
     run: RunDirectory,
     pools: Arc<Pools>,
+    require: Required,
 }
 
 impl Spares {
@@ -87,6 +88,7 @@ impl Spares {
         Spares {
             run: node.run.spares(),
             pools: node.pools.clone(),
+            require: node.require,
         }
     }
 
@@ -96,9 +98,12 @@ impl Spares {
         machine: &MachineSpec,
         on: impl FnOnce(Shell) -> Result<Vm, MachineError>,
     ) -> Result<Spare, Failure> {
-        // Without one, it lives in ours.
-        let claim = self.pools.cgroups.claim(&()).ok();
-        let cgroup = claim.map(|c| Claimed::new(c.resource, &self.pools, |p| &p.cgroups));
+        let cgroup = match self.pools.cgroups.claim(&()) {
+            Ok(claim) => Some(Claimed::new(claim.resource, &self.pools, |p| &p.cgroups)),
+            Err(e) if self.require.limits => return Err(limits::unlimited(e)),
+            // It lives in ours.
+            Err(_) => None,
+        };
         let (vm, directory) = self.begin(machine, cgroup.as_deref(), on)?;
         Ok(Spare {
             vm,
@@ -128,12 +133,13 @@ impl Spares {
             control: directory.control_socket(),
             log: directory.path().join(LOG),
             tethered: machine.tethered,
+            jail: self.require.jail(),
         };
         let process = Process::start(&program, &place).map_err(failure)?;
         record.vmm = Some(process.process().record());
         directory.write(&record)?;
         reach(Failpoint::SpareRecorded);
-        enter_cgroup(cgroup, process.process());
+        limits::enter(self.require.limits, cgroup, process.process())?;
         reach(Failpoint::SpareInCgroup);
         let shell = process.create(kvm.as_fd(), machine.clone()).map_err(failure)?;
         reach(Failpoint::SpareMachineMade);

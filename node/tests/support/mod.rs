@@ -50,6 +50,7 @@ impl Place {
         };
         fs::write(place.path("kernel"), pvh_kernel(code)).unwrap();
         fs::write(place.path("guest.erofs"), vec![0u8; 4096]).unwrap();
+        fs::write(place.path("thawd.toml"), thaw_tiny_node::without_limits()).unwrap();
         make_image(&place.path("image"), "hello", b"hello\n");
         Some(place)
     }
@@ -67,6 +68,7 @@ impl Place {
             .env("THAW_KERNEL", self.path("kernel"))
             .env("THAW_GUEST_IMAGE", self.path("guest.erofs"))
             .env("THAW_VMM", vmm())
+            .env("THAW_CONFIG", self.path("thawd.toml"))
             .env_remove("THAW_LOG");
         command
     }

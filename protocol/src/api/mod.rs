@@ -63,6 +63,8 @@ pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 pub const MAX_BODY: usize = 1 << 20;
 /// What a writable layer may have, MiB.
 pub const DISK_MIB: RangeInclusive<u32> = 64..=1 << 20;
+/// What a CPU limit may be, thousandths of a CPU: the kernel gives no less than a millisecond in each 100 ms.
+pub const CPU_LIMIT_MILLIS: RangeInclusive<u32> = 10..=64_000;
 /// What it has where nobody says, MiB.
 pub const DEFAULT_DISK_MIB: u32 = 8 << 10;
 /// Largest file that is read or written in a container, bytes.
@@ -195,6 +197,11 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_items = 128))]
     pub volumes: Vec<Volume>,
+    /// Most of the host's CPU time it may take, its VMM included, thousandths of a CPU: [`CPU_LIMIT_MILLIS`]. Without: as much as its
+    /// CPUs take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 10, maximum = 64000))]
+    pub cpu_limit_millis: Option<u32>,
 }
 
 /// A directory or file of the host, in a container.

@@ -33,7 +33,7 @@ impl Vmm {
         let listener = vmm::listen(&path, SocketType::SEQPACKET).map_err(io::Error::other)?;
         let socket = vmm::connect(&path, SocketType::SEQPACKET).map_err(io::Error::other)?;
         std::fs::remove_file(&path)?;
-        let process = vmm::spawn(&program, &listener, log).map_err(io::Error::other)?;
+        let process = vmm::spawn(&program, &listener, log, vmm::Jail::Whole).map_err(io::Error::other)?;
         Ok(Vmm {
             process,
             socket,

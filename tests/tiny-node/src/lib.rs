@@ -21,4 +21,4 @@ pub mod place;
 
 pub use counts::Counts;
 pub use daemon::Thawd;
-pub use place::{Linux, Place, make_image};
+pub use place::{Linux, Place, make_image, without_limits};

@@ -4,9 +4,13 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use thaw_pools::cgroup::{Cgroups, Hierarchy};
+use thaw_pools::limits::{Limits, Needs};
+use thaw_pools::resource::Kind;
 use thaw_test_registry::image::{Image, LAYER, Layout};
 use thaw_tiny_guest::Guest;
 
@@ -15,6 +19,32 @@ const BARE: &str = "thaw.test=bare";
 /// The image's tag, and that of the same with its layer compressed.
 const TAG: &str = "tiny";
 const COMPRESSED: &str = "compressed";
+
+/// What a configuration must say where this host cannot limit sandboxes, as a container whose cgroups are read-only: thawd would refuse
+/// them all. Empty where it can, so that tests run with limits wherever there are any.
+pub fn without_limits() -> &'static str {
+    static TEXT: OnceLock<&'static str> = OnceLock::new();
+    TEXT.get_or_init(|| match try_to_limit() {
+        Ok(()) => "",
+        Err(why) => {
+            eprintln!("sandboxes of this test have no limits: {why}");
+            "[sandbox]\nrequire_limits = false\n"
+        }
+    })
+}
+
+fn try_to_limit() -> Result<(), String> {
+    let cgroup = Cgroups::new(Hierarchy::detect())
+        .make(&())
+        .map_err(|e| e.to_string())?;
+    let needs = Needs {
+        memory_mib: 64,
+        ..Needs::default()
+    };
+    let limited = cgroup.limit(&Limits::of(needs));
+    cgroup.destroy();
+    limited.map_err(|e| e.to_string())
+}
 
 /// A node's place: gone when dropped.
 #[derive(Debug)]
@@ -90,8 +120,13 @@ impl Place {
         self.root.path().join(name)
     }
 
-    /// Writes `thawd.toml`.
+    /// Writes `thawd.toml`, with what [`without_limits`] adds.
     pub fn configure(&self, text: &str) {
+        self.configure_as_is(&format!("{text}\n{}", without_limits()));
+    }
+
+    /// Writes `thawd.toml`, and no more.
+    pub fn configure_as_is(&self, text: &str) {
         fs::write(self.path("thawd.toml"), text).unwrap();
     }
 

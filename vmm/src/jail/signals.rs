@@ -1,7 +1,7 @@
 //! What this process does with the signals that end it.
 //!
 //! SIGSYS is a forbidden system call: the log says which, and the process ends. SIGTERM ends it too, which the first
-//! process of a PID namespace must ask for. Invariant: handlers make system calls on what they have on their stack, and
+//! process of a PID namespace must ask for. SIGXFSZ, of a write beyond the limit on the size of files, is ignored: the write fails. Invariant: handlers make system calls on what they have on their stack, and
 //! nothing else; they take no lock and allocate nothing.
 
 use std::io;
@@ -14,14 +14,15 @@ use super::threads::{self, Thread};
 /// `si_code` of a signal that seccomp sent.
 const SYS_SECCOMP: i32 = 1;
 
-/// Takes both signals, in this process from now on.
+/// Takes the three signals, in this process from now on.
 pub(super) fn install() -> io::Result<()> {
     handle(libc::SIGSYS, forbidden as *const () as usize)?;
-    handle(libc::SIGTERM, terminated as *const () as usize)
+    handle(libc::SIGTERM, terminated as *const () as usize)?;
+    handle(libc::SIGXFSZ, libc::SIG_IGN)
 }
 
 fn handle(signal: i32, handler: usize) -> io::Result<()> {
-    // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; both handlers keep to what one may do.
+    // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; the handlers keep to what one may do.
     let done = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;

@@ -50,6 +50,13 @@ impl Vmm {
         })
     }
 
+    /// As [`Self::spawn_logging`], of one that is to have a whole jail or to end.
+    pub fn spawn_whole() -> Vmm {
+        Self::spawn_as(env!("CARGO_BIN_EXE_thaw-vmm").as_ref(), |command| {
+            command.env(JAIL_VARIABLE, JAIL_WHOLE).stderr(Stdio::piped());
+        })
+    }
+
     /// As [`Self::spawn_logging`], where no namespace can be made, and no capability is had.
     pub fn spawn_without_namespaces(binary: &std::path::Path, id: u32) -> Vmm {
         use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};

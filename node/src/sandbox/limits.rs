@@ -1,0 +1,127 @@
+//! What a sandbox's cgroup on its host is limited to, and what becomes of a sandbox that cannot be limited.
+//!
+//! Invariant: where limits are required, no guest runs before those of its sandbox are set, but in a pod's cgroup, which has
+//! its own, and while a template is built, whose guest runs nobody's program. A CPU limit that was asked for is set, or there is
+//! no sandbox, whatever is required.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use thaw_pools::cgroup::Cgroup;
+use thaw_pools::limits::{Limits, Needs, file_in_memory, is_in_memory, tree_in_memory};
+use thaw_pools::vmm::VmmProcess;
+use thaw_protocol::api::Volume;
+
+use super::Resources;
+use super::create::blocking;
+use crate::exit::{ExitCode, Failure};
+use crate::state::Record;
+
+/// Bytes of a memory file that are not the guest's memory: pages of the machine's own.
+const FILE_MARGIN: u64 = 16 << 20;
+
+/// That a sandbox cannot be limited.
+pub(super) fn unlimited<T: std::fmt::Display>(why: T) -> Failure {
+    Failure::new(
+        ExitCode::LimitsUnavailable,
+        format!("the host cannot limit a sandbox: {why}"),
+    )
+}
+
+/// A failure to limit a sandbox: refused where limits are required, else said in the log.
+fn tolerate(required: bool, why: Failure) -> Result<(), Failure> {
+    if required {
+        return Err(why);
+    }
+    tracing::warn!("a sandbox is not limited: {}", why.what);
+    Ok(())
+}
+
+/// Puts a process into a sandbox's cgroup, if it has one.
+///
+/// # Errors
+/// [`ExitCode::LimitsUnavailable`], where limits are required.
+pub(super) fn enter(required: bool, cgroup: Option<&Cgroup>, process: &VmmProcess) -> Result<(), Failure> {
+    match cgroup.map(|c| c.add(process.record().pid)) {
+        // It has ended: whoever speaks to it next says why.
+        Some(Err(e)) if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        Some(Err(e)) => {
+            let why = format!("a process stays in the caller's cgroup: {e}");
+            tolerate(required, unlimited(why))
+        }
+        Some(Ok(())) | None => Ok(()),
+    }
+}
+
+/// Limits a sandbox before its guest runs.
+///
+/// # Errors
+/// [`ExitCode::LimitsUnavailable`], where limits are required; for a CPU limit always.
+pub(super) async fn set(
+    required: bool,
+    cgroup: Option<&Cgroup>,
+    record: &Record,
+    disk: &OwnedFd,
+) -> Result<(), Failure> {
+    let Some(cgroup) = cgroup else {
+        return match record.cpu_limit_millis {
+            Some(_) => Err(unlimited("it has no cgroup, so its CPU time has no limit")),
+            None => Ok(()),
+        };
+    };
+    if let Some(millis) = record.cpu_limit_millis {
+        cgroup.limit_cpu(millis).map_err(unlimited)?;
+    }
+    let mut needs = needs(record, disk);
+    needs.in_files = needs
+        .in_files
+        .saturating_add(volumes_in_memory(&record.volumes).await?);
+    cgroup
+        .limit(&Limits::of(needs))
+        .or_else(|e| tolerate(required, unlimited(e)))
+}
+
+/// Limits the files its VMM writes: to its disk, or the memory a freeze writes down, whichever is larger. What it writes beside them,
+/// a log and a state file, is far below.
+///
+/// # Errors
+/// What the kernel says against it.
+pub(super) fn set_files(resources: &Resources, record: &Record, disk: &OwnedFd) -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::system("cannot limit the files of thaw-vmm", &e);
+    let Some(vmm) = &resources.vmm else { return Ok(()) };
+    let disk = rustix::fs::fstat(disk).map_err(|e| failed(e.into()))?;
+    let memory = (u64::from(record.memory_mib) << 20) + FILE_MARGIN;
+    let disk = u64::try_from(disk.st_size).unwrap_or(0);
+    vmm.limit_files(disk.max(memory)).map_err(failed)
+}
+
+fn needs(record: &Record, disk: &OwnedFd) -> Needs {
+    Needs {
+        memory_mib: record.memory_mib,
+        in_files: file_in_memory(disk),
+        shares: !record.volumes.is_empty(),
+    }
+}
+
+/// Bytes of memory its volumes can take. A file system may be slow to say.
+async fn volumes_in_memory(volumes: &[Volume]) -> Result<u64, Failure> {
+    let written: Vec<_> = volumes.iter().filter(|v| !v.read_only).collect();
+    if written.is_empty() {
+        return Ok(0);
+    }
+    let places: Vec<_> = written.iter().map(|v| v.host.clone()).collect();
+    let sum = move || {
+        let bytes = places.iter().map(|place| tree_in_memory(place));
+        Ok(bytes.fold(0, u64::saturating_add))
+    };
+    blocking(sum).await
+}
+
+/// Makes room for what a VMM writes to `file`, its guest's memory, where that file takes memory itself.
+pub(super) fn make_room(cgroup: Option<&Cgroup>, file: impl AsFd, record: &Record, disk: &OwnedFd) {
+    let Some(cgroup) = cgroup.filter(|_| is_in_memory(file)) else {
+        return;
+    };
+    if let Err(e) = cgroup.make_room(needs(record, disk)) {
+        tracing::warn!("no room is made for a snapshot in memory: {e}");
+    }
+}

@@ -1,0 +1,222 @@
+//! What a sandbox may take of its host: set before its guest runs, or there is no sandbox.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use thaw_node::api::client::Client;
+use thaw_node::exit::{ExitCode, Failure};
+use thaw_pools::cgroup::Hierarchy;
+use thaw_pools::limits::{Limits, Needs, PROCESSES};
+use thaw_protocol::api::{CreateSandbox, CreatedSandbox};
+use thaw_tiny_guest::bare::lasting;
+use thaw_tiny_node::daemon::log;
+use thaw_tiny_node::{Counts, Place, Thawd, without_limits};
+
+const MIB: u64 = 1 << 20;
+
+/// None, having said why, where it cannot run.
+fn place() -> Option<Place> {
+    let place = Place::new(
+        Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap(),
+        &lasting(),
+    )?;
+    place.fill_pools_to(1..=1, 1..=1);
+    Some(place)
+}
+
+/// The same, where sandboxes can be limited.
+fn place_with_limits() -> Option<Place> {
+    if !without_limits().is_empty() {
+        eprintln!("skipped: this host cannot limit sandboxes");
+        return None;
+    }
+    place()
+}
+
+async fn try_create(place: &Place, fields: Value) -> Result<CreatedSandbox, Failure> {
+    let mut request = place.request();
+    for (key, value) in fields.as_object().unwrap() {
+        request[key] = value.clone();
+    }
+    let request: CreateSandbox = serde_json::from_value(request).unwrap();
+    Client::connect(&place.socket()).unwrap().create(&request).await
+}
+
+async fn create(place: &Place, fields: Value) -> (String, i32) {
+    let made = try_create(place, fields).await;
+    let made = made.unwrap_or_else(|e| panic!("{e} {:?}: {}", e.context, log(place)));
+    (made.sandbox.id, made.sandbox.vmm_pid.unwrap())
+}
+
+/// What files of these names say in the sandbox's cgroup; none of those that are in no hierarchy.
+fn cgroup(place: &Place, id: &str, names: &[&str]) -> Option<String> {
+    let record = fs::read(place.path("run/sandboxes").join(id).join("record.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    let cgroup = Hierarchy::detect().adopt(record["cgroup"].as_str().unwrap());
+    let mut files = names
+        .iter()
+        .flat_map(|name| cgroup.directories().iter().map(move |d| d.join(name)))
+        .collect::<Vec<PathBuf>>()
+        .into_iter();
+    files
+        .find_map(|file| fs::read_to_string(file).ok())
+        .map(|text| text.trim().to_owned())
+}
+
+fn max_file_size(pid: i32) -> u64 {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = limits
+        .lines()
+        .find_map(|l| l.strip_prefix("Max file size"))
+        .unwrap();
+    let mut words = line.split_whitespace();
+    let (soft, hard) = (words.next().unwrap(), words.next().unwrap());
+    assert_eq!(soft, hard, "it could raise its own limit");
+    soft.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_are_those_of_the_sandboxs_size() {
+    let Some(place) = place_with_limits() else { return };
+    let thawd = Thawd::start(&place);
+    // The first boots its template, the second restores it, later ones may be parked: each way the same.
+    for disk_mib in [64, 256, 256, 256] {
+        let (id, vmm) = create(&place, json!({"memory_mib": 128, "disk_mib": disk_mib})).await;
+        let memory = cgroup(&place, &id, &["memory.max", "memory.limit_in_bytes"]).unwrap();
+        let least = Limits::of(Needs {
+            memory_mib: 128,
+            ..Needs::default()
+        });
+        // A disk on a file system that is memory, or may be, has room of its own.
+        let in_files = memory.parse::<u64>().unwrap() - least.memory;
+        assert!([0, disk_mib * MIB].contains(&in_files), "{memory}");
+        let processes = cgroup(&place, &id, &["pids.max"]).unwrap();
+        assert_eq!(processes, PROCESSES.to_string());
+        let swap = cgroup(&place, &id, &["memory.swap.max", "memory.memsw.limit_in_bytes"]);
+        assert!(swap.is_none_or(|swap| swap == "0" || swap == memory));
+        assert_eq!(max_file_size(vmm), (disk_mib * MIB).max((128 + 16) * MIB));
+        Client::connect(&place.socket())
+            .unwrap()
+            .delete(&id)
+            .await
+            .unwrap();
+    }
+    assert!(thawd.stop().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cpu_limit_of_a_request_is_set_and_a_wrong_one_is_named() {
+    let Some(place) = place_with_limits() else { return };
+    let thawd = Thawd::start(&place);
+    let (id, _) = create(&place, json!({"cpu_limit_millis": 250})).await;
+    let quota = cgroup(&place, &id, &["cpu.max", "cpu.cfs_quota_us"]).unwrap();
+    assert!(["25000", "25000 100000"].contains(&&*quota), "{quota}");
+    let (id, _) = create(&place, json!({})).await;
+    let quota = cgroup(&place, &id, &["cpu.max", "cpu.cfs_quota_us"]);
+    assert!(quota.is_none_or(|quota| quota == "-1" || quota.starts_with("max")));
+    for wrong in [0u32, 9, 64_001, u32::MAX] {
+        let refused = try_create(&place, json!({"cpu_limit_millis": wrong}))
+            .await
+            .unwrap_err();
+        assert!(
+            refused.to_string().contains("cpu_limit_millis is 10 to 64000"),
+            "{refused}"
+        );
+    }
+    let negative = ask(&place, json!({"cpu_limit_millis": -1}));
+    assert!(
+        negative.contains("cpu_limit_millis") || negative.contains("-1"),
+        "{negative}"
+    );
+    assert!(thawd.stop().success());
+}
+
+/// What thawd answers a creation that no client of ours would send.
+fn ask(place: &Place, fields: Value) -> String {
+    let mut request = place.request();
+    for (key, value) in fields.as_object().unwrap() {
+        request[key] = value.clone();
+    }
+    let stream = thaw_tiny_node::asked::ask(place, "POST /v1/sandboxes", None, &request).unwrap();
+    let (status, body) = thaw_tiny_node::asked::answer(stream).unwrap();
+    assert!(status.contains(" 4"), "{status} {body}");
+    body
+}
+
+/// thawd where no cgroup is mounted.
+fn without_cgroups(place: &Place) -> Command {
+    let thawd = place.thawd();
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "sh", "-c"])
+        .arg("umount -R -l /sys/fs/cgroup && exec \"$0\" \"$@\"")
+        .arg(thawd.get_program())
+        .args(thawd.get_args());
+    for (name, value) in thawd.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_without_cgroups_is_refused_unless_allowed() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: it takes root to unmount");
+        return;
+    }
+    let Some(place) = place() else { return };
+    place.configure_as_is("[sandbox]\n");
+    let mut thawd = Thawd::begin(&place, without_cgroups(&place));
+    assert!(thawd.serves(&place), "{}", log(&place));
+    let refused = try_create(&place, json!({})).await.unwrap_err();
+    assert_eq!(refused.code, ExitCode::LimitsUnavailable, "{refused}");
+    assert!(refused.to_string().contains("require_limits"), "{refused}");
+    let makers = [thawd.record()];
+    assert!(thawd.stop().success());
+    let left = Counts::of(&place, &makers);
+    assert!(left.processes.is_empty() && left.cgroups.is_empty(), "{left:?}");
+
+    place.configure_as_is("[sandbox]\nrequire_limits = false\n");
+    let mut thawd = Thawd::begin(&place, without_cgroups(&place));
+    assert!(thawd.serves(&place), "{}", log(&place));
+    create(&place, json!({})).await;
+    // What was asked for is never left out.
+    let refused = try_create(&place, json!({"cpu_limit_millis": 500}))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code, ExitCode::LimitsUnavailable, "{refused}");
+    assert!(thawd.stop().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_jail_that_cannot_be_whole_is_refused_with_its_reason() {
+    let Some(place) = place() else { return };
+    place.fill_pools_to(0..=0, 0..=0);
+    let vmm = place.path("poor-vmm");
+    fs::write(
+        &vmm,
+        "#!/bin/sh\necho \"THAW_JAIL=$THAW_JAIL\" >&2\necho 'the jail would lack Landlock' >&2\nexit 3\n",
+    )
+    .unwrap();
+    fs::set_permissions(&vmm, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = place.thawd();
+    command.env("THAW_VMM", &vmm);
+    let mut thawd = Thawd::begin(&place, command);
+    assert!(thawd.serves(&place), "{}", log(&place));
+    let refused = try_create(&place, json!({})).await.unwrap_err();
+    assert_eq!(refused.code, ExitCode::JailIncomplete, "{refused}");
+    assert!(refused.to_string().contains("require_jail"), "{refused}");
+    let context = refused.context.join("\n");
+    assert!(
+        context.contains("THAW_JAIL=whole") && context.contains("lack Landlock"),
+        "{context}"
+    );
+    assert!(thawd.stop().success());
+}

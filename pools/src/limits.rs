@@ -1,0 +1,255 @@
+//! What a sandbox may take of its host at most: the kernel holds its cgroup to it.
+//!
+//! Invariant: a VMM whose guest keeps to its size never reaches the limits of memory and processes, so the kernel ends only one
+//! that does not. `docs/operations.md` has the measurements behind the numbers; [`MEASURED_OVERHEAD`] is what a test holds them to.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use crate::cgroup::Cgroup;
+
+/// Bytes for what does not grow with the guest: heaps and stacks of the VMM and thaw-share, sockets, page tables of windows.
+const FIXED: u64 = 128 << 20;
+/// Bytes of it that a VMM uses, at most, while its guest touches all its memory: four times what was measured.
+pub const MEASURED_OVERHEAD: u64 = 32 << 20;
+/// What a guest's page tables and KVM's own records of its memory take, at most: this part of its memory.
+const TABLES: u64 = 32;
+/// Bytes of kernel memory for each file that thaw-share holds: an inode, its name, an open file.
+const SHARED_FILE: u64 = 2 << 10;
+/// Most files that thaw-share holds (`share/src/jail.rs`).
+const SHARED_FILES: u64 = 1 << 20;
+/// Most processes and threads: a VMM's vCPUs and devices, thaw-share's threads, and KVM's own, several times over.
+pub const PROCESSES: u64 = 256;
+/// Microseconds after which a CPU limit is given anew.
+const CPU_PERIOD: u64 = 100_000;
+/// File systems whose files are memory that cannot be taken back, or may be: an overlay can lie on one.
+const IN_MEMORY: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x794c_7630];
+/// The files a limit of memory is in, of cgroup v2 and v1.
+const MEMORY: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
+/// The v1 limit of memory and swap together: never less than that of memory alone.
+const WITH_SWAP: &str = "memory.memsw.limit_in_bytes";
+/// The file of a CPU limit of cgroup v2, and those of v1.
+const CPU: &str = "cpu.max";
+const CPU_V1: [&str; 2] = ["cpu.cfs_period_us", "cpu.cfs_quota_us"];
+/// The controllers that each sandbox is limited by, each with a file it brings.
+pub(crate) const ALWAYS: [(&str, &str); 2] = [("+memory", MEMORY[0]), ("+pids", "pids.max")];
+
+/// Limits of one sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes, also with swap.
+    pub memory: u64,
+}
+
+/// Why a limit is not set.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    #[error("{} is not there: its controller is not enabled for this directory", .0.display())]
+    Missing(PathBuf),
+    #[error("cannot write {value} to {}: {source}", file.display())]
+    Write {
+        file: PathBuf,
+        value: String,
+        source: io::Error,
+    },
+}
+
+/// What a limit of memory must have room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// The guest's memory in all, MiB.
+    pub memory_mib: u32,
+    /// Bytes its VMM and thaw-share may keep in files that are memory.
+    pub in_files: u64,
+    /// It has a thaw-share, whose kernel keeps a file for each that the guest remembers.
+    pub shares: bool,
+}
+
+impl Limits {
+    /// Of a sandbox that needs this.
+    pub fn of(needs: Needs) -> Limits {
+        let guest = u64::from(needs.memory_mib) << 20;
+        let shared = match needs.shares {
+            // A file that the guest remembers takes it about as much memory as it takes the host.
+            true => guest.min(SHARED_FILE * SHARED_FILES),
+            false => 0,
+        };
+        let memory = with_tables(needs.memory_mib)
+            .saturating_add(FIXED)
+            .saturating_add(shared)
+            .saturating_add(needs.in_files);
+        Limits { memory }
+    }
+}
+
+fn with_tables(memory_mib: u32) -> u64 {
+    let guest = u64::from(memory_mib) << 20;
+    guest + guest / TABLES
+}
+
+/// Whether what is written to a file takes memory, or may.
+pub fn is_in_memory(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|s| is_memory(s.f_type as u32))
+}
+
+/// Bytes of memory that writing to a whole file takes: its size where it lies in memory, else none.
+pub fn file_in_memory(file: impl AsFd) -> u64 {
+    let size = rustix::fs::fstat(&file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    if is_in_memory(file) { size } else { 0 }
+}
+
+/// Bytes of memory that filling the file system at a path takes: its size where it is in memory, else none.
+pub fn tree_in_memory(path: &Path) -> u64 {
+    match rustix::fs::statfs(path) {
+        Ok(s) if is_memory(s.f_type as u32) => {
+            s.f_blocks.saturating_mul(u64::try_from(s.f_bsize).unwrap_or(0))
+        }
+        _ => 0,
+    }
+}
+
+fn is_memory(kind: u32) -> bool {
+    IN_MEMORY.contains(&kind)
+}
+
+impl Cgroup {
+    /// Sets limits of memory, swap and processes. Somebody else's place keeps its own.
+    ///
+    /// # Errors
+    /// Names the file that is missing or cannot be written; what was set before it stays.
+    pub fn limit(&self, limits: &Limits) -> Result<(), LimitError> {
+        if !self.is_ours() {
+            return Ok(());
+        }
+        self.set_memory(limits.memory)?;
+        // A kernel that does not account for swap does not have it.
+        self.set("memory.swap.max", 0)?;
+        // What thaw-share or the VMM does without the other is an error to the guest: both go, or none. Not in cgroup v1.
+        self.set("memory.oom.group", 1)?;
+        match self.set("pids.max", PROCESSES)? {
+            true => Ok(()),
+            false => Err(self.missing("pids.max")),
+        }
+    }
+
+    /// Limits CPU time, thousandths of a CPU ([`CPU_LIMIT_MILLIS`](thaw_protocol::api::CPU_LIMIT_MILLIS)), and turns the controller on where it is off. Somebody else's place
+    /// keeps its own.
+    ///
+    /// # Errors
+    /// As of [`Cgroup::limit`].
+    pub fn limit_cpu(&self, millis: u32) -> Result<(), LimitError> {
+        if !self.is_ours() {
+            return Ok(());
+        }
+        let quota = u64::from(millis) * CPU_PERIOD / 1000;
+        for directory in self.directories() {
+            if let Some(root) = directory.ancestors().nth(2) {
+                enable(root, directory, &[("+cpu", CPU)]);
+            }
+        }
+        if self.set(CPU, format_args!("{quota} {CPU_PERIOD}"))? {
+            return Ok(());
+        }
+        let [period, quota_file] = CPU_V1;
+        match self.set(period, CPU_PERIOD)? && self.set(quota_file, quota)? {
+            true => Ok(()),
+            false => Err(self.missing(CPU)),
+        }
+    }
+
+    /// Makes room for a guest's memory once more, beside what its VMM has written to files in memory so far: for a VMM that writes
+    /// it to another. Where there is no limit, none is set.
+    ///
+    /// # Errors
+    /// As of [`Cgroup::limit`].
+    pub fn make_room(&self, needs: Needs) -> Result<(), LimitError> {
+        if !self.is_ours() || MEMORY.iter().all(|name| self.number(name).is_none()) {
+            return Ok(());
+        }
+        let memory = Limits::of(needs)
+            .memory
+            .saturating_add(self.in_files())
+            .saturating_add(with_tables(needs.memory_mib));
+        self.set_memory(memory)
+    }
+
+    /// Of a v1 hierarchy, the limit with swap must be the larger one at each moment.
+    fn set_memory(&self, memory: u64) -> Result<(), LimitError> {
+        let grows = self.number(MEMORY[1]).is_some_and(|now| now < memory);
+        if grows {
+            self.set(WITH_SWAP, memory)?;
+        }
+        if !self.set(MEMORY[0], memory)? && !self.set(MEMORY[1], memory)? {
+            return Err(self.missing(MEMORY[0]));
+        }
+        if !grows {
+            self.set(WITH_SWAP, memory)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes its processes have written to files that are memory and still there.
+    fn in_files(&self) -> u64 {
+        let statistics = self.directories().iter().map(|d| d.join("memory.stat"));
+        let text = statistics.filter_map(|file| fs::read_to_string(file).ok());
+        let shared = text.filter_map(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("shmem "))?;
+            line.trim().parse().ok()
+        });
+        shared.fold(0, u64::saturating_add)
+    }
+
+    fn missing(&self, name: &str) -> LimitError {
+        let first = self.directories().first().cloned().unwrap_or_default();
+        LimitError::Missing(first.join(name))
+    }
+
+    /// Sets a file of any of its directories; whether there is one.
+    fn set(&self, name: &str, value: impl std::fmt::Display) -> Result<bool, LimitError> {
+        let value = value.to_string();
+        for directory in self.directories() {
+            let file = directory.join(name);
+            match write(&file, &value) {
+                Ok(()) => return Ok(true),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(LimitError::Write { file, value, source }),
+            }
+        }
+        Ok(false)
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        let mut read = self.directories().iter().map(|d| d.join(name));
+        read.find_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
+    }
+}
+
+/// Has these controllers in a cgroup v2 directory of ours, two below the root, where the host allows it. Where it does not, setting
+/// the limit names what is missing.
+pub(crate) fn enable(root: &Path, directory: &Path, controllers: &[(&str, &str)]) {
+    for (controller, sign) in controllers {
+        if directory.join(sign).exists() {
+            continue;
+        }
+        for above in [Some(root), directory.parent()].into_iter().flatten() {
+            let file = above.join("cgroup.subtree_control");
+            if let Err(error) = write(&file, controller) {
+                tracing::debug!("cannot write {controller} to {}: {error}", file.display());
+            }
+        }
+    }
+}
+
+/// Writes to a file of the kernel's; never makes one.
+fn write(file: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new()
+        .write(true)
+        .open(file)?
+        .write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+#[path = "limits_test.rs"]
+mod tests;

@@ -31,6 +31,7 @@ use rustix::{mount, process, thread};
 use thaw_protocol::control::CONTROL_FD;
 
 pub use filter::seal;
+pub use signals::set_hotplug_region;
 
 /// Users and groups of privileged VMMs: this and the process's number, so that each has one of its own while it lives and
 /// nobody has to hand them out. systemd leaves 0x70000000 to 0x7fffffff unused (its UIDS-GIDS); a process has at most

@@ -9,8 +9,7 @@
 //!
 //! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then the process ends, or, where
 //! its starter allows that, Landlock and the filter alone close paths, and the log says so in one line. The starter makes the PID
-//! namespace, because a
-//! process, for a process cannot enter one itself; here it is only seen. docs/jail.md is the whole of it.
+//! namespace, because a process cannot enter one itself; here it is only seen. docs/jail.md is the whole of it.
 //!
 //! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; but one file of /sys is
 //! read before ([`crate::multihit`]).
@@ -33,6 +32,7 @@ use rustix::{mount, process, thread};
 use thaw_protocol::control::CONTROL_FD;
 
 pub use filter::seal;
+pub use signals::set_hotplug_region;
 
 /// Users and groups of privileged VMMs: this and the process's number, so that each has one of its own while it lives and
 /// nobody has to hand them out. systemd leaves 0x70000000 to 0x7fffffff unused (its UIDS-GIDS); a process has at most

@@ -3,6 +3,7 @@
 //! For tests and benchmarks: what cannot be put together panics.
 
 pub mod bare;
+pub mod hotplug;
 
 use std::fs::File;
 use std::io::Write;

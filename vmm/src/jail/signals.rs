@@ -1,37 +1,86 @@
 //! What this process does with the signals that end it.
 //!
 //! SIGSYS is a forbidden system call: the log says which, and the process ends. SIGTERM ends it too, which the first
-//! process of a PID namespace must ask for. SIGXFSZ, of a write beyond the limit on the size of files, is ignored: the write fails. Invariant: handlers make system calls on what they have on their stack, and
+//! process of a PID namespace must ask for. SIGXFSZ, of a write beyond the limit on the size of files, is ignored: the write
+//! fails. SIGSEGV in the region of virtio-mem is a device that the guest had write to memory that is not plugged: the log says
+//! so, and the process ends as of any SIGSEGV. Invariant: handlers make system calls on what they have on their stack, and
 //! nothing else; they take no lock and allocate nothing.
 
 use std::io;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thaw_protocol::control::{FORBIDDEN_CALL, FORBIDDEN_CODE};
 
 use super::names;
 use super::threads::{self, Thread};
+use crate::layout::VIRTIO_MEM;
 
 /// `si_code` of a signal that seccomp sent.
 const SYS_SECCOMP: i32 = 1;
 
-/// Takes the three signals, in this process from now on.
+/// Where this process has the region of virtio-mem: first address, and the one after its last; 0 without one.
+static REGION: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+/// What was to happen on SIGSEGV before [`install`]: the Rust runtime names a stack that is used up.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Takes the signals, in this process from now on.
 pub(super) fn install() -> io::Result<()> {
     handle(libc::SIGSYS, forbidden as *const () as usize)?;
     handle(libc::SIGTERM, terminated as *const () as usize)?;
-    handle(libc::SIGXFSZ, libc::SIG_IGN)
+    handle(libc::SIGXFSZ, libc::SIG_IGN)?;
+    let before = handle(libc::SIGSEGV, no_access as *const () as usize)?;
+    BEFORE.get_or_init(|| before);
+    Ok(())
 }
 
-fn handle(signal: i32, handler: usize) -> io::Result<()> {
+/// Says where this process has the region of virtio-mem, from now on.
+pub fn set_hotplug_region(host: Range<usize>) {
+    REGION[0].store(host.start, Ordering::Relaxed);
+    REGION[1].store(host.end, Ordering::Relaxed);
+}
+
+/// Returns what was to happen before.
+fn handle(signal: i32, handler: usize) -> io::Result<libc::sigaction> {
     // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; the handlers keep to what one may do.
-    let done = unsafe {
+    let (done, before) = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
+        let mut before: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
-        action.sa_flags = libc::SA_SIGINFO;
-        libc::sigaction(signal, &action, std::ptr::null_mut())
+        // A stack that is used up has no room for a handler.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        (libc::sigaction(signal, &action, &mut before), before)
     };
     match done {
-        0 => Ok(()),
+        0 => Ok(before),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn no_access(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo; of a SIGSEGV it has an address, which is only compared.
+    let address = unsafe { (*info).si_addr() as usize };
+    let [start, end] = [&REGION[0], &REGION[1]].map(|at| at.load(Ordering::Relaxed));
+    if (start..end).contains(&address) {
+        let mut line = Line::new();
+        line.text("thaw-vmm ends: the guest had a ");
+        line.text(threads::this_thread().map_or("", Thread::name));
+        line.text(" thread write to memory at 0x");
+        line.number(VIRTIO_MEM.start + (address - start) as u64, 16);
+        line.text(", which it has not plugged\n");
+        // SAFETY: writes what the line holds.
+        unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.length) };
+    }
+    // The access is made again, and ends the process as it would have.
+    // SAFETY: an action that the kernel gave, or the default one, which is all zeros.
+    unsafe {
+        let default = std::mem::zeroed();
+        libc::sigaction(
+            libc::SIGSEGV,
+            BEFORE.get().unwrap_or(&default),
+            std::ptr::null_mut(),
+        );
     }
 }
 

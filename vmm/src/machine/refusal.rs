@@ -112,7 +112,7 @@ pub fn freeze_error(e: FreezeError) -> ControlError {
 
 pub fn memory_restore_error(e: RestoreError) -> ControlError {
     let code = match e {
-        RestoreError::CutShort { .. } => ErrorCode::Snapshot,
+        RestoreError::CutShort { .. } | RestoreError::Unplugged { .. } => ErrorCode::Snapshot,
         RestoreError::Layers { .. } | RestoreError::Shape { .. } => ErrorCode::Incompatible,
         _ => ErrorCode::System,
     };

@@ -4,6 +4,7 @@
 //! found to fit this machine and this host. What may fail and can be undone, the memory, comes next.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -17,10 +18,11 @@ use super::refusal::{
 use super::{Base, Body, Created, Outcome, Parked};
 use crate::layout;
 use crate::snapshot::Snapshot;
-use crate::snapshot::restore::{check_memory, map_memory, populate_all};
+use crate::snapshot::restore::{check_memory, check_plugged, map_memory, populate_all};
 use crate::snapshot::uffd::{Watch, watch};
 use crate::snapshot::working_set::{Populated, WorkingSet, populate};
 use crate::vcpu::Prepare;
+use crate::virtio::{BusRecords, mem};
 use crate::vmgenid;
 
 /// The descriptors of a restore, by what they are.
@@ -76,6 +78,8 @@ impl Files {
 /// A snapshot that fits this machine and this host.
 pub struct Plan {
     snapshot: Snapshot,
+    /// What virtio-mem had plugged: guest addresses.
+    plugged: Vec<Range<u64>>,
     memory: Memory,
     working_set: Option<WorkingSet>,
 }
@@ -104,6 +108,8 @@ impl Plan {
                 format!("the snapshot's memory has {needs} layers, {} came", files.layers),
             ));
         }
+        let plugged = plugged_in(&snapshot.bus);
+        check_plugged(&snapshot.memory, &plugged).map_err(memory_restore_error)?;
         if let Memory::Files { layers, .. } = &files.memory {
             check_memory(body.bus.inventory.memory(), &snapshot.memory, layers)
                 .map_err(memory_restore_error)?;
@@ -115,6 +121,7 @@ impl Plan {
             .map_err(file_error)?;
         Ok(Plan {
             snapshot,
+            plugged,
             memory: files.memory,
             working_set,
         })
@@ -141,7 +148,7 @@ impl Plan {
                 layers,
                 populate: all,
             } => {
-                map_memory(memory, map, layers).map_err(memory_restore_error)?;
+                map_memory(memory, map, &self.plugged, layers).map_err(memory_restore_error)?;
                 // The thaw writes there, and shall not wait for the page.
                 vmgenid::touch(memory).map_err(|e| refused(ErrorCode::System, e.to_string()))?;
                 let populated = match (all, &self.working_set) {
@@ -205,6 +212,13 @@ impl Parked {
             .restore_interrupts(&self.interrupts)
             .map_err(kvm_error)
     }
+}
+
+fn plugged_in(bus: &BusRecords) -> Vec<Range<u64>> {
+    let windows = mem::plugged_in(&bus.devices).into_iter();
+    windows
+        .map(|window| window.start..window.start + window.size)
+        .collect()
 }
 
 fn check_shape(body: &Body, snapshot: &Snapshot) -> Outcome<()> {

@@ -61,8 +61,6 @@ pub enum Hint {
     PopulateRead,
     /// Map the pages for writing now: private copies of a file's.
     PopulateWrite,
-    HugePages,
-    NoHugePages,
 }
 
 /// Tells the kernel.
@@ -71,10 +69,8 @@ pub fn advise(memory: &GuestMemory, guest_address: u64, size: u64, hint: Hint) -
     let advice = match hint {
         Hint::PopulateRead => Advice::LinuxPopulateRead,
         Hint::PopulateWrite => Advice::LinuxPopulateWrite,
-        Hint::HugePages => Advice::LinuxHugepage,
-        Hint::NoHugePages => Advice::LinuxNoHugepage,
     };
-    // SAFETY: the range is inside a mapping (checked), and these four leave its contents alone.
+    // SAFETY: the range is inside a mapping (checked), and these leave its contents alone.
     unsafe { madvise(host, size as usize, advice) }?;
     Ok(())
 }

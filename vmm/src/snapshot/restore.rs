@@ -6,17 +6,20 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
+use rustix::mm::Advice;
 use thaw_protocol::control::MappedRegion;
-use vm_memory::{Address, GuestMemory as _, GuestMemoryRegion};
+use vm_memory::{Address, GuestAddress, GuestMemory as _, GuestMemoryRegion, MemoryRegionAddress};
 
-use super::MemoryMap;
 use super::mapping::{self, Hint};
 use super::memory_map::Region;
 use super::working_set::{self, Populated};
-use crate::layout;
+use super::{MemoryMap, ranges};
+use crate::layout::{self, Window};
 use crate::memory::GuestMemory;
+use crate::virtio::guest_io;
 
 /// Why memory could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +37,11 @@ pub enum RestoreError {
         size: u64,
         here: u64,
     },
+    #[error(
+        "the snapshot has data at {guest_address:#x} ({size:#x} bytes), where its virtio-mem has nothing plugged: it was \
+         changed; fetch or freeze it again"
+    )]
+    Unplugged { guest_address: u64, size: u64 },
     #[error("memory file {layer}: {error}")]
     File { layer: usize, error: io::Error },
     #[error("mapping memory {guest_address:#x} ({size:#x} bytes): {error}; is vm.max_map_count below 65530?")]
@@ -100,14 +108,34 @@ pub(super) fn check_shape(memory: &GuestMemory, map: &MemoryMap) -> Result<(), R
     Ok(())
 }
 
+/// Whether all of the map's data is in boot memory and `plugged`, what virtio-mem had plugged when it was frozen. Elsewhere
+/// the guest would get memory that it was not given.
+pub fn check_plugged(map: &MemoryMap, plugged: &[Range<u64>]) -> Result<(), RestoreError> {
+    let hotplug = [hotplug()];
+    let data = ranges::intersection(&map.data(), &hotplug);
+    match ranges::difference(&data, plugged).first() {
+        None => Ok(()),
+        Some(range) => Err(RestoreError::Unplugged {
+            guest_address: range.start,
+            size: range.end - range.start,
+        }),
+    }
+}
+
 /// Maps the layers' extents over guest memory, which nobody has touched. `memory` is boot memory and virtio-mem's
-/// region. The files need only be readable, and may be closed after.
+/// region, of which `plugged` has been plugged. The files need only be readable, and may be closed after.
 ///
 /// # Errors
 /// As [`check_memory`], before anything is changed; when a mapping fails, all memory is anonymous and zero again.
-pub fn map_memory(memory: &GuestMemory, map: &MemoryMap, layers: &[File]) -> Result<(), RestoreError> {
+pub fn map_memory(
+    memory: &GuestMemory,
+    map: &MemoryMap,
+    plugged: &[Range<u64>],
+    layers: &[File],
+) -> Result<(), RestoreError> {
     check_memory(memory, map, layers)?;
-    choose_page_sizes(memory);
+    check_plugged(map, plugged)?;
+    choose_page_sizes(memory, plugged);
     for extent in map.extents() {
         let (guest_address, size) = (extent.guest_address, extent.size);
         let mapped = match (
@@ -135,27 +163,43 @@ pub fn map_memory(memory: &GuestMemory, map: &MemoryMap, layers: &[File]) -> Res
 /// each touch would cost it 2 MiB, zeroed on its first microseconds. Memory that virtio-mem plugs is what this sandbox
 /// asked for beyond the template, is filled by the guest's allocator from one end, and costs 512 times fewer faults in
 /// pages of 2 MiB. Best effort: a kernel without them has none to give.
-fn choose_page_sizes(memory: &GuestMemory) {
-    for region in memory.iter() {
-        let (start, size) = (region.start_addr().raw_value(), region.len());
-        let hint = if start == layout::VIRTIO_MEM.start {
-            Hint::HugePages
-        } else {
-            Hint::NoHugePages
-        };
-        if let Err(error) = mapping::advise(memory, start, size, hint) {
-            tracing::debug!(%error, ?hint, "page sizes are the kernel's choice");
+fn choose_page_sizes(memory: &GuestMemory, plugged: &[Range<u64>]) {
+    let boot = boot_regions(memory).map(|range| (range, Advice::LinuxNoHugepage));
+    let plugged = plugged.iter().map(|range| (range.clone(), Advice::LinuxHugepage));
+    for (range, advice) in boot.chain(plugged) {
+        let pages = memory.get_slice(GuestAddress(range.start), (range.end - range.start) as usize);
+        if let Ok(pages) = pages {
+            guest_io::advise_page_size(&pages, advice);
         }
     }
 }
 
 /// Leaves nothing of a restore that failed.
 fn unmap(memory: &GuestMemory) {
-    for region in memory.iter() {
-        if let Err(error) = mapping::map_nothing(memory, region.start_addr().raw_value(), region.len()) {
-            tracing::error!(%error, "guest memory keeps parts of a snapshot that could not be restored");
-        }
+    let boot = boot_regions(memory)
+        .try_for_each(|range| mapping::map_nothing(memory, range.start, range.end - range.start));
+    let hotplug = memory
+        .find_region(GuestAddress(layout::VIRTIO_MEM.start))
+        .map(|region| region.get_slice(MemoryRegionAddress(0), region.len() as usize))
+        .transpose()
+        .map_err(io::Error::other)
+        .and_then(|pages| pages.iter().try_for_each(guest_io::withdraw));
+    if let Err(error) = boot.and(hotplug) {
+        tracing::error!(%error, "guest memory keeps parts of a snapshot that could not be restored");
     }
+}
+
+/// The guest addresses of boot memory.
+fn boot_regions(memory: &GuestMemory) -> impl Iterator<Item = Range<u64>> {
+    memory
+        .iter()
+        .map(|region| region.start_addr().raw_value()..region.start_addr().raw_value() + region.len())
+        .filter(|range| range.start != layout::VIRTIO_MEM.start)
+}
+
+fn hotplug() -> Range<u64> {
+    let Window { start, size } = layout::VIRTIO_MEM;
+    start..start + size
 }
 
 /// [`thaw_protocol::control::MemoryMode::Populate`]: maps every page of the map's extents now, for reading. Best effort,

@@ -29,8 +29,8 @@ fn clones_share_a_file_that_may_only_be_read_and_nothing_they_write() {
     let (frozen, layers) = template(9);
     let read_only = reopened(&layers[0], OpenOptions::new().read(true));
     let (one, other) = (memory(), memory());
-    map_memory(&one, &frozen.map, std::slice::from_ref(&read_only)).unwrap();
-    map_memory(&other, &frozen.map, &[read_only]).unwrap();
+    map_memory(&one, &frozen.map, &[], std::slice::from_ref(&read_only)).unwrap();
+    map_memory(&other, &frozen.map, &[], &[read_only]).unwrap();
     write(&one, 10, 1);
     assert_eq!(
         [read(&one, 10), read(&other, 10), read(&one, PAGES + 4)],
@@ -54,7 +54,7 @@ fn reading_where_the_snapshot_has_nothing_allocates_nothing_in_its_file() {
 fn files_and_machines_that_do_not_match_are_refused_before_anything_is_mapped() {
     let (frozen, layers) = template(9);
     let here = memory();
-    let refused = |map: &MemoryMap, layers: &[File]| map_memory(&here, map, layers).unwrap_err();
+    let refused = |map: &MemoryMap, layers: &[File]| map_memory(&here, map, &[], layers).unwrap_err();
     assert!(matches!(
         refused(&frozen.map, &[]),
         RestoreError::Layers { needs: 1, has: 0 }
@@ -83,7 +83,7 @@ fn files_and_machines_that_do_not_match_are_refused_before_anything_is_mapped() 
     ));
     layers[0].set_len(SIZE + 5 * PAGE).unwrap();
     assert_eq!(read(&here, 10), 0);
-    map_memory(&here, &frozen.map, &layers).unwrap();
+    map_memory(&here, &frozen.map, &[], &layers).unwrap();
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_mapping_that_fails_leaves_nothing_of_the_snapshot() {
     let (frozen, mut layers) = clone.freeze(Delta, &[]).unwrap();
     layers[1] = reopened(&layers[1], OpenOptions::new().write(true));
     let here = memory();
-    let error = map_memory(&here, &frozen.map, &layers).unwrap_err();
+    let error = map_memory(&here, &frozen.map, &[], &layers).unwrap_err();
     assert!(matches!(error, RestoreError::Map { .. }), "{error}");
     assert!((0..2 * PAGES).all(|page| read(&here, page) == 0));
 }

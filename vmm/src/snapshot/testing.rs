@@ -28,6 +28,11 @@ pub fn boot() -> Vec<Range<u64>> {
     [0, HIGH_MEMORY_START].map(|start| start..start + SIZE).into()
 }
 
+/// The guest addresses of virtio-mem's region.
+pub fn hotplug() -> Range<u64> {
+    VIRTIO_MEM.start..VIRTIO_MEM.start + SIZE
+}
+
 /// The address of a page: those below the hole first, then those above it, then virtio-mem's.
 pub fn page(number: u64) -> u64 {
     [0, HIGH_MEMORY_START, VIRTIO_MEM.start][(number / PAGES) as usize] + number % PAGES * PAGE
@@ -89,7 +94,7 @@ impl Clone {
     /// A clone of what [`Self::freeze`] gave.
     pub fn thawed((frozen, layers): (Frozen, Vec<File>)) -> Clone {
         let memory = memory();
-        map_memory(&memory, &frozen.map, &layers).unwrap();
+        map_memory(&memory, &frozen.map, &[hotplug()], &layers).unwrap();
         Clone {
             memory,
             map: Some(frozen.map),

@@ -21,6 +21,7 @@ use super::pagemap::{PageKind, Pagemap};
 use super::records::{Fields, Format, HEADER};
 use super::{FileError, MemoryMap, PAGE, ranges};
 use crate::clock::monotonic_ns;
+use crate::layout;
 use crate::memory::GuestMemory;
 
 /// The `working-set` file.
@@ -113,16 +114,29 @@ fn runs_of(map: &MemoryMap, list: &[Range<u64>], written: bool) -> Vec<Run> {
 
 /// Maps the pages of `set` that the map has a place for. Best effort: what fails is logged, and only slower.
 pub fn populate(memory: &GuestMemory, map: &MemoryMap, set: &WorkingSet) -> Populated {
-    let written = map_ranges(map, set.runs.iter().filter(|run| run.written));
-    let read = map_ranges(map, set.runs.iter().filter(|run| !run.written));
-    let around: Vec<_> = map.regions().iter().map(|region| region.range()).collect();
-    let read = ranges::difference(&ranges::close_gaps(&read, READ_GAP, &around), &written);
+    let there = populatable(map);
+    let pages = |written| {
+        let runs = set.runs.iter().filter(|run| run.written == written);
+        ranges::intersection(&map_ranges(map, runs), &there)
+    };
+    let (written, read) = (pages(true), pages(false));
+    let read = ranges::difference(&ranges::close_gaps(&read, READ_GAP, &there), &written);
     let first = populate_ranges(memory, &read, Hint::PopulateRead);
     let second = populate_ranges(memory, &at_most(written, MAX_WRITTEN_PAGES), Hint::PopulateWrite);
     Populated {
         pages: first.pages + second.pages,
         ns: first.ns + second.ns,
     }
+}
+
+/// Where pages may be mapped in advance: boot memory, and of virtio-mem's region what the snapshot has data for. The rest of
+/// that may not be plugged.
+fn populatable(map: &MemoryMap) -> Vec<Range<u64>> {
+    let boot = map.regions().iter().map(Region::range);
+    let boot: Vec<_> = boot
+        .filter(|range| range.start != layout::VIRTIO_MEM.start)
+        .collect();
+    ranges::union(&boot, &map.data())
 }
 
 /// The guest addresses of runs.

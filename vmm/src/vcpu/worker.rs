@@ -96,10 +96,19 @@ impl Worker {
                 },
                 Ok(Exit::Shutdown) => describe_triple_fault(vcpu),
                 Ok(Exit::InternalError) => describe_internal_error(vcpu),
+                Ok(Exit::MemoryFault { address }) => self.describe_memory_fault(address),
                 Ok(other) => format!("{other:?}"),
                 Err(e) => describe_error(&e),
             };
             return Some(ExitReason::Fault(describe(vcpu, &fault)));
+        }
+    }
+
+    /// Linux before 6.10 does not say where ([`describe_error`]).
+    fn describe_memory_fault(&self, address: u64) -> String {
+        match self.bus.inventory.is_unplugged(address) {
+            true => format!("the guest wrote to memory at {address:#x}, which it has not plugged"),
+            false => format!("memory at {address:#x}: {NO_PAGE}"),
         }
     }
 
@@ -111,15 +120,15 @@ impl Worker {
     }
 }
 
+const NO_PAGE: &str = "a page behind the guest's memory cannot be had; if a snapshot or an image in the store was cut or its \
+                       disk fails, `thaw image verify` says so";
+
 /// KVM says EFAULT where memory it is to give the guest cannot be had: no page is left, or the file it is mapped from was
 /// cut or cannot be read.
 fn describe_error(error: &thaw_hypervisor::Error) -> String {
     match error {
         thaw_hypervisor::Error::Ioctl { source, .. } if source.raw_os_error() == Some(libc::EFAULT) => {
-            format!(
-                "{error}: a page behind the guest's memory cannot be had; if a snapshot or an image in the store was cut or its \
-             disk fails, `thaw image verify` says so"
-            )
+            format!("{error}: {NO_PAGE}, or the guest wrote to memory that it has not plugged")
         }
         other => other.to_string(),
     }

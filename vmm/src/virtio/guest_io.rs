@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
 use vm_memory::VolatileSlice;
 
 /// Most slices one system call takes (`IOV_MAX`).
@@ -163,22 +163,44 @@ pub fn discard(slice: &VolatileSlice<'_>) -> io::Result<()> {
     }
 }
 
-/// Makes the pages of `slice` zero pages, whatever was mapped there: [`discard`] would bring a file's bytes back. `slice`
-/// must be whole pages, readable and writable.
-pub fn clear(slice: &VolatileSlice<'_>) -> io::Result<()> {
+/// Makes the pages of `slice` zero pages that can only be read, whatever was mapped there: [`discard`] would bring a file's
+/// bytes back. A write by the guest ends its KVM_RUN with EFAULT, one by this process is a SIGSEGV. No huge pages: where
+/// the host has no huge page of zeros, a read would cost 2 MiB. `slice` must be whole pages.
+pub fn withdraw(slice: &VolatileSlice<'_>) -> io::Result<()> {
     let address = slice.ptr_guard_mut().as_ptr();
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping), replaced by a mapping of the same
     // kind, which the mapping's owner unmaps with the rest. No Rust reference points into guest memory.
-    unsafe {
-        mmap_anonymous(
-            address.cast(),
-            slice.len(),
-            ProtFlags::READ | ProtFlags::WRITE,
-            flags,
-        )
-    }?;
+    unsafe { mmap_anonymous(address.cast(), slice.len(), ProtFlags::READ, flags) }?;
+    advise_page_size(slice, Advice::LinuxNoHugepage);
     Ok(())
+}
+
+/// Lets the pages of `slice`, which were [`withdraw`]n, be written, in huge pages where the host has them. `slice` must be
+/// whole pages.
+pub fn provide(slice: &VolatileSlice<'_>) -> io::Result<()> {
+    allow_writes(slice)?;
+    advise_page_size(slice, Advice::LinuxHugepage);
+    Ok(())
+}
+
+/// Lets the pages of `slice` be written, whatever is mapped there. `slice` must be whole pages.
+pub fn allow_writes(slice: &VolatileSlice<'_>) -> io::Result<()> {
+    let address = slice.ptr_guard_mut().as_ptr();
+    let access = MprotectFlags::READ | MprotectFlags::WRITE;
+    // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping), which no Rust reference points into;
+    // what it permits is what the guest's memory is for.
+    unsafe { mprotect(address.cast(), slice.len(), access) }?;
+    Ok(())
+}
+
+/// Best effort: a kernel without huge pages has none to give or to withhold.
+pub fn advise_page_size(slice: &VolatileSlice<'_>, advice: Advice) {
+    let address = slice.ptr_guard_mut().as_ptr();
+    // SAFETY: the range is guest memory (a bounds-checked slice), and neither advice changes its contents.
+    if let Err(error) = unsafe { madvise(address.cast(), slice.len(), advice) } {
+        tracing::debug!(%error, ?advice, "page sizes are the kernel's choice");
+    }
 }
 
 fn iovecs(slices: &[VolatileSlice<'_>]) -> Vec<libc::iovec> {

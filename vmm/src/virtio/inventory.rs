@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thaw_hypervisor::{Access, Vm};
 use thaw_protocol::control::{Backend, DeviceId, ImageSpec};
-use vm_memory::{GuestAddress, GuestMemory as _, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+use vm_memory::{GuestMemory as _, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::balloon::Balloon;
@@ -25,7 +25,7 @@ use super::fs::Fs;
 use super::gate::Gate;
 use super::interrupt::Interrupt;
 use super::looped::Looped;
-use super::mem::{BLOCK, Mem, MemorySlots, SizeError};
+use super::mem::{self, BLOCK, Mem, MemorySlots, SizeError};
 use super::mmio::{MmioDevice, register};
 use super::net::Net;
 use super::pmem::Pmem;
@@ -36,6 +36,7 @@ use super::swap::{Swap, Unsettled};
 use super::vsock::Vsock;
 use super::window::{HostWindow, WindowError};
 use crate::events::EventSink;
+use crate::jail;
 use crate::layout::{self, MMIO_BASE, MMIO_WINDOW, Window, memslot};
 use crate::memory::GuestMemory;
 
@@ -125,7 +126,10 @@ impl Inventory {
         let event_loop = EventLoop::new().map_err(|error| InventoryError::System { what: "epoll", error })?;
         let gate = Arc::new(Gate::new());
         let root = Arc::new(Mutex::new(Fs::root(windows.root, gate.clone())));
-        let hotplug = Arc::new(hotplug_region(layout::VIRTIO_MEM)?);
+        let hotplug = mem::reserve(layout::VIRTIO_MEM).map_err(|e| InventoryError::Region(e.to_string()))?;
+        let host = hotplug.as_ptr() as usize;
+        jail::set_hotplug_region(host..host + layout::VIRTIO_MEM.size as usize);
+        let hotplug = Arc::new(hotplug);
         let memory = memory
             .insert_region(hotplug.clone())
             .map_err(|e| InventoryError::Region(e.to_string()))?;
@@ -194,6 +198,11 @@ impl Inventory {
     /// [`crate::bus::Bus::restore`], what was plugged in the snapshot.
     pub fn plugged(&self) -> Vec<Window> {
         self.mem().plugged()
+    }
+
+    /// Whether `address` is of the virtio-mem region, where nothing is plugged: the guest may not write there.
+    pub fn is_unplugged(&self, address: u64) -> bool {
+        self.mem().is_unplugged(address)
     }
 
     /// Gives `device` its backend. Not for the console. The device may be running: it takes effect at once.
@@ -384,19 +393,6 @@ fn assemble(
         transports.push(transport);
     }
     Ok((transports, event_loop))
-}
-
-/// Address space for all that virtio-mem may plug. Costs nothing until touched, so devices may know it from the start.
-fn hotplug_region(window: Window) -> Result<GuestRegionMmap<()>, InventoryError> {
-    let mapping = MmapRegion::build(
-        None,
-        window.size as usize,
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-    )
-    .map_err(|e| InventoryError::Region(e.to_string()))?;
-    GuestRegionMmap::new(mapping, GuestAddress(window.start))
-        .ok_or_else(|| InventoryError::Region("past the end of addresses".into()))
 }
 
 /// The eventfds of a device's queues: KVM signals one when the driver writes its queue's number to QueueNotify.

@@ -1,8 +1,9 @@
 //! virtio-mem (virtio 1.2 §5.15): memory the guest plugs and unplugs in blocks of 2 MiB.
 //!
 //! Invariants: the plugged size never exceeds what was requested by a plug; a request is done for all its blocks or for
-//! none; an unplugged block's content is gone; what is plugged stays so over a device reset (§5.15.5.2): the guest may
-//! be running in it. Nothing is requested in a fresh machine.
+//! none; an unplugged block's content is gone, and the guest cannot write to it ([`slots`]); what is plugged stays so over a
+//! device reset (§5.15.5.2): the guest may be running in it. Nothing is requested in a fresh machine. So a guest reaches boot
+//! memory and as much as was ever requested at once, and no more.
 
 mod blocks;
 mod slots;
@@ -14,14 +15,14 @@ use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 
 use self::blocks::{Blocks, Span};
-pub use self::slots::{MemorySlots, Slots};
+pub use self::slots::{MemorySlots, Slots, reserve};
 use super::config::ConfigSpace;
 use super::device::{Activation, AttachError, DeviceError};
 use super::guest_io;
 use super::looped::{Handler, Looped, another_kind};
 use super::queue::Chain;
-use super::state::DeviceState;
-use crate::layout::Window;
+use super::state::{DeviceRecord, DeviceState};
+use crate::layout::{self, Window};
 use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 
@@ -32,7 +33,9 @@ const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
 /// Bytes of a block, the unit of plugging.
 pub const BLOCK: u64 = 2 << 20;
-/// What the guest may use beyond the requested size, so that it finds aligned room for it.
+/// What the guest may choose blocks from beyond the requested size, so that it finds aligned room for it: Linux adds memory
+/// in blocks of 128 MiB, and skips those that it could not put online or offline. It is addresses, not memory: what is
+/// plugged never exceeds what was requested.
 const USABLE_EXTENT: u64 = 256 << 20;
 
 /// Offsets in `struct virtio_mem_config` (§5.15.4).
@@ -136,11 +139,20 @@ impl Mem {
     pub fn plugged(&self) -> Vec<Window> {
         let runs = self.plan.blocks.runs();
         runs.into_iter()
-            .map(|span| Window {
-                start: self.plan.start + span.first as u64 * BLOCK,
-                size: span.count as u64 * BLOCK,
-            })
+            .map(|span| window(self.plan.start, span.first as u64, span.count as u64))
             .collect()
+    }
+
+    /// Whether `address` is of the region, in a block that is not plugged.
+    pub fn is_unplugged(&self, address: u64) -> bool {
+        let offset = address
+            .checked_sub(self.plan.start)
+            .filter(|offset| *offset < self.slots.size());
+        let block = |offset| Span {
+            first: (offset / BLOCK) as usize,
+            count: 1,
+        };
+        offset.is_some_and(|offset| self.plan.blocks.none(block(offset)))
     }
 
     /// True if the configuration changed by it.
@@ -222,7 +234,7 @@ impl Plan {
         if self.plugged() + span.count as u64 * BLOCK > self.requested {
             return Answer::Nack;
         }
-        if let Err(error) = slots.show(span) {
+        if let Err(error) = slots.plug(span) {
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(%error, dropped, "cannot plug memory");
             }
@@ -236,7 +248,7 @@ impl Plan {
         let Some(span) = self.span(asked).filter(|span| self.blocks.all(*span)) else {
             return Answer::Error;
         };
-        if let Err(error) = slots.discard(span) {
+        if let Err(error) = slots.unplug(span) {
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(%error, dropped, "cannot unplug memory");
             }
@@ -252,7 +264,7 @@ impl Plan {
             count: self.blocks.len(),
         };
         if self.blocks.plugged() > 0
-            && let Err(error) = slots.discard(everything)
+            && let Err(error) = slots.unplug(everything)
         {
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(%error, dropped, "cannot unplug memory");
@@ -350,7 +362,7 @@ impl Handler for Mem {
                 first: *first as usize,
                 count: *count as usize,
             };
-            self.slots.show(span).map_err(|error| DeviceError::System {
+            self.slots.restore(span).map_err(|error| DeviceError::System {
                 what: "showing plugged memory to the guest",
                 error: std::io::Error::other(error.to_string()),
             })?;
@@ -366,6 +378,26 @@ impl Handler for Mem {
             plan, slots, config, ..
         } = self;
         active.queues[queue].serve(|memory, chain| answer(memory, chain, plan, slots, config))
+    }
+}
+
+/// What was plugged where these records were saved: guest addresses, in order. They were checked.
+pub fn plugged_in(records: &[DeviceRecord]) -> Vec<Window> {
+    let plugged = records.iter().find_map(|record| match &record.state {
+        DeviceState::Mem { plugged, .. } => Some(plugged),
+        _ => None,
+    });
+    let windows = plugged.into_iter().flatten();
+    windows
+        .map(|(first, count)| window(layout::VIRTIO_MEM.start, (*first).into(), (*count).into()))
+        .collect()
+}
+
+/// Blocks of the region that begins at `start`.
+fn window(start: u64, first: u64, count: u64) -> Window {
+    Window {
+        start: start + first * BLOCK,
+        size: count * BLOCK,
     }
 }
 

@@ -1,7 +1,7 @@
 use std::sync::Mutex;
 
 use proptest::prelude::*;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, MmapRegion};
+use vm_memory::{Bytes, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress};
 
 use super::slots::Slots;
 use super::*;
@@ -39,10 +39,11 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let mapping =
-        MmapRegion::build(None, REGION as usize, libc::PROT_READ | libc::PROT_WRITE, flags).unwrap();
-    let region = Arc::new(GuestRegionMmap::new(mapping, GuestAddress(START)).unwrap());
+    let window = Window {
+        start: START,
+        size: REGION,
+    };
+    let region = Arc::new(reserve(window).unwrap());
     let shown = Recorder::default();
     let mem = Mem::new(MemorySlots::new(region.clone(), shown.clone()));
     Fixture {
@@ -293,6 +294,97 @@ proptest! {
             prop_assert_eq!(size(&f.rig, 40), model.len() as u64 * BLOCK);
         }
     }
+}
+
+/// What a guest can write of `region`, in bytes from its start: what the kernel says of this process's mappings.
+fn writable(region: &GuestRegionMmap<()>) -> Vec<std::ops::Range<u64>> {
+    let start = region.as_ptr() as u64;
+    let mut found: Vec<std::ops::Range<u64>> = Vec::new();
+    for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines() {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (from, to) = range.split_once('-').unwrap();
+        let hex = |digits| u64::from_str_radix(digits, 16).unwrap();
+        let (from, to) = (hex(from).max(start), hex(to).min(start + region.len()));
+        if from < to && rest.starts_with("rw") {
+            match found.last_mut() {
+                Some(last) if last.end == from - start => last.end = to - start,
+                _ => found.push(from - start..to - start),
+            }
+        }
+    }
+    found
+}
+
+/// The bytes of the first `blocks` of `region` that are there.
+fn resident(region: &GuestRegionMmap<()>, blocks: u64) -> u64 {
+    let mut state = vec![0u8; (blocks * BLOCK / 4096) as usize];
+    let length = (blocks * BLOCK) as usize;
+    // SAFETY: the region is mapped, and `state` has a byte for each of the pages asked for.
+    let done = unsafe { libc::mincore(region.as_ptr().cast(), length, state.as_mut_ptr()) };
+    assert_eq!(done, 0);
+    state.iter().filter(|page| **page & 1 != 0).count() as u64 * 4096
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    /// Whatever a guest asks for: it reaches its plugged blocks and nothing else, they are never more than was requested
+    /// of it at once, and they keep what is in them.
+    #[test]
+    fn reachable_memory_is_what_is_plugged(
+        steps in prop::collection::vec((0u16..3, 0u64..24, 0u16..9, prop::option::weighted(0.3, 0u64..12)), 1..40),
+    ) {
+        let mut f = fixture();
+        let mut contents = std::collections::BTreeMap::new();
+        let mut requested = 6;
+        f.rig.device.set_requested_size(requested * BLOCK).unwrap();
+        for (number, (kind, first, count, resize)) in steps.into_iter().enumerate() {
+            if let Some(size) = resize {
+                requested = size;
+                f.rig.device.set_requested_size(requested * BLOCK).unwrap();
+            }
+            let most = requested.max(contents.len() as u64);
+            let done = ask(&mut f.rig, kind, START + first * BLOCK, count).0 == ACK;
+            let span = first..first + u64::from(count);
+            match kind {
+                PLUG if done => for block in span {
+                    // All of it is the guest's: it writes to its first and its last bytes.
+                    let tag = (number as u64) << 32 | block;
+                    let at = MemoryRegionAddress(block * BLOCK);
+                    prop_assert_eq!(f.region.read_obj::<u64>(at).unwrap(), 0, "what was there before is gone");
+                    f.region.write_obj(tag, at).unwrap();
+                    f.region.write_obj(tag, MemoryRegionAddress((block + 1) * BLOCK - 8)).unwrap();
+                    contents.insert(block, tag);
+                },
+                UNPLUG if done => span.for_each(|block| { contents.remove(&block); }),
+                UNPLUG_ALL if done => contents.clear(),
+                _ => {}
+            }
+            let mut plugged: Vec<std::ops::Range<u64>> = Vec::new();
+            for (&block, &tag) in &contents {
+                crate::snapshot::ranges::push(&mut plugged, block * BLOCK..(block + 1) * BLOCK);
+                for at in [block * BLOCK, (block + 1) * BLOCK - 8] {
+                    prop_assert_eq!(f.region.read_obj::<u64>(MemoryRegionAddress(at)).unwrap(), tag);
+                }
+            }
+            prop_assert_eq!(writable(&f.region), plugged);
+            prop_assert!(contents.len() as u64 <= most);
+            prop_assert!(resident(&f.region, 32) <= contents.len() as u64 * BLOCK);
+        }
+    }
+}
+
+#[test]
+fn unplugged_memory_reads_as_zeros_and_costs_nothing() {
+    let f = fixture();
+    for page in (0..GIB).step_by(4096) {
+        assert_eq!(f.region.read_obj::<u64>(MemoryRegionAddress(page)).unwrap(), 0);
+    }
+    // The page of zeros is everybody's: only the pagemap's bit of it is set.
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let header = format!("\n{:x}-", f.region.as_ptr() as u64);
+    let entry = smaps.split_once(&header).expect("the mapping").1;
+    let rss = entry.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    assert_eq!(rss.trim(), "0 kB");
 }
 
 fn fresh() -> (Looped<Mem>, Arc<GuestRegionMmap<()>>, Recorder) {

@@ -1,23 +1,30 @@
-//! The memory behind a virtio-mem region, shown to the guest piece by piece.
+//! The memory behind a virtio-mem region, shown to the guest piece by piece and writable block by block.
 //!
-//! One memslot for the whole 64 GiB would cost KVM tables for all of it (with shadow paging 8 bytes a page: 128 MiB) in
-//! every machine, most of which never plug a block. So a piece of 1 GiB gets its memslot when its first block is
-//! plugged, and keeps it: a registration is slow, and a piece of nothing but unplugged blocks costs only its tables.
-//! Registering the first pieces with the machine was measured and is not done. It would save 0.4-0.8 ms a piece (now and
-//! then 4-6 ms), which the guest spends while its agent is busy with the handshake; it would cost every parked machine
-//! 2.5 MiB of kernel memory a piece where KVM keeps shadow tables, and let a guest touch memory it was never offered.
-//! The address space is one mapping from the start, so that a device's buffers may cross pieces.
+//! Invariant: of the region's pages, those of plugged blocks can be written, by the guest and by the devices, and no
+//! others: what is not plugged is pages of zeros that cost the host nothing ([`guest_io::withdraw`]). A guest that writes
+//! there has its machine end. It may read there: Linux does so by accident, for a word that reaches over the end of
+//! a plugged page (`load_unaligned_zeropad`).
+//!
+//! Protection and not memslots decides what is reachable, because a memslot is slow: 0.4-0.8 ms (now and then 4-6 ms)
+//! against some microseconds. One memslot for the whole 64 GiB would cost KVM tables for all of it (with shadow paging 8
+//! bytes a page: 128 MiB) in every machine, most of which never plug a block. So a piece of 1 GiB gets its memslot when its
+//! first block is plugged, and keeps it: a piece of nothing but unplugged blocks costs only its tables.
+//! Registering the first pieces with the machine was measured and is not done: it would cost every parked machine 2.5 MiB
+//! of kernel memory a piece where KVM keeps shadow tables, and spare a start what the guest spends while its agent is busy
+//! with the handshake. The address space is one mapping from the start, so that a device's buffers may cross pieces.
 
 use std::io;
 use std::sync::Arc;
 
 use thaw_hypervisor::{Access, Vm};
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{Address, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress};
+use vm_memory::{
+    Address, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MemoryRegionAddress, MmapRegion, VolatileSlice,
+};
 
 use super::BLOCK;
 use super::blocks::Span;
-use crate::layout::memslot;
+use crate::layout::{Window, memslot};
 use crate::virtio::guest_io;
 
 /// Bytes of a piece: one memslot's worth.
@@ -62,10 +69,28 @@ pub enum ShowError {
     },
     #[error("piece {0} ends past the last address")]
     Address(usize),
+    #[error("letting the guest write blocks {first} to {last}: {error}; is vm.max_map_count below 65530?")]
+    Protection {
+        first: usize,
+        last: usize,
+        error: io::Error,
+    },
+}
+
+/// Address space for the region: nothing is plugged, and nothing can be written.
+pub fn reserve(window: Window) -> io::Result<GuestRegionMmap<()>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let mapping =
+        MmapRegion::build(None, window.size as usize, libc::PROT_READ, flags).map_err(io::Error::other)?;
+    let region = GuestRegionMmap::new(mapping, GuestAddress(window.start))
+        .ok_or_else(|| io::Error::other("it ends past the last address"))?;
+    let whole = region.get_slice(MemoryRegionAddress(0), window.size as usize);
+    guest_io::withdraw(&whole.map_err(io::Error::other)?)?;
+    Ok(region)
 }
 
 impl MemorySlots {
-    /// `region` is mapped readable and writable.
+    /// `region` is [`reserve`]d.
     pub fn new(region: Arc<GuestRegionMmap<()>>, slots: impl Slots + 'static) -> MemorySlots {
         let pieces = region.len().div_ceil(PIECE) as usize;
         MemorySlots {
@@ -85,13 +110,49 @@ impl MemorySlots {
         self.region.len()
     }
 
-    /// Sees to it that the guest can reach the blocks of `span`.
-    pub fn show(&mut self, span: Span) -> Result<(), ShowError> {
+    /// Has the guest reach the blocks of `span`, which are withdrawn and become zero pages of its own. When that fails,
+    /// they are withdrawn.
+    pub fn plug(&mut self, span: Span) -> Result<(), ShowError> {
+        self.show(span)?;
+        let pages = self.pages(span).map_err(|error| protection(span, error))?;
+        guest_io::provide(&pages).map_err(|error| {
+            // A part may be writable: the kernel changes one mapping after the other.
+            let undone = guest_io::withdraw(&pages);
+            if let Err(error) = undone {
+                tracing::error!(%error, ?span, "blocks that are not plugged may stay writable");
+            }
+            protection(span, error)
+        })
+    }
+
+    /// Has the guest reach the blocks of `span` as the restore has mapped them.
+    pub fn restore(&mut self, span: Span) -> Result<(), ShowError> {
+        self.show(span)?;
+        self.pages(span)
+            .and_then(|pages| guest_io::allow_writes(&pages))
+            .map_err(|error| protection(span, error))
+    }
+
+    /// Makes the blocks of `span` pages of zeros that cannot be written, and gives theirs back to the host. They may be a
+    /// snapshot's, so it takes a new mapping.
+    pub fn unplug(&self, span: Span) -> io::Result<()> {
+        guest_io::withdraw(&self.pages(span)?)
+    }
+
+    /// Sees to it that the pieces of `span` have memslots.
+    fn show(&mut self, span: Span) -> Result<(), ShowError> {
         let (start, end) = bytes(span);
         for piece in start / PIECE..end.div_ceil(PIECE) {
             self.show_piece(piece as usize)?;
         }
         Ok(())
+    }
+
+    fn pages(&self, span: Span) -> io::Result<VolatileSlice<'_>> {
+        let (start, end) = bytes(span);
+        self.region
+            .get_slice(MemoryRegionAddress(start), (end - start) as usize)
+            .map_err(io::Error::other)
     }
 
     fn show_piece(&mut self, piece: usize) -> Result<(), ShowError> {
@@ -121,16 +182,6 @@ impl MemorySlots {
             .map_err(|error| ShowError::Piece { piece, error })?;
         GuestRegionMmap::new(view, GuestAddress(self.start() + offset)).ok_or(ShowError::Address(piece))
     }
-
-    /// Gives the blocks' pages back to the host. They may be a snapshot's, so it takes a new mapping.
-    pub fn discard(&self, span: Span) -> io::Result<()> {
-        let (start, end) = bytes(span);
-        let pages = self
-            .region
-            .get_slice(MemoryRegionAddress(start), (end - start) as usize)
-            .map_err(io::Error::other)?;
-        guest_io::clear(&pages)
-    }
 }
 
 impl Drop for MemorySlots {
@@ -148,4 +199,12 @@ impl Drop for MemorySlots {
 fn bytes(span: Span) -> (u64, u64) {
     let start = span.first as u64 * BLOCK;
     (start, start + span.count as u64 * BLOCK)
+}
+
+fn protection(span: Span, error: io::Error) -> ShowError {
+    ShowError::Protection {
+        first: span.first,
+        last: span.first + span.count - 1,
+        error,
+    }
 }

@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::limits::DeviceLimits;
+
 /// The descriptor number at which thaw-vmm finds its listening control socket.
 pub const CONTROL_FD: i32 = 3;
 
@@ -240,6 +242,10 @@ pub enum Command {
     /// Takes a started machine's disk away: its descriptor is closed when this is answered, the guest has errors from then on.
     /// One that has none is answered alike.
     Detach { device: DeviceId },
+    /// Sets how much a disk or the network may do from now on, in place of what was set before; its buckets are full. At any
+    /// time in a machine's life; no snapshot holds it. thaw-vmm 0.1 before rate limits takes it for no request, and closes the
+    /// connection.
+    Limit { device: DeviceId, limits: DeviceLimits },
 }
 
 /// A [`Command`] and the number its reply will carry.

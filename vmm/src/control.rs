@@ -235,6 +235,7 @@ impl Server<'_> {
             }
             Command::WorkingSet => machine.working_set(fds)?,
             Command::Resize { memory_mib } => machine.resize(memory_mib)?,
+            Command::Limit { device, limits } => machine.limit(device, limits)?,
             Command::Shutdown => {}
         }
         Ok(Response::Done.into())

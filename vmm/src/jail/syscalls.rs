@@ -112,6 +112,7 @@ pub const CALLS: &[Call] = &[
     call(libc::SYS_epoll_wait, "kicks and backends"),
     call(libc::SYS_epoll_pwait, "the same, as other C libraries ask"),
     call(libc::SYS_epoll_ctl, "what is waited for: a driver that comes or goes changes it from a vCPU"),
+    call(libc::SYS_timerfd_settime, "when a queue over its rate limit is looked at again"),
     call(libc::SYS_futex, "locks, conditions, threads that end"),
     call(libc::SYS_restart_syscall, "the kernel's own, after a stop"),
     call(libc::SYS_sched_yield, "locks of the C library"),

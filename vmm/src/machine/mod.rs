@@ -31,6 +31,7 @@ use thaw_protocol::control::{
     Backend, ControlError, DeviceId, ErrorCode, Event, ExitReason, FreezeKind, ImageSpec, MachineSpec,
     MachineState, MemoryMode, StartTimes,
 };
+use thaw_protocol::limits::DeviceLimits;
 
 use crate::bus::Bus;
 use crate::clock::monotonic_ns;
@@ -139,6 +140,14 @@ impl Machine {
         self.refuse_exited(what)?;
         let started = self.started().ok_or_else(|| self.wrong_state(what))?;
         started.body.bus.inventory.detach(device).map_err(attach_error)
+    }
+
+    /// Sets how much a device may do.
+    pub fn limit(&mut self, device: DeviceId, limits: DeviceLimits) -> Outcome<()> {
+        self.bus("limit a device")?
+            .inventory
+            .limit(device, limits)
+            .map_err(attach_error)
     }
 
     /// Shows an image in a slot of the root device.

@@ -1,7 +1,8 @@
 //! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, or an image that a guest mounts itself.
 //!
 //! A read of an image's bytes that are not there yet waits ([`super::misses`]), and others are served meanwhile; one whose
-//! bytes cannot be had is answered `IOERR`, and the log says why.
+//! bytes cannot be had is answered `IOERR`, and the log says why. Requests over the rate limit stay in the queue
+//! ([`super::throttle`]); those behind them wait too, whatever they ask for.
 //!
 //! The features do not depend on the backend, so a template can be frozen with any: `F_RO` is not among them, and a
 //! write to a read-only disk is answered `IOERR`. With no backend the capacity is 0 and every request is `IOERR`. A driver
@@ -15,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::{Backend, DeviceId};
+use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_blk as b;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
@@ -30,6 +32,7 @@ use super::looped::{Handler, Looped, another_kind};
 use super::misses::{self, Misses, Resumed, Waits, check_heads, packet_socket};
 use super::queue::{DeviceQueue, QueueError};
 use super::state::{DeviceState, QueueRecord};
+use super::throttle::Throttle;
 use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 
@@ -64,6 +67,8 @@ pub struct Blk {
     accesses: AccessLog,
     /// Requests that waited when the guest was frozen, by head.
     to_replay: Vec<u16>,
+    throttle: Throttle,
+    registrar: Registrar,
     log: LogLimit,
 }
 
@@ -112,9 +117,11 @@ impl Blk {
             backend: None,
             frozen: None,
             serial: format!("{id:?}").to_lowercase(),
-            misses: Misses::new(Waits::Loop(registrar, MISSES)),
+            misses: Misses::new(Waits::Loop(registrar.clone(), MISSES)),
             accesses: AccessLog::default(),
             to_replay: Vec::new(),
+            throttle: Throttle::default(),
+            registrar,
             log: LogLimit::default(),
         })
     }
@@ -220,7 +227,17 @@ impl Handler for Blk {
         }
         // No request is in flight: those of a disk are answered before the lock is let go.
         self.backend = None;
+        // Requests that wait for the limit have errors at once.
+        self.throttle.forget();
         Ok(self.tell())
+    }
+
+    fn limit(&mut self, limits: DeviceLimits) -> Result<(), AttachError> {
+        let DeviceLimits::Disk(limit) = limits else {
+            return Err(AttachError::WrongKind("a disk has the limits of a disk"));
+        };
+        self.throttle.set(limit);
+        Ok(())
     }
 
     fn is_of_the_host(&self) -> bool {
@@ -284,6 +301,8 @@ impl Handler for Blk {
     fn reset(&mut self) {
         self.misses.clear();
         self.to_replay.clear();
+        self.throttle.forget();
+        self.registrar.wake_at(None);
     }
 
     fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
@@ -291,6 +310,11 @@ impl Handler for Blk {
         for head in std::mem::take(&mut self.to_replay) {
             let chain = queue.chain_at(head)?;
             self.execute(queue, request_of(queue, chain))?;
+        }
+        if self.throttle.waits() {
+            self.registrar.wake_at(self.throttle.until());
+            queue.signal()?;
+            return self.misses.ask();
         }
         queue.disable_kicks()?;
         for _ in 0..queue.size() {
@@ -302,7 +326,16 @@ impl Handler for Blk {
                     }
                     .into());
                 }
-                Some(chain) => self.execute(queue, request_of(queue, chain))?,
+                Some(chain) => {
+                    let request = request_of(queue, chain);
+                    if !self.admits(queue, &request)? {
+                        queue.unpop();
+                        self.registrar.wake_at(self.throttle.until());
+                        queue.signal()?;
+                        return self.misses.ask();
+                    }
+                    self.execute(queue, request)?;
+                }
                 None if queue.enable_kicks()? => {}
                 None => {
                     queue.signal()?;
@@ -313,6 +346,13 @@ impl Handler for Blk {
         queue.kick_again();
         queue.signal()?;
         self.misses.ask()
+    }
+
+    fn woken(&mut self, active: Option<&mut Activation>) -> Result<(), DeviceError> {
+        match active {
+            Some(active) => self.serve(active, 0),
+            None => Ok(()),
+        }
     }
 
     fn backend_ready(&mut self, active: Option<&mut Activation>) -> Result<(), DeviceError> {
@@ -364,6 +404,22 @@ fn refuse(queue: &mut DeviceQueue, request: &misses::Request) -> Result<(), Devi
 }
 
 impl Blk {
+    /// Whether a request may be served now; if so, it is charged for. With no backend there is nothing to limit.
+    fn admits(&mut self, queue: &DeviceQueue, request: &misses::Request) -> Result<bool, DeviceError> {
+        if self.backend.is_none() || !self.throttle.limits() {
+            return Ok(true);
+        }
+        let (bytes, operations) = match parse(queue.memory(), request)?.kind {
+            Ok(kind) => kind.cost(),
+            Err(_) => (0, 1),
+        };
+        let admitted = self.throttle.admits(bytes, operations);
+        if admitted {
+            self.throttle.charge(bytes, operations);
+        }
+        Ok(admitted)
+    }
+
     /// Answers one request, or parks it until its bytes are there; the bytes written include the status.
     fn execute(&mut self, queue: &mut DeviceQueue, request: misses::Request) -> Result<(), DeviceError> {
         let memory = queue.memory().clone();

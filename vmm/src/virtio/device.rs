@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::Backend;
+use thaw_protocol::limits::DeviceLimits;
 use vmm_sys_util::epoll::EventSet;
 
 use super::config::ConfigSpace;
@@ -112,6 +113,14 @@ pub trait VirtioDevice: Send {
         Err(AttachError::WrongKind("only a disk can be taken away"))
     }
 
+    /// Sets how much it may do from now on; what waited for the limit before is looked at again. The guest may be running, and
+    /// the driver may not be up. A reset keeps it.
+    fn limit(&mut self, _limits: DeviceLimits) -> Result<(), AttachError> {
+        Err(AttachError::WrongKind(
+            "only a disk and the network have rate limits",
+        ))
+    }
+
     /// Whether what is behind it belongs to the host, so that no snapshot can hold it.
     fn is_of_the_host(&self) -> bool {
         false
@@ -146,6 +155,12 @@ pub trait VirtioDevice: Send {
     /// A descriptor the device registered with [`super::event_loop::Registrar`] as `token` is ready. A token that has
     /// since been removed may still come once. An error stops the device with `DEVICE_NEEDS_RESET`.
     fn backend_ready(&mut self, _token: u32, _events: EventSet) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// The moment has come for which it had set its [`super::event_loop::Registrar::wake_at`], or came before the device set
+    /// another. An error stops the device with `DEVICE_NEEDS_RESET`.
+    fn woken(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! A thread that serves devices: it waits for descriptors, and for nothing else.
 //!
-//! Invariant: it serves while its [`Gate`] is open. There is no timer and nothing is polled.
+//! Invariant: it serves while its [`Gate`] is open. Nothing is polled.
 
 use std::io;
 use std::os::fd::AsRawFd;

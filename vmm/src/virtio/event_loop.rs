@@ -1,6 +1,6 @@
 //! The one thread that serves every device but virtio-fs: it waits for kicks and backends, and calls the device.
 //!
-//! Waits are level-triggered unless a device asks otherwise, so one that takes only part of what is ready is called again, after the
+//! A device that waits for nothing but time, a queue over its rate limit, is called by a timer. Waits are level-triggered unless a device asks otherwise, so one that takes only part of what is ready is called again, after the
 //! others. A device is called with its lock held; one that fails is reset to idle and marked `DEVICE_NEEDS_RESET`, without disturbing
 //! the others.
 
@@ -12,6 +12,7 @@ use thaw_protocol::control::DeviceId;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::alarms::Alarms;
 use super::device::{DeviceError, VirtioDevice};
 use super::device_thread::DeviceThread;
 use super::gate::Gate;
@@ -26,6 +27,8 @@ enum Source {
     Kick { device: u8, queue: u32 },
     /// A descriptor a device registered.
     Backend { device: u8, token: u32 },
+    /// A moment some device waits for.
+    Alarm,
 }
 
 impl Source {
@@ -33,6 +36,7 @@ impl Source {
         match self {
             Source::Kick { device, queue } => 1 << 56 | u64::from(device) << 32 | u64::from(queue),
             Source::Backend { device, token } => 2 << 56 | u64::from(device) << 32 | u64::from(token),
+            Source::Alarm => 3 << 56,
         }
     }
 
@@ -41,15 +45,17 @@ impl Source {
         match data >> 56 {
             1 => Some(Source::Kick { device, queue: low }),
             2 => Some(Source::Backend { device, token: low }),
+            3 => Some(Source::Alarm),
             _ => None,
         }
     }
 }
 
-/// Registers a device's backend descriptors with the event loop, from any thread.
+/// Registers a device's backend descriptors with the event loop, and the moment it waits for, from any thread.
 #[derive(Clone, Debug)]
 pub struct Registrar {
     epoll: Arc<Epoll>,
+    alarms: Arc<Alarms>,
     device: DeviceId,
 }
 
@@ -67,6 +73,12 @@ impl Registrar {
     /// Forgets `fd`. An event already taken from the kernel may still be delivered.
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         self.control(ControlOperation::Delete, fd, 0, EventSet::empty())
+    }
+
+    /// Calls [`VirtioDevice::woken`] at this moment, CLOCK_MONOTONIC nanoseconds, and not at the one told before; with none, not
+    /// at all.
+    pub fn wake_at(&self, moment: Option<u64>) {
+        self.alarms.set(self.device, moment);
     }
 
     fn control(
@@ -114,13 +126,18 @@ impl Served {
 /// The event loop, before its thread starts.
 pub struct EventLoop {
     epoll: Arc<Epoll>,
+    alarms: Arc<Alarms>,
     served: Vec<Served>,
 }
 
 impl EventLoop {
     pub fn new() -> io::Result<EventLoop> {
+        let (epoll, alarms) = (Epoll::new()?, Alarms::new()?);
+        let event = EpollEvent::new(EventSet::IN, Source::Alarm.pack());
+        epoll.ctl(ControlOperation::Add, alarms.as_raw_fd(), event)?;
         Ok(EventLoop {
-            epoll: Arc::new(Epoll::new()?),
+            epoll: Arc::new(epoll),
+            alarms: Arc::new(alarms),
             served: Vec::new(),
         })
     }
@@ -129,6 +146,7 @@ impl EventLoop {
     pub fn registrar(&self, device: DeviceId) -> Registrar {
         Registrar {
             epoll: self.epoll.clone(),
+            alarms: self.alarms.clone(),
             device,
         }
     }
@@ -177,6 +195,7 @@ impl EventLoop {
                         served.call(|device| device.backend_ready(token, events));
                     }
                 }
+                Some(Source::Alarm) => self.alarm(),
                 None => {}
             },
         )
@@ -187,6 +206,14 @@ impl EventLoop {
         // Nothing to read: another event of the same batch has served it.
         if served.kicks.get(queue).is_some_and(|kick| kick.read().is_ok()) {
             served.call(|device| device.queue_ready(queue));
+        }
+    }
+
+    fn alarm(&self) {
+        for device in self.alarms.due() {
+            if let Some(served) = self.find(device as u8) {
+                served.call(|device| device.woken());
+            }
         }
     }
 

@@ -18,6 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 enum Call {
     Queue(usize),
     Backend(u32),
+    Woken,
     Reset,
 }
 
@@ -71,6 +72,10 @@ impl VirtioDevice for Probe {
     fn backend_ready(&mut self, token: u32, _: EventSet) -> Result<(), DeviceError> {
         let _ = self.backend.read();
         self.calls.send(Call::Backend(token)).unwrap();
+        Ok(())
+    }
+    fn woken(&mut self) -> Result<(), DeviceError> {
+        self.calls.send(Call::Woken).unwrap();
         Ok(())
     }
 }
@@ -139,8 +144,27 @@ fn a_device_that_fails_is_idled_and_the_others_go_on() {
 }
 
 #[test]
+fn wake_at_calls_the_device_then_and_once() {
+    let mut event_loop = EventLoop::new().unwrap();
+    let sleeper = serve(&mut event_loop, DeviceId::Blk0, false);
+    let other = serve(&mut event_loop, DeviceId::Net, false);
+    let registrar = event_loop.registrar(DeviceId::Blk0);
+    let running = event_loop.start(open_gate()).unwrap();
+    let moment = crate::clock::monotonic_ns() + 30_000_000;
+    registrar.wake_at(Some(moment));
+    // Meanwhile the thread serves whoever else has work.
+    other.kicks[0].write(1).unwrap();
+    assert_eq!(other.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(0));
+    assert_eq!(sleeper.calls.recv_timeout(PATIENCE).unwrap(), Call::Woken);
+    assert!(crate::clock::monotonic_ns() >= moment);
+    drop(running);
+    assert!(sleeper.calls.try_recv().is_err() && other.calls.try_recv().is_err());
+}
+
+#[test]
 fn sources_survive_packing() {
     for source in [
+        Source::Alarm,
         Source::Kick { device: 12, queue: 3 },
         Source::Backend { device: 0, token: 0 },
         Source::Backend {

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thaw_hypervisor::{Access, Vm};
 use thaw_protocol::control::{Backend, DeviceId, ImageSpec};
+use thaw_protocol::limits::DeviceLimits;
 use vm_memory::{GuestMemory as _, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -229,6 +230,14 @@ impl Inventory {
         match self.devices.get(device as usize) {
             Some(device) => lock(device).detach(),
             None => Err(AttachError::WrongKind("the console is not a virtio device")),
+        }
+    }
+
+    /// Sets how much `device` may do from now on. It may be running.
+    pub fn limit(&self, device: DeviceId, limits: DeviceLimits) -> Result<(), AttachError> {
+        match self.devices.get(device as usize) {
+            Some(device) => lock(device).limit(limits),
+            None => Err(AttachError::WrongKind("the console has no rate limit")),
         }
     }
 

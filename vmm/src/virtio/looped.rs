@@ -6,10 +6,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::Backend;
+use thaw_protocol::limits::DeviceLimits;
 use vmm_sys_util::epoll::EventSet;
 
 use super::config::ConfigSpace;
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
+use super::queue::DeviceQueue;
 use super::state::{DeviceState, QueueRecord};
 
 /// What is particular to a device; see [`VirtioDevice`] for what the methods promise.
@@ -31,6 +33,13 @@ pub trait Handler: Send {
     /// True if the configuration changed by it.
     fn detach(&mut self) -> Result<bool, AttachError> {
         Err(AttachError::WrongKind("only a disk can be taken away"))
+    }
+
+    /// See [`VirtioDevice::limit`]; the queues are looked at afterwards.
+    fn limit(&mut self, _limits: DeviceLimits) -> Result<(), AttachError> {
+        Err(AttachError::WrongKind(
+            "only a disk and the network have rate limits",
+        ))
     }
 
     fn is_of_the_host(&self) -> bool {
@@ -68,6 +77,11 @@ pub trait Handler: Send {
     fn backend_ready(&mut self, _active: Option<&mut Activation>) -> Result<(), DeviceError> {
         Ok(())
     }
+
+    /// See [`VirtioDevice::woken`].
+    fn woken(&mut self, _active: Option<&mut Activation>) -> Result<(), DeviceError> {
+        Ok(())
+    }
 }
 
 /// Accepts the state of a device that has none.
@@ -95,6 +109,13 @@ impl<H: Handler> Looped<H> {
         Looped {
             handler,
             active: None,
+        }
+    }
+
+    /// Has requests looked at that waited for what has changed.
+    fn look_again(&self) {
+        if let Some(active) = &self.active {
+            active.queues.iter().for_each(DeviceQueue::kick_again);
         }
     }
 
@@ -160,6 +181,13 @@ impl<H: Handler> VirtioDevice for Looped<H> {
         {
             active.config_changed();
         }
+        self.look_again();
+        Ok(())
+    }
+
+    fn limit(&mut self, limits: DeviceLimits) -> Result<(), AttachError> {
+        self.handler.limit(limits)?;
+        self.look_again();
         Ok(())
     }
 
@@ -194,6 +222,10 @@ impl<H: Handler> VirtioDevice for Looped<H> {
 
     fn backend_ready(&mut self, _token: u32, _events: EventSet) -> Result<(), DeviceError> {
         self.handler.backend_ready(self.active.as_mut())
+    }
+
+    fn woken(&mut self) -> Result<(), DeviceError> {
+        self.handler.woken(self.active.as_mut())
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {

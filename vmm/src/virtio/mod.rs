@@ -19,6 +19,7 @@
 //! `DEVICE_NEEDS_RESET`. Neither panics.
 
 pub mod accesses;
+pub mod alarms;
 pub mod balloon;
 pub mod blk;
 pub mod config;
@@ -41,6 +42,8 @@ pub mod rng;
 pub mod share;
 pub mod state;
 pub mod swap;
+pub mod throttle;
+pub mod token_bucket;
 pub mod vsock;
 pub mod window;
 

@@ -2,7 +2,9 @@
 //!
 //! Frames go between the tap and guest buffers with one `readv` or `writev`, vnet header included; the host kernel
 //! checks that header. Waits are events: without receive buffers the tap is not watched until the driver adds some,
-//! and a tap that takes no more holds back the transmit queue until it does. With no backend, what the guest sends is
+//! and a tap that takes no more holds back the transmit queue until it does. A direction over its rate limit waits
+//! ([`super::throttle`]): frames to send stay in their queue, and the tap is not watched for those to receive, which wait in
+//! it and are dropped by the host when it is full, as on a slow wire. With no backend, what the guest sends is
 //! dropped and nothing arrives.
 //!
 //! The MAC is in the configuration for a cold boot; in a template it is whatever it was, and the agent sets the real one.
@@ -15,17 +17,21 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use thaw_protocol::control::Backend;
+use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net as b;
 use vmm_sys_util::epoll::EventSet;
 
 use self::receive::Receiver;
 use self::tap::Tap;
+use self::transmit::Stop;
 use super::config::ConfigSpace;
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
 use super::looped::plain;
+use super::queue::DeviceQueue;
 use super::state::{DeviceState, QueueRecord};
+use super::throttle::Throttle;
 use crate::log_limit::LogLimit;
 
 const QUEUE_SIZES: [u16; 2] = [256; 2];
@@ -49,6 +55,8 @@ pub struct Net {
     transmit_blocked: bool,
     /// The receive queue is empty; a kick is waited for.
     receive_starved: bool,
+    send_throttle: Throttle,
+    receive_throttle: Throttle,
     backend: Option<Tap>,
     registrar: Registrar,
     log: LogLimit,
@@ -65,6 +73,8 @@ impl Net {
             receiver: Receiver::default(),
             transmit_blocked: false,
             receive_starved: false,
+            send_throttle: Throttle::default(),
+            receive_throttle: Throttle::default(),
             backend: None,
             registrar,
             log: LogLimit::default(),
@@ -77,7 +87,11 @@ impl Net {
             return Ok(());
         };
         let mergeable = active.negotiated(b::VIRTIO_NET_F_MRG_RXBUF);
-        self.receive_starved = self.receiver.receive(&mut active.queues[RX], tap, mergeable)?;
+        if !self.receive_throttle.waits() {
+            self.receive_starved =
+                self.receiver
+                    .receive(&mut active.queues[RX], tap, mergeable, &mut self.receive_throttle)?;
+        }
         self.watch();
         Ok(())
     }
@@ -87,19 +101,31 @@ impl Net {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
         };
-        self.transmit_blocked = transmit::transmit(&mut active.queues[TX], self.backend.as_ref())?;
+        let stop = transmit::transmit(
+            &mut active.queues[TX],
+            self.backend.as_ref(),
+            &mut self.send_throttle,
+        )?;
+        self.transmit_blocked = stop == Stop::Full;
         self.watch();
         Ok(())
     }
 
     /// Waits for exactly what would let work go on.
     fn watch(&mut self) {
-        let Some(tap) = self.backend.as_mut() else { return };
+        let mut moment = None;
+        let Some(tap) = self.backend.as_mut() else {
+            return self.registrar.wake_at(moment);
+        };
         let mut events = EventSet::empty();
         if self.active.is_some() {
-            events.set(EventSet::IN, !self.receive_starved);
+            let throttled = [self.send_throttle.until(), self.receive_throttle.until()];
+            moment = throttled.into_iter().flatten().min();
+            let throttled = self.receive_throttle.until().is_some();
+            events.set(EventSet::IN, !self.receive_starved && !throttled);
             events.set(EventSet::OUT, self.transmit_blocked);
         }
+        self.registrar.wake_at(moment);
         tap.watch(events, |fd, events| self.registrar.modify(fd, TAP, events));
     }
 
@@ -158,6 +184,8 @@ impl VirtioDevice for Net {
         self.receiver = Receiver::default();
         self.transmit_blocked = false;
         self.receive_starved = false;
+        self.send_throttle.forget();
+        self.receive_throttle.forget();
         self.watch();
     }
 
@@ -188,6 +216,18 @@ impl VirtioDevice for Net {
         self.watch();
         if let Some(active) = self.active.as_ref().filter(|_| frames_wait) {
             active.queues[TX].kick_again();
+        }
+        Ok(())
+    }
+
+    fn limit(&mut self, limits: DeviceLimits) -> Result<(), AttachError> {
+        let DeviceLimits::Network { send, receive } = limits else {
+            return Err(AttachError::WrongKind("the network has limits of each direction"));
+        };
+        self.send_throttle.set(send);
+        self.receive_throttle.set(receive);
+        if let Some(active) = &self.active {
+            active.queues.iter().for_each(DeviceQueue::kick_again);
         }
         Ok(())
     }
@@ -227,6 +267,13 @@ impl VirtioDevice for Net {
             TX if !self.transmit_blocked => self.transmit(),
             _ => Ok(()),
         }
+    }
+
+    fn woken(&mut self) -> Result<(), DeviceError> {
+        if !self.transmit_blocked {
+            self.transmit()?;
+        }
+        self.receive()
     }
 
     fn backend_ready(&mut self, _token: u32, events: EventSet) -> Result<(), DeviceError> {

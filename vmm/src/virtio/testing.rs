@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thaw_protocol::control::Backend;
+use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::desc::{RawDescriptor, split::VirtqUsedElem};
@@ -213,8 +214,14 @@ impl<D: VirtioDevice> VirtioDevice for Shared<D> {
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
         self.device.lock().unwrap().restore(activation, state)
     }
+    fn limit(&mut self, limits: DeviceLimits) -> Result<(), AttachError> {
+        self.device.lock().unwrap().limit(limits)
+    }
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
         self.device.lock().unwrap().queue_ready(queue)
+    }
+    fn woken(&mut self) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().woken()
     }
 }
 

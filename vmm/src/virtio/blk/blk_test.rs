@@ -9,6 +9,8 @@ use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 #[path = "image_test.rs"]
 mod image;
+#[path = "limit_test.rs"]
+mod limit;
 
 const SECTORS: u64 = 64;
 

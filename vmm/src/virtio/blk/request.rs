@@ -7,7 +7,7 @@ use vm_memory::VolatileSlice;
 
 use super::super::guest_io;
 use super::super::queue::Chain;
-use super::{MAX_DISCARD, MAX_RANGES, MAX_ZEROES};
+use super::{MAX_DISCARD, MAX_RANGES, MAX_ZEROES, SECTOR};
 use crate::memory::GuestMemory;
 
 const HEADER: usize = 16;
@@ -53,6 +53,22 @@ pub enum Kind<'m> {
     },
     Discard(Vec<Range>),
     WriteZeroes(Vec<Range>),
+}
+
+impl Kind<'_> {
+    /// What it counts for in a rate limit: bytes and operations. Zeroes may have to be written, so they are bytes; each range
+    /// to discard is a call.
+    pub fn cost(&self) -> (u64, u64) {
+        match self {
+            Kind::In { data, .. } | Kind::Out { data, .. } => (guest_io::total(data) as u64, 1),
+            Kind::Flush | Kind::GetId { .. } => (0, 1),
+            Kind::Discard(ranges) => (0, ranges.len() as u64),
+            Kind::WriteZeroes(ranges) => {
+                let sectors: u64 = ranges.iter().map(|range| u64::from(range.sectors)).sum();
+                (sectors * SECTOR, ranges.len() as u64)
+            }
+        }
+    }
 }
 
 /// A request: what is asked, or how it is refused, and where the status goes.

@@ -10,6 +10,9 @@ use crate::virtio::event_loop::EventLoop;
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
+#[path = "limit_test.rs"]
+mod limit;
+
 const MERGE: u64 = 1 << b::VIRTIO_NET_F_MRG_RXBUF;
 
 /// A device on one end of a datagram pair, which keeps frames apart as a tap does, and the other end.

@@ -13,6 +13,7 @@ use super::tap::Tap;
 use crate::virtio::device::DeviceError;
 use crate::virtio::guest_io::{self, MAX_SLICES};
 use crate::virtio::queue::{Chain, DeviceQueue};
+use crate::virtio::throttle::Throttle;
 
 /// Header and the largest frame a tap gives: 64 KiB of segments, Ethernet header, VLAN tag.
 const LARGEST: usize = HEADER + 65_535 + 18;
@@ -30,9 +31,10 @@ pub struct Receiver {
 
 /// What became of one attempt to read a frame.
 enum Outcome {
-    Delivered,
-    /// Too large for all buffers there are, or unreadable.
-    Dropped,
+    /// It took so many bytes, header included.
+    Delivered(usize),
+    /// Of so many bytes, too large for all buffers there are, or unreadable.
+    Dropped(usize),
     /// The tap has no frame.
     Empty,
     /// There is no buffer.
@@ -40,18 +42,26 @@ enum Outcome {
 }
 
 impl Receiver {
-    /// Delivers what the tap has, up to a burst. True if it stopped for want of buffers: a kick will come.
+    /// Delivers what the tap has, up to a burst, and to the rate limit. A frame's length is known when it has been read, so one
+    /// is read if the limit allows for a byte, and paid for afterwards. True if it stopped for want of buffers: a kick will
+    /// come.
     pub fn receive(
         &mut self,
         queue: &mut DeviceQueue,
         tap: &Tap,
         mergeable: bool,
+        throttle: &mut Throttle,
     ) -> Result<bool, DeviceError> {
         let mut starved = false;
         queue.disable_kicks()?;
         for _ in 0..BURST {
+            if !throttle.admits(1, 1) {
+                break;
+            }
             match self.frame(queue, tap, mergeable)? {
-                Outcome::Delivered | Outcome::Dropped => {}
+                Outcome::Delivered(length) | Outcome::Dropped(length) => {
+                    throttle.charge(length.saturating_sub(HEADER) as u64, 1);
+                }
                 Outcome::Empty => break,
                 Outcome::Starved => {
                     starved = true;
@@ -86,10 +96,10 @@ impl Receiver {
             }
         };
         if length > room || length < HEADER {
-            return Ok(Outcome::Dropped);
+            return Ok(Outcome::Dropped(length));
         }
         self.deliver(queue, length, &slices)?;
-        Ok(Outcome::Delivered)
+        Ok(Outcome::Delivered(length))
     }
 
     /// Makes all popped buffers available again.

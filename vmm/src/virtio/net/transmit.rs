@@ -8,14 +8,33 @@ use super::tap::Tap;
 use crate::virtio::device::DeviceError;
 use crate::virtio::guest_io::{self, MAX_SLICES};
 use crate::virtio::queue::{Chain, DeviceQueue};
+use crate::virtio::throttle::Throttle;
 
 /// Least bytes of a frame: an Ethernet header.
 const LEAST: usize = HEADER + 14;
 /// Most bytes: a header and 64 KiB of segments with theirs.
 const MOST: usize = HEADER + 65_535 + 18;
 
-/// Sends what is queued. True if it stopped because the tap is full.
-pub fn transmit(queue: &mut DeviceQueue, tap: Option<&Tap>) -> Result<bool, DeviceError> {
+/// Why sending stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Nothing is left, or others have their turn and the queue was kicked for the rest.
+    Served,
+    /// The tap is full.
+    Full,
+    /// The next frame is over the rate limit.
+    Throttled,
+}
+
+/// Sends what is queued.
+pub fn transmit(
+    queue: &mut DeviceQueue,
+    tap: Option<&Tap>,
+    throttle: &mut Throttle,
+) -> Result<Stop, DeviceError> {
+    if tap.is_some() && throttle.waits() {
+        return Ok(Stop::Throttled);
+    }
     queue.disable_kicks()?;
     for _ in 0..queue.size() {
         let Some(chain) = queue.pop()? else {
@@ -23,20 +42,26 @@ pub fn transmit(queue: &mut DeviceQueue, tap: Option<&Tap>) -> Result<bool, Devi
                 continue;
             }
             queue.signal()?;
-            return Ok(false);
+            return Ok(Stop::Served);
         };
-        if let Some(tap) = tap
-            && full(send(queue, &chain, tap))
-        {
-            queue.unpop();
-            queue.signal()?;
-            return Ok(true);
+        if let Some(tap) = tap {
+            let bytes = chain.readable_len().saturating_sub(HEADER as u64);
+            let stop = match throttle.admits(bytes, 1) {
+                false => Some(Stop::Throttled),
+                true => full(send(queue, &chain, tap)).then_some(Stop::Full),
+            };
+            if let Some(stop) = stop {
+                queue.unpop();
+                queue.signal()?;
+                return Ok(stop);
+            }
+            throttle.charge(bytes, 1);
         }
         queue.add_used(chain.head(), 0)?;
     }
     queue.kick_again();
     queue.signal()?;
-    Ok(false)
+    Ok(Stop::Served)
 }
 
 /// One frame, if it is one. What the tap refuses is lost, as on a wire.

@@ -1,0 +1,135 @@
+//! When devices of the event loop want to be called though nothing of theirs is ready: one moment each, one timer for all.
+//!
+//! Invariant: the timer is set to the earliest moment, whoever changes one. It is made with the event loop, for a sealed process
+//! makes no descriptor.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use thaw_protocol::control::DeviceId;
+
+use crate::clock::monotonic_ns;
+
+const DEVICES: usize = DeviceId::ALL.len();
+
+/// The moments, CLOCK_MONOTONIC nanoseconds, by slot.
+#[derive(Debug)]
+pub struct Alarms {
+    timer: OwnedFd,
+    moments: Mutex<[Option<u64>; DEVICES]>,
+}
+
+impl Alarms {
+    pub fn new() -> io::Result<Alarms> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Alarms {
+            timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
+            moments: Mutex::new([None; DEVICES]),
+        })
+    }
+
+    /// Has the device called at this moment, and no more at the one it had set; with none, not at all.
+    pub fn set(&self, device: DeviceId, moment: Option<u64>) {
+        let mut moments = self.moments();
+        let slot = &mut moments[device as usize];
+        if *slot != moment {
+            *slot = moment;
+            self.arm(&moments);
+        }
+    }
+
+    /// The devices whose moment has come, which is forgotten.
+    pub fn due(&self) -> impl Iterator<Item = DeviceId> + use<> {
+        // Nothing to read: it was set anew since it rang.
+        let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+        let mut moments = self.moments();
+        let now = monotonic_ns();
+        let due = moments
+            .each_mut()
+            .map(|moment| moment.take_if(|moment| *moment <= now).is_some());
+        self.arm(&moments);
+        DeviceId::ALL
+            .into_iter()
+            .zip(due)
+            .filter_map(|(device, due)| due.then_some(device))
+    }
+
+    fn arm(&self, moments: &[Option<u64>; DEVICES]) {
+        // A timer set to 0 is off.
+        let earliest = moments
+            .iter()
+            .flatten()
+            .min()
+            .map_or(0, |moment| (*moment).max(1));
+        let setting = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec {
+                tv_sec: (earliest / 1_000_000_000) as i64,
+                tv_nsec: (earliest % 1_000_000_000) as i64,
+            },
+        };
+        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &setting) {
+            tracing::error!(%error, "the timer of the devices cannot be set; requests over a rate limit wait");
+        }
+    }
+
+    fn moments(&self) -> MutexGuard<'_, [Option<u64>; DEVICES]> {
+        // Plain values; whole whoever held the lock.
+        self.moments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsRawFd for Alarms {
+    fn as_raw_fd(&self) -> RawFd {
+        self.timer.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::*;
+
+    fn due(alarms: &Alarms) -> Vec<DeviceId> {
+        alarms.due().collect()
+    }
+
+    fn rings(alarms: &Alarms, patience_ms: i64) -> bool {
+        let patience = Timespec {
+            tv_sec: 0,
+            tv_nsec: patience_ms * 1_000_000,
+        };
+        poll(&mut [PollFd::new(&alarms.timer, PollFlags::IN)], Some(&patience)).unwrap() == 1
+    }
+
+    #[test]
+    fn alarm_rings_for_whose_moment_has_come() {
+        let alarms = Alarms::new().unwrap();
+        let now = monotonic_ns();
+        alarms.set(DeviceId::Net, Some(now + 3_600_000_000_000));
+        alarms.set(DeviceId::Blk2, Some(now));
+        alarms.set(DeviceId::Blk0, Some(0));
+        assert!(rings(&alarms, 900));
+        assert_eq!(due(&alarms), [DeviceId::Blk0, DeviceId::Blk2]);
+        assert!(!rings(&alarms, 0), "set to the one that is left");
+        assert_eq!(due(&alarms), []);
+        alarms.set(DeviceId::Net, Some(now + 1));
+        assert!(rings(&alarms, 900));
+        assert_eq!(due(&alarms), [DeviceId::Net]);
+    }
+
+    #[test]
+    fn alarm_taken_back_does_not_ring() {
+        let alarms = Alarms::new().unwrap();
+        alarms.set(DeviceId::Blk0, Some(1));
+        alarms.set(DeviceId::Blk1, Some(u64::MAX));
+        alarms.set(DeviceId::Blk0, None);
+        assert!(!rings(&alarms, 20));
+        assert_eq!(due(&alarms), []);
+    }
+}

@@ -1,0 +1,104 @@
+//! A queue under a rate limit.
+//!
+//! Invariant: what is over the limit stays in its queue, as the driver made it available: nothing is held here that a reset or a
+//! freeze would have to give back. While the queue waits it is not looked at, however often it is kicked; its device is called
+//! when the wait is over ([`super::event_loop::Registrar::wake_at`]). The limit outlives a reset, or a driver could refill its
+//! buckets.
+
+use thaw_protocol::limits::RateLimit;
+
+use super::token_bucket::RateLimiter;
+use crate::clock::monotonic_ns;
+
+/// The limit of one queue.
+#[derive(Debug)]
+pub struct Throttle {
+    limiter: RateLimiter,
+    /// When the request at the head of the queue may be served, if that is not yet.
+    until: Option<u64>,
+    clock: fn() -> u64,
+}
+
+impl Default for Throttle {
+    /// Without a limit.
+    fn default() -> Throttle {
+        Throttle {
+            limiter: RateLimiter::default(),
+            until: None,
+            clock: monotonic_ns,
+        }
+    }
+}
+
+impl Throttle {
+    /// Another limit, its buckets full: nothing waits for the old one.
+    pub fn set(&mut self, limit: RateLimit) {
+        self.limiter = RateLimiter::new(limit, (self.clock)());
+        self.until = None;
+    }
+
+    /// Whether anything is limited.
+    pub fn limits(&self) -> bool {
+        self.limiter.limits()
+    }
+
+    /// Whether the queue has to wait yet.
+    pub fn waits(&mut self) -> bool {
+        let clock = self.clock;
+        self.until = self.until.filter(|until| clock() < *until);
+        self.until.is_some()
+    }
+
+    /// Whether these bytes may be done now, in so many operations. If not, the queue waits until they may.
+    pub fn admits(&mut self, bytes: u64, operations: u64) -> bool {
+        self.until = match self.limiter.limits() {
+            true => self.limiter.later(bytes, operations, (self.clock)()),
+            false => None,
+        };
+        self.until.is_none()
+    }
+
+    /// They were done.
+    pub fn charge(&mut self, bytes: u64, operations: u64) {
+        if self.limiter.limits() {
+            self.limiter.charge(bytes, operations, (self.clock)());
+        }
+    }
+
+    /// When the queue is to be looked at again, if it waits.
+    pub fn until(&self) -> Option<u64> {
+        self.until
+    }
+
+    /// The queue is reset: nothing in it waits.
+    pub fn forget(&mut self) {
+        self.until = None;
+    }
+
+    /// Goes by this clock, full again.
+    #[cfg(test)]
+    pub fn go_by(&mut self, clock: fn() -> u64, limit: RateLimit) {
+        self.clock = clock;
+        self.set(limit);
+    }
+}
+
+/// A clock that stands still, each thread's own.
+#[cfg(test)]
+pub mod test_clock {
+    use std::cell::Cell;
+
+    pub const SECOND: u64 = 1_000_000_000;
+
+    thread_local! {
+        static NOW: Cell<u64> = const { Cell::new(SECOND) };
+    }
+
+    pub fn now() -> u64 {
+        NOW.get()
+    }
+
+    pub fn pass(nanoseconds: u64) {
+        NOW.set(NOW.get() + nanoseconds);
+    }
+}

@@ -28,3 +28,7 @@ pub mod share;
 pub mod shim;
 #[cfg(feature = "snapshots")]
 pub mod snapshots;
+
+#[cfg(test)]
+#[path = "golden_test.rs"]
+mod golden;

@@ -247,3 +247,7 @@ impl Tree {
             })
     }
 }
+
+#[cfg(test)]
+#[path = "tree_golden_test.rs"]
+mod golden;

@@ -269,3 +269,7 @@ impl QueueRecord {
 #[cfg(test)]
 #[path = "state_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "state_golden_test.rs"]
+mod golden;

@@ -9,10 +9,11 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::access::Access;
 use crate::control::*;
+use crate::encoding::{EncodingError, decode, encode};
 use crate::handshake::*;
 use crate::miss::{Filled, Miss};
-use crate::packet::decode;
 use crate::share::{Serve, Share};
+use crate::tags::Tagged;
 
 /// The lines of a file: a name, then hexadecimal digits.
 struct Golden(BTreeMap<&'static str, &'static str>);
@@ -24,13 +25,36 @@ impl Golden {
 
     /// The value encodes to its line, and the line decodes to the value.
     fn holds<T: Serialize + DeserializeOwned + PartialEq + Debug>(&mut self, name: &str, value: T) {
-        let bytes = postcard::to_stdvec(&value).unwrap();
+        let bytes = encode(&value).unwrap();
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let Some(line) = self.0.remove(name) else {
             panic!("its file lacks: {name} {hex}");
         };
         assert_eq!(hex, line, "{name}");
         assert_eq!(decode::<T>(&bytes).unwrap(), value, "{name}");
+    }
+
+    /// Every tag of an enum has a line, and the least that has none is refused, also before bytes that would do.
+    fn covers<T: Tagged + DeserializeOwned + Debug>(&self, name: &'static str) {
+        let prefix = format!("{name}::");
+        for (tag, variant) in T::TAGS {
+            let hex = format!("{tag:02x}");
+            let has = |(line, bytes): (&&str, &&str)| line.starts_with(&prefix) && bytes.starts_with(&hex);
+            assert!(self.0.iter().any(has), "{name}::{variant} has no line");
+        }
+        let tag = (0..)
+            .find(|tag| T::TAGS.iter().all(|(known, _)| known != tag))
+            .unwrap();
+        for after in [0, 64] {
+            let bytes = [encode(&tag).unwrap(), vec![0; after]].concat();
+            let unknown = EncodingError::UnknownTag {
+                what: name,
+                of: name,
+                tag,
+                at: 1,
+            };
+            assert_eq!(decode::<T>(&bytes).unwrap_err(), unknown);
+        }
     }
 
     fn end(self) {
@@ -69,6 +93,18 @@ fn times() -> StartTimes {
 #[test]
 fn control_messages_keep_their_bytes() {
     let mut golden = Golden::read(include_str!("golden/control.txt"));
+    golden.covers::<DeviceId>("DeviceId");
+    golden.covers::<CpuBaseline>("CpuBaseline");
+    golden.covers::<MemoryMode>("MemoryMode");
+    golden.covers::<FreezeKind>("FreezeKind");
+    golden.covers::<Backend>("Backend");
+    golden.covers::<Command>("Command");
+    golden.covers::<MachineState>("MachineState");
+    golden.covers::<ExitReason>("ExitReason");
+    golden.covers::<Response>("Response");
+    golden.covers::<ErrorCode>("ErrorCode");
+    golden.covers::<Event>("Event");
+    golden.covers::<FromVmm>("FromVmm");
     for device in DeviceId::ALL {
         golden.holds(&format!("DeviceId::{device:?}"), device);
     }
@@ -277,6 +313,8 @@ fn misses_accesses_and_shares_keep_their_bytes() {
 #[test]
 fn handshake_frames_keep_their_bytes() {
     let mut golden = Golden::read(include_str!("golden/handshake.txt"));
+    golden.covers::<Greeting>("Greeting");
+    golden.covers::<FromAgent>("FromAgent");
     let identity = Identity {
         version: 3,
         nonce: [7; 16],

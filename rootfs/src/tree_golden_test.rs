@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use thaw_protocol::tags::Tagged;
+
 use super::*;
 
 fn attributes() -> Attributes {
@@ -52,6 +54,22 @@ fn layer_trees_keep_their_bytes() {
         .lines()
         .map(|line| line.split_once(' ').unwrap())
         .collect();
+    let leaf = |change: &Change| match change {
+        Change::Leaf(_, leaf) => Some(leaf.tag()),
+        _ => None,
+    };
+    for (tag, variant) in Change::TAGS {
+        assert!(
+            changes.iter().any(|(_, change)| change.tag() == *tag),
+            "{variant} is missing"
+        );
+    }
+    for (tag, variant) in Leaf::TAGS {
+        assert!(
+            changes.iter().any(|(_, change)| leaf(change) == Some(*tag)),
+            "{variant} is missing"
+        );
+    }
     for (name, change) in changes {
         let tree = LayerTree {
             entries: vec![LayerEntry {

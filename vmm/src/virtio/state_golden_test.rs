@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use thaw_protocol::control::DeviceId;
+use thaw_protocol::tags::Tagged;
 
 use super::*;
 
@@ -99,6 +100,12 @@ fn device_records_keep_their_bytes() {
         .lines()
         .map(|line| line.split_once(' ').unwrap())
         .collect();
+    for (tag, variant) in DeviceState::TAGS {
+        assert!(
+            states.iter().any(|(_, _, state)| state.tag() == *tag),
+            "{variant} is missing"
+        );
+    }
     for (name, id, state) in states {
         let record = record(id, state);
         let bytes = record.encode();

@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::limits::DeviceLimits;
+use crate::tags;
 
 /// The descriptor number at which thaw-vmm finds its listening control socket.
 pub const CONTROL_FD: i32 = 3;
@@ -33,6 +34,7 @@ pub const VCPUS: std::ops::RangeInclusive<u8> = 1..=16;
 /// The devices every machine has, whatever backs them (DESIGN §5). The discriminant is the device's slot: its MMIO
 /// window, interrupt line and ACPI `_UID` follow from it, so the order is frozen with every template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 #[repr(u8)]
 pub enum DeviceId {
     /// virtio-fs, tag `thaw`: the image slots.
@@ -56,6 +58,23 @@ pub enum DeviceId {
     /// The 16550 console: output only, for logs.
     Console = 13,
 }
+
+tags!(DeviceId {
+    Root = DeviceId::Root as u32,
+    Shared = DeviceId::Shared as u32,
+    Blk0 = DeviceId::Blk0 as u32,
+    Blk1 = DeviceId::Blk1 as u32,
+    Blk2 = DeviceId::Blk2 as u32,
+    Blk3 = DeviceId::Blk3 as u32,
+    Net = DeviceId::Net as u32,
+    Vsock = DeviceId::Vsock as u32,
+    Pmem0 = DeviceId::Pmem0 as u32,
+    Pmem1 = DeviceId::Pmem1 as u32,
+    Mem = DeviceId::Mem as u32,
+    Balloon = DeviceId::Balloon as u32,
+    Rng = DeviceId::Rng as u32,
+    Console = DeviceId::Console as u32,
+});
 
 /// The slots of block devices of the host, which a machine is given while it runs. The last holds its image, where that is a disk.
 pub const HOST_DISKS: [DeviceId; 3] = [DeviceId::Blk1, DeviceId::Blk2, DeviceId::Blk3];
@@ -83,7 +102,7 @@ impl DeviceId {
 /// What a vCPU says it is: the host's own processor, or less, so that a snapshot thaws on several kinds of host.
 /// The x86-64 levels are those of the System V psABI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(remote = "Self", rename_all = "kebab-case")]
 pub enum CpuBaseline {
     /// All that this host's KVM offers.
     #[default]
@@ -95,6 +114,13 @@ pub enum CpuBaseline {
     #[serde(rename = "x86-64-v4")]
     V4,
 }
+
+tags!(CpuBaseline {
+    Host "host" = 0,
+    V2 "x86-64-v2" = 1,
+    V3 "x86-64-v3" = 2,
+    V4 "x86-64-v4" = 3,
+});
 
 /// The shape of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +137,7 @@ pub struct MachineSpec {
 
 /// What stands behind a device. Each variant says which descriptors come beside it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum Backend {
     /// One descriptor: a regular file or block device; its size is the capacity (rounded down to 512 bytes). A machine that has
     /// a block device cannot be frozen.
@@ -140,10 +167,22 @@ pub enum Backend {
     Share,
 }
 
+tags!(Backend {
+    Disk = 0,
+    Tap = 1,
+    Vsock = 2,
+    Pmem = 3,
+    Console = 4,
+    Misses = 5,
+    Accesses = 6,
+    Image = 7,
+    Share = 8,
+});
+
 /// How a restored machine's memory gets its contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
+#[serde(remote = "Self", rename_all = "lowercase")]
 pub enum MemoryMode {
     /// The files' data is mapped privately; pages come as they are touched, those of the working set in advance.
     #[default]
@@ -154,14 +193,26 @@ pub enum MemoryMode {
     Uffd,
 }
 
+tags!(MemoryMode {
+    Cow "cow" = 0,
+    Populate "populate" = 1,
+    Uffd "uffd" = 2,
+});
+
 /// What a freeze writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum FreezeKind {
     /// All memory that is not zero.
     Full,
     /// The pages written since the machine was restored; thawed on top of the memory it was restored from.
     Delta,
 }
+
+tags!(FreezeKind {
+    Full = 0,
+    Delta = 1,
+});
 
 /// Guest memory as one process has it mapped: what a userfault server must know to find a page's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,6 +248,7 @@ pub struct ImageSpec {
 
 /// What is asked of the VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum Command {
     /// Makes the machine, every device with an empty backend. One descriptor: /dev/kvm. Once per process, first.
     Create { version: u32, machine: MachineSpec },
@@ -248,6 +300,25 @@ pub enum Command {
     Limit { device: DeviceId, limits: DeviceLimits },
 }
 
+tags!(Command {
+    Create = 0,
+    Restore = 1,
+    Thaw = 2,
+    Freeze = 3,
+    WorkingSet = 4,
+    Resize = 5,
+    Attach = 6,
+    AddImage = 7,
+    RemoveImage = 8,
+    Boot = 9,
+    Pause = 10,
+    Resume = 11,
+    Status = 12,
+    Shutdown = 13,
+    Detach = 14,
+    Limit = 15,
+});
+
 /// A [`Command`] and the number its reply will carry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
@@ -257,6 +328,7 @@ pub struct Request {
 
 /// Where the machine is in its life.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum MachineState {
     /// No machine yet.
     Shell,
@@ -270,8 +342,18 @@ pub enum MachineState {
     Exited(ExitReason),
 }
 
+tags!(MachineState {
+    Shell = 0,
+    Created = 1,
+    Parked = 2,
+    Running = 3,
+    Paused = 4,
+    Exited = 5,
+});
+
 /// Why a machine ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum ExitReason {
     /// The guest powered off (ACPI S5).
     PowerOff,
@@ -280,6 +362,12 @@ pub enum ExitReason {
     /// A vCPU could not go on; the text says which exit and where.
     Fault(String),
 }
+
+tags!(ExitReason {
+    PowerOff = 0,
+    Reset = 1,
+    Fault = 2,
+});
 
 /// Moments of a start, CLOCK_MONOTONIC nanoseconds of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -300,6 +388,7 @@ pub struct StartTimes {
 
 /// A successful answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum Response {
     Done,
     Status {
@@ -322,6 +411,13 @@ pub enum Response {
     },
 }
 
+tags!(Response {
+    Done = 0,
+    Status = 1,
+    Restored = 2,
+    Frozen = 3,
+});
+
 /// A refused request: a stable code for programs, a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -332,6 +428,7 @@ pub struct ControlError {
 
 /// What kind of refusal it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum ErrorCode {
     /// The request does not fit the machine's state.
     WrongState,
@@ -355,8 +452,22 @@ pub enum ErrorCode {
     System,
 }
 
+tags!(ErrorCode {
+    WrongState = 0,
+    Invalid = 1,
+    Kvm = 2,
+    NotPvh = 3,
+    MemoryTooSmall = 4,
+    Snapshot = 5,
+    Incompatible = 6,
+    Unswapped = 7,
+    Shared = 8,
+    System = 9,
+});
+
 /// What comes unasked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum Event {
     /// The guest dialled vsock port [`crate::handshake::HANDSHAKE_PORT`] of the host: its agent listens. The dial is
     /// always answered by a reset, so the doorbell leaves no connection behind. At: CLOCK_MONOTONIC nanoseconds.
@@ -365,8 +476,14 @@ pub enum Event {
     Exited(ExitReason),
 }
 
+tags!(Event {
+    Doorbell = 0,
+    Exited = 1,
+});
+
 /// Everything the VMM sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum FromVmm {
     Reply {
         id: u32,
@@ -374,3 +491,8 @@ pub enum FromVmm {
     },
     Event(Event),
 }
+
+tags!(FromVmm {
+    Reply = 0,
+    Event = 1,
+});

@@ -18,7 +18,9 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::packet::{PacketError, decode};
+use crate::encoding::{decode, encode};
+use crate::packet::PacketError;
+use crate::tags;
 
 /// vsock port of the handshake, in the guest; dialled by the guest at the host, it is the doorbell.
 pub const HANDSHAKE_PORT: u32 = 1023;
@@ -97,6 +99,7 @@ pub struct Network {
 
 /// What the host says on a connection to [`HANDSHAKE_PORT`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum Greeting {
     /// Answered by [`FromAgent`]s, the last an acknowledgement.
     Become(Box<Identity>),
@@ -105,6 +108,12 @@ pub enum Greeting {
     /// Lets the workloads that [`Greeting::Quiesce`] stopped go on. Answered by [`Quiesced`].
     Continue,
 }
+
+tags!(Greeting {
+    Become = 0,
+    Quiesce = 1,
+    Continue = 2,
+});
 
 /// From the agent: workloads are stopped, or run again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,12 +147,18 @@ pub struct Identity {
 
 /// What the agent says once it was told to become somebody.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum FromAgent {
     /// Asks for a [`Time`], at once. At most once.
     WhatTime,
     /// The end: the identity is in force, or is not.
     Acknowledged(Box<Acknowledgement>),
 }
+
+tags!(FromAgent {
+    WhatTime = 0,
+    Acknowledged = 1,
+});
 
 /// From the host: the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,7 +191,7 @@ pub struct Acknowledgement {
 
 /// Writes one frame.
 pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> Result<(), PacketError> {
-    let body = postcard::to_stdvec(message).map_err(PacketError::Malformed)?;
+    let body = encode(message)?;
     if body.len() > MAX_FRAME {
         return Err(PacketError::TooLarge {
             bytes: body.len(),
@@ -204,7 +219,7 @@ pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Packet
     }
     let mut body = vec![0u8; length];
     from.read_exact(&mut body).map_err(closed)?;
-    decode(&body)
+    Ok(decode(&body)?)
 }
 
 fn closed(e: io::Error) -> PacketError {

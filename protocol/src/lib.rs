@@ -13,7 +13,8 @@
 //! | [`limits`] | (types of [`control`]) | |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
 //!
-//! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the types here.
+//! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the types here
+//! ([`encoding`]), in which an enum's variants have numbers of their own ([`tags`](mod@tags)).
 //! All decoding is of untrusted bytes: it returns an error and never panics, and every frame has a size limit.
 
 pub mod access;
@@ -21,6 +22,7 @@ pub mod access;
 pub mod agent;
 pub mod api;
 pub mod control;
+pub mod encoding;
 pub mod handshake;
 pub mod limits;
 pub mod miss;
@@ -30,3 +32,8 @@ pub mod share;
 pub mod shim;
 #[cfg(feature = "snapshots")]
 pub mod snapshots;
+pub mod tags;
+
+#[cfg(test)]
+#[path = "golden_test.rs"]
+mod golden;

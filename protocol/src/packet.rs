@@ -13,6 +13,8 @@ use rustix::net::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
+use crate::encoding::{EncodingError, decode, encode};
+
 /// Largest encoded message, in bytes.
 pub const MAX_PACKET: usize = 64 * 1024;
 /// Most descriptors in one packet (the kernel's `SCM_MAX_FD`, net/core/scm.h).
@@ -26,7 +28,7 @@ pub enum PacketError {
     #[error("packet I/O: {0}")]
     Io(#[from] io::Error),
     #[error("malformed packet: {0}")]
-    Malformed(postcard::Error),
+    Malformed(#[from] EncodingError),
     #[error("packet too large: {bytes} bytes and {fds} descriptors (limits: {MAX_PACKET} and {MAX_FDS})")]
     TooLarge { bytes: usize, fds: usize },
     #[error(
@@ -41,17 +43,9 @@ impl From<rustix::io::Errno> for PacketError {
     }
 }
 
-/// Decodes a message, refusing trailing bytes.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, PacketError> {
-    match postcard::take_from_bytes(bytes).map_err(PacketError::Malformed)? {
-        (value, []) => Ok(value),
-        _ => Err(PacketError::Malformed(postcard::Error::DeserializeBadEncoding)),
-    }
-}
-
 /// Sends one message with `fds` beside it, in order.
 pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
-    let bytes = postcard::to_stdvec(message).map_err(PacketError::Malformed)?;
+    let bytes = encode(message)?;
     if bytes.len() > MAX_PACKET || fds.len() > MAX_FDS {
         return Err(PacketError::TooLarge {
             bytes: bytes.len(),
@@ -85,14 +79,20 @@ pub struct Receiver {
 
 impl Default for Receiver {
     fn default() -> Receiver {
-        Receiver {
-            bytes: vec![0; MAX_PACKET].into(),
-            space: vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))].into(),
-        }
+        Receiver::for_descriptors(MAX_FDS)
     }
 }
 
 impl Receiver {
+    /// Of a peer that sends at most so many descriptors beside a message. The kernel closes what it sends beyond them, or
+    /// beyond one more, and the packet is refused as [`PacketError::Truncated`].
+    pub fn for_descriptors(most: usize) -> Receiver {
+        Receiver {
+            bytes: vec![0; MAX_PACKET].into(),
+            space: vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(most))].into(),
+        }
+    }
+
     /// Receives one message and its descriptors (close-on-exec). Blocks unless the socket is non-blocking.
     pub fn receive<T: DeserializeOwned>(
         &mut self,

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use thaw_protocol::encoding::{self, EncodingError};
+use thaw_protocol::tags;
 
 /// Bytes of a page, of an EROFS block and of the alignment of file data.
 pub const PAGE: u64 = 4096;
@@ -92,6 +94,7 @@ impl Extent {
 
 /// What a non-directory is. Directories differ between [`LayerTree`] and [`Tree`] and are spelled out there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum Leaf {
     File { size: u64, extents: Vec<Extent> },
     Symlink { target: Vec<u8> },
@@ -101,8 +104,18 @@ pub enum Leaf {
     Socket,
 }
 
+tags!(Leaf {
+    File = 0,
+    Symlink = 1,
+    CharDevice = 2,
+    BlockDevice = 3,
+    Fifo = 4,
+    Socket = 5,
+});
+
 /// What a layer says about one path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum Change {
     /// The directory exists and has these attributes; what it holds already stays.
     Directory(Attributes),
@@ -115,6 +128,14 @@ pub enum Change {
     /// Hides everything lower layers have under this directory (`.wh..wh..opq`).
     Opaque,
 }
+
+tags!(Change {
+    Directory = 0,
+    Leaf = 1,
+    HardLink = 2,
+    Whiteout = 3,
+    Opaque = 4,
+});
 
 /// One entry of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,7 +162,7 @@ pub enum StoredTreeError {
     #[error("the stored layer tree is of another version or not one at all: remove it, and it is made again")]
     Version,
     #[error("the stored layer tree is damaged ({0}): remove it, and it is made again")]
-    Damaged(#[from] postcard::Error),
+    Damaged(#[from] EncodingError),
 }
 
 impl LayerTree {
@@ -150,7 +171,7 @@ impl LayerTree {
     /// # Errors
     /// Only when out of memory for the encoding.
     pub fn to_bytes(&self) -> Result<Vec<u8>, StoredTreeError> {
-        Ok(postcard::to_extend(self, LAYER_TREE_MAGIC.to_vec())?)
+        Ok([LAYER_TREE_MAGIC.as_slice(), &encoding::encode(self)?].concat())
     }
 
     /// Reads what [`LayerTree::to_bytes`] made.
@@ -161,7 +182,7 @@ impl LayerTree {
         let body = bytes
             .strip_prefix(LAYER_TREE_MAGIC)
             .ok_or(StoredTreeError::Version)?;
-        Ok(postcard::from_bytes(body)?)
+        Ok(encoding::decode(body)?)
     }
 }
 
@@ -247,3 +268,7 @@ impl Tree {
             })
     }
 }
+
+#[cfg(test)]
+#[path = "tree_golden_test.rs"]
+mod golden;

@@ -1,6 +1,7 @@
 use std::os::fd::OwnedFd;
 
 use thaw_protocol::control::Backend;
+use thaw_protocol::encoding::EncodingError;
 
 use super::register::*;
 use super::*;
@@ -511,7 +512,7 @@ fn records_of_another_version_cut_short_or_with_something_behind_are_refused() {
     let longer = [&bytes[..], &[0]].concat();
     assert!(matches!(
         DeviceRecord::decode(&longer),
-        Err(DecodeError::Trailing(1))
+        Err(DecodeError::Malformed(EncodingError::Trailing { bytes: 1, .. }))
     ));
     for length in 0..bytes.len() {
         assert!(DeviceRecord::decode(&bytes[..length]).is_err());

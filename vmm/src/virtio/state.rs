@@ -10,6 +10,8 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thaw_protocol::control::DeviceId;
+use thaw_protocol::encoding::{self, EncodingError};
+use thaw_protocol::tags;
 use virtio_queue::{Queue, QueueState};
 
 use super::device::DeviceError;
@@ -77,6 +79,7 @@ pub struct QueueRecord {
 
 /// What a device keeps beside its queues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum DeviceState {
     /// Nothing: balloon, rng, net.
     Plain,
@@ -114,6 +117,15 @@ pub enum DeviceState {
         plugged: Vec<(u32, u32)>,
     },
 }
+
+tags!(DeviceState {
+    Plain = 0,
+    Blk = 1,
+    Pmem = 2,
+    Fs = 3,
+    Vsock = 4,
+    Mem = 5,
+});
 
 /// A range of a file in the DAX window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,9 +184,7 @@ pub enum DecodeError {
     #[error("device record of version {0}; this thaw-vmm reads version {VERSION}")]
     Version(u32),
     #[error("damaged device record: {0}")]
-    Malformed(#[from] postcard::Error),
-    #[error("{0} bytes follow the device record")]
-    Trailing(usize),
+    Malformed(#[from] EncodingError),
 }
 
 /// Why records cannot be restored. Nothing was changed, except by [`RestoreError::System`].
@@ -219,17 +229,14 @@ encoded!(DeviceRecord);
 encoded!(ConsoleRecord);
 
 fn encode<T: Serialize>(record: &T) -> Vec<u8> {
-    postcard::to_stdvec(&(VERSION, record)).expect("records have lengths, and memory is all it takes")
+    encoding::encode(&(VERSION, record)).expect("records have lengths, and memory is all it takes")
 }
 
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
-    let (version, rest) = postcard::take_from_bytes::<u32>(bytes)?;
-    if version != VERSION {
-        return Err(DecodeError::Version(version));
-    }
-    match postcard::take_from_bytes(rest)? {
-        (record, []) => Ok(record),
-        (_, trailing) => Err(DecodeError::Trailing(trailing.len())),
+    let (version, rest) = encoding::take::<u32>(bytes)?;
+    match version {
+        VERSION => Ok(encoding::decode(rest)?),
+        other => Err(DecodeError::Version(other)),
     }
 }
 
@@ -269,3 +276,7 @@ impl QueueRecord {
 #[cfg(test)]
 #[path = "state_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "state_golden_test.rs"]
+mod golden;

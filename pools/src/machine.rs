@@ -140,6 +140,7 @@ impl Process {
         }
         let log = std::fs::File::options()
             .create(true)
+            .read(true)
             .append(true)
             .open(&place.log)
             .map_err(crate::Error::io("open", &place.log))?;

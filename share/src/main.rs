@@ -1,6 +1,5 @@
 //! thaw-share: host directories for one guest, served over the relay it is handed.
 
-use std::io::IsTerminal;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -10,7 +9,6 @@ use thaw_protocol::packet;
 use thaw_protocol::share::{SETUP_FD, Serve};
 use thaw_share::relay::{self, End};
 use thaw_share::{file_system, jail, tree};
-use tracing_subscriber::filter::LevelFilter;
 
 const HELP: &str = "\
 thaw-share serves directories of this host to one guest. It is started by thawd (or by the thaw command itself), not by
@@ -47,7 +45,7 @@ fn main() -> ExitCode {
         eprintln!("thaw-share: descriptor {SETUP_FD} is not a SEQPACKET unix socket (see thaw-share --help)");
         return ExitCode::from(2);
     };
-    log_to_stderr();
+    thaw_log::to_stderr();
     // Another message may bring it about again, but the process cannot go on as if nothing was: locks may be held.
     std::panic::set_hook(Box::new(|panic| {
         tracing::error!("{panic}");
@@ -115,19 +113,4 @@ fn inherited_socket() -> Option<OwnedFd> {
     // SAFETY: nothing of this process is open yet but what it inherited, which nobody in it refers to by number.
     unsafe { libc::close_range(SETUP_FD as u32 + 1, u32::MAX, 0) };
     Some(socket)
-}
-
-fn log_to_stderr() {
-    let level = std::env::var("THAW_LOG")
-        .ok()
-        .and_then(|level| level.parse().ok())
-        .unwrap_or(LevelFilter::INFO);
-    let log = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_target(false);
-    match std::io::stderr().is_terminal() {
-        true => log.init(),
-        false => log.json().init(),
-    }
 }

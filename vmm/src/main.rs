@@ -1,6 +1,5 @@
 //! thaw-vmm: one microVM in one jailed process, driven over the listening control socket it inherits.
 
-use std::io::IsTerminal;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
@@ -11,7 +10,6 @@ use thaw_vmm::events::EventSink;
 use thaw_vmm::jail::{self, JailError};
 use thaw_vmm::machine::Machine;
 use thaw_vmm::multihit::Multihit;
-use tracing_subscriber::filter::LevelFilter;
 
 const HELP: &str = "\
 thaw-vmm runs one microVM. It is started by thawd (or by the thaw command itself), not by hand: it takes no
@@ -62,7 +60,7 @@ fn main() -> ExitCode {
         );
         return ExitCode::from(2);
     };
-    log_to_stderr();
+    thaw_log::to_stderr();
     end_on_panic();
     if let Err(e) = thaw_rootfs::guarded::install() {
         tracing::warn!("a store file that is cut would end this process: {e}");
@@ -117,19 +115,4 @@ fn inherited_socket() -> Option<OwnedFd> {
     }
     // SAFETY: it is open, and this is the one place that takes it.
     Some(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) })
-}
-
-fn log_to_stderr() {
-    let level = std::env::var("THAW_LOG")
-        .ok()
-        .and_then(|level| level.parse().ok())
-        .unwrap_or(LevelFilter::INFO);
-    let log = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_target(false);
-    match std::io::stderr().is_terminal() {
-        true => log.init(),
-        false => log.json().init(),
-    }
 }

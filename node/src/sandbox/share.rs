@@ -88,7 +88,7 @@ pub(super) async fn start(volumes: &[Volume], directory: &Path) -> Result<Option
 
 fn run(serve: &Serve, files: &[OwnedFd], log: &Path) -> Result<Serving, Failure> {
     let program = share::find()?;
-    let file = File::options().create(true).append(true).open(log);
+    let file = File::options().create(true).read(true).append(true).open(log);
     let file = file.map_err(|e| Failure::system(format!("cannot open {}", log.display()), &e))?;
     let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
     share::start(&program, &file.into(), serve, &files).map_err(|e| Failure {

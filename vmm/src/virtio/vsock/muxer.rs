@@ -18,6 +18,7 @@ use vmm_sys_util::epoll::EventSet;
 use super::connection::{Connection, Fate, header};
 use super::packet::{HOST_CID, Header, Op, STREAM};
 use crate::events::EventSink;
+use crate::log_limit::LogLimit;
 use crate::virtio::event_loop::Registrar;
 use crate::virtio::state::{DeviceState, ResetRecord};
 
@@ -50,6 +51,7 @@ pub struct Muxer {
     /// Connections with something to say, in turn.
     line: VecDeque<u32>,
     resets: VecDeque<Header>,
+    log: LogLimit,
 }
 
 struct Entry {
@@ -70,6 +72,7 @@ impl Muxer {
             next_port: FIRST_PORT,
             line: VecDeque::new(),
             resets: VecDeque::new(),
+            log: LogLimit::default(),
         }
     }
 
@@ -156,7 +159,9 @@ impl Muxer {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
                     // Out of descriptors, most likely: tried again when the next client comes or another moves.
-                    tracing::warn!(%error, "cannot accept a vsock client");
+                    if let Some(dropped) = self.log.pass() {
+                        tracing::warn!(%error, dropped, "cannot accept a vsock client");
+                    }
                     self.stalled = true;
                     return;
                 }
@@ -166,7 +171,12 @@ impl Muxer {
 
     fn admit(&mut self, stream: UnixStream) {
         if self.connections.len() >= MAX_CONNECTIONS && !self.evict() {
-            tracing::warn!("a vsock client was refused: {MAX_CONNECTIONS} connections are open");
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(
+                    dropped,
+                    "a vsock client was refused: {MAX_CONNECTIONS} connections are open"
+                );
+            }
             return;
         }
         let port = self.free_port();
@@ -186,7 +196,11 @@ impl Muxer {
                     },
                 );
             }
-            Err(error) => tracing::warn!(%error, "a vsock client was refused"),
+            Err(error) => {
+                if let Some(dropped) = self.log.pass() {
+                    tracing::warn!(%error, dropped, "a vsock client was refused");
+                }
+            }
         }
     }
 
@@ -321,7 +335,11 @@ impl Muxer {
             let events = EventSet::IN | EventSet::EDGE_TRIGGERED;
             match self.registrar.add(listener.as_raw_fd(), LISTENER, events) {
                 Ok(()) => self.accepting = true,
-                Err(error) => tracing::warn!(%error, "cannot wait for vsock clients"),
+                Err(error) => {
+                    if let Some(dropped) = self.log.pass() {
+                        tracing::warn!(%error, dropped, "cannot wait for vsock clients");
+                    }
+                }
             }
         }
     }

@@ -92,6 +92,15 @@ pub struct Window {
     pub size: u64,
 }
 
+impl Window {
+    /// Whether `address` is in it.
+    pub fn contains(self, address: u64) -> bool {
+        address
+            .checked_sub(self.start)
+            .is_some_and(|offset| offset < self.size)
+    }
+}
+
 /// KVM memory slots above those of boot memory (0 low, 1 high).
 pub mod memslot {
     pub const LOW: u32 = 0;

@@ -92,7 +92,9 @@ fn guest_that_writes_to_unplugged_memory_ends_with_a_reason() {
         (Steps::new().wait_for(4).plug(0, 4).write(0, 4).unplug(2, 1), 2),
         (Steps::new().wait_for(4).plug(0, 4).write(0, 4).unplug_all(), 3),
     ];
-    for (steps, block) in unplugged {
+    // Emulated, and by the processor.
+    let both = unplugged.map(|(steps, block)| [(steps.clone(), block), (steps.long_mode(), block)]);
+    for (steps, block) in both.into_iter().flatten() {
         let vmm = Vmm::spawn();
         let steps = steps.print("written\n").write(block, 1).print("alive\n");
         let (mut control, mut console) = run(&vmm, steps, 4);
@@ -108,20 +110,21 @@ fn guest_that_writes_to_unplugged_memory_ends_with_a_reason() {
 #[test]
 fn guest_that_reads_all_unplugged_memory_costs_nothing() {
     let steps = Steps::new().wait_for(2).plug(0, 1);
-    let steps = steps.print("reading\n").check_zero(1, 511);
-    let vmm = Vmm::spawn();
-    let (mut control, _console) = run(&vmm, steps, 2);
-    assert_eq!(control.exit(), ExitReason::PowerOff);
-    assert!(bytes(&vmm, "RssAnon") < u64::from(16 * MIB));
+    for steps in [steps.clone(), steps.long_mode()] {
+        let vmm = Vmm::spawn();
+        let (mut control, _console) = run(&vmm, steps.print("reading\n").check_zero(1, 511), 2);
+        assert_eq!(control.exit(), ExitReason::PowerOff);
+        assert!(bytes(&vmm, "RssAnon") < u64::from(16 * MIB));
+    }
 }
 
 #[test]
 fn device_told_to_write_to_unplugged_memory_ends_with_a_reason() {
     let mut vmm = Vmm::spawn_logging();
     let (_control, _console) = run(&vmm, Steps::new().wait_for(2).plug(0, 1).answered_at(1), 2);
+    assert_eq!(vmm.wait(), -1, "a signal ended it");
     let mut log = String::new();
     vmm.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     let said = "the guest had a devices thread write to memory at 0x4000200000, which it has not plugged";
     assert!(log.contains(said), "{log}");
-    assert_eq!(vmm.wait(), -1, "a signal ended it");
 }

@@ -3,7 +3,7 @@
 //! It runs with paging in compatibility mode, so that the region's first GiB is at [`REGION`] of its 32-bit addresses; boot
 //! memory and the device windows are where they are. An answer that is not the expected one resets the machine.
 
-use crate::{Code, DATA, Guest};
+use crate::{Code, DATA, ENTRY, Guest};
 
 /// Bytes of a block: thaw-vmm's.
 pub const BLOCK: u32 = 2 << 20;
@@ -41,6 +41,8 @@ mod at {
     pub const USED: usize = 0x5800;
     pub const REQUESTS: usize = 0x6000;
     pub const ANSWERS: usize = 0x7000;
+    pub const SEGMENTS: usize = 0x7400;
+    pub const POINTER: usize = 0x7440;
     pub const END: usize = 0x8000;
 }
 
@@ -48,6 +50,7 @@ mod at {
 const QUEUE: u32 = 64;
 
 /// What the guest does, put together step by step; at most 32 requests.
+#[derive(Clone)]
 pub struct Steps {
     code: Code,
     data: Vec<u8>,
@@ -80,6 +83,12 @@ impl Steps {
             entry(at::HOTPLUG, index, REGION_ADDRESS + offset | LARGE);
             entry(at::WINDOWS, index, 3 << 30 | offset | LARGE);
         }
+        // None, 64-bit code, data; and what the register of their table is loaded from.
+        for (index, segment) in [(1, 0x00af_9b00_0000_ffff_u64), (2, 0x00cf_9300_0000_ffff)] {
+            data[at::SEGMENTS + 8 * index..][..8].copy_from_slice(&segment.to_le_bytes());
+        }
+        data[at::POINTER..][..2].copy_from_slice(&23u16.to_le_bytes());
+        data[at::POINTER + 2..][..4].copy_from_slice(&(here(at::SEGMENTS) as u32).to_le_bytes());
         let code = Code::default()
             // cr4.PAE; cr3
             .raw(&[0x0f, 0x20, 0xe0, 0x83, 0xc8, 0x20, 0x0f, 0x22, 0xe0, 0xb8])
@@ -180,8 +189,8 @@ impl Steps {
             .raw(&self.requests.to_le_bytes())
             .raw(&[0x75, 0xf5]);
         if answer.is_none() {
-            // Acknowledged; the two bytes after that are not written.
-            self.code = self.code.expect(DATA + response as u32, 0xffff_0000);
+            // Acknowledged, and the padding after that.
+            self.code = self.code.expect(DATA + response as u32, 0);
         }
         self
     }
@@ -243,6 +252,21 @@ impl Steps {
             .raw(&[0x81, 0xc7, 0, 0x10, 0, 0, 0x81, 0xff])
             .raw(&end.to_le_bytes())
             .raw(&[0x72, (-back).to_le_bytes()[0]]);
+        self
+    }
+
+    /// From here on in 64-bit mode, where a processor that KVM lets run by itself takes its own page faults. Only
+    /// [`Self::write`], [`Self::check`], [`Self::check_zero`] and [`Self::print`] may follow: what they are made of means the
+    /// same there.
+    pub fn long_mode(mut self) -> Steps {
+        // lgdt [POINTER]
+        let code = self
+            .code
+            .raw(&[0x0f, 0x01, 0x15])
+            .raw(&(DATA + at::POINTER as u32).to_le_bytes());
+        // jmp 8:next
+        let next = ENTRY + code.0.len() as u32 + 7;
+        self.code = code.raw(&[0xea]).raw(&next.to_le_bytes()).raw(&[8, 0]);
         self
     }
 

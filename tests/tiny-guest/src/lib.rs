@@ -4,6 +4,7 @@
 
 pub mod bare;
 pub mod hotplug;
+pub mod misuse;
 
 use std::fs::File;
 use std::io::Write;

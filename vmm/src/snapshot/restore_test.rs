@@ -87,6 +87,26 @@ fn files_and_machines_that_do_not_match_are_refused_before_anything_is_mapped() 
 }
 
 #[test]
+fn data_where_nothing_is_plugged_is_refused() {
+    let original = Clone::booted();
+    write(&original.memory, 2 * PAGES + 1, 9);
+    let (frozen, layers) = original.freeze(Full, &[hotplugged()]).unwrap();
+    let here = memory();
+    let block = hotplugged().start..hotplugged().start + crate::virtio::mem::BLOCK;
+    for plugged in [vec![], vec![block.end..hotplugged().end]] {
+        let error = map_memory(&here, &frozen.map, &plugged, &layers).unwrap_err();
+        let at = page(2 * PAGES + 1);
+        assert!(
+            matches!(error, RestoreError::Unplugged { guest_address, size } if (guest_address, size) == (at, PAGE)),
+            "{error}"
+        );
+        assert_eq!(read(&here, 2 * PAGES + 1), 0);
+    }
+    map_memory(&here, &frozen.map, &[block], &layers).unwrap();
+    assert_eq!(read(&here, 2 * PAGES + 1), 9);
+}
+
+#[test]
 fn a_mapping_that_fails_leaves_nothing_of_the_snapshot() {
     let clone = Clone::thawed(template(9));
     write(&clone.memory, PAGES + 2, 1);

@@ -29,7 +29,7 @@ pub fn boot() -> Vec<Range<u64>> {
 }
 
 /// The guest addresses of virtio-mem's region.
-pub fn hotplug() -> Range<u64> {
+pub fn hotplugged() -> Range<u64> {
     VIRTIO_MEM.start..VIRTIO_MEM.start + SIZE
 }
 
@@ -94,7 +94,7 @@ impl Clone {
     /// A clone of what [`Self::freeze`] gave.
     pub fn thawed((frozen, layers): (Frozen, Vec<File>)) -> Clone {
         let memory = memory();
-        map_memory(&memory, &frozen.map, &[hotplug()], &layers).unwrap();
+        map_memory(&memory, &frozen.map, &[hotplugged()], &layers).unwrap();
         Clone {
             memory,
             map: Some(frozen.map),

@@ -90,6 +90,21 @@ fn a_set_of_another_memory_maps_what_it_can_and_no_more_than_a_bound() {
 }
 
 #[test]
+fn a_set_of_unplugged_memory_maps_none_of_it() {
+    let original = Clone::booted();
+    write(&original.memory, 2 * PAGES + 3, 9);
+    let clone = Clone::thawed(original.freeze(Full, &[hotplugged()]).unwrap());
+    // Of virtio-mem's region the file has a block, and data of one page.
+    for written in [false, true] {
+        let set = WorkingSet::new(vec![run(2 * PAGES, 512, written)]).unwrap();
+        assert_eq!(
+            populate(&clone.memory, clone.map.as_ref().unwrap(), &set).pages,
+            1
+        );
+    }
+}
+
+#[test]
 fn no_batch_is_large() {
     let range = 3 * PAGE..3 * PAGE + 2 * BATCH + PAGE;
     let sizes: Vec<_> = batches(&range).collect();

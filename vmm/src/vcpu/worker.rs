@@ -10,6 +10,7 @@ use super::gate::{Gate, Turn, Wanted};
 use crate::bus::Bus;
 use crate::events::EventSink;
 use crate::jail::threads::{Expected, Thread};
+use crate::layout::VIRTIO_MEM;
 
 /// What a vCPU's thread works with.
 pub struct Worker {
@@ -71,6 +72,10 @@ impl Worker {
         self.gate.entering();
         loop {
             let fault = match vcpu.run() {
+                // KVM emulated an instruction of the guest, or there is no memslot.
+                Ok(Exit::MmioWrite { address, .. }) if VIRTIO_MEM.contains(address) => {
+                    self.describe_memory_fault(address)
+                }
                 Ok(Exit::MmioWrite { address, data }) => {
                     self.bus.mmio_write(address, data);
                     continue;

@@ -1,5 +1,6 @@
 //! A VMM process with its machine: spawned, jailed, created; and what it wrote when it fails.
 
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -23,6 +24,8 @@ use crate::trace::{Trace, monotonic_ns};
 pub(super) const LOG: &str = "vmm.log";
 /// Lines of it shown with a failure.
 const LOG_LINES: usize = 10;
+/// Most bytes of it that are looked at for them.
+const LOG_BYTES: u64 = 64 << 10;
 
 /// Starts a VMM and makes its machine. `started` is told of the process as soon as there is one, and writes down who it
 /// is: until it is asked for a machine, a VMM ends with our connection; from then on an untethered one does not.
@@ -170,7 +173,7 @@ fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Failure
 
 /// The last lines of a VMM's log.
 pub(super) fn log_tail(path: &Path) -> Vec<String> {
-    let text = std::fs::read(path).unwrap_or_default();
+    let text = end_of(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     let from = lines.len().saturating_sub(LOG_LINES);
@@ -178,6 +181,16 @@ pub(super) fn log_tail(path: &Path) -> Vec<String> {
         .iter()
         .map(|line| format!("thaw-vmm: {line}"))
         .collect()
+}
+
+/// The last [`LOG_BYTES`] of a log. A VMM that was taken over may have made it any size.
+fn end_of(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = std::fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES)))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// What the console and the VMM's log say of a failure. A guest that ran out of memory before it was ready says so only
@@ -195,4 +208,26 @@ pub(super) fn explain(failure: Failure, resources: &Resources) -> Failure {
         .context
         .extend(log_tail(&resources.directory.path().join(LOG)));
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_tail_of_a_huge_log_is_its_last_lines() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(LOG);
+        assert!(log_tail(&path).is_empty());
+        std::fs::write(&path, "one\ntwo\n").unwrap();
+        assert_eq!(log_tail(&path), ["thaw-vmm: one", "thaw-vmm: two"]);
+        let file = std::fs::File::create(&path).unwrap();
+        // Sparse: to read all of it would take more memory than there is.
+        file.set_len(1 << 40).unwrap();
+        let mut file = std::fs::File::options().append(true).open(&path).unwrap();
+        let lines: String = (0..20).map(|number| format!("\nline {number}")).collect();
+        std::io::Write::write_all(&mut file, lines.as_bytes()).unwrap();
+        let tail = log_tail(&path);
+        assert_eq!((tail.len(), tail[9].as_str()), (LOG_LINES, "thaw-vmm: line 19"));
+    }
 }

@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsFd;
 
 use support::snapshot::{empty, freeze};
@@ -530,4 +531,21 @@ fn started_by_hand_it_explains_itself() {
         assert_eq!(wrong.status.code(), Some(2));
         assert_eq!(String::from_utf8_lossy(&wrong.stderr).lines().count(), 1);
     }
+}
+
+#[test]
+fn guest_that_misuses_its_devices_endlessly_leaves_a_short_log() {
+    let mut vmm = Vmm::spawn_logging();
+    let mut control = vmm.connect();
+    control.create(support::spec(1, 64)).unwrap();
+    control
+        .boot(&thaw_tiny_guest::misuse::misuse(13_000).kernel())
+        .unwrap();
+    assert_eq!(control.exit(), ExitReason::PowerOff);
+    control.request(Command::Shutdown, &[]).unwrap();
+    let mut log = String::new();
+    vmm.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let told = log.matches("set up a queue outside memory").count();
+    // A burst of each device, and what the seconds that it took allow.
+    assert!((13 * 10..13 * 20).contains(&told), "{told} lines");
 }

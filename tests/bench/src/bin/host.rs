@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use thaw_bench::host::kill::{self, Crowd, Way};
-use thaw_bench::host::{filters, health, node};
+use thaw_bench::host::{filters, health, hostile, node};
 use thaw_bench::thaw::clone::Template;
 use thaw_bench::thaw::storm;
 use thaw_bench::{Report, table};
@@ -17,6 +17,8 @@ const CROWDS: [usize; 4] = [100, 200, 500, 1000];
 const ROUNDS: usize = 5;
 /// Starts that are timed before each kill and after it.
 const STARTS: usize = 20;
+/// Resets of its devices by a hostile guest.
+const RESETS: u32 = 1_000_000;
 /// Guest memory, MiB.
 const MEMORY: u32 = 128;
 
@@ -58,6 +60,7 @@ fn measure(most: usize) -> Result<Report, String> {
     let directory = tempfile::tempdir().map_err(|e| format!("no temporary directory: {e}"))?;
     let mut report = Report::new("host");
     own_filters(&mut report, directory.path()).map_err(|e| format!("seccomp programs: {e}"))?;
+    hostile_guests(&mut report, directory.path()).map_err(|e| format!("hostile guests: {e}"))?;
     let template =
         Template::build(MEMORY, false, directory.path()).map_err(|e| format!("the template: {e}"))?;
     health::recovered().map_err(|e| format!("before any crowd: {e}"))?;
@@ -103,6 +106,19 @@ fn own_filters(report: &mut Report, directory: &Path) -> io::Result<()> {
         largest = largest.max(installed);
     }
     report.ratios.insert("own_filters_per_vmm".into(), largest as f64);
+    Ok(())
+}
+
+fn hostile_guests(report: &mut Report, directory: &Path) -> io::Result<()> {
+    let touched = hostile::touched_over_limit(directory)?;
+    let log = hostile::log_after_resets(directory, RESETS)?;
+    let ratios = [
+        ("touched_over_limit", touched),
+        ("log_mib_after_million_resets", log as f64 / f64::from(1 << 20)),
+    ];
+    report
+        .ratios
+        .extend(ratios.map(|(name, value)| (name.into(), value)));
     Ok(())
 }
 

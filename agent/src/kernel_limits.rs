@@ -3,7 +3,10 @@
 //! A template is booted small. Without this a guest of any size would have a small one's threads, files and sockets. The
 //! formulas are Linux 6.1's, each with its file; they depend on memory alone (`pid_max` depends on CPUs, but on those that
 //! are possible, which a template has from boot). The sizes of tables stay: the kernel makes the TCP table at boot, and to
-//! change that of connection tracking waits for all CPUs, for milliseconds (`nf_conntrack_hash_resize`).
+//! change that of connection tracking waits for all CPUs, for milliseconds (`nf_conntrack_hash_resize`). The most
+//! connections tracked does not depend on that table: `nf_conntrack_max` is a count that each new connection is held
+//! against, and a bucket is a list. A template's 1,024 buckets have lists of 64 when 65,536 are tracked: slower to search,
+//! and never wrong. A guest that tracks so many may write `nf_conntrack_buckets` itself.
 //!
 //! Invariant: nothing is lowered, and nothing is touched unless the guest has more memory than it ever had. Namespaces of
 //! the network made later take what is each one's own from the agent's, whose limits these are.

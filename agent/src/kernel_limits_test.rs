@@ -46,6 +46,32 @@ fn limits_of_a_template_are_the_kernels_own() {
     assert_eq!(limits.tracked_connections, 1024);
 }
 
+#[test]
+fn limits_raised_cover_all_that_depend_on_memory() {
+    let limits = Limits::of(as_booted(PLUGGED));
+    let raised: std::collections::BTreeMap<_, _> = limits.sysctls().collect();
+    for file in [
+        "kernel/threads-max",
+        "fs/file-max",
+        "fs/inotify/max_user_watches",
+        "fs/fanotify/max_user_marks",
+        "fs/epoll/max_user_watches",
+        "net/ipv4/tcp_mem",
+        "net/ipv4/udp_mem",
+        "net/ipv4/tcp_max_orphans",
+        "net/ipv4/tcp_max_tw_buckets",
+        "net/ipv4/tcp_max_syn_backlog",
+    ] {
+        assert!(raised[file][0] > 0, "{file}");
+    }
+    assert_eq!(raised["net/netfilter/nf_conntrack_max"][0], 65_536);
+    // A user may have as many of each kind as processes.
+    for kind in ["user", "pid", "uts", "ipc", "net", "mnt", "cgroup", "time"] {
+        let file = format!("user/max_{kind}_namespaces");
+        assert_eq!(raised[file.as_str()][0], limits.processes, "{file}");
+    }
+}
+
 proptest! {
     #[test]
     fn limits_with_more_memory_are_no_lower(a in 0..1u64 << 30, more in 0..1u64 << 20) {

@@ -26,6 +26,51 @@ fn a_guest_above_four_gibibytes_uses_memory_on_both_sides_of_the_hole() {
 }
 
 #[test]
+fn thawed_guest_has_the_limits_of_one_booted_with_its_memory() {
+    // Of the files below /proc/sys those that a container sees; one name and its numbers a line.
+    let script = "cd /proc/sys; for f in kernel/threads-max fs/file-max fs/inotify/max_user_watches \
+                  fs/fanotify/max_user_marks fs/epoll/max_user_watches net/ipv4/tcp_mem net/ipv4/udp_mem \
+                  net/netfilter/nf_conntrack_max user/max_user_namespaces user/max_net_namespaces; do \
+                  [ ! -e $f ] || echo $f $(cat $f); done; \
+                  awk '/^Max processes/{print \"processes\", $3}' /proc/self/limits";
+    let limits = |how: &[&str]| -> Vec<(String, Vec<u64>)> {
+        let what = ["--memory", "3g", &image("busybox"), "sh", "-c", script];
+        let out = run(&mut thaw(&[&["run", "--rm"], how, &what].concat())).ok();
+        let line = |line: &str| {
+            let (name, numbers) = line.split_once(' ').unwrap();
+            let numbers = numbers.split_whitespace().map(|number| number.parse().unwrap());
+            (name.to_owned(), numbers.collect())
+        };
+        out.lines().map(line).collect()
+    };
+    let (booted, thawed) = (limits(&["--cold"]), limits(&[]));
+    let names =
+        |limits: &[(String, Vec<u64>)]| limits.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&booted), names(&thawed));
+    for name in [
+        "kernel/threads-max",
+        "fs/file-max",
+        "fs/inotify/max_user_watches",
+        "user/max_user_namespaces",
+        "processes",
+    ] {
+        assert!(
+            booted.iter().any(|(there, _)| there == name),
+            "{name} is missing: {booted:?}"
+        );
+    }
+    for ((name, booted), (_, thawed)) in booted.iter().zip(&thawed) {
+        assert_eq!(booted.len(), thawed.len(), "{name}");
+        for (booted, thawed) in booted.iter().zip(thawed) {
+            assert!(
+                booted.abs_diff(*thawed) * 20 <= *booted,
+                "{name}: booted {booted}, thawed {thawed}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_disk_has_the_size_that_was_asked_for() {
     // Half as much again as what is made ready, and less than is: both are grown in the guest.
     for (size, least, most) in [("12g", 11 << 20, 12 << 20), ("100m", 80 << 10, 100 << 10)] {

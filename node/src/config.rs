@@ -10,6 +10,7 @@ use serde::de::{self, Deserialize, Deserializer};
 use serde::{Serialize, Serializer};
 
 use crate::exit::{ExitCode, Failure};
+use crate::snapshot::Signatures;
 
 pub mod api;
 pub mod default;
@@ -36,6 +37,37 @@ pub struct Config {
     pub api: api::ApiConfig,
     pub tracing: TracingConfig,
     pub sandbox: SandboxConfig,
+    pub disk: DiskConfig,
+    pub snapshots: SnapshotsConfig,
+}
+
+/// `[snapshots]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SnapshotsConfig {
+    /// Whether a snapshot nobody trusted signed is refused. None: once there is a trusted key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_signature: Option<bool>,
+}
+
+impl SnapshotsConfig {
+    /// What that comes to.
+    pub fn signatures(&self) -> Signatures {
+        match self.require_signature {
+            None => Signatures::AsKeysSay,
+            Some(true) => Signatures::Required,
+            Some(false) => Signatures::Optional,
+        }
+    }
+}
+
+/// `[disk]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiskConfig {
+    /// Most that thawd's sandboxes and their snapshots may take of the disk. None: as much as there is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<DiskLimit>,
 }
 
 /// `[sandbox]`.
@@ -97,6 +129,73 @@ impl Default for PrefetchConfig {
             enabled: true,
             limit: Size(1 << 30),
         }
+    }
+}
+
+/// A size, at least 1 MiB, or a part of the file system the data directory is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskLimit {
+    Bytes(Size),
+    /// 1 to 100.
+    Percent(u8),
+}
+
+impl std::str::FromStr for DiskLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DiskLimit, String> {
+        let Some(percent) = text.strip_suffix('%') else {
+            return DiskLimit::of_bytes(text.parse()?);
+        };
+        match percent.parse() {
+            Ok(percent @ 1..=100) => Ok(DiskLimit::Percent(percent)),
+            _ => Err(format!("{text:?} is no part of a disk: 1% to 100%")),
+        }
+    }
+}
+
+impl DiskLimit {
+    fn of_bytes(size: Size) -> Result<DiskLimit, String> {
+        match size.0 >= 1 << 20 {
+            true => Ok(DiskLimit::Bytes(size)),
+            false => Err(format!(
+                "{size} is less than any sandbox takes; leave it out for no limit"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for DiskLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiskLimit::Bytes(size) => size.fmt(f),
+            DiskLimit::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl Serialize for DiskLimit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for DiskLimit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DiskLimit, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Given {
+            Number(i64),
+            Text(String),
+        }
+        let limit = match Given::deserialize(deserializer) {
+            Ok(Given::Number(bytes)) => u64::try_from(bytes)
+                .map_err(|_| "a size below zero".to_owned())
+                .and_then(|bytes| DiskLimit::of_bytes(Size(bytes))),
+            Ok(Given::Text(text)) => text.parse(),
+            Err(_) => Err("it has to be a number of bytes, or a text with k, m, g, t or %".to_owned()),
+        };
+        limit.map_err(de::Error::custom)
     }
 }
 
@@ -301,6 +400,19 @@ mod tests {
             ("\n\n[prefetch]\nenabled = \"often\"\n", "line 4", "enabled"),
             ("[store]\nlimit = \"much\"\n", "line 2", "limit"),
             ("[store]\nlimit = -1\n", "line 2", "limit"),
+            ("[disk]\nlimit = -1\n", "line 2", "limit"),
+            ("[disk]\nlimit = 0\n", "line 2", "limit"),
+            ("[disk]\nlimit = \"0%\"\n", "line 2", "limit"),
+            ("[disk]\nlimit = \"101%\"\n", "line 2", "limit"),
+            ("[disk]\nlimit = \"99999999999t\"\n", "line 2", "limit"),
+            ("[disk]\nlimit = true\n", "line 2", "limit"),
+            ("[sandbox]\nrequire_limits = 1\n", "line 2", "require_limits"),
+            (
+                "[snapshots]\nrequire_signature = 2\n",
+                "line 2",
+                "require_signature",
+            ),
+            ("[sandbox]\nrequire_jail = \"no\"\n", "line 2", "require_jail"),
             ("[nothing]\n", "line 1", "nothing"),
             ("[store\n", "line 1", "[store"),
             ("[fetch]\nmirrors = 3\n", "line 2", "mirrors"),

@@ -17,7 +17,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::packet::{self, PacketError};
 use thaw_protocol::share::Serve;
 
@@ -28,8 +27,6 @@ use crate::vmm::{self, Jail, VmmProcess};
 pub const SHARE_VARIABLE: &str = "THAW_SHARE";
 /// What the relay's buffers shall hold each way, in bytes: a message of the largest kind.
 const BUFFER: usize = 2 << 20;
-/// Bytes of the largest file a guest may have in a volume: of the largest disk it may have.
-const LARGEST_FILE: u64 = (*DISK_MIB.end() as u64) << 20;
 
 /// Where the binary is: `$THAW_SHARE`, else beside the running program.
 pub fn find() -> Result<PathBuf, Error> {
@@ -85,12 +82,6 @@ pub fn start(
     }
     // It has all of its jail, or does not start.
     let process = vmm::spawn(program, &theirs, log, Jail::Whole)?;
-    process
-        .limit_files(LARGEST_FILE)
-        .map_err(|source| Error::System {
-            what: "limit the files of thaw-share",
-            source,
-        })?;
     drop(theirs);
     let descriptors: Vec<BorrowedFd<'_>> = [far_end.as_fd()]
         .into_iter()

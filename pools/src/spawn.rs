@@ -27,6 +27,8 @@ pub struct Program<'a> {
     pub environment: &'a [CString],
     /// Its descriptors from 0 on.
     pub descriptors: &'a [BorrowedFd<'a>],
+    /// Bytes of the largest file it may write.
+    pub largest_file: u64,
 }
 
 /// A child that has executed its program.
@@ -101,6 +103,7 @@ struct Prepared {
     environment: Vec<*const libc::c_char>,
     /// Ours, above all numbers the child shall have.
     descriptors: Vec<OwnedFd>,
+    largest_file: libc::rlim_t,
     birth: Birth,
     uid_map: CString,
     gid_map: CString,
@@ -128,6 +131,7 @@ impl Prepared {
                 .chain([null()])
                 .collect(),
             descriptors,
+            largest_file: program.largest_file,
             birth,
             uid_map: map(rustix::process::geteuid().as_raw())?,
             gid_map: map(rustix::process::getegid().as_raw())?,
@@ -245,6 +249,9 @@ unsafe fn become_program(prepared: &Prepared) -> Step {
         {
             return Step::Program;
         }
+        if !limit_files(prepared.largest_file) {
+            return Step::Program;
+        }
         libc::setsid();
         for signal in 1..=SIGNALS {
             libc::signal(signal, libc::SIG_DFL);
@@ -258,6 +265,23 @@ unsafe fn become_program(prepared: &Prepared) -> Step {
             prepared.environment.as_ptr(),
         );
         Step::Program
+    }
+}
+
+/// Limits the size of files the process writes, unless it is limited to less already.
+///
+/// # Safety
+/// As [`become_program`].
+unsafe fn limit_files(most: libc::rlim_t) -> bool {
+    // SAFETY: the calls write to and read from a limit of ours.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        if libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == -1 {
+            return false;
+        }
+        limit.rlim_max = limit.rlim_max.min(most);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) == 0
     }
 }
 

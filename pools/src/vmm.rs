@@ -16,6 +16,7 @@ use std::process::ExitStatus;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions};
+use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::control::{CONTROL_FD, JAIL_VARIABLE, JAIL_WHOLE};
 
 use crate::Error;
@@ -28,6 +29,8 @@ pub const VMM_VARIABLE: &str = "THAW_VMM";
 /// Least score of a process that serves a guest, when the kernel looks for one to end for want of memory: such a one goes
 /// before thawd, whose unit has a lower one that it would inherit.
 const OOM_SCORE: i32 = 200;
+/// Bytes of the largest file such a process may write: of the largest disk, which is more than any memory.
+pub const LARGEST_FILE: u64 = (*DISK_MIB.end() as u64) << 20;
 
 /// Where the binary is: `$THAW_VMM`, else beside the running program.
 pub fn find() -> Result<PathBuf, Error> {
@@ -153,6 +156,7 @@ pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd, jail: Jail) -> Res
                 .map(CString::new)
                 .collect::<Result<Vec<_>, _>>()?,
             descriptors: &descriptors,
+            largest_file: LARGEST_FILE,
         })
     };
     let spawn::Started { pid, pidfd } = started().map_err(fail)?;
@@ -189,11 +193,11 @@ impl VmmProcess {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Limits the size of files it writes to, bytes: a write beyond is an error to it. It cannot raise the limit, and neither can we
-    /// without CAP_SYS_RESOURCE. No effect once it has ended.
+    /// Limits the size of files it writes to, bytes, below [`LARGEST_FILE`]: a write beyond is an error to it, and it cannot raise the
+    /// limit. No effect once it has ended.
     ///
     /// # Errors
-    /// Those of prlimit(2).
+    /// Those of prlimit(2): without CAP_SYS_RESOURCE it may be limited only while it is our own user.
     pub fn limit_files(&self, bytes: u64) -> io::Result<()> {
         let limit = Rlimit {
             current: Some(bytes),
@@ -296,10 +300,20 @@ mod tests {
         assert!(record.lives());
         let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", record.pid)).unwrap();
         assert!(score.trim().parse::<i32>().unwrap() >= OOM_SCORE, "{score}");
+        let files = || {
+            let limits = fs::read_to_string(format!("/proc/{}/limits", record.pid)).unwrap();
+            let files = limits
+                .lines()
+                .find_map(|l| l.strip_prefix("Max file size"))
+                .unwrap();
+            let mut words = files
+                .split_whitespace()
+                .map(|word| word.parse::<u64>().unwrap_or(0));
+            (words.next().unwrap(), words.next().unwrap())
+        };
+        assert_eq!(files(), (LARGEST_FILE, LARGEST_FILE));
         vmm.limit_files(5 << 20).unwrap();
-        let limits = fs::read_to_string(format!("/proc/{}/limits", record.pid)).unwrap();
-        let files = limits.lines().find(|l| l.starts_with("Max file size")).unwrap();
-        assert_eq!(files.matches("5242880").count(), 2, "{files}");
+        assert_eq!(files(), (5 << 20, 5 << 20));
         drop(vmm);
         assert!(!record.lives());
 

@@ -109,5 +109,5 @@ fn a_guest_beyond_its_limit_ends_its_vmm_and_nothing_else() {
     };
     cgroup.destroy();
     assert_eq!(status.signal(), Some(libc::SIGKILL));
-    assert_eq!(other.state(), MachineState::Shell);
+    assert_eq!(other.state(), MachineState::Created);
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use thaw_protocol::control::{CpuBaseline, MEMORY_MIB};
 
 use super::ByteSize;
+use crate::config::Config;
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::sandbox::{Node, cold};
@@ -68,7 +69,8 @@ fn parse_baseline(text: &str) -> Result<CpuBaseline, String> {
 
 pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> Result<u8, Failure> {
     let paths = Paths::from_env();
-    let store = Templates::open(&paths, Hold::Files)?;
+    let signatures = Config::from_env()?.snapshots.signatures();
+    let store = Templates::open(&paths, Hold::Files, signatures)?;
     match command {
         TemplateCommand::Build {
             cpus_max,

@@ -10,6 +10,7 @@ use super::home::{Home, memory_mode};
 use super::run::{Started, conclude, interrupted};
 use super::running::{Owner, absolute};
 use super::{ForkArguments, ThawArguments, detach};
+use crate::config::Config;
 use crate::container::Running;
 use crate::exit::Failure;
 use crate::paths::Paths;
@@ -66,7 +67,8 @@ async fn attend(
 pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failure> {
     let owner = Owner::find(&arguments.sandbox)?;
     let data = Paths::from_env().data;
-    let registry = Registry::open(&data, Hold::Files)?;
+    let signatures = Config::from_env()?.snapshots.signatures();
+    let registry = Registry::open(&data, Hold::Files, signatures)?;
     let scratch = Scratch::for_clones(&data, &registry, arguments.sign.is_some())?;
     let directory = scratch.snapshot();
     let request = FreezeSandbox {

@@ -34,7 +34,10 @@ mod tests {
 
     use super::super::api::ApiConfig;
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
-    use super::super::{PrefetchConfig, SandboxConfig, Size, StoreConfig, TracingConfig};
+    use super::super::{
+        DiskConfig, DiskLimit, PrefetchConfig, SandboxConfig, Size, SnapshotsConfig, StoreConfig,
+        TracingConfig,
+    };
     use super::*;
     use crate::exit::ExitCode;
 
@@ -116,6 +119,12 @@ mod tests {
             sandbox: SandboxConfig {
                 require_limits: Some(true),
                 require_jail: Some(true),
+            },
+            snapshots: SnapshotsConfig {
+                require_signature: Some(true),
+            },
+            disk: DiskConfig {
+                limit: Some(DiskLimit::Percent(80)),
             },
         }
     }

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::config::Config;
 use crate::paths::Paths;
 
 mod files;
 mod host;
 mod kernel;
 mod kvm;
+mod signatures;
 mod table;
 
 pub use table::render;
@@ -169,6 +171,7 @@ pub fn examine(host: &Host, paths: &Paths) -> Report {
     checks.extend(kernel::checks(host));
     checks.extend(host::checks(host));
     checks.extend(files::checks(paths));
+    checks.push(signatures::check(paths, Config::from_env()));
     let ready = !checks.iter().any(|c| c.essential && c.state == State::Missing);
     Report {
         ready,

@@ -8,13 +8,14 @@ use thaw_rootfs::fill::FillStats;
 
 use super::{Families, Names, OTHER};
 use crate::api::maker::Maker;
-use crate::sandbox::Node;
+use crate::sandbox::{BudgetStatistics, Node};
 
 /// Asks nobody: all of it was counted as it happened.
 pub fn collect(node: &Node, endpoints: &Names, families: &mut Families) {
     pools(&Maker::pools(node), families);
     fills(node.images.filler().stats(), families);
     fetches(few(node.images.fetcher.stats().snapshot(), endpoints), families);
+    budget(node.budget.statistics(), families);
     if let Some(size) = node.images.size() {
         families.gauge(
             "thaw_store_bytes",
@@ -28,6 +29,34 @@ pub fn collect(node: &Node, endpoints: &Names, families: &mut Families) {
         );
         families.gauge("thaw_store_images", "Images in the store.", size.images as f64);
     }
+}
+
+fn budget(budget: BudgetStatistics, families: &mut Families) {
+    if let Some(limit) = budget.limit {
+        families.gauge(
+            "thaw_disk_budget_bytes",
+            "What sandboxes and their snapshots may take of the disk; absent without a limit.",
+            limit as f64,
+        );
+    }
+    families.gauges(
+        "thaw_disk_budget_used_bytes",
+        "What they count with: disks with their size, snapshots with what they take.",
+        [
+            ([("of", "sandboxes")], budget.sandboxes as f64),
+            ([("of", "snapshots")], budget.snapshots as f64),
+        ]
+        .into_iter(),
+    );
+    families.counters(
+        "thaw_disk_budget_refused_total",
+        "Creations and freezes refused for want of disk budget.",
+        [
+            ([("of", "sandboxes")], budget.refused_sandboxes),
+            ([("of", "snapshots")], budget.refused_snapshots),
+        ]
+        .into_iter(),
+    );
 }
 
 fn pools(pools: &[PoolStatistics], families: &mut Families) {

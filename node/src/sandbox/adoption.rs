@@ -13,6 +13,7 @@ use oci_spec::image::ImageConfiguration;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
+use thaw_protocol::api::DEFAULT_DISK_MIB;
 use thaw_rootfs::store::Image;
 
 use super::backends::{Backends, Ends};
@@ -102,6 +103,12 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
     resources.directory.write(&record).map_err(NotAdopted::Left)?;
     reach(Failpoint::AdoptRecorded);
     let origin = recover(resources, node, &record);
+    // A disk that could not be had is there all the same: then it counts as one of the usual size.
+    let disk_bytes = resources
+        .disk
+        .as_ref()
+        .map_or(u64::from(DEFAULT_DISK_MIB) << 20, |disk| disk.size);
+    resources.share_of_disk = Some(node.budget.adopt(disk_bytes));
     Ok((record, image.map(|i| i.config), origin))
 }
 

@@ -267,7 +267,9 @@ async fn make(
     progress: Arc<dyn Progress>,
     building: TemplateProgress,
 ) -> Result<Sandbox, Failure> {
+    let share_of_disk = node.budget.sandbox(u64::from(spec.disk_mib) << 20).await?;
     let mut making = Making::begin(node, record(spec)?, trace)?;
+    making.resources.share_of_disk = Some(share_of_disk);
     let supply = node.images.counting_alone();
     let directory = making.resources.directory.path().to_owned();
     let parts = async {

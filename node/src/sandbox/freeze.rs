@@ -105,6 +105,10 @@ impl Sandbox {
             let what = format!("sandbox {} cannot be frozen: it does not run", self.record().id);
             return Err(Failure::new(ExitCode::Runtime, what).remedy("thaw resume it first"));
         }
+        let share_of_disk = node
+            .budget
+            .snapshot(self.record().memory_mib, self.disk()?)
+            .await?;
         let place = target.to_owned();
         let freezing = Freezing::note(&self.directory(), target)?;
         let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
@@ -135,6 +139,12 @@ impl Sandbox {
         resumed?;
         blocking(move || Ok(draft.finish(subject, key.as_ref()).map(drop)?)).await?;
         drop(freezing);
+        let (budget, place) = (node.budget.clone(), target.to_owned());
+        blocking(move || {
+            budget.written(share_of_disk, &place);
+            Ok(())
+        })
+        .await?;
         Ok(frozen)
     }
 

@@ -81,17 +81,21 @@ pub(super) async fn set(
 }
 
 /// Limits the files its VMM writes: to its disk, or the memory a freeze writes down, whichever is larger. What it writes beside them,
-/// a log and a state file, is far below.
+/// a log and a state file, is far below. Where the host does not let us, it keeps the limit it was started with, which is that of the
+/// largest disk.
 ///
 /// # Errors
-/// What the kernel says against it.
+/// Where the disk cannot be looked at.
 pub(super) fn set_files(resources: &Resources, record: &Record, disk: &OwnedFd) -> Result<(), Failure> {
-    let failed = |e: std::io::Error| Failure::system("cannot limit the files of thaw-vmm", &e);
     let Some(vmm) = &resources.vmm else { return Ok(()) };
-    let disk = rustix::fs::fstat(disk).map_err(|e| failed(e.into()))?;
+    let disk =
+        rustix::fs::fstat(disk).map_err(|e| Failure::system("cannot look at a sandbox's disk", &e.into()))?;
     let memory = (u64::from(record.memory_mib) << 20) + FILE_MARGIN;
     let disk = u64::try_from(disk.st_size).unwrap_or(0);
-    vmm.limit_files(disk.max(memory)).map_err(failed)
+    if let Err(error) = vmm.limit_files(disk.max(memory)) {
+        tracing::debug!(%error, "files of thaw-vmm are limited by the largest disk alone");
+    }
+    Ok(())
 }
 
 fn needs(record: &Record, disk: &OwnedFd) -> Needs {

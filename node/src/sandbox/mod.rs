@@ -39,6 +39,7 @@ mod adoption;
 mod again;
 mod backends;
 mod bare;
+mod budget;
 pub mod cold;
 mod create;
 mod disk;
@@ -69,6 +70,7 @@ mod usage;
 pub use adoption::NotAdopted;
 use again::with_end;
 pub use bare::is_bare;
+pub use budget::{Budget, BudgetStatistics};
 pub use create::blocking;
 pub use freeze::{FreezeOptions, Frozen};
 pub use host_disk::HostDisk;
@@ -243,6 +245,8 @@ pub struct Node {
     pub test_templates: bool,
     /// What a sandbox is refused without.
     require: Required,
+    /// What of the disk they may take.
+    pub budget: Arc<Budget>,
     /// Guests here have no agent.
     bare: bool,
 }
@@ -262,9 +266,10 @@ impl Node {
         let cgroups = Hierarchy::detect();
         run.clean(&cgroups);
         Scratch::sweep(&paths.data);
-        let templates = Templates::open(&paths, hold)?;
+        let config = Config::from_env()?;
+        let templates = Templates::open(&paths, hold, config.snapshots.signatures())?;
         templates.sweep();
-        let images = Images::open_with(&paths.images(), Config::from_env()?)?;
+        let images = Images::open_with(&paths.images(), config)?;
         let require = Required::of(&images.config.sandbox, false);
         Ok(Node {
             templates,
@@ -286,6 +291,7 @@ impl Node {
             cgroups,
             test_templates,
             require,
+            budget: Arc::default(),
             bare: test_templates && bare::expected(),
         })
     }
@@ -300,12 +306,13 @@ impl Node {
         &self.images.config.api
     }
 
-    /// From now on what sandboxes need is made ahead, and a sandbox without limits or without a whole jail is refused, as the
+    /// From now on what sandboxes need is made ahead, the disk has a budget, and a sandbox without limits or without a whole jail is refused, as the
     /// configuration says: for a process that makes many.
     pub fn fill_pools(&mut self) -> Result<(), Failure> {
         let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
         self.require = Required::of(&self.images.config.sandbox, true);
+        self.budget = Arc::new(Budget::open(&self.images.config.disk, &self.paths.data)?);
         self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), network, config)?);
         if let Err(e) = self.pools.networks.kind().listen() {
             tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");

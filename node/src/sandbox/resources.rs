@@ -15,6 +15,7 @@ use thaw_rootfs::prefetch::Prefetch;
 use thaw_rootfs::store::Lease;
 use tokio::sync::watch;
 
+use super::budget;
 use super::host_disk::HostDisk;
 use super::machine::{LOG, log_tail};
 use super::network::Attached;
@@ -53,6 +54,8 @@ pub(super) struct Resources {
     pub(super) used_slots: AtomicU16,
     /// The writable layer.
     pub(super) disk: Option<Claimed<Disks>>,
+    /// What it takes of the disk budget.
+    pub(super) share_of_disk: Option<budget::Share>,
     pub(super) network: Option<Attached>,
     pub(super) directory: SandboxDirectory,
     keep: bool,
@@ -77,6 +80,7 @@ impl Resources {
             images: Mutex::default(),
             used_slots: AtomicU16::default(),
             disk: None,
+            share_of_disk: None,
             network: None,
             directory,
             keep: false,
@@ -144,5 +148,6 @@ impl Drop for Resources {
         if self.disk.take().is_some() {
             reach(Failpoint::DeleteDiskReleased);
         }
+        drop(self.share_of_disk.take());
     }
 }

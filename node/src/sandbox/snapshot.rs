@@ -1,6 +1,7 @@
 //! A sandbox of a snapshot: the same images in the same slots, copies of its disks, another identity.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -111,7 +112,9 @@ async fn make(
         },
         ..new_record()?
     };
+    let share_of_disk = node.budget.sandbox(frozen_disk(registered)?.1).await?;
     let mut making = Making::begin(node, record, trace)?;
+    making.resources.share_of_disk = Some(share_of_disk);
     let directory = making.resources.directory.path().to_owned();
     let parts = parts(node, registered, workload, spec, &directory, trace);
     let restored = async {
@@ -149,6 +152,21 @@ async fn make(
     making.become_sandbox(spec.hostname.clone()).await?;
     making.thawed().await;
     making.done()
+}
+
+/// The disk it was frozen with, and its size in bytes.
+fn frozen_disk(registered: &Registered) -> Result<(&OwnedFd, u64), Failure> {
+    let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
+    let (_, frozen) = frozen.ok_or_else(|| {
+        let what = format!(
+            "the snapshot at {} has no disk {DISK_ID}",
+            registered.directory.display()
+        );
+        Failure::new(ExitCode::SnapshotIncompatible, what)
+    })?;
+    let stat = rustix::fs::fstat(frozen)
+        .map_err(|e| Failure::system("cannot look at a snapshot's disk", &e.into()))?;
+    Ok((frozen, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
 fn workload(registered: &Registered) -> Result<Workload, Failure> {
@@ -221,14 +239,7 @@ async fn parts(
         let (registered, directory) = (registered.clone(), node.paths.disks());
         let pools = node.pools.clone();
         blocking(move || {
-            let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
-            let (_, frozen) = frozen.ok_or_else(|| {
-                let what = format!(
-                    "the snapshot at {} has no disk {DISK_ID}",
-                    registered.directory.display()
-                );
-                Failure::new(ExitCode::SnapshotIncompatible, what)
-            })?;
+            let (frozen, _) = frozen_disk(&registered)?;
             let copied = disk::nameless_copy(frozen, &directory).and_then(Disk::of);
             reach(Failpoint::ThawDiskCopied);
             copied

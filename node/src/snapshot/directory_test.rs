@@ -9,8 +9,8 @@ use super::*;
 use crate::exit::{ExitCode, Failure};
 use crate::snapshot::draft::Draft;
 use crate::snapshot::manifest::{CHUNK, Cpu, Kind, Machine, Subject, inventory};
-use crate::snapshot::signature::SigningKey;
 use crate::snapshot::signature::tests::key_pair;
+use crate::snapshot::signature::{Signatures, SigningKey};
 
 pub(in crate::snapshot) fn subject() -> Subject {
     Subject {
@@ -307,8 +307,8 @@ fn a_signature_is_asked_for_where_keys_are_trusted() {
     let key = SigningKey::load(&key_pair(&ours, "k")).unwrap();
     key_pair(&theirs, "k");
     let (trusted, others) = (
-        TrustedKeys::load(&ours).unwrap(),
-        TrustedKeys::load(&theirs).unwrap(),
+        TrustedKeys::load(&ours, Signatures::AsKeysSay).unwrap(),
+        TrustedKeys::load(&theirs, Signatures::AsKeysSay).unwrap(),
     );
     let target = place.path().join("s");
     drop(draft(&target).finish(subject(), Some(&key)).unwrap());

@@ -35,5 +35,5 @@ pub use hash::Hash;
 pub use manifest::{Base, Cpu, ImageRecord, Kind, Machine, Manifest, Subject, inventory};
 pub use register::{Hold, Registered, Registry};
 pub use scratch::Scratch;
-pub use signature::{SigningKey, TrustedKeys};
+pub use signature::{KEYS, Signatures, SigningKey, TrustedKeys};
 pub use stamp::Stamps;

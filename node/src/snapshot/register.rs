@@ -21,7 +21,7 @@ use super::directory::SnapshotDir;
 use super::error::SnapshotError;
 use super::hash::Hash;
 use super::manifest::{ChunkedFile, MAX_LAYERS, Manifest, WholeFile};
-use super::signature::TrustedKeys;
+use super::signature::{KEYS, Signatures, TrustedKeys};
 use super::stamp::Stamps;
 
 /// How memory is held.
@@ -66,10 +66,10 @@ pub struct Registry {
 
 impl Registry {
     /// With the stamps and keys under the data directory: `verified/` and `keys/`.
-    pub fn open(data: &Path, hold: Hold) -> Result<Registry, SnapshotError> {
+    pub fn open(data: &Path, hold: Hold, signatures: Signatures) -> Result<Registry, SnapshotError> {
         Ok(Registry {
             stamps: Stamps::open(&data.join("verified"))?,
-            trusted: TrustedKeys::load(&data.join("keys"))?,
+            trusted: TrustedKeys::load(&data.join(KEYS), signatures)?,
             hold,
         })
     }

@@ -7,7 +7,7 @@ use crate::snapshot::manifest::{Base, CHUNK};
 use std::os::fd::AsFd;
 
 fn registry(place: &Path, hold: Hold) -> Registry {
-    Registry::open(&place.join("data"), hold).unwrap()
+    Registry::open(&place.join("data"), hold, Signatures::AsKeysSay).unwrap()
 }
 
 fn contents(fd: &OwnedFd) -> Vec<u8> {

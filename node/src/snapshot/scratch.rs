@@ -44,7 +44,7 @@ impl Scratch {
     /// # Errors
     /// [`ExitCode::SnapshotSignature`]: only signed ones are thawed here, and this is not to be.
     pub fn for_clones(data: &Path, registry: &Registry, signed: bool) -> Result<Scratch, Failure> {
-        if registry.trusted().any() && !signed {
+        if registry.trusted().required() && !signed {
             let what = "only signed snapshots are thawed here, and clones are thawed from one";
             return Err(
                 Failure::new(ExitCode::SnapshotSignature, what).remedy("name a key trusted here: --sign KEY")

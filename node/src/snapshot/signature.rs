@@ -1,7 +1,8 @@
 //! Ed25519 over the manifest's bytes, in `manifest.sig`: 64 bytes, as `openssl pkeyutl -sign -rawin` makes them.
 //!
 //! Keys are PEM files as `openssl genpkey -algorithm ed25519` and `openssl pkey -pubout` write them. Invariant: where any
-//! key is trusted, a manifest nobody trusted signed is refused; a key that cannot be read is an error, not one key fewer.
+//! key is trusted, a manifest nobody trusted signed is refused, unless the configuration takes unsigned ones all the same; a key that
+//! cannot be read is an error, not one key fewer.
 
 use std::fmt;
 use std::fs;
@@ -14,6 +15,8 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 
 use super::error::SnapshotError;
 
+/// Where trusted keys are, under the data directory.
+pub const KEYS: &str = "keys";
 /// Bytes of a signature.
 pub const SIGNATURE: usize = 64;
 /// Before the 32 bytes of a key in a SubjectPublicKeyInfo (RFC 8410, section 4).
@@ -60,18 +63,35 @@ impl SigningKey {
     }
 }
 
-/// Whose snapshots are used here. With no key, everybody's.
+/// Whether a snapshot must be signed by a key trusted here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Signatures {
+    /// Once there is such a key.
+    #[default]
+    AsKeysSay,
+    /// Without one, no snapshot is used.
+    Required,
+    /// An unsigned one is used too; a signature that is there must be right, once there is a key.
+    Optional,
+}
+
+/// Whose snapshots are used here.
 #[derive(Clone, Debug, Default)]
 pub struct TrustedKeys {
     keys: Vec<[u8; 32]>,
+    signatures: Signatures,
 }
 
 impl TrustedKeys {
     /// The `PUBLIC KEY` PEM files `*.pub` in `directory`; none if there is no such directory.
-    pub fn load(directory: &Path) -> Result<TrustedKeys, SnapshotError> {
+    pub fn load(directory: &Path, signatures: Signatures) -> Result<TrustedKeys, SnapshotError> {
+        let none = TrustedKeys {
+            keys: Vec::new(),
+            signatures,
+        };
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(TrustedKeys::default()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(none),
             Err(e) => return Err(SnapshotError::io("read", directory)(e)),
         };
         let mut keys = Vec::new();
@@ -81,25 +101,42 @@ impl TrustedKeys {
                 keys.push(public_key(&path)?);
             }
         }
-        Ok(TrustedKeys { keys })
+        Ok(TrustedKeys { keys, ..none })
     }
 
-    /// Whether signatures matter here.
-    pub fn any(&self) -> bool {
-        !self.keys.is_empty()
+    /// Whether unsigned snapshots are refused here.
+    pub fn required(&self) -> bool {
+        match self.signatures {
+            Signatures::AsKeysSay => !self.keys.is_empty(),
+            Signatures::Required => true,
+            Signatures::Optional => false,
+        }
+    }
+
+    /// How many keys there are.
+    pub fn count(&self) -> usize {
+        self.keys.len()
     }
 
     /// Whether what this key signs is used here.
     pub fn accepts(&self, key: &SigningKey) -> bool {
-        !self.any() || self.keys.iter().any(|k| k == key.pair.public_key().as_ref())
+        let unchecked = self.keys.is_empty() && !self.required();
+        unchecked || self.keys.iter().any(|k| k == key.pair.public_key().as_ref())
     }
 
     /// Checks a manifest's signature; the error is a reason.
     pub fn check(&self, manifest: &[u8], signature: Option<&[u8]>) -> Result<(), &'static str> {
-        if !self.any() {
-            return Ok(());
-        }
-        let signature = signature.ok_or("it is not signed, and keys are configured here")?;
+        let signature = match signature {
+            _ if self.keys.is_empty() && self.required() => {
+                return Err(
+                    "require_signature is true in [snapshots], and there is no key in THAW_DATA/keys",
+                );
+            }
+            _ if self.keys.is_empty() => return Ok(()),
+            None if self.required() => return Err("it is not signed, and signatures are required here"),
+            None => return Ok(()),
+            Some(signature) => signature,
+        };
         let good = |key: &[u8; 32]| {
             UnparsedPublicKey::new(&ED25519, key)
                 .verify(manifest, signature)
@@ -168,8 +205,8 @@ pub(crate) mod tests {
         let key = SigningKey::load(&key_pair(mine.path(), "k")).unwrap();
         key_pair(theirs.path(), "k");
         let (trusted, others) = (
-            TrustedKeys::load(mine.path()).unwrap(),
-            TrustedKeys::load(theirs.path()).unwrap(),
+            TrustedKeys::load(mine.path(), Signatures::AsKeysSay).unwrap(),
+            TrustedKeys::load(theirs.path(), Signatures::AsKeysSay).unwrap(),
         );
         let signature = key.sign(b"manifest");
         assert_eq!(trusted.check(b"manifest", Some(&signature)), Ok(()));
@@ -185,8 +222,36 @@ pub(crate) mod tests {
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(trusted.check(b"manifest", Some(&flipped)).is_err(), "bit {bit}");
         }
-        let none = TrustedKeys::load(Path::new("/nowhere")).unwrap();
-        assert!(!none.any() && none.check(b"anything", None).is_ok());
+        let none = TrustedKeys::load(Path::new("/nowhere"), Signatures::AsKeysSay).unwrap();
+        assert!(!none.required() && none.check(b"anything", None).is_ok());
+    }
+
+    #[test]
+    fn signatures_are_required_as_configured() {
+        let (keys, empty) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let key = SigningKey::load(&key_pair(keys.path(), "k")).unwrap();
+        let signature = key.sign(b"m");
+        let bad = [0; SIGNATURE];
+        let missing = empty.path().join("missing");
+        // Where the keys are, what is configured; taken: unsigned, rightly signed, wrongly signed.
+        for (place, signatures, taken) in [
+            (missing.as_path(), Signatures::AsKeysSay, [true, true, true]),
+            (missing.as_path(), Signatures::Required, [false, false, false]),
+            (empty.path(), Signatures::Required, [false, false, false]),
+            (missing.as_path(), Signatures::Optional, [true, true, true]),
+            (keys.path(), Signatures::AsKeysSay, [false, true, false]),
+            (keys.path(), Signatures::Required, [false, true, false]),
+            (keys.path(), Signatures::Optional, [true, true, false]),
+        ] {
+            let trusted = TrustedKeys::load(place, signatures).unwrap();
+            let shown = [None, Some(&signature[..]), Some(&bad[..])];
+            let found = shown.map(|signature| trusted.check(b"m", signature).is_ok());
+            assert_eq!(found, taken, "{} {signatures:?}", place.display());
+            assert_eq!(trusted.required(), !taken[0]);
+            assert_eq!(trusted.accepts(&key), taken[1]);
+        }
+        let none = TrustedKeys::load(&missing, Signatures::Required).unwrap();
+        assert!(none.check(b"m", None).unwrap_err().contains("THAW_DATA/keys"));
     }
 
     #[test]
@@ -208,7 +273,7 @@ pub(crate) mod tests {
         .unwrap();
         let signature = SigningKey::load(&key).unwrap().sign(b"");
         assert_eq!(signature[..4], [0xe5, 0x56, 0x43, 0x00]);
-        let trusted = TrustedKeys::load(directory.path()).unwrap();
+        let trusted = TrustedKeys::load(directory.path(), Signatures::AsKeysSay).unwrap();
         assert_eq!(trusted.check(b"", Some(&signature)), Ok(()));
     }
 
@@ -222,7 +287,7 @@ pub(crate) mod tests {
             "-----BEGIN PUBLIC KEY-----\n",
         ] {
             fs::write(&bad, text).unwrap();
-            let error = TrustedKeys::load(directory.path()).unwrap_err();
+            let error = TrustedKeys::load(directory.path(), Signatures::AsKeysSay).unwrap_err();
             assert!(error.to_string().contains("bad.pub"), "{error}");
             assert!(SigningKey::load(&bad).is_err());
         }

@@ -165,7 +165,7 @@ impl Templates {
     fn may_build(&self, key: Option<&SigningKey>) -> Result<(), Failure> {
         let trusted = self.registry().trusted();
         let what = match key {
-            None if trusted.any() => {
+            None if trusted.required() => {
                 "only signed snapshots are used here, and a template would have to be built".into()
             }
             Some(key) if !trusted.accepts(key) => {

@@ -16,7 +16,9 @@ use super::key::{Ingredients, Key};
 use super::{Recipe, Shape};
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
-use crate::snapshot::{Hold, Manifest, Registered, Registry, SnapshotDir, SnapshotError, directory, sweep};
+use crate::snapshot::{
+    Hold, Manifest, Registered, Registry, Signatures, SnapshotDir, SnapshotError, directory, sweep,
+};
 
 /// Templates in this process's memory.
 type Held = Arc<Mutex<HashMap<Key, Arc<Registered>>>>;
@@ -57,12 +59,12 @@ pub struct Entry {
 
 impl Templates {
     /// Opens the store. With [`Hold::Sealed`], a template once used is kept in this process's memory.
-    pub fn open(paths: &Paths, hold: Hold) -> Result<Templates, Failure> {
+    pub fn open(paths: &Paths, hold: Hold, signatures: Signatures) -> Result<Templates, Failure> {
         Ok(Templates {
             paths: paths.clone(),
             root: paths.data.join("templates"),
             vmm: None,
-            registry: Registry::open(&paths.data, hold)?,
+            registry: Registry::open(&paths.data, hold, signatures)?,
             held: (hold == Hold::Sealed).then(Arc::default),
         })
     }

@@ -18,7 +18,7 @@ pub(in crate::template) fn store(place: &Path, kernel: &str, hold: Hold) -> Temp
         kernel: file(kernel),
         guest_image: file("guest"),
     };
-    let mut templates = Templates::open(&paths, hold).unwrap();
+    let mut templates = Templates::open(&paths, hold, Signatures::AsKeysSay).unwrap();
     templates.vmm = Some(file("vmm"));
     templates
 }

@@ -57,6 +57,25 @@ impl Vmm {
         })
     }
 
+    /// As [`Self::spawn`], of one that may write no file larger than this many bytes.
+    pub fn spawn_with_file_limit(most: u64) -> Vmm {
+        Self::spawn_as(env!("CARGO_BIN_EXE_thaw-vmm").as_ref(), |command| {
+            let limit = libc::rlimit {
+                rlim_cur: most,
+                rlim_max: most,
+            };
+            // SAFETY: one system call, on a limit of the closure's own.
+            unsafe {
+                command.pre_exec(
+                    move || match libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) {
+                        0 => Ok(()),
+                        _ => Err(std::io::Error::last_os_error()),
+                    },
+                );
+            }
+        })
+    }
+
     /// As [`Self::spawn_logging`], where no namespace can be made, and no capability is had.
     pub fn spawn_without_namespaces(binary: &std::path::Path, id: u32) -> Vmm {
         use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};

@@ -1,0 +1,349 @@
+//! The node's disk budget: what its sandboxes and their snapshots may take of the disk, admitted before anything is made.
+//!
+//! A disk is sparse and can grow to its size, so its size counts from its making on, with the most that a sandbox's logs take; a
+//! snapshot counts with the most it can take while it is written, and with what it took from then on. Invariant: what counts never
+//! exceeds the limit, but by sandboxes that were there before it was set: those are taken over, not refused.
+//!
+//! Counting is in memory. Snapshots are removed by whoever has them, without a word to us: whether they are there is looked up where
+//! a request would be refused, and when metrics are asked for, and never on the path of a creation that fits. Which there are is in a
+//! file under the data directory, for the next thawd.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::create::blocking;
+use crate::config::{DiskConfig, DiskLimit, Size};
+use crate::exit::{ExitCode, Failure};
+
+/// Bytes that one sandbox's logs and its container's kept output take, at most.
+const LOGS: u64 = 4 << 20;
+/// The list of snapshots, under the data directory.
+const LIST: &str = "snapshots-made.json";
+/// Version of that list.
+const VERSION: u32 = 1;
+
+/// What a part of the budget is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Sandbox,
+    Snapshot,
+}
+
+impl Use {
+    fn noun(self) -> &'static str {
+        match self {
+            Use::Sandbox => "a sandbox",
+            Use::Snapshot => "a snapshot",
+        }
+    }
+}
+
+/// The budget of one node.
+#[derive(Debug, Default)]
+pub struct Budget {
+    /// Bytes. None: as many as there are.
+    limit: Option<u64>,
+    /// Where the list is. None: nobody comes after us.
+    list: Option<PathBuf>,
+    taken: Mutex<Taken>,
+    /// Held while the list is written.
+    writing: Mutex<()>,
+    refused_sandboxes: AtomicU64,
+    refused_snapshots: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    /// Bytes of sandboxes.
+    sandboxes: u64,
+    /// Bytes of snapshots being written.
+    writing: u64,
+    /// Bytes of those that were written, by place.
+    written: BTreeMap<PathBuf, u64>,
+}
+
+impl Taken {
+    fn snapshots(&self) -> u64 {
+        self.written
+            .values()
+            .fold(self.writing, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    fn of(&mut self, what: Use) -> &mut u64 {
+        match what {
+            Use::Sandbox => &mut self.sandboxes,
+            Use::Snapshot => &mut self.writing,
+        }
+    }
+}
+
+/// What the budget has and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BudgetStatistics {
+    /// Bytes; none where there is no limit.
+    pub limit: Option<u64>,
+    /// Bytes.
+    pub sandboxes: u64,
+    pub snapshots: u64,
+    /// How often one was refused.
+    pub refused_sandboxes: u64,
+    pub refused_snapshots: u64,
+}
+
+/// Part of a budget, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    budget: Arc<Budget>,
+    what: Use,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut taken = self.budget.taken();
+        let of = taken.of(self.what);
+        *of = of.saturating_sub(self.bytes);
+    }
+}
+
+/// The list, as it is in its file.
+#[derive(Serialize, Deserialize)]
+struct List {
+    version: u32,
+    /// Bytes, by place.
+    snapshots: BTreeMap<PathBuf, u64>,
+}
+
+impl Budget {
+    /// As the configuration says, of what is under `data`, with the snapshots that are left of those on the list there.
+    ///
+    /// # Errors
+    /// [`ExitCode::Runtime`] where the size of the file system cannot be told, or the list cannot be read.
+    pub fn open(config: &DiskConfig, data: &Path) -> Result<Budget, Failure> {
+        let limit = match config.limit {
+            None => None,
+            Some(DiskLimit::Bytes(Size(bytes))) => Some(bytes),
+            Some(DiskLimit::Percent(percent)) => Some(percent_of(data, percent)?),
+        };
+        let list = data.join(LIST);
+        let written = read_list(&list)?;
+        let budget = Budget {
+            limit,
+            list: Some(list),
+            taken: Mutex::new(Taken {
+                written,
+                ..Taken::default()
+            }),
+            ..Budget::default()
+        };
+        budget.forget_removed();
+        Ok(budget)
+    }
+
+    /// Takes what a sandbox with a disk of this size can come to.
+    ///
+    /// # Errors
+    /// [`ExitCode::DiskBudget`] with the limit, what is used and what was asked for.
+    pub(super) async fn sandbox(self: &Arc<Budget>, disk_bytes: u64) -> Result<Share, Failure> {
+        self.take(Use::Sandbox, disk_bytes.saturating_add(LOGS)).await
+    }
+
+    /// Takes the same for a sandbox that is there already.
+    pub(super) fn adopt(self: &Arc<Budget>, disk_bytes: u64) -> Share {
+        let bytes = disk_bytes.saturating_add(LOGS);
+        let mut taken = self.taken();
+        taken.sandboxes = taken.sandboxes.saturating_add(bytes);
+        self.share(Use::Sandbox, bytes)
+    }
+
+    /// Takes what a snapshot of so much memory and such a disk can come to.
+    ///
+    /// # Errors
+    /// As of [`Budget::sandbox`].
+    pub(super) async fn snapshot(
+        self: &Arc<Budget>,
+        memory_mib: u32,
+        disk: impl AsFd,
+    ) -> Result<Share, Failure> {
+        let disk = allocated(disk).map_err(|e| Failure::system("cannot look at a sandbox's disk", &e))?;
+        let memory = u64::from(memory_mib) << 20;
+        self.take(Use::Snapshot, memory.saturating_add(disk)).await
+    }
+
+    /// Counts a snapshot that was written with what it took, instead of with what it could have. Blocks: it is written down.
+    pub(super) fn written(&self, share: Share, place: &Path) {
+        let bytes = directory_bytes(place).unwrap_or(share.bytes);
+        {
+            let mut taken = self.taken();
+            taken.written.insert(place.to_owned(), bytes);
+        }
+        drop(share);
+        self.write_list();
+    }
+
+    /// What it has and did. Looks which snapshots are there.
+    pub fn statistics(&self) -> BudgetStatistics {
+        self.forget_removed();
+        let taken = self.taken();
+        BudgetStatistics {
+            limit: self.limit,
+            sandboxes: taken.sandboxes,
+            snapshots: taken.snapshots(),
+            refused_sandboxes: self.refused_sandboxes.load(Ordering::Relaxed),
+            refused_snapshots: self.refused_snapshots.load(Ordering::Relaxed),
+        }
+    }
+
+    async fn take(self: &Arc<Budget>, what: Use, bytes: u64) -> Result<Share, Failure> {
+        if self.fits(what, bytes).is_ok() {
+            return Ok(self.share(what, bytes));
+        }
+        let budget = self.clone();
+        blocking(move || {
+            budget.forget_removed();
+            Ok(())
+        })
+        .await?;
+        let (limit, used) = match self.fits(what, bytes) {
+            Ok(()) => return Ok(self.share(what, bytes)),
+            Err(full) => full,
+        };
+        let refused = match what {
+            Use::Sandbox => &self.refused_sandboxes,
+            Use::Snapshot => &self.refused_snapshots,
+        };
+        refused.fetch_add(1, Ordering::Relaxed);
+        let what = format!(
+            "the disk budget has no room for {}: its limit is {limit} bytes, {used} are used, {bytes} are asked for",
+            what.noun()
+        );
+        Err(Failure::new(ExitCode::DiskBudget, what))
+    }
+
+    /// Counts it, if it fits; else the limit and what is used.
+    fn fits(&self, what: Use, bytes: u64) -> Result<(), (u64, u64)> {
+        let mut taken = self.taken();
+        let used = taken.sandboxes.saturating_add(taken.snapshots());
+        match self.limit {
+            Some(limit) if used.saturating_add(bytes) > limit => Err((limit, used)),
+            _ => {
+                let of = taken.of(what);
+                *of = of.saturating_add(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn share(self: &Arc<Budget>, what: Use, bytes: u64) -> Share {
+        Share {
+            budget: self.clone(),
+            what,
+            bytes,
+        }
+    }
+
+    /// Gives back what snapshots took that are not there any more.
+    fn forget_removed(&self) {
+        let places: Vec<PathBuf> = self.taken().written.keys().cloned().collect();
+        let gone =
+            |place: &PathBuf| fs::symlink_metadata(place).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+        let gone: Vec<PathBuf> = places.into_iter().filter(gone).collect();
+        if gone.is_empty() {
+            return;
+        }
+        {
+            let mut taken = self.taken();
+            taken.written.retain(|place, _| !gone.contains(place));
+        }
+        self.write_list();
+    }
+
+    /// A list that cannot be written counts too little after the next start, which is said and no reason to fail what was done.
+    fn write_list(&self) {
+        let Some(list) = &self.list else { return };
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let snapshots = self.taken().written.clone();
+        let text = serde_json::to_vec(&List {
+            version: VERSION,
+            snapshots,
+        });
+        let partial = list.with_extension("partial");
+        let written = text
+            .map_err(io::Error::other)
+            .and_then(|text| fs::write(&partial, text))
+            .and_then(|()| fs::rename(&partial, list));
+        if let Err(e) = written {
+            tracing::warn!(
+                "the next thawd will not count all snapshots: cannot write {}: {e}",
+                list.display()
+            );
+        }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read_list(list: &Path) -> Result<BTreeMap<PathBuf, u64>, Failure> {
+    let wrong = |why: &dyn std::fmt::Display| {
+        let what = format!("{} cannot be read: {why}", list.display());
+        Failure::new(ExitCode::Runtime, what)
+            .remedy("remove it: snapshots made so far then do not count in the disk budget")
+    };
+    let text = match fs::read(list) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        read => read.map_err(|e| wrong(&e))?,
+    };
+    let list: List = serde_json::from_slice(&text).map_err(|e| wrong(&e))?;
+    match list.version {
+        VERSION => Ok(list.snapshots),
+        other => Err(wrong(&format!(
+            "it is of version {other}, and this thawd reads {VERSION}"
+        ))),
+    }
+}
+
+fn percent_of(data: &Path, percent: u8) -> Result<u64, Failure> {
+    // It need not be there yet; what is above it is on the same file system, or will be found wanting when it is made.
+    let there = data
+        .ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("/"));
+    let system = rustix::fs::statvfs(there)
+        .map_err(|e| Failure::system(format!("cannot tell the size of {}", data.display()), &e.into()))?;
+    let bytes = u128::from(system.f_blocks) * u128::from(system.f_frsize);
+    Ok(u64::try_from(bytes * u128::from(percent) / 100).unwrap_or(u64::MAX))
+}
+
+/// Bytes a file takes of its disk.
+fn allocated(file: impl AsFd) -> io::Result<u64> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
+}
+
+/// Bytes a snapshot's files take of their disk: some ten files, in a directory of directories one deep.
+fn directory_bytes(place: &Path) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let mut sum = 0u64;
+    for entry in fs::read_dir(place)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        sum = sum.saturating_add(match metadata.is_dir() {
+            true => directory_bytes(&entry.path())?,
+            false => metadata.blocks().saturating_mul(512),
+        });
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+#[path = "budget_test.rs"]
+mod tests;

@@ -272,8 +272,11 @@ impl Store {
             && ready.is_active(self.boot, key.bytes())
         {
             let data = self.layer_directory(key).join(layer::DATA);
-            let length = std::fs::metadata(&data).map(|it| it.len());
-            if length.is_ok_and(|length| length >= ready.length()) {
+            let look = || std::fs::metadata(&data);
+            if look().is_ok_and(|data| data.len() >= ready.length()) {
+                ready
+                    .void_if_changed(look)
+                    .map_err(|error| Error::blob(*key, &data, error))?;
                 return Ok(true);
             }
         }
@@ -305,7 +308,8 @@ impl Store {
         }
         let data = writable(layer::DATA)?;
         ready.activate(self.boot)?;
-        restore_length(&data, &ready)?;
+        ready.void_if_changed(|| data.metadata())?;
+        ready.restore_length(&data)?;
         Ok(ready)
     }
 
@@ -382,19 +386,6 @@ impl Store {
     pub(crate) fn reopened(&self) -> Self {
         Self::open(&self.root).unwrap().after_boot(self.boot)
     }
-}
-
-/// Gives a data file that a crash, or somebody, has cut its length again; what was cut off is missing from now on.
-///
-/// Bits first: who looked at one before, and read zeros after, sees it unset when looking again.
-fn restore_length(data: &std::fs::File, ready: &ReadyFile) -> io::Result<bool> {
-    let length = data.metadata()?.len();
-    if length >= ready.length() {
-        return Ok(false);
-    }
-    ready.clear(ready.chunks_of(length, u64::MAX));
-    data.set_len(ready.length())?;
-    Ok(true)
 }
 
 /// Makes a rename last.

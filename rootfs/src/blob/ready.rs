@@ -7,11 +7,14 @@
 //! The header and the bitmap are mapped shared and touched only as atomics, so a file another process changes under
 //! us, rightly or not, can give wrong answers but no undefined behaviour. Files are never truncated while mapped.
 
+mod stamp;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -258,6 +261,8 @@ pub struct ReadyFile {
     file: File,
     map: Mapping,
     header: Header,
+    /// Held by the thread that has the file's lock, which the threads of a process would share.
+    writing: Mutex<()>,
 }
 
 impl ReadyFile {
@@ -324,7 +329,12 @@ impl ReadyFile {
 
     fn map(file: File, header: Header) -> Result<Self, BlobError> {
         let map = Mapping::new(&file, &header, ProtFlags::READ | ProtFlags::WRITE)?;
-        Ok(Self { file, map, header })
+        Ok(Self {
+            file,
+            map,
+            header,
+            writing: Mutex::new(()),
+        })
     }
 
     /// Makes the bits mean *this* boot: where they were set under another, a host crash may have lost the bytes, so all
@@ -470,17 +480,5 @@ impl ReadyFile {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// Compares a chunk of `data` with its digest, and sets its bit if they agree. Returns whether it is ready.
-    pub fn verify(&self, data: &File, chunk: u64, buffer: &mut Vec<u8>) -> Result<bool, BlobError> {
-        if self.is_ready(chunk) {
-            return Ok(true);
-        }
-        let agrees = self.agrees(data, chunk, buffer)?;
-        if agrees {
-            self.set_ready(chunk);
-        }
-        Ok(agrees)
     }
 }

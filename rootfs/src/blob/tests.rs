@@ -70,6 +70,7 @@ fn another_boot_believes_nothing_until_it_has_compared() {
     );
     // A page that never reached the disk before the crash.
     data.write_all_at(&[0; 4096], 2 * CHUNK_SIZE).unwrap();
+    owner.stamp(&data).unwrap();
     let mut buffer = Vec::new();
     let agree: Vec<bool> = (0..4)
         .map(|chunk| owner.verify(&data, chunk, &mut buffer).unwrap())

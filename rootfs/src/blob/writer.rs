@@ -95,9 +95,11 @@ impl BlobWriter {
                     return Err(BlobError::Unrepeatable { offset: self.flushed });
                 }
                 if !ready.is_ready(chunk) {
-                    self.data.write_all_at(&self.chunk, self.flushed)?;
-                    reach(Failpoint::RepairWritten);
-                    ready.set_ready(chunk);
+                    ready.fill(&self.data, chunk, || {
+                        self.data.write_all_at(&self.chunk, self.flushed)?;
+                        reach(Failpoint::RepairWritten);
+                        Ok(())
+                    })?;
                     reach(Failpoint::RepairReady);
                     *repaired += 1;
                 }

@@ -67,12 +67,28 @@ impl Inner {
                 blob
             }
         };
-        let length = blob.files.data.metadata().map(|it| it.len());
-        if length.is_ok_and(|length| length < blob.files.ready.length()) {
+        let files = &blob.files;
+        let length = files.data.metadata().map(|it| it.len());
+        if length.is_ok_and(|length| length < files.ready.length()) {
             let (inner, cut) = (self.clone(), blob.clone());
             if blocking(move || inner.store.restore_data(&cut.id, &cut.files)).await? {
                 count(&self.stats.cut, 1);
             }
+        }
+        // Before what is missing is looked for: a change found later would void what was found.
+        let failed = |error| Error::blob(blob.id, &blob.files.directory, error);
+        if files
+            .ready
+            .looks_changed(|| files.data.metadata())
+            .map_err(failed)?
+        {
+            let changed = blob.clone();
+            let voided = blocking(move || {
+                let files = &changed.files;
+                let voided = files.ready.void_if_changed(|| files.data.metadata());
+                voided.map_err(|error| Error::blob(changed.id, &files.directory, error))
+            });
+            voided.await?;
         }
         Ok(blob)
     }

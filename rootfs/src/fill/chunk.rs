@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
 
-use crate::blob::BlobError;
 use crate::error::Error;
 use crate::index::Piece;
 
@@ -217,10 +216,13 @@ fn commit(blob: &Blob, chunk: u64, bytes: &[u8], again: bool, stats: &FillStats)
             });
         }
     }
-    write(&blob.files.data, ready.chunk_range(chunk).start, bytes)
-        .map_err(|error| failed(BlobError::Io(error)))?;
-    reach(Failpoint::ChunkWritten);
-    ready.set_ready(chunk);
+    let data = &blob.files.data;
+    let filled = ready.fill(data, chunk, || {
+        write(data, ready.chunk_range(chunk).start, bytes)?;
+        reach(Failpoint::ChunkWritten);
+        Ok(())
+    });
+    filled.map_err(failed)?;
     reach(Failpoint::ChunkReady);
     count(&stats.chunks, 1);
     Ok(())

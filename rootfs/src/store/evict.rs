@@ -182,6 +182,7 @@ impl Store {
             .map_err(|error| Error::io(&partial.path, error))?;
         reach(Failpoint::EvictDataMade);
         old.write_emptied(create(layer::READY)?, self.boot)
+            .and_then(|ready| ready.stamp(&data))
             .map_err(|error| Error::blob(*key, &partial.path, error))?;
         reach(Failpoint::EvictReadyWritten);
         for name in [layer::TREE, INDEX] {

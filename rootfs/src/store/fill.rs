@@ -18,12 +18,12 @@ use crate::progress::{Event, Progress};
 use crate::reference::ImageRef;
 use crate::source::{self, LayerSource, Turns};
 
+use super::Store;
 use super::form::{Form, Origin};
 use super::layer::{self, Job};
 use super::make::all_verified;
 use super::pull::{PullOptions, blocking};
 use super::record::Record;
-use super::{Store, restore_length};
 
 /// A blob's files, and how to fill them.
 pub(crate) struct BlobFiles {
@@ -285,7 +285,8 @@ impl Store {
             return Ok(false);
         }
         let _lock = self.lock_exclusive(&format!("layer-{}", key.hex()))?;
-        let restored = restore_length(&files.data, &files.ready).map_err(io)?;
+        let failed = |error| Error::blob(*key, &files.directory, error);
+        let restored = files.ready.restore_length(&files.data).map_err(failed)?;
         if restored {
             tracing::warn!(layer = %key, "a cache file was cut short; what is gone is fetched again");
         }

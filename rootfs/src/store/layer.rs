@@ -53,7 +53,9 @@ pub fn unpack_into(job: Job, directory: &Path, boot: BootId) -> Result<(), Error
         .write(true)
         .create_new(true)
         .open(&path);
-    let mut writer = BlobWriter::create(data.map_err(|error| Error::io(&path, error))?);
+    let data = data.map_err(|error| Error::io(&path, error))?;
+    let handle = data.try_clone().map_err(|error| Error::io(&path, error))?;
+    let mut writer = BlobWriter::create(handle);
     reach(Failpoint::LayerDataMade);
     let (tree, index) = run_indexed(job, &mut writer, &path)?;
     let summary = writer
@@ -69,6 +71,7 @@ pub fn unpack_into(job: Job, directory: &Path, boot: BootId) -> Result<(), Error
         .open(&ready_path);
     let ready = ready.map_err(|error| Error::io(&ready_path, error))?;
     BlobWriter::seal(&summary, ready, *diff_id.bytes(), boot)
+        .and_then(|ready| ready.stamp(&data))
         .map_err(|error| Error::blob(diff_id, &ready_path, error))?;
 
     let path = directory.join(TREE);

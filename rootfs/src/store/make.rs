@@ -122,6 +122,7 @@ impl Store {
             false,
             self.boot,
         )
+        .and_then(|ready| ready.stamp(&data))
         .map_err(|error| Error::blob(*key, &path, error))?;
         let kept = Kept {
             stored: stored.digest,

@@ -1,5 +1,7 @@
 //! Sources that lie or are gone, disks that are full, files changed behind the store's back, hosts that die.
 
+use std::time::Duration;
+
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
@@ -160,7 +162,59 @@ async fn a_cut_file_is_noticed_and_what_is_gone_is_fetched_again() {
     let report = bench.store.verify(&bench.image.digest).unwrap();
     assert_eq!(report.damaged, [blob.id]);
     assert!(bench.store.image(&bench.image.digest).unwrap().is_some());
-    assert_eq!(bench.check(), 3);
+    // What is left of it is compared, and only what is gone is fetched.
+    assert_eq!(bench.check(), 0);
+    let before = seen(&filler.stats().chunks);
+    filler
+        .fill(&blob.id, 0, 3 * CHUNK_SIZE, Priority::Demand)
+        .await
+        .unwrap();
+    assert_eq!((bench.check(), seen(&filler.stats().chunks) - before), (3, 0));
+}
+
+#[tokio::test]
+async fn a_layer_overwritten_between_two_starts_is_compared_and_fetched_again() {
+    let bench = Bench::one().await;
+    let (filler, blob) = (bench.filler(), bench.blob());
+    let fill = || filler.fill(&blob.id, 0, u64::MAX, Priority::Demand);
+    fill().await.unwrap();
+    let chunks = blob.length.div_ceil(CHUNK_SIZE);
+    assert_eq!(bench.check(), chunks);
+    // Nothing of a warm image is compared again, whoever opens it.
+    assert!(
+        bench
+            .store
+            .reopened()
+            .image(&bench.image.digest)
+            .unwrap()
+            .is_some()
+    );
+    assert_eq!(bench.check(), chunks);
+    let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    data.write_all_at(b"?", 2 * CHUNK_SIZE + 77).unwrap();
+    // The next sandbox of the image: no byte of the layer is served as it is.
+    assert!(
+        bench
+            .store
+            .reopened()
+            .image(&bench.image.digest)
+            .unwrap()
+            .is_some()
+    );
+    assert_eq!(bench.check(), 0);
+    let before = seen(&filler.stats().chunks);
+    fill().await.unwrap();
+    assert_eq!(
+        (bench.check(), seen(&filler.stats().chunks) - before),
+        (chunks, 1)
+    );
+    assert!(bench.store.verify(&bench.image.digest).unwrap().is_sound());
+    // And while a sandbox runs: with the next miss.
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    data.write_all_at(b"?", 3 * CHUNK_SIZE + 77).unwrap();
+    filler.fill(&blob.id, 0, 1, Priority::Demand).await.unwrap();
+    assert_eq!(bench.check(), 1);
 }
 
 #[tokio::test]

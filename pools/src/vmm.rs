@@ -80,7 +80,10 @@ pub fn may_listen(path: &Path) -> bool {
         .and_then(|socket| Ok((address(path)?, socket)))
         .and_then(|((address, _directory), socket)| rustix::net::connect(&socket, &address));
     // Told of a socket whose listener is gone, of a file that is no socket, and of none.
-    !matches!(connected, Err(Errno::CONNREFUSED | Errno::NOENT | Errno::NOTDIR | Errno::PROTOTYPE))
+    !matches!(
+        connected,
+        Err(Errno::CONNREFUSED | Errno::NOENT | Errno::NOTDIR | Errno::PROTOTYPE)
+    )
 }
 
 /// Whether a process that lives serves the stream socket at `path`. A child that its dead server had begun may still hold it,

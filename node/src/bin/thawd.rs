@@ -211,6 +211,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
         node.fill_pools()?;
         tokio::spawn(node.images.clone().keep_measured());
+        tokio::spawn(node.clone().collect_components());
         pools = Some((node.parked.clone(), node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {

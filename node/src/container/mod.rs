@@ -13,6 +13,7 @@ use thaw_protocol::api::Volume;
 
 use crate::agent_client::ProcessId;
 use crate::exit::{ExitCode, Failure};
+use crate::versioned::{self, RecordError};
 
 mod defaults;
 mod environment;
@@ -78,13 +79,14 @@ impl Running {
     /// [`ExitCode::SandboxNotFound`] while it has no container.
     pub fn read(directory: &Path) -> Result<Running, Failure> {
         let path = directory.join(RUNNING_FILE);
-        let text = std::fs::read(&path).map_err(|_| {
-            let id = directory.file_name().unwrap_or_default().display();
-            let what = format!("sandbox {id} has no running container yet");
-            Failure::new(ExitCode::SandboxNotFound, what)
-        })?;
-        serde_json::from_slice(&text)
-            .map_err(|e| Failure::new(ExitCode::Runtime, format!("{}: {e}", path.display())))
+        versioned::read(&path).map_err(|e| match e {
+            RecordError::Missing => {
+                let id = directory.file_name().unwrap_or_default().display();
+                let what = format!("sandbox {id} has no running container yet");
+                Failure::new(ExitCode::SandboxNotFound, what)
+            }
+            other => Failure::new(ExitCode::Runtime, format!("{}: {other}", path.display())),
+        })
     }
 
     /// Notes it in the directory of its sandbox, whole or not at all.
@@ -94,7 +96,7 @@ impl Running {
             directory.join(RUNNING_FILE),
         );
         let write = || -> std::io::Result<()> {
-            std::fs::write(&new, serde_json::to_vec(self)?)?;
+            std::fs::write(&new, versioned::encode(self)?)?;
             reach(Failpoint::ContainerBegun);
             std::fs::rename(&new, &path)?;
             reach(Failpoint::ContainerNoted);

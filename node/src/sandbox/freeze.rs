@@ -18,11 +18,12 @@ use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 use super::create::blocking;
 use super::freezing::Freezing;
 use super::machine::odd;
-use super::{Node, READY_LIMIT, Sandbox, limits, locked};
+use super::{Node, READY_LIMIT, Sandbox, kept, limits, locked};
 use crate::container::{RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake;
 use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Subject};
+use crate::versioned;
 
 /// The writable layer's name in a snapshot.
 pub(super) const DISK_ID: &str = "blk0";
@@ -137,7 +138,13 @@ impl Sandbox {
         reach(Failpoint::FreezeContinued);
         let frozen = written?;
         resumed?;
-        blocking(move || Ok(draft.finish(subject, key.as_ref()).map(drop)?)).await?;
+        let of = node.clone();
+        blocking(move || {
+            let made = draft.finish(subject, key.as_ref())?;
+            kept::note(&of, &made);
+            Ok(())
+        })
+        .await?;
         drop(freezing);
         let (budget, place) = (node.budget.clone(), target.to_owned());
         blocking(move || {
@@ -226,7 +233,7 @@ impl Sandbox {
         };
         self.disk()?;
         let text = std::fs::read(self.directory().join(RUNNING_FILE));
-        let containers = match text.ok().and_then(|t| serde_json::from_slice::<Running>(&t).ok()) {
+        let containers = match text.ok().and_then(|t| versioned::decode::<Running>(&t).ok()) {
             Some(container) => vec![container],
             // Those of a pod are its shim's to know.
             None if !node.has_agents() || record.image.is_empty() => Vec::new(),

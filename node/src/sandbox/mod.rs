@@ -48,6 +48,7 @@ pub mod freeze;
 mod freezing;
 mod host_disk;
 mod hot;
+mod kept;
 mod limits;
 mod loopback;
 mod machine;

@@ -81,6 +81,11 @@ impl Provenance {
         recorded.max().unwrap_or(0).max(self.last_slot)
     }
 
+    /// The directory of the snapshot it was thawed from.
+    pub(super) fn snapshot(&self) -> &std::path::Path {
+        &self.snapshot
+    }
+
     /// What it was thawed from, where that is still there unchanged.
     pub(super) fn origin(&self, node: &Node) -> Result<Origin, Failure> {
         let found = node.templates.registry().find(&self.snapshot)?;

@@ -1,6 +1,7 @@
 //! A sandbox of a snapshot: the same images in the same slots, copies of its disks, another identity.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,10 +16,10 @@ use super::again::once_more;
 use super::create::{Making, Parts, blocking, new_record};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
-use super::network;
 use super::pools::Claimed;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{NetworkMode, NetworkSource, Node, RootServing, Sandbox, Shown, Terms, disk};
+use super::{kept, network};
 use crate::container::IMAGE_DISK_SLOT;
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
@@ -81,19 +82,31 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
     let workload = workload(&registered)?;
     let subject = &registered.manifest.subject;
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
-    same_guest_image(node, subject)?;
+    let image = {
+        let (node, registered) = (node.clone(), registered.clone());
+        blocking(move || kept::guest_image(&node, &registered)).await?
+    };
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
-    once_more(told, || make(node, &spec, &registered, &workload, trace)).await
+    let frozen = Frozen {
+        registered: &registered,
+        workload: &workload,
+        guest_image: image.as_ref(),
+    };
+    let made = once_more(told, || make(node, &spec, &frozen, trace)).await;
+    made.map_err(|e| kept::name_vmm(node, &registered, e))
+}
+
+/// What is thawed.
+struct Frozen<'a> {
+    registered: &'a Arc<Registered>,
+    workload: &'a Workload,
+    /// Its guest image, where it is not this node's.
+    guest_image: Option<&'a File>,
 }
 
 /// Makes all of it. A failure leaves nothing.
-async fn make(
-    node: &Node,
-    spec: &ThawSpec,
-    registered: &Arc<Registered>,
-    workload: &Workload,
-    trace: &Trace,
-) -> Result<Sandbox, Failure> {
+async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) -> Result<Sandbox, Failure> {
+    let (registered, workload) = (frozen.registered, frozen.workload);
     let subject = &registered.manifest.subject;
     let record = Record {
         name: spec.name.clone(),
@@ -115,6 +128,12 @@ async fn make(
     let share_of_disk = node.budget.sandbox(frozen_disk(registered)?.1).await?;
     let mut making = Making::begin(node, record, trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
+    if let Some(image) = frozen.guest_image {
+        let copied = image.try_clone();
+        making.files.guest_image = copied
+            .map_err(|e| Failure::system("cannot copy a descriptor", &e))?
+            .into();
+    }
     let directory = making.resources.directory.path().to_owned();
     let parts = parts(node, registered, workload, spec, &directory, trace);
     let restored = async {
@@ -193,26 +212,6 @@ fn workload(registered: &Registered) -> Result<Workload, Failure> {
             CPU_LIMIT_MILLIS.end()
         ))),
         _ => Ok(workload),
-    }
-}
-
-/// The guest has the guest image mapped: another would change under it.
-fn same_guest_image(node: &Node, subject: &Subject) -> Result<(), Failure> {
-    let here = node
-        .templates
-        .registry()
-        .stamps()
-        .hash_file(&node.paths.guest_image)?;
-    match subject.guest_image {
-        Some(frozen) if frozen != here => {
-            let what = format!(
-                "the snapshot was frozen with guest image {frozen}, and {} is {here}",
-                node.paths.guest_image.display()
-            );
-            Err(Failure::new(ExitCode::SnapshotIncompatible, what)
-                .remedy("name the right one in THAW_GUEST_IMAGE"))
-        }
-        _ => Ok(()),
     }
 }
 

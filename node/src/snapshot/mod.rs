@@ -16,6 +16,7 @@
 //! signed by a trusted key wherever any key is trusted. Formats: `docs/snapshot-format.md`.
 
 mod check;
+pub mod components;
 pub mod contents;
 pub mod directory;
 pub mod draft;
@@ -27,6 +28,7 @@ pub mod scratch;
 pub mod signature;
 pub mod stamp;
 
+pub use components::Components;
 pub use directory::SnapshotDir;
 pub(crate) use draft::sweep;
 pub use draft::{Draft, sweep_beside};

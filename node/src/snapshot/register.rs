@@ -17,6 +17,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use thaw_pools::machine::SnapshotFiles;
 
 use super::check::{CheckError, check_chunks, check_size};
+use super::components::Components;
 use super::directory::SnapshotDir;
 use super::error::SnapshotError;
 use super::hash::Hash;
@@ -60,6 +61,7 @@ impl Registered {
 #[derive(Clone, Debug)]
 pub struct Registry {
     stamps: Stamps,
+    components: Components,
     trusted: TrustedKeys,
     hold: Hold,
 }
@@ -67,8 +69,10 @@ pub struct Registry {
 impl Registry {
     /// With the stamps and keys under the data directory: `verified/` and `keys/`.
     pub fn open(data: &Path, hold: Hold, signatures: Signatures) -> Result<Registry, SnapshotError> {
+        let stamps = Stamps::open(&data.join("verified"))?;
         Ok(Registry {
-            stamps: Stamps::open(&data.join("verified"))?,
+            components: Components::of(data, stamps.clone()),
+            stamps,
             trusted: TrustedKeys::load(&data.join(KEYS), signatures)?,
             hold,
         })
@@ -77,6 +81,11 @@ impl Registry {
     /// What was verified.
     pub fn stamps(&self) -> &Stamps {
         &self.stamps
+    }
+
+    /// What snapshots were made of.
+    pub fn components(&self) -> &Components {
+        &self.components
     }
 
     /// Who is trusted.

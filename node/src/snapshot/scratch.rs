@@ -58,6 +58,13 @@ impl Scratch {
         self.path.join(SNAPSHOT)
     }
 
+    /// Whether a snapshot is in one, under this data directory.
+    pub fn holds(data: &Path, snapshot: &Path) -> bool {
+        let forks = fs::canonicalize(data.join(FORKS));
+        let snapshot = fs::canonicalize(snapshot).unwrap_or_else(|_| snapshot.to_owned());
+        forks.is_ok_and(|forks| snapshot.starts_with(forks))
+    }
+
     /// Removes those under the data directory whose makers are dead.
     pub fn sweep(data: &Path) {
         sweep(&data.join(FORKS));

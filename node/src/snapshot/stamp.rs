@@ -18,6 +18,7 @@ use thaw_pools::process::ProcessRecord;
 use super::contents::hash_whole;
 use super::error::SnapshotError;
 use super::hash::Hash;
+use crate::versioned;
 
 /// Longer than any tick (10 ms with HZ=100), and than a clock is off between two CPUs.
 const MARGIN: Duration = Duration::from_millis(50);
@@ -101,7 +102,7 @@ impl Stamps {
     /// The hash remembered for `place`, if these are the files it was had from.
     pub(super) fn recall(&self, place: &Path, files: &[Identity]) -> Option<Hash> {
         let text = fs::read(self.path(place)).ok()?;
-        let stamp: Stamp = serde_json::from_slice(&text).ok()?;
+        let stamp: Stamp = versioned::decode(&text).ok()?;
         (!self.boot.is_empty() && stamp.boot == self.boot && stamp.files == files).then_some(stamp.hash)
     }
 
@@ -142,7 +143,7 @@ impl Stamps {
     fn write(&self, path: &Path, stamp: &impl Serialize) -> io::Result<()> {
         let mut new = tempfile_in(&self.directory)?;
         reach(Failpoint::StampMade);
-        let written = new.1.write_all(&serde_json::to_vec(stamp)?);
+        let written = new.1.write_all(&versioned::encode(stamp)?);
         written
             .inspect(|()| reach(Failpoint::StampWritten))
             .and_then(|()| fs::rename(&new.0, path))
@@ -202,7 +203,7 @@ impl Stamps {
 const DAMAGE: &str = "damaged";
 
 /// Who is writing the file of this name, if it is being written.
-fn writer(name: &str) -> Option<ProcessRecord> {
+pub(super) fn writer(name: &str) -> Option<ProcessRecord> {
     let mut parts = name.strip_prefix('.')?.strip_suffix(".new")?.split('.');
     Some(ProcessRecord {
         pid: parts.next()?.parse().ok()?,
@@ -211,12 +212,13 @@ fn writer(name: &str) -> Option<ProcessRecord> {
 }
 
 /// A new file for its owner alone, and its path: its name says whose, for who finds it half written.
-fn tempfile_in(directory: &Path) -> io::Result<(PathBuf, File)> {
+pub(super) fn tempfile_in(directory: &Path) -> io::Result<(PathBuf, File)> {
     use std::os::unix::fs::OpenOptionsExt;
     let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
     let us = ProcessRecord::myself().ok_or(io::ErrorKind::NotFound)?;
     let path = directory.join(format!(".{}.{}.{unique}.new", us.pid, us.start_time));
     let file = File::options()
+        .read(true)
         .write(true)
         .create_new(true)
         .mode(0o600)

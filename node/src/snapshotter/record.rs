@@ -14,6 +14,8 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use thaw_protocol::snapshots::{Info, Kind};
 
+use crate::versioned::{self, RecordError};
+
 /// What a snapshot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -91,7 +93,7 @@ impl Record {
     pub fn write(&self, root: &Path) -> std::io::Result<()> {
         let directory = self.directory(root);
         let partial = directory.join(format!("{RECORD}.partial"));
-        let bytes = serde_json::to_vec_pretty(self).map_err(std::io::Error::other)?;
+        let bytes = versioned::encode(self)?;
         let file = std::fs::File::create(&partial)?;
         std::io::Write::write_all(&mut &file, &bytes)?;
         file.sync_all()?;
@@ -99,14 +101,19 @@ impl Record {
         std::fs::File::open(&directory)?.sync_all()
     }
 
-    /// The record in a directory; none for a directory that never became a snapshot.
-    pub fn read(directory: &Path) -> Option<Record> {
-        let bytes = std::fs::read(directory.join(RECORD)).ok()?;
-        let record: Record = serde_json::from_slice(&bytes).ok()?;
+    /// The record in a directory.
+    ///
+    /// # Errors
+    /// [`RecordError::Missing`] for a directory that never became a snapshot.
+    pub fn read(directory: &Path) -> Result<Record, RecordError> {
+        let record: Record = versioned::read(&directory.join(RECORD))?;
         let is_its_own = directory
             .file_name()
             .is_some_and(|name| name == record.id.as_str());
-        is_its_own.then_some(record)
+        match is_its_own {
+            true => Ok(record),
+            false => Err(RecordError::Missing),
+        }
     }
 
     #[cfg(test)]

@@ -1,15 +1,18 @@
 //! All snapshots: by name in memory, by id on disk.
 //!
 //! Invariants: a snapshot's parent is committed and there; a name is given once; what a method has answered is on disk. A
-//! directory without a record is a leftover, and is removed when the table is opened.
+//! directory without a record is a leftover, and is removed when the table is opened; one whose record cannot be read is left to an
+//! operator: a container's files may be in it.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::record::{Files, Record, Stage};
+use crate::versioned::RecordError;
 
 /// Why a snapshot cannot be had or made.
 #[derive(Debug, thiserror::Error)]
@@ -54,10 +57,15 @@ impl Table {
         for entry in std::fs::read_dir(root).map_err(io)? {
             let path = entry.map_err(io)?.path();
             match Record::read(&path) {
-                Some(record) => {
+                Ok(record) => {
                     by_name.insert(record.name.clone(), record);
                 }
-                None => remove(&path)?,
+                Err(RecordError::Missing) => remove(&path)?,
+                Err(RecordError::Io(error)) if error.kind() == ErrorKind::NotADirectory => remove(&path)?,
+                Err(error) => tracing::error!(
+                    "{} is left as it is, and is no snapshot: its record cannot be read: {error}",
+                    path.display()
+                ),
             }
         }
         Ok(Table {
@@ -267,6 +275,23 @@ mod tests {
         assert!(!root.path().join("killed-while-made").exists());
         assert_eq!(table.get("base").unwrap().labels["a"], "b");
         assert_eq!(table.below(table.get("container").unwrap()).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn snapshot_with_an_unreadable_record_keeps_its_files() {
+        let root = tempfile::tempdir().unwrap();
+        let mut table = Table::open(root.path()).unwrap();
+        let made = table.insert(new("container", "", Stage::Active)).unwrap();
+        let directory = made.directory(root.path());
+        let record = std::fs::read(directory.join("record.json")).unwrap();
+        for damage in [&record[..record.len() / 2], b"", br#"{"version": 3}"#] {
+            std::fs::write(directory.join("record.json"), damage).unwrap();
+            let table = Table::open(root.path()).unwrap();
+            assert_eq!(table.all().count(), 0);
+            assert!(directory.join("fs").is_dir());
+        }
+        std::fs::write(directory.join("record.json"), record).unwrap();
+        assert_eq!(Table::open(root.path()).unwrap().get("container").unwrap(), &made);
     }
 
     #[test]

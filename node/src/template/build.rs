@@ -208,7 +208,9 @@ impl Templates {
                     "the kernel, the guest image or thaw-vmm changed while a template was built from it";
                 return Err(Failure::new(ExitCode::Runtime, what).remedy("try again"));
             }
-            match draft.finish(subject(&recipe, &ingredients), key.as_ref()) {
+            let subject = subject(&recipe, &ingredients);
+            store.keep_components(&subject);
+            match draft.finish(subject, key.as_ref()) {
                 Ok(_) | Err(SnapshotError::Exists { .. }) => {}
                 Err(e) => return Err(e.into()),
             }

@@ -17,7 +17,8 @@ use super::{Recipe, Shape};
 use crate::exit::{ExitCode, Failure};
 use crate::paths::Paths;
 use crate::snapshot::{
-    Hold, Manifest, Registered, Registry, Signatures, SnapshotDir, SnapshotError, directory, sweep,
+    Hash, Hold, Manifest, Registered, Registry, Signatures, SnapshotDir, SnapshotError, Subject, directory,
+    sweep,
 };
 
 /// Templates in this process's memory.
@@ -86,17 +87,49 @@ impl Templates {
         &self.registry
     }
 
+    /// thaw-vmm, of which templates are made now.
+    fn vmm(&self) -> Result<PathBuf, Failure> {
+        match &self.vmm {
+            Some(vmm) => Ok(vmm.clone()),
+            None => Ok(vmm::find()?),
+        }
+    }
+
+    /// Keeps what this node makes guests of, where a template or a snapshot is of the very same. One that cannot be kept costs a thaw
+    /// after it was replaced, and nothing now.
+    pub fn keep_components(&self, of: &Subject) {
+        let vmm = self.vmm().ok();
+        let ours = [
+            (Some(&self.paths.guest_image), of.guest_image),
+            (Some(&self.paths.kernel), of.kernel),
+            (vmm.as_ref(), of.vmm),
+        ];
+        for (path, hash) in ours {
+            let (Some(path), Some(hash)) = (path, hash) else {
+                continue;
+            };
+            if let Err(e) = self.registry.components().keep(path, hash) {
+                tracing::warn!("{} is not kept for snapshots that are of it: {e}", path.display());
+            }
+        }
+    }
+
+    /// What the templates here are made of, by hash.
+    pub fn components(&self) -> impl Iterator<Item = Hash> {
+        let manifests = self.keys().into_iter().filter_map(|key| {
+            let found = self.registry.find(&self.directory(&key)).ok()?;
+            Some(found.manifest().subject.components().collect::<Vec<_>>())
+        });
+        manifests.flatten()
+    }
+
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
     /// What a template of this shape is made from now. Blocks, unless all of it was hashed before.
     pub fn ingredients(&self, recipe: &Recipe) -> Result<Ingredients, Failure> {
-        let vmm = match &self.vmm {
-            Some(vmm) => vmm.clone(),
-            None => vmm::find()?,
-        };
-        Ingredients::gather(&self.paths, &vmm, recipe, self.registry.stamps())
+        Ingredients::gather(&self.paths, &self.vmm()?, recipe, self.registry.stamps())
     }
 
     /// The template of this key, if this process holds it.

@@ -30,7 +30,7 @@ pub struct Counts {
     pub sockets: BTreeSet<String>,
     /// Network interfaces of this thread's namespace.
     pub interfaces: BTreeSet<String>,
-    /// Below the data and run directories, but for what the image store keeps, and notes of what was verified.
+    /// Below the data and run directories, but for what the image store keeps, what snapshots need, and notes of what was verified.
     pub files: BTreeSet<String>,
 }
 
@@ -72,7 +72,7 @@ impl Counts {
                     .unwrap_or(path)
                     .display()
                     .to_string();
-                let kept = ["data/images/", "data/verified/"];
+                let kept = ["data/images/", "data/verified/", "data/components/"];
                 // What is half written is kept nowhere.
                 if !kept.iter().any(|k| name.starts_with(k)) || name.ends_with(".new") {
                     counts.files.insert(name);

@@ -110,6 +110,11 @@ impl Place {
         place
     }
 
+    /// From now on its programs are those in this directory: another release's.
+    pub fn use_binaries(&mut self, binaries: &Path) {
+        self.binaries = binaries.to_owned();
+    }
+
     /// Its directory.
     pub fn root(&self) -> &Path {
         self.root.path()

@@ -111,7 +111,9 @@ pub struct Made {
 impl Maker for Node {
     async fn end_unowned(&self, id: &str) -> bool {
         let (run, cgroups, id) = (self.run.clone(), self.cgroups.clone(), id.to_owned());
-        blocking(move || Ok(run.end(&id, &cgroups))).await.unwrap_or(false)
+        blocking(move || Ok(run.end(&id, &cgroups)))
+            .await
+            .unwrap_or(false)
     }
 
     async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal> {

@@ -19,7 +19,10 @@ pub fn describe(entry: &Entry) -> api::Template {
         memory_data_bytes: manifest.ok().map(|m| m.files.memory.data_bytes),
         disk_bytes: entry.disk_bytes,
         stale: entry.stale.clone(),
-        error: manifest.err().map(ToString::to_string).or_else(|| entry.damaged.clone()),
+        error: manifest
+            .err()
+            .map(ToString::to_string)
+            .or_else(|| entry.damaged.clone()),
     }
 }
 

@@ -2,23 +2,41 @@
 //!
 //! Requests may overlap: each reply finds its request by number. What the VMM says unasked is kept as a state
 //! ([`Life`]) rather than a queue, so nothing can grow and whoever looks late still sees it.
+//!
+//! Invariant: a VMM is hostile. Whatever it sends or withholds, a request ends within its time with an answer of its kind or an error
+//! that names the VMM, and the VMM costs a bounded amount of work, log and descriptors ([`reader`]).
 
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::net::SocketType;
-use thaw_protocol::control::{
-    Command, ControlError, ErrorCode, Event, ExitReason, FromVmm, Request, Response,
-};
-use thaw_protocol::packet::{self, PacketError, Receiver};
+use thaw_protocol::control::{Command, ControlError, ExitReason, Request, Response};
+use thaw_protocol::packet::{self, PacketError};
+use thaw_protocol::tags::Tagged;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
-use crate::exit::{ExitCode, Failure};
+use crate::exit::Failure;
 use crate::readiness::{BOTH, register};
+
+mod error;
+mod reader;
+
+pub use error::{CallError, Misconduct};
+
+/// Most requests without an answer: a VMM that has as many is not asked more.
+const MAX_PENDING: usize = 1024;
+
+/// How long a VMM may take to answer what takes it milliseconds: on a host where a thousand start at once, seconds.
+const PROMPT: Duration = Duration::from_secs(60);
+/// How long it may take to read or write a machine's memory.
+const BULK: Duration = Duration::from_secs(30 * 60);
 
 /// What the VMM has told unasked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,43 +47,27 @@ pub struct Life {
     pub exited: Option<ExitReason>,
     /// The connection is gone.
     pub closed: bool,
+    /// It is gone because of this.
+    pub misconduct: Option<Misconduct>,
 }
 
-/// Why a request has no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum CallError {
-    /// The VMM refused.
-    #[error(transparent)]
-    Refused(#[from] ControlError),
-    /// The connection is gone: the VMM ended.
-    #[error("thaw-vmm closed its control connection")]
-    Closed,
-    /// The request could not be sent.
-    #[error("cannot send to thaw-vmm: {0}")]
-    Send(PacketError),
-}
-
-impl From<CallError> for Failure {
-    fn from(error: CallError) -> Failure {
-        let code = match &error {
-            CallError::Refused(refusal) => match refusal.code {
-                ErrorCode::Kvm => ExitCode::KvmInadequate,
-                ErrorCode::NotPvh => ExitCode::KernelNotPvh,
-                ErrorCode::MemoryTooSmall => ExitCode::MemoryTooSmall,
-                ErrorCode::Snapshot => ExitCode::SnapshotDamaged,
-                ErrorCode::Incompatible => ExitCode::SnapshotIncompatible,
-                ErrorCode::Shared => ExitCode::Shared,
-                ErrorCode::WrongState | ErrorCode::Invalid | ErrorCode::Unswapped | ErrorCode::System => {
-                    ExitCode::VmmFailed
-                }
-            },
-            CallError::Closed | CallError::Send(_) => ExitCode::VmmFailed,
-        };
-        let failure = Failure::new(code, error.to_string());
-        match error {
-            CallError::Closed => failure.lost(),
-            CallError::Refused(_) | CallError::Send(_) => failure,
+impl Life {
+    /// Why the connection is gone, in words.
+    pub fn closed_because(&self) -> String {
+        match &self.misconduct {
+            Some(misconduct) => format!("thaw-vmm broke the control protocol: {misconduct}"),
+            None => "thaw-vmm ended".into(),
         }
+    }
+}
+
+/// A VMM, as errors and the log name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vmm(pub i32);
+
+impl fmt::Display for Vmm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "thaw-vmm (pid {})", self.0)
     }
 }
 
@@ -74,7 +76,9 @@ type Reply = Result<(Response, Vec<OwnedFd>), ControlError>;
 #[derive(Debug)]
 struct Shared {
     socket: AsyncFd<OwnedFd>,
-    /// Who waits for which number. Taken away when the connection ends: nobody waits for ever.
+    vmm: Vmm,
+    /// Who waits for which number; whoever gave up still has its place, so that a late answer is not taken for one to nothing.
+    /// Taken away when the connection ends: nobody waits for ever.
     pending: Mutex<Option<HashMap<u32, oneshot::Sender<Reply>>>>,
     life: watch::Sender<Life>,
 }
@@ -89,23 +93,25 @@ pub struct ControlClient {
 
 impl ControlClient {
     /// Connects to a VMM's socket by path. Within a tokio runtime.
-    pub fn connect(path: &Path) -> Result<ControlClient, Failure> {
-        Ok(ControlClient::new(thaw_pools::vmm::connect(
-            path,
-            SocketType::SEQPACKET,
-        )?)?)
+    pub fn connect(path: &Path, vmm: Vmm) -> Result<ControlClient, Failure> {
+        let socket = thaw_pools::vmm::connect(path, SocketType::SEQPACKET)?;
+        Ok(ControlClient::new(socket, vmm)?)
     }
 
     /// Over a connected SEQPACKET socket. Within a tokio runtime.
-    pub fn new(socket: OwnedFd) -> Result<ControlClient, CallError> {
-        let io = |e: std::io::Error| CallError::Send(PacketError::Io(e));
-        rustix::io::ioctl_fionbio(&socket, true).map_err(|e| io(e.into()))?;
+    pub fn new(socket: OwnedFd, vmm: Vmm) -> Result<ControlClient, CallError> {
+        let failed = |e: std::io::Error| CallError::Send {
+            vmm,
+            error: PacketError::Io(e),
+        };
+        rustix::io::ioctl_fionbio(&socket, true).map_err(|e| failed(e.into()))?;
         let shared = Arc::new(Shared {
-            socket: register(socket, BOTH).map_err(io)?,
+            socket: register(socket, BOTH).map_err(failed)?,
+            vmm,
             pending: Mutex::new(Some(HashMap::new())),
             life: watch::Sender::new(Life::default()),
         });
-        let reader = tokio::spawn(read_all(shared.clone()));
+        let reader = tokio::spawn(reader::read_all(shared.clone()));
         Ok(ControlClient {
             shared,
             next: AtomicU32::new(1),
@@ -130,33 +136,48 @@ impl ControlClient {
 
     /// Sends a request; its answer may be waited for later. The VMM takes requests in the order they were sent.
     pub async fn request(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Pending, CallError> {
+        let vmm = self.shared.vmm;
+        let asked = Asked::of(&command);
+        let until = Instant::now() + asked.patience;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         match self.shared.waiting().as_mut() {
-            Some(pending) => pending.insert(id, sender),
-            None => return Err(CallError::Closed),
-        };
-        if let Err(e) = self.send(&Request { id, command }, fds).await {
-            if let Some(pending) = self.shared.waiting().as_mut() {
-                pending.remove(&id);
+            Some(pending) if pending.len() >= MAX_PENDING => {
+                return Err(CallError::Busy {
+                    vmm,
+                    asked: asked.what,
+                });
             }
-            return Err(e);
+            Some(pending) => drop(pending.insert(id, sender)),
+            None => return Err(self.shared.closed()),
         }
-        Ok(Pending(receiver))
+        let request = Request { id, command };
+        let sent = tokio::time::timeout_at(until, self.send(&request, fds)).await;
+        match sent.unwrap_or_else(|_| Err(asked.silent(vmm))) {
+            Ok(()) => Ok(Pending {
+                shared: self.shared.clone(),
+                receiver,
+                asked,
+                until,
+            }),
+            Err(e) => {
+                if let Some(pending) = self.shared.waiting().as_mut() {
+                    pending.remove(&id);
+                }
+                Err(e)
+            }
+        }
     }
 
     async fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), CallError> {
+        let vmm = self.shared.vmm;
         // Tried before it is waited for: a request on an idle connection is sent by the first poll.
         if let Some(result) = self.try_send(request, fds) {
             return result;
         }
         loop {
-            let mut ready = self
-                .shared
-                .socket
-                .writable()
-                .await
-                .map_err(|e| CallError::Send(e.into()))?;
+            let ready = self.shared.socket.writable().await;
+            let mut ready = ready.map_err(|e| CallError::Send { vmm, error: e.into() })?;
             match self.try_send(request, fds) {
                 Some(result) => return result,
                 None => ready.clear_ready(),
@@ -166,18 +187,15 @@ impl ControlClient {
 
     /// None when the socket has no room.
     fn try_send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Option<Result<(), CallError>> {
+        use std::io::ErrorKind::{BrokenPipe, ConnectionReset, WouldBlock};
+        let vmm = self.shared.vmm;
         match packet::send(self.shared.socket.get_ref().as_fd(), request, fds) {
             Ok(()) => Some(Ok(())),
-            Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => None,
-            Err(PacketError::Io(e))
-                if matches!(
-                    e.kind(),
-                    std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset
-                ) =>
-            {
-                Some(Err(CallError::Closed))
+            Err(PacketError::Io(e)) if e.kind() == WouldBlock => None,
+            Err(PacketError::Io(e)) if matches!(e.kind(), BrokenPipe | ConnectionReset) => {
+                Some(Err(self.shared.closed()))
             }
-            Err(e) => Some(Err(CallError::Send(e))),
+            Err(error) => Some(Err(CallError::Send { vmm, error })),
         }
     }
 
@@ -187,17 +205,64 @@ impl ControlClient {
     }
 }
 
+/// What is to be said of a request once it is on its way.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    what: &'static str,
+    patience: Duration,
+    /// Whether a response can be its answer.
+    answered: fn(&Response) -> bool,
+}
+
+impl Asked {
+    fn of(command: &Command) -> Asked {
+        let done: fn(&Response) -> bool = |response| matches!(response, Response::Done);
+        let (patience, answered): (_, fn(&Response) -> bool) = match command {
+            Command::Restore { .. } => (BULK, |response| matches!(response, Response::Restored { .. })),
+            Command::Freeze { .. } => (BULK, |response| matches!(response, Response::Frozen { .. })),
+            Command::WorkingSet => (BULK, done),
+            Command::Status => (PROMPT, |response| matches!(response, Response::Status { .. })),
+            _ => (PROMPT, done),
+        };
+        Asked {
+            what: command.variant(),
+            patience,
+            answered,
+        }
+    }
+
+    fn silent(self, vmm: Vmm) -> CallError {
+        CallError::Silent {
+            vmm,
+            asked: self.what,
+            after: self.patience,
+        }
+    }
+}
+
 /// A request that was sent.
 #[derive(Debug)]
 #[must_use = "a refusal is in the answer"]
-pub struct Pending(oneshot::Receiver<Reply>);
+pub struct Pending {
+    shared: Arc<Shared>,
+    receiver: oneshot::Receiver<Reply>,
+    asked: Asked,
+    until: Instant,
+}
 
 impl Pending {
-    /// Waits for the answer.
+    /// Waits for the answer. Descriptors come beside none but [`Response::Restored`].
     pub async fn answer(self) -> Result<(Response, Vec<OwnedFd>), CallError> {
-        match self.0.await {
+        let (vmm, asked) = (self.shared.vmm, self.asked);
+        let reply = tokio::time::timeout_at(self.until, self.receiver).await;
+        match reply.map_err(|_| asked.silent(vmm))? {
+            Ok(Ok((response, _))) if !(asked.answered)(&response) => Err(CallError::Odd {
+                vmm,
+                asked: asked.what,
+                answer: response.variant(),
+            }),
             Ok(reply) => Ok(reply?),
-            Err(_) => Err(CallError::Closed),
+            Err(_) => Err(self.shared.closed()),
         }
     }
 }
@@ -210,158 +275,23 @@ impl Drop for ControlClient {
     }
 }
 
-async fn read_all(shared: Arc<Shared>) {
-    let mut receiver = Receiver::default();
-    let end = loop {
-        let mut ready = match shared.socket.readable().await {
-            Ok(ready) => ready,
-            Err(e) => break PacketError::Io(e),
-        };
-        match receiver.receive::<FromVmm>(shared.socket.get_ref().as_fd()) {
-            Ok((message, descriptors)) => shared.take(message, descriptors),
-            Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
-            Err(e) => break e,
-        }
-    };
-    tracing::debug!("control connection ended: {end}");
-    *shared.waiting() = None;
-    shared.life.send_modify(|life| life.closed = true);
-}
-
 impl Shared {
     fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u32, oneshot::Sender<Reply>>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, message: FromVmm, descriptors: Vec<OwnedFd>) {
-        match message {
-            FromVmm::Reply { id, result } => {
-                let waiting = self.waiting().as_mut().and_then(|pending| pending.remove(&id));
-                match waiting {
-                    Some(sender) => drop(sender.send(result.map(|r| (r, descriptors)))),
-                    None => tracing::warn!(id, "thaw-vmm answered what was not asked"),
-                }
-            }
-            FromVmm::Event(Event::Doorbell { at }) => self.life.send_modify(|life| life.doorbell = Some(at)),
-            FromVmm::Event(Event::Exited(reason)) => self.life.send_modify(|life| life.exited = Some(reason)),
+    /// Why there is no answer: the connection has ended, or is about to.
+    fn closed(&self) -> CallError {
+        match self.life.borrow().misconduct.clone() {
+            Some(misconduct) => CallError::Broken {
+                vmm: self.vmm,
+                misconduct,
+            },
+            None => CallError::Closed { vmm: self.vmm },
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::net::{AddressFamily, SocketFlags, socketpair};
-    use thaw_protocol::control::{MachineState, StartTimes};
-
-    fn pair() -> (ControlClient, OwnedFd) {
-        let (ours, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .unwrap();
-        (ControlClient::new(ours).unwrap(), theirs)
-    }
-
-    #[tokio::test]
-    async fn replies_find_their_requests_in_any_order() {
-        let (client, vmm) = pair();
-        let vmm = std::thread::spawn(move || {
-            let (first, fds) = packet::receive::<Request>(&vmm).unwrap();
-            let (second, _) = packet::receive::<Request>(&vmm).unwrap();
-            assert_eq!(fds.len(), 1);
-            let status = Response::Status {
-                state: MachineState::Running,
-                times: StartTimes::default(),
-                faults: 0,
-            };
-            let refusal = ControlError {
-                code: ErrorCode::NotPvh,
-                message: "no note".into(),
-            };
-            packet::send(
-                &vmm,
-                &FromVmm::Reply {
-                    id: 999,
-                    result: Ok(Response::Done),
-                },
-                &[],
-            )
-            .unwrap();
-            packet::send(
-                &vmm,
-                &FromVmm::Reply {
-                    id: second.id,
-                    result: Ok(status),
-                },
-                &[],
-            )
-            .unwrap();
-            packet::send(
-                &vmm,
-                &FromVmm::Reply {
-                    id: first.id,
-                    result: Err(refusal),
-                },
-                &[],
-            )
-            .unwrap();
-            vmm
-        });
-        let file = std::fs::File::open("/dev/null").unwrap();
-        let fds = [file.as_fd()];
-        let boot = client.call(Command::Boot { cmdline: "x".into() }, &fds);
-        let status = client.call(Command::Status, &[]);
-        let (boot, status) = tokio::join!(boot, status);
-        assert_eq!(Failure::from(boot.unwrap_err()).code, ExitCode::KernelNotPvh);
-        assert!(matches!(
-            status.unwrap(),
-            Response::Status {
-                state: MachineState::Running,
-                ..
-            }
-        ));
-        drop(vmm.join().unwrap());
-    }
-
-    #[tokio::test]
-    async fn events_hold_and_an_end_reaches_everyone_waiting() {
-        let (client, vmm) = pair();
-        let mut life = client.life();
-        packet::send(&vmm, &FromVmm::Event(Event::Doorbell { at: 7 }), &[]).unwrap();
-        life.wait_for(|l| l.doorbell == Some(7)).await.unwrap();
-        let waiting = client.call(Command::Status, &[]);
-        let end = async {
-            packet::send(&vmm, &FromVmm::Event(Event::Exited(ExitReason::Reset)), &[]).unwrap();
-            life.wait_for(|l| l.exited.is_some()).await.unwrap();
-            drop(vmm);
-        };
-        let (answer, ()) = tokio::join!(waiting, end);
-        assert!(matches!(answer, Err(CallError::Closed)));
-        let late = client.life().wait_for(|l| l.closed).await.unwrap().clone();
-        assert_eq!(
-            late,
-            Life {
-                doorbell: Some(7),
-                exited: Some(ExitReason::Reset),
-                closed: true
-            }
-        );
-        assert!(matches!(
-            client.call(Command::Status, &[]).await,
-            Err(CallError::Closed)
-        ));
-    }
-
-    #[tokio::test]
-    async fn dropping_it_closes_the_connection_at_once() {
-        let (client, vmm) = pair();
-        drop(client);
-        assert!(matches!(
-            packet::receive::<Request>(&vmm),
-            Err(PacketError::Closed)
-        ));
-    }
-}
+#[path = "control_client/control_client_test.rs"]
+mod tests;

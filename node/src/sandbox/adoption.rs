@@ -21,7 +21,7 @@ use super::pools::Claimed;
 use super::resources::Resources;
 use super::share::Served;
 use super::{Node, Origin, RootServing, Sandbox, freezing, locked, network};
-use crate::control_client::ControlClient;
+use crate::control_client::{ControlClient, Vmm};
 use crate::exit::{ExitCode, Failure};
 use crate::state::{Record, SandboxDirectory};
 
@@ -120,7 +120,10 @@ async fn connect(
 ) -> Result<Arc<ControlClient>, Failure> {
     let failed = |what: String| Failure::new(ExitCode::VmmFailed, what);
     record.check_control().map_err(failed)?;
-    let control = Arc::new(ControlClient::connect(&resources.directory.control_socket())?);
+    let control = Arc::new(ControlClient::connect(
+        &resources.directory.control_socket(),
+        Vmm(record.vmm.map_or(0, |vmm| vmm.pid)),
+    )?);
     reach(Failpoint::AdoptConnected);
     let has_disk = record.root == RootServing::Erofs;
     let ends = Ends::make(node.images.clone(), has_disk)?;

@@ -41,7 +41,10 @@ pub(super) async fn with_end(failure: Failure, resources: &Resources) -> Failure
     let Ok(Ok(ended)) = tokio::time::timeout(END_LINGERS, ended).await else {
         return failure;
     };
-    let why = ended.exited.as_ref().map_or("thaw-vmm ended".into(), describe);
+    let why = match &ended.exited {
+        Some(reason) => describe(reason),
+        None => ended.closed_because(),
+    };
     let what = format!("{why} ({})", failure.what);
     Failure { what, ..failure }
 }

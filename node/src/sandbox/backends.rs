@@ -158,6 +158,7 @@ impl Ends {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control_client::Vmm;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use thaw_protocol::control::{ControlError, ErrorCode, FromVmm, Request, Response};
     use thaw_protocol::packet;
@@ -195,7 +196,7 @@ mod tests {
         for refused in [&[][..], &[DeviceId::Net, DeviceId::Blk0]] {
             let kind = SocketType::SEQPACKET;
             let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-            let control = ControlClient::new(ours).unwrap();
+            let control = ControlClient::new(ours, Vmm(1)).unwrap();
             let vmm = vmm(theirs, refused);
             let mut backends = Backends::default();
             backends.attach(DeviceId::Blk0, Backend::Disk { read_only: false }, &file);

@@ -14,7 +14,7 @@ use thaw_protocol::control::{
 use super::create::new_cgroup;
 use super::files::MachineFiles;
 use super::{Node, READY_LIMIT, Resources, limits, shells, with_console};
-use crate::control_client::{CallError, ControlClient};
+use crate::control_client::{CallError, ControlClient, Vmm};
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
 use crate::state::Record;
@@ -42,7 +42,7 @@ pub(super) async fn make(
     })?;
     started(process.process())?;
     let (process, socket, _) = Vm::Process(process).into_parts();
-    let control = ControlClient::new(socket)?;
+    let control = ControlClient::new(socket, Vmm(process.record().pid))?;
     let create = Command::Create {
         version: CONTROL_VERSION,
         machine,
@@ -132,7 +132,10 @@ pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Failure> {
             format!("before it was ready, {}", describe(reason)),
         )
         .lost()),
-        (_, None) => Err(Failure::new(ExitCode::VmmFailed, "thaw-vmm ended while the guest booted").lost()),
+        (_, None) => {
+            let what = format!("{} while the guest booted", told.closed_because());
+            Err(Failure::new(ExitCode::VmmFailed, what).lost())
+        }
     }
 }
 

@@ -416,7 +416,7 @@ impl Sandbox {
         life.exited
             .as_ref()
             .map(describe)
-            .or(life.closed.then(|| "thaw-vmm ended".to_owned()))
+            .or(life.closed.then(|| life.closed_because()))
     }
 
     /// Waits until its machine has ended, and says why. It may wait longer than this is held.
@@ -424,9 +424,10 @@ impl Sandbox {
         let mut life = self.life.clone();
         async move {
             let ended = life.wait_for(|l| l.exited.is_some() || l.closed).await;
-            match ended.as_ref().ok().and_then(|l| l.exited.as_ref()) {
-                Some(reason) => describe(reason),
-                None => "thaw-vmm ended".into(),
+            match ended.as_ref().map(|l| (l.exited.as_ref(), l)) {
+                Ok((Some(reason), _)) => describe(reason),
+                Ok((None, life)) => life.closed_because(),
+                Err(_) => "thaw-vmm ended".into(),
             }
         }
     }

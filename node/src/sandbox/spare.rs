@@ -20,7 +20,7 @@ use super::files::open_kvm;
 use super::machine::LOG;
 use super::pools::Claimed;
 use super::{Node, Pools, Required, Resources, limits};
-use crate::control_client::{CallError, ControlClient};
+use crate::control_client::{CallError, ControlClient, Vmm};
 use crate::exit::{ExitCode, Failure};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 
@@ -46,12 +46,13 @@ impl Spare {
         record: &mut Record,
     ) -> Result<Option<Restored>, Failure> {
         let (process, control, restored) = self.vm.into_parts();
+        let vmm = Vmm(process.record().pid);
         record.vmm = Some(process.record());
         record.cgroup = self.cgroup.as_ref().map(|c| c.name().to_owned());
         (resources.vmm, resources.cgroup) = (Some(process), self.cgroup);
         resources.directory.write(record)?;
         reach(Failpoint::SpareTaken);
-        resources.control = Some(ControlClient::new(control)?.into());
+        resources.control = Some(ControlClient::new(control, vmm)?.into());
         let moves = [
             (
                 self.directory.control_socket(),

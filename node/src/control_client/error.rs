@@ -1,0 +1,82 @@
+//! Why a VMM did not answer, and what none may do.
+
+use std::time::Duration;
+
+use thaw_protocol::control::{ControlError, ErrorCode};
+use thaw_protocol::encoding::EncodingError;
+use thaw_protocol::packet::PacketError;
+
+use super::Vmm;
+use crate::exit::{ExitCode, Failure};
+
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The VMM refused.
+    #[error(transparent)]
+    Refused(#[from] ControlError),
+    /// The connection is gone: the VMM ended.
+    #[error("{vmm} closed its control connection")]
+    Closed { vmm: Vmm },
+    /// The connection was closed here.
+    #[error("{vmm} broke the control protocol: {misconduct}")]
+    Broken { vmm: Vmm, misconduct: Misconduct },
+    /// The request could not be sent.
+    #[error("cannot send to {vmm}: {error}")]
+    Send { vmm: Vmm, error: PacketError },
+    /// Nothing came.
+    #[error("{vmm} has not answered {asked} within {} s", after.as_secs())]
+    Silent {
+        vmm: Vmm,
+        asked: &'static str,
+        after: Duration,
+    },
+    /// Too much was asked before that it has not answered.
+    #[error("{vmm} was not asked {asked}: it owes too many answers")]
+    Busy { vmm: Vmm, asked: &'static str },
+    /// It answered what was not asked.
+    #[error("{vmm} answered {asked} with {answer}")]
+    Odd {
+        vmm: Vmm,
+        asked: &'static str,
+        answer: &'static str,
+    },
+}
+
+/// What a VMM did that none of ours does: its connection is closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misconduct {
+    /// A packet is no message.
+    #[error("it sent what is no message ({0})")]
+    Malformed(EncodingError),
+    /// A packet has more bytes or descriptors than any message.
+    #[error("it sent a packet with more bytes or descriptors than any message has")]
+    Oversize,
+    /// Answers to nothing, and descriptors beside what has none.
+    #[error("it sent {0} replies or descriptors nobody asked for")]
+    Strays(u32),
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Failure {
+        let code = match &error {
+            CallError::Refused(refusal) => match refusal.code {
+                ErrorCode::Kvm => ExitCode::KvmInadequate,
+                ErrorCode::NotPvh => ExitCode::KernelNotPvh,
+                ErrorCode::MemoryTooSmall => ExitCode::MemoryTooSmall,
+                ErrorCode::Snapshot => ExitCode::SnapshotDamaged,
+                ErrorCode::Incompatible => ExitCode::SnapshotIncompatible,
+                ErrorCode::Shared => ExitCode::Shared,
+                ErrorCode::WrongState | ErrorCode::Invalid | ErrorCode::Unswapped | ErrorCode::System => {
+                    ExitCode::VmmFailed
+                }
+            },
+            _ => ExitCode::VmmFailed,
+        };
+        let failure = Failure::new(code, error.to_string());
+        match error {
+            CallError::Closed { .. } | CallError::Broken { .. } | CallError::Silent { .. } => failure.lost(),
+            _ => failure,
+        }
+    }
+}

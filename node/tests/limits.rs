@@ -93,7 +93,7 @@ async fn limits_are_those_of_the_sandboxs_size() {
     let Some(place) = place_with_limits() else { return };
     let thawd = Thawd::start(&place);
     // The first boots its template, the second restores it, later ones may be parked: each way the same.
-    for disk_mib in [64, 256, 256, 256] {
+    for disk_mib in [64, 1024, 1024, 1024] {
         let (id, vmm) = create(&place, json!({"memory_mib": 128, "disk_mib": disk_mib})).await;
         let memory = cgroup(&place, &id, &["memory.max", "memory.limit_in_bytes"]).unwrap();
         let least = Limits::of(Needs {
@@ -109,7 +109,7 @@ async fn limits_are_those_of_the_sandboxs_size() {
         assert!(swap.is_none_or(|swap| swap == "0" || swap == memory));
         // The VMM is another user by then.
         let expected = match may_limit_others() {
-            true => (disk_mib * MIB).max((128 + 16) * MIB),
+            true => (disk_mib * MIB).max((128 + 512) * MIB),
             false => LARGEST_FILE,
         };
         assert_eq!(max_file_size(vmm), expected);

@@ -41,7 +41,7 @@ fn cgroups(hierarchy: &Hierarchy) -> Check {
         Hierarchy::None => Check::warn(
             NAME,
             "not mounted",
-            "sandboxes run in the caller's cgroup, without limits of their own",
+            "thawd refuses sandboxes, unless require_limits = false in [sandbox]; then they have no limits of their own",
             "mount -t cgroup2 none /sys/fs/cgroup",
         ),
     }
@@ -76,7 +76,7 @@ fn user_namespaces(host: &Host) -> Check {
 
 fn landlock(host: &Host) -> Check {
     const NAME: &str = "Landlock";
-    const COST: &str = "a VMM's jail has one wall fewer";
+    const COST: &str = "thawd refuses sandboxes, unless require_jail = false in [sandbox]; then a VMM's jail has one wall fewer";
     match host.read("/sys/kernel/security/lsm") {
         Some(modules) if modules.split(',').any(|module| module == "landlock") => Check::ok(NAME, "in use"),
         Some(modules) => Check::warn(

@@ -16,8 +16,9 @@ use super::create::blocking;
 use crate::exit::{ExitCode, Failure};
 use crate::state::Record;
 
-/// Bytes of a memory file that are not the guest's memory: pages of the machine's own.
-const FILE_MARGIN: u64 = 16 << 20;
+/// How much larger than the guest's memory a memory file may be, bytes: with holes, it ends where virtio-mem's last data is, which the
+/// guest may put up to 256 MiB further (`USABLE_EXTENT` of thaw-vmm); and as much again.
+const FILE_MARGIN: u64 = 512 << 20;
 
 /// That a sandbox cannot be limited.
 pub(super) fn unlimited<T: std::fmt::Display>(why: T) -> Failure {

@@ -53,11 +53,17 @@ impl Home {
 
     /// `thawd` here, listening.
     pub fn thawd(&self, arguments: &[&str]) -> Child {
+        self.thawd_with(arguments, &[])
+    }
+
+    /// The same with this in its environment.
+    pub fn thawd_with(&self, arguments: &[&str], environment: &[(&str, &std::ffi::OsStr)]) -> Child {
         let mut child = Command::new(binary("thawd"))
             .arg("--json")
             .args(arguments)
             .env("THAW_DATA", self.data())
             .env("THAW_RUN", self.run())
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -138,3 +138,97 @@ fn a_container_thawd_starts_is_answered_for_when_it_is_ready() {
     assert!(second.wait().unwrap().success());
     assert_eq!(std::fs::read_dir(home.run()).unwrap().count(), 0);
 }
+
+/// What a file of a sandbox's cgroup says.
+fn cgroup(home: &Home, id: &str, file: &str) -> String {
+    let record = std::fs::read(home.run().join("sandboxes").join(id).join("record.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    let name = record["cgroup"].as_str().unwrap();
+    let path = std::path::Path::new("/sys/fs/cgroup/thaw").join(name).join(file);
+    let text = std::fs::read_to_string(&path);
+    text.unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        .trim()
+        .to_owned()
+}
+
+#[test]
+fn a_guest_out_of_memory_ends_its_container_and_not_its_vmm() {
+    let home = Home::new();
+    let mut thawd = home.thawd(&[]);
+    let asked = json!({"image": image("busybox"), "cpus": 1, "memory_mib": 256, "name": "hog", "cpu_limit_millis": 1500,
+        "container": {"command": ["tail", "/dev/zero"], "on_exit": "keep"}});
+    let (head, made) = ask(&home, "POST", "/v1/sandboxes", &asked.to_string());
+    assert!(head.starts_with("http/1.1 201"), "{head} {made}");
+    let id = made["sandbox"]["id"].as_str().unwrap();
+    let vmm = made["sandbox"]["vmm_pid"].as_i64().unwrap();
+    let mib = 1u64 << 20;
+    let limit: u64 = cgroup(&home, id, "memory.max").parse().unwrap();
+    assert!(limit >= (256 + 8 + 128) * mib, "{limit}");
+    assert_eq!(cgroup(&home, id, "memory.oom.group"), "1");
+    assert_eq!(cgroup(&home, id, "pids.max"), "256");
+    assert_eq!(cgroup(&home, id, "cpu.max"), "150000 100000");
+    let began = std::time::Instant::now();
+    let ended = loop {
+        let (_, shown) = ask(&home, "GET", "/v1/sandboxes/hog", "");
+        if shown["state"] != "running" {
+            break shown;
+        }
+        assert!(began.elapsed().as_secs() < 120, "{shown}");
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    };
+    assert_eq!(
+        (&ended["state"], &ended["exit_code"]),
+        (&json!("exited"), &json!(137)),
+        "{ended}"
+    );
+    assert_eq!(ended["vmm_pid"].as_i64(), Some(vmm));
+    let events = cgroup(&home, id, "memory.events");
+    for event in ["oom 0", "oom_kill 0"] {
+        assert!(events.lines().any(|line| line == event), "{events}");
+    }
+    let taken: u64 = cgroup(&home, id, "memory.current").parse().unwrap();
+    assert!(taken > 128 * mib, "the guest did not touch its memory: {taken}");
+    ask(&home, "DELETE", "/v1/sandboxes/hog", "");
+    rustix::process::kill_process(pid_of(thawd.id() as i32), Signal::TERM).unwrap();
+    assert!(thawd.wait().unwrap().success());
+}
+
+#[test]
+fn a_disk_budget_refuses_what_does_not_fit_and_counts_adopted_sandboxes() {
+    let home = Home::new();
+    let config = home.scratch("config").join("thawd.toml");
+    std::fs::write(&config, "[disk]\nlimit = \"1g\"\n").unwrap();
+    let create = |name: &str, disk_mib: u32| {
+        let asked = json!({"image": image("busybox"), "cpus": 1, "memory_mib": 128, "disk_mib": disk_mib, "name": name,
+            "container": {"command": ["sleep", "1000000"]}});
+        ask(&home, "POST", "/v1/sandboxes", &asked.to_string())
+    };
+    let mut first = home.thawd_with(&[], &[("THAW_CONFIG", config.as_os_str())]);
+    let (head, made) = create("one", 768);
+    assert!(head.starts_with("http/1.1 201"), "{head} {made}");
+    let (head, problem) = create("two", 512);
+    assert!(head.starts_with("http/1.1 507"), "{head} {problem}");
+    assert_eq!(problem["code"], "disk-budget");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let mut second = home.thawd_with(&[], &[("THAW_CONFIG", config.as_os_str())]);
+    let (head, problem) = create("two", 512);
+    assert!(head.starts_with("http/1.1 507"), "{head} {problem}");
+    // The snapshot has room, and then counts.
+    let place = home.scratch("snapshots").join("s");
+    let frozen = json!({"directory": place});
+    let (head, said) = ask(&home, "POST", "/v1/sandboxes/one/freeze", &frozen.to_string());
+    assert!(
+        head.starts_with("http/1.1 200") || head.starts_with("http/1.1 201"),
+        "{head} {said}"
+    );
+    ask(&home, "DELETE", "/v1/sandboxes/one", "");
+    let (head, problem) = create("two", 1020);
+    assert!(head.starts_with("http/1.1 507"), "{head} {problem}");
+    std::fs::remove_dir_all(&place).unwrap();
+    let (head, made) = create("two", 1020);
+    assert!(head.starts_with("http/1.1 201"), "{head} {made}");
+    ask(&home, "DELETE", "/v1/sandboxes/two", "");
+    rustix::process::kill_process(pid_of(second.id() as i32), Signal::TERM).unwrap();
+    assert!(second.wait().unwrap().success());
+}

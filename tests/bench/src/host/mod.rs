@@ -1,5 +1,4 @@
 //! What many VMMs that end together do to their host, and what one hostile guest does; with tiny guests.
-
 //!
 //! | module | noun |
 //! |---|---|

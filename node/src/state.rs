@@ -563,6 +563,18 @@ impl SandboxDirectory {
         write().map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
     }
 
+    /// For a task of whoever has it: one that neither keeps others away nor removes it.
+    pub fn handle(&self) -> io::Result<SandboxDirectory> {
+        let mut handle = SandboxDirectory::locked(self.path.clone(), File::open(&self.path)?);
+        handle.remove_on_drop = false;
+        Ok(handle)
+    }
+
+    /// The record as it was written last.
+    pub fn record(&self) -> Result<Record, Failure> {
+        read_record(&self.path).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))
+    }
+
     /// From now on it stays when we end.
     pub fn keep(&mut self) {
         self.remove_on_drop = false;

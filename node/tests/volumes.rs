@@ -115,13 +115,64 @@ async fn it_lives_through_the_deaths_of_thawd_and_ends_with_its_sandbox() {
     assert!(!log(&place).contains("thaw-share has ended"), "{}", log(&place));
 }
 
+/// The thaw-share that took the place of this one, which has ended.
+fn next(place: &Place, id: &str, ended: ProcessRecord) -> ProcessRecord {
+    let now = || process(&record(place, id), "share");
+    eventually("another thaw-share serves", || now() != ended && now().lives());
+    assert!(!ended.lives());
+    now()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn its_own_end_is_told_and_ends_nothing_else() {
+async fn a_thaw_share_that_dies_is_started_again_by_whichever_thawd_there_is() {
     let Some(place) = place() else { return };
     let thawd = Thawd::start(&place);
-    let (id, vmm, share) = create(&place).await;
+    let mut makers = vec![thawd.record()];
+    let (id, vmm, first) = create(&place).await;
+    assert!(first.kill());
+    let second = next(&place, &id, first);
+    eventually("it is told", || log(&place).contains("another thaw-share serves"));
+    assert_eq!(cgroup(second), cgroup(vmm), "the sandbox pays for it");
+    assert!(vmm.lives());
+    assert_eq!(client(&place).get(&id).await.unwrap().state, "running");
+
+    // While no thawd runs.
+    thawd.kill();
+    assert!(second.lives() && second.kill());
+    let thawd = Thawd::start(&place);
+    makers.push(thawd.record());
+    let third = next(&place, &id, second);
+    // The next thawd watches the one it has taken over, too.
+    thawd.kill();
+    let thawd = Thawd::start(&place);
+    makers.push(thawd.record());
+    assert!(third.lives());
+    assert!(third.kill());
+    let fourth = next(&place, &id, third);
+    assert!(vmm.lives());
+    client(&place).delete(&id).await.unwrap();
+    eventually("all has ended", || !fourth.lives() && !vmm.lives());
+    assert!(thawd.stop().success());
+    let left = Counts::of(&place, &makers);
+    assert!(
+        left.processes.is_empty() && left.cgroups.is_empty() && left.mounts.is_empty(),
+        "{left:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thaw_share_that_dies_again_and_again_is_given_up_and_ends_nothing_else() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let (id, vmm, mut share) = create(&place).await;
+    for _ in 0..5 {
+        assert!(share.kill());
+        share = next(&place, &id, share);
+    }
     assert!(share.kill());
-    eventually("it is told", || log(&place).contains("thaw-share has ended"));
+    eventually("it is told", || {
+        log(&place).contains("thaw-share has ended for good")
+    });
     assert!(vmm.lives());
     assert_eq!(client(&place).get(&id).await.unwrap().state, "running");
     client(&place).delete(&id).await.unwrap();
@@ -237,6 +288,21 @@ async fn a_running_pod_is_given_directories_and_has_them_taken_away_by_whichever
     );
     assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), host);
 
+    // One that dies is started again, with all that was placed in it.
+    assert!(serving.kill());
+    let serving = next(&place, &id, serving);
+    assert_eq!(mounts(serving).lines().count(), now.lines().count());
+    client_of_pods
+        .add_share(with(), &share(&id, "3", &place.path("shared")))
+        .await
+        .unwrap();
+    client_of_pods.remove_share(with(), &gone("2")).await.unwrap();
+    let now = mounts(serving);
+    assert!(
+        now.contains(" /1 ") && now.contains(" /3 ") && !now.contains(" /2 "),
+        "{now}"
+    );
+
     let end = PodRequest {
         sandbox_id: id.clone(),
         ..Default::default()
@@ -250,5 +316,37 @@ async fn a_running_pod_is_given_directories_and_has_them_taken_away_by_whichever
         left.processes.is_empty() && left.cgroups.is_empty() && left.mounts.is_empty(),
         "{left:?}"
     );
-    assert!(!log(&place).contains("thaw-share has ended"), "{}", log(&place));
+    assert!(!log(&place).contains("for good"), "{}", log(&place));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_thaw_share_died_without_a_thawd_is_ended() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let pod = CreatePodRequest {
+        client_pid: std::process::id() as i32,
+        cpus: 1,
+        memory_mib: place.request()["memory_mib"].as_u64().unwrap() as u32,
+        ..Default::default()
+    };
+    let made = pods(&place).await.create(Context::default(), &pod).await;
+    let id = made.unwrap_or_else(|e| panic!("{e}: {}", log(&place))).sandbox_id;
+    let added = share(&id, "0", &place.path("shared"));
+    pods(&place)
+        .await
+        .add_share(Context::default(), &added)
+        .await
+        .unwrap();
+    let written = record(&place, &id);
+    let (vmm, serving) = (process(&written, "vmm"), process(&written, "share"));
+    thawd.kill();
+    assert!(serving.kill());
+    let thawd = Thawd::start(&place);
+    eventually("the pod has ended", || !vmm.lives());
+    assert!(
+        log(&place).contains("its thaw-share has ended"),
+        "{}",
+        log(&place)
+    );
+    assert!(thawd.stop().success());
 }

@@ -12,7 +12,8 @@ mod tree;
 pub use place::{PlaceError, place, take_away};
 pub use source::{FsOption, Source, SourceError, Tree};
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -53,6 +54,29 @@ pub struct Serving {
     pub relay: OwnedFd,
 }
 
+/// What a guest's thaw-shares have in common, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Lasting<'a> {
+    /// A file for reading and writing: which file each node id of the guest means.
+    pub ledger: BorrowedFd<'a>,
+    /// The mounts of the one before ([`mounts`]), to be served again as they are.
+    pub mounts: Option<BorrowedFd<'a>>,
+}
+
+/// The mount namespace of a thaw-share, in which all it shares stays mounted while this descriptor is open.
+///
+/// # Errors
+/// Without the right to it, or when the process has ended.
+pub fn mounts(process: &VmmProcess) -> io::Result<OwnedFd> {
+    let record = process.record();
+    let namespace = File::open(format!("/proc/{}/ns/mnt", record.pid))?;
+    // The number may be another's by now.
+    match record.lives() {
+        true => Ok(namespace.into()),
+        false => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
 /// Starts `program`, which writes to `log`, and has it serve `files`, one for each of `serve`'s shares. Blocks until it does.
 ///
 /// # Errors
@@ -62,6 +86,7 @@ pub fn start(
     log: &OwnedFd,
     serve: &Serve,
     files: &[BorrowedFd<'_>],
+    lasting: Option<Lasting<'_>>,
 ) -> Result<Serving, Error> {
     let fail = |what: &'static str| {
         move |e: rustix::io::Errno| Error::System {
@@ -86,6 +111,8 @@ pub fn start(
     let descriptors: Vec<BorrowedFd<'_>> = [far_end.as_fd()]
         .into_iter()
         .chain(files.iter().copied())
+        .chain(lasting.map(|lasting| lasting.ledger))
+        .chain(lasting.and_then(|lasting| lasting.mounts))
         .collect();
     let said =
         packet::send(&ours, serve, &descriptors).and_then(|()| packet::receive::<Result<(), String>>(&ours));

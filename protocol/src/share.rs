@@ -3,6 +3,8 @@
 //! **Starting it.** thaw-share finds, as descriptor [`SETUP_FD`], a SEQPACKET unix socket, over which it receives one
 //! [`Serve`], with these descriptors beside it: the *relay*, one end of a STREAM socketpair; then for each of
 //! [`Serve::shares`] the directory or file to show (`O_PATH` will do), of the mount namespace thaw-share was started in.
+//! Behind those there may be the *ledger*, a file for reading and writing in which thaw-share writes down which file each node id of the guest
+//! means; and behind that the mount namespace of a thaw-share that ended, which is used as it is, whatever [`Serve::shares`] says.
 //! It answers one `Result<(), String>`, after which both let go of the setup socket: [`Ok`] means that it is jailed and
 //! serves. It ends when the other end of the relay is closed, and for no other reason of its own; that end goes to the VMM as
 //! [`crate::control::Backend::Share`] and must be kept by nobody else: so a share never outlives its guest.
@@ -24,8 +26,13 @@
 //! | to the VMM | [`ReplyHeader`]: id, length | `length` bytes: its reply |
 //!
 //! Each request with room gets exactly one reply, in any order; one without (FORGET, BATCH_FORGET, INTERRUPT) gets none. Ids are
-//! the VMM's to choose, distinct among those not answered. Either side that receives what cannot be closes the relay:
-//! to the guest, every request is then answered EIO, for good.
+//! the VMM's to choose, distinct among those not answered. Either side that receives what cannot be closes the relay.
+//!
+//! **When it dies.** What the guest has waiting is answered EIO, but for names it looks up ([`LOOKUP`]), which change nothing. Those and all later
+//! requests wait for [`PATIENCE_MS`]. Within it whoever owns the sandbox may start another thaw-share, with the same ledger, and attach its
+//! relay as [`crate::control::Backend::Share`] again: the VMM sends it the guest's own INIT first, then what waits. Node ids are as they were;
+//! files that were opened before answer EIO. A relay may come later, too; until it does every request is answered EIO.
+//! VMMs of releases before this refuse a second relay: for their guests it is EIO for good.
 
 use std::ops::RangeInclusive;
 
@@ -37,6 +44,13 @@ pub const SETUP_FD: i32 = 3;
 pub const TAG: &str = "shared";
 /// How long a guest may believe what it has looked up, in milliseconds.
 pub const FRESH_MS: u64 = 1000;
+
+/// How long a guest waits for another thaw-share when its own has died, in milliseconds.
+pub const PATIENCE_MS: u64 = 10_000;
+/// The operation by which a guest looks a name up (`FUSE_LOOKUP`).
+pub const LOOKUP: u32 = 1;
+/// The operation by which a guest begins, once in the life of its mount (`FUSE_INIT`).
+pub const INIT: u32 = 26;
 
 /// Bytes of a message: a FUSE header, and at most 1 MiB of data behind at most 4 KiB of headers.
 pub const MESSAGE: RangeInclusive<u32> = 40..=(1 << 20) + 4096;

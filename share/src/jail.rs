@@ -8,10 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
-use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
+use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags};
 use rustix::{process, thread};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -51,6 +52,15 @@ pub fn leave_host() -> Result<(), JailError> {
         | UnshareFlags::NEWCGROUP;
     // SAFETY: only UnshareFlags::FILES may take descriptors from other threads; it is never asked for.
     step("making namespaces", unsafe { thread::unshare_unsafe(namespaces) })
+}
+
+/// Goes into the mount namespace of a process that ended, whose root becomes ours. While the process has one thread.
+pub fn join_mounts(namespace: &OwnedFd) -> Result<(), JailError> {
+    let mounts = Some(LinkNameSpaceType::Mount);
+    step(
+        "entering the mounts of the process before",
+        thread::move_into_link_name_space(namespace.as_fd(), mounts),
+    )
 }
 
 /// Raises the limit on descriptors as far as this host allows, and lowers the rest; how many descriptors there may be. While it has

@@ -7,12 +7,16 @@
 //! | [`tree`] | the one directory it serves: each share a mount, under a root that nobody can write |
 //! | [`jail`] | what the process gives up before it reads a guest's first byte |
 //! | [`message`] | one FUSE message, made so that no bug virtiofsd is known to have is met |
+//! | [`lasting`] | node ids that outlive the process, over virtiofsd's, which do not |
+//! | [`ledger`] | the file in which they are written down |
 //! | [`relay`] | messages from the VMM and replies to it, by a few threads |
 //!
 //! The VMM at the other end is not trusted: it has the guest next to it. What it can do at worst is what the guest can: to
 //! read and write what is shared.
 
 pub mod jail;
+pub mod lasting;
+pub mod ledger;
 pub mod message;
 pub mod relay;
 pub mod tree;

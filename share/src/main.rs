@@ -1,5 +1,6 @@
 //! thaw-share: host directories for one guest, served over the relay it is handed.
 
+use std::fs::File;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -7,6 +8,7 @@ use std::process::ExitCode;
 use rustix::net::SocketType;
 use thaw_protocol::packet;
 use thaw_protocol::share::{SETUP_FD, Serve};
+use thaw_share::lasting::Lasting;
 use thaw_share::relay::{self, End};
 use thaw_share::{file_system, jail, tree};
 
@@ -88,12 +90,22 @@ fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
     if rustix::net::sockopt::socket_type(&relay) != Ok(SocketType::STREAM) {
         return Err("a relay must be of type STREAM".into());
     }
+    let mut behind = files.split_off(files.len().min(serve.shares.len())).into_iter();
+    let (ledger, mounts) = (behind.next().map(File::from), behind.next());
+    if behind.next().is_some() {
+        return Err("more descriptors came than what is to be served has".into());
+    }
     let shares = tree::Shares::take(&serve, files).map_err(|e| e.to_string())?;
     let descriptors = jail::limit_resources().map_err(|e| told("cannot close the jail")(&e))?;
     jail::leave_host().map_err(|e| told("cannot close the jail")(&e))?;
     let proc_self_fd = tree::proc_self_fd().map_err(|e| e.to_string())?;
-    shares.enter().map_err(|e| e.to_string())?;
+    match mounts {
+        // The tree is there: it was made by a process that ended.
+        Some(mounts) => jail::join_mounts(&mounts).map_err(|e| told("the mounts")(&e))?,
+        None => shares.enter().map_err(|e| e.to_string())?,
+    }
     let file_system = file_system("/", proc_self_fd, descriptors).map_err(|e| told("the file system")(&e))?;
+    let file_system = Lasting::new(file_system, ledger).map_err(|e| told("the ledger of nodes")(&e))?;
     jail::close(serve.devices).map_err(|e| told("cannot close the jail")(&e))?;
     tracing::info!(shares = serve.shares.len(), "jailed");
     relay::start(UnixStream::from(relay), file_system).map_err(|e| told("serving")(&e))

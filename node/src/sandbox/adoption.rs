@@ -19,7 +19,7 @@ use thaw_rootfs::store::Image;
 use super::backends::{Backends, Ends};
 use super::pools::Claimed;
 use super::resources::Resources;
-use super::share::Served;
+use super::share::{Served, Tended};
 use super::{Node, Origin, RootServing, Sandbox, freezing, locked, network};
 use crate::control_client::{ControlClient, Vmm};
 use crate::exit::{ExitCode, Failure};
@@ -78,14 +78,14 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
     reach(Failpoint::AdoptAttached);
     freezing::undo(node, &resources.directory, &control).await;
     if let Some(share) = record.share {
-        match VmmProcess::adopt(share) {
-            Some(share) => *locked(&resources.share) = Some(Served::new(&record, share, &control)),
+        let tended = Tended::of(&record, resources, &control);
+        let served = match VmmProcess::adopt(share) {
+            Some(share) => Served::new(share, tended),
+            // Its mounts went with it, and nobody here knows what they were.
             None if record.client.is_some() => return Err(ended("its thaw-share has ended")),
-            None => tracing::error!(
-                "sandbox {}: its thaw-share has ended: its volumes answer EIO",
-                record.id
-            ),
-        }
+            None => Served::ended(tended),
+        };
+        *locked(resources.share) = Some(served);
     }
     resources.control = Some(control);
     let image = image(node, &record);

@@ -30,7 +30,7 @@ use super::machine::explain;
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
 use super::provenance::Provenance;
-use super::share::Served;
+use super::share::{Served, Tended};
 use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms, locked};
 use super::{limits, network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
@@ -127,7 +127,8 @@ impl<'a> Making<'a> {
         reach(Failpoint::CreateAttached);
         if let (Some(process), Some(control)) = (share, &self.resources.control) {
             self.record.share = Some(process.record());
-            *locked(&self.resources.share) = Some(Served::new(&self.record, process, control));
+            let tended = Tended::of(&self.record, &self.resources, control);
+            *locked(&self.resources.share) = Some(Served::new(process, tended));
         }
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);

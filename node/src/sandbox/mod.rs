@@ -334,8 +334,8 @@ pub struct Sandbox {
     life: watch::Receiver<Life>,
     origin: Option<Origin>,
     resources: Resources,
-    /// Held while it is frozen.
-    freezing: tokio::sync::Mutex<()>,
+    /// Held while it is frozen. That of its resources.
+    freezing: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Sandbox {
@@ -361,8 +361,8 @@ impl Sandbox {
             record,
             config,
             origin,
+            freezing: resources.changing.clone(),
             resources,
-            freezing: tokio::sync::Mutex::new(()),
         }
     }
 

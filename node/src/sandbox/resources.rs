@@ -58,6 +58,8 @@ pub(super) struct Resources {
     pub(super) share_of_disk: Option<budget::Share>,
     pub(super) network: Option<Attached>,
     pub(super) directory: SandboxDirectory,
+    /// Held by whoever changes what there is, and writes that down.
+    pub(super) changing: Arc<tokio::sync::Mutex<()>>,
     keep: bool,
     /// Closed when all of the above is gone: the last to go.
     pub(super) gone: watch::Sender<()>,
@@ -83,6 +85,7 @@ impl Resources {
             share_of_disk: None,
             network: None,
             directory,
+            changing: Arc::default(),
             keep: false,
             gone: watch::Sender::new(()),
         }
@@ -115,7 +118,7 @@ impl Drop for Resources {
         let mut share = locked(&self.share).take();
         share.iter_mut().for_each(Served::expect_end);
         if self.keep {
-            share.iter_mut().for_each(|share| share.process.release());
+            share.into_iter().for_each(Served::release);
             self.network.take().into_iter().for_each(Attached::keep);
             self.cgroup.take().into_iter().for_each(Claimed::keep);
             self.disk.take().into_iter().for_each(Claimed::keep);

@@ -1,8 +1,10 @@
 //! A sandbox's thaw-share: started beside the machine and handed over with its backends where it has volumes; else when the
-//! first share is added to it. Ended after it.
+//! first share is added to it. Ended after it, and started again when it dies before it ([`tend`]).
 //!
 //! It ends with the VMM, whatever becomes of us; the record names it only so that who takes the sandbox over can watch it and end it, and
 //! add shares. What is shared is in its mount namespace and nowhere else: nobody here need remember it.
+
+mod tend;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,52 +12,31 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
-use thaw_pools::share::{self, PlaceError, Serving, Source};
-use thaw_pools::vmm::VmmProcess;
+use thaw_pools::share::{self, Lasting, PlaceError, Serving, Source};
 use thaw_protocol::api::Volume;
-use thaw_protocol::control::{Backend, Command, DeviceId};
+use thaw_protocol::control::{Backend, DeviceId};
 use thaw_protocol::share::{SLOTS, Serve, Share};
-use tokio::io::Interest;
 
+pub(super) use self::tend::{Served, Tended};
 use super::backends::Backends;
 use super::create::blocking;
 use super::machine::log_tail;
-use super::{Record, Sandbox, limits, locked};
+use super::{Sandbox, limits, locked};
 use crate::container::volume_name;
-use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
-use crate::readiness::register;
 
 /// What thaw-share writes, in the sandbox's directory.
 const LOG: &str = "share.log";
+/// Which files the guest's node ids mean, beside it.
+const LEDGER: &str = "share.nodes";
 
-/// One that serves a sandbox.
-#[derive(Debug)]
-pub(super) struct Served {
-    pub process: VmmProcess,
-    /// Tells of its end.
-    watch: Option<tokio::task::JoinHandle<()>>,
-}
-
-impl Served {
-    /// Watched over from now on.
-    pub(super) fn new(record: &Record, process: VmmProcess, control: &Arc<ControlClient>) -> Served {
-        let watch = watch(record, &process, control.clone());
-        Served { process, watch }
-    }
-
-    /// Its end is no news any more.
-    pub(super) fn expect_end(&mut self) {
-        if let Some(watch) = self.watch.take() {
-            watch.abort();
-        }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.expect_end();
-    }
+/// What a thaw-share serves.
+#[derive(Clone, Debug)]
+pub(super) enum Shared {
+    /// What a sandbox was made with.
+    Volumes(Vec<Volume>),
+    /// What a pod is given while it runs: nothing at first, else the mounts of the one before.
+    Added(Option<Arc<OwnedFd>>),
 }
 
 /// Starts one for the volumes of a sandbox with this directory. None where there are no volumes.
@@ -66,33 +47,49 @@ pub(super) async fn start(volumes: &[Volume], directory: &Path) -> Result<Option
     if volumes.is_empty() {
         return Ok(None);
     }
-    let (volumes, log) = (volumes.to_vec(), directory.join(LOG));
-    let serving = blocking(move || {
-        let files = volumes
-            .iter()
-            .map(open)
-            .collect::<Result<Vec<OwnedFd>, Failure>>()?;
-        let shares = volumes.iter().enumerate().map(|(position, volume)| Share {
-            name: volume_name(position),
-            read_only: volume.read_only,
-        });
-        let serve = Serve {
-            shares: shares.collect(),
-            slots: 0,
-            devices: false,
-        };
-        run(&serve, &files, &log)
-    });
-    serving.await.map(Some)
+    let (shared, directory) = (Shared::Volumes(volumes.to_vec()), directory.to_owned());
+    blocking(move || run(&shared, &directory)).await.map(Some)
 }
 
-fn run(serve: &Serve, files: &[OwnedFd], log: &Path) -> Result<Serving, Failure> {
+/// Starts one, which goes on with the node ids of those before it. Blocks.
+fn run(shared: &Shared, directory: &Path) -> Result<Serving, Failure> {
+    let (volumes, slots, mounts) = match shared {
+        Shared::Volumes(volumes) => (volumes.as_slice(), 0, None),
+        Shared::Added(mounts) => (&[][..], SLOTS, mounts.as_ref()),
+    };
+    let files = volumes
+        .iter()
+        .map(open)
+        .collect::<Result<Vec<OwnedFd>, Failure>>()?;
+    let shares = volumes.iter().enumerate().map(|(position, volume)| Share {
+        name: volume_name(position),
+        read_only: volume.read_only,
+    });
+    let serve = Serve {
+        shares: shares.collect(),
+        slots,
+        devices: false,
+    };
     let program = share::find()?;
-    let file = File::options().create(true).read(true).append(true).open(log);
-    let file = file.map_err(|e| Failure::system(format!("cannot open {}", log.display()), &e))?;
+    let made = |name: &str, append: bool| {
+        let path = directory.join(name);
+        let mut how = File::options();
+        how.create(true)
+            .read(true)
+            .write(true)
+            .append(append)
+            .truncate(false);
+        how.open(&path)
+            .map_err(|e| Failure::system(format!("cannot open {}", path.display()), &e))
+    };
+    let (log, ledger) = (made(LOG, true)?, made(LEDGER, false)?);
     let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
-    share::start(&program, &file.into(), serve, &files).map_err(|e| Failure {
-        context: log_tail(log),
+    let lasting = Lasting {
+        ledger: ledger.as_fd(),
+        mounts: mounts.map(|mounts| mounts.as_fd()),
+    };
+    share::start(&program, &log.into(), &serve, &files, Some(lasting)).map_err(|e| Failure {
+        context: log_tail(&directory.join(LOG)),
         ..Failure::from(e)
     })
 }
@@ -128,13 +125,12 @@ impl Sandbox {
         blocking(move || share::take_away(serving.as_fd(), &name).map_err(not_placed)).await
     }
 
-    /// A pidfd of its thaw-share, if it has one.
+    /// Where its thaw-share has its mounts, if it has one.
     fn share(&self) -> Result<Option<OwnedFd>, Failure> {
-        let share = locked(&self.resources.share);
-        let pidfd = share.as_ref().map(|s| s.process.pidfd().try_clone_to_owned());
-        pidfd
-            .transpose()
-            .map_err(|e| Failure::system("cannot copy a descriptor", &e))
+        match locked(&self.resources.share).as_ref() {
+            None => Ok(None),
+            Some(served) => served.place().map(Some),
+        }
     }
 
     /// The same of the one that is started now, if it has none.
@@ -145,16 +141,12 @@ impl Sandbox {
             return Ok(there);
         }
         let control = self.resources.control()?;
-        let log: PathBuf = self.resources.directory.path().join(LOG);
-        let serve = Serve {
-            shares: Vec::new(),
-            slots: SLOTS,
-            devices: false,
-        };
-        let Serving { process, relay } = blocking(move || run(&serve, &[], &log)).await?;
+        let directory: PathBuf = self.resources.directory.path().to_owned();
+        let Serving { process, relay } = blocking(move || run(&Shared::Added(None), &directory)).await?;
         // Its VMM is in there already, so it can be.
         limits::enter(true, self.resources.cgroup.as_deref(), &process)?;
-        *locked(&self.resources.share) = Some(Served::new(&self.record, process, control));
+        let tended = Tended::of(&self.record, &self.resources, control);
+        *locked(&self.resources.share) = Some(Served::new(process, tended));
         // Recorded first: one that nobody was given ends with us, and who comes next starts another.
         let recorded = self.resources.directory.write(&self.record_now());
         let given = match recorded {
@@ -193,33 +185,4 @@ fn open(volume: &Volume) -> Result<OwnedFd, Failure> {
         let what = format!("{} cannot be shared: {e}", volume.host.display());
         Failure::new(ExitCode::VolumeUnavailable, what)
     })
-}
-
-/// When it ends before its machine, the guest's files answer errors. A pod's are what its containers run from: it is ended too, so
-/// that whoever wants it makes another. A sandbox that has volumes goes on without them, and that is said. Ends with the sandbox.
-fn watch(
-    record: &Record,
-    process: &VmmProcess,
-    control: Arc<ControlClient>,
-) -> Option<tokio::task::JoinHandle<()>> {
-    let pidfd = process.pidfd().try_clone_to_owned().ok()?;
-    let pidfd = register(pidfd, Interest::READABLE).ok()?;
-    let (id, is_a_pod) = (record.id.clone(), record.client.is_some());
-    Some(tokio::spawn(async move {
-        // Readable once it has ended. It ends with its VMM too, and that is no news.
-        let _ = pidfd.readable().await;
-        if control.call(Command::Status, &[]).await.is_err() {
-            return;
-        }
-        if is_a_pod {
-            tracing::error!("sandbox {id}: thaw-share has ended: the sandbox is ended with it");
-            // Its end is seen by who attends it.
-            let _ = control.call(Command::Shutdown, &[]).await;
-            return;
-        }
-        tracing::error!(
-            "sandbox {id}: thaw-share has ended: what it shares with the host answers EIO in the guest from now on; \
-             start the sandbox again"
-        );
-    }))
 }

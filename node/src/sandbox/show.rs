@@ -6,6 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use super::backends::Backends;
+use super::share::Served;
 use super::{Node, Sandbox, Shown, locked};
 use crate::container::{IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
@@ -69,9 +70,7 @@ impl Sandbox {
         Record {
             provenance: provenance.map(|p| p.showing(&self.resources)),
             network: self.network().or_else(|| self.record.network.clone()),
-            share: locked(&self.resources.share)
-                .as_ref()
-                .map(|share| share.process.record()),
+            share: locked(&self.resources.share).as_ref().and_then(Served::record),
             host_disks: locked(&self.resources.host_disks).clone(),
             ..self.record.clone()
         }

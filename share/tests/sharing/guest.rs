@@ -7,12 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use thaw_pools::share::{Serving, start};
+use thaw_pools::share::{Lasting, Serving, mounts, start};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::share::{ReplyHeader, RequestHeader, Serve, Share};
 
 const LOOKUP: u32 = 1;
 pub const READLINK: u32 = 5;
+pub const OPEN: u32 = 14;
 pub const READ: u32 = 15;
 pub const WRITE: u32 = 16;
 pub const UNLINK: u32 = 10;
@@ -57,6 +58,7 @@ pub struct Guest {
     pub relay: UnixStream,
     serving: Option<Serving>,
     log: OwnedFd,
+    ledger: File,
     unique: u64,
 }
 
@@ -74,23 +76,52 @@ impl Guest {
     fn started(serve: &Serve, paths: &[PathBuf]) -> Guest {
         let files: Vec<File> = paths.iter().map(|path| File::open(path).unwrap()).collect();
         let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
-        let log = log();
-        let serving = start(program(), &log, serve, &files);
+        let (log, ledger) = (log(), tempfile::tempfile().unwrap());
+        let lasting = Lasting {
+            ledger: ledger.as_fd(),
+            mounts: None,
+        };
+        let serving = start(program(), &log, serve, &files, Some(lasting));
         let serving = serving.unwrap_or_else(|e| panic!("{e}: {}", read_log(log.try_clone().unwrap())));
         let relay = UnixStream::from(serving.relay.try_clone().unwrap());
         let mut guest = Guest {
             relay,
             serving: Some(serving),
             log,
+            ledger,
             unique: 0,
         };
+        guest.begin();
+        guest
+    }
+
+    fn begin(&mut self) {
         let mut init = Vec::new();
         for word in [7u32, 38, 1 << 20, INIT_EXT | SUBMOUNTS, 0] {
             init.extend(word.to_le_bytes());
         }
         init.extend([0; 44]);
-        assert_eq!(guest.call(INIT, 0, &init, 4096).0, 0);
-        guest
+        assert_eq!(self.call(INIT, 0, &init, 4096).0, 0);
+    }
+
+    /// The process dies, and another takes its place: of the same mounts, or made anew of these paths.
+    pub fn replace(&mut self, serve: &Serve, paths: Option<&[PathBuf]>) {
+        let Serving { mut process, .. } = self.serving.take().unwrap();
+        let mounts = paths.is_none().then(|| mounts(&process).unwrap());
+        process.kill();
+        process.wait().unwrap();
+        let files = paths.unwrap_or_default().iter();
+        let files: Vec<File> = files.map(|path| File::open(path).unwrap()).collect();
+        let files: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
+        let lasting = Lasting {
+            ledger: self.ledger.as_fd(),
+            mounts: mounts.as_ref().map(|mounts| mounts.as_fd()),
+        };
+        let serving = start(program(), &self.log, serve, &files, Some(lasting));
+        let serving = serving.unwrap_or_else(|e| panic!("{e}: {}", read_log(self.log.try_clone().unwrap())));
+        self.relay = UnixStream::from(serving.relay.try_clone().unwrap());
+        self.serving = Some(serving);
+        self.begin();
     }
 
     /// The process that serves it.

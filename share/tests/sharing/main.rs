@@ -101,6 +101,46 @@ fn files_are_shared_as_they_are_and_it_ends_with_its_vmm() {
 }
 
 #[test]
+fn one_that_takes_over_knows_the_nodes_and_not_the_handles() {
+    let place = tempfile::tempdir().unwrap();
+    let (data, file) = (place.path().join("data"), place.path().join("file"));
+    fs::create_dir_all(data.join("deep/er")).unwrap();
+    fs::write(&file, b"x").unwrap();
+    let (shares, paths) = ([("0", false), ("1", true)], [data.clone(), file.clone()]);
+    let mut guest = Guest::of(&shares, &paths);
+    let (root, _) = guest.lookup(1, "0").unwrap();
+    let (single, _) = guest.lookup(1, "1").unwrap();
+    let (deep, _) = guest.lookup(root, "deep").unwrap();
+    let (deeper, _) = guest.lookup(deep, "er").unwrap();
+    let (made, handle) = guest.create(deeper, "made").unwrap();
+    let write = |handle| [Guest::range(handle, 0, 4), b"text".to_vec()].concat();
+    assert_eq!(guest.call(WRITE, made, &write(handle), 24).0, 0);
+    for _ in 0..2 {
+        guest.replace(&serve(&shares), Some(&paths));
+        assert_eq!(guest.call(WRITE, made, &write(handle), 24).0, -libc::EIO);
+        assert_eq!(
+            guest.call(READ, made, &Guest::range(handle, 0, 4), 100).0,
+            -libc::EIO
+        );
+        // The guest's mounts, working directories and names are what they were, in whatever order it asks.
+        assert_eq!(guest.lookup(deeper, "made").unwrap().0, made);
+        assert_eq!(guest.lookup(1, "1").unwrap().0, single);
+        assert_eq!(guest.lookup(root, "deep").unwrap().0, deep);
+        assert_eq!(guest.lookup(1, "0").unwrap().0, root);
+        let (error, opened) = guest.call(OPEN, made, &[2, 0, 0, 0, 0, 0, 0, 0], 100);
+        let opened = u64::from_le_bytes(opened[..8].try_into().unwrap());
+        assert!(error == 0 && opened != handle);
+        let (error, read) = guest.call(READ, made, &Guest::range(opened, 0, 4), 100);
+        assert_eq!((error, &read[..]), (0, &b"text"[..]), "what was written is there");
+        assert_eq!(guest.call(WRITE, made, &write(opened), 24).0, 0);
+    }
+    let (code, said) = guest.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("in place of a process that ended"), "{said}");
+    assert!(!said.contains("ERROR") && !said.contains("forbidden"), "{said}");
+}
+
+#[test]
 fn many_requests_at_once_are_each_answered() {
     let place = tempfile::tempdir().unwrap();
     let mut guest = Guest::of(&[("d", false)], &[place.path().into()]);
@@ -162,7 +202,7 @@ fn what_cannot_be_shared_is_refused_in_words() {
         (vec![], vec![], "no share"),
     ] {
         let log = log();
-        let error = start(program(), &log, &serve(&shares), &files).unwrap_err();
+        let error = start(program(), &log, &serve(&shares), &files, None).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}: {}", read_log(log));
     }
 }

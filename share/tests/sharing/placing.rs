@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::{PlaceError, Source, place, take_away};
 
-use crate::guest::{Guest, UNLINK};
+use thaw_protocol::share::Serve;
+
+use crate::guest::{Guest, UNLINK, serve};
 
 fn me() -> OwnedFd {
     ProcessRecord::myself().unwrap().open().unwrap()
@@ -40,6 +42,42 @@ fn directories<const N: usize>(place: &Path, names: [&str; N]) -> [PathBuf; N] {
         fs::create_dir(&path).unwrap();
         path
     })
+}
+
+#[test]
+fn one_that_takes_over_has_what_was_placed() {
+    let place = tempfile::tempdir().unwrap();
+    let [data, conf] = directories(place.path(), ["data", "conf"]);
+    fs::create_dir(data.join("sub")).unwrap();
+    let mut guest = Guest::of_slots(8);
+    add(&guest, "0", &bind(&data, &[])).unwrap();
+    add(&guest, "1", &bind(&conf, &["ro"])).unwrap();
+    let (root, _) = guest.lookup(1, "0").unwrap();
+    let (sub, _) = guest.lookup(root, "sub").unwrap();
+    let before = mounts_of(&guest);
+    // The host does not need its names for it any more.
+    fs::rename(&data, place.path().join("renamed")).unwrap();
+    guest.replace(
+        &Serve {
+            slots: 8,
+            ..serve(&[])
+        },
+        None,
+    );
+    assert_eq!(mounts_of(&guest).lines().count(), before.lines().count());
+    assert_eq!(guest.lookup(1, "0").unwrap().0, root);
+    guest.create(sub, "made").unwrap();
+    assert!(place.path().join("renamed/sub/made").exists());
+    let (read_only, _) = guest.lookup(1, "1").unwrap();
+    assert_eq!(guest.create(read_only, "x").unwrap_err(), -libc::EROFS);
+    // More comes and goes, as before.
+    add(&guest, "2", &bind(&conf, &[])).unwrap();
+    guest.lookup(1, "2").unwrap();
+    take_away(guest.share().pidfd(), "0").unwrap();
+    assert_eq!(guest.lookup(1, "0").unwrap_err(), -libc::ENOENT);
+    let (code, said) = guest.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!said.contains("ERROR") && !said.contains("forbidden"), "{said}");
 }
 
 #[test]

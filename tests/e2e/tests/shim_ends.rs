@@ -174,19 +174,13 @@ fn whatever_ends_a_pod_its_containers_are_told_killed_once_and_nothing_is_left()
     let before = Traces::of(&node);
     let events = Events::of(&node.containerd);
     type End = fn(&Node, &Pod<'_>, &cri::Container);
-    let ends: [(&str, i32, End); 6] = [
+    let ends: [(&str, i32, End); 5] = [
         ("vmm", KILLED, |node, pod, _| kill(vmm(node, &pod.id))),
         ("shim", UNKNOWN, |_, _, _| {
             let [shim] = shims()[..] else {
                 panic!("one shim: {:?}", shims())
             };
             kill(shim);
-        }),
-        ("share", KILLED, |_, _, _| {
-            let [share] = serving()[..] else {
-                panic!("one thaw-share: {:?}", serving())
-            };
-            kill(share);
         }),
         ("panic", KILLED, |node, _, container| {
             inflict(node, container, "echo c > /proc/sysrq-trigger")
@@ -225,6 +219,39 @@ fn whatever_ends_a_pod_its_containers_are_told_killed_once_and_nothing_is_left()
         pod.remove();
         before.settle(&node);
     }
+}
+
+#[test]
+#[ignore = "long"]
+fn a_pod_outlives_its_thaw_share() {
+    let node = Node::new();
+    node.pod("first").remove();
+    node.is_empty_soon();
+    let before = Traces::of(&node);
+    let pod = mighty(&node, "shared");
+    let container = mighty_container(&pod, "a", "sleep 1000");
+    node.said(&container, "ls /of-the-host/bin && test -r /proc/self/status");
+    for _ in 0..2 {
+        let [share] = serving()[..] else {
+            panic!("one thaw-share: {:?}", serving())
+        };
+        kill(share);
+        until(
+            "another serves",
+            || matches!(serving()[..], [other] if other != share),
+        );
+        // What the host shares is there, and what is mounted in the container still is.
+        node.said(
+            &container,
+            "ls /of-the-host/bin && test -r /proc/self/status && test -c /dev/null",
+        );
+        assert_eq!(node.state(&container).0, 1);
+    }
+    // More is shared with the pod, as before.
+    let another = mighty_container(&pod, "b", "sleep 1000");
+    node.said(&another, "ls /of-the-host/bin");
+    pod.remove();
+    before.settle(&node);
 }
 
 #[test]

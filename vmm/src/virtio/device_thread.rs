@@ -1,11 +1,13 @@
 //! A thread that serves devices: it waits for descriptors, and for nothing else.
 //!
-//! Invariant: it serves while its [`Gate`] is open. Nothing is polled.
+//! Invariant: it serves while its [`Gate`] is open. Nothing is polled, and it wakes by itself only where it was told to ([`Timeout`]).
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
@@ -19,6 +21,34 @@ use crate::jail::threads::{self, Thread};
 const BATCH: usize = 32;
 /// Epoll data of [`DeviceThread::wake`]; no descriptor has it.
 pub const WAKE: u64 = u64::MAX;
+
+/// What is served when a [`Timeout`] has passed; no descriptor has it.
+pub const TIMEOUT: u64 = WAKE - 1;
+
+/// How long the thread waits at most before it serves [`TIMEOUT`]: at first for ever. To be set by what it serves, on the thread; set
+/// elsewhere it holds from the next event on.
+#[derive(Clone, Debug)]
+pub struct Timeout(Arc<AtomicI32>);
+
+impl Default for Timeout {
+    fn default() -> Timeout {
+        Timeout(Arc::new(AtomicI32::new(-1)))
+    }
+}
+
+impl Timeout {
+    pub fn set(&self, wait: Option<Duration>) {
+        // Never short of it, or it would serve for nothing until it has passed.
+        let ms = wait.map_or(-1, |wait| {
+            i32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
+        });
+        self.0.store(ms, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> i32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// The running thread; dropped, it ends.
 #[derive(Debug)]
@@ -38,6 +68,18 @@ impl DeviceThread {
         gate: Arc<Gate>,
         serve: impl FnMut(u64, EventSet) + Send + 'static,
     ) -> io::Result<DeviceThread> {
+        DeviceThread::start_timed(name, kind, epoll, gate, Timeout::default(), serve)
+    }
+
+    /// The same, with a timeout.
+    pub fn start_timed(
+        name: &str,
+        kind: Thread,
+        epoll: Arc<Epoll>,
+        gate: Arc<Gate>,
+        timeout: Timeout,
+        serve: impl FnMut(u64, EventSet) + Send + 'static,
+    ) -> io::Result<DeviceThread> {
         let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
         epoll.ctl(
             ControlOperation::Add,
@@ -49,7 +91,7 @@ impl DeviceThread {
             let (wake, gate) = (wake.clone(), gate.clone());
             move || {
                 expected.is(kind);
-                run(&epoll, &wake, &gate, serve);
+                run(&epoll, &wake, &gate, &timeout, serve);
             }
         })?;
         Ok(DeviceThread {
@@ -77,10 +119,10 @@ impl Drop for DeviceThread {
     }
 }
 
-fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, mut serve: impl FnMut(u64, EventSet)) {
+fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, timeout: &Timeout, mut serve: impl FnMut(u64, EventSet)) {
     let mut events = [EpollEvent::default(); BATCH];
     loop {
-        let ready = match epoll.wait(-1, &mut events) {
+        let ready = match epoll.wait(timeout.get(), &mut events) {
             Ok(ready) => ready,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
@@ -89,6 +131,9 @@ fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, mut serve: impl FnMut(u64, Ev
             }
         };
         let Some(_pass) = gate.enter() else { return };
+        if ready == 0 {
+            serve(TIMEOUT, EventSet::empty());
+        }
         for event in &events[..ready] {
             if event.data() == WAKE {
                 // Nothing to read: another event of the same batch has seen to it.

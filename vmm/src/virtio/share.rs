@@ -2,8 +2,11 @@
 //!
 //! This process serves none of it, because it must not have the rights that takes. A thread of the device's own passes each
 //! FUSE message on and puts its reply where the guest wants it, looking at neither ([`relay`]). Invariant: a request that the
-//! device took is answered once: with its reply, or, once thaw-share is gone or where there never was one, with an error. It
-//! does not wait for a thaw-share that is gone, and no other device or vCPU waits for this one.
+//! device took is answered once: with its reply, or, once thaw-share is gone or where there never was one, with an error. No other device
+//! or vCPU waits for this one.
+//!
+//! When thaw-share dies, what it was asked is answered EIO, but for names being looked up; those and all that is asked later waits for another, for
+//! a bounded time. A relay that is attached again is another's, and is told the guest's INIT first.
 //!
 //! What the guest has open are files of that process, so a machine with a share cannot be frozen; without, all there is to
 //! freeze is the queues.
@@ -14,10 +17,11 @@ mod worker;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::net::SocketType;
 use thaw_protocol::control::Backend;
-use thaw_protocol::share::TAG;
+use thaw_protocol::share::{PATIENCE_MS, TAG};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
 use self::worker::Worker;
@@ -40,9 +44,14 @@ pub struct Share {
 impl Share {
     /// Without a thaw-share: its requests are answered ENOTCONN.
     pub fn new(gate: Arc<Gate>) -> Share {
+        Share::patient(gate, Duration::from_millis(PATIENCE_MS))
+    }
+
+    /// The same; its guest waits so long for another thaw-share.
+    pub fn patient(gate: Arc<Gate>, patience: Duration) -> Share {
         Share {
             config: Arc::new(ConfigSpace::new(config(TAG))),
-            worker: Worker::start(gate),
+            worker: Worker::start(gate, patience),
             backed: false,
         }
     }
@@ -98,11 +107,6 @@ impl VirtioDevice for Share {
         if backend != Backend::Share {
             return Err(AttachError::WrongKind(
                 "the shared virtio-fs device takes a share's relay",
-            ));
-        }
-        if self.backed {
-            return Err(AttachError::Invalid(
-                "the device has a share: the guest's files are its, and cannot be another's".into(),
             ));
         }
         let relay = one_descriptor(fds)?;

@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
+use fuse_backend_rs::abi::fuse_abi::OutHeader;
 use thaw_protocol::share::{HeaderError, OUTSTANDING, ReplyHeader, RequestHeader};
-use vm_memory::VolatileSlice;
+use vm_memory::{ByteValued, VolatileSlice};
 
 use crate::memory::GuestMemory;
 use crate::virtio::guest_io::{self, MAX_SLICES};
@@ -18,6 +19,8 @@ use crate::virtio::queue::Chain;
 
 /// Bytes thrown away, or zeros sent, at a time.
 const SCRATCH: usize = 4096;
+/// Room for the reply of a message of ours.
+const OPENING_ROOM: u32 = 4096;
 
 /// A request that is to be answered, or whose chain is to be given back.
 #[derive(Debug)]
@@ -43,6 +46,8 @@ pub enum Broken {
     Unasked(u32),
     #[error("thaw-share sent {length} bytes where there is room for {room}")]
     TooLong { length: u32, room: u32 },
+    #[error("thaw-share did not take over from the one before: error {0}")]
+    Refused(i32),
 }
 
 /// What can be done without waiting.
@@ -59,8 +64,18 @@ struct Sending {
     header: RequestHeader,
     /// Bytes of header and message that are gone.
     sent: usize,
-    /// None: the driver was reset.
+    /// None: the driver was reset, or it is ours.
     request: Option<Request>,
+    /// A message of ours; else empty.
+    ours: Vec<u8>,
+}
+
+/// A message of ours, whose reply the guest does not see.
+#[derive(Debug)]
+struct Opening {
+    id: u32,
+    /// The header of its reply, as far as it has come.
+    reply: Vec<u8>,
 }
 
 /// A reply on its way in.
@@ -71,9 +86,10 @@ enum Receiving {
         got: usize,
     },
     Body {
+        id: u32,
         length: u32,
         got: usize,
-        /// None: the driver was reset.
+        /// None: the driver was reset, or it is ours.
         request: Option<Request>,
     },
 }
@@ -94,6 +110,8 @@ pub struct Relay {
     receiving: Receiving,
     /// By id, with the room its reply has; none of a driver that was reset.
     waiting: HashMap<u32, (u32, Option<Request>)>,
+    /// Nothing else is sent before it is answered.
+    opening: Option<Opening>,
 }
 
 impl Relay {
@@ -105,11 +123,39 @@ impl Relay {
             sending: None,
             receiving: Receiving::START,
             waiting: HashMap::new(),
+            opening: None,
         }
+    }
+
+    /// The same, to one that takes over: this message, the guest's INIT, is sent before anything else may begin.
+    pub fn resume(socket: OwnedFd, init: Vec<u8>) -> Relay {
+        let mut relay = Relay::new(socket);
+        relay.opening = Some(Opening {
+            id: relay.next_id,
+            reply: Vec::new(),
+        });
+        relay.sending = Some(Sending {
+            header: RequestHeader {
+                id: relay.next_id,
+                length: init.len() as u32,
+                room: OPENING_ROOM,
+            },
+            sent: 0,
+            request: None,
+            ours: init,
+        });
+        relay.next_id += 1;
+        relay
     }
 
     pub fn socket(&self) -> RawFd {
         self.socket.as_raw_fd()
+    }
+
+    /// Has both ends find it closed.
+    pub fn shut_down(&self) {
+        // One that is closed already is what is wanted.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
     /// Whether [`Self::send`] waits for the socket.
@@ -119,7 +165,7 @@ impl Relay {
 
     /// Whether another request may begin.
     pub fn has_room(&self) -> bool {
-        self.sending.is_none() && self.waiting.len() < OUTSTANDING
+        self.sending.is_none() && self.opening.is_none() && self.waiting.len() < OUTSTANDING
     }
 
     /// Whether a chain with this head is on its way: the driver made a descriptor available that is in use.
@@ -152,6 +198,7 @@ impl Relay {
             header,
             sent: 0,
             request: Some(request),
+            ours: Vec::new(),
         });
     }
 
@@ -190,6 +237,7 @@ impl Relay {
                     let ReplyHeader { id, length } = ReplyHeader::decode(bytes)?;
                     let (room, request) = self.waiting.remove(&id).ok_or(Broken::Unasked(id))?;
                     self.receiving = Receiving::Body {
+                        id,
                         length,
                         got: 0,
                         request,
@@ -199,8 +247,11 @@ impl Relay {
                     }
                     continue;
                 }
-                Receiving::Body { length, got, .. } if *got == *length as usize => {
+                Receiving::Body { id, length, got, .. } if *got == *length as usize => {
                     let length = *length;
+                    if let Some(opening) = self.opening.take_if(|opening| opening.id == *id) {
+                        opening.check()?;
+                    }
                     return match std::mem::replace(&mut self.receiving, Receiving::START) {
                         Receiving::Body { request, .. } => {
                             Ok(Step::Done(request.map(|request| (request, length))))
@@ -208,7 +259,12 @@ impl Relay {
                         Receiving::Header { .. } => unreachable!("it was a body, and nobody else has it"),
                     };
                 }
-                Receiving::Body { length, got, request } => {
+                Receiving::Body {
+                    id,
+                    length,
+                    got,
+                    request,
+                } => {
                     let rest = *length as usize - *got;
                     let place = request.as_ref().zip(memory);
                     let place = place.and_then(|(request, memory)| request.chain.writable(memory).ok());
@@ -221,7 +277,13 @@ impl Relay {
                         None => {
                             let mut thrown_away = [0; SCRATCH];
                             let most = rest.min(SCRATCH);
-                            guest_io::read_some(self.socket.as_fd(), &[], &mut thrown_away[..most])
+                            let read =
+                                guest_io::read_some(self.socket.as_fd(), &[], &mut thrown_away[..most]);
+                            let opening = self.opening.as_mut().filter(|opening| opening.id == *id);
+                            if let (Ok(n), Some(opening)) = (&read, opening) {
+                                opening.take(&thrown_away[..*n]);
+                            }
+                            read
                         }
                     }
                 }
@@ -259,6 +321,25 @@ impl Relay {
     }
 }
 
+impl Opening {
+    /// What of its reply is looked at.
+    const HEADER: usize = size_of::<OutHeader>();
+
+    fn take(&mut self, bytes: &[u8]) {
+        let more = Self::HEADER - self.reply.len();
+        self.reply.extend(&bytes[..bytes.len().min(more)]);
+    }
+
+    fn check(&self) -> Result<(), Broken> {
+        let mut header = OutHeader::default();
+        header.as_mut_slice()[..self.reply.len()].copy_from_slice(&self.reply);
+        match header.error {
+            0 => Ok(()),
+            error => Err(Broken::Refused(error.wrapping_neg())),
+        }
+    }
+}
+
 impl Sending {
     /// Sends as much as the socket takes now.
     fn some(&mut self, socket: &OwnedFd, memory: Option<&GuestMemory>) -> io::Result<usize> {
@@ -275,6 +356,7 @@ impl Sending {
         }
         match message {
             Some(message) => slices.extend(guest_io::part(&message, sent, rest)),
+            None if !self.ours.is_empty() => slices.push(VolatileSlice::from(&mut self.ours[sent..])),
             None => slices.push(VolatileSlice::from(&mut zeros[..rest.min(SCRATCH)])),
         }
         slices.truncate(MAX_SLICES);

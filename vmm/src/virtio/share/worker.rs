@@ -6,9 +6,10 @@
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use fuse_backend_rs::abi::fuse_abi::{InHeader, OutHeader};
-use thaw_protocol::share::{MESSAGE, REPLY};
+use thaw_protocol::share::{INIT, LOOKUP, MESSAGE, REPLY};
 use vm_memory::ByteValued;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
@@ -17,14 +18,18 @@ use crate::jail::threads::Thread;
 use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 use crate::virtio::device::{Activation, DeviceError};
-use crate::virtio::device_thread::{DeviceThread, WAKE, epoll_error, forget_kicks, wait_for_kicks};
+use crate::virtio::device_thread::{
+    DeviceThread, TIMEOUT, Timeout, WAKE, epoll_error, forget_kicks, wait_for_kicks,
+};
 use crate::virtio::gate::Gate;
 use crate::virtio::guest_io;
 use crate::virtio::queue::{Chain, DeviceQueue, QueueError};
 use crate::virtio::state::QueueRecord;
 
 /// Epoll data of the relay; below it are queues.
-const RELAY: u64 = WAKE - 1;
+const RELAY: u64 = TIMEOUT - 1;
+/// Bytes of a message that may be an INIT: its header, and more than its body has on any kernel.
+const MOST_INIT: u32 = 1024;
 /// Requests and replies of one event: then a freeze, or a reset, gets its turn.
 const AT_ONCE: usize = 256;
 
@@ -36,15 +41,22 @@ pub struct Worker {
 
 impl Worker {
     /// Starts a thread with no queues, which touches guest memory while `gate` is open.
-    pub fn start(gate: Arc<Gate>) -> io::Result<Worker> {
+    /// When thaw-share dies, the guest waits so long for another.
+    pub fn start(gate: Arc<Gate>, patience: Duration) -> io::Result<Worker> {
         let epoll = Arc::new(Epoll::new()?);
+        let timeout = Timeout::default();
         let served = Arc::new(Mutex::new(Served {
             epoll: epoll.clone(),
             active: None,
             link: Link::Absent,
+            next: None,
+            init: None,
+            held: Vec::new(),
+            patience,
+            timeout: timeout.clone(),
             log: LogLimit::default(),
         }));
-        let thread = DeviceThread::start("fs-shared", Thread::Files, epoll, gate, {
+        let thread = DeviceThread::start_timed("fs-shared", Thread::Files, epoll, gate, timeout, {
             let served = served.clone();
             move |event, _| {
                 let mut served = lock(&served);
@@ -69,7 +81,7 @@ impl Worker {
         self.served().deactivate();
     }
 
-    /// Has requests served over this non-blocking socket.
+    /// Has requests served over this non-blocking socket: from now on, or once what serves them is seen to have ended.
     pub fn connect(&self, relay: OwnedFd) -> io::Result<()> {
         self.served().connect(relay)
     }
@@ -102,7 +114,9 @@ enum Link {
     Absent,
     /// And which of its events are waited for.
     Up(Box<Relay>, EventSet),
-    /// Nobody any more.
+    /// Nobody now. Until then another is waited for.
+    Down(Instant),
+    /// Nobody any more, unless another comes all the same.
     Gone,
 }
 
@@ -111,6 +125,15 @@ struct Served {
     epoll: Arc<Epoll>,
     active: Option<Active>,
     link: Link,
+    /// Takes the place of the one that is up, which is ending.
+    next: Option<OwnedFd>,
+    /// The guest's INIT: one that takes over is told it again.
+    init: Option<Vec<u8>>,
+    /// Names that were being looked up when thaw-share died: one that takes over is asked again. The guest would take an error for the
+    /// end of what it has mounted there.
+    held: Vec<Request>,
+    patience: Duration,
+    timeout: Timeout,
     log: LogLimit,
 }
 
@@ -118,6 +141,7 @@ impl Served {
     fn serve(&mut self, event: u64) -> Result<(), DeviceError> {
         match event {
             WAKE => Ok(()),
+            TIMEOUT => self.pass_on(),
             RELAY => self.relay_ready(),
             queue => self.kicked(queue as usize),
         }
@@ -141,6 +165,9 @@ impl Served {
         if let Link::Up(relay, _) = &mut self.link {
             relay.forget();
         }
+        // The driver begins anew.
+        self.init = None;
+        self.held.clear();
         if let Some(active) = self.active.take() {
             forget_kicks(&self.epoll, &active.queues);
         }
@@ -158,10 +185,45 @@ impl Served {
     }
 
     fn connect(&mut self, socket: OwnedFd) -> io::Result<()> {
-        let relay = Relay::new(socket);
-        self.watch(ControlOperation::Add, relay.socket(), EventSet::IN, RELAY)?;
-        self.link = Link::Up(Box::new(relay), EventSet::IN);
+        if let Link::Up(relay, _) = &self.link {
+            // Its end is seen by our thread, which answers what waits for it and then takes the next.
+            relay.shut_down();
+            self.next = Some(socket);
+            return Ok(());
+        }
+        self.link_up(socket)
+    }
+
+    fn link_up(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let relay = match &self.init {
+            Some(init) => Relay::resume(socket, init.clone()),
+            None => Relay::new(socket),
+        };
+        // It can be written to at once, by which our thread sends what waits.
+        let events = EventSet::IN | EventSet::OUT;
+        self.watch(ControlOperation::Add, relay.socket(), events, RELAY)?;
+        self.link = Link::Up(Box::new(relay), events);
+        self.timeout.set(None);
         Ok(())
+    }
+
+    /// Whether requests wait for another thaw-share. When that has taken too long, names that were held are answered.
+    fn waits(&mut self) -> Result<bool, DeviceError> {
+        let Link::Down(until) = self.link else {
+            return Ok(false);
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        self.timeout.set(Some(left));
+        if !left.is_zero() {
+            return Ok(true);
+        }
+        tracing::error!("no other thaw-share has come: the guest's shared files answer EIO");
+        self.link = Link::Gone;
+        self.timeout.set(None);
+        let held = std::mem::take(&mut self.held);
+        held.iter()
+            .try_for_each(|request| self.refuse(request, libc::EIO))?;
+        Ok(false)
     }
 
     fn kicked(&mut self, index: usize) -> Result<(), DeviceError> {
@@ -203,6 +265,15 @@ impl Served {
             if matches!(&self.link, Link::Up(relay, _) if !relay.has_room()) {
                 // A reply, which makes room, brings us back.
                 break;
+            }
+            if self.waits()? {
+                break;
+            }
+            if let Link::Up(relay, _) = &mut self.link
+                && let Some(request) = self.held.pop()
+            {
+                relay.begin(request);
+                continue;
             }
             let Some((queue, chain)) = self.next()? else {
                 break;
@@ -261,11 +332,15 @@ impl Served {
         }
         match &mut self.link {
             Link::Absent => self.refuse(&request, libc::ENOTCONN),
-            Link::Gone => self.refuse(&request, libc::EIO),
+            Link::Gone | Link::Down(_) => self.refuse(&request, libc::EIO),
             Link::Up(relay, _) => {
                 let head = request.chain.head();
-                if relay.has(queue, head) {
+                let is_held = |held: &Request| held.queue == queue && held.chain.head() == head;
+                if relay.has(queue, head) || self.held.iter().any(is_held) {
                     return Err(QueueError::Chain { queue, head }.into());
+                }
+                if request.length <= MOST_INIT && header(&request, memory).opcode == INIT {
+                    self.init = Some(whole(&request, memory));
                 }
                 relay.begin(request);
                 Ok(())
@@ -288,9 +363,10 @@ impl Served {
         }
     }
 
-    /// thaw-share is gone: whoever waits for it is told, and so is whoever asks from now on.
+    /// thaw-share is gone: whoever waits for it is told, but for who looks a name up; whoever asks from now on waits for another.
     fn lose(&mut self, why: &Broken) -> Result<(), DeviceError> {
-        let Link::Up(relay, _) = std::mem::replace(&mut self.link, Link::Gone) else {
+        let link = Link::Down(Instant::now() + self.patience);
+        let Link::Up(relay, _) = std::mem::replace(&mut self.link, link) else {
             return Ok(());
         };
         // Closing it would do, unless the descriptor was duplicated.
@@ -298,11 +374,20 @@ impl Served {
         let unanswered = relay.close();
         tracing::error!(
             pending = unanswered.len(),
-            "{why}: the guest's shared files answer EIO from now on"
+            "{why}: what the guest waited for answers EIO, and what it asks now waits for another"
         );
-        unanswered
-            .iter()
-            .try_for_each(|request| self.refuse(request, libc::EIO))
+        for request in unanswered {
+            let memory = self.active.as_ref().map(|active| &active.memory);
+            let opcode = memory.map(|memory| header(&request, memory).opcode);
+            match opcode {
+                Some(LOOKUP) if request.room > 0 => self.held.push(request),
+                _ => self.refuse(&request, libc::EIO)?,
+            }
+        }
+        match self.next.take() {
+            Some(next) => self.link_up(next).map_err(epoll_error),
+            None => Ok(()),
+        }
     }
 
     fn wait_for_relay(&mut self) -> io::Result<()> {
@@ -322,20 +407,36 @@ impl Served {
     }
 }
 
+/// The header of a request's message; zeros where that has none.
+fn header(request: &Request, memory: &GuestMemory) -> InHeader {
+    let mut header = InHeader::default();
+    if let Ok(message) = request.chain.readable(memory) {
+        guest_io::copy_out(&message, 0, header.as_mut_slice());
+    }
+    header
+}
+
+/// A request's message.
+fn whole(request: &Request, memory: &GuestMemory) -> Vec<u8> {
+    let mut bytes = vec![0; request.length as usize];
+    if let Ok(message) = request.chain.readable(memory) {
+        guest_io::copy_out(&message, 0, &mut bytes);
+    }
+    bytes
+}
+
 /// Writes an error as the reply of a request that has room for one: the bytes written.
 fn write_error(request: &Request, memory: &GuestMemory, errno: i32) -> u32 {
-    let (Ok(message), Ok(reply)) = (request.chain.readable(memory), request.chain.writable(memory)) else {
+    let Ok(reply) = request.chain.writable(memory) else {
         return 0;
     };
     if request.room == 0 {
         return 0;
     }
-    let mut header = InHeader::default();
-    guest_io::copy_out(&message, 0, header.as_mut_slice());
     let header = OutHeader {
         len: size_of::<OutHeader>() as u32,
         error: -errno,
-        unique: header.unique,
+        unique: header(request, memory).unique,
     };
     guest_io::copy_in(&reply, 0, header.as_slice());
     header.len

@@ -1,0 +1,369 @@
+//! What is done when a sandbox's thaw-share dies: another is started in its place, a few times.
+//!
+//! Invariants: there is one process at a time, and whoever drops [`Served`] has ended it. It is in the sandbox's record before its VMM is given it.
+//! One that dies again and again is started [`RESTARTS`] times in [`WINDOW`], each time later; after that, and where the VMM takes no second relay
+//! (one of a release before this), what is shared answers EIO for good. A pod, whose containers run from what is shared, is then ended.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use thaw_pools::cgroup::Hierarchy;
+use thaw_pools::process::ProcessRecord;
+use thaw_pools::share::{self, Serving};
+use thaw_pools::vmm::VmmProcess;
+use thaw_protocol::control::{Backend, Command, DeviceId};
+use tokio::io::Interest;
+use tokio::task::JoinHandle;
+
+use super::{Shared, run};
+use crate::control_client::ControlClient;
+use crate::exit::{ExitCode, Failure};
+use crate::readiness::register;
+use crate::sandbox::backends::Backends;
+use crate::sandbox::create::blocking;
+use crate::sandbox::locked;
+use crate::sandbox::machine::enter_cgroup;
+use crate::sandbox::resources::Resources;
+use crate::state::{Record, SandboxDirectory};
+
+/// How often another is started.
+const RESTARTS: usize = 5;
+/// Within how long.
+const WINDOW: Duration = Duration::from_secs(600);
+/// Before the second; each later one waits four times as long, at most [`LONGEST`].
+const FIRST: Duration = Duration::from_millis(250);
+/// Less than a guest waits.
+const LONGEST: Duration = Duration::from_secs(8);
+
+/// The thaw-share of a sandbox, whichever process that is.
+#[derive(Debug)]
+pub(in crate::sandbox) struct Served {
+    now: Arc<Mutex<Now>>,
+    /// Sees it end.
+    watch: Option<JoinHandle<()>>,
+}
+
+/// What there is of it.
+#[derive(Debug, Default)]
+struct Now {
+    /// None while another is started, or where none is any more.
+    process: Option<VmmProcess>,
+    /// Its mount namespace, of a pod's.
+    mounts: Option<Arc<OwnedFd>>,
+    /// Why there is none any more.
+    lost: Option<String>,
+    /// Nobody wants one any more.
+    is_over: bool,
+}
+
+/// The sandbox it is of.
+#[derive(Debug)]
+pub(in crate::sandbox) struct Tended {
+    id: String,
+    is_a_pod: bool,
+    shared: Shared,
+    /// None where that failed: then none is started again.
+    directory: Option<SandboxDirectory>,
+    control: Arc<ControlClient>,
+    changing: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Tended {
+    pub(in crate::sandbox) fn of(
+        record: &Record,
+        resources: &Resources,
+        control: &Arc<ControlClient>,
+    ) -> Tended {
+        let is_a_pod = record.client.is_some();
+        Tended {
+            id: record.id.clone(),
+            is_a_pod,
+            shared: match is_a_pod {
+                true => Shared::Added(None),
+                false => Shared::Volumes(record.volumes.clone()),
+            },
+            directory: resources.directory.handle().ok(),
+            control: control.clone(),
+            changing: resources.changing.clone(),
+        }
+    }
+
+    /// Keeps what is mounted in it, for the next.
+    fn keep_mounts(&mut self, process: &VmmProcess, now: &mut Now) {
+        if !self.is_a_pod {
+            return;
+        }
+        match share::mounts(process) {
+            Ok(mounts) => {
+                let mounts = Arc::new(mounts);
+                now.mounts = Some(mounts.clone());
+                self.shared = Shared::Added(Some(mounts));
+            }
+            Err(e) => tracing::warn!(
+                "sandbox {}: its thaw-share cannot be started again if it dies: {e}",
+                self.id
+            ),
+        }
+    }
+}
+
+impl Served {
+    /// Watched over from now on.
+    pub(in crate::sandbox) fn new(process: VmmProcess, mut of: Tended) -> Served {
+        let mut now = Now::default();
+        of.keep_mounts(&process, &mut now);
+        now.process = Some(process);
+        Served::tended(now, of)
+    }
+
+    /// One that had died when its sandbox was taken over: another is started.
+    pub(in crate::sandbox) fn ended(of: Tended) -> Served {
+        Served::tended(Now::default(), of)
+    }
+
+    fn tended(now: Now, of: Tended) -> Served {
+        let now = Arc::new(Mutex::new(now));
+        let watch = tokio::spawn(tend(of, now.clone()));
+        Served {
+            now,
+            watch: Some(watch),
+        }
+    }
+
+    /// For the sandbox's record.
+    pub(in crate::sandbox) fn record(&self) -> Option<ProcessRecord> {
+        locked(&self.now).process.as_ref().map(VmmProcess::record)
+    }
+
+    /// Where shares are added: its mount namespace, also while another process is started for it, or a pidfd.
+    pub(in crate::sandbox) fn place(&self) -> Result<OwnedFd, Failure> {
+        let now = locked(&self.now);
+        if let Some(why) = &now.lost {
+            return Err(Failure::new(ExitCode::ShareFailed, why.clone()));
+        }
+        let place = match (&now.mounts, &now.process) {
+            (Some(mounts), _) => mounts.try_clone(),
+            (None, Some(process)) => process.pidfd().try_clone_to_owned(),
+            (None, None) => Err(Errno::SRCH.into()),
+        };
+        place.map_err(|e| Failure::system("cannot reach thaw-share", &e))
+    }
+
+    /// Its end is no news any more.
+    pub(in crate::sandbox) fn expect_end(&mut self) {
+        locked(&self.now).is_over = true;
+        if let Some(watch) = self.watch.take() {
+            watch.abort();
+        }
+    }
+
+    /// Lets go of it without ending it.
+    pub(in crate::sandbox) fn release(mut self) {
+        self.expect_end();
+        if let Some(process) = &mut locked(&self.now).process {
+            process.release();
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.expect_end();
+        // Here, and not when the watcher's part of it goes: killed and reaped.
+        drop(locked(&self.now).process.take());
+    }
+}
+
+/// Why there is no other.
+enum Lost {
+    /// Its machine has ended, and that is no news.
+    WithMachine,
+    ForGood(String),
+}
+
+/// Watches it, and has another take its place. Ends with the sandbox.
+async fn tend(of: Tended, now: Arc<Mutex<Now>>) {
+    let mut started = Started::default();
+    loop {
+        let pidfd = locked(&now)
+            .process
+            .as_ref()
+            .map(|p| p.pidfd().try_clone_to_owned());
+        if let Some(pidfd) = pidfd {
+            let watched = pidfd.and_then(|pidfd| register(pidfd, Interest::READABLE));
+            let Ok(pidfd) = watched.inspect_err(|e| {
+                tracing::warn!("sandbox {}: nobody sees its thaw-share end: {e}", of.id);
+            }) else {
+                return;
+            };
+            // Readable once it has ended. It ends with its VMM too.
+            let _ = pidfd.readable().await;
+        }
+        match replace(&of, &now, &mut started).await {
+            Ok(()) => tracing::warn!(
+                "sandbox {}: another thaw-share serves its files; what was open answers EIO",
+                of.id
+            ),
+            Err(Lost::WithMachine) => return,
+            Err(Lost::ForGood(why)) => return lose(&of, &now, why).await,
+        }
+    }
+}
+
+/// Puts another in its place, in as many attempts as there may be.
+async fn replace(of: &Tended, now: &Mutex<Now>, started: &mut Started) -> Result<(), Lost> {
+    // Reaped, and its memory free, before there is another.
+    let ended = locked(now).process.take();
+    let how = match ended.map(|mut process| process.wait()) {
+        Some(Ok(Some(status))) => format!("thaw-share has ended ({status})"),
+        _ => "thaw-share has ended".to_owned(),
+    };
+    loop {
+        if of.control.call(Command::Status, &[]).await.is_err() {
+            return Err(Lost::WithMachine);
+        }
+        let Some(pause) = started.another(Instant::now()) else {
+            let minutes = WINDOW.as_secs() / 60;
+            return Err(Lost::ForGood(format!(
+                "it was started {RESTARTS} times in {minutes} minutes"
+            )));
+        };
+        tracing::error!(
+            "sandbox {}: {how}: another is started{}",
+            of.id,
+            match pause.is_zero() {
+                true => String::new(),
+                false => format!(" in {} ms", pause.as_millis()),
+            }
+        );
+        tokio::time::sleep(pause).await;
+        match once(of, now).await {
+            Ok(()) => return Ok(()),
+            Err((e, Again::Yes)) => tracing::error!("sandbox {}: no other thaw-share: {e}", of.id),
+            Err((e, Again::No)) => return Err(Lost::ForGood(e.to_string())),
+        }
+    }
+}
+
+/// Whether another attempt may succeed.
+enum Again {
+    Yes,
+    No,
+}
+
+async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Failure, Again)> {
+    let Some(directory) = &of.directory else {
+        let what = "the sandbox's directory could not be opened";
+        return Err((Failure::new(ExitCode::ShareFailed, what), Again::No));
+    };
+    if matches!(of.shared, Shared::Added(None)) {
+        let what = "what was mounted in it is lost";
+        return Err((Failure::new(ExitCode::ShareFailed, what), Again::No));
+    }
+    let (shared, path) = (of.shared.clone(), directory.path().to_owned());
+    let Serving { process, relay } = blocking(move || run(&shared, &path))
+        .await
+        .map_err(|e| (e, Again::Yes))?;
+    {
+        let _one = of.changing.lock().await;
+        let record = process.record();
+        let written = directory.record().and_then(|was| {
+            let cgroup = was.cgroup.as_deref().map(|name| Hierarchy::detect().adopt(name));
+            limits::enter(true, cgroup.as_ref(), &process)?;
+            directory.write(&Record {
+                share: Some(record),
+                ..was
+            })
+        });
+        written.map_err(|e| (e, Again::Yes))?;
+        let mut now = locked(now);
+        if now.is_over {
+            return Err((Failure::new(ExitCode::ShareFailed, "the sandbox ends"), Again::No));
+        }
+        now.process = Some(process);
+    }
+    let mut backends = Backends::default();
+    backends.attach(DeviceId::Shared, Backend::Share, &relay);
+    // The relay is the VMM's alone: where it is refused, the process ends with it.
+    let given = backends.send(&of.control).await;
+    drop(relay);
+    given.map(drop).map_err(|e| (e, Again::No))
+}
+
+/// There is none any more.
+async fn lose(of: &Tended, now: &Mutex<Now>, why: String) {
+    {
+        let mut now = locked(now);
+        if now.is_over {
+            return;
+        }
+        now.lost = Some(format!("thaw-share has ended for good: {why}"));
+    }
+    if of.is_a_pod {
+        tracing::error!(
+            "sandbox {}: thaw-share has ended for good ({why}): the sandbox is ended with it",
+            of.id
+        );
+        // Its end is seen by who attends it.
+        let _ = of.control.call(Command::Shutdown, &[]).await;
+        return;
+    }
+    tracing::error!(
+        "sandbox {}: thaw-share has ended for good ({why}): what it shares with the host answers EIO in the guest \
+         from now on; start the sandbox again",
+        of.id
+    );
+}
+
+/// When one was started.
+#[derive(Debug, Default)]
+struct Started(VecDeque<Instant>);
+
+impl Started {
+    /// How long to wait before another, if there may be one.
+    fn another(&mut self, now: Instant) -> Option<Duration> {
+        self.0.retain(|at| now.duration_since(*at) < WINDOW);
+        let before = self.0.len();
+        if before >= RESTARTS {
+            return None;
+        }
+        self.0.push_back(now);
+        Some(match before {
+            0 => Duration::ZERO,
+            more => FIRST
+                .saturating_mul(4u32.saturating_pow(more as u32 - 1))
+                .min(LONGEST),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarts_are_bounded_and_each_waits_longer() {
+        let (mut started, begin) = (Started::default(), Instant::now());
+        let pauses: Vec<Option<u128>> = (0..7)
+            .map(|n| {
+                let at = begin + Duration::from_secs(n);
+                started.another(at).map(|pause| pause.as_millis())
+            })
+            .collect();
+        let expected = [Some(0), Some(250), Some(1000), Some(4000), Some(8000), None, None];
+        assert_eq!(pauses, expected);
+        assert!(LONGEST < Duration::from_millis(thaw_protocol::share::PATIENCE_MS));
+        // The first two are long past.
+        let later = begin + WINDOW + Duration::from_millis(1500);
+        assert_eq!(started.another(later), Some(Duration::from_millis(4000)));
+        assert!(started.0.len() <= RESTARTS);
+        assert_eq!(
+            started.another(later + 2 * WINDOW),
+            Some(Duration::ZERO),
+            "one that served long starts anew at once"
+        );
+    }
+}

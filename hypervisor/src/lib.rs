@@ -53,6 +53,8 @@ pub enum Error {
     Unaligned { slot: u32, address: u64, size: u64 },
     #[error("KVM refuses MSR {index:#x} = {value:#x}")]
     Msr { index: u32, value: u64 },
+    #[error("the saved vCPU has {0}, which turns nested virtualisation on: no machine here was given that")]
+    Virtualises(&'static str),
     #[error(
         "vCPU {vcpu} is in the middle of an access to a device: it can be saved after its next run was interrupted"
     )]

@@ -19,6 +19,8 @@ const HYPER_V: std::ops::Range<u32> = 0x4000_0000..0x4000_1000;
 #[derive(Debug)]
 pub(crate) struct SavedMsrs {
     listed: Vec<u32>,
+    /// The same, by number.
+    sorted: Vec<u32>,
     /// Found out by the first save.
     readable: OnceLock<Vec<u32>>,
 }
@@ -26,8 +28,12 @@ pub(crate) struct SavedMsrs {
 impl SavedMsrs {
     /// `listed`: what KVM_GET_MSR_INDEX_LIST answered.
     pub fn new(listed: &[u32]) -> SavedMsrs {
+        let listed: Vec<u32> = listed.iter().copied().filter(|i| !HYPER_V.contains(i)).collect();
+        let mut sorted = listed.clone();
+        sorted.sort_unstable();
         SavedMsrs {
-            listed: listed.iter().copied().filter(|i| !HYPER_V.contains(i)).collect(),
+            listed,
+            sorted,
             readable: OnceLock::new(),
         }
     }
@@ -39,6 +45,25 @@ impl SavedMsrs {
         self.readable
             .get_or_init(|| entries.iter().map(|e| e.index).collect());
         Ok(entries)
+    }
+}
+
+impl SavedMsrs {
+    /// Sets `entries`, in their order. KVM takes from us what it refuses to a guest, and a saved state may be forged: so what
+    /// is not part of a vCPU's state here (an interface of Hyper-V's, EFER) is never set. It must have its value already.
+    ///
+    /// # Errors
+    /// [`Error::Msr`] naming the first whose value may not be, or cannot be set, and which does not have that value already.
+    pub fn set(&self, vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<()> {
+        let is_state = |entry: &kvm_msr_entry| self.sorted.binary_search(&entry.index).is_ok();
+        let (state, others): (Vec<_>, Vec<_>) = entries.iter().copied().partition(is_state);
+        for other in others {
+            // Reading one of Hyper-V's makes KVM allocate.
+            if HYPER_V.contains(&other.index) || !has(vcpu, &other)? {
+                return Err(refused(&other));
+            }
+        }
+        set_or_equal(vcpu, &state)
     }
 }
 
@@ -64,30 +89,34 @@ fn read_until_refused(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entr
     Ok(list.as_slice()[..read.min(indices.len())].to_vec())
 }
 
-/// Sets `entries` in their order.
-///
-/// # Errors
-/// [`Error::Msr`] naming the first whose value KVM refuses and which does not have that value already.
-pub(crate) fn set_or_equal(vcpu: &VcpuFd, mut entries: &[kvm_msr_entry]) -> Result<()> {
+/// Sets `entries` in their order, but for those that KVM refuses and that have their value already.
+fn set_or_equal(vcpu: &VcpuFd, mut entries: &[kvm_msr_entry]) -> Result<()> {
     while !entries.is_empty() {
         let batch = &entries[..entries.len().min(KVM_MAX_MSR_ENTRIES)];
         let set = vcpu
             .set_msrs(&list(batch)?)
             .map_err(Error::ioctl("KVM_SET_MSRS"))?;
-        if let Some(refused) = batch.get(set)
-            && read_until_refused(vcpu, &[refused.index])?
-                .first()
-                .map(|e| e.data)
-                != Some(refused.data)
+        if let Some(entry) = batch.get(set)
+            && !has(vcpu, entry)?
         {
-            return Err(Error::Msr {
-                index: refused.index,
-                value: refused.data,
-            });
+            return Err(refused(entry));
         }
         entries = &entries[(set + 1).min(batch.len())..];
     }
     Ok(())
+}
+
+/// Whether an MSR can be read and has this value.
+fn has(vcpu: &VcpuFd, entry: &kvm_msr_entry) -> Result<bool> {
+    let read = read_until_refused(vcpu, &[entry.index])?;
+    Ok(read.first().is_some_and(|there| there.data == entry.data))
+}
+
+fn refused(entry: &kvm_msr_entry) -> Error {
+    Error::Msr {
+        index: entry.index,
+        value: entry.data,
+    }
 }
 
 /// Sets `entries` in their order.
@@ -100,7 +129,7 @@ pub(crate) fn set(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<()> {
         .map_err(Error::ioctl("KVM_SET_MSRS"))?;
     match entries.get(set) {
         None => Ok(()),
-        Some(&kvm_msr_entry { index, data, .. }) => Err(Error::Msr { index, value: data }),
+        Some(entry) => Err(refused(entry)),
     }
 }
 

@@ -7,6 +7,9 @@ use crate::{Error, GuestTime, Result, Vcpu, msr, xsave};
 
 /// How far off a TSC's frequency may be, parts per million: the rate of error NTP corrects, and KVM's own tolerance.
 const TSC_TOLERANCE_PPM: u64 = 250;
+/// The bits that turn nested virtualisation on (AMD's manual volume 2, 3.1.7; Intel's volume 3, 2.5).
+const EFER_SVME: u64 = 1 << 12;
+const CR4_VMXE: u64 = 1 << 13;
 /// Far from any TSC a guest has had or will: 48 years at 3 GHz.
 const FAR: u64 = 1 << 62;
 
@@ -49,9 +52,11 @@ impl Vcpu {
     /// A local APIC timer that is one-shot or periodic, not TSC-deadline (which Linux uses here), counts from now on.
     ///
     /// # Errors
-    /// [`Error::Msr`] naming the model-specific register KVM refuses (unless it has that value already),
+    /// [`Error::Virtualises`] for a state that was forged; [`Error::Msr`] naming the model-specific register that is no part
+    /// of a vCPU's state or that KVM refuses (unless it has that value already);
     /// [`Error::TscFrequency`], [`Error::XsaveSize`], [`Error::Ioctl`].
     pub fn restore(&mut self, state: &VcpuState) -> Result<()> {
+        check_virtualisation(state)?;
         // First what the others are checked against; then segments and EFER before the general registers' RFLAGS, the APIC
         // base before the APIC, the APIC's timer mode before its MSRs, and last what the others would clear.
         if self.cpuid.as_slice() != state.cpuid.as_slice() {
@@ -67,7 +72,8 @@ impl Vcpu {
             .map_err(Error::ioctl("KVM_SET_DEBUGREGS"))?;
         fd.set_lapic(&state.lapic)
             .map_err(Error::ioctl("KVM_SET_LAPIC"))?;
-        msr::set_or_equal(fd, &timeless(&state.msrs, state.msr(msr::TSC).unwrap_or(0)))?;
+        let msrs = timeless(&state.msrs, state.msr(msr::TSC).unwrap_or(0));
+        self.vm.saved_msrs().set(fd, &msrs)?;
         fd.set_mp_state(state.mp_state)
             .map_err(Error::ioctl("KVM_SET_MP_STATE"))?;
         fd.set_vcpu_events(&state.events)
@@ -108,6 +114,17 @@ impl Vcpu {
             return Err(different);
         }
         self.fd.set_tsc_khz(saved).map_err(|_| different)
+    }
+}
+
+/// Refuses a vCPU whose guest may run guests of its own. KVM takes EFER from us whatever the vCPU's CPUID says.
+fn check_virtualisation(state: &VcpuState) -> Result<()> {
+    if state.sregs.efer & EFER_SVME != 0 {
+        return Err(Error::Virtualises("EFER.SVME"));
+    }
+    match state.sregs.cr4 & CR4_VMXE {
+        0 => Ok(()),
+        _ => Err(Error::Virtualises("CR4.VMXE")),
     }
 }
 

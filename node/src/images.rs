@@ -19,6 +19,7 @@ use thaw_rootfs::store::{Image, PullOptions, PullPolicy, Store};
 
 use crate::config::Config;
 use crate::exit::{ExitCode, Failure};
+use crate::misses::MissCounts;
 
 mod failure;
 mod file;
@@ -38,6 +39,7 @@ pub struct Images {
     pub(crate) config: Arc<Config>,
     filler: Filler,
     size: Arc<Mutex<Option<Size>>>,
+    misses: Arc<MissCounts>,
 }
 
 /// What the store takes.
@@ -101,6 +103,7 @@ impl Images {
             fetcher,
             config: Arc::new(config),
             size: Arc::default(),
+            misses: Arc::default(),
         })
     }
 
@@ -229,6 +232,11 @@ impl Images {
     /// What fills.
     pub fn filler(&self) -> &Filler {
         &self.filler
+    }
+
+    /// What VMMs asked for that they must not have.
+    pub fn miss_counts(&self) -> &MissCounts {
+        &self.misses
     }
 
     /// Begins to read ahead what a recorded run of the image read, if there is one and the configuration lets it. Within a

@@ -1,26 +1,38 @@
 //! Answering one VMM's chunk misses: fill the cache file, then say so.
 //!
-//! Invariants: at most [`AT_ONCE`] fills run for one VMM and no more of its questions are read meanwhile, so a guest
-//! cannot make the host queue without end. Nothing is kept here that a death of this process could lose: the VMM holds
-//! its questions until they are answered, and asks whoever hands it a socket next.
+//! Invariants: a VMM gets bytes of the images it was given and of no other ([`Given`]). At most [`AT_ONCE`] of a socket's
+//! misses are worked on, and at most [`IN_PERIOD`] in each [`PERIOD`]; no more of them are read meanwhile, so neither a
+//! guest nor a hostile VMM can make the host queue, or work, without end. Nothing is kept here that a death of this process
+//! could lose: the VMM holds its questions until they are answered, and asks whoever hands it a socket next.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use thaw_protocol::miss::{Filled, Miss};
-use thaw_protocol::packet::{self, PacketError};
+use thaw_protocol::packet::{self, PacketError, Receiver};
 use thaw_rootfs::digest::Digest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::images::Images;
 use crate::readiness::{BOTH, register};
 
-/// No miss is of more bytes.
-const MAX_LENGTH: u32 = 1 << 20;
-/// Fills at once for one VMM.
+mod given;
+
+use given::Refusals;
+pub use given::{Given, MissCounts, Refusal};
+
+/// Misses of one socket worked on at once.
 const AT_ONCE: usize = 16;
+/// Misses taken from one socket in a [`PERIOD`]: 10,000 a second, more than 1 GB/s of chunks.
+const IN_PERIOD: u32 = 1000;
+const PERIOD: Duration = Duration::from_millis(100);
+/// How long a refused miss keeps its place among [`AT_ONCE`] before it is answered. A VMM that only asks for what it was
+/// not given costs 1,600 answers a second.
+const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Serves until it is dropped or the VMM closes its end.
 #[derive(Debug)]
@@ -29,8 +41,8 @@ pub struct MissServer {
 }
 
 impl MissServer {
-    /// A server, and the end to hand to the VMM. Within a tokio runtime.
-    pub fn start(images: Images) -> std::io::Result<(MissServer, OwnedFd)> {
+    /// A server of the images `given` to a VMM, and the end to hand to the VMM. Within a tokio runtime.
+    pub fn start(images: Images, given: Given) -> std::io::Result<(MissServer, OwnedFd)> {
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -38,10 +50,15 @@ impl MissServer {
             None,
         )?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        let socket = Arc::new(register(ours, BOTH)?);
+        let server = Arc::new(Server {
+            socket: register(ours, BOTH)?,
+            images,
+            given,
+            refusals: Refusals::default(),
+        });
         Ok((
             MissServer {
-                task: tokio::spawn(serve(socket, images)),
+                task: tokio::spawn(serve(server)),
             },
             theirs,
         ))
@@ -54,50 +71,82 @@ impl Drop for MissServer {
     }
 }
 
-async fn serve(socket: Arc<AsyncFd<OwnedFd>>, images: Images) {
-    let permits = Arc::new(Semaphore::new(AT_ONCE));
+struct Server {
+    socket: AsyncFd<OwnedFd>,
+    images: Images,
+    given: Given,
+    refusals: Refusals,
+}
+
+async fn serve(server: Arc<Server>) {
+    let mut receiver = Receiver::default();
+    let mut pace = Pace::new();
+    // They end with it: what a VMM does not hear it asks again.
+    let mut answers = JoinSet::new();
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else {
-            return;
-        };
-        let miss = match receive(&socket).await {
+        while answers.len() >= AT_ONCE {
+            answers.join_next().await;
+        }
+        if pace.next().await {
+            server.images.miss_counts().hold_back();
+        }
+        let miss = match receive(&server.socket, &mut receiver).await {
             Ok(miss) => miss,
             Err(PacketError::Closed) => return,
             Err(e) => {
-                tracing::warn!("a VMM's miss socket broke: {e}");
+                if !matches!(e, PacketError::Io(_)) {
+                    server.images.miss_counts().count(Refusal::Malformed);
+                }
+                tracing::warn!("a VMM's miss socket is closed: {e}");
                 return;
             }
         };
-        let (socket, images) = (socket.clone(), images.clone());
-        tokio::spawn(async move {
-            let result = fill(&images, &miss).await;
-            if let Err(e) = answer(&socket, &Filled { id: miss.id, result }).await {
+        let server = server.clone();
+        answers.spawn(async move {
+            let result = server.fill(&miss).await;
+            if let Err(e) = server.answer(&Filled { id: miss.id, result }).await {
                 tracing::debug!("cannot answer a miss: {e}");
             }
-            drop(permit);
         });
     }
 }
 
-/// What is refused is logged, with all that is known of it: the guest sees EIO and no more.
-async fn fill(images: &Images, miss: &Miss) -> Result<(), String> {
-    let blob = Digest::from(miss.blob);
-    let (offset, length) = (miss.offset, miss.length);
-    tracing::trace!(%blob, offset, length, "a miss");
-    let filled = match length <= MAX_LENGTH {
-        true => images.fill(&blob, offset, length.into()).await,
-        false => return Err(format!("a miss of {length} bytes is more than {MAX_LENGTH}")),
-    };
-    filled.map_err(|error| {
-        tracing::error!(%blob, offset, length, code = error.code(), "a guest's read fails: {error}");
-        error.to_string()
-    })
+impl Server {
+    async fn fill(&self, miss: &Miss) -> Result<(), String> {
+        let blob = Digest::from(miss.blob);
+        let (offset, length) = (miss.offset, miss.length);
+        tracing::trace!(%blob, offset, length, "a miss");
+        if let Err(why) = self.given.check(miss) {
+            self.images.miss_counts().count(why);
+            let answer = self.refusals.note(why, miss);
+            tokio::time::sleep(REFUSAL_PAUSE).await;
+            return Err(answer);
+        }
+        let filled = self.images.fill(&blob, offset, length.into()).await;
+        // Logged with all that is known of it: the guest sees EIO and no more.
+        filled.map_err(|error| {
+            tracing::error!(%blob, offset, length, code = error.code(), "a guest's read fails: {error}");
+            error.to_string()
+        })
+    }
+
+    async fn answer(&self, filled: &Filled) -> Result<(), PacketError> {
+        loop {
+            let mut ready = self.socket.writable().await?;
+            match packet::send(self.socket.get_ref().as_fd(), filled, &[]) {
+                Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
+                result => return result,
+            }
+        }
+    }
 }
 
-async fn receive(socket: &AsyncFd<OwnedFd>) -> Result<Miss, PacketError> {
+async fn receive(socket: &AsyncFd<OwnedFd>, receiver: &mut Receiver) -> Result<Miss, PacketError> {
     loop {
+        // A socket that always has the next packet never makes its task wait.
+        tokio::task::consume_budget().await;
         let mut ready = socket.readable().await?;
-        match packet::receive::<Miss>(socket.get_ref().as_fd()) {
+        match receiver.receive::<Miss>(socket.get_ref().as_fd()) {
             Ok((miss, _)) => return Ok(miss),
             Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
             Err(e) => return Err(e),
@@ -105,12 +154,53 @@ async fn receive(socket: &AsyncFd<OwnedFd>) -> Result<Miss, PacketError> {
     }
 }
 
-async fn answer(socket: &AsyncFd<OwnedFd>, filled: &Filled) -> Result<(), PacketError> {
-    loop {
-        let mut ready = socket.writable().await?;
-        match packet::send(socket.get_ref().as_fd(), filled, &[]) {
-            Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
-            result => return result,
+/// How fast misses are taken.
+struct Pace {
+    since: Instant,
+    taken: u32,
+}
+
+impl Pace {
+    fn new() -> Pace {
+        Pace {
+            since: Instant::now(),
+            taken: 0,
+        }
+    }
+
+    /// Returns when the next miss may be taken: whether that had to be waited for.
+    async fn next(&mut self) -> bool {
+        let end = self.since + PERIOD;
+        let full = self.taken == IN_PERIOD && Instant::now() < end;
+        if full {
+            tokio::time::sleep_until(end).await;
+        }
+        if Instant::now() >= end {
+            *self = Pace::new();
+        }
+        self.taken += 1;
+        full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn flood_of_misses_is_held_to_its_pace() {
+        let (begin, mut pace, mut held) = (Instant::now(), Pace::new(), 0);
+        for _ in 0..10 * IN_PERIOD {
+            held += u32::from(pace.next().await);
+        }
+        assert_eq!(held, 9);
+        let took = begin.elapsed();
+        assert!((9 * PERIOD..10 * PERIOD).contains(&took), "{took:?}");
+        // One that asks slowly never waits.
+        pace = Pace::new();
+        for _ in 0..3 * IN_PERIOD {
+            tokio::time::advance(PERIOD / 100).await;
+            assert!(!pace.next().await);
         }
     }
 }

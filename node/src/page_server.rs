@@ -2,14 +2,20 @@
 //!
 //! Invariant: every byte given to the machine was compared with the manifest first, as part of its whole chunk. What
 //! cannot be had, or is not what the manifest says, ends the machine: a guess would be worse.
+//!
+//! The userfaultfd is the VMM's, which may be hostile, and stays the VMM's: it may close it, unmap what it watches, ask
+//! for events that stop the kernel from filling pages until they are read, or make it block. Each of these ends the machine.
+//! The server looks for its own end after [`FAULTS`] faults at most, and tries a page [`TRIES`] times at most.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::thread::JoinHandle;
+use std::path::Path;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::{Errno, ReadWriteFlags};
+use rustix::pipe::PipeFlags;
 use thaw_protocol::control::MappedRegion;
 
 use crate::snapshot::Hash;
@@ -23,6 +29,19 @@ const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_AA02;
 const UFFDIO_COPY: libc::c_ulong = 0xC028_AA03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xC020_AA04;
+
+/// Faults served before the server looks whether it is to end.
+const FAULTS: usize = 64;
+/// No offset: as read(2) reads (preadv2(2)).
+const NO_OFFSET: u64 = u64::MAX;
+/// How often the kernel may say that a page cannot be filled now. It says so for a moment while it collects page tables,
+/// and for as long as an event that the VMM asked for waits to be read.
+const TRIES: u32 = 1000;
+/// Seconds a server may take to end when it is dropped. It fails to only before Linux 6.10, where the VMM makes its
+/// userfaultfd block just before a read of it.
+const END_LIMIT_S: i64 = 5;
+/// What /proc says of a userfaultfd.
+const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
 /// Where chunks of a memory file come from. What it gives need not be right: it is compared.
 pub trait PageSource: Send {
@@ -85,53 +104,65 @@ impl PageSource for FileSource {
 #[derive(Debug)]
 pub struct PageServer {
     stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
+    /// A pipe whose other end its thread has.
+    ended: OwnedFd,
 }
 
 impl PageServer {
     /// Serves `userfaultfd`, which watches `regions`. `broken` is called, with the reason, when a fault cannot be served.
+    ///
+    /// # Errors
+    /// `InvalidData` for what is no userfaultfd, and for regions that no address space has: the VMM lies.
     pub fn start(
         userfaultfd: OwnedFd,
         regions: &[MappedRegion],
         source: impl PageSource + 'static,
         broken: impl FnOnce(String) + Send + 'static,
     ) -> io::Result<PageServer> {
+        check_descriptor(&userfaultfd)?;
+        check_regions(regions)?;
         rustix::io::ioctl_fionbio(&userfaultfd, true)?;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let ours = stop.try_clone()?;
         let mut server = Server {
             served: vec![false; source.bytes().div_ceil(CHUNK) as usize],
             userfaultfd,
+            never_waits: true,
             regions: regions.to_vec(),
             source,
             buffer: Vec::new(),
         };
-        let thread = std::thread::Builder::new().name("pages".into()).spawn(move || {
+        let (ended, ending) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        std::thread::Builder::new().name("pages".into()).spawn(move || {
+            let _ending = ending;
             if let Err(reason) = server.run(&ours) {
                 tracing::error!("cannot serve a machine's memory: {reason}");
                 broken(reason);
             }
         })?;
-        Ok(PageServer {
-            stop,
-            thread: Some(thread),
-        })
+        Ok(PageServer { stop, ended })
     }
 }
 
 impl Drop for PageServer {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("a page server panicked");
+        let mut ended = [PollFd::new(&self.ended, PollFlags::IN)];
+        let limit = Timespec {
+            tv_sec: END_LIMIT_S,
+            tv_nsec: 0,
+        };
+        let ended = rustix::io::retry_on_intr(|| rustix::event::poll(&mut ended, Some(&limit)));
+        if ended == Ok(0) {
+            tracing::error!("a page server does not end: its VMM made its userfaultfd block");
         }
     }
 }
 
 struct Server<S> {
     userfaultfd: OwnedFd,
+    /// The kernel can read from it without waiting, as far as is known.
+    never_waits: bool,
     regions: Vec<MappedRegion>,
     source: S,
     /// Chunks whose data has been copied.
@@ -148,10 +179,16 @@ impl<S: PageSource> Server<S> {
             ];
             match rustix::event::poll(&mut fds, None) {
                 Ok(_) if !fds[1].revents().is_empty() => return Ok(()),
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
                 Err(e) => return Err(format!("poll: {e}")),
             }
-            while let Some(address) = self.next_fault()? {
+            // Said of a userfaultfd that blocks, and said again at once by each poll: to read it might wait for ever.
+            if fds[0].revents() != PollFlags::IN {
+                return Err("the VMM's userfaultfd cannot be waited for: it was made to block".into());
+            }
+            for _ in 0..FAULTS {
+                let Some(address) = self.next_fault()? else { break };
                 match self.serve(address) {
                     Ok(()) => {}
                     // The process is gone, and its memory with it.
@@ -163,16 +200,33 @@ impl<S: PageSource> Server<S> {
     }
 
     /// The address of the next fault that waits.
-    fn next_fault(&self) -> Result<Option<u64>, String> {
+    fn next_fault(&mut self) -> Result<Option<u64>, String> {
         let mut message = [0u8; MESSAGE];
-        match rustix::io::read(&self.userfaultfd, &mut message) {
+        match self.read(&mut message) {
             Ok(MESSAGE) if message[0] == UFFD_EVENT_PAGEFAULT => Ok(Some(fault_address(&message))),
             Ok(n) => Err(format!(
                 "an event of {n} bytes, kind {:#x}, that was not asked for",
                 message[0]
             )),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(e) => Err(format!("read: {e}")),
+        }
+    }
+
+    /// Reads without waiting, whatever the VMM made of the descriptor.
+    fn read(&mut self, message: &mut [u8]) -> rustix::io::Result<usize> {
+        if self.never_waits {
+            let into = &mut [IoSliceMut::new(message)];
+            match rustix::io::preadv2(&self.userfaultfd, into, NO_OFFSET, ReadWriteFlags::NOWAIT) {
+                Err(Errno::OPNOTSUPP) => self.never_waits = false,
+                read => return read,
+            }
+        }
+        // Before Linux 6.10 it waits if the VMM wants it to and takes the fault back after it was seen here.
+        let mut fds = [PollFd::new(&self.userfaultfd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&Timespec::default()))? {
+            1 if fds[0].revents() == PollFlags::IN => rustix::io::read(&self.userfaultfd, message),
+            _ => Err(Errno::AGAIN),
         }
     }
 
@@ -233,16 +287,17 @@ impl<S: PageSource> Server<S> {
     }
 
     fn fill(&self, operation: libc::c_ulong, request: &mut [u64]) -> Result<bool, Error> {
-        loop {
+        for _ in 0..TRIES {
             match self.ioctl(operation, request) {
                 Ok(()) => return Ok(true),
                 Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return Ok(false),
-                // The machine's mappings are changing: it says so by starting over.
-                Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => {}
+                Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => std::thread::yield_now(),
                 Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Err(Error::Gone),
                 Err(e) => return Err(Error::Broken(format!("a page cannot be filled: {e}"))),
             }
         }
+        let what = "a page cannot be filled: the machine's mappings go on changing";
+        Err(Error::Broken(what.into()))
     }
 
     /// Lets whoever waits for a page go on.
@@ -268,6 +323,30 @@ impl<S: PageSource> Server<S> {
 enum Error {
     Gone,
     Broken(String),
+}
+
+/// Refuses what is no userfaultfd: its reads and ioctls could do anything.
+fn check_descriptor(userfaultfd: &OwnedFd) -> io::Result<()> {
+    let is = std::fs::read_link(format!("/proc/self/fd/{}", userfaultfd.as_raw_fd()))?;
+    if is != Path::new(USERFAULTFD) {
+        let what = format!("the VMM made {} for a userfaultfd", is.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    Ok(())
+}
+
+/// Refuses regions whose addresses, or whose places in the memory file, overflow.
+fn check_regions(regions: &[MappedRegion]) -> io::Result<()> {
+    let mut before = 0u64;
+    for region in regions {
+        let end = before.checked_add(region.size);
+        let (Some(end), Some(_)) = (end, region.host_address.checked_add(region.size)) else {
+            let what = format!("the VMM maps {region:?}, which no address space has");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        };
+        before = end;
+    }
+    Ok(())
 }
 
 /// `arg.pagefault.address` of a `struct uffd_msg`.

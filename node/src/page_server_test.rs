@@ -1,5 +1,7 @@
 use super::*;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 const REGIONS: [u64; 2] = [CHUNK + 2 * PAGE, 3 * PAGE];
 
@@ -12,6 +14,10 @@ struct Watched {
 impl Watched {
     /// None, having said why, where this may not be done.
     fn new(size: u64) -> Option<(Watched, OwnedFd)> {
+        Watched::with_features(size, 0)
+    }
+
+    fn with_features(size: u64, features: u64) -> Option<(Watched, OwnedFd)> {
         use std::os::fd::FromRawFd;
         let size = size as usize;
         // SAFETY: no memory of ours is named.
@@ -31,7 +37,7 @@ impl Watched {
         let address = unsafe { libc::mmap(std::ptr::null_mut(), size, prot, flags, -1, 0) };
         assert_ne!(address, libc::MAP_FAILED);
         // struct uffdio_api: api, features, ioctls; struct uffdio_register: start, len, mode (missing), ioctls.
-        let mut api = [0xAAu64, 0, 0];
+        let mut api = [0xAAu64, features, 0];
         let mut register = [address as u64, size as u64, 1, 0];
         // SAFETY: both structures are as long as the kernel expects.
         unsafe {
@@ -146,6 +152,166 @@ fn a_chunk_that_is_not_what_the_manifest_says_is_not_served() {
         let _ = touching.join();
     });
     drop(server);
+}
+
+/// Starts a server; where the reason comes why it broke.
+fn serve(watched: &Watched, fd: OwnedFd) -> (PageServer, mpsc::Receiver<String>) {
+    let (file, expected) = memory();
+    let (sender, broken) = mpsc::channel();
+    let source = FileSource::new(file, &expected);
+    let told = move |reason| sender.send(reason).unwrap();
+    let server = PageServer::start(fd, &regions(watched), source, told).unwrap();
+    (server, broken)
+}
+
+/// Touches a page whose fault nobody may ever serve, on a thread that is left to itself; its number.
+fn touch_for_ever(watched: &Arc<Watched>, offset: u64) {
+    let watched = watched.clone();
+    std::thread::spawn(move || watched.read(offset));
+}
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// `UFFD_FEATURE_EVENT_REMOVE`, linux/userfaultfd.h.
+const EVENT_REMOVE: u64 = 1 << 3;
+
+#[test]
+fn vmm_whose_mappings_change_for_ever_is_broken() {
+    let Some((watched, fd)) = Watched::with_features(REGIONS.iter().sum(), EVENT_REMOVE) else {
+        return;
+    };
+    let (watched, keeps) = (Arc::new(watched), fd.try_clone().unwrap());
+    // Nobody reads the event of it, so the kernel fills no page from here on. The fault came first, so is read first.
+    touch_for_ever(&watched, REGIONS[1] + 5 * PAGE);
+    wait_for_fault(&keeps);
+    let gives_back = watched.clone();
+    std::thread::spawn(move || {
+        let (address, size) = (gives_back.address as *mut libc::c_void, PAGE as usize);
+        // SAFETY: our mapping.
+        unsafe { libc::madvise(address, size, libc::MADV_DONTNEED) };
+    });
+    // The advice is in the kernel, waiting, when a page cannot be filled any more.
+    while try_zero(&keeps, watched.address as u64 + PAGE) {
+        std::thread::yield_now();
+    }
+    let (server, broken) = serve(&watched, fd);
+    let reason = broken.recv_timeout(LIMIT).unwrap();
+    assert!(reason.contains("go on changing"), "{reason}");
+    drop(server);
+    std::mem::forget(keeps);
+}
+
+/// Waits until a fault waits to be read.
+fn wait_for_fault(fd: &OwnedFd) {
+    rustix::io::ioctl_fionbio(fd, true).unwrap();
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut fds, None), Ok(1));
+}
+
+/// Makes a page zero; false if the kernel fills none now.
+fn try_zero(fd: &OwnedFd, address: u64) -> bool {
+    let mut request = [address, PAGE, 0, 0];
+    // SAFETY: `request` is a struct uffdio_zeropage.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_ZEROPAGE, request.as_mut_ptr()) };
+    result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN)
+}
+
+#[test]
+fn userfaultfd_that_was_made_to_block_is_broken() {
+    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else {
+        return;
+    };
+    let (watched, theirs) = (Arc::new(watched), fd.try_clone().unwrap());
+    let (server, broken) = serve(&watched, fd);
+    // It has served, and waits.
+    assert_eq!(watched.read(2 * PAGE), 9);
+    rustix::io::ioctl_fionbio(&theirs, false).unwrap();
+    touch_for_ever(&watched, PAGE);
+    let reason = broken.recv_timeout(LIMIT).unwrap();
+    assert!(reason.contains("made to block"), "{reason}");
+    drop(server);
+}
+
+#[test]
+fn flooded_server_ends_when_it_is_dropped() {
+    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else {
+        return;
+    };
+    let (watched, ends) = (Arc::new(watched), Arc::new(AtomicBool::new(false)));
+    let (theirs, flooded) = (fd.try_clone().unwrap(), Arc::new(AtomicU64::new(0)));
+    let (server, broken) = serve(&watched, fd);
+    let floods: Vec<_> = (0..3)
+        .map(|_| {
+            let (watched, ends, flooded) = (watched.clone(), ends.clone(), flooded.clone());
+            std::thread::spawn(move || {
+                while !ends.load(Ordering::Relaxed) {
+                    let all = watched.address as *mut libc::c_void;
+                    // SAFETY: our mapping.
+                    unsafe { libc::madvise(all, watched.size, libc::MADV_DONTNEED) };
+                    watched.read(flooded.fetch_add(1, Ordering::Relaxed) % 8 * PAGE);
+                }
+            })
+        })
+        .collect();
+    while flooded.load(Ordering::Relaxed) < 10_000 {
+        std::thread::yield_now();
+    }
+    let begin = std::time::Instant::now();
+    drop(server);
+    assert!(begin.elapsed().as_secs() < END_LIMIT_S as u64);
+    assert!(broken.try_recv().is_err());
+    ends.store(true, Ordering::Relaxed);
+    // Nobody serves them any more: the last descriptor's close ends what waits.
+    drop(theirs);
+    floods.into_iter().for_each(|flood| flood.join().unwrap());
+}
+
+#[test]
+fn vmm_that_unmaps_its_memory_is_broken() {
+    let Some((watched, fd)) = Watched::new(REGIONS.iter().sum()) else {
+        return;
+    };
+    let watched = Arc::new(watched);
+    // Never dropped: what is mapped where this was is somebody else's.
+    std::mem::forget(watched.clone());
+    let (server, broken) = serve(&watched, fd);
+    let data = watched.address + (REGIONS[1] + 5 * PAGE) as usize;
+    // SAFETY: our mapping, to which nothing points.
+    unsafe { libc::munmap(data as *mut libc::c_void, PAGE as usize) };
+    touch_for_ever(&watched, REGIONS[1] + 6 * PAGE);
+    let reason = broken.recv_timeout(LIMIT).unwrap();
+    assert!(reason.contains("cannot be filled"), "{reason}");
+    drop(server);
+}
+
+#[test]
+fn descriptors_that_are_no_userfaultfd_are_refused() {
+    let (reading, _writing) = rustix::pipe::pipe().unwrap();
+    let event = rustix::event::eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+    let zeros = File::open("/dev/zero").unwrap().into();
+    for lie in [reading, event, zeros] {
+        let (file, expected) = memory();
+        let source = FileSource::new(file, &expected);
+        let refused = PageServer::start(lie, &[], source, |_| ()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+    }
+}
+
+#[test]
+fn regions_that_overflow_are_refused() {
+    let region = |host_address, size| MappedRegion {
+        host_address,
+        size,
+        guest_address: 0,
+    };
+    check_regions(&[region(PAGE, PAGE), region(1 << 40, 1 << 30)]).unwrap();
+    for lie in [
+        vec![region(u64::MAX - PAGE, 2 * PAGE)],
+        vec![region(0, u64::MAX), region(PAGE, PAGE)],
+    ] {
+        let refused = check_regions(&lie).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{lie:?}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@
 mod support;
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use thaw_node::image::convert::{self, Wanted};
 use thaw_node::image::record::Recording;
 use thaw_node::image::{index, record};
 use thaw_node::images::{Images, Pull};
-use thaw_node::misses::MissServer;
+use thaw_node::misses::{Given, MissServer, Refusal};
 use thaw_protocol::access::Access;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet;
@@ -89,38 +89,105 @@ fn ready(image: &Image) -> u64 {
         .count() as u64
 }
 
+/// Sends misses and returns their answers, in the order of their numbers.
+async fn ask(socket: &Arc<OwnedFd>, misses: Vec<Miss>) -> Vec<Filled> {
+    let socket = socket.clone();
+    let asked = tokio::task::spawn_blocking(move || {
+        for miss in &misses {
+            packet::send(socket.as_fd(), miss, &[]).unwrap();
+        }
+        let answers = misses.iter().map(|_| packet::receive(socket.as_fd()).unwrap().0);
+        let mut answers: Vec<Filled> = answers.collect();
+        answers.sort_by_key(|answer| answer.id);
+        answers
+    });
+    asked.await.unwrap()
+}
+
+fn miss(id: u64, blob: [u8; 32], offset: u64) -> Miss {
+    Miss {
+        id,
+        blob,
+        offset,
+        length: 4096,
+    }
+}
+
 #[tokio::test]
-async fn a_miss_is_answered_once_its_bytes_are_there_and_a_refusal_says_why() {
+async fn a_miss_is_answered_once_its_bytes_are_there() {
     let place = Place::new("");
     let image = place.emptied().await;
     let blob = *image.blobs[0].id.bytes();
+    let given = Given::default();
+    given.grant(1, &image);
     // As after a kill: whoever comes next answers what is asked again.
     for _ in 0..2 {
-        let (server, socket) = MissServer::start(place.images.clone()).unwrap();
-        let asked = tokio::task::spawn_blocking(move || {
-            let miss = |id, blob, offset| Miss {
-                id,
-                blob,
-                offset,
-                length: 4096,
-            };
-            for miss in [miss(1, blob, 5 * CHUNK_SIZE), miss(2, [7; 32], 0)] {
-                packet::send(socket.as_fd(), &miss, &[]).unwrap();
-            }
-            let mut answers: Vec<Filled> = (0..2)
-                .map(|_| packet::receive(socket.as_fd()).unwrap().0)
-                .collect();
-            answers.sort_by_key(|answer| answer.id);
-            answers
-        });
-        let answers = asked.await.unwrap();
+        let (server, socket) = MissServer::start(place.images.clone(), given.clone()).unwrap();
+        let answers = ask(&Arc::new(socket), vec![miss(1, blob, 5 * CHUNK_SIZE)]).await;
         assert_eq!(answers[0].result, Ok(()));
-        let reason = answers[1].result.clone().unwrap_err();
-        assert!(reason.contains("sha256:0707"), "{reason}");
         drop(server);
     }
     let file = ready(&image);
     assert!((1..24).contains(&file), "{file} chunks");
+}
+
+#[tokio::test]
+async fn misses_of_images_a_vmm_was_not_given_are_refused() {
+    let place = Place::new("");
+    // In the store, and another VMM's.
+    let image = place.emptied().await;
+    let blob = *image.blobs[0].id.bytes();
+    let (given, counts) = (Given::default(), place.images.miss_counts());
+    let (_server, socket) = MissServer::start(place.images.clone(), given.clone()).unwrap();
+    let socket = Arc::new(socket);
+    let misses = vec![miss(1, blob, 0), miss(2, [7; 32], 0)];
+    for answer in ask(&socket, misses).await {
+        let reason = answer.result.unwrap_err();
+        assert!(reason.contains("of no image of this machine"), "{reason}");
+    }
+    assert_eq!((ready(&image), counts.refused(Refusal::NotGiven)), (0, 2));
+    given.grant(1, &image);
+    let beyond = ask(&socket, vec![miss(1, blob, 0), miss(2, blob, u64::MAX)]).await;
+    assert_eq!(beyond[0].result, Ok(()));
+    let reason = beyond[1].result.clone().unwrap_err();
+    assert!(reason.contains("beyond the blob"), "{reason}");
+    given.revoke(1);
+    assert!(ask(&socket, vec![miss(1, blob, 0)]).await[0].result.is_err());
+    assert_eq!(counts.refused(Refusal::NotGiven), 3);
+    assert_eq!(counts.refused(Refusal::OutOfRange), 1);
+}
+
+#[tokio::test]
+async fn flooding_vmm_does_not_starve_another() {
+    let place = Place::new("");
+    let image = place.emptied().await;
+    let blob = *image.blobs[0].id.bytes();
+    let given = Given::default();
+    given.grant(1, &image);
+    let start = |given: &Given| MissServer::start(place.images.clone(), given.clone()).unwrap();
+    let (_hostile, flooded) = start(&Given::default());
+    let (_server, socket) = start(&given);
+    // More than are worked on or fit into its socket, and no answer is read.
+    rustix::io::ioctl_fionbio(&flooded, true).unwrap();
+    let sent = (0..100_000).take_while(|id| {
+        std::thread::yield_now();
+        packet::send(flooded.as_fd(), &miss(*id, [7; 32], 0), &[]).is_ok()
+    });
+    assert!(sent.count() < 100_000);
+    let answers = ask(&Arc::new(socket), vec![miss(1, blob, 0)]).await;
+    assert_eq!(answers[0].result, Ok(()));
+    assert!(place.images.miss_counts().refused(Refusal::NotGiven) < 1000);
+}
+
+#[tokio::test]
+async fn malformed_miss_closes_the_socket() {
+    let place = Place::new("");
+    let (_server, socket) = MissServer::start(place.images.clone(), Given::default()).unwrap();
+    packet::send(socket.as_fd(), &"not a miss", &[]).unwrap();
+    let answer = tokio::task::spawn_blocking(move || packet::receive::<Filled>(socket.as_fd()));
+    let closed = answer.await.unwrap();
+    assert!(matches!(closed, Err(packet::PacketError::Closed)), "{closed:?}");
+    assert_eq!(place.images.miss_counts().refused(Refusal::Malformed), 1);
 }
 
 #[tokio::test]

@@ -322,6 +322,7 @@ async fn start(
         user: asked.user,
         tty: asked.tty,
         read_only: asked.read_only,
+        seccomp: asked.seccomp,
         hostname: hostname.unwrap_or_else(|| id.clone()),
         size: None,
         volumes: sandbox.record().volumes.clone(),

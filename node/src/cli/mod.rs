@@ -1,7 +1,7 @@
 //! The commands of `thaw`.
 
 use clap::{Args, Parser, Subcommand};
-use thaw_protocol::api::Volume;
+use thaw_protocol::api::{SeccompProfile, Volume};
 use thaw_protocol::control::MemoryMode;
 
 use crate::exit::{ExitCode, Failure};
@@ -165,6 +165,9 @@ pub struct RunArguments {
     /// Mount the container's root filesystem read-only
     #[arg(long)]
     pub read_only: bool,
+    /// `seccomp=unconfined`: let the container make any system call. `seccomp=default`: those that docker lets it make
+    #[arg(long, value_name = "OPTION", value_parser = crate::container::parse_security_option)]
+    pub security_opt: Vec<SeccompProfile>,
     /// Replace the image's entry point; its command is then not used. Empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,

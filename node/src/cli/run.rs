@@ -62,6 +62,7 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
         user: arguments.process.user.clone(),
         tty: arguments.process.tty,
         read_only: arguments.read_only,
+        seccomp: arguments.security_opt.last().copied().unwrap_or_default(),
         hostname: arguments.hostname.clone().unwrap_or_else(|| home.id.clone()),
         size: terminal::size(),
         volumes: arguments.volumes()?,

@@ -1,6 +1,4 @@
 //! What `docker run` gives a container that asks for nothing.
-//!
-//! No seccomp profile: the boundary here is the machine's, and the guest kernel has nothing of the host's to protect.
 
 use thaw_protocol::agent::{MessageField, oci};
 

@@ -9,7 +9,7 @@ use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::agent::{MessageField, layout, oci};
-use thaw_protocol::api::Volume;
+use thaw_protocol::api::{SeccompProfile, Volume};
 
 use crate::agent_client::ProcessId;
 use crate::exit::{ExitCode, Failure};
@@ -19,12 +19,14 @@ mod defaults;
 mod environment;
 mod exec;
 pub mod ready;
+mod seccomp;
 mod start;
 mod storages;
 mod volumes;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
+pub use seccomp::parse_security_option;
 pub use start::{create, start};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name, storages};
 pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
@@ -43,6 +45,7 @@ pub struct Options {
     pub user: Option<String>,
     pub tty: bool,
     pub read_only: bool,
+    pub seccomp: SeccompProfile,
     pub hostname: String,
     /// Terminal's rows and columns.
     pub size: Option<(u16, u16)>,
@@ -145,7 +148,10 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
             .into_iter()
             .chain(volumes::mounts(&options.volumes))
             .collect(),
-        Linux: MessageField::some(defaults::linux(id)),
+        Linux: MessageField::some(oci::Linux {
+            Seccomp: MessageField::from_option(seccomp::section(options.seccomp)),
+            ..defaults::linux(id)
+        }),
         ..Default::default()
     })
 }
@@ -347,5 +353,17 @@ mod tests {
                 .iter()
                 .any(|m| m.destination == "/sys/fs/cgroup" && m.type_ == "cgroup2")
         );
+    }
+
+    #[test]
+    fn containers_are_confined_unless_they_ask_not_to_be() {
+        let config = image(r#"{"Cmd":["x"]}"#);
+        let plain = spec("c", &config, &Options::default()).unwrap();
+        assert!(plain.Linux.Seccomp.is_some());
+        let unconfined = Options {
+            seccomp: SeccompProfile::Unconfined,
+            ..Options::default()
+        };
+        assert!(spec("c", &config, &unconfined).unwrap().Linux.Seccomp.is_none());
     }
 }

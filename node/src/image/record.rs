@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thaw_protocol::access::Access;
-use thaw_protocol::packet::{self, PacketError};
+use thaw_protocol::packet::{PacketError, Receiver};
 use thaw_rootfs::digest::Digest;
 use thaw_rootfs::prefetch::{self, Journal, LoadOrder, OrderedBlob, Recorder};
 use thaw_rootfs::store::{Form, Image};
@@ -31,8 +31,15 @@ const UNWRITTEN: usize = 1024;
 #[derive(Debug)]
 pub struct Recording {
     task: tokio::task::JoinHandle<(Recorder, Option<Journal>)>,
-    /// Where the journal goes once the image is known.
-    journal: Option<oneshot::Sender<Journal>>,
+    /// Whom to tell once the image is known.
+    known: Option<oneshot::Sender<Known>>,
+}
+
+/// The image that is recorded.
+#[derive(Debug)]
+struct Known {
+    blobs: Vec<OrderedBlob>,
+    journal: Option<Journal>,
 }
 
 /// What a recording came to.
@@ -73,32 +80,38 @@ impl Recording {
         let _ = sockopt::set_socket_send_buffer_size(&theirs, BUFFER);
         rustix::io::ioctl_fionbio(&ours, true).map_err(|e| fail(e.into()))?;
         let socket = register(ours, Interest::READABLE).map_err(fail)?;
-        let (journal, awaited) = oneshot::channel();
+        let (known, awaited) = oneshot::channel();
         let recording = Recording {
             task: tokio::spawn(collect(socket, awaited)),
-            journal: Some(journal),
+            known: Some(known),
         };
         Ok((recording, Arc::new(theirs)))
     }
 
     /// The image is known: from now on, and soon, what is recorded outlives this process. Within a tokio runtime.
     pub fn keep_journal(&mut self, images: &Images, image: &Image) {
-        let Some(sender) = self.journal.take() else {
+        let Some(sender) = self.known.take() else {
             return;
         };
         let (images, image) = (images.clone(), image.clone());
         tokio::task::spawn_blocking(move || {
-            let begun = Journal::begin(&image, blobs(&images, &image));
-            let ended = match begun {
-                // One that comes too late for its recording has nothing to keep.
-                Ok(Some(journal)) => sender.send(journal).or_else(Journal::end),
+            let blobs = blobs(&images, &image);
+            let journal = match Journal::begin(&image, blobs.clone()) {
                 Ok(None) => {
-                    return tracing::info!(image = %image.digest, "it is being recorded already: no journal");
+                    tracing::info!(image = %image.digest, "it is being recorded already: no journal");
+                    None
                 }
-                Err(e) => Err(e),
+                Ok(journal) => journal,
+                Err(e) => {
+                    warn_of_loss(&e);
+                    None
+                }
             };
-            if let Err(e) = ended {
-                tracing::warn!("the recording would be lost with this process: {e}");
+            // One that comes too late for its recording has nothing to keep.
+            if let Err(Known { journal, .. }) = sender.send(Known { blobs, journal })
+                && let Err(e) = journal.map_or(Ok(()), Journal::end)
+            {
+                warn_of_loss(&e);
             }
         });
     }
@@ -170,27 +183,34 @@ pub fn blobs(images: &Images, image: &Image) -> Vec<OrderedBlob> {
     blobs.collect()
 }
 
+/// Takes what the VMM tells until it closes its end. A VMM may tell without end, and of what it has not: what is kept is
+/// bounded by [`Recorder`], and other tasks get their turn.
 async fn collect(
     socket: AsyncFd<OwnedFd>,
-    mut awaited: oneshot::Receiver<Journal>,
+    mut awaited: oneshot::Receiver<Known>,
 ) -> (Recorder, Option<Journal>) {
+    let mut receiver = Receiver::default();
     let mut recorder = Recorder::default();
     let mut journal = None;
     let mut written = 0;
-    loop {
+    let end = loop {
+        tokio::task::consume_budget().await;
         let mut ready = tokio::select! {
-            begun = &mut awaited, if !awaited.is_terminated() => {
-                journal = begun.ok();
+            known = &mut awaited, if !awaited.is_terminated() => {
+                if let Ok(known) = known {
+                    recorder.only(&known.blobs);
+                    journal = known.journal;
+                }
                 follow(&mut journal, &recorder);
                 written = recorder.len();
                 continue;
             }
             ready = socket.readable() => match ready {
                 Ok(ready) => ready,
-                Err(_) => return (recorder, journal),
+                Err(e) => break PacketError::Io(e),
             },
         };
-        match packet::receive::<Access>(socket.get_ref().as_fd()) {
+        match receiver.receive::<Access>(socket.get_ref().as_fd()) {
             Ok((access, _)) => {
                 let Access {
                     blob,
@@ -207,17 +227,28 @@ async fn collect(
                 written = recorder.len();
                 continue;
             }
-            Err(PacketError::Closed) => return (recorder, journal),
-            Err(e) => {
-                tracing::warn!("the recording ends here: {e}");
-                return (recorder, journal);
-            }
+            Err(e) => break e,
         }
         if recorder.len() - written >= UNWRITTEN {
             follow(&mut journal, &recorder);
             written = recorder.len();
         }
+    };
+    if !matches!(end, PacketError::Closed) {
+        tracing::warn!("the recording ends here: {end}");
     }
+    if recorder.foreign() > 0 {
+        let accesses = recorder.foreign();
+        tracing::warn!(
+            accesses,
+            "a VMM told of accesses to what is not in its image: they are not recorded"
+        );
+    }
+    (recorder, journal)
+}
+
+fn warn_of_loss(e: &thaw_rootfs::Error) {
+    tracing::warn!("the recording would be lost with this process: {e}");
 }
 
 /// Writes to the journal what came since: some lines, into the page cache. One that cannot be written to is given up.
@@ -231,6 +262,7 @@ fn follow(journal: &mut Option<Journal>, recorder: &Recorder) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_protocol::packet;
 
     #[tokio::test]
     async fn packets_become_first_reads_until_the_last_holder_of_the_socket_is_gone() {

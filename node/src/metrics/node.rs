@@ -8,12 +8,14 @@ use thaw_rootfs::fill::FillStats;
 
 use super::{Families, Names, OTHER};
 use crate::api::maker::Maker;
+use crate::misses::{MissCounts, Refusal};
 use crate::sandbox::{BudgetStatistics, Node};
 
 /// Asks nobody: all of it was counted as it happened.
 pub fn collect(node: &Node, endpoints: &Names, families: &mut Families) {
     pools(&Maker::pools(node), families);
     fills(node.images.filler().stats(), families);
+    misses(node.images.miss_counts(), families);
     fetches(few(node.images.fetcher.stats().snapshot(), endpoints), families);
     budget(node.budget.statistics(), families);
     if let Some(size) = node.images.size() {
@@ -172,6 +174,19 @@ fn fills(stats: &FillStats, families: &mut Families) {
     for (name, help, of) in counters {
         families.counter(name, help, of(stats).load(Ordering::Relaxed));
     }
+}
+
+fn misses(counts: &MissCounts, families: &mut Families) {
+    families.counters(
+        "thaw_misses_refused_total",
+        "Misses of VMMs that were not filled, by why: for bytes of images they were not given, or malformed.",
+        Refusal::ALL.map(|why| ([("reason", why.slug())], counts.refused(why))),
+    );
+    families.counter(
+        "thaw_misses_held_back_total",
+        "How often a VMM asked faster than it may, and was made to wait.",
+        counts.held_back(),
+    );
 }
 
 pub(crate) fn fetches(endpoints: Vec<EndpointCounts>, families: &mut Families) {

@@ -21,6 +21,7 @@ use super::pools::Claimed;
 use super::resources::Resources;
 use super::share::{Served, Tended};
 use super::{Node, Origin, RootServing, Sandbox, freezing, locked, network};
+use crate::container::IMAGE_SLOT;
 use crate::control_client::{ControlClient, Vmm};
 use crate::exit::{ExitCode, Failure};
 use crate::state::{Record, SandboxDirectory};
@@ -126,7 +127,9 @@ async fn connect(
     )?);
     reach(Failpoint::AdoptConnected);
     let has_disk = record.root == RootServing::Erofs;
-    let ends = Ends::make(node.images.clone(), has_disk)?;
+    // It asks again as soon as it has a socket.
+    grant(resources, node, record);
+    let ends = Ends::make(node.images.clone(), &resources.given, has_disk)?;
     let mut backends = Backends::default();
     ends.attach_again(&mut backends);
     let answered = tokio::time::timeout(ANSWER_LIMIT, backends.send(&control)).await;
@@ -146,6 +149,23 @@ fn image(node: &Node, record: &Record) -> Option<Image> {
     found
         .inspect_err(|e| tracing::warn!(sandbox = record.id, "adopted, but its image cannot be read: {e}"))
         .ok()?
+}
+
+/// Lets its VMM ask for the bytes of its images. A record without a provenance, of a sandbox that was booted, names the one it has.
+fn grant(resources: &Resources, node: &Node, record: &Record) {
+    match &record.provenance {
+        Some(provenance) => {
+            let (images, _) = provenance.images(node);
+            for shown in images {
+                resources.given.grant(shown.slot, &shown.image);
+            }
+        }
+        None => {
+            if let Some(image) = image(node, record) {
+                resources.given.grant(IMAGE_SLOT, &image);
+            }
+        }
+    }
 }
 
 /// Of an adopted sandbox: its disk, its images and what it was thawed from, which a freeze takes all of. Without one of them it

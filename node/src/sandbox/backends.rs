@@ -8,7 +8,7 @@ use crate::console::Console;
 use crate::control_client::ControlClient;
 use crate::exit::Failure;
 use crate::images::Exported;
-use crate::misses::MissServer;
+use crate::misses::{Given, MissServer};
 
 use super::Shown;
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT};
@@ -106,9 +106,15 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    pub(super) fn make(images: crate::images::Images, with_disk: bool) -> Result<Ends, Failure> {
+    /// `given` are the images its VMM has, or is about to have.
+    pub(super) fn make(
+        images: crate::images::Images,
+        given: &Given,
+        with_disk: bool,
+    ) -> Result<Ends, Failure> {
         let start = || {
-            MissServer::start(images.clone()).map_err(|e| Failure::system("cannot make a miss socket", &e))
+            MissServer::start(images.clone(), given.clone())
+                .map_err(|e| Failure::system("cannot make a miss socket", &e))
         };
         let (server, root_misses) = start()?;
         let mut misses = vec![server];

@@ -15,8 +15,8 @@ use thaw_protocol::handshake::WARM;
 use super::again::once_more;
 use super::backends::{Backends, Ends};
 use super::create::{Making, new_record};
-use super::freeze::pagemap;
 use super::machine::{doorbell, explain, odd, spawn, times};
+use super::pagemap::pagemap;
 use super::{Node, SandboxSpec};
 use crate::exit::Failure;
 use crate::handshake::Performed;
@@ -180,7 +180,7 @@ impl Making<'_> {
     /// What a template is booted with, and thawed with to see that it thaws; the devices that have nothing.
     async fn attach_to_template(&mut self) -> Result<Vec<DeviceId>, Failure> {
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
-        let ends = Ends::make(self.node.images.clone(), false)?;
+        let ends = Ends::make(self.node.images.clone(), &self.resources.given, false)?;
         let mut backends = Backends::default();
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
         backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);

@@ -81,11 +81,16 @@ impl<'a> Making<'a> {
         for shown in &parts.images {
             locked(&self.resources.leases).push(shown.image.lease().map_err(images::failure)?);
             exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
+            self.resources.given.grant(shown.slot, &shown.image);
         }
         reach(Failpoint::CreateLeased);
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
         reach(Failpoint::CreateVsockListening);
-        let ends = Ends::make(parts.supply.clone(), has_image_disk(&parts.images))?;
+        let ends = Ends::make(
+            parts.supply.clone(),
+            &self.resources.given,
+            has_image_disk(&parts.images),
+        )?;
         let (share, relay) = parts.share.map(|s| (s.process, s.relay)).unzip();
         if let Some(process) = &share {
             // Before a guest has it serve anything: what it remembers is the sandbox's to pay for.

@@ -4,20 +4,19 @@
 //! where what fails is its owner ([`super::freezing`]).
 //! The machine is paused only while memory, state and disk are written; hashing comes after.
 
-use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::NetworkPolicy;
 use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 
 use super::create::blocking;
 use super::freezing::Freezing;
 use super::machine::odd;
+use super::pagemap::pagemap;
 use super::{Node, READY_LIMIT, Sandbox, kept, limits, locked};
 use crate::container::{RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
@@ -67,16 +66,6 @@ pub(super) struct Workload {
     /// Most of the host's CPU time it might take, thousandths of a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_limit_millis: Option<u32>,
-}
-
-/// A VMM's page tables, for it to read what of its memory is its own (proc(5)).
-pub(super) fn pagemap(vmm: Option<ProcessRecord>) -> Result<OwnedFd, Failure> {
-    let vmm = vmm.ok_or_else(|| Failure::new(ExitCode::VmmFailed, "thaw-vmm has ended"))?;
-    let path = format!("/proc/{}/pagemap", vmm.pid);
-    let file = File::open(&path);
-    Ok(file
-        .map_err(|e| Failure::system(format!("cannot open {path}"), &e))?
-        .into())
 }
 
 impl Sandbox {

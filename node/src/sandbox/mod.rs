@@ -53,6 +53,7 @@ mod limits;
 mod loopback;
 mod machine;
 pub mod network;
+mod pagemap;
 mod parked;
 mod place;
 mod pod_network;

@@ -26,7 +26,7 @@ use crate::console::Console;
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
 use crate::images::Images;
-use crate::misses::MissServer;
+use crate::misses::{Given, MissServer};
 use crate::page_server::PageServer;
 use crate::state::SandboxDirectory;
 
@@ -42,6 +42,8 @@ pub(super) struct Resources {
     pub(super) host_disks: Mutex<BTreeMap<DeviceId, HostDisk>>,
     pub(super) pages: Option<PageServer>,
     pub(super) misses: Vec<MissServer>,
+    /// The images these answer for.
+    pub(super) given: Given,
     pub(super) console: Option<Console>,
     pub(super) cgroup: Option<Claimed<Cgroups>>,
     pub(super) leases: Mutex<Vec<Lease>>,
@@ -74,6 +76,7 @@ impl Resources {
             host_disks: Mutex::default(),
             pages: None,
             misses: Vec::new(),
+            given: Given::default(),
             console: None,
             cgroup: None,
             leases: Mutex::default(),

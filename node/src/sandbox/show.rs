@@ -35,7 +35,9 @@ impl Sandbox {
         let exported = images::export(&image, name.clone())?;
         let mut backends = Backends::default();
         backends.image(slot, &exported);
-        backends.send(self.resources.control()?).await?;
+        self.resources.given.grant(slot, &image);
+        let sent = backends.send(self.resources.control()?).await;
+        sent.inspect_err(|_| self.resources.given.revoke(slot))?;
         locked(&self.resources.leases).push(lease);
         let prefetch = node
             .images

@@ -246,12 +246,33 @@ pub struct StartContainer {
     /// Let it not write to its root file system.
     #[serde(default)]
     pub read_only: bool,
+    /// Which system calls it may make.
+    #[serde(default, skip_serializing_if = "SeccompProfile::is_default")]
+    pub seccomp: SeccompProfile,
     /// What becomes of the sandbox when its process has ended.
     #[serde(default)]
     pub on_exit: OnExit,
     /// When it is ready. None: when its process was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub readiness: Option<ReadinessProbe>,
+}
+
+/// Which system calls a container may make.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum SeccompProfile {
+    /// Those that `docker run` allows.
+    #[default]
+    Default,
+    /// All of its guest's.
+    Unconfined,
+}
+
+impl SeccompProfile {
+    fn is_default(&self) -> bool {
+        *self == SeccompProfile::Default
+    }
 }
 
 /// What becomes of a sandbox whose container's process has ended.

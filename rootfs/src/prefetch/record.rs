@@ -17,14 +17,20 @@ const MAX_CHUNKS: usize = 1 << 19;
 /// Blobs a recorder remembers, which bounds what a lying guest's VMM makes it hold.
 const MAX_BLOBS: usize = 1024;
 
+/// Bytes of an access that are recorded: more than any request or mapping of a guest, and few chunks to look at.
+const MAX_ACCESS: u64 = 16 << 20;
+
 /// Accesses so far, of an image that need not be known yet.
 #[derive(Debug, Default)]
 pub struct Recorder {
+    /// Bytes of each blob of the image, once it is known.
+    known: Option<HashMap<Digest, u64>>,
     blobs: Vec<Recorded>,
     places: HashMap<Digest, usize>,
     /// Place of the blob, and chunk.
     chunks: Vec<(usize, u64)>,
     dropped: u64,
+    foreign: u64,
 }
 
 /// The chunks seen of one blob, one bit each.
@@ -35,19 +41,37 @@ struct Recorded {
 }
 
 impl Recorder {
+    /// The image has these blobs: what is not theirs is not recorded from now on.
+    pub fn only(&mut self, blobs: &[OrderedBlob]) {
+        self.known = Some(blobs.iter().map(|blob| (blob.digest, blob.length)).collect());
+    }
+
+    /// Accesses since [`Recorder::only`] that were of no blob of the image, or beyond its end.
+    pub fn foreign(&self) -> u64 {
+        self.foreign
+    }
+
     /// The guest read bytes of a blob.
     pub fn access(&mut self, blob: &Digest, offset: u64, length: u64) {
+        let mut limit = u64::MAX;
+        if let Some(known) = &self.known {
+            limit = known.get(blob).copied().unwrap_or(0);
+            if offset >= limit {
+                self.foreign = self.foreign.saturating_add(1);
+                return;
+            }
+        }
         let Some(place) = self.place(blob) else {
-            self.dropped += 1;
+            self.lost(1);
             return;
         };
         if length == 0 {
             return;
         }
-        let end = offset.saturating_add(length);
+        let end = offset.saturating_add(length.min(MAX_ACCESS)).min(limit);
         for chunk in offset / CHUNK_SIZE..end.div_ceil(CHUNK_SIZE) {
             if self.chunks.len() == MAX_CHUNKS {
-                self.dropped += 1;
+                self.lost(1);
                 return;
             }
             if self.blobs[place].first_read(chunk) {
@@ -173,6 +197,33 @@ mod tests {
             [(0, CHUNK_SIZE * 3, 4096), (1, 0, 4096), (0, 0, CHUNK_SIZE * 2)]
         );
         assert_eq!(order.dropped, 2);
+    }
+
+    #[test]
+    fn accesses_of_other_blobs_are_not_recorded() {
+        let (own, digests) = blobs(&[CHUNK_SIZE + 1, CHUNK_SIZE]);
+        let mut recorder = Recorder::default();
+        recorder.only(&own[..1]);
+        for (blob, offset) in [
+            (&digests[1], 0),
+            (&digests[0], CHUNK_SIZE + 1),
+            (&digests[0], u64::MAX),
+        ] {
+            recorder.access(blob, offset, 4096);
+        }
+        assert!(recorder.is_empty());
+        assert_eq!(recorder.foreign(), 3);
+        recorder.access(&digests[0], CHUNK_SIZE - 1, u64::MAX);
+        let chunks: Vec<_> = recorder.reads(0).map(|(_, chunk)| chunk).collect();
+        assert_eq!(chunks, [0, 1]);
+    }
+
+    #[test]
+    fn an_access_of_any_length_records_few_chunks() {
+        let (_, digests) = blobs(&[1]);
+        let mut recorder = Recorder::default();
+        recorder.access(&digests[0], 0, u64::MAX);
+        assert_eq!(recorder.len() as u64, MAX_ACCESS / CHUNK_SIZE);
     }
 
     proptest! {

@@ -1,15 +1,30 @@
 //! A snapshot as one file: a tar archive that knows of holes (GNU's sparse files). containerd keeps the files of a checkpoint as
 //! they read, and a snapshot's disk is gigabytes of holes.
 //!
-//! Invariant: what is unpacked are plain files and directories below one directory, whatever the archive says.
+//! Invariant: what is unpacked are plain files and directories below one directory, [`ENTRIES`] and [`BYTES`] at most, whatever
+//! the archive says; a refused archive leaves nothing.
 
+use std::cell::Cell;
 use std::fs::{self, File};
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
+use std::rc::Rc;
 
 use tar::{Archive, Builder, EntryType};
 
+use thaw_protocol::api::DISK_MIB;
+use thaw_protocol::control::{HOST_DISKS, MEMORY_MIB};
+
 use crate::error::{Error, For, Result};
+use crate::warning;
+
+/// Files and directories in an archive: several times what a snapshot has.
+const ENTRIES: usize = 64;
+/// Bytes of its files, holes included: the largest memory and disks, and as much again as the memory for all else.
+const BYTES: u64 =
+    (2 * *MEMORY_MIB.end() as u64 + (1 + HOST_DISKS.len() as u64) * *DISK_MIB.end() as u64) << 20;
+/// Bytes of an archive between two files: names, and where a file has holes (2.7 million of them). These are held in memory.
+const HEADERS: u64 = 64 << 20;
 
 /// Puts a directory's files into an archive, and the directory away.
 pub fn pack(directory: &Path, archive: &Path) -> Result<()> {
@@ -26,24 +41,78 @@ pub fn pack(directory: &Path, archive: &Path) -> Result<()> {
 /// Makes the directory of its archive again.
 ///
 /// # Errors
-/// Where there is none, or has anything in it but files and directories of its own.
+/// Where there is none, or has anything in it but files and directories of its own, or more than a snapshot can have.
 pub fn unpack(archive: &Path, directory: &Path) -> Result<()> {
+    unpack_within(archive, directory, ENTRIES, BYTES).inspect_err(|_| {
+        if let Err(e) = fs::remove_dir_all(directory)
+            && e.kind() != io::ErrorKind::NotFound
+        {
+            warning!("cannot remove {}: {e}", directory.display());
+        }
+    })
+}
+
+fn unpack_within(archive: &Path, directory: &Path, most_entries: usize, most_bytes: u64) -> Result<()> {
     let what = || format!("unpack {}", archive.display());
-    let mut read = Archive::new(BufReader::new(File::open(archive).for_(what)?));
+    let file = File::open(archive).for_(what)?;
+    let budget = Rc::new(Cell::new(HEADERS));
+    let mut read = Archive::new(Metered {
+        from: BufReader::new(file),
+        left: budget.clone(),
+    });
     fs::create_dir_all(directory).for_(what)?;
+    let (mut entries, mut left) = (0, most_bytes);
     for entry in read.entries().for_(what)? {
         let mut entry = entry.for_(what)?;
+        let refused = |why: String| Err(Error::malformed(archive, why));
+        entries += 1;
+        if entries > most_entries {
+            return refused(format!(
+                "it has more than {most_entries} entries, and no snapshot has"
+            ));
+        }
+        left = match left.checked_sub(entry.size()) {
+            Some(left) => left,
+            None => {
+                return refused(format!(
+                    "its files are of more than {most_bytes} bytes, and those of no snapshot are"
+                ));
+            }
+        };
+        budget.set(entry.size());
         let is_plain = matches!(
             entry.header().entry_type(),
             EntryType::Directory | EntryType::Regular | EntryType::GNUSparse
         );
         if !is_plain || !entry.unpack_in(directory).for_(what)? {
             let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-            let why = format!("{name:?} is no file or directory of a snapshot");
-            return Err(Error::malformed(archive, why));
+            return refused(format!("{name:?} is no file or directory of a snapshot"));
         }
+        budget.set(HEADERS);
     }
     Ok(())
+}
+
+/// Reads as many bytes as it may, and then fails.
+struct Metered<R> {
+    from: R,
+    left: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Metered<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        let most = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+        if most == 0 && !buffer.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "names or holes of its files take more room than those of any snapshot",
+            ));
+        }
+        let read = self.from.read(&mut buffer[..most])?;
+        self.left.set(left - read as u64);
+        Ok(read)
+    }
 }
 
 #[cfg(test)]
@@ -114,10 +183,56 @@ mod tests {
             let refused = unpack(&archive, &to).unwrap_err();
             assert!(matches!(refused, Error::Invalid(_)), "{refused}");
             assert!(!outside.exists());
-            assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
+            assert!(!to.exists());
         }
         fs::write(&archive, [b'x'; 1500]).unwrap();
         assert!(unpack(&archive, &root.path().join("to")).is_err());
         assert!(unpack(&root.path().join("none"), &root.path().join("to")).is_err());
+    }
+
+    /// An archive of files of these sizes, all holes but for their last byte.
+    fn sparse(archive: &Path, sizes: &[u64]) {
+        let mut tar = Builder::new(File::create(archive).unwrap());
+        for (number, size) in sizes.iter().enumerate() {
+            let mut file = tempfile::tempfile().unwrap();
+            file.set_len(*size).unwrap();
+            file.write_all_at(b"x", size - 1).unwrap();
+            tar.append_file(number.to_string(), &mut file).unwrap();
+        }
+        tar.into_inner().unwrap();
+    }
+
+    #[test]
+    fn archive_of_too_many_entries_or_bytes_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let (archive, to) = (root.path().join("tar"), root.path().join("to"));
+        sparse(&archive, &[1; ENTRIES]);
+        unpack(&archive, &to).unwrap();
+        sparse(&archive, &[1; ENTRIES + 1]);
+        let refused = unpack(&archive, &to).unwrap_err().to_string();
+        assert!(refused.contains("more than 64 entries"), "{refused}");
+        assert!(!to.exists());
+        // Small on the disk, for both are holes.
+        sparse(&archive, &[1 << 30, 1 << 30]);
+        assert!(fs::metadata(&archive).unwrap().len() < 1 << 20);
+        let unpack_in = |bytes| unpack_within(&archive, &to, ENTRIES, bytes);
+        unpack_in(2 << 30).unwrap();
+        let refused = unpack_in((2 << 30) - 1).unwrap_err().to_string();
+        assert!(refused.contains("2147483647 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn archive_with_endless_names_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let archive = root.path().join("tar");
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(EntryType::GNULongName);
+        header.set_size(2 * HEADERS);
+        header.set_cksum();
+        let mut tar = Builder::new(File::create(&archive).unwrap());
+        tar.append(&header, io::repeat(b'x').take(2 * HEADERS)).unwrap();
+        tar.into_inner().unwrap();
+        let refused = unpack(&archive, &root.path().join("to")).unwrap_err();
+        assert!(refused.to_string().contains("more room"), "{refused}");
     }
 }

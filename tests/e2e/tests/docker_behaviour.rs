@@ -246,3 +246,18 @@ fn a_container_that_does_not_serve_is_said_so_and_is_gone() {
     let listed = run(&mut thaw(&["--json", "ps"])).ok();
     assert!(!listed.contains(&name), "{listed}");
 }
+
+#[test]
+fn seccomp_profile_is_dockers_unless_unconfined() {
+    // Its namespace is refused by the profile alone: nobody needs a capability for a user namespace.
+    let script = "grep ^Seccomp: /proc/self/status | cut -f 2; unshare -U true && echo made || echo refused; \
+                  mkdir /d && touch /d/f && chown 1:1 /d/f && mknod /d/null c 1 3 && chroot / true && \
+                  (sleep 0 & wait) && echo ordinary";
+    let confined = shell(&[], script);
+    assert_eq!(confined.ok(), "2\nrefused\nordinary\n");
+    let unconfined = shell(&["--security-opt", "seccomp=unconfined"], script);
+    assert_eq!(unconfined.ok(), "0\nmade\nordinary\n");
+    let unknown = shell(&["--security-opt", "seccomp=/profile.json"], "true");
+    assert_ne!(unknown.code(), 0);
+    assert!(unknown.stderr.contains("no seccomp profile"), "{unknown:?}");
+}

@@ -26,7 +26,9 @@ pub fn kvm_error(e: thaw_hypervisor::Error) -> ControlError {
     use thaw_hypervisor::Error as E;
     let code = match e {
         E::NotKvm(_) => ErrorCode::Invalid,
-        E::TscFrequency { .. } | E::XsaveSize { .. } | E::BelowBaseline { .. } => ErrorCode::Incompatible,
+        E::TscFrequency { .. } | E::XsaveSize { .. } | E::BelowBaseline { .. } | E::Virtualises(_) => {
+            ErrorCode::Incompatible
+        }
         _ => ErrorCode::Kvm,
     };
     refused(code, e.to_string())

@@ -5,7 +5,7 @@
 //! - it has no VLAN tag, is of ARP, IPv4 or IPv6, and from the pod's MAC;
 //! - ARP is a request or a reply, of Ethernet and IPv4, and its sender has the pod's MAC and an address of the pod; a probe,
 //!   whose sender has no address yet, asks for an address of the pod;
-//! - IPv4 is from an address of the pod;
+//! - IPv4 is from an address of the pod, and neither a redirect nor a router's advertisement of ICMP, nor a query of IGMP;
 //! - IPv6 is from an address of the pod, the link-local one of its MAC among them; from no address there are reports of
 //!   multicast listeners, and solicitations of an address of the pod, which look for duplicates;
 //! - ICMPv6 is an error, an echo, a report of multicast listeners, or discovery of neighbours: a router's solicitation, a
@@ -84,7 +84,13 @@ const TARGET: u32 = AFTER_IPV6 + 8;
 const REQUEST: u32 = 1;
 const REPLY: u32 = 2;
 const UDP: u32 = 17;
+const ICMP: u32 = 1;
+const IGMP: u32 = 2;
 const ICMPV6: u32 = 58;
+/// What of ICMP only a router says: redirects, and advertisements (RFC 1256).
+const ROUTERS_ICMP: [u32; 2] = [5, 9];
+/// Who asks for listeners of groups becomes their network's querier (RFC 3376).
+const IGMP_QUERY: u32 = 0x11;
 const HOP_BY_HOP: u32 = 0;
 const FRAGMENT: u32 = 44;
 /// Routing, authentication, destination, mobility, HIP, Shim6, experiments.
@@ -161,13 +167,22 @@ fn ipv4(a: &mut Assembler, identity: &Identity) {
     a.add(R7, R7);
     a.add(R7, R7);
     a.operate(Operation::Add, R7, ETHERNET as i32);
-    a.load(Size::One, R1, R10, COPY + 9);
-    a.jump_when(R1, When::NotEqual, UDP, "send");
+    a.load(Size::One, R8, R10, COPY + 9);
     a.load(Size::Two, R1, R10, COPY + 6);
     // Not the first fragment.
     a.jump_when(R1, When::Any, wire(0x1fff), "send");
     a.copy(R2, R7);
-    a.jump("ports");
+    a.jump_when(R8, When::Equal, UDP, "ports");
+    for (protocol, barred, within) in [(ICMP, &ROUTERS_ICMP[..], "icmp"), (IGMP, &[IGMP_QUERY], "igmp")] {
+        a.jump_when(R8, When::NotEqual, protocol, within);
+        a.copy(R2, R7);
+        fetch_there(a, 1);
+        a.load(Size::One, R1, R10, COPY);
+        any_of(a, R1, barred, "drop");
+        a.jump("send");
+        a.place(within);
+    }
+    a.jump("send");
 }
 
 /// `R9`: the packet is from no address. `R8`: what is in it.

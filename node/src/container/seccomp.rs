@@ -1,0 +1,255 @@
+//! The system calls a container may make, where nobody asks for others: those that `docker run` lets one make that has no more
+//! than docker's default capabilities.
+//!
+//! The microVM keeps a container from the host. The profile keeps it from its guest's kernel: most of what is left out is for
+//! administrators, and is where that kernel's bugs have been. Calls that are left out fail with EPERM, as under docker; those
+//! newer than any in the list, and `clone3`, whose flags no filter can read, with ENOSYS, so that programs fall back. The list
+//! has the calls of x86-64 alone: guest kernels run no other programs.
+
+use thaw_protocol::agent::oci;
+use thaw_protocol::api::SeccompProfile;
+
+const ALLOW: &str = "SCMP_ACT_ALLOW";
+const ERRNO: &str = "SCMP_ACT_ERRNO";
+
+/// Calls that are allowed whatever their arguments.
+#[rustfmt::skip]
+const ALLOWED: &[&str] = &[
+    "accept", "accept4", "access", "adjtimex", "alarm", "arch_prctl", "bind", "brk", "cachestat", "capget", "capset",
+    "chdir", "chmod", "chown", "chroot", "clock_adjtime", "clock_getres", "clock_gettime", "clock_nanosleep", "close",
+    "close_range", "connect", "copy_file_range", "creat", "dup", "dup2", "dup3", "epoll_create", "epoll_create1",
+    "epoll_ctl", "epoll_ctl_old", "epoll_pwait", "epoll_pwait2", "epoll_wait", "epoll_wait_old", "eventfd", "eventfd2",
+    "execve", "execveat", "exit", "exit_group", "faccessat", "faccessat2", "fadvise64", "fallocate", "fanotify_mark",
+    "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync", "fgetxattr", "flistxattr",
+    "flock", "fork", "fremovexattr", "fsetxattr", "fstat", "fstatfs", "fsync", "ftruncate", "futex", "futex_requeue",
+    "futex_wait", "futex_waitv", "futex_wake", "futimesat", "get_robust_list", "get_thread_area", "getcpu", "getcwd",
+    "getdents", "getdents64", "getegid", "geteuid", "getgid", "getgroups", "getitimer", "getpeername", "getpgid",
+    "getpgrp", "getpid", "getppid", "getpriority", "getrandom", "getresgid", "getresuid", "getrlimit", "getrusage",
+    "getsid", "getsockname", "getsockopt", "gettid", "gettimeofday", "getuid", "getxattr", "getxattrat",
+    "inotify_add_watch", "inotify_init", "inotify_init1", "inotify_rm_watch", "io_cancel", "io_destroy",
+    "io_getevents", "io_pgetevents", "io_setup", "io_submit", "ioctl", "ioprio_get", "ioprio_set", "kill",
+    "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "lchown", "lgetxattr", "link", "linkat",
+    "listen", "listmount", "listxattr", "listxattrat", "llistxattr", "lremovexattr", "lseek", "lsetxattr", "lstat",
+    "madvise", "map_shadow_stack", "membarrier", "memfd_create", "memfd_secret", "mincore", "mkdir", "mkdirat",
+    "mknod", "mknodat", "mlock", "mlock2", "mlockall", "mmap", "modify_ldt", "mprotect", "mq_getsetattr", "mq_notify",
+    "mq_open", "mq_timedreceive", "mq_timedsend", "mq_unlink", "mremap", "mseal", "msgctl", "msgget", "msgrcv",
+    "msgsnd", "msync", "munlock", "munlockall", "munmap", "name_to_handle_at", "nanosleep", "newfstatat", "open",
+    "openat", "openat2", "pause", "pidfd_open", "pidfd_send_signal", "pipe", "pipe2", "pkey_alloc", "pkey_free",
+    "pkey_mprotect", "poll", "ppoll", "prctl", "pread64", "preadv", "preadv2", "prlimit64", "process_mrelease",
+    "process_vm_readv", "process_vm_writev", "pselect6", "ptrace", "pwrite64", "pwritev", "pwritev2", "read",
+    "readahead", "readlink", "readlinkat", "readv", "recvfrom", "recvmmsg", "recvmsg", "remap_file_pages",
+    "removexattr", "removexattrat", "rename", "renameat", "renameat2", "restart_syscall", "rmdir", "rseq",
+    "rt_sigaction", "rt_sigpending", "rt_sigprocmask", "rt_sigqueueinfo", "rt_sigreturn", "rt_sigsuspend",
+    "rt_sigtimedwait", "rt_tgsigqueueinfo", "sched_get_priority_max", "sched_get_priority_min", "sched_getaffinity",
+    "sched_getattr", "sched_getparam", "sched_getscheduler", "sched_rr_get_interval", "sched_setaffinity",
+    "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield", "seccomp", "select", "semctl", "semget",
+    "semop", "semtimedop", "sendfile", "sendmmsg", "sendmsg", "sendto", "set_robust_list", "set_thread_area",
+    "set_tid_address", "setfsgid", "setfsuid", "setgid", "setgroups", "setitimer", "setpgid", "setpriority",
+    "setregid", "setresgid", "setresuid", "setreuid", "setrlimit", "setsid", "setsockopt", "setuid", "setxattr",
+    "setxattrat", "shmat", "shmctl", "shmdt", "shmget", "shutdown", "sigaltstack", "signalfd", "signalfd4",
+    "socketpair", "splice", "stat", "statfs", "statmount", "statx", "symlink", "symlinkat", "sync", "sync_file_range",
+    "syncfs", "sysinfo", "tee", "tgkill", "time", "timer_create", "timer_delete", "timer_getoverrun", "timer_gettime",
+    "timer_settime", "timerfd_create", "timerfd_gettime", "timerfd_settime", "times", "tkill", "truncate", "umask",
+    "uname", "unlink", "unlinkat", "utime", "utimensat", "utimes", "vfork", "vmsplice", "wait4", "waitid", "write",
+    "writev",
+];
+
+/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (linux/sched.h).
+const NEW_NAMESPACES: u64 = 0x7E02_0000;
+/// `AF_VSOCK`: on the way to the agent, and to the host.
+const VSOCK: u64 = 40;
+/// Bits of an address family: `AF_MAX` is below 64.
+const FAMILY_BITS: u32 = 6;
+/// `personality(2)`: PER_LINUX, PER_LINUX32, both with UNAME26, and the question what it is.
+const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
+
+/// The section of a container's specification; none for one that is not confined.
+pub(super) fn section(profile: SeccompProfile) -> Option<oci::LinuxSeccomp> {
+    match profile {
+        SeccompProfile::Default => Some(default()),
+        SeccompProfile::Unconfined => None,
+    }
+}
+
+fn default() -> oci::LinuxSeccomp {
+    let mut rules = vec![
+        rule(ALLOWED, ALLOW, None),
+        // Threads and processes, but no namespaces.
+        rule(&["clone"], ALLOW, Some(masked(NEW_NAMESPACES, 0))),
+        oci::LinuxSyscall {
+            ErrnoRet: Some(oci::linux_syscall::ErrnoRet::Errnoret(libc::ENOSYS as u32)),
+            ..rule(&["clone3"], ERRNO, None)
+        },
+    ];
+    // Families that differ from AF_VSOCK in one of their low bits: the kernel takes 32 bits of the argument, so to compare all
+    // 64 would let it through with others set. There is no family above them.
+    let socket = |bit: u32| rule(&["socket"], ALLOW, Some(masked(1 << bit, !VSOCK & 1 << bit)));
+    rules.extend((0..FAMILY_BITS).map(socket));
+    let personality = |value| rule(&["personality"], ALLOW, Some(masked(u64::MAX, value)));
+    rules.extend(PERSONALITIES.map(personality));
+    oci::LinuxSeccomp {
+        DefaultAction: ERRNO.into(),
+        Architectures: vec!["SCMP_ARCH_X86_64".into()],
+        Syscalls: rules,
+        ..Default::default()
+    }
+}
+
+fn rule(names: &[&str], action: &str, argument: Option<oci::LinuxSeccompArg>) -> oci::LinuxSyscall {
+    oci::LinuxSyscall {
+        Names: names.iter().map(|name| (*name).to_owned()).collect(),
+        Action: action.into(),
+        Args: argument.into_iter().collect(),
+        ..Default::default()
+    }
+}
+
+/// What these bits of the first argument must be.
+fn masked(mask: u64, value: u64) -> oci::LinuxSeccompArg {
+    oci::LinuxSeccompArg {
+        Index: 0,
+        Op: "SCMP_CMP_MASKED_EQ".into(),
+        Value: mask,
+        ValueTwo: value,
+        ..Default::default()
+    }
+}
+
+/// `--security-opt`: of docker's options, the profile's name alone.
+///
+/// # Errors
+/// What this runtime has nothing of.
+pub fn parse_security_option(text: &str) -> Result<SeccompProfile, String> {
+    let (name, value) = text.split_once(['=', ':']).unwrap_or((text, ""));
+    match (name, value) {
+        ("seccomp", "unconfined") => Ok(SeccompProfile::Unconfined),
+        ("seccomp", "default" | "builtin") => Ok(SeccompProfile::Default),
+        ("seccomp", _) => Err(format!(
+            "{value:?} is no seccomp profile: there are `default` and `unconfined`, and none are read from files"
+        )),
+        _ => Err(format!(
+            "{name:?} is no security option: there is `seccomp=default` and `seccomp=unconfined`"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn actions(name: &str) -> Vec<(String, usize)> {
+        let rules = default().Syscalls;
+        let of = rules.iter().filter(|rule| rule.Names.iter().any(|it| it == name));
+        of.map(|rule| (rule.Action.clone(), rule.Args.len())).collect()
+    }
+
+    #[test]
+    fn list_is_sorted_and_has_each_call_once() {
+        assert!(ALLOWED.is_sorted_by(|a, b| a < b));
+        for conditional in ["clone", "clone3", "personality", "socket"] {
+            assert!(!ALLOWED.contains(&conditional), "{conditional}");
+        }
+    }
+
+    #[test]
+    fn calls_that_docker_denies_without_capabilities_are_denied() {
+        for denied in [
+            "acct",
+            "add_key",
+            "bpf",
+            "delete_module",
+            "fanotify_init",
+            "finit_module",
+            "fsconfig",
+            "fsmount",
+            "fsopen",
+            "fspick",
+            "get_mempolicy",
+            "init_module",
+            "io_uring_enter",
+            "io_uring_register",
+            "io_uring_setup",
+            "ioperm",
+            "iopl",
+            "kcmp",
+            "kexec_file_load",
+            "kexec_load",
+            "keyctl",
+            "mbind",
+            "mount",
+            "mount_setattr",
+            "move_mount",
+            "move_pages",
+            "open_by_handle_at",
+            "open_tree",
+            "perf_event_open",
+            "pidfd_getfd",
+            "pivot_root",
+            "process_madvise",
+            "quotactl",
+            "reboot",
+            "request_key",
+            "set_mempolicy",
+            "setdomainname",
+            "sethostname",
+            "setns",
+            "settimeofday",
+            "swapoff",
+            "swapon",
+            "syslog",
+            "umount2",
+            "unshare",
+            "userfaultfd",
+            "vhangup",
+        ] {
+            assert_eq!(actions(denied), [], "{denied}");
+        }
+        assert_eq!(default().DefaultAction, ERRNO);
+        assert_eq!(actions("read"), [(ALLOW.into(), 0)]);
+        assert_eq!(actions("clone"), [(ALLOW.into(), 1)]);
+        assert_eq!(actions("clone3"), [(ERRNO.into(), 0)]);
+        assert_eq!(section(SeccompProfile::Unconfined), None);
+    }
+
+    /// Whether the profile lets a call be made whose first argument is this.
+    fn is_allowed(name: &str, argument: u64) -> bool {
+        let rules = default().Syscalls;
+        rules.iter().any(|rule| {
+            let holds = |it: &oci::LinuxSeccompArg| argument & it.Value == it.ValueTwo;
+            rule.Action == ALLOW && rule.Names.iter().any(|it| it == name) && rule.Args.iter().all(holds)
+        })
+    }
+
+    #[test]
+    fn new_namespaces_and_vsock_are_denied_whatever_the_other_bits() {
+        for family in 0..64 {
+            assert_eq!(is_allowed("socket", family), family != VSOCK, "{family}");
+        }
+        assert!(!is_allowed("socket", 1 << 32 | VSOCK));
+        for flag in (0..64).map(|bit| 1 << bit) {
+            assert_eq!(is_allowed("clone", flag), flag & NEW_NAMESPACES == 0, "{flag:#x}");
+        }
+        assert!(!is_allowed("clone", u64::MAX));
+        assert!(is_allowed("personality", 0xFFFF_FFFF) && !is_allowed("personality", 0x4_0000));
+    }
+
+    #[test]
+    fn security_options_are_read_and_others_are_named() {
+        assert_eq!(
+            parse_security_option("seccomp=unconfined"),
+            Ok(SeccompProfile::Unconfined)
+        );
+        assert_eq!(
+            parse_security_option("seccomp=default"),
+            Ok(SeccompProfile::Default)
+        );
+        for (wrong, told) in [
+            ("seccomp=/profile.json", "/profile.json"),
+            ("label=disable", "label"),
+            ("", ""),
+        ] {
+            let refused = parse_security_option(wrong).unwrap_err();
+            assert!(refused.contains(told), "{refused}");
+        }
+    }
+}

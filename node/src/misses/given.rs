@@ -1,0 +1,228 @@
+//! The images one VMM was given, which are all it may ask bytes of; and what it is refused.
+//!
+//! Invariant: an image is granted before its VMM can have it, and taken back after the VMM cannot have it any more. So a
+//! VMM that asks for what it has is never refused, and bytes of other images are never fetched for it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thaw_protocol::miss::Miss;
+use thaw_rootfs::blob::CHUNK_SIZE;
+use thaw_rootfs::digest::Digest;
+use thaw_rootfs::store::Image;
+
+/// Bytes of the largest miss ([`Miss::length`]).
+const MAX_LENGTH: u32 = 1 << 20;
+
+/// Why a VMM's miss is not filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Its blob is of no image the VMM was given.
+    NotGiven,
+    /// It ends beyond its blob.
+    OutOfRange,
+    /// It is for more bytes than a miss may be, or for none.
+    Length,
+    /// It could not be decoded. The VMM's miss socket is closed.
+    Malformed,
+}
+
+impl Refusal {
+    /// All of them.
+    pub const ALL: [Refusal; 4] = [
+        Refusal::NotGiven,
+        Refusal::OutOfRange,
+        Refusal::Length,
+        Refusal::Malformed,
+    ];
+
+    /// As a metric's label has it.
+    pub const fn slug(self) -> &'static str {
+        match self {
+            Refusal::NotGiven => "not-given",
+            Refusal::OutOfRange => "out-of-range",
+            Refusal::Length => "length",
+            Refusal::Malformed => "malformed",
+        }
+    }
+
+    /// As the VMM is told.
+    fn sentence(self, miss: &Miss) -> String {
+        let (offset, length) = (miss.offset, miss.length);
+        match self {
+            Refusal::NotGiven => format!("blob {} is of no image of this machine", Digest::from(miss.blob)),
+            Refusal::OutOfRange => format!("{length} bytes at {offset} end beyond the blob"),
+            Refusal::Length => format!("a miss is of 1 to {MAX_LENGTH} bytes, this one is of {length}"),
+            Refusal::Malformed => "it cannot be decoded".into(),
+        }
+    }
+}
+
+/// What VMMs were refused, in this process.
+#[derive(Debug, Default)]
+pub struct MissCounts {
+    refused: [AtomicU64; Refusal::ALL.len()],
+    /// How often a VMM asked faster than it may, and was made to wait.
+    held_back: AtomicU64,
+}
+
+impl MissCounts {
+    /// Misses refused for this reason.
+    pub fn refused(&self, why: Refusal) -> u64 {
+        self.refused[why as usize].load(Ordering::Relaxed)
+    }
+
+    /// How often a VMM was made to wait.
+    pub fn held_back(&self) -> u64 {
+        self.held_back.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count(&self, why: Refusal) {
+        self.refused[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn hold_back(&self) {
+        self.held_back.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The images of one VMM, by slot. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Given(Arc<Mutex<BTreeMap<u16, Blobs>>>);
+
+/// An image's blobs, and how many bytes each has.
+type Blobs = HashMap<Digest, u64>;
+
+impl Given {
+    /// The VMM is about to get this image.
+    pub fn grant(&self, slot: u16, image: &Image) {
+        let blobs = image.blobs.iter().map(|blob| (blob.id, blob.length));
+        self.locked().insert(slot, blobs.collect());
+    }
+
+    /// The VMM does not have the image of this slot any more.
+    pub fn revoke(&self, slot: u16) {
+        self.locked().remove(&slot);
+    }
+
+    /// Whether a miss is for bytes of the VMM's own images.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub fn check(&self, miss: &Miss) -> Result<(), Refusal> {
+        if miss.length == 0 || miss.length > MAX_LENGTH {
+            return Err(Refusal::Length);
+        }
+        let blob = Digest::from(miss.blob);
+        let has = self.locked().values().find_map(|blobs| blobs.get(&blob).copied());
+        // A blob's last chunk may be asked for whole.
+        let end = has.ok_or(Refusal::NotGiven)?.next_multiple_of(CHUNK_SIZE);
+        match miss.offset.checked_add(miss.length.into()) {
+            Some(last) if last <= end => Ok(()),
+            _ => Err(Refusal::OutOfRange),
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<u16, Blobs>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The refusals of one VMM: the first ones are logged, then each whose number is a power of two, so that a VMM that asks
+/// without end writes some dozens of lines in its life.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(AtomicU64);
+
+/// Refusals logged one by one.
+const FIRST: u64 = 8;
+
+impl Refusals {
+    /// Notes one; the answer to it.
+    pub(super) fn note(&self, why: Refusal, miss: &Miss) -> String {
+        let sentence = why.sentence(miss);
+        let refused = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+        if is_logged(refused) {
+            tracing::warn!(refused, "a VMM's miss is refused: {sentence}");
+        }
+        sentence
+    }
+}
+
+fn is_logged(number: u64) -> bool {
+    number <= FIRST || number.is_power_of_two()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn given(blobs: &[(u16, u8, u64)]) -> Given {
+        let given = Given::default();
+        for (slot, blob, length) in blobs {
+            let mut all = given.locked();
+            all.entry(*slot).or_default().insert([*blob; 32].into(), *length);
+        }
+        given
+    }
+
+    fn miss(blob: u8, offset: u64, length: u32) -> Miss {
+        Miss {
+            id: 1,
+            blob: [blob; 32],
+            offset,
+            length,
+        }
+    }
+
+    #[test]
+    fn blob_of_a_revoked_image_is_refused() {
+        let given = given(&[(1, 1, 8192), (2, 1, 8192), (2, 2, 8192)]);
+        assert_eq!(given.check(&miss(2, 4096, 4096)), Ok(()));
+        given.revoke(2);
+        assert_eq!(given.check(&miss(1, 0, 1)), Ok(()), "another image has it");
+        assert_eq!(given.check(&miss(2, 0, 1)), Err(Refusal::NotGiven));
+        given.revoke(1);
+        assert_eq!(given.check(&miss(1, 0, 1)), Err(Refusal::NotGiven));
+    }
+
+    #[test]
+    fn misses_beyond_their_blob_are_refused() {
+        let given = given(&[(1, 1, CHUNK_SIZE + 4096)]);
+        let last = CHUNK_SIZE as u32;
+        assert_eq!(given.check(&miss(1, CHUNK_SIZE, last)), Ok(()));
+        for (offset, length) in [
+            (CHUNK_SIZE, last + 1),
+            (2 * CHUNK_SIZE, 1),
+            (u64::MAX, 1),
+            (u64::MAX, MAX_LENGTH),
+        ] {
+            let refused = given.check(&miss(1, offset, length));
+            assert_eq!(refused, Err(Refusal::OutOfRange), "{offset} {length}");
+        }
+        for length in [0, MAX_LENGTH + 1, u32::MAX] {
+            assert_eq!(given.check(&miss(1, 0, length)), Err(Refusal::Length), "{length}");
+        }
+    }
+
+    #[test]
+    fn million_refusals_log_some_dozens_of_lines() {
+        let lines = (1..=1_000_000).filter(|number| is_logged(*number)).count();
+        assert!((8..40).contains(&lines), "{lines}");
+    }
+
+    proptest! {
+        #[test]
+        fn only_bytes_of_a_given_blob_pass(blob in 0u8..4, offset: u64, length: u32, small: bool) {
+            let offset = if small { offset % (2 * CHUNK_SIZE) } else { offset };
+            let length = if small { length % (1 << 18) } else { length };
+            let given = given(&[(1, 1, CHUNK_SIZE), (7, 2, 4096)]);
+            if given.check(&miss(blob, offset, length)).is_ok() {
+                prop_assert!(blob == 1 || blob == 2);
+                prop_assert!(offset + u64::from(length) <= CHUNK_SIZE);
+                prop_assert!((1..=MAX_LENGTH).contains(&length));
+            }
+        }
+    }
+}

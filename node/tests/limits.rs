@@ -141,11 +141,16 @@ async fn cpu_limit_of_a_request_is_set_and_a_wrong_one_is_named() {
             "{refused}"
         );
     }
-    let negative = ask(&place, json!({"cpu_limit_millis": -1}));
-    assert!(
-        negative.contains("cpu_limit_millis") || negative.contains("-1"),
-        "{negative}"
-    );
+    for (fields, says) in [
+        (json!({"cpu_limit_millis": -1}), "cpu_limit_millis: invalid value"),
+        (json!({"memory_mib": 1u64 << 40}), "memory_mib: invalid value"),
+        (json!({"memory_mib": 0}), "memory_mib is 0"),
+        (json!({"disk_mib": -5}), "disk_mib: invalid value"),
+        (json!({"disk_mib": 0}), "disk_mib is 64"),
+    ] {
+        let refused = ask(&place, fields);
+        assert!(refused.contains(says), "{refused}");
+    }
     assert!(thawd.stop().success());
 }
 

@@ -32,7 +32,7 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     let (least, most) = (*MEMORY_MIB.start(), *MEMORY_MIB.end());
     if request.memory_mib < least {
         let what = format!(
-            "{} MiB of memory is too small for a guest: the least is {least}",
+            "memory_mib is {}, which is too small for a guest: the least is {least}",
             request.memory_mib
         );
         return Err(Failure::new(ExitCode::MemoryTooSmall, what).into());

@@ -69,11 +69,18 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 /// What a JSON object says. An array of its fields in their order is not taken for it.
 pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Refusal> {
     let is_object = json.trim_ascii_start().starts_with(b"{");
-    match serde_json::from_slice(json) {
-        Ok(_) if !is_object => Err(Refusal::new(ApiCode::Invalid, "this is no object")),
-        Ok(said) => Ok(said),
-        Err(e) if e.classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
-        Err(e) => Err(Refusal::new(ApiCode::Malformed, format!("this is not JSON: {e}"))),
+    let mut text = serde_json::Deserializer::from_slice(json);
+    let malformed = |e: serde_json::Error| Refusal::new(ApiCode::Malformed, format!("this is not JSON: {e}"));
+    match serde_path_to_error::deserialize(&mut text) {
+        Ok(said) => {
+            text.end().map_err(malformed)?;
+            match is_object {
+                true => Ok(said),
+                false => Err(Refusal::new(ApiCode::Invalid, "this is no object")),
+            }
+        }
+        Err(e) if e.inner().classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
+        Err(e) => Err(malformed(e.into_inner())),
     }
 }
 

@@ -34,13 +34,11 @@ pub fn collect(node: &Node, endpoints: &Names, families: &mut Families) {
 }
 
 fn budget(budget: BudgetStatistics, families: &mut Families) {
-    if let Some(limit) = budget.limit {
-        families.gauge(
-            "thaw_disk_budget_bytes",
-            "What sandboxes and their snapshots may take of the disk; absent without a limit.",
-            limit as f64,
-        );
-    }
+    families.gauge(
+        "thaw_disk_budget_bytes",
+        "What sandboxes and their snapshots may take of the disk; 0 without a limit.",
+        budget.limit.unwrap_or(0) as f64,
+    );
     families.gauges(
         "thaw_disk_budget_used_bytes",
         "What they count with: disks with their size, snapshots with what they take.",

@@ -46,7 +46,7 @@ pub(super) async fn adopt(
     record: Record,
     directory: SandboxDirectory,
 ) -> Result<Sandbox, NotAdopted> {
-    let mut resources = Resources::new(directory);
+    let mut resources = Resources::new(directory, node.require.limits);
     let adopted = take_over(node, record, &mut resources).await;
     let adopted = adopted.and_then(|(record, config, origin)| {
         // A control connection is the first thing it was given.

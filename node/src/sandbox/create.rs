@@ -59,7 +59,7 @@ impl<'a> Making<'a> {
     pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Failure> {
         let files = MachineFiles::open(&node.paths)?;
         let program = vmm::find()?;
-        let resources = Resources::new(node.run.create(&record)?);
+        let resources = Resources::new(node.run.create(&record)?, node.require.limits);
         Ok(Making {
             node,
             trace,

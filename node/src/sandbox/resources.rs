@@ -46,6 +46,8 @@ pub(super) struct Resources {
     pub(super) given: Given,
     pub(super) console: Option<Console>,
     pub(super) cgroup: Option<Claimed<Cgroups>>,
+    /// No process of it runs outside that cgroup.
+    pub(super) limits_required: bool,
     pub(super) leases: Mutex<Vec<Lease>>,
     /// What of its images is read ahead; stops with it.
     pub(super) prefetch: Mutex<Vec<Prefetch>>,
@@ -68,7 +70,7 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    pub(super) fn new(directory: SandboxDirectory) -> Resources {
+    pub(super) fn new(directory: SandboxDirectory, limits_required: bool) -> Resources {
         Resources {
             control: None,
             vmm: None,
@@ -79,6 +81,7 @@ impl Resources {
             given: Given::default(),
             console: None,
             cgroup: None,
+            limits_required,
             leases: Mutex::default(),
             prefetch: Mutex::default(),
             supply: None,

@@ -143,8 +143,8 @@ impl Sandbox {
         let control = self.resources.control()?;
         let directory: PathBuf = self.resources.directory.path().to_owned();
         let Serving { process, relay } = blocking(move || run(&Shared::Added(None), &directory)).await?;
-        // Its VMM is in there already, so it can be.
-        limits::enter(true, self.resources.cgroup.as_deref(), &process)?;
+        let cgroup = self.resources.cgroup.as_deref();
+        limits::enter(self.resources.limits_required, cgroup, &process)?;
         let tended = Tended::of(&self.record, &self.resources, control);
         *locked(&self.resources.share) = Some(Served::new(process, tended));
         // Recorded first: one that nobody was given ends with us, and who comes next starts another.

@@ -24,8 +24,8 @@ use crate::exit::{ExitCode, Failure};
 use crate::readiness::register;
 use crate::sandbox::backends::Backends;
 use crate::sandbox::create::blocking;
+use crate::sandbox::limits;
 use crate::sandbox::locked;
-use crate::sandbox::machine::enter_cgroup;
 use crate::sandbox::resources::Resources;
 use crate::state::{Record, SandboxDirectory};
 
@@ -69,6 +69,8 @@ pub(in crate::sandbox) struct Tended {
     directory: Option<SandboxDirectory>,
     control: Arc<ControlClient>,
     changing: Arc<tokio::sync::Mutex<()>>,
+    /// No process of it runs outside its cgroup.
+    limits_required: bool,
 }
 
 impl Tended {
@@ -88,6 +90,7 @@ impl Tended {
             directory: resources.directory.handle().ok(),
             control: control.clone(),
             changing: resources.changing.clone(),
+            limits_required: resources.limits_required,
         }
     }
 
@@ -272,7 +275,7 @@ async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Failure, Again)> {
         let record = process.record();
         let written = directory.record().and_then(|was| {
             let cgroup = was.cgroup.as_deref().map(|name| Hierarchy::detect().adopt(name));
-            limits::enter(true, cgroup.as_ref(), &process)?;
+            limits::enter(of.limits_required, cgroup.as_ref(), &process)?;
             directory.write(&Record {
                 share: Some(record),
                 ..was

@@ -76,6 +76,13 @@ impl Vmm {
         })
     }
 
+    /// As [`Self::spawn`], with all it logs appended to `file`.
+    pub fn spawn_logging_to(file: File) -> Vmm {
+        Self::spawn_as(env!("CARGO_BIN_EXE_thaw-vmm").as_ref(), |command| {
+            command.env("THAW_LOG", "info").stderr(file);
+        })
+    }
+
     /// As [`Self::spawn_logging`], where no namespace can be made, and no capability is had.
     pub fn spawn_without_namespaces(binary: &std::path::Path, id: u32) -> Vmm {
         use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};

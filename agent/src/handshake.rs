@@ -8,8 +8,9 @@ use std::io;
 
 use thaw_protocol::handshake::{
     Acknowledgement, FromAgent, Greeting, HANDSHAKE_VERSION, Identity, MIN_ENTROPY, Network, Quiesced, Time,
-    read_frame, write_frame,
+    read_frame, read_greeting, write_frame,
 };
+use thaw_protocol::packet::PacketError;
 
 use crate::error::{Error, Result};
 use crate::listener::Stream;
@@ -55,9 +56,30 @@ pub fn answer<T>(
     guest: &mut impl Apply,
     open: impl FnOnce(&Identity) -> Result<T>,
 ) -> Result<Option<T>> {
-    let greeting: Greeting = read_frame(&mut Reader(&mut stream))
-        .map_err(|e| Error::Invalid(format!("no greeting was read: {e}")))?;
+    let greeting = read_greeting(&mut Reader(&mut stream));
     let received = clock::boottime_ns();
+    let acknowledgement = |nonce, failure, time_round_trip_ns, test_hooks| Acknowledgement {
+        version: HANDSHAKE_VERSION,
+        nonce,
+        failure,
+        agent_started: times.started,
+        agent_ready: times.ready,
+        received,
+        applied: clock::boottime_ns(),
+        time_round_trip_ns,
+        wall_clock_ns: clock::wall_clock_ns(),
+        test_hooks,
+    };
+    let greeting = match greeting {
+        Ok(greeting) => greeting,
+        Err(PacketError::Version(e)) => {
+            let e = Error::Invalid(format!("{e}; use the guest image made with this host's Thaw"));
+            let refusal = acknowledgement([0; 16], Some(e.to_string()), 0, guest.test_hooks());
+            reply(&mut stream, &FromAgent::Acknowledged(Box::new(refusal)))?;
+            return Err(e);
+        }
+        Err(e) => return Err(Error::Invalid(format!("no greeting was read: {e}"))),
+    };
     match greeting {
         Greeting::Become(identity) => {
             let mut time_round_trip_ns = 0;
@@ -68,19 +90,9 @@ pub fn answer<T>(
                     guest.release()?;
                     Ok(opened)
                 });
-            let acknowledgement = Acknowledgement {
-                version: HANDSHAKE_VERSION,
-                nonce: identity.nonce,
-                failure: outcome.as_ref().err().map(Error::to_string),
-                agent_started: times.started,
-                agent_ready: times.ready,
-                received,
-                applied: clock::boottime_ns(),
-                time_round_trip_ns,
-                wall_clock_ns: clock::wall_clock_ns(),
-                test_hooks: guest.test_hooks(),
-            };
-            reply(&mut stream, &FromAgent::Acknowledged(Box::new(acknowledgement)))?;
+            let failure = outcome.as_ref().err().map(Error::to_string);
+            let said = acknowledgement(identity.nonce, failure, time_round_trip_ns, guest.test_hooks());
+            reply(&mut stream, &FromAgent::Acknowledged(Box::new(said)))?;
             outcome.map(Some)
         }
         Greeting::Quiesce => say_done(&mut stream, guest.quiesce()),
@@ -113,12 +125,6 @@ fn ask_time(stream: &mut impl Stream, round_trip: &mut u64) -> Result<u64> {
 }
 
 fn apply(identity: &Identity, guest: &mut impl Apply, time: impl FnOnce() -> Result<u64>) -> Result<()> {
-    if identity.version != HANDSHAKE_VERSION {
-        return Err(Error::Invalid(format!(
-            "handshake version {}: this guest image speaks version {HANDSHAKE_VERSION}; use the image made with this host's Thaw",
-            identity.version
-        )));
-    }
     if identity.entropy.len() < MIN_ENTROPY {
         return Err(Error::Invalid(format!(
             "entropy: {} bytes, at least {MIN_ENTROPY} are needed",

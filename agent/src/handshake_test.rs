@@ -224,6 +224,7 @@ fn a_wrong_version_or_too_little_entropy_touches_nothing() {
         let mut guest = Record::default();
         let (outcome, ack) = exchange(&bad, &mut guest);
         assert!(outcome.is_err() && ack.failure.is_some());
+        assert_eq!(ack.version, HANDSHAKE_VERSION);
         assert!(guest.calls.is_empty());
     }
 }

@@ -15,9 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::net::SocketType;
-use thaw_protocol::control::{Command, ControlError, ExitReason, Request, Response};
+use thaw_protocol::control::{Command, ControlError, ErrorCode, ExitReason, MachineSpec, Request, Response};
 use thaw_protocol::packet::{self, PacketError};
 use thaw_protocol::tags::Tagged;
+use thaw_protocol::versions::CONTROL;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -87,18 +88,73 @@ struct Shared {
 #[derive(Debug)]
 pub struct ControlClient {
     shared: Arc<Shared>,
+    /// The version both sides speak.
+    version: u32,
     next: AtomicU32,
     reader: tokio::task::JoinHandle<()>,
 }
 
 impl ControlClient {
-    /// Connects to a VMM's socket by path. Within a tokio runtime.
-    pub fn connect(path: &Path, vmm: Vmm) -> Result<ControlClient, Failure> {
+    /// Connects to the VMM of a sandbox that another process made, and agrees on a version before anything else is said.
+    /// `recorded` is what the sandbox's record says of it: a VMM of version 4 takes a greeting for garbage, and is taken at the
+    /// record's word.
+    ///
+    /// # Errors
+    /// The VMM is of a release this one does not understand, is gone, or does not answer.
+    pub async fn adopt(path: &Path, vmm: Vmm, recorded: u32) -> Result<ControlClient, Failure> {
+        let foreign = |error| CallError::Version { vmm, error };
+        CONTROL.agree(recorded).map_err(foreign)?;
         let socket = thaw_pools::vmm::connect(path, SocketType::SEQPACKET)?;
-        Ok(ControlClient::new(socket, vmm)?)
+        let mut client = ControlClient::new(socket, vmm)?;
+        client.version = recorded;
+        let hello = Command::Hello {
+            version: CONTROL.current,
+        };
+        if recorded >= hello.since() {
+            if let Response::Hello { version, release } = client.call(hello, &[]).await? {
+                CONTROL.check(version).map_err(foreign)?;
+                tracing::debug!("{vmm} of release {release:?} speaks version {version} with us");
+                client.version = version;
+            }
+        }
+        Ok(client)
     }
 
-    /// Over a connected SEQPACKET socket. Within a tokio runtime.
+    /// Over a connected SEQPACKET socket, to a VMM this process started and made the machine of, which took this version for it.
+    pub fn made(socket: OwnedFd, vmm: Vmm, version: u32) -> Result<ControlClient, CallError> {
+        let mut client = ControlClient::new(socket, vmm)?;
+        client.version = version;
+        Ok(client)
+    }
+
+    /// Makes the machine of a VMM that has none.
+    ///
+    /// # Errors
+    /// Its refusal; of no version does it make one.
+    pub async fn create(&mut self, machine: MachineSpec, kvm: BorrowedFd<'_>) -> Result<(), CallError> {
+        loop {
+            let create = Command::Create {
+                version: self.version,
+                machine: machine.clone(),
+            };
+            match self.call(create, &[kvm]).await {
+                // It may be the program of an earlier release, kept for its snapshots.
+                Err(CallError::Refused(e))
+                    if e.code == ErrorCode::Invalid && self.version > CONTROL.oldest =>
+                {
+                    self.version -= 1;
+                }
+                made => return made.map(drop),
+            }
+        }
+    }
+
+    /// The version both sides speak.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Over a connected SEQPACKET socket, to a VMM this process started. Within a tokio runtime.
     pub fn new(socket: OwnedFd, vmm: Vmm) -> Result<ControlClient, CallError> {
         let failed = |e: std::io::Error| CallError::Send {
             vmm,
@@ -114,6 +170,7 @@ impl ControlClient {
         let reader = tokio::spawn(reader::read_all(shared.clone()));
         Ok(ControlClient {
             shared,
+            version: CONTROL.current,
             next: AtomicU32::new(1),
             reader,
         })
@@ -138,6 +195,10 @@ impl ControlClient {
     pub async fn request(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Pending, CallError> {
         let vmm = self.shared.vmm;
         let asked = Asked::of(&command);
+        if command.since() > self.version {
+            let (asked, speaks) = (asked.what, self.version);
+            return Err(CallError::TooOld { vmm, asked, speaks });
+        }
         let until = Instant::now() + asked.patience;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
@@ -221,6 +282,7 @@ impl Asked {
             Command::Restore { .. } => (BULK, |response| matches!(response, Response::Restored { .. })),
             Command::Freeze { .. } => (BULK, |response| matches!(response, Response::Frozen { .. })),
             Command::WorkingSet => (BULK, done),
+            Command::Hello { .. } => (PROMPT, |response| matches!(response, Response::Hello { .. })),
             Command::Status => (PROMPT, |response| matches!(response, Response::Status { .. })),
             _ => (PROMPT, done),
         };
@@ -295,3 +357,6 @@ impl Shared {
 #[cfg(test)]
 #[path = "control_client/control_client_test.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "control_client/versions_test.rs"]
+mod versions_test;

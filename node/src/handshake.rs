@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
 use thaw_protocol::handshake::{
-    Acknowledgement, FromAgent, Greeting, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, Quiesced,
-    Time, read_frame, write_frame,
+    Acknowledgement, FromAgent, Greeting, HANDSHAKE_PORT, HANDSHAKE_VERSION, Identity, Network, Time,
+    read_answer, read_quiesced, write_frame,
 };
 use thaw_protocol::packet::PacketError;
 
@@ -116,8 +116,7 @@ pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed
 fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Failure> {
     let mut told = 0;
     loop {
-        let said: FromAgent =
-            read_frame(stream).map_err(|e| unheard("no acknowledgement of the identity", &e))?;
+        let said = read_answer(stream).map_err(|e| unheard("no acknowledgement of the identity", &e))?;
         match said {
             FromAgent::Acknowledged(answer) => return Ok((*answer, told)),
             FromAgent::WhatTime if told == 0 => {
@@ -147,9 +146,8 @@ fn greet(path: &Path, greeting: &Greeting, limit: Duration) -> Result<(), String
     let mut stream =
         connect(path, HANDSHAKE_PORT, limit).map_err(|e| format!("cannot reach the agent: {e}"))?;
     write_frame(&mut stream, greeting).map_err(|e| e.to_string())?;
-    let answer: Quiesced = read_frame(&mut stream).map_err(|e| format!("the agent does not answer: {e}"))?;
+    let answer = read_quiesced(&mut stream).map_err(|e| format!("the agent does not answer: {e}"))?;
     match answer.failure {
-        _ if answer.version != HANDSHAKE_VERSION => Err(wrong_version(answer.version)),
         Some(reason) => Err(reason),
         None => Ok(()),
     }
@@ -163,19 +161,15 @@ fn failed(what: String) -> Failure {
 fn unheard(what: &str, error: &PacketError) -> Failure {
     let failure = failed(format!("{what}: {error}"));
     match error {
+        PacketError::Version(_) => {
+            failure.remedy("freeze or build it again with this Thaw, or run it with the release that made it")
+        }
         PacketError::Closed | PacketError::Io(_) => failure.lost(),
         _ => failure,
     }
 }
 
-fn wrong_version(theirs: u32) -> String {
-    format!("the agent speaks handshake version {theirs}, not {HANDSHAKE_VERSION}")
-}
-
 fn check(answer: &Acknowledgement, nonce: &[u8; 16], test_hooks: bool) -> Result<(), Failure> {
-    if answer.version != HANDSHAKE_VERSION {
-        return Err(failed(wrong_version(answer.version)));
-    }
     if answer.nonce != *nonce {
         return Err(failed(
             "the agent acknowledged another identity than it was sent".into(),
@@ -248,6 +242,7 @@ fn wall_clock_ns() -> u64 {
 mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
+    use thaw_protocol::handshake::{Quiesced, read_frame};
 
     /// An agent behind a socket, which answers what `change` makes of a good acknowledgement.
     fn with_agent(change: impl FnOnce(&mut Acknowledgement) + Send + 'static) -> Result<Performed, Failure> {

@@ -16,6 +16,7 @@ use thaw_protocol::shim::Empty;
 use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::{Pods as Service, create_pods};
+use thaw_protocol::versions::PODS;
 use tokio::net::UnixListener;
 use ttrpc::Code;
 use ttrpc::r#async::transport::Listener;
@@ -189,6 +190,18 @@ fn tell(made: &CreatedSandbox) {
 
 #[async_trait]
 impl Service for Pods {
+    async fn version(&self, _: &TtrpcContext, r: VersionRequest) -> Answer<VersionResponse> {
+        let version = PODS.agree(r.version).map_err(|e| {
+            let what = format!("{e}; the shim is of release {}", r.release);
+            ttrpc::Error::RpcStatus(ttrpc::get_status(Code::FAILED_PRECONDITION, what))
+        })?;
+        Ok(VersionResponse {
+            version,
+            release: env!("CARGO_PKG_VERSION").into(),
+            ..Default::default()
+        })
+    }
+
     async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
         let wanted = wanted(r).await?;
         let made = self.daemon.create_pod(wanted).await.map_err(not_made)?;

@@ -37,6 +37,18 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     let client = PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
     let with = Context::default;
 
+    // A shim says which version it speaks, and is told which both do; one of the release before versions says nothing.
+    let version = |version| VersionRequest {
+        version,
+        ..Default::default()
+    };
+    for (theirs, agreed) in [(1, 1), (2, 2), (9, PODS.current)] {
+        let answer = client.version(with(), &version(theirs)).await.unwrap();
+        assert_eq!(answer.version, agreed);
+    }
+    let refused = client.version(with(), &version(0)).await.unwrap_err();
+    assert!(matches!(refused, ttrpc::Error::RpcStatus(s) if s.code() == Code::FAILED_PRECONDITION));
+
     let made = client.create(with(), &request()).await.unwrap();
     let shown = daemon.cache.get(&made.sandbox_id).unwrap();
     assert_eq!((shown.labels["a"].as_str(), made.vsock.as_str()), ("b", "/fake"));

@@ -19,14 +19,18 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::SocketType;
 use thaw_protocol::control::{
-    CONTROL_VERSION, Command, ControlError, Event, ExitReason, FromVmm, MachineSpec, MappedRegion,
-    MemoryMode, Request, Response,
+    Command, ControlError, ErrorCode, Event, ExitReason, FromVmm, MachineSpec, MappedRegion, MemoryMode,
+    Request, Response,
 };
-use thaw_protocol::packet::{self, PacketError};
+use thaw_protocol::packet::{self, PacketError, Receiver};
+use thaw_protocol::tags::Tagged;
+use thaw_protocol::versions::CONTROL;
 
 use crate::resource::{Kind, Unfit};
 use crate::vmm::{self, Jail, VmmProcess};
@@ -53,7 +57,14 @@ pub enum MachineError {
     /// It answered what was not asked.
     #[error("thaw-vmm answered another question")]
     Odd,
+    /// It did not answer.
+    #[error("thaw-vmm has not answered {asked} within {} s", after.as_secs())]
+    Silent { asked: &'static str, after: Duration },
 }
+
+/// How long a VMM may take to make its machine, and to read a snapshot's memory.
+const PROMPT: Duration = Duration::from_secs(60);
+const BULK: Duration = Duration::from_secs(30 * 60);
 
 /// Where a VMM's files are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +136,8 @@ struct Connected {
     control: OwnedFd,
     /// Number of the last request.
     last: u32,
+    /// Version of the control protocol it speaks.
+    version: u32,
 }
 
 impl Process {
@@ -152,6 +165,7 @@ impl Process {
                 process,
                 control,
                 last: 0,
+                version: CONTROL.current,
             },
             tethered: place.tethered,
         })
@@ -168,16 +182,27 @@ impl Process {
             tethered: self.tethered,
             ..machine
         };
-        let create = Command::Create {
-            version: CONTROL_VERSION,
-            machine: machine.clone(),
-        };
-        match self.vmm.call(create, &[kvm])? {
-            (Response::Done, _) => Ok(Shell {
-                vmm: self.vmm,
-                machine,
-            }),
-            _ => Err(MachineError::Odd),
+        loop {
+            let create = Command::Create {
+                version: self.vmm.version,
+                machine: machine.clone(),
+            };
+            match self.vmm.call(create, &[kvm]) {
+                Ok((Response::Done, _)) => {
+                    return Ok(Shell {
+                        vmm: self.vmm,
+                        machine,
+                    });
+                }
+                Ok(_) => return Err(MachineError::Odd),
+                // It may be the program of an earlier release, kept for its snapshots.
+                Err(MachineError::Refused(e))
+                    if e.code == ErrorCode::Invalid && self.vmm.version > CONTROL.oldest =>
+                {
+                    self.vmm.version -= 1;
+                }
+                Err(e) => return Err(e),
+            }
         }
     }
 }
@@ -273,6 +298,11 @@ impl Vm {
         &self.vmm().process
     }
 
+    /// Version of the control protocol its VMM speaks: that of this release, until it has a machine.
+    pub fn control_version(&self) -> u32 {
+        self.vmm().version
+    }
+
     /// The process and our end of its control socket, on which no answer is outstanding; what the restore said, if it
     /// is parked.
     pub fn into_parts(self) -> (VmmProcess, OwnedFd, Option<Restored>) {
@@ -315,7 +345,7 @@ impl Vm {
 }
 
 impl Connected {
-    /// Asks and waits for the answer. What else is said before it can only be that the machine has ended.
+    /// Asks and waits for the answer. What else is said before it can only be that the machine has ended: no guest has run.
     fn call(
         &mut self,
         command: Command,
@@ -326,19 +356,37 @@ impl Connected {
             PacketError::Io(e) if is_hangup(&e) => MachineError::Ended,
             e => MachineError::Connection(e),
         };
+        let (asked, after) = match &command {
+            Command::Restore { .. } => (command.variant(), BULK),
+            _ => (command.variant(), PROMPT),
+        };
         self.last += 1;
         let request = Request {
             id: self.last,
             command,
         };
         packet::send(&self.control, &request, fds).map_err(failed)?;
-        loop {
-            match packet::receive::<FromVmm>(&self.control).map_err(failed)? {
-                (FromVmm::Reply { id, result }, fds) if id == self.last => return Ok((result?, fds)),
-                (FromVmm::Reply { .. }, _) => return Err(MachineError::Odd),
-                (FromVmm::Event(Event::Exited(reason)), _) => return Err(MachineError::Exited(reason)),
-                (FromVmm::Event(Event::Doorbell { .. }), _) => {}
-            }
+        if !is_readable_within(&self.control, after).map_err(|e| failed(e.into()))? {
+            return Err(MachineError::Silent { asked, after });
+        }
+        // A userfaultfd comes beside the answer to a restore.
+        let received = Receiver::for_descriptors(1).receive::<FromVmm>(&self.control);
+        match received.map_err(failed)? {
+            (FromVmm::Reply { id, result }, fds) if id == self.last => Ok((result?, fds)),
+            (FromVmm::Event(Event::Exited(reason)), _) => Err(MachineError::Exited(reason)),
+            (FromVmm::Reply { .. } | FromVmm::Event(Event::Doorbell { .. }), _) => Err(MachineError::Odd),
+        }
+    }
+}
+
+fn is_readable_within(socket: &OwnedFd, limit: Duration) -> rustix::io::Result<bool> {
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            ready => return ready.map(|count| count > 0),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::pool::Pool;
 use rustix::net::{AddressFamily, SocketFlags, socketpair};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
-use thaw_protocol::control::{CpuBaseline, ErrorCode};
+use thaw_protocol::control::{CONTROL_VERSION, CpuBaseline};
 
 fn spec(tethered: bool) -> MachineSpec {
     MachineSpec {
@@ -96,6 +96,62 @@ fn restored() -> Response {
         populated_pages: 7,
         populate_ns: 8,
     }
+}
+
+#[test]
+fn a_machine_is_made_with_the_newest_version_its_vmm_takes() {
+    let refusal = |code| {
+        Err(ControlError {
+            code,
+            message: "no".into(),
+        })
+    };
+    let done = || Ok((Response::Done, vec![]));
+    let kvm = file("kvm");
+    for (answers, versions, is_made) in [
+        (vec![done()], vec![5], true),
+        (vec![refusal(ErrorCode::Invalid), done()], vec![5, 4], true),
+        (
+            vec![refusal(ErrorCode::Invalid), refusal(ErrorCode::Invalid)],
+            vec![5, 4],
+            false,
+        ),
+        (vec![refusal(ErrorCode::Kvm)], vec![5], false),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let (process, peer) = with_peer(directory.path());
+        let vmm = answering(peer, answers);
+        let shell = process.create(kvm.as_fd(), spec(false));
+        let asked: Vec<u32> = vmm
+            .join()
+            .unwrap()
+            .into_iter()
+            .map(|(command, fds)| match command {
+                Command::Create { version, .. } if fds.len() == 1 => version,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(asked, versions);
+        assert_eq!(shell.is_ok(), is_made);
+        if let Ok(shell) = shell {
+            assert_eq!(Some(&Vm::Shell(shell).control_version()), versions.last());
+        }
+    }
+}
+
+#[test]
+fn a_vmm_that_rings_without_a_guest_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (process, peer) = with_peer(directory.path());
+    let vmm = std::thread::spawn(move || {
+        packet::receive::<Request>(&peer).unwrap();
+        let ring = FromVmm::Event(Event::Doorbell { at: 1 });
+        while packet::send(&peer, &ring, &[]).is_ok() {}
+    });
+    let kvm = file("kvm");
+    let made = process.create(kvm.as_fd(), spec(false));
+    assert!(matches!(made, Err(MachineError::Odd)));
+    vmm.join().unwrap();
 }
 
 #[test]

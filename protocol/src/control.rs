@@ -4,11 +4,17 @@
 //! that a restarted thawd can connect again. Each [`Request`] is answered by one [`Reply`] with the same `id`;
 //! [`Event`]s come unasked. Descriptors travel beside the request that names them, in the order its documentation says.
 //! A new connection first gets every event that still holds (doorbell, exit), then replies.
+//!
+//! **Versions** ([`versions::CONTROL`]). A connection speaks the oldest version until its peer has said which it speaks: by
+//! [`Command::Create`] to a VMM that is new, by [`Command::Hello`] to one that runs. A VMM of version 4 has no `Hello`, and takes
+//! one for garbage: it closes the connection, which ends a VMM without a machine. So whoever connects must know from elsewhere (a
+//! sandbox's record) whether it is one. A request whose tag a VMM does not know is refused ([`ErrorCode::Version`]).
 
 use serde::{Deserialize, Serialize};
 
+use crate::encoding::{EncodingError, decode, take};
 use crate::limits::DeviceLimits;
-use crate::tags;
+use crate::{tags, versions};
 
 /// The descriptor number at which thaw-vmm finds its listening control socket.
 pub const CONTROL_FD: i32 = 3;
@@ -23,8 +29,8 @@ pub const JAIL_VARIABLE: &str = "THAW_JAIL";
 pub const JAIL_WHOLE: &str = "whole";
 /// The exit code of such a VMM.
 pub const JAIL_LACKS_CODE: i32 = 3;
-/// Version of this protocol; [`Command::Create`] carries it and the VMM refuses another.
-pub const CONTROL_VERSION: u32 = 4;
+/// Version of this protocol.
+pub const CONTROL_VERSION: u32 = versions::CONTROL.current;
 
 /// Least and most guest memory, in MiB.
 pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 64..=65536;
@@ -250,7 +256,8 @@ pub struct ImageSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum Command {
-    /// Makes the machine, every device with an empty backend. One descriptor: /dev/kvm. Once per process, first.
+    /// Makes the machine, every device with an empty backend. One descriptor: /dev/kvm. Once per process, first. `version` is
+    /// the newest its sender speaks; a VMM that does not understand it refuses.
     Create { version: u32, machine: MachineSpec },
     /// Loads a snapshot into a created machine, which is then parked: all is set, no vCPU has run. Descriptors: the state
     /// file, then `layers` memory files, the one at the bottom first (none with [`MemoryMode::Uffd`], but
@@ -295,9 +302,21 @@ pub enum Command {
     /// One that has none is answered alike.
     Detach { device: DeviceId },
     /// Sets how much a disk or the network may do from now on, in place of what was set before; its buckets are full. At any
-    /// time in a machine's life; no snapshot holds it. thaw-vmm 0.1 before rate limits takes it for no request, and closes the
-    /// connection.
+    /// time in a machine's life; no snapshot holds it. Since version 5.
     Limit { device: DeviceId, limits: DeviceLimits },
+    /// Asks which version the VMM speaks, whatever state its machine is in. `version` is the newest the sender speaks. Answered by
+    /// [`Response::Hello`]. Since version 5.
+    Hello { version: u32 },
+}
+
+impl Command {
+    /// The first version that has it.
+    pub fn since(&self) -> u32 {
+        match self {
+            Command::Limit { .. } | Command::Hello { .. } => 5,
+            _ => 4,
+        }
+    }
 }
 
 tags!(Command {
@@ -317,6 +336,7 @@ tags!(Command {
     Shutdown = 13,
     Detach = 14,
     Limit = 15,
+    Hello = 16,
 });
 
 /// A [`Command`] and the number its reply will carry.
@@ -324,6 +344,21 @@ tags!(Command {
 pub struct Request {
     pub id: u32,
     pub command: Command,
+}
+
+impl Request {
+    /// Reads a request. One whose command is unknown is told from what is no request: it is of a later version, and has a number
+    /// to be answered by.
+    ///
+    /// # Errors
+    /// The bytes are no request.
+    pub fn read(bytes: &[u8]) -> Result<Result<Request, (u32, EncodingError)>, EncodingError> {
+        match decode(bytes) {
+            Ok(request) => Ok(Ok(request)),
+            Err(e @ EncodingError::UnknownTag { .. }) => Ok(Err((take::<u32>(bytes)?.0, e))),
+            Err(e) => Err(e),
+        }
+    }
 }
 
 /// Where the machine is in its life.
@@ -409,6 +444,12 @@ pub enum Response {
         /// Bytes of memory data written: the rest of the file is holes.
         memory_bytes: u64,
     },
+    /// The newest version that both sides speak, which the connection has from here on, and the release the VMM is of, for
+    /// people.
+    Hello {
+        version: u32,
+        release: String,
+    },
 }
 
 tags!(Response {
@@ -416,6 +457,7 @@ tags!(Response {
     Status = 1,
     Restored = 2,
     Frozen = 3,
+    Hello = 4,
 });
 
 /// A refused request: a stable code for programs, a sentence for people.
@@ -450,6 +492,8 @@ pub enum ErrorCode {
     Shared,
     /// A system call failed.
     System,
+    /// What was asked is of a version the VMM does not understand. Since version 5.
+    Version,
 }
 
 tags!(ErrorCode {
@@ -463,6 +507,7 @@ tags!(ErrorCode {
     Unswapped = 7,
     Shared = 8,
     System = 9,
+    Version = 10,
 });
 
 /// What comes unasked.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::num::NonZeroU64;
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -11,6 +12,7 @@ use crate::access::Access;
 use crate::control::*;
 use crate::encoding::{EncodingError, decode, encode};
 use crate::handshake::*;
+use crate::limits::{Bucket, DeviceLimits, RateLimit};
 use crate::miss::{Filled, Miss};
 use crate::share::{Serve, Share};
 use crate::tags::Tagged;
@@ -99,6 +101,7 @@ fn control_messages_keep_their_bytes() {
     golden.covers::<FreezeKind>("FreezeKind");
     golden.covers::<Backend>("Backend");
     golden.covers::<Command>("Command");
+    golden.covers::<DeviceLimits>("DeviceLimits");
     golden.covers::<MachineState>("MachineState");
     golden.covers::<ExitReason>("ExitReason");
     golden.covers::<Response>("Response");
@@ -192,6 +195,22 @@ fn commands(golden: &mut Golden) {
     holds("Shutdown", Command::Shutdown);
     let device = DeviceId::Blk3;
     holds("Detach", Command::Detach { device });
+    let bucket = Bucket {
+        per_second: NonZeroU64::new(1000).unwrap(),
+        burst: NonZeroU64::new(1).unwrap(),
+        once: 300,
+    };
+    let one = RateLimit {
+        bytes: Some(bucket),
+        operations: None,
+    };
+    let limits = DeviceLimits::Disk(one);
+    let device = DeviceId::Blk0;
+    holds("Limit", Command::Limit { device, limits });
+    holds("Hello", Command::Hello { version: 5 });
+    golden.holds("DeviceLimits::Disk", limits);
+    let (send, receive) = (one, RateLimit::default());
+    golden.holds("DeviceLimits::Network", DeviceLimits::Network { send, receive });
     golden.holds(
         "Request",
         Request {
@@ -233,6 +252,13 @@ fn answers(golden: &mut Golden) {
         },
     );
     golden.holds("Response::Frozen", Response::Frozen { memory_bytes: 4096 });
+    golden.holds(
+        "Response::Hello",
+        Response::Hello {
+            version: 5,
+            release: "0.1.0".into(),
+        },
+    );
     for (name, code) in [
         ("WrongState", ErrorCode::WrongState),
         ("Invalid", ErrorCode::Invalid),
@@ -244,6 +270,7 @@ fn answers(golden: &mut Golden) {
         ("Unswapped", ErrorCode::Unswapped),
         ("Shared", ErrorCode::Shared),
         ("System", ErrorCode::System),
+        ("Version", ErrorCode::Version),
     ] {
         golden.holds(&format!("ErrorCode::{name}"), code);
     }

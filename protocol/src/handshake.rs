@@ -12,15 +12,18 @@
 //! [`Greeting::Become`] does, after its entropy, clock and identity are in force.
 //!
 //! A frame is a little-endian u32 length, then that many bytes of postcard; at most [`MAX_FRAME`].
+//!
+//! What has a version is refused by it before the rest is read ([`read_greeting`], [`read_answer`], [`read_quiesced`]), whose form
+//! another version may change. An agent answers an identity of a version it does not understand with its own version.
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::encoding::{decode, encode};
+use crate::encoding::{decode, encode, take};
 use crate::packet::PacketError;
-use crate::tags;
+use crate::{tags, versions};
 
 /// vsock port of the handshake, in the guest; dialled by the guest at the host, it is the doorbell.
 pub const HANDSHAKE_PORT: u32 = 1023;
@@ -34,7 +37,7 @@ pub const GUEST_CID: u32 = 3;
 /// Largest frame, in bytes.
 pub const MAX_FRAME: usize = 64 * 1024;
 /// Version of this protocol.
-pub const HANDSHAKE_VERSION: u32 = 3;
+pub const HANDSHAKE_VERSION: u32 = versions::HANDSHAKE.current;
 /// Least fresh entropy, in bytes.
 pub const MIN_ENTROPY: usize = 32;
 /// Word of the guest kernel's command line, for guests that become templates: before it rings, the agent pays for what a first
@@ -208,6 +211,46 @@ pub fn write_frame<T: Serialize>(to: &mut impl Write, message: &T) -> Result<(),
 
 /// Reads one frame.
 pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, PacketError> {
+    Ok(decode(&read_body(from)?)?)
+}
+
+/// Reads what a host says.
+///
+/// # Errors
+/// [`PacketError::Version`] of an identity of another version.
+pub fn read_greeting(from: &mut impl Read) -> Result<Greeting, PacketError> {
+    const BECOME: u8 = 0;
+    read_understood(from, &[BECOME])
+}
+
+/// Reads what an agent says that was told to become somebody.
+///
+/// # Errors
+/// [`PacketError::Version`] of an acknowledgement of another version.
+pub fn read_answer(from: &mut impl Read) -> Result<FromAgent, PacketError> {
+    const ACKNOWLEDGED: u8 = 1;
+    read_understood(from, &[ACKNOWLEDGED])
+}
+
+/// Reads what an agent says of its workloads.
+///
+/// # Errors
+/// [`PacketError::Version`] of an answer of another version.
+pub fn read_quiesced(from: &mut impl Read) -> Result<Quiesced, PacketError> {
+    read_understood(from, &[])
+}
+
+/// Reads one frame; one that has these bytes first has its version next, which must be understood.
+fn read_understood<T: DeserializeOwned>(from: &mut impl Read, before: &[u8]) -> Result<T, PacketError> {
+    let body = read_body(from)?;
+    if let Some(versioned) = body.strip_prefix(before) {
+        let (version, _) = take::<u32>(versioned)?;
+        versions::HANDSHAKE.check(version)?;
+    }
+    Ok(decode(&body)?)
+}
+
+fn read_body(from: &mut impl Read) -> Result<Vec<u8>, PacketError> {
     let mut length = [0u8; 4];
     from.read_exact(&mut length).map_err(closed)?;
     let length = u32::from_le_bytes(length) as usize;
@@ -219,7 +262,7 @@ pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Packet
     }
     let mut body = vec![0u8; length];
     from.read_exact(&mut body).map_err(closed)?;
-    Ok(decode(&body)?)
+    Ok(body)
 }
 
 fn closed(e: io::Error) -> PacketError {
@@ -278,6 +321,34 @@ mod tests {
     }
 
     #[test]
+    fn another_version_is_refused_before_its_form() {
+        let wrong = |e: &PacketError| matches!(e, PacketError::Version(_));
+        for version in [HANDSHAKE_VERSION - 1, HANDSHAKE_VERSION + 1, u32::MAX] {
+            let version = encode(&version).unwrap();
+            // A tag, the version, and what no release has sent yet.
+            for (frame, read) in [(vec![0], 0), (vec![1], 1), (vec![], 2)] {
+                let body = [frame, version.clone(), vec![0xff; 20]].concat();
+                let wire = [&(body.len() as u32).to_le_bytes()[..], &body].concat();
+                let error = match read {
+                    0 => read_greeting(&mut wire.as_slice()).unwrap_err(),
+                    1 => read_answer(&mut wire.as_slice()).unwrap_err(),
+                    _ => read_quiesced(&mut wire.as_slice()).unwrap_err(),
+                };
+                assert!(wrong(&error), "{error}");
+            }
+        }
+        let mut wire = Vec::new();
+        for greeting in [Greeting::Quiesce, Greeting::Become(Box::new(identity()))] {
+            wire.clear();
+            write_frame(&mut wire, &greeting).unwrap();
+            assert_eq!(read_greeting(&mut wire.as_slice()).unwrap(), greeting);
+        }
+        wire.clear();
+        write_frame(&mut wire, &FromAgent::WhatTime).unwrap();
+        assert_eq!(read_answer(&mut wire.as_slice()).unwrap(), FromAgent::WhatTime);
+    }
+
+    #[test]
     fn a_cut_frame_is_closed_and_a_huge_one_is_refused_before_it_is_read() {
         let mut wire = Vec::new();
         write_frame(&mut wire, &identity()).unwrap();
@@ -300,6 +371,10 @@ mod tests {
             let _ = decode::<Quiesced>(&bytes);
             let _ = decode::<FromAgent>(&bytes);
             let _ = decode::<Time>(&bytes);
+            let wire = [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat();
+            let _ = read_greeting(&mut wire.as_slice());
+            let _ = read_answer(&mut wire.as_slice());
+            let _ = read_quiesced(&mut wire.as_slice());
         }
     }
 }

@@ -15,6 +15,7 @@
 //!
 //! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the types here
 //! ([`encoding`]), in which an enum's variants have numbers of their own ([`tags`](mod@tags)).
+//! [`versions`] says which version of each this release speaks and understands.
 //! All decoding is of untrusted bytes: it returns an error and never panics, and every frame has a size limit.
 
 pub mod access;
@@ -33,6 +34,7 @@ pub mod shim;
 #[cfg(feature = "snapshots")]
 pub mod snapshots;
 pub mod tags;
+pub mod versions;
 
 #[cfg(test)]
 #[path = "golden_test.rs"]

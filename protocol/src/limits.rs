@@ -4,6 +4,8 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
+use crate::tags;
+
 /// A token bucket. It starts full, and refills at a steady rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
@@ -26,9 +28,15 @@ pub struct RateLimit {
 
 /// The limits of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub enum DeviceLimits {
     /// Of a virtio-blk device, whatever is behind it.
     Disk(RateLimit),
     /// Of virtio-net: what the guest sends, and what it receives.
     Network { send: RateLimit, receive: RateLimit },
 }
+
+tags!(DeviceLimits {
+    Disk = 0,
+    Network = 1,
+});

@@ -14,6 +14,7 @@ use rustix::net::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::encoding::{EncodingError, decode, encode};
+use crate::versions::VersionError;
 
 /// Largest encoded message, in bytes.
 pub const MAX_PACKET: usize = 64 * 1024;
@@ -29,6 +30,8 @@ pub enum PacketError {
     Io(#[from] io::Error),
     #[error("malformed packet: {0}")]
     Malformed(#[from] EncodingError),
+    #[error(transparent)]
+    Version(#[from] VersionError),
     #[error("packet too large: {bytes} bytes and {fds} descriptors (limits: {MAX_PACKET} and {MAX_FDS})")]
     TooLarge { bytes: usize, fds: usize },
     #[error(
@@ -98,6 +101,12 @@ impl Receiver {
         &mut self,
         socket: impl AsFd,
     ) -> Result<(T, Vec<OwnedFd>), PacketError> {
+        let (bytes, fds) = self.receive_bytes(socket)?;
+        Ok((decode(bytes)?, fds))
+    }
+
+    /// As [`Receiver::receive`], for who reads the message itself.
+    pub fn receive_bytes(&mut self, socket: impl AsFd) -> Result<(&[u8], Vec<OwnedFd>), PacketError> {
         let mut ancillary = RecvAncillaryBuffer::new(&mut self.space);
         let received = rustix::io::retry_on_intr(|| {
             let mut iov = [IoSliceMut::new(&mut self.bytes)];
@@ -118,7 +127,7 @@ impl Receiver {
         if received.bytes == 0 {
             return Err(PacketError::Closed);
         }
-        Ok((decode(&self.bytes[..received.bytes])?, fds))
+        Ok((&self.bytes[..received.bytes], fds))
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::PodsClient;
+use thaw_protocol::versions::PODS;
 use ttrpc::context::Context;
 
 use crate::error::{Error, Result};
@@ -42,14 +43,32 @@ impl Thawd {
         Ok(PodsClient::new(ttrpc::r#async::Client::new(socket)))
     }
 
+    /// A connection on which the version of what is said is agreed: for what a pod is made with. A pod that is there is spoken of in
+    /// the words of version 1, which each thawd understands.
+    async fn agreed(&self) -> Result<PodsClient> {
+        let client = self.client().await?;
+        let request = VersionRequest {
+            version: PODS.current,
+            release: env!("CARGO_PKG_VERSION").into(),
+            ..Default::default()
+        };
+        let theirs = match client.version(Context::default(), &request).await {
+            // It is of the release before there were versions.
+            Err(ttrpc::Error::RpcStatus(status)) if status.code() == ttrpc::Code::UNIMPLEMENTED => 1,
+            answer => self.answered(answer)?.version,
+        };
+        PODS.check(theirs).map_err(|e| Error::Thawd(e.to_string()))?;
+        Ok(client)
+    }
+
     /// Makes a pod's microVM, its agent ready.
     pub async fn create(&self, request: &CreatePodRequest) -> Result<CreatePodResponse> {
-        self.answered(self.client().await?.create(Context::default(), request).await)
+        self.answered(self.agreed().await?.create(Context::default(), request).await)
     }
 
     /// Makes one of a snapshot.
     pub async fn thaw(&self, request: &ThawPodRequest) -> Result<CreatePodResponse> {
-        self.answered(self.client().await?.thaw(Context::default(), request).await)
+        self.answered(self.agreed().await?.thaw(Context::default(), request).await)
     }
 
     /// Shows an image of the store in it; the image's name there.
@@ -174,3 +193,7 @@ fn pod(sandbox: &str) -> PodRequest {
         ..Default::default()
     }
 }
+
+#[cfg(test)]
+#[path = "thawd_test.rs"]
+mod tests;

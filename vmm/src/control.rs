@@ -2,7 +2,7 @@
 //!
 //! Invariants: a request is read only when everything before it has been sent, so what waits for a slow peer is at most
 //! two events and one reply; a packet that is not a request ends the connection, never the machine (unless it is
-//! tethered to the connection).
+//! tethered to the connection); a request of a later version is refused.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,8 +10,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use thaw_protocol::control::{Command, ControlError, Event, FromVmm, MachineState, Request, Response};
+use thaw_protocol::control::{
+    Command, ControlError, ErrorCode, Event, FromVmm, MachineState, Request, Response,
+};
+use thaw_protocol::encoding::EncodingError;
 use thaw_protocol::packet::{self, PacketError, Receiver};
+use thaw_protocol::versions::{CONTROL, VersionError};
 
 use crate::events::EventSink;
 use crate::machine::{Machine, Restored};
@@ -160,8 +164,14 @@ impl Server<'_> {
 
     /// Reads one request and does it.
     fn answer(&mut self, socket: &OwnedFd, outgoing: &mut VecDeque<Outgoing>) -> Step {
-        let (request, fds) = match self.receiver.receive::<Request>(socket) {
-            Ok(received) => received,
+        let received = self.receiver.receive_bytes(socket);
+        let read = received.and_then(|(bytes, fds)| Ok((Request::read(bytes)?, fds)));
+        let (Request { id, command }, fds) = match read {
+            Ok((Ok(request), fds)) => (request, fds),
+            Ok((Err((id, unknown)), _)) => {
+                outgoing.push_back(refusal(id, &unknown));
+                return Step::Continue;
+            }
             Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Step::Continue,
             Err(PacketError::Closed) => return Step::Closed,
             Err(e) => {
@@ -169,7 +179,6 @@ impl Server<'_> {
                 return Step::Closed;
             }
         };
-        let Request { id, command } = request;
         let shutdown = command == Command::Shutdown;
         let thaw = matches!(command, Command::Thaw { .. });
         let result = self.execute(command, fds);
@@ -236,6 +245,11 @@ impl Server<'_> {
             Command::WorkingSet => machine.working_set(fds)?,
             Command::Resize { memory_mib } => machine.resize(memory_mib)?,
             Command::Limit { device, limits } => machine.limit(device, limits)?,
+            Command::Hello { version } => {
+                let version = CONTROL.agree(version).map_err(|e| too_old(&e))?;
+                let release = env!("CARGO_PKG_VERSION").to_owned();
+                return Ok(Response::Hello { version, release }.into());
+            }
             Command::Shutdown => {}
         }
         Ok(Response::Done.into())
@@ -249,6 +263,29 @@ impl Server<'_> {
             self.machine.last_words();
         }
         ends.then_some(End::Disconnected)
+    }
+}
+
+/// The reply to a request of a later version.
+fn refusal(id: u32, unknown: &EncodingError) -> Outgoing {
+    tracing::info!("request {id} refused: {unknown}");
+    let result = Err(ControlError {
+        code: ErrorCode::Version,
+        message: format!(
+            "this thaw-vmm speaks version {} of the control protocol: {unknown}",
+            CONTROL.current
+        ),
+    });
+    Outgoing {
+        message: FromVmm::Reply { id, result },
+        fds: Vec::new(),
+    }
+}
+
+fn too_old(error: &VersionError) -> ControlError {
+    ControlError {
+        code: ErrorCode::Version,
+        message: error.to_string(),
     }
 }
 

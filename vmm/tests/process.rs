@@ -9,9 +9,10 @@ use std::io::Read;
 use std::os::fd::AsFd;
 
 use support::snapshot::{empty, freeze};
-use support::{Vmm, spec, started};
+use support::{Connection, Vmm, spec, started};
 use thaw_protocol::control::*;
 use thaw_protocol::packet;
+use thaw_protocol::versions::CONTROL;
 use thaw_tiny_guest::{Code, ENTRY, Guest, memfd};
 
 fn code(result: Result<Response, ControlError>) -> ErrorCode {
@@ -296,10 +297,14 @@ fn a_machine_out_of_range_or_without_kvm_is_refused() {
     let plain = memfd(b"");
     let kvm = File::open("/dev/kvm").unwrap();
     let fds = [null.as_fd(), plain.as_fd(), kvm.as_fd()];
-    assert_eq!(
-        code(control.request(create(CONTROL_VERSION + 1), &[kvm.as_fd()])),
-        ErrorCode::Invalid
-    );
+    for version in [CONTROL.oldest - 1, CONTROL_VERSION + 1] {
+        let refused = control.request(create(version), &[kvm.as_fd()]).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Invalid);
+        assert!(
+            refused.message.contains(&format!("version {version}")),
+            "{refused}"
+        );
+    }
     for wrong in [&fds[..0], &fds[..1], &fds[1..2], &fds[1..]] {
         assert_eq!(
             code(control.request(create(CONTROL_VERSION), wrong)),
@@ -416,6 +421,51 @@ fn an_untethered_machine_outlives_its_connections_and_tells_each_how_it_ended() 
         let mut control = vmm.connect();
         assert_eq!(control.exit(), ExitReason::PowerOff);
         assert_eq!(control.state(), MachineState::Exited(ExitReason::PowerOff));
+    }
+}
+
+#[test]
+fn hello_is_answered_in_any_state_with_the_newest_version_of_both() {
+    let vmm = Vmm::spawn();
+    let mut control = vmm.connect();
+    let hello = |control: &mut Connection, version| control.request(Command::Hello { version }, &[]);
+    let answer = |version| Response::Hello {
+        version,
+        release: env!("CARGO_PKG_VERSION").into(),
+    };
+    for (theirs, agreed) in [(4, 4), (5, 5), (u32::MAX, CONTROL_VERSION)] {
+        assert_eq!(hello(&mut control, theirs), Ok(answer(agreed)));
+    }
+    let refused = hello(&mut control, 3).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::Version);
+    assert!(refused.message.contains("control version 3"), "{refused}");
+    // A thawd of the previous release makes its machines with this VMM, once it is installed.
+    let create = Command::Create {
+        version: 4,
+        machine: spec(1, 64),
+    };
+    let kvm = File::open("/dev/kvm").unwrap();
+    assert_eq!(control.request(create, &[kvm.as_fd()]), Ok(Response::Done));
+    assert_eq!(hello(&mut control, 5), Ok(answer(5)));
+}
+
+#[test]
+fn a_request_of_a_later_version_is_refused_and_the_next_is_served() {
+    let vmm = Vmm::spawn();
+    let mut control = vmm.connect();
+    // A number, then tags that this release does not have: of a command, and of a device.
+    for (later, what) in [(&[77, 99, 1][..], "Command 99"), (&[77, 14, 50], "DeviceId 50")] {
+        rustix::net::send(&control.socket, later, rustix::net::SendFlags::NOSIGNAL).unwrap();
+        let Ok(FromVmm::Reply {
+            id: 77,
+            result: Err(refused),
+        }) = control.receive()
+        else {
+            panic!("another answer");
+        };
+        assert_eq!(refused.code, ErrorCode::Version);
+        assert!(refused.message.contains(what), "{refused}");
+        assert_eq!(control.state(), MachineState::Shell);
     }
 }
 

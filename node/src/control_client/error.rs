@@ -5,6 +5,7 @@ use std::time::Duration;
 use thaw_protocol::control::{ControlError, ErrorCode};
 use thaw_protocol::encoding::EncodingError;
 use thaw_protocol::packet::PacketError;
+use thaw_protocol::versions::VersionError;
 
 use super::Vmm;
 use crate::exit::{ExitCode, Failure};
@@ -34,6 +35,16 @@ pub enum CallError {
     /// Too much was asked before that it has not answered.
     #[error("{vmm} was not asked {asked}: it owes too many answers")]
     Busy { vmm: Vmm, asked: &'static str },
+    /// It is of a release that does not have what is asked for.
+    #[error("{vmm} speaks version {speaks} of the control protocol, which has no {asked}")]
+    TooOld {
+        vmm: Vmm,
+        asked: &'static str,
+        speaks: u32,
+    },
+    /// It is of a release this one does not understand.
+    #[error("{vmm}: {error}")]
+    Version { vmm: Vmm, error: VersionError },
     /// It answered what was not asked.
     #[error("{vmm} answered {asked} with {answer}")]
     Odd {
@@ -67,10 +78,13 @@ impl From<CallError> for Failure {
                 ErrorCode::Snapshot => ExitCode::SnapshotDamaged,
                 ErrorCode::Incompatible => ExitCode::SnapshotIncompatible,
                 ErrorCode::Shared => ExitCode::Shared,
-                ErrorCode::WrongState | ErrorCode::Invalid | ErrorCode::Unswapped | ErrorCode::System => {
-                    ExitCode::VmmFailed
-                }
+                ErrorCode::WrongState
+                | ErrorCode::Invalid
+                | ErrorCode::Unswapped
+                | ErrorCode::System
+                | ErrorCode::Version => ExitCode::VmmFailed,
             },
+            CallError::TooOld { .. } => ExitCode::VmmTooOld,
             _ => ExitCode::VmmFailed,
         };
         let failure = Failure::new(code, error.to_string());

@@ -120,11 +120,17 @@ async fn connect(
     resources: &mut Resources,
 ) -> Result<Arc<ControlClient>, Failure> {
     let failed = |what: String| Failure::new(ExitCode::VmmFailed, what);
-    record.check_control().map_err(failed)?;
-    let control = Arc::new(ControlClient::connect(
-        &resources.directory.control_socket(),
-        Vmm(record.vmm.map_or(0, |vmm| vmm.pid)),
-    )?);
+    let silent = |_| {
+        failed(format!(
+            "its VMM has not answered for {} s",
+            ANSWER_LIMIT.as_secs()
+        ))
+    };
+    let socket = resources.directory.control_socket();
+    let pid = Vmm(record.vmm.map_or(0, |vmm| vmm.pid));
+    let control = ControlClient::adopt(&socket, pid, record.control);
+    let control = tokio::time::timeout(ANSWER_LIMIT, control).await;
+    let control = Arc::new(control.map_err(silent)??);
     reach(Failpoint::AdoptConnected);
     let has_disk = record.root == RootServing::Erofs;
     // It asks again as soon as it has a socket.
@@ -133,12 +139,7 @@ async fn connect(
     let mut backends = Backends::default();
     ends.attach_again(&mut backends);
     let answered = tokio::time::timeout(ANSWER_LIMIT, backends.send(&control)).await;
-    answered.map_err(|_| {
-        failed(format!(
-            "its VMM has not answered for {} s",
-            ANSWER_LIMIT.as_secs()
-        ))
-    })??;
+    answered.map_err(silent)??;
     (resources.misses, resources.console) = (ends.misses, Some(ends.console));
     Ok(control)
 }

@@ -7,9 +7,7 @@ use std::path::Path;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::machine::{MachineError, Place, Process, Vm};
 use thaw_pools::vmm::VmmProcess;
-use thaw_protocol::control::{
-    CONTROL_VERSION, Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes,
-};
+use thaw_protocol::control::{Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes};
 
 use super::create::new_cgroup;
 use super::files::MachineFiles;
@@ -42,13 +40,9 @@ pub(super) async fn make(
     })?;
     started(process.process())?;
     let (process, socket, _) = Vm::Process(process).into_parts();
-    let control = ControlClient::new(socket, Vmm(process.record().pid))?;
-    let create = Command::Create {
-        version: CONTROL_VERSION,
-        machine,
-    };
-    match control.call(create, &[files.kvm.as_fd()]).await {
-        Ok(_) => Ok((control, process)),
+    let mut control = ControlClient::new(socket, Vmm(process.record().pid))?;
+    match control.create(machine, files.kvm.as_fd()).await {
+        Ok(()) => Ok((control, process)),
         Err(e) => Err(vmm_failure(e, process, &place.log)),
     }
 }
@@ -98,6 +92,10 @@ pub(super) async fn spawn(
     reach(Failpoint::CreateMachineMade);
     drop(stage);
     resources.vmm = Some(process);
+    if control.version() != record.control {
+        record.control = control.version();
+        resources.directory.write(record)?;
+    }
     resources.control = Some(control.into());
     let times = times(resources.control()?).await?;
     trace.add_monotonic("vmm start", began, times.jailed);

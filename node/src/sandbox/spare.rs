@@ -45,6 +45,7 @@ impl Spare {
         resources: &mut Resources,
         record: &mut Record,
     ) -> Result<Option<Restored>, Failure> {
+        record.control = self.vm.control_version();
         let (process, control, restored) = self.vm.into_parts();
         let vmm = Vmm(process.record().pid);
         record.vmm = Some(process.record());
@@ -52,7 +53,7 @@ impl Spare {
         (resources.vmm, resources.cgroup) = (Some(process), self.cgroup);
         resources.directory.write(record)?;
         reach(Failpoint::SpareTaken);
-        resources.control = Some(ControlClient::new(control, vmm)?.into());
+        resources.control = Some(ControlClient::made(control, vmm, record.control)?.into());
         let moves = [
             (
                 self.directory.control_socket(),

@@ -31,6 +31,7 @@ use thaw_protocol::shim::task::{
 use thaw_protocol::shim::task_events::*;
 use thaw_protocol::shim::task_ttrpc::TaskClient;
 use thaw_protocol::shim::{Any, Message};
+use thaw_protocol::versions::PODS;
 use thaw_shim::arguments::{Action, Arguments};
 use thaw_shim::error::Result as ShimResult;
 use thaw_shim::events::Publisher;
@@ -346,6 +347,13 @@ pub struct FakeThawd {
 
 #[async_trait]
 impl Pods for FakeThawd {
+    async fn version(&self, _: &TtrpcContext, _: VersionRequest) -> Answer<VersionResponse> {
+        Ok(VersionResponse {
+            version: PODS.current,
+            ..Default::default()
+        })
+    }
+
     async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
         let mut made = self.made.lock().unwrap();
         made.push(r);

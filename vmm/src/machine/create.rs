@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_hypervisor::{CpuId, Exit, Kvm, Vcpu, Vm, cpuid};
-use thaw_protocol::control::{CONTROL_VERSION, CpuBaseline, ErrorCode, MEMORY_MIB, MachineSpec, VCPUS};
+use thaw_protocol::control::{CpuBaseline, ErrorCode, MEMORY_MIB, MachineSpec, VCPUS};
+use thaw_protocol::versions;
 
 use super::refusal::{invalid, inventory_error, kvm_error, memory_error, refused, system};
 use super::{Body, Created, Outcome, descriptors};
@@ -27,11 +28,9 @@ pub fn create(
     events: &EventSink,
     multihit: Multihit,
 ) -> Outcome<Created> {
-    if version != CONTROL_VERSION {
-        return Err(invalid(format!(
-            "this thaw-vmm speaks version {CONTROL_VERSION} of the control protocol, not {version}"
-        )));
-    }
+    versions::CONTROL
+        .check(version)
+        .map_err(|e| invalid(e.to_string()))?;
     if !VCPUS.contains(&spec.vcpus) {
         return Err(invalid(format!("{} vCPUs are not within {VCPUS:?}", spec.vcpus)));
     }

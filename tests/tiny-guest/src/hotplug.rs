@@ -80,8 +80,8 @@ impl Steps {
         for index in 0..BLOCKS as usize {
             let offset = index as u64 * u64::from(BLOCK);
             entry(at::LOW, index, offset | LARGE);
-            entry(at::HOTPLUG, index, REGION_ADDRESS + offset | LARGE);
-            entry(at::WINDOWS, index, 3 << 30 | offset | LARGE);
+            entry(at::HOTPLUG, index, (REGION_ADDRESS + offset) | LARGE);
+            entry(at::WINDOWS, index, (3 << 30) | offset | LARGE);
         }
         // None, 64-bit code, data; and what the register of their table is loaded from.
         for (index, segment) in [(1, 0x00af_9b00_0000_ffff_u64), (2, 0x00cf_9300_0000_ffff)] {

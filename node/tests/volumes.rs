@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use thaw_node::api::client::Client;
@@ -174,7 +175,19 @@ async fn a_thaw_share_that_dies_again_and_again_is_given_up_and_ends_nothing_els
         log(&place).contains("thaw-share has ended for good")
     });
     assert!(vmm.lives());
-    assert_eq!(client(&place).get(&id).await.unwrap().state, "running");
+    let told = async {
+        loop {
+            let described = client(&place).get(&id).await.unwrap();
+            assert_eq!(described.state, "running");
+            if let Some(why) = described.volumes_error {
+                return why;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let why = tokio::time::timeout(Duration::from_secs(30), told).await;
+    let why = why.expect("it is described so");
+    assert!(why.contains("5 times in 10 minutes"), "{why}");
     client(&place).delete(&id).await.unwrap();
     assert!(thawd.stop().success());
 }

@@ -31,7 +31,7 @@
 //! **When it dies.** What the guest has waiting is answered EIO, but for names it looks up ([`LOOKUP`]), which change nothing. Those and all later
 //! requests wait for [`PATIENCE_MS`]. Within it whoever owns the sandbox may start another thaw-share, with the same ledger, and attach its
 //! relay as [`crate::control::Backend::Share`] again: the VMM sends it the guest's own INIT first, then what waits. Node ids are as they were;
-//! files that were opened before answer EIO. A relay may come later, too; until it does every request is answered EIO.
+//! files that were opened before can be read, and answer EIO otherwise. A relay may come later, too; until it does every request is answered EIO.
 //! VMMs of releases before this refuse a second relay: for their guests it is EIO for good.
 
 use std::ops::RangeInclusive;

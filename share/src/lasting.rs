@@ -6,7 +6,8 @@
 //!
 //! - an id never means another file than the one it was made for: ids of different processes differ, and what is found by a name must have the
 //!   inode number and the type of what was there. What is not found again answers ESTALE, on which the guest looks the path up anew.
-//! - a file or directory that was opened with a process that died answers EIO: what was written to it may or may not have been done.
+//! - a file that was opened with a process that died can be read, and answers EIO otherwise: what was written to it may or may not have been
+//!   done. An open directory answers EIO.
 //!
 //! The guest's kernel must not see an id change or an error for a name that is still there: it would take away whatever is mounted on it.
 
@@ -198,6 +199,24 @@ impl<F: FileSystem<Inode = u64, Handle = u64>> Lasting<F> {
 
     fn tagged(&self, handle: Option<u64>) -> Option<u64> {
         handle.map(|handle| handle | self.generation << HANDLE_BITS)
+    }
+
+    /// Reads a file that was opened with a process that died. What is read can have lost nothing; and a program that is executed from it would be killed
+    /// by an error.
+    fn reopened<T>(
+        &self,
+        ctx: Context,
+        inner: u64,
+        read: impl FnOnce(u64) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let flags = libc::O_RDONLY as u32;
+        let Some(handle) = self.inner.open(ctx, inner, false, flags)?.0 else {
+            return error(libc::EIO);
+        };
+        let result = read(handle);
+        self.inner
+            .release(ctx, inner, flags, handle, false, false, None)?;
+        result
     }
 
     fn entry(&self, parent: u64, name: &CStr, mut entry: Entry) -> Entry {
@@ -476,9 +495,15 @@ impl<F: FileSystem<Inode = u64, Handle = u64>> FileSystem for Lasting<F> {
         lock_owner: Option<u64>,
         flags: u32,
     ) -> io::Result<usize> {
-        let (handle, inode) = (self.handle(handle)?, self.node(inode)?);
-        self.inner
-            .read(ctx, inode, handle, w, size, offset, lock_owner, flags)
+        let inode = self.node(inode)?;
+        let read = |handle| {
+            self.inner
+                .read(ctx, inode, handle, w, size, offset, lock_owner, flags)
+        };
+        match self.handle(handle) {
+            Ok(handle) => read(handle),
+            Err(_) => self.reopened(ctx, inode, read),
+        }
     }
 
     fn write<R: ZeroCopyReader>(

@@ -45,6 +45,10 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn condition(&self) -> Condition;
     /// Waits for its end, and says why it ended. It may wait longer than the machine is held.
     fn end(&self) -> BoxFuture<'static, String>;
+    /// Waits until its volumes are lost for good, and says why: for ever where that does not happen.
+    fn volumes_lost(&self) -> BoxFuture<'static, String> {
+        Box::pin(std::future::pending())
+    }
     async fn pause(&self) -> Result<(), Failure>;
     async fn resume(&self) -> Result<(), Failure>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure>;

@@ -131,6 +131,10 @@ impl Machine for Microvm {
         Box::pin(self.sandbox.wait_end())
     }
 
+    fn volumes_lost(&self) -> BoxFuture<'static, String> {
+        Box::pin(self.sandbox.volumes_lost())
+    }
+
     async fn pause(&self) -> Result<(), Failure> {
         self.sandbox.pause().await
     }

@@ -62,6 +62,8 @@ pub(super) struct Resources {
     pub(super) share_of_disk: Option<budget::Share>,
     pub(super) network: Option<Attached>,
     pub(super) directory: SandboxDirectory,
+    /// Why what it shares with the host answers errors for good, once it does.
+    pub(super) volumes_lost: watch::Sender<Option<String>>,
     /// Held by whoever changes what there is, and writes that down.
     pub(super) changing: Arc<tokio::sync::Mutex<()>>,
     keep: bool,
@@ -91,6 +93,7 @@ impl Resources {
             share_of_disk: None,
             network: None,
             directory,
+            volumes_lost: watch::Sender::default(),
             changing: Arc::default(),
             keep: false,
             gone: watch::Sender::new(()),

@@ -114,6 +114,23 @@ impl Sandbox {
             .await
     }
 
+    /// Waits until what it shares with the host answers errors for good, and says why: for ever where that does not happen. It may wait
+    /// longer than this is held.
+    pub fn volumes_lost(&self) -> impl Future<Output = String> + Send + use<> {
+        let mut lost = self.resources.volumes_lost.subscribe();
+        async move {
+            let why = lost
+                .wait_for(Option::is_some)
+                .await
+                .ok()
+                .and_then(|why| why.clone());
+            match why {
+                Some(why) => why,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     /// Takes a share away. What its guest has open of it stays for as long as it has.
     ///
     /// # Errors

@@ -522,4 +522,7 @@ pub struct Sandbox {
     /// The change that made it so: grows with every change of any sandbox, and never comes again.
     #[serde(default)]
     pub resource_version: u64,
+    /// Why its volumes answer errors for good: the process that served them died, and no other is started.
+    #[serde(default)]
+    pub volumes_error: Option<String>,
 }

@@ -7,7 +7,7 @@ use super::describe::{exited, set};
 use crate::api::machine::{Condition, Machine};
 use crate::readiness;
 
-/// Tells the cache of its machine's end, and of its container's; deletes it when its time is over, or the process it was made for has ended.
+/// Tells the cache of its machine's end, of its container's, and of its volumes'; deletes it when its time is over, or the process it was made for has ended.
 pub(super) fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
     let (record, end, exit) = (machine.record(), machine.end(), machine.exit());
     let (id, client, timeout) = (record.id.clone(), record.client, record.terms.timeout);
@@ -56,12 +56,23 @@ pub(super) fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future
         }
         std::future::pending().await
     };
+    let (marked, marking, lost) = (id.clone(), daemon.clone(), machine.volumes_lost());
+    let note_lost = async move {
+        let why = lost.await;
+        if let Some(daemon) = marking.upgrade() {
+            daemon
+                .cache
+                .update(&marked, |described| described.volumes_error = Some(why));
+        }
+        std::future::pending().await
+    };
     async move {
         let why = tokio::select! {
             why = client_ends => why,
             why = time_ends => why,
             why = mark => why,
             why = note_exit => why,
+            why = note_lost => why,
         };
         let Some(daemon) = daemon.upgrade() else { return };
         // On a task of its own: this one ends with the sandbox.

@@ -25,6 +25,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         labels: record.terms.labels.clone(),
         timeout_s: record.terms.timeout.map(|t| t.seconds),
         resource_version: 0,
+        volumes_error: None,
     };
     set(&mut described, condition);
     described

@@ -94,6 +94,7 @@ fn weight(sandbox: &Sandbox) -> usize {
         sandbox.name.as_ref(),
         Some(&sandbox.image),
         sandbox.reason.as_ref(),
+        sandbox.volumes_error.as_ref(),
         Some(&sandbox.vsock),
     ];
     let texts: usize = texts.into_iter().flatten().map(String::len).sum();

@@ -16,6 +16,7 @@ use thaw_pools::share::{self, Serving};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Backend, Command, DeviceId};
 use tokio::io::Interest;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{Shared, run};
@@ -24,9 +25,8 @@ use crate::exit::{ExitCode, Failure};
 use crate::readiness::register;
 use crate::sandbox::backends::Backends;
 use crate::sandbox::create::blocking;
-use crate::sandbox::limits;
-use crate::sandbox::locked;
 use crate::sandbox::resources::Resources;
+use crate::sandbox::{limits, locked};
 use crate::state::{Record, SandboxDirectory};
 
 /// How often another is started.
@@ -68,6 +68,7 @@ pub(in crate::sandbox) struct Tended {
     /// None where that failed: then none is started again.
     directory: Option<SandboxDirectory>,
     control: Arc<ControlClient>,
+    lost: watch::Sender<Option<String>>,
     changing: Arc<tokio::sync::Mutex<()>>,
     /// No process of it runs outside its cgroup.
     limits_required: bool,
@@ -89,6 +90,7 @@ impl Tended {
             },
             directory: resources.directory.handle().ok(),
             control: control.clone(),
+            lost: resources.volumes_lost.clone(),
             changing: resources.changing.clone(),
             limits_required: resources.limits_required,
         }
@@ -207,7 +209,7 @@ async fn tend(of: Tended, now: Arc<Mutex<Now>>) {
         }
         match replace(&of, &now, &mut started).await {
             Ok(()) => tracing::warn!(
-                "sandbox {}: another thaw-share serves its files; what was open answers EIO",
+                "sandbox {}: another thaw-share serves its files; what was open for writing answers EIO",
                 of.id
             ),
             Err(Lost::WithMachine) => return,
@@ -303,7 +305,9 @@ async fn lose(of: &Tended, now: &Mutex<Now>, why: String) {
         if now.is_over {
             return;
         }
-        now.lost = Some(format!("thaw-share has ended for good: {why}"));
+        let why = format!("thaw-share has ended for good: {why}");
+        now.lost = Some(why.clone());
+        of.lost.send_replace(Some(why));
     }
     if of.is_a_pod {
         tracing::error!(

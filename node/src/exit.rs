@@ -83,6 +83,7 @@ exit_codes! {
     ShareFailed = 111, "share-failed", "thaw-share does not serve", "see the lines above; run as root, or allow user namespaces";
     ServiceFailed = 112, "service-failed", "a unit of systemd cannot be started or stopped", "see journalctl -e";
     RuntimeInUse = 113, "runtime-in-use", "`thaw uninstall`: sandboxes run", "end them first: thaw ps, or kubectl drain";
+    VmmTooOld = 116, "vmm-too-old", "the sandbox's thaw-vmm is of a release that lacks this", "make the sandbox again: thaw-vmm is replaced with its sandbox";
     LimitsUnavailable = 118, "limits-unavailable", "this host cannot limit what a sandbox takes of it", "see \"Limits of a sandbox\" in docs/operations.md, or set require_limits = false in [sandbox] of thawd.toml";
     JailIncomplete = 119, "jail-incomplete", "this host cannot jail a VMM whole: namespaces or Landlock are missing", "see docs/jail.md, or set require_jail = false in [sandbox] of thawd.toml";
     DiskBudget = 120, "disk-budget", "the node's disk budget has no room for it", "remove sandboxes or snapshots, ask for a smaller disk, or raise limit in [disk] of thawd.toml";

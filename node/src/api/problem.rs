@@ -169,7 +169,7 @@ fn status(code: ExitCode) -> StatusCode {
         E::SandboxNotFound | E::ImageNotFound | E::ImageNotStored | E::SnapshotNotFound => {
             StatusCode::NOT_FOUND
         }
-        E::NameInUse | E::ImageInUse | E::PortUnavailable | E::Shared => StatusCode::CONFLICT,
+        E::NameInUse | E::ImageInUse | E::PortUnavailable | E::Shared | E::VmmTooOld => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
         E::DiskFull | E::DiskBudget => StatusCode::INSUFFICIENT_STORAGE,
         E::LimitsUnavailable | E::JailIncomplete => StatusCode::SERVICE_UNAVAILABLE,

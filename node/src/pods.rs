@@ -10,7 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Source;
-use thaw_protocol::api::{CreatedSandbox, DEFAULT_DISK_MIB, FreezeSandbox};
+use thaw_protocol::api::{self, CreatedSandbox, DEFAULT_DISK_MIB, FreezeSandbox, RateLimits};
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use thaw_protocol::shim::Empty;
 use thaw_protocol::shim::pods::pod_network::Mode;
@@ -129,6 +129,12 @@ async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
         }
         Err(number) => return Err(invalid(format!("network mode {number} is unknown"))),
     };
+    let rate_limits = RateLimits {
+        disk: rate(r.disk_rate.as_ref()),
+        net_out: rate(r.net_out_rate.as_ref()),
+        net_in: rate(r.net_in_rate.as_ref()),
+    };
+    rate_limits.check().map_err(invalid)?;
     let client = client(r.client_pid)?;
     Ok(CreatePod {
         hostname: (!r.hostname.is_empty()).then_some(r.hostname),
@@ -148,7 +154,22 @@ async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
         labels: r.labels.into_iter().collect(),
         cgroup: cgroup::path(&r.cgroup).map_err(invalid)?,
         client,
+        rate_limits,
     })
+}
+
+/// A limit that limits something.
+fn rate(limit: Option<&RateLimit>) -> Option<api::RateLimit> {
+    let some = |number: u64| (number > 0).then_some(number);
+    let limit = limit?;
+    let limit = api::RateLimit {
+        bytes_per_s: some(limit.bytes_per_s),
+        once_bytes: some(limit.once_bytes),
+        ops_per_s: some(limit.ops_per_s),
+        once_ops: some(limit.once_ops),
+        ..api::RateLimit::default()
+    };
+    (limit != api::RateLimit::default()).then_some(limit)
 }
 
 /// The shim, which lives.
@@ -165,6 +186,7 @@ fn response(made: CreatedSandbox) -> CreatePodResponse {
         sandbox_id: made.id,
         vsock: made.vsock,
         vmm_pid: made.vmm_pid.unwrap_or(0),
+        rate_limited: !made.rate_limits.is_none(),
         ..Default::default()
     }
 }

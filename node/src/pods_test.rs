@@ -52,6 +52,35 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     let made = client.create(with(), &request()).await.unwrap();
     let shown = daemon.cache.get(&made.sandbox_id).unwrap();
     assert_eq!((shown.labels["a"].as_str(), made.vsock.as_str()), ("b", "/fake"));
+    assert!(!made.rate_limited);
+    let limited = CreatePodRequest {
+        disk_rate: MessageField::some(RateLimit {
+            bytes_per_s: 1 << 20,
+            once_bytes: 8192,
+            ..Default::default()
+        }),
+        net_in_rate: MessageField::some(RateLimit::default()),
+        ..request()
+    };
+    let slowed = client.create(with(), &limited).await.unwrap();
+    assert!(slowed.rate_limited);
+    let limits = daemon.cache.get(&slowed.sandbox_id).unwrap().rate_limits;
+    let disk = limits.disk.unwrap();
+    assert_eq!(
+        (disk.bytes_per_s, disk.once_bytes, disk.ops_per_s),
+        (Some(1 << 20), Some(8192), None)
+    );
+    assert!(limits.net_in.is_none() && limits.net_out.is_none());
+    client.end(with(), &pod(&slowed.sandbox_id)).await.unwrap();
+    let slow = CreatePodRequest {
+        net_out_rate: MessageField::some(RateLimit {
+            bytes_per_s: 1,
+            ..Default::default()
+        }),
+        ..request()
+    };
+    let refused = client.create(with(), &slow).await.unwrap_err().to_string();
+    assert!(refused.contains("rate_limits.net_out.bytes_per_s"), "{refused}");
     let show = |digest: &str| ShowImageRequest {
         sandbox_id: made.sandbox_id.clone(),
         digest: digest.into(),

@@ -4,9 +4,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use thaw_protocol::api::RateLimit;
 use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::pods::pod_network::Mode;
-use thaw_protocol::shim::pods::{CreatePodRequest, CreatePodResponse, PodNetwork, ThawPodRequest};
+use thaw_protocol::shim::pods::{
+    CreatePodRequest, CreatePodResponse, PodNetwork, RateLimit as PodRate, ThawPodRequest,
+};
 
 use crate::agent::Agent;
 use crate::error::{Error, For, Result};
@@ -77,9 +80,21 @@ impl Machine {
             memory_mib: shape.memory_mib,
             labels: labels(namespace, id),
             client_pid: own_pid(),
+            disk_rate: rate(&kata.disk_rate),
+            net_out_rate: rate(&kata.net_out_rate),
+            net_in_rate: rate(&kata.net_in_rate),
             ..Default::default()
         };
+        let limited =
+            request.disk_rate.is_some() || request.net_out_rate.is_some() || request.net_in_rate.is_some();
         let made = thawd.create(&request).await?;
+        if limited && !made.rate_limited {
+            // The first error says more.
+            let _ = thawd.end(&made.sandbox_id).await;
+            return Err(Error::Unsupported(
+                "the pod's rate limits: this node's thawd is of a release without them".into(),
+            ));
+        }
         Machine::of(thawd, made, bundle, kata).await
     }
 
@@ -140,6 +155,21 @@ impl Machine {
             vmm: self.vmm,
         }
     }
+}
+
+/// A limit as thawd is told it. What comes once goes with a rate: without one it means nothing, as in Kata.
+fn rate(limit: &RateLimit) -> MessageField<PodRate> {
+    let once = |rate: Option<u64>, once: Option<u64>| rate.and(once).unwrap_or(0);
+    if limit.bytes_per_s.is_none() && limit.ops_per_s.is_none() {
+        return MessageField::none();
+    }
+    MessageField::some(PodRate {
+        bytes_per_s: limit.bytes_per_s.unwrap_or(0),
+        once_bytes: once(limit.bytes_per_s, limit.once_bytes),
+        ops_per_s: limit.ops_per_s.unwrap_or(0),
+        once_ops: once(limit.ops_per_s, limit.once_ops),
+        ..Default::default()
+    })
 }
 
 /// By which people find it.

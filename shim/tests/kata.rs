@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::sync::atomic::Ordering;
+
 use serde_json::json;
 use support::{Rig, code};
 use thaw_protocol::shim::pods::pod_network::Mode;
@@ -14,7 +16,7 @@ use ttrpc::Code;
 
 const FILE: &str = r#"
 [hypervisor.qemu]
-enable_annotations = ["default_.*", "kernel_params"]
+enable_annotations = ["default_.*", "kernel_params", "rate_limiter"]
 default_memory = 320
 default_maxvcpus = 2
 
@@ -94,6 +96,34 @@ async fn what_a_pod_must_not_say_fails_it_before_there_is_a_machine() {
         assert_eq!(code(answer), why);
     }
     assert!(rig.thawd.made.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn pod_with_rate_limits_is_not_run_without_them() {
+    let rig = Rig::new().await;
+    let annotations = || {
+        json!({
+            "io.katacontainers.config.hypervisor.disk_rate_limiter_bw_max_rate": "80000000",
+            "io.katacontainers.config.hypervisor.disk_rate_limiter_ops_one_time_burst": "9",
+            "io.katacontainers.config.hypervisor.tx_rate_limiter_max_rate": "8000000",
+        })
+    };
+    rig.thawd.knows_no_limits.store(true, Ordering::SeqCst);
+    let answer = rig.create(request(&rig, "one", annotations())).await;
+    let text = answer.as_ref().unwrap_err().to_string();
+    assert!(text.contains("rate limits") && text.contains("thawd"), "{text}");
+    assert_eq!(code(answer), Code::UNIMPLEMENTED);
+    assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+    rig.thawd.knows_no_limits.store(false, Ordering::SeqCst);
+    rig.create(request(&rig, "two", annotations())).await.unwrap();
+    let made = rig.thawd.made.lock().unwrap()[1].clone();
+    let disk = &made.disk_rate;
+    assert_eq!(
+        (disk.bytes_per_s, disk.ops_per_s, disk.once_ops),
+        (10_000_000, 0, 0)
+    );
+    assert_eq!(made.net_out_rate.bytes_per_s, 1_000_000);
+    assert!(made.net_in_rate.is_none());
 }
 
 #[tokio::test]

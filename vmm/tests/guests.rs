@@ -284,3 +284,64 @@ fn guests_that_spin_or_sleep_can_be_paused() {
         }
     }
 }
+
+#[test]
+fn limited_disk_of_a_jailed_vmm_goes_on_by_its_timer() {
+    use std::num::NonZeroU64;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+    use std::time::Instant;
+
+    use thaw_protocol::control::{Backend, DeviceId, ErrorCode};
+    use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit};
+    use thaw_tiny_guest::disk::{TIMES, reader};
+
+    const READS: u32 = 128;
+    let disk = tempfile::tempfile().unwrap();
+    disk.set_len(TIMES + 4 * u64::from(READS)).unwrap();
+    let number = |number| NonZeroU64::new(number).unwrap();
+    let limit = RateLimit {
+        bytes: None,
+        operations: Some(Bucket {
+            per_second: number(100),
+            burst: number(8),
+            once: 0,
+        }),
+    };
+    let set = |device, limits| Command::Limit { device, limits };
+    let vmm = support::Vmm::spawn();
+    let mut control = vmm.connect();
+    let before = control.request(set(DeviceId::Blk0, DeviceLimits::Disk(limit)), &[]);
+    assert_eq!(before.unwrap_err().code, ErrorCode::WrongState, "no machine yet");
+    control.create(spec(1, 64)).unwrap();
+    let (device, backend) = (DeviceId::Blk0, Backend::Disk { read_only: false });
+    control
+        .request(Command::Attach { device, backend }, &[disk.as_fd()])
+        .unwrap();
+    control
+        .request(set(device, DeviceLimits::Disk(limit)), &[])
+        .unwrap();
+    for (device, limits) in [
+        (DeviceId::Net, DeviceLimits::Disk(limit)),
+        (DeviceId::Rng, DeviceLimits::Disk(limit)),
+        (DeviceId::Console, DeviceLimits::Disk(limit)),
+    ] {
+        let refused = control.request(set(device, limits), &[]).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Invalid, "{device:?}: {refused}");
+    }
+    let (since, cmdline) = (Instant::now(), String::new());
+    let kernel = reader(READS).kernel();
+    control
+        .request(Command::Boot { cmdline }, &[kernel.as_fd()])
+        .unwrap();
+    assert_eq!(control.exit(), ExitReason::PowerOff);
+    // 128 reads and the write of their times, of which 8 are a burst, at 100 a second.
+    let (took, least) = (since.elapsed(), Duration::from_millis(1210));
+    assert!(took >= least && took < least * 10, "{took:?}");
+    let mut times = vec![0; 4 * READS as usize];
+    disk.read_exact_at(&mut times, TIMES).unwrap();
+    assert!(
+        times.chunks(4).all(|time| time != [0; 4]),
+        "every read was answered"
+    );
+}

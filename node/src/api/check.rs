@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use thaw_pools::network::Terms;
 use thaw_protocol::api::{
     CPU_LIMIT_MILLIS, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox,
-    NetworkPolicy, PublishedPort, PullImage, StartContainer, TerminalSize, ThawSandbox,
+    NetworkPolicy, PublishedPort, PullImage, RateLimits, StartContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
@@ -64,6 +64,7 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     }
     network(request.network_policy.as_ref(), &request.publish)?;
     check_volumes(&request.volumes).map_err(invalid)?;
+    rate_limits(&request.rate_limits)?;
     if let Some(asked) = &request.container {
         if !request.command.is_empty() {
             return Err(invalid("command goes into container"));
@@ -93,8 +94,14 @@ pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     absolute("directory", &request.directory)?;
     network(request.network_policy.as_ref(), &request.publish)?;
     memory_mode(request.memory_mode)?;
+    rate_limits(&request.rate_limits)?;
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)
+}
+
+/// How much a sandbox may do.
+pub fn rate_limits(limits: &RateLimits) -> Result<(), Refusal> {
+    limits.check().map_err(invalid)
 }
 
 /// A network policy, and ports to be published.

@@ -10,8 +10,8 @@ use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY, NetworkPolicy,
-    NodeUsage, Problem, Sandbox, SandboxList, ThawSandbox,
+    ChangeSandbox, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY,
+    NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, ThawSandbox,
 };
 
 use crate::exit::{ExitCode, Failure};
@@ -110,6 +110,13 @@ impl Client {
     pub async fn set_network_policy(&self, id: &str, policy: &NetworkPolicy) -> Result<Sandbox, Failure> {
         let body = serde_json::to_vec(policy).map_err(|e| self.broken(&e))?;
         let path = format!("/v1/sandboxes/{}/network", escape(id));
+        self.ask(Method::PATCH, &path, Some(body)).await
+    }
+
+    /// Changes a sandbox while it runs.
+    pub async fn change(&self, id: &str, change: &ChangeSandbox) -> Result<Sandbox, Failure> {
+        let body = serde_json::to_vec(change).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}", escape(id));
         self.ask(Method::PATCH, &path, Some(body)).await
     }
 

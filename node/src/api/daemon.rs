@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage, Sandbox as Described, SandboxUsage,
-    Usage,
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, NodeUsage, PoolUsage, RateLimits, Sandbox as Described,
+    SandboxUsage, Usage,
 };
 use thaw_protocol::control::DeviceId;
 use tokio::sync::watch;
@@ -358,6 +358,15 @@ impl Daemon {
         let network = turn.machine.set_network_policy(policy).await?;
         self.cache
             .update(&turn.id, |described| described.network = Some(network));
+        self.cache.get(&turn.id).ok_or_else(|| none(wanted))
+    }
+
+    /// Says how much a sandbox's disks and network may do, from now on.
+    pub async fn set_rate_limits(&self, wanted: &str, change: RateLimits) -> Result<Arc<Described>, Failure> {
+        let turn = self.turn(wanted).await?;
+        let limits = turn.machine.set_rate_limits(change).await?;
+        self.cache
+            .update(&turn.id, |described| described.rate_limits = limits);
         self.cache.get(&turn.id).ok_or_else(|| none(wanted))
     }
 

@@ -11,7 +11,7 @@ use thaw_pools::share::Source;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, NetworkPolicy, OnExit,
-    PullImage, Readiness, SandboxNetwork, Stage, Template, ThawSandbox, Usage,
+    PullImage, RateLimits, Readiness, SandboxNetwork, Stage, Template, ThawSandbox, Usage,
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use tokio::sync::watch;
@@ -154,6 +154,7 @@ impl Maker for Fake {
                 .as_ref()
                 .is_some_and(|c| c.on_exit == OnExit::Delete),
             asked,
+            rate_limits: Some(request.rate_limits),
         };
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
         if request.container.is_some() {
@@ -177,6 +178,7 @@ impl Maker for Fake {
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let terms = Terms {
             labels: request.labels,
+            rate_limits: Some(request.rate_limits),
             ..Terms::default()
         };
         Ok(Made {
@@ -200,6 +202,7 @@ impl Maker for Fake {
             labels: request.labels,
             cgroup: request.cgroup,
             client: request.client,
+            rate_limits: RateLimits::default(),
         };
         self.create_pod(pod).await
     }
@@ -213,6 +216,7 @@ impl Maker for Fake {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
             asked,
+            rate_limits: Some(request.rate_limits),
             ..Terms::default()
         };
         let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
@@ -324,6 +328,7 @@ pub struct FakeMachine {
     readiness: Option<Readiness>,
     /// What of the host it has.
     shares: Mutex<BTreeMap<String, Source>>,
+    rate_limits: Mutex<RateLimits>,
 }
 
 impl FakeMachine {
@@ -335,6 +340,7 @@ impl FakeMachine {
             "memory_mib": 128, "terms": terms,
         });
         FakeMachine {
+            rate_limits: Mutex::new(terms.rate_limits.unwrap_or_default()),
             record: serde_json::from_value(record).unwrap(),
             counts,
             paused: AtomicBool::new(false),
@@ -483,6 +489,12 @@ impl Machine for FakeMachine {
             policy,
             ..SandboxNetwork::default()
         })
+    }
+
+    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Failure> {
+        let mut limits = self.rate_limits.lock().unwrap();
+        *limits = limits.changed(change);
+        Ok(*limits)
     }
 
     fn kill(&self) {

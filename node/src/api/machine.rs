@@ -9,7 +9,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
-use thaw_protocol::api::{FreezeSandbox, FrozenSandbox, NetworkPolicy, Readiness, SandboxNetwork, Usage};
+use thaw_protocol::api::{
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxNetwork, Usage,
+};
 use thaw_protocol::control::DeviceId;
 
 use super::files::Files;
@@ -73,6 +75,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn files(&self) -> Result<Arc<dyn Files>, Failure>;
     /// Says where it may connect to, from now on: its network as it is then.
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure>;
+    /// Says how much its disks and its network may do, from now on; what they may then.
+    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Failure>;
     /// Ends it; who holds it removes it.
     fn kill(&self);
     /// Ends it and removes all it has.

@@ -61,6 +61,7 @@ pub struct CreatePod {
     pub cgroup: Option<String>,
     /// The shim: the pod ends with it.
     pub client: Option<ProcessRecord>,
+    pub rate_limits: RateLimits,
 }
 
 /// A pod's sandbox out of a snapshot of one, likewise.
@@ -157,6 +158,7 @@ impl Maker for Node {
                     .as_ref()
                     .is_some_and(|c| c.on_exit == OnExit::Delete),
                 asked,
+                rate_limits: Some(request.rate_limits),
             },
             volumes: request.volumes,
             cpu_limit_millis: request.cpu_limit_millis,
@@ -211,6 +213,7 @@ impl Maker for Node {
             prefetch: true,
             terms: Terms {
                 labels: request.labels,
+                rate_limits: Some(request.rate_limits),
                 ..Terms::default()
             },
             volumes: Vec::new(),
@@ -262,6 +265,7 @@ impl Maker for Node {
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
                 asked,
+                rate_limits: Some(request.rate_limits),
                 ..Terms::default()
             },
         };

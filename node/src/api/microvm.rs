@@ -7,7 +7,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
-use thaw_protocol::api::{FreezeSandbox, FrozenSandbox, NetworkPolicy, Readiness, SandboxNetwork, Usage};
+use thaw_protocol::api::{
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxNetwork, Usage,
+};
 use thaw_protocol::control::{DeviceId, MachineState};
 
 use super::attendance::Attendance;
@@ -161,6 +163,10 @@ impl Machine for Microvm {
 
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
         self.sandbox.set_network_policy(policy).await
+    }
+
+    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Failure> {
+        self.sandbox.set_rate_limits(change).await
     }
 
     fn journal(&self) -> Option<Arc<Journal>> {

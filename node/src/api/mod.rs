@@ -48,6 +48,8 @@ pub mod patience;
 pub mod peer;
 pub mod problem;
 pub mod process;
+#[cfg(test)]
+mod rate_limits_test;
 pub mod readying;
 pub mod rest;
 pub mod router;

@@ -46,7 +46,7 @@ fn described() -> OpenApiRouter<Arc<Daemon>> {
         .routes(routes!(usage::all))
         .routes(routes!(usage::one))
         .routes(routes!(sandboxes::list, sandboxes::create))
-        .routes(routes!(sandboxes::get, sandboxes::delete))
+        .routes(routes!(sandboxes::get, sandboxes::change, sandboxes::delete))
         .routes(routes!(sandboxes::pause))
         .routes(routes!(sandboxes::resume))
         .routes(routes!(sandboxes::freeze))

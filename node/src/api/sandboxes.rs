@@ -13,8 +13,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
-    Account, CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox,
-    NetworkPolicy, Problem, Sandbox, SandboxList, ThawSandbox, WatchEvent,
+    Account, ChangeSandbox, CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox,
+    FrozenSandbox, NetworkPolicy, Problem, Sandbox, SandboxList, ThawSandbox, WatchEvent,
 };
 use utoipa::IntoParams;
 
@@ -324,6 +324,27 @@ pub async fn delete(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> 
         .finish(async move { daemon.delete(&wanted).await })
         .await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Changes a sandbox while it runs: what the body leaves out stays as it is.
+#[utoipa::path(patch, path = "/v1/sandboxes/{id}", operation_id = "changeSandbox", tag = "sandboxes", request_body = ChangeSandbox,
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = Sandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Its thaw-vmm is of a release that lacks this", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn change(
+    State(daemon): State<Arc<Daemon>>,
+    Named(wanted): Named,
+    Body(change): Body<ChangeSandbox>,
+) -> Result<Json<Sandbox>, Refusal> {
+    check::rate_limits(&change.rate_limits)?;
+    let changed = daemon
+        .clone()
+        .finish(async move { daemon.set_rate_limits(&wanted, change.rate_limits).await })
+        .await?;
+    Ok(Json(Sandbox::clone(&changed)))
 }
 
 /// Stops a sandbox's CPUs.

@@ -79,6 +79,7 @@ async fn both_ends_agree_over_a_socket() {
         memory_mode: Default::default(),
         publish: Vec::new(),
         network_policy: None,
+        rate_limits: Default::default(),
         labels: Default::default(),
         timeout_s: None,
     };

@@ -116,7 +116,10 @@ impl Home {
             root: arguments.root,
             record,
             prefetch: !arguments.no_prefetch,
-            terms: Terms::default(),
+            terms: Terms {
+                rate_limits: Some(arguments.limits.limits()),
+                ..Terms::default()
+            },
             volumes: arguments.volumes()?,
             cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),
         };
@@ -160,7 +163,10 @@ impl Home {
             memory_mode: request.memory_mode,
             network_policy: request.network_policy,
             publish: request.publish,
-            terms: Terms::default(),
+            terms: Terms {
+                rate_limits: Some(request.rate_limits),
+                ..Terms::default()
+            },
         };
         let sandbox = or_nothing(&node, Sandbox::thaw(&node, spec, trace).await).await?;
         Home::of_ours(node, sandbox, run)
@@ -340,6 +346,7 @@ fn daemon_request(
         timeout_s: None,
         volumes: arguments.volumes()?,
         cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),
+        rate_limits: arguments.limits.limits(),
     })
 }
 

@@ -16,6 +16,7 @@ mod exec;
 mod home;
 mod image;
 mod install;
+mod limit;
 pub mod logging;
 mod network;
 mod ps;
@@ -29,6 +30,7 @@ mod top;
 
 pub use image::ImageCommand;
 pub use install::InstallArguments;
+pub use limit::{ChangeLimits, LimitArguments};
 pub use network::{ChangeArguments, NetworkArguments};
 pub use ready::ReadyArguments;
 pub use size::{ByteSize, CpuLimit};
@@ -96,6 +98,8 @@ pub enum Command {
     Fork(ForkArguments),
     /// Say where a running sandbox may connect to, from now on
     Network(ChangeArguments),
+    /// Say how much a running sandbox may read, write, send and receive, from now on
+    Limit(ChangeLimits),
     /// End sandboxes
     Rm {
         /// The sandboxes: ids, names, or beginnings of ids
@@ -138,6 +142,7 @@ Examples:
   thaw run --timings --network none docker-archive:app.tar /bin/true
   thaw run -p 8080:80 --egress allow=192.0.2.0/24:443 --egress default=deny oci:./web
   thaw run -d --ready-http 80/healthz oci:./web
+  thaw run --disk-bps 20m --disk-iops 500 --net-out-bps 1m:8m oci:./web
 
 Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 120 for what is wrong
 with the host, the image or the registry: see docs/exit-codes.md.";
@@ -182,6 +187,8 @@ pub struct RunArguments {
     pub network: NetworkMode,
     #[command(flatten)]
     pub through: NetworkArguments,
+    #[command(flatten)]
+    pub limits: LimitArguments,
     /// Share a directory or file of this host: HOST:GUEST, HOST:GUEST:ro. It must be there; a sandbox that has any is neither
     /// frozen nor forked
     #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = crate::container::parse_volume)]
@@ -274,6 +281,8 @@ pub struct ThawArguments {
     pub name: Option<String>,
     #[command(flatten)]
     pub through: NetworkArguments,
+    #[command(flatten)]
+    pub limits: LimitArguments,
     #[arg(long, value_name = "MODE", value_parser = home::parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
     /// At the end, say where the time of the start went
@@ -418,6 +427,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
         Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),
         Command::Network(arguments) => in_runtime(network::change(arguments)),
+        Command::Limit(arguments) => in_runtime(limit::change(arguments)),
         Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),
         Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, ui)),
         Command::Fork(arguments) => in_runtime(thaw::fork(arguments, ui)),

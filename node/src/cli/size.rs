@@ -10,6 +10,11 @@ use thaw_protocol::api::CPU_LIMIT_MILLIS;
 pub struct ByteSize(u64);
 
 impl ByteSize {
+    /// In bytes.
+    pub fn bytes(self) -> u64 {
+        self.0
+    }
+
     /// In MiB, rounded up.
     pub fn mebibytes(self) -> u32 {
         u32::try_from(self.0.div_ceil(1 << 20)).unwrap_or(u32::MAX)

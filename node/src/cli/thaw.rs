@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use futures_util::future::join_all;
-use thaw_protocol::api::{FreezeSandbox, ThawSandbox};
+use thaw_protocol::api::{FreezeSandbox, RateLimits, ThawSandbox};
 
 use super::detach::Until;
 use super::home::{Home, memory_mode};
@@ -32,6 +32,7 @@ pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Failu
         memory_mode: memory_mode(arguments.memory_mode)?,
         publish: arguments.through.publish.clone(),
         network_policy: arguments.through.policy()?,
+        rate_limits: arguments.limits.over(RateLimits::default()),
         labels: Default::default(),
         timeout_s: None,
     };

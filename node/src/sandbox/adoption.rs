@@ -20,7 +20,7 @@ use super::backends::{Backends, Ends};
 use super::pools::Claimed;
 use super::resources::Resources;
 use super::share::{Served, Tended};
-use super::{Node, Origin, RootServing, Sandbox, freezing, locked, network};
+use super::{Node, Origin, RootServing, Sandbox, freezing, locked, network, rate_limits};
 use crate::container::IMAGE_SLOT;
 use crate::control_client::{ControlClient, Vmm};
 use crate::exit::{ExitCode, Failure};
@@ -78,6 +78,7 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
         .map_err(NotAdopted::Left)?;
     reach(Failpoint::AdoptAttached);
     freezing::undo(node, &resources.directory, &control).await;
+    rate_limits::adopt(&control, &record).await;
     if let Some(share) = record.share {
         let tended = Tended::of(&record, resources, &control);
         let served = match VmmProcess::adopt(share) {

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use thaw_protocol::api::RateLimits;
 use thaw_protocol::control::{Backend, Command, DeviceId};
 
 use crate::console::Console;
@@ -10,7 +11,7 @@ use crate::exit::Failure;
 use crate::images::Exported;
 use crate::misses::{Given, MissServer};
 
-use super::Shown;
+use super::{Shown, rate_limits};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT};
 
 /// Devices whose backend is handed in; that of the others is the VMM itself.
@@ -65,6 +66,13 @@ impl<'a> Backends<'a> {
         self.spoken_of.push(device);
     }
 
+    /// How much the machine's devices may do.
+    pub(super) fn limit(&mut self, limits: &RateLimits, image_disk: bool) {
+        let commands = rate_limits::commands(limits, image_disk);
+        self.requests
+            .extend(commands.into_iter().map(|command| (command, Vec::new())));
+    }
+
     /// Sends all, then waits for the answers: the first refusal is the error. The devices not spoken of, which a thaw must
     /// declare empty: it wants an answer for each.
     pub(super) async fn send(self, control: &ControlClient) -> Result<Vec<DeviceId>, Failure> {
@@ -73,7 +81,9 @@ impl<'a> Backends<'a> {
         let mut pending = Vec::with_capacity(self.requests.len());
         for (command, fds) in self.requests {
             let device = match &command {
-                Command::Attach { device, .. } => format!("{device:?}").to_lowercase(),
+                Command::Attach { device, .. } | Command::Limit { device, .. } => {
+                    format!("{device:?}").to_lowercase()
+                }
                 _ => "image".into(),
             };
             pending.push((device, control.request(command, &fds).await?));

@@ -125,6 +125,9 @@ impl<'a> Making<'a> {
         if let Some(relay) = &relay {
             backends.attach(DeviceId::Shared, Backend::Share, relay);
         }
+        if let Some(limits) = self.record.terms.rate_limits.filter(|limits| !limits.is_none()) {
+            backends.limit(&limits, has_image_disk(&parts.images));
+        }
         let sent = backends.send(self.resources.control()?).await;
         // The VMM's alone: with it, thaw-share ends.
         drop(relay);
@@ -390,7 +393,10 @@ fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
         memory_mib: spec.memory_mib,
         root: spec.root,
         pod_network: spec.network.namespace().cloned(),
-        terms: spec.terms.clone(),
+        terms: Terms {
+            rate_limits: Some(spec.terms.rate_limits.unwrap_or_default()),
+            ..spec.terms.clone()
+        },
         volumes: spec.volumes.clone(),
         cpu_limit_millis: spec.cpu_limit_millis,
         ..new_record()?

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
-use thaw_protocol::api::NetworkPolicy;
+use thaw_protocol::api::{NetworkPolicy, RateLimits};
 use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 
 use super::create::blocking;
@@ -62,6 +62,9 @@ pub(super) struct Workload {
     /// Where it might connect to.
     #[serde(default)]
     pub network_policy: Option<NetworkPolicy>,
+    /// How much its disks and its network might do.
+    #[serde(default, skip_serializing_if = "RateLimits::is_none")]
+    pub rate_limits: RateLimits,
     pub containers: Vec<Running>,
     /// Most of the host's CPU time it might take, thousandths of a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -249,6 +252,7 @@ impl Sandbox {
             memory_mib: record.memory_mib,
             network: record.provenance.as_ref().is_some_and(|p| p.network),
             network_policy: self.network().map(|network| network.policy),
+            rate_limits: self.rate_limits(),
             containers,
             cpu_limit_millis: record.cpu_limit_millis,
         };

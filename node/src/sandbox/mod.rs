@@ -16,7 +16,7 @@ use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::network::{FastPathSetting, Setup, Terms as NetworkTerms};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::Jail;
-use thaw_protocol::api::Volume;
+use thaw_protocol::api::{RateLimits, Volume};
 use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
 use thaw_rootfs::prefetch::{Ahead, Prefetch};
 use thaw_rootfs::progress::Progress;
@@ -59,6 +59,7 @@ mod place;
 mod pod_network;
 mod pools;
 mod provenance;
+mod rate_limits;
 mod resources;
 mod share;
 mod shells;
@@ -337,6 +338,8 @@ pub struct Sandbox {
     resources: Resources,
     /// Held while it is frozen. That of its resources.
     freezing: Arc<tokio::sync::Mutex<()>>,
+    /// As they are now; none where its VMM knows of none.
+    rate_limits: Mutex<Option<RateLimits>>,
 }
 
 impl Sandbox {
@@ -359,6 +362,7 @@ impl Sandbox {
     ) -> Sandbox {
         Sandbox {
             life,
+            rate_limits: Mutex::new(record.terms.rate_limits),
             record,
             config,
             origin,

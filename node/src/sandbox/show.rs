@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::backends::Backends;
 use super::share::Served;
-use super::{Node, Sandbox, Shown, locked};
+use super::{Node, Sandbox, Shown, Terms, locked};
 use crate::container::{IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::images;
@@ -74,6 +74,10 @@ impl Sandbox {
             network: self.network().or_else(|| self.record.network.clone()),
             share: locked(&self.resources.share).as_ref().and_then(Served::record),
             host_disks: locked(&self.resources.host_disks).clone(),
+            terms: Terms {
+                rate_limits: *locked(&self.rate_limits),
+                ..self.record.terms.clone()
+            },
             ..self.record.clone()
         }
     }

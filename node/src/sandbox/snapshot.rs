@@ -42,6 +42,7 @@ pub struct ThawSpec {
     /// None: where the frozen one might.
     pub network_policy: Option<NetworkPolicy>,
     pub publish: Vec<PublishedPort>,
+    /// Its rate limits are where they shall not be the frozen one's.
     pub terms: Terms,
 }
 
@@ -114,7 +115,14 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
         image_digest: subject.images.first().map(|i| i.digest.clone()),
         command: workload.command.clone(),
         client: spec.client,
-        terms: spec.terms.clone(),
+        terms: Terms {
+            rate_limits: Some(
+                workload
+                    .rate_limits
+                    .changed(spec.terms.rate_limits.unwrap_or_default()),
+            ),
+            ..spec.terms.clone()
+        },
         tethered: spec.tethered,
         vcpus: workload.cpus,
         memory_mib: workload.memory_mib,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use thaw_protocol::api::RateLimits;
 
 use crate::snapshot::Hash;
 
@@ -20,6 +21,9 @@ pub struct Terms {
     pub delete_on_exit: bool,
     #[serde(default)]
     pub asked: Option<Asked>,
+    /// How much its disks and its network may do. None of a sandbox of the release before rate limits: its VMM knows of none.
+    #[serde(default)]
+    pub rate_limits: Option<RateLimits>,
 }
 
 /// The idempotency key it was asked for with: a later owner answers that as the one who made it would have.
@@ -81,9 +85,12 @@ mod tests {
                 request: Hash::of(b"r"),
                 ready_is_all: true,
             }),
+            rate_limits: Some(RateLimits::default()),
         };
         let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
         assert_eq!(read, terms);
+        let before: Terms = serde_json::from_str(r#"{"labels": {}, "timeout": null}"#).unwrap();
+        assert_eq!(before.rate_limits, None, "a record of the release before them");
         let left = read.timeout.unwrap().left();
         assert!(left <= Duration::from_secs(3600) && left > Duration::from_secs(3000));
         assert_eq!(Timeout { seconds: 1, at: 0 }.left(), Duration::ZERO);

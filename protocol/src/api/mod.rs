@@ -11,6 +11,7 @@
 //! | `GET /v1/sandboxes?watch=1` | — | [`WatchEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}` | — | [`Sandbox`] |
 //! | `GET /v1/sandboxes/{id}/metrics` | — | [`Usage`] |
+//! | `PATCH /v1/sandboxes/{id}` | [`ChangeSandbox`] | [`Sandbox`] |
 //! | `DELETE /v1/sandboxes/{id}` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
@@ -38,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::MemoryMode;
 
 mod exec;
+mod limits;
 mod list;
 mod network;
 mod problem;
@@ -49,6 +51,7 @@ pub use exec::{
     Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, STDERR_CHANNEL, STDOUT_CHANNEL,
     TerminalSize,
 };
+pub use limits::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
@@ -202,6 +205,9 @@ pub struct CreateSandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 10, maximum = 64000))]
     pub cpu_limit_millis: Option<u32>,
+    /// How much its disks and its network may do.
+    #[serde(default, skip_serializing_if = "RateLimits::is_none")]
+    pub rate_limits: RateLimits,
 }
 
 /// A directory or file of the host, in a container.
@@ -319,6 +325,9 @@ pub struct ThawSandbox {
     /// Where it may connect to; without: where the frozen one might.
     #[serde(default)]
     pub network_policy: Option<NetworkPolicy>,
+    /// How much its disks and its network may do, where that is not what the frozen one's might.
+    #[serde(default, skip_serializing_if = "RateLimits::is_none")]
+    pub rate_limits: RateLimits,
     /// What callers find it by, docs/api.md has the syntax.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
@@ -514,6 +523,9 @@ pub struct Sandbox {
     pub vmm_pid: Option<i32>,
     #[serde(default)]
     pub network: Option<SandboxNetwork>,
+    /// How much its disks and its network may do.
+    #[serde(default)]
+    pub rate_limits: RateLimits,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// It is deleted this many seconds after it was made.

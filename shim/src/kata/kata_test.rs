@@ -108,7 +108,6 @@ fn what_is_not_enabled_and_what_reaches_the_host_fails_the_pod() {
         ("hypervisor.kernel_params", "init=/bin/sh"),
         ("hypervisor.entropy_source", "/dev/zero"),
         ("agent.kernel_modules", "e1000e"),
-        ("hypervisor.rx_rate_limiter_max_rate", "1"),
     ] {
         let said = open.settings(&pod(&[(name, value)])).unwrap_err().to_string();
         assert!(said.contains("refused") && said.contains(name), "{said}");
@@ -133,6 +132,39 @@ fn values_that_are_none_are_told_with_their_name() {
         ("runtime.internetworking_model", "bridge"),
     ] {
         let said = kata.settings(&pod(&[(name, value)])).unwrap_err().to_string();
+        assert!(said.contains(name) && said.contains(value), "{said}");
+    }
+}
+
+#[test]
+fn rate_limits_are_bits_and_operations_and_0_is_none() {
+    let open =
+        of("[hypervisor.clh]\nenable_annotations = [\".*\"]\ndisk_rate_limiter_ops_max_rate = 50\n").unwrap();
+    let (settings, ignored) = open
+        .settings(&pod(&[
+            ("hypervisor.disk_rate_limiter_bw_max_rate", "80000000"),
+            ("hypervisor.disk_rate_limiter_bw_one_time_burst", "800000"),
+            ("hypervisor.net_rate_limiter_ops_max_rate", "1000"),
+            ("hypervisor.net_rate_limiter_ops_one_time_burst", "7"),
+            ("hypervisor.rx_rate_limiter_max_rate", "8000000"),
+            ("hypervisor.tx_rate_limiter_max_rate", "0"),
+        ]))
+        .unwrap();
+    assert!(ignored.is_empty(), "{ignored:?}");
+    let disk = settings.disk_rate;
+    assert_eq!(
+        (disk.bytes_per_s, disk.once_bytes),
+        (Some(10_000_000), Some(100_000))
+    );
+    assert_eq!(disk.ops_per_s, Some(50), "of the file");
+    assert_eq!(settings.net_in_rate.bytes_per_s, Some(1_000_000));
+    assert_eq!(settings.net_out_rate.bytes_per_s, None);
+    for way in [settings.net_in_rate, settings.net_out_rate] {
+        assert_eq!((way.ops_per_s, way.once_ops), (Some(1000), Some(7)));
+    }
+    for value in ["-1", "1", "much", "18446744073709551616", "18446744073709551615"] {
+        let name = "hypervisor.tx_rate_limiter_max_rate";
+        let said = open.settings(&pod(&[(name, value)])).unwrap_err().to_string();
         assert!(said.contains(name) && said.contains(value), "{said}");
     }
 }

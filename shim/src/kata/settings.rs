@@ -1,6 +1,9 @@
 //! What Kata's settings come to: values of a pod, each read as Kata reads it.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+use thaw_protocol::api::{RATE_BYTES, RATE_OPS, RateLimit};
 
 /// Least that any microVM has.
 const LEAST_MEMORY_MIB: u32 = 128;
@@ -20,6 +23,10 @@ pub struct Settings {
     pub create_timeout: Option<Duration>,
     /// It has no network, whatever its namespace has.
     pub no_network: bool,
+    /// How much each of its disks may do, and its network each way.
+    pub disk_rate: RateLimit,
+    pub net_out_rate: RateLimit,
+    pub net_in_rate: RateLimit,
 }
 
 fn boolean(text: &str) -> Result<bool, String> {
@@ -97,5 +104,76 @@ pub(super) fn internetworking_model(settings: &mut Settings, text: &str) -> Resu
         "tcfilter" | "macvtap" | "l3forwarding" => false,
         _ => return Err("is none of tcfilter, macvtap, l3forwarding and none".into()),
     };
+    Ok(())
+}
+
+/// Kata's bandwidths are bits a second, with 0 for none.
+const BITS: u64 = 8;
+
+/// A number of Kata's, of units that are `size` of ours; none for 0.
+fn rate(text: &str, size: u64, range: RangeInclusive<u64>) -> Result<Option<u64>, String> {
+    let given: u64 = number(text)?;
+    let value = given / size;
+    match given == 0 || range.contains(&value) {
+        true => Ok((given > 0).then_some(value)),
+        false => Err(format!(
+            "is not 0, nor {} to {}",
+            range.start() * size,
+            range.end() * size
+        )),
+    }
+}
+
+pub(super) fn disk_bandwidth(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.disk_rate.bytes_per_s = rate(text, BITS, RATE_BYTES)?;
+    Ok(())
+}
+
+pub(super) fn disk_bandwidth_once(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.disk_rate.once_bytes = rate(text, BITS, RATE_BYTES)?;
+    Ok(())
+}
+
+pub(super) fn disk_operations(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.disk_rate.ops_per_s = rate(text, 1, RATE_OPS)?;
+    Ok(())
+}
+
+pub(super) fn disk_operations_once(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.disk_rate.once_ops = rate(text, 1, RATE_OPS)?;
+    Ok(())
+}
+
+pub(super) fn received(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.net_in_rate.bytes_per_s = rate(text, BITS, RATE_BYTES)?;
+    Ok(())
+}
+
+pub(super) fn sent(settings: &mut Settings, text: &str) -> Result<(), String> {
+    settings.net_out_rate.bytes_per_s = rate(text, BITS, RATE_BYTES)?;
+    Ok(())
+}
+
+/// The same for what is sent and what is received, as the three that follow.
+pub(super) fn net_bandwidth(settings: &mut Settings, text: &str) -> Result<(), String> {
+    received(settings, text)?;
+    sent(settings, text)
+}
+
+pub(super) fn net_bandwidth_once(settings: &mut Settings, text: &str) -> Result<(), String> {
+    let once = rate(text, BITS, RATE_BYTES)?;
+    (settings.net_in_rate.once_bytes, settings.net_out_rate.once_bytes) = (once, once);
+    Ok(())
+}
+
+pub(super) fn net_operations(settings: &mut Settings, text: &str) -> Result<(), String> {
+    let rate = rate(text, 1, RATE_OPS)?;
+    (settings.net_in_rate.ops_per_s, settings.net_out_rate.ops_per_s) = (rate, rate);
+    Ok(())
+}
+
+pub(super) fn net_operations_once(settings: &mut Settings, text: &str) -> Result<(), String> {
+    let once = rate(text, 1, RATE_OPS)?;
+    (settings.net_in_rate.once_ops, settings.net_out_rate.once_ops) = (once, once);
     Ok(())
 }

@@ -24,7 +24,6 @@ const OWN_FILES: &str = "Thaw has its own VMM, guest kernel and guest image";
 const RUNS_PROGRAMS: &str = "it has the runtime start a program of the pod's choice on the host";
 const ONE_MACHINE: &str = "every machine has the same devices, for it is restored from a template";
 const NO_PASSTHROUGH: &str = "host devices are not passed through";
-const NO_LIMIT: &str = "there is no such limit, and a pod that asks for one would run without";
 const IN_PROCESS: &str = "images are served from within the VMM, host directories by thaw-share";
 const OPENS_PATHS: &str = "it opens a path of the pod's choice on the host";
 const NOT_VERIFIED: &str = "what is to have it is Thaw's own, which has another";
@@ -92,15 +91,21 @@ pub const TABLE: &[(&str, Treatment)] = &[
         "hypervisor.disable_vhost_net",
         Ignored("the network is served from within the VMM"),
     ),
-    ("hypervisor.disk_rate_limiter_bw_max_rate", Refused(NO_LIMIT)),
+    (
+        "hypervisor.disk_rate_limiter_bw_max_rate",
+        Honoured(settings::disk_bandwidth),
+    ),
     (
         "hypervisor.disk_rate_limiter_bw_one_time_burst",
-        Refused(NO_LIMIT),
+        Honoured(settings::disk_bandwidth_once),
     ),
-    ("hypervisor.disk_rate_limiter_ops_max_rate", Refused(NO_LIMIT)),
+    (
+        "hypervisor.disk_rate_limiter_ops_max_rate",
+        Honoured(settings::disk_operations),
+    ),
     (
         "hypervisor.disk_rate_limiter_ops_one_time_burst",
-        Refused(NO_LIMIT),
+        Honoured(settings::disk_operations_once),
     ),
     ("hypervisor.enable_guest_swap", Ignored("guests have no swap")),
     (
@@ -151,11 +156,30 @@ pub const TABLE: &[(&str, Treatment)] = &[
         Ignored("memory grows by virtio-mem, always"),
     ),
     ("hypervisor.msize_9p", Ignored(IN_PROCESS)),
+    (
+        "hypervisor.net_rate_limiter_bw_max_rate",
+        Honoured(settings::net_bandwidth),
+    ),
+    (
+        "hypervisor.net_rate_limiter_bw_one_time_burst",
+        Honoured(settings::net_bandwidth_once),
+    ),
+    (
+        "hypervisor.net_rate_limiter_ops_max_rate",
+        Honoured(settings::net_operations),
+    ),
+    (
+        "hypervisor.net_rate_limiter_ops_one_time_burst",
+        Honoured(settings::net_operations_once),
+    ),
     ("hypervisor.path", Refused(RUNS_PROGRAMS)),
     ("hypervisor.pcie_root_port", Ignored(ONE_MACHINE)),
-    ("hypervisor.rx_rate_limiter_max_rate", Refused(NO_LIMIT)),
+    (
+        "hypervisor.rx_rate_limiter_max_rate",
+        Honoured(settings::received),
+    ),
     ("hypervisor.shared_fs", Ignored(IN_PROCESS)),
-    ("hypervisor.tx_rate_limiter_max_rate", Refused(NO_LIMIT)),
+    ("hypervisor.tx_rate_limiter_max_rate", Honoured(settings::sent)),
     ("hypervisor.use_legacy_serial", Ignored(ONE_MACHINE)),
     (
         "hypervisor.use_vsock",

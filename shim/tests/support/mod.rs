@@ -343,6 +343,8 @@ pub struct FakeThawd {
     pub disks: Mutex<BTreeMap<String, (u32, u32, bool)>>,
     /// Why its machine ended, once it has.
     pub machine: watch::Sender<Option<String>>,
+    /// It is of the release before rate limits.
+    pub knows_no_limits: AtomicBool,
 }
 
 #[async_trait]
@@ -356,8 +358,10 @@ impl Pods for FakeThawd {
 
     async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
         let mut made = self.made.lock().unwrap();
+        let limited = r.disk_rate.is_some() || r.net_out_rate.is_some() || r.net_in_rate.is_some();
         made.push(r);
         Ok(CreatePodResponse {
+            rate_limited: limited && !self.knows_no_limits.load(Ordering::SeqCst),
             sandbox_id: format!("sandbox-{}", made.len()),
             vsock: self.vsock.clone(),
             vmm_pid: self.vmm,

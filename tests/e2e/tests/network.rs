@@ -115,6 +115,17 @@ fn ip(line: &str) -> bool {
     done.unwrap().status.success()
 }
 
+/// How long it takes to have a file of a sandbox's web server, which has so many bytes.
+fn download(address: Ipv4Addr, file: &str, bytes: usize) -> Duration {
+    let since = Instant::now();
+    let mut stream = TcpStream::connect((address, 80)).unwrap();
+    write!(stream, "GET /{file} HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert!(answer.len() > bytes, "{} of {bytes}", answer.len());
+    since.elapsed()
+}
+
 /// Has a guest fetch a page and print its last line, patiently enough for an emulated machine; nothing of a failure. Not by
 /// wget: of a busybox that is static it asks the C library for more than that has.
 fn asking(address: Ipv4Addr, port: u16) -> String {
@@ -221,6 +232,37 @@ fn a_policy_holds_from_the_start_and_another_at_once() {
     outside.remove("kept");
     let wrong = run(&mut outside.shell(&["--egress", "allow=everywhere"], "true"));
     assert_eq!(wrong.code(), 125, "{wrong:?}");
+}
+
+#[test]
+fn limited_network_is_as_slow_as_it_shall_and_its_neighbour_is_not() {
+    let outside = Outside::new();
+    // A mebibyte at 128 KiB a second, of which 64 KiB come at once: 7.5 s.
+    const BYTES: usize = 1 << 20;
+    let least = Duration::from_millis(6500);
+    let slow = outside.web("slow", &["--net-out-bps", "128k:64k"]);
+    let fast = outside.web("fast", &[]);
+    let (slow, fast) = (outside.address(&slow), outside.address(&fast));
+    for (name, address) in [("slow", slow), ("fast", fast)] {
+        outside.exec(name, "head -c 1048576 /dev/zero >/tmp/w/big");
+        assert!(fetch((address, 80)).contains(name));
+    }
+    let (limited, neighbours) = std::thread::scope(|scope| {
+        let limited = scope.spawn(|| download(slow, "big", BYTES));
+        let neighbours: Vec<Duration> = (0..5).map(|_| download(fast, "big", BYTES)).collect();
+        (limited.join().unwrap(), neighbours)
+    });
+    assert!(limited > least && limited < least * 4, "{limited:?}");
+    let slowest = neighbours.iter().max().unwrap();
+    assert!(*slowest * 3 < limited, "{neighbours:?} beside {limited:?}");
+    run(&mut outside.home.thaw(&["limit", "slow", "--net-out-bps", "none"])).ok();
+    let lifted = download(slow, "big", BYTES);
+    assert!(
+        lifted * 3 < limited,
+        "{lifted:?} without a limit, {limited:?} with it"
+    );
+    outside.remove("slow");
+    outside.remove("fast");
 }
 
 #[test]

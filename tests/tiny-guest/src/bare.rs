@@ -40,7 +40,7 @@ pub fn brief() -> Guest {
 /// As [`bare`] with few pages, but it acknowledges every thaw, not the first alone. In between it sleeps: the interrupt that
 /// tells of a new generation ID wakes it.
 pub fn lasting() -> Guest {
-    let (setup, data) = asleep();
+    let (setup, data) = asleep(GENERATION_GSI);
     // mov esi, GENERATION_ID; mov ebx, [esi]; mov ecx, [esi+4]
     let start = setup.0.len();
     let code = setup
@@ -49,14 +49,13 @@ pub fn lasting() -> Guest {
         .raw(&[0x8b, 0x1e, 0x8b, 0x4e, 0x04])
         .print(READY);
     // Where the interrupt goes on: nothing of what it interrupts is needed.
-    let awake = code.0.len() as i32;
-    let mut code = code
+    let awake = code.0.len();
+    let code = code
         // 1: cli; cmp ebx, [esi]; jne 2f; cmp ecx, [esi+4]; jne 2f; sti; hlt; jmp 1b; 2: out dx, al
         .raw(&[0xfa, 0x3b, 0x1e, 0x75, 0x09, 0x3b, 0x4e, 0x04, 0x75, 0x04])
         .raw(&[0xfb, 0xf4, 0xeb, (-14i8).to_le_bytes()[0]])
         .raw(&[0xee]);
-    let jump = HANDLER_END as i32;
-    code.0[HANDLER_END - 4..HANDLER_END].copy_from_slice(&(awake - jump).to_le_bytes());
+    let code = interrupt_to(code, awake);
     Guest {
         code: hexadecimal(code).print("\n").repeat_from(start).0,
         data,
@@ -77,8 +76,9 @@ const SEGMENTS: u32 = DATA;
 const GATES: u32 = DATA + 0x100;
 const POINTERS: u32 = DATA + 0x300;
 
-/// Code after which the interrupt wakes a halted processor and does nothing else, and the tables for that.
-fn asleep() -> (Code, Vec<u8>) {
+/// Code after which the interrupt of `gsi` wakes a halted processor and does nothing else, and the tables for that, as
+/// [`Guest::data`]. It goes on where [`sleep`] says.
+pub(crate) fn asleep(gsi: u32) -> (Code, Vec<u8>) {
     // At the entry: jmp over the handler, which is at ENTRY + 2: mov dword [EOI], 0; mov esp, 0x80000; jmp, where to is put
     // in once it is known.
     let handler = Code::default().store(LAPIC + 0xb0, 0);
@@ -97,10 +97,12 @@ fn asleep() -> (Code, Vec<u8>) {
     // jmp 8:next, so that an interrupt returns to a segment that is there.
     let next = ENTRY + code.0.len() as u32 + 7;
     let code = code.raw(&[0xea]).raw(&next.to_le_bytes()).raw(&[8, 0]);
-    // The spurious vector, with the bit that enables; the pin's entry: to processor 0, edge, this vector.
-    let pin = 0x10 + 2 * GENERATION_GSI;
+    // The spurious vector, with the bit that enables; LINT0 masked: KVM's PIC has the first pins too, and has no vectors. The
+    // pin's entry: to processor 0, edge, this vector.
+    let pin = 0x10 + 2 * gsi;
     let code = code
         .store(LAPIC + 0xf0, 0x1ff)
+        .store(LAPIC + 0x350, 1 << 16)
         .store(IOAPIC, pin + 1)
         .store(IOAPIC + 0x10, 0)
         .store(IOAPIC, pin)
@@ -120,6 +122,19 @@ fn asleep() -> (Code, Vec<u8>) {
     put(POINTERS, &pointer(23, SEGMENTS));
     put(POINTERS + 8, &pointer(8 * (u16::from(VECTOR) + 1) - 1, GATES));
     (code, data)
+}
+
+/// Sleeps until the interrupt of [`asleep`] comes, and goes on at `awake` with interrupts off.
+pub(crate) fn sleep(code: Code, awake: usize) -> Code {
+    // sti; hlt
+    interrupt_to(code.raw(&[0xfb, 0xf4]).repeat_from(awake), awake)
+}
+
+/// Has the handler go on at `awake`.
+fn interrupt_to(mut code: Code, awake: usize) -> Code {
+    let distance = awake as i32 - HANDLER_END as i32;
+    code.0[HANDLER_END - 4..HANDLER_END].copy_from_slice(&distance.to_le_bytes());
+    code
 }
 
 /// The guest up to its first byte after a thaw.

@@ -3,6 +3,7 @@
 //! For tests and benchmarks: what cannot be put together panics.
 
 pub mod bare;
+pub mod disk;
 pub mod hotplug;
 pub mod misuse;
 

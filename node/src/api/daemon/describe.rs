@@ -22,6 +22,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         vsock: machine.vsock().display().to_string(),
         vmm_pid: record.vmm.map(|v| v.pid),
         network: record.network.clone(),
+        rate_limits: record.terms.rate_limits.unwrap_or_default(),
         labels: record.terms.labels.clone(),
         timeout_s: record.terms.timeout.map(|t| t.seconds),
         resource_version: 0,

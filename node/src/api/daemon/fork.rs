@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime};
 
 use opentelemetry::trace::SpanContext;
 use thaw_failpoint::{Failpoint, reach};
-use thaw_protocol::api::{ForkSandbox, ForkedSandbox, FreezeSandbox, ThawSandbox};
+use thaw_protocol::api::{ForkSandbox, ForkedSandbox, FreezeSandbox, RateLimits, ThawSandbox};
 
 use super::Daemon;
 use crate::api::problem::Refusal;
@@ -73,6 +73,7 @@ impl Daemon {
             timeout_s: request.timeout_s,
             // That of the original, which its snapshot has; a port of the host is one sandbox's.
             network_policy: None,
+            rate_limits: RateLimits::default(),
             publish: Vec::new(),
         };
         let clones = (0..request.count).map(|_| async {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use thaw_bench::host::kill::{self, Crowd, Way};
-use thaw_bench::host::{filters, health, hostile, node};
+use thaw_bench::host::{filters, health, hostile, neighbour, node};
 use thaw_bench::thaw::clone::Template;
 use thaw_bench::thaw::storm;
 use thaw_bench::{Report, table};
@@ -61,6 +61,7 @@ fn measure(most: usize) -> Result<Report, String> {
     let mut report = Report::new("host");
     own_filters(&mut report, directory.path()).map_err(|e| format!("seccomp programs: {e}"))?;
     hostile_guests(&mut report, directory.path()).map_err(|e| format!("hostile guests: {e}"))?;
+    neighbour::measure(&mut report, directory.path()).map_err(|e| format!("a flooded neighbour: {e}"))?;
     let template =
         Template::build(MEMORY, false, directory.path()).map_err(|e| format!("the template: {e}"))?;
     health::recovered().map_err(|e| format!("before any crowd: {e}"))?;

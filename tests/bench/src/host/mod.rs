@@ -12,4 +12,5 @@ pub mod filters;
 pub mod health;
 pub mod hostile;
 pub mod kill;
+pub mod neighbour;
 pub mod node;

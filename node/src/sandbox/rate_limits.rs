@@ -1,0 +1,185 @@
+//! How much the disks and the network of a sandbox may do.
+//!
+//! Invariant: what a sandbox's record says of it is in force, or is put in force by who adopts it: it is written down before its
+//! VMM is told. A new sandbox's VMM is told before its guest runs, also one whose machine was made ahead.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use thaw_protocol::api::{RateLimit, RateLimits};
+use thaw_protocol::control::{Command, DeviceId};
+use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit as DeviceLimit};
+
+use super::create::blocking;
+use super::{RootServing, Sandbox, locked};
+use crate::container::IMAGE_DISK;
+use crate::control_client::ControlClient;
+use crate::exit::{ExitCode, Failure};
+use crate::state::Record;
+
+/// The slots of disks that are the sandbox's own, or the host's.
+const DISKS: [DeviceId; 4] = [DeviceId::Blk0, DeviceId::Blk1, DeviceId::Blk2, DeviceId::Blk3];
+
+/// What a machine is told. A disk that is the image has no limit: its bytes are shared with other sandboxes.
+pub(super) fn commands(limits: &RateLimits, image_disk: bool) -> Vec<Command> {
+    let disks = DISKS
+        .into_iter()
+        .filter(|disk| !(image_disk && *disk == IMAGE_DISK));
+    let disk = DeviceLimits::Disk(device_limit(limits.disk));
+    let network = DeviceLimits::Network {
+        send: device_limit(limits.net_out),
+        receive: device_limit(limits.net_in),
+    };
+    let mut commands: Vec<Command> = disks
+        .map(|device| Command::Limit { device, limits: disk })
+        .collect();
+    commands.push(Command::Limit {
+        device: DeviceId::Net,
+        limits: network,
+    });
+    commands
+}
+
+fn device_limit(limit: Option<RateLimit>) -> DeviceLimit {
+    let limit = limit.unwrap_or_default();
+    DeviceLimit {
+        bytes: bucket(limit.bytes_per_s, limit.burst_bytes, limit.once_bytes),
+        operations: bucket(limit.ops_per_s, limit.burst_ops, limit.once_ops),
+    }
+}
+
+/// A rate of 0 was refused by [`RateLimits::check`].
+fn bucket(per_second: Option<u64>, burst: Option<u64>, once: Option<u64>) -> Option<Bucket> {
+    let per_second = per_second.and_then(NonZeroU64::new)?;
+    Some(Bucket {
+        per_second,
+        burst: burst.and_then(NonZeroU64::new).unwrap_or(per_second),
+        once: once.unwrap_or(0),
+    })
+}
+
+fn has_image_disk(record: &Record) -> bool {
+    record.root == RootServing::Erofs
+}
+
+/// Tells a machine its limits; the first refusal is the error.
+pub(super) async fn send(
+    control: &ControlClient,
+    limits: &RateLimits,
+    image_disk: bool,
+) -> Result<(), Failure> {
+    let mut pending = Vec::new();
+    for command in commands(limits, image_disk) {
+        pending.push(control.request(command, &[]).await?);
+    }
+    for pending in pending {
+        pending.answer().await?;
+    }
+    Ok(())
+}
+
+/// Puts in force what the record of an adopted sandbox says. Nothing if its VMM knows no limits.
+pub(super) async fn adopt(control: &ControlClient, record: &Record) {
+    let Some(limits) = &record.terms.rate_limits else {
+        return;
+    };
+    if let Err(e) = send(control, limits, has_image_disk(record)).await {
+        tracing::warn!(
+            sandbox = record.id,
+            "the rate limits of an adopted sandbox are what they were: {e}"
+        );
+    }
+}
+
+impl Sandbox {
+    /// How much its disks and its network may do.
+    pub fn rate_limits(&self) -> RateLimits {
+        locked(&self.rate_limits).unwrap_or_default()
+    }
+
+    /// Changes it, from now on, and says what it is then. Buckets are full after a change.
+    pub async fn set_rate_limits(self: &Arc<Sandbox>, change: RateLimits) -> Result<RateLimits, Failure> {
+        change
+            .check()
+            .map_err(|why| Failure::new(ExitCode::Runtime, why))?;
+        let _one = self.freezing.lock().await;
+        let before = *locked(&self.rate_limits);
+        let Some(limits) = before else {
+            let what = format!(
+                "sandbox {}: its thaw-vmm is of a release without rate limits (Command::Limit)",
+                self.record().id
+            );
+            return Err(Failure::new(ExitCode::VmmTooOld, what));
+        };
+        let after = limits.changed(change);
+        self.note_rate_limits(after).await?;
+        let sent = send(self.resources.control()?, &after, has_image_disk(self.record())).await;
+        if let Err(e) = sent {
+            // What holds is what there was; if that cannot be written either, the first error says more.
+            let _ = self.note_rate_limits(limits).await;
+            return Err(e);
+        }
+        Ok(after)
+    }
+
+    async fn note_rate_limits(self: &Arc<Sandbox>, limits: RateLimits) -> Result<(), Failure> {
+        *locked(&self.rate_limits) = Some(limits);
+        let sandbox = self.clone();
+        blocking(move || sandbox.resources.directory.write(&sandbox.record_now())).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_speak_of_every_disk_but_the_image_and_the_network() {
+        let limits = RateLimits {
+            disk: Some(RateLimit {
+                bytes_per_s: Some(1 << 20),
+                once_bytes: Some(5000),
+                ..RateLimit::default()
+            }),
+            net_in: Some(RateLimit {
+                ops_per_s: Some(100),
+                burst_ops: Some(10),
+                ..RateLimit::default()
+            }),
+            net_out: None,
+        };
+        let bucket = |per_second, burst, once| {
+            Some(Bucket {
+                per_second: NonZeroU64::new(per_second).unwrap(),
+                burst: NonZeroU64::new(burst).unwrap(),
+                once,
+            })
+        };
+        let disk = DeviceLimit {
+            bytes: bucket(1 << 20, 1 << 20, 5000),
+            operations: None,
+        };
+        let receive = DeviceLimit {
+            bytes: None,
+            operations: bucket(100, 10, 0),
+        };
+        for image_disk in [false, true] {
+            let mut expected: Vec<Command> = DISKS
+                .into_iter()
+                .filter(|device| !image_disk || *device != DeviceId::Blk3)
+                .map(|device| Command::Limit {
+                    device,
+                    limits: DeviceLimits::Disk(disk),
+                })
+                .collect();
+            expected.push(Command::Limit {
+                device: DeviceId::Net,
+                limits: DeviceLimits::Network {
+                    send: DeviceLimit::default(),
+                    receive,
+                },
+            });
+            assert_eq!(commands(&limits, image_disk), expected);
+        }
+    }
+}

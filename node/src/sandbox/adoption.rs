@@ -86,7 +86,7 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
             None if record.client.is_some() => return Err(ended("its thaw-share has ended")),
             None => Served::ended(tended),
         };
-        *locked(resources.share) = Some(served);
+        *locked(&resources.share) = Some(served);
     }
     resources.control = Some(control);
     let image = image(node, &record);

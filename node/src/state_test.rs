@@ -207,7 +207,18 @@ fn record_of_this_release_has_what_the_previous_requires() {
     let written = versioned::encode(&record("a", None, false)).unwrap();
     let written: serde_json::Value = serde_json::from_slice(&written).unwrap();
     let required = [
-        "id", "name", "image", "image_digest", "command", "created", "owner", "client", "vmm", "tethered", "ready", "vcpus",
+        "id",
+        "name",
+        "image",
+        "image_digest",
+        "command",
+        "created",
+        "owner",
+        "client",
+        "vmm",
+        "tethered",
+        "ready",
+        "vcpus",
         "memory_mib",
     ];
     for field in required {

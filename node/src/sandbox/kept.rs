@@ -79,7 +79,10 @@ pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Failure) -> Failur
     let is_another = !node.templates.makes_with(vmm);
     match failure.code {
         ExitCode::SnapshotIncompatible if failure.remedy.is_none() && is_another && kept.exists() => {
-            let remedy = format!("the thaw-vmm that froze it is kept: try THAW_VMM={}", kept.display());
+            let remedy = format!(
+                "the thaw-vmm that froze it is kept: try THAW_VMM={}",
+                kept.display()
+            );
             failure.remedy(remedy)
         }
         _ => failure,

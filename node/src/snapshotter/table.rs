@@ -282,7 +282,10 @@ mod tests {
         let layer: Record = crate::fixtures::check("layer.json");
         assert!(matches!(layer.files, Files::Image { layer: 0, .. }));
         let writable: Record = crate::fixtures::check("writable.json");
-        assert_eq!((writable.stage, writable.files), (Stage::Active, Files::Directory));
+        assert_eq!(
+            (writable.stage, writable.files),
+            (Stage::Active, Files::Directory)
+        );
     }
 
     #[test]

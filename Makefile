@@ -43,6 +43,10 @@ soak: ## 24,000 creations of a tiny guest here; 1,000 thaws in a row, 100 at onc
 	@THAW_SOAK_SUCCESSIVE=1000 THAW_SOAK_PARALLEL=100 THAW_CLONES=100 \
 	  tests/e2e/run --timeout 14400 --memory 20G many_thaws no_two_clones
 
+test-upgrade: ## sandboxes of the previous release under this one, and back: real programs of both, tiny guests
+	@./setup test
+	@tests/upgrade/run
+
 lint: ## formatting, clippy, dependency licences and advisories
 	cargo fmt --all --check
 	cargo clippy --release --workspace --all-targets -- -D warnings
@@ -151,4 +155,4 @@ bench-report: ## render the README's tables from target/bench
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-report clean

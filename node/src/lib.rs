@@ -39,6 +39,8 @@ pub mod container;
 pub mod control_client;
 pub mod doctor;
 pub mod exit;
+#[cfg(test)]
+mod fixtures;
 pub mod handshake;
 pub mod image;
 pub mod images;

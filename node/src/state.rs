@@ -363,14 +363,14 @@ impl RunDirectory {
             return false;
         };
         let left = match read_record(&path) {
-            Ok(record) => Leftover::of(record),
+            Ok(record) => record.into(),
             Err(_) => {
                 let remains = Remains::of(&path);
                 if !Living::of(&path).end(&path) {
                     tracing::error!("sandbox {id} is not removed: its VMM does not end");
                     return false;
                 }
-                Leftover::of_remains(remains)
+                remains
             }
         };
         let removed = remove(&path, left, cgroups);
@@ -432,25 +432,16 @@ enum Found {
     Running,
     /// A sandbox of which nothing else is known.
     RunningUnreadable(RecordError),
-    Left(Leftover),
-}
-
-/// What a sandbox has that no longer is one.
-#[derive(Default)]
-struct Leftover {
-    vmm: Option<ProcessRecord>,
-    share: Option<ProcessRecord>,
-    cgroup: Option<String>,
-    pod_network: Option<PodNamespace>,
+    Left(Remains),
 }
 
 impl Found {
     fn of(path: &Path) -> Found {
         match read_record(path) {
             Ok(record) if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) => Found::Running,
-            Ok(record) => Found::Left(Leftover::of(record)),
+            Ok(record) => Found::Left(record.into()),
             Err(why) => match Living::of(path) {
-                Living::Nothing => Found::Left(Leftover::of_remains(Remains::of(path))),
+                Living::Nothing => Found::Left(Remains::of(path)),
                 Living::Vmm(_) | Living::Listening => Found::RunningUnreadable(why),
             },
         }
@@ -459,37 +450,17 @@ impl Found {
     /// Of one that never became a sandbox, so that nothing of anybody's runs in it: it goes, whatever its record says.
     fn of_spare(path: &Path) -> Found {
         match read_record(path) {
-            Ok(record) => Found::Left(Leftover::of(record)),
+            Ok(record) => Found::Left(record.into()),
             Err(why) => match Living::of(path).end(path) {
-                true => Found::Left(Leftover::of_remains(Remains::of(path))),
+                true => Found::Left(Remains::of(path)),
                 false => Found::RunningUnreadable(why),
             },
         }
     }
 }
 
-impl Leftover {
-    fn of(record: Record) -> Leftover {
-        Leftover {
-            vmm: record.vmm,
-            share: record.share,
-            cgroup: record.cgroup,
-            pod_network: record.pod_network,
-        }
-    }
-
-    fn of_remains(remains: Remains) -> Leftover {
-        Leftover {
-            vmm: remains.vmm,
-            share: remains.share,
-            cgroup: remains.cgroup,
-            pod_network: remains.pod_network,
-        }
-    }
-}
-
 /// Removes what a sandbox without an owner has: its VMM, what is its in a pod's network, its cgroup, its directory. Its lock is held.
-fn remove(path: &Path, left: Leftover, cgroups: &Hierarchy) -> bool {
+fn remove(path: &Path, left: Remains, cgroups: &Hierarchy) -> bool {
     if let Some(vmm) = left.vmm {
         vmm.kill();
     }

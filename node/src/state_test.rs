@@ -190,3 +190,38 @@ fn who_waits_for_an_owner_waits_until_its_sandbox_is_gone() {
     });
     run.wait_for_owner("owned").unwrap();
 }
+
+#[test]
+fn records_of_the_previous_release_are_read() {
+    let sandbox: Record = crate::fixtures::check("sandbox.json");
+    assert!(sandbox.outlives_owner());
+    assert_eq!((sandbox.control, sandbox.vmm.map(|v| v.pid)), (4, Some(1201)));
+    assert_eq!(sandbox.host_disks.keys().collect::<Vec<_>>(), [&DeviceId::Blk1]);
+    let spare: Record = crate::fixtures::check("spare.json");
+    assert!(!spare.outlives_owner());
+}
+
+/// That of a sandbox made now, as the previous release would find it, has no field it must have left out.
+#[test]
+fn record_of_this_release_has_what_the_previous_requires() {
+    let written = versioned::encode(&record("a", None, false)).unwrap();
+    let written: serde_json::Value = serde_json::from_slice(&written).unwrap();
+    let required = [
+        "id",
+        "name",
+        "image",
+        "image_digest",
+        "command",
+        "created",
+        "owner",
+        "client",
+        "vmm",
+        "tethered",
+        "ready",
+        "vcpus",
+        "memory_mib",
+    ];
+    for field in required {
+        assert!(written.get(field).is_some(), "{field}");
+    }
+}

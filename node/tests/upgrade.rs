@@ -141,6 +141,41 @@ async fn vmm_of_an_unknown_protocol_is_left_running_and_adopted_later() {
     assert!(thawd.stop().success());
 }
 
+/// A snapshot frozen by this release needs nothing of the node that made it: not its guest image, kernel or thaw-vmm.
+#[tokio::test]
+async fn snapshot_thaws_after_the_guest_image_was_replaced() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let sandbox = create(&place).await;
+    let at: Value = json!({"directory": place.path("frozen")});
+    let freeze: FreezeSandbox = serde_json::from_value(at.clone()).unwrap();
+    client(&place).freeze(&sandbox.id, &freeze).await.unwrap();
+    client(&place).delete(&sandbox.id).await.unwrap();
+    assert!(thawd.stop().success());
+
+    std::fs::write(place.path("guest.erofs"), vec![1u8; 8192]).unwrap();
+    std::fs::remove_dir_all(place.path("data/templates")).unwrap();
+    let thawd = Thawd::start(&place);
+    let thaw: ThawSandbox = serde_json::from_value(at).unwrap();
+    let thawed = client(&place).thaw(&thaw).await;
+    let thawed = thawed.unwrap_or_else(|e| panic!("{e}: {}", log(&place))).sandbox;
+    client(&place).delete(&thawed.id).await.unwrap();
+    // A new sandbox is of the new image.
+    let new = create(&place).await;
+    client(&place).delete(&new.id).await.unwrap();
+
+    // As of a snapshot that came from elsewhere: what is missing is named.
+    let manifest: Value =
+        serde_json::from_slice(&std::fs::read(place.path("frozen/manifest.json")).unwrap()).unwrap();
+    let image = manifest["guest_image"].as_str().unwrap();
+    std::fs::remove_file(place.path("data/components").join(image)).unwrap();
+    let refused = client(&place).thaw(&thaw).await.unwrap_err();
+    assert_eq!(refused.code, ExitCode::SnapshotIncompatible);
+    assert!(refused.what.contains(image), "{refused}");
+    assert!(ps(&place).is_empty());
+    assert!(thawd.stop().success());
+}
+
 /// Clones a sandbox; the clone's id.
 fn fork(place: &Place, id: &str) -> String {
     let request = format!("POST /v1/sandboxes/{id}/fork");

@@ -366,4 +366,10 @@ mod tests {
         };
         assert!(spec("c", &config, &unconfined).unwrap().Linux.Seccomp.is_none());
     }
+
+    #[test]
+    fn note_of_a_container_of_the_previous_release_is_read() {
+        let running: Running = crate::fixtures::check("container.json");
+        assert_eq!((running.user.as_str(), running.tty), ("33:33", true));
+    }
 }

@@ -72,16 +72,16 @@ pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, 
 
 /// A failure to restore a snapshot that another thaw-vmm froze, with where that is kept.
 pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Failure) -> Failure {
-    let path = of
-        .manifest
-        .subject
-        .vmm
-        .map(|vmm| node.templates.registry().components().path(vmm));
-    match (failure.code, path) {
-        (ExitCode::SnapshotIncompatible, Some(path)) if path.exists() && failure.remedy.is_none() => {
+    let Some(vmm) = of.manifest.subject.vmm else {
+        return failure;
+    };
+    let kept = node.templates.registry().components().path(vmm);
+    let is_another = !node.templates.makes_with(vmm);
+    match failure.code {
+        ExitCode::SnapshotIncompatible if failure.remedy.is_none() && is_another && kept.exists() => {
             let remedy = format!(
                 "the thaw-vmm that froze it is kept: try THAW_VMM={}",
-                path.display()
+                kept.display()
             );
             failure.remedy(remedy)
         }
@@ -123,4 +123,24 @@ fn collect(node: &Node) -> Result<usize, Failure> {
     }
     let collected = registry.components().collect(needed, SystemTime::now());
     collected.map_err(|e| Failure::system("cannot look through what snapshots need", &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::freeze::Workload;
+    use crate::snapshot::Manifest;
+
+    #[test]
+    fn manifest_of_the_previous_release_is_read_and_written_alike() {
+        let bytes = include_bytes!("../fixtures/previous/manifest.json");
+        let manifest = Manifest::decode(bytes).unwrap();
+        assert_eq!(manifest.subject.components().count(), 3);
+        assert_eq!(
+            String::from_utf8(manifest.encode()).unwrap(),
+            String::from_utf8_lossy(bytes)
+        );
+        let workload: Workload = serde_json::from_value(manifest.subject.workload.unwrap()).unwrap();
+        assert_eq!(workload.containers[0].container_id, "1f2e3d4c5b6a");
+        assert!(workload.network_policy.is_some());
+    }
 }

@@ -231,6 +231,12 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{FileExt, PermissionsExt};
 
+    #[test]
+    fn stamps_of_the_previous_release_are_read() {
+        let stamp: Stamp = crate::fixtures::check("stamp.json");
+        assert_eq!(stamp.files[0].name, "manifest.json");
+    }
+
     fn settled(path: &Path) -> (File, Identity) {
         let file = File::options().read(true).write(true).open(path).unwrap();
         let identity = Identity::of("f", &file).unwrap();

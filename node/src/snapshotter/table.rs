@@ -278,6 +278,17 @@ mod tests {
     }
 
     #[test]
+    fn records_of_the_previous_release_are_read() {
+        let layer: Record = crate::fixtures::check("layer.json");
+        assert!(matches!(layer.files, Files::Image { layer: 0, .. }));
+        let writable: Record = crate::fixtures::check("writable.json");
+        assert_eq!(
+            (writable.stage, writable.files),
+            (Stage::Active, Files::Directory)
+        );
+    }
+
+    #[test]
     fn snapshot_with_an_unreadable_record_keeps_its_files() {
         let root = tempfile::tempdir().unwrap();
         let mut table = Table::open(root.path()).unwrap();

@@ -16,7 +16,7 @@ use thaw_pools::vmm;
 use thaw_protocol::control::{Command, Request};
 use thaw_protocol::packet;
 
-use super::CONTROL_SOCKET;
+use super::{CONTROL_SOCKET, RECORD, Record};
 use crate::sandbox::PodNamespace;
 
 /// What the file is called that names a sandbox's VMM, before `.PID.START`.
@@ -97,7 +97,7 @@ fn shut_down(socket: &Path) -> bool {
     true
 }
 
-/// What can be had of a record that cannot be read as one: each field by itself, where the file is JSON at all.
+/// What a sandbox has that no longer is one, as its record says.
 #[derive(Debug, Default)]
 pub(super) struct Remains {
     pub vmm: Option<ProcessRecord>,
@@ -106,9 +106,21 @@ pub(super) struct Remains {
     pub pod_network: Option<PodNamespace>,
 }
 
+impl From<Record> for Remains {
+    fn from(record: Record) -> Remains {
+        Remains {
+            vmm: record.vmm,
+            share: record.share,
+            cgroup: record.cgroup,
+            pod_network: record.pod_network,
+        }
+    }
+}
+
 impl Remains {
+    /// Of a record that cannot be read as one: each field by itself, where the file is JSON at all.
     pub(super) fn of(directory: &Path) -> Remains {
-        let bytes = fs::read(directory.join(super::RECORD)).unwrap_or_default();
+        let bytes = fs::read(directory.join(RECORD)).unwrap_or_default();
         let record: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
         fn field<T: for<'de> Deserialize<'de>>(record: &serde_json::Value, name: &str) -> Option<T> {
             T::deserialize(record.get(name)?).ok()

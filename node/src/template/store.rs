@@ -95,6 +95,17 @@ impl Templates {
         }
     }
 
+    /// Whether its thaw-vmm is the one with this hash.
+    pub fn makes_with(&self, vmm: Hash) -> bool {
+        let ours = self.vmm().ok();
+        ours.is_some_and(|path| {
+            self.registry
+                .stamps()
+                .hash_file(&path)
+                .is_ok_and(|ours| ours == vmm)
+        })
+    }
+
     /// Keeps what this node makes guests of, where a template or a snapshot is of the very same. One that cannot be kept costs a thaw
     /// after it was replaced, and nothing now.
     pub fn keep_components(&self, of: &Subject) {

@@ -58,12 +58,18 @@ impl Home {
 
     /// The same with this in its environment.
     pub fn thawd_with(&self, arguments: &[&str], environment: &[(&str, &std::ffi::OsStr)]) -> Child {
-        let mut child = Command::new(binary("thawd"))
+        let mut command = Command::new(binary("thawd"));
+        command.envs(environment.iter().copied());
+        self.thawd_by(&mut command, arguments)
+    }
+
+    /// The same by this command: another release's.
+    pub fn thawd_by(&self, command: &mut Command, arguments: &[&str]) -> Child {
+        let mut child = command
             .arg("--json")
             .args(arguments)
             .env("THAW_DATA", self.data())
             .env("THAW_RUN", self.run())
-            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, OnExit, ProcessIdentity, Readiness, StartContainer, ThawSandbox,
+    Account, CreateSandbox, OnExit, ProcessIdentity, RateLimits, Readiness, StartContainer, ThawSandbox,
 };
 use thaw_protocol::control::MemoryMode;
 use thaw_rootfs::progress::Silent;

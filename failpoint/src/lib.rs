@@ -212,6 +212,11 @@ failpoints! {
     DeleteDiskReleased = "delete.disk-released",
     DeleteDirectoryRemoved = "delete.directory-removed",
 
+    FailedDirectoryMade = "failed.directory-made",
+    FailedBegun = "failed.begun",
+    FailedNoted = "failed.noted",
+    FailedForgotten = "failed.forgotten",
+
     CleanSwept = "clean.swept",
     CleanKilled = "clean.killed",
     CleanCgroupRemoved = "clean.cgroup-removed",

@@ -249,6 +249,8 @@ fn start_failure(error: ttrpc::Error) -> Failure {
     match status.code() {
         Code::NOT_FOUND => Failure::new(ExitCode::NotFound, message),
         Code::PERMISSION_DENIED => Failure::new(ExitCode::NotExecutable, message),
+        Code::INVALID_ARGUMENT => Failure::new(ExitCode::AgentFailed, message)
+            .remedy("correct it: a user or group is a number, or a name that the image has"),
         _ => Failure::new(ExitCode::AgentFailed, message),
     }
 }
@@ -269,6 +271,15 @@ mod tests {
         assert_eq!(failure(Code::NOT_FOUND).number(), 127);
         assert_eq!(failure(Code::PERMISSION_DENIED).number(), 126);
         assert_eq!(failure(Code::INTERNAL), ExitCode::AgentFailed);
+        let unknown = ttrpc::get_status(
+            Code::INVALID_ARGUMENT,
+            "user \"x\": no matching entry in /etc/passwd",
+        );
+        let said = start_failure(ttrpc::Error::RpcStatus(unknown)).to_string();
+        assert!(
+            said.contains("user \"x\"") && said.contains("a name that the image has"),
+            "{said}"
+        );
         assert_eq!(
             start_failure(ttrpc::Error::LocalClosed).code,
             ExitCode::AgentFailed

@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 
 use crate::exit::{ExitCode, Failure};
 use crate::snapshot::Signatures;
+use crate::state::failed::{self, Retention};
 
 pub mod api;
 pub mod default;
@@ -71,7 +72,7 @@ pub struct DiskConfig {
 }
 
 /// `[sandbox]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxConfig {
     /// Whether a sandbox whose limits cannot be set is refused. None: by thawd, not by `thaw run` without thawd.
@@ -80,6 +81,40 @@ pub struct SandboxConfig {
     /// Whether a sandbox whose VMM cannot have all its namespaces and Landlock is refused. None: likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_jail: Option<bool>,
+    /// How long a failed sandbox stays listed, seconds. 0: it is logged and counted alone.
+    pub failed_retention_s: u64,
+    /// How many stay listed at most, 0 to [`failed::MOST_FILES`].
+    #[serde(deserialize_with = "most_failed")]
+    pub failed_most: usize,
+}
+
+impl Default for SandboxConfig {
+    fn default() -> Self {
+        Self {
+            require_limits: None,
+            require_jail: None,
+            failed_retention_s: 24 * 60 * 60,
+            failed_most: 100,
+        }
+    }
+}
+
+impl SandboxConfig {
+    /// How long failed sandboxes stay listed, and how many.
+    pub fn retention(&self) -> Retention {
+        Retention {
+            seconds: self.failed_retention_s,
+            most: self.failed_most,
+        }
+    }
+}
+
+fn most_failed<'de, D: Deserializer<'de>>(given: D) -> Result<usize, D::Error> {
+    let given = usize::deserialize(given)?;
+    match given <= failed::MOST_FILES {
+        true => Ok(given),
+        false => Err(de::Error::custom(format!("at most {}", failed::MOST_FILES))),
+    }
 }
 
 /// `[store]`.
@@ -436,6 +471,12 @@ mod tests {
                 "headers",
             ),
             ("[network]\nrange = \"8.8.0.0/16\"\n", "line 2", "range"),
+            ("[sandbox]\nfailed_most = 10001\n", "line 2", "failed_most"),
+            (
+                "[sandbox]\nfailed_retention_s = -1\n",
+                "line 2",
+                "failed_retention_s",
+            ),
             (
                 "[network]\nnameservers = [\"fd00::1\"]\n",
                 "line 2",

@@ -5,12 +5,14 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::pipe::PipeFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
+use crate::failure::{last_lines, printable};
 use crate::readiness::register;
 
 /// Bytes kept.
@@ -35,16 +37,15 @@ impl Console {
     /// The last `count` lines that are not blank.
     pub fn tail(&self, count: usize) -> Vec<String> {
         let bytes: Vec<u8> = self.kept.borrow().iter().copied().collect();
-        let text = String::from_utf8_lossy(&bytes);
-        let mut lines: Vec<String> = text
-            .lines()
-            .rev()
-            .map(printable)
-            .filter(|l| !l.is_empty())
-            .take(count)
-            .collect();
-        lines.reverse();
-        lines
+        last_lines(&bytes, count)
+    }
+
+    /// Waits until nothing of the guest's is on its way any more: whoever wrote here has ended. At most so long.
+    pub async fn drained(&self, limit: Duration) {
+        let mut kept = self.kept.clone();
+        // The reader alone has the sender, and drops it at the pipe's end.
+        let ended = async { while kept.changed().await.is_ok() {} };
+        let _ = tokio::time::timeout(limit, ended).await;
     }
 
     /// Waits until a whole line is `wanted` among those that are kept. Says whether it came before the guest's end.
@@ -64,14 +65,6 @@ impl Drop for Console {
     fn drop(&mut self) {
         self.reader.abort();
     }
-}
-
-fn printable(line: &str) -> String {
-    line.chars()
-        .filter(|c| !c.is_control())
-        .collect::<String>()
-        .trim_end()
-        .to_owned()
 }
 
 async fn read_all(pipe: AsyncFd<OwnedFd>, keep: watch::Sender<VecDeque<u8>>) {

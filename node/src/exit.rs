@@ -64,8 +64,8 @@ exit_codes! {
     ImageNotStored = 92, "image-not-stored", "--pull never, and the image is not in the store", "pull it first: thaw image pull";
     DaemonUnreachable = 93, "daemon-unreachable", "thawd does not answer on its socket", "start thawd again, or remove its socket";
     NameInUse = 94, "name-in-use", "a running sandbox has this name already", "choose another --name";
-    AgentFailed = 95, "agent-failed", "the guest's agent refused or broke the connection", "see the line above; THAW_LOG=debug says more";
-    SnapshotDamaged = 96, "snapshot-damaged", "a snapshot's file is not what its manifest says, or cannot be read", "remove it: a template is built again, thaw template rm";
+    AgentFailed = 95, "agent-failed", "the guest's agent refused or broke the connection", "THAW_LOG=debug says more";
+    SnapshotDamaged = 96, "snapshot-damaged", "a snapshot's file is not what its manifest says, or cannot be read", "of a template: thaw template rm, and it is built again; of your own: use another copy";
     SnapshotIncompatible = 97, "snapshot-incompatible", "the snapshot is whole, but not for this host, this machine or this version", "build it on this kind of host; thaw template inspect says what it was made for";
     SnapshotSignature = 98, "snapshot-signature", "the snapshot is not signed by a key this node trusts", "sign it when it is made, --sign KEY, or see the keys in THAW_DATA/keys";
     SnapshotNotFound = 99, "snapshot-not-found", "there is no such template or snapshot", "see `thaw template ls`";

@@ -158,6 +158,24 @@ impl Journal {
         })
     }
 
+    /// The last bytes of both streams together, at most `most`. Blocks.
+    pub fn tail(&self, most: u64) -> io::Result<Vec<u8>> {
+        let (mut at, mut tail) = (0, Vec::new());
+        let end = self.extent.borrow().end;
+        while at < end {
+            let read = self.read(at)?;
+            if read.frames.is_empty() {
+                break;
+            }
+            at = read.next;
+            for (_, data) in read.frames {
+                tail.extend_from_slice(&data);
+                tail.drain(..tail.len().saturating_sub(most as usize));
+            }
+        }
+        Ok(tail)
+    }
+
     fn parts(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }

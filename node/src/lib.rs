@@ -24,6 +24,7 @@
 //! | [`service`] | what systemd is told of thawd |
 //! | [`trace`], [`slow`] | where the time of a start goes, and why it was slower than it could have been |
 //! | [`spans`] | creations as OpenTelemetry spans |
+//! | [`failure`] | why a sandbox ended that nobody had asked to |
 //! | [`exit`] | exit codes |
 //!
 //! Invariant: whatever ends this process, what it made for a sandbox ends with it or is found by the next start.
@@ -39,6 +40,7 @@ pub mod container;
 pub mod control_client;
 pub mod doctor;
 pub mod exit;
+pub mod failure;
 #[cfg(test)]
 mod fixtures;
 pub mod handshake;

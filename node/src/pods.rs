@@ -312,7 +312,7 @@ impl Service for Pods {
     }
 
     async fn end(&self, _: &TtrpcContext, r: PodRequest) -> Answer<Empty> {
-        match self.daemon.delete(&r.sandbox_id).await {
+        match self.daemon.delete_unless_failed(&r.sandbox_id).await {
             Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
         }

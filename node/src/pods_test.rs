@@ -150,7 +150,11 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     }
     client.remove_share(with(), &gone).await.unwrap();
     client.remove_disk(with(), &removed(&slot)).await.unwrap();
-    let gone = client.wait(with(), &pod(&made.sandbox_id)).await.unwrap_err();
+    // It ended unasked, and stays listed: who waits late is told why.
+    let failed = client.wait(with(), &pod(&made.sandbox_id)).await.unwrap();
+    assert!(failed.reason.contains("SIGKILL"), "{failed:?}");
+    assert_eq!(daemon.cache.get(&made.sandbox_id).unwrap().state, "failed");
+    let gone = client.wait(with(), &pod("none")).await.unwrap_err();
     assert!(matches!(gone, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
     assert_eq!(fake.living(), 0);
 

@@ -32,6 +32,8 @@ mod unreadable;
 pub use unreadable::Living;
 use unreadable::Remains;
 
+pub mod failed;
+
 const RECORD: &str = "record.json";
 const CONTROL_SOCKET: &str = "control.sock";
 
@@ -321,6 +323,7 @@ impl RunDirectory {
     /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns how many
     /// sandboxes that was. An untethered VMM that lives is left for thawd to [`adopt`](RunDirectory::adopt).
     pub fn clean(&self, cgroups: &Hierarchy) -> usize {
+        self.note_failures(cgroups);
         let swept = cgroups.sweep();
         reach(Failpoint::CleanSwept);
         if swept > 0 {
@@ -362,6 +365,7 @@ impl RunDirectory {
         let Some(_lock) = try_lock(&path) else {
             return false;
         };
+        self.note_asked(&path, cgroups);
         let left = match read_record(&path) {
             Ok(record) => record.into(),
             Err(_) => {

@@ -242,6 +242,18 @@ impl Cgroup {
         &self.directories
     }
 
+    /// How many of its processes the kernel has killed for want of memory, its own or the host's: `oom_kill` of
+    /// `memory.events` (cgroup v2) or `memory.oom_control` (v1). 0 where no file says so.
+    pub fn oom_kills(&self) -> u64 {
+        let of = |directory: &PathBuf| {
+            let files = ["memory.events", "memory.oom_control"].map(|name| directory.join(name));
+            files
+                .iter()
+                .find_map(|file| parse_oom_kills(&fs::read_to_string(file).ok()?))
+        };
+        self.directories.iter().find_map(of).unwrap_or(0)
+    }
+
     /// Puts a process in.
     pub fn add(&self, pid: i32) -> io::Result<()> {
         for directory in &self.directories {
@@ -287,6 +299,12 @@ impl Cgroup {
             reach(Failpoint::CgroupParentRemoved);
         }
     }
+}
+
+/// The value of `oom_kill` among lines of a name and a value.
+fn parse_oom_kills(text: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix("oom_kill "))?;
+    value.trim().parse().ok()
 }
 
 /// Removes a cgroup's directory, waiting while its processes end.

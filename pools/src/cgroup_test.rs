@@ -184,3 +184,27 @@ fn a_place_of_somebody_elses_is_used_and_left() {
     hierarchy.adopt("/pods/one/vm").destroy();
     assert!(!root.path().join("pods/one/vm").exists() && root.path().join("pods/one").is_dir());
 }
+
+#[test]
+fn oom_kills_are_read_from_either_hierarchy() {
+    for (file, text, kills) in [
+        ("memory.events", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", 2),
+        (
+            "memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
+            1,
+        ),
+        ("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\n", 0),
+        ("memory.events", "oom_kill none\n", 0),
+        ("cgroup.procs", "", 0),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(file), text).unwrap();
+        let cgroup = Cgroup {
+            name: "n".into(),
+            // A hierarchy without the memory controller comes first.
+            directories: vec!["/nowhere".into(), directory.path().into()],
+        };
+        assert_eq!(cgroup.oom_kills(), kills, "{file}: {text}");
+    }
+}

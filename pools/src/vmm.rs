@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions};
 use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::control::{CONTROL_FD, JAIL_VARIABLE, JAIL_WHOLE};
 
@@ -139,6 +139,15 @@ pub enum Jail {
     AsHostAllows,
 }
 
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It exited with this status.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
 /// Starts `program` with `socket` as its descriptor 3 and `log` as its stdout and stderr.
 pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd, jail: Jail) -> Result<VmmProcess, Error> {
     let fail = Error::io("start", program);
@@ -223,6 +232,18 @@ impl VmmProcess {
             record,
             kill_on_drop: true,
         })
+    }
+
+    /// How it ended, without reaping it or waiting. None while it lives, and where another started it: the kernel tells a
+    /// process's parent alone.
+    pub fn ended(&self) -> Option<Ended> {
+        self.child?;
+        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), peek).ok()??;
+        match status.terminating_signal() {
+            Some(signal) => Some(Ended::Signal(signal)),
+            None => status.exit_status().map(Ended::Code),
+        }
     }
 
     /// Waits for its end and reaps it. The status is none where another reaps it.
@@ -330,6 +351,33 @@ mod tests {
         drop(adopted);
         assert!(!record.lives());
         assert!(VmmProcess::adopt(record).is_none());
+    }
+
+    #[test]
+    fn an_end_is_told_before_it_is_reaped() {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
+        let ended = |vmm: &VmmProcess| {
+            process::await_end(&vmm.pidfd);
+            (vmm.ended(), vmm.ended())
+        };
+        let program = script(directory.path(), "exit 7");
+        let mut vmm = spawn(&program, &listener, &log()).unwrap();
+        assert_eq!(ended(&vmm), (Some(Ended::Code(7)), Some(Ended::Code(7))));
+        assert_eq!(
+            vmm.wait().unwrap().unwrap().code(),
+            Some(7),
+            "it is still to be reaped"
+        );
+        assert_eq!(vmm.ended(), None, "nothing is left to ask");
+
+        let program = script(directory.path(), "exec sleep 60");
+        let vmm = spawn(&program, &listener, &log()).unwrap();
+        assert_eq!(vmm.ended(), None, "it lives");
+        let adopted = VmmProcess::adopt(vmm.record()).unwrap();
+        vmm.kill();
+        assert_eq!(ended(&vmm).0, Some(Ended::Signal(9)));
+        assert_eq!(adopted.ended(), None, "only who started it is told");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! thawd's state: the sandboxes it holds, and what is known of each.
 //!
-//! Invariants: a sandbox is in the cache exactly while it is in the table; what the cache says of it follows what happened to
+//! Invariants: a sandbox is in the cache exactly while it is in the table, or [fails](fail) or has failed; what the cache says of it follows what happened to
 //! it; no lock is held across a call to a guest, a VMM or a registry but a sandbox's own turn, which orders what is done to
 //! it. Whatever attends a sandbox ends with it.
 
@@ -15,7 +15,7 @@ use thaw_protocol::api::{
     SandboxUsage, Usage,
 };
 use thaw_protocol::control::DeviceId;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::idempotency::Answers;
@@ -26,6 +26,7 @@ use super::microvm::Microvm;
 use super::problem::{ApiCode, Refusal};
 use super::session::Session;
 use super::watch::{Cache, Versions};
+use crate::config::SandboxConfig;
 use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
@@ -35,6 +36,7 @@ use crate::spans::{Creation, Spans};
 
 mod attend;
 mod describe;
+mod fail;
 mod fork;
 mod making;
 mod orphans;
@@ -42,6 +44,7 @@ mod ready;
 
 use attend::attend;
 use describe::{describe, set};
+use fail::{Failing, Kept};
 use making::Makings;
 
 /// Who changes a sandbox holds it.
@@ -84,6 +87,9 @@ pub struct Daemon {
     /// Where creations are sent as spans, if anywhere.
     spans: Mutex<Option<Spans>>,
     makings: watch::Sender<Makings>,
+    /// Taken before the table, where both are.
+    failing: Mutex<Failing>,
+    kept: Arc<Kept>,
     /// Shared by whatever is finished though nobody waits for it.
     finishing: Arc<tokio::sync::RwLock<()>>,
     /// Whether serving is at its end.
@@ -98,12 +104,19 @@ impl Daemon {
     pub async fn start(node: Node) -> Result<Arc<Daemon>, Failure> {
         let file = node.paths.data.join(VERSIONS);
         let fail = |e: io::Error| Failure::system(format!("cannot write {}", file.display()), &e);
-        let daemon = Daemon::new(
+        let kept = Kept {
+            run: Some(node.run.clone()),
+            retention: node.images.config.sandbox.retention(),
+            more: Notify::new(),
+        };
+        let daemon = Daemon::keeping(
+            kept,
             Some(Arc::new(node.clone())),
             Versions::open(file.clone()).map_err(fail)?,
         );
         *daemon.spans() = Spans::start(&node.images.config.tracing)?;
         daemon.adopt(&node).await;
+        daemon.keep_failed().await;
         Ok(daemon)
     }
 
@@ -114,9 +127,20 @@ impl Daemon {
         daemon
     }
 
-    /// With no sandbox yet.
+    /// With no sandbox yet. What fails is kept in memory alone.
     pub fn new(maker: Option<Arc<dyn Maker>>, versions: Versions) -> Arc<Daemon> {
+        let kept = Kept {
+            run: None,
+            retention: SandboxConfig::default().retention(),
+            more: Notify::new(),
+        };
+        Daemon::keeping(kept, maker, versions)
+    }
+
+    fn keeping(kept: Kept, maker: Option<Arc<dyn Maker>>, versions: Versions) -> Arc<Daemon> {
         Arc::new(Daemon {
+            failing: Mutex::default(),
+            kept: Arc::new(kept),
             maker,
             table: Mutex::default(),
             cache: Arc::new(Cache::new(versions)),
@@ -259,7 +283,7 @@ impl Daemon {
         shown
     }
 
-    /// Ends a sandbox and removes all it has; also one that runs here without an owner.
+    /// Ends a sandbox and removes all it has; also one that runs here without an owner. Of one that failed, what is left.
     pub async fn delete(&self, wanted: &str) -> Result<(), Failure> {
         let id = match (self.id(wanted), &self.maker) {
             (Ok(id), _) => id,
@@ -273,9 +297,16 @@ impl Daemon {
         }
         let machine = {
             let mut table = self.table();
-            let held = table.remove(&id).ok_or_else(|| none(wanted))?;
-            self.cache.remove(&id);
-            held.machine.clone()
+            table.remove(&id).map(|held| {
+                self.cache.remove(&id);
+                held.machine.clone()
+            })
+        };
+        let Some(machine) = machine else {
+            return match self.delete_failed(&id).await {
+                true => Ok(()),
+                false => Err(none(wanted)),
+            };
         };
         reach(Failpoint::DeleteForgotten);
         machine.destroy().await;
@@ -343,6 +374,9 @@ impl Daemon {
     /// Waits for its machine's end: why it ended.
     pub async fn end_of(&self, wanted: &str) -> Result<String, Failure> {
         let id = self.id(wanted)?;
+        if let Some(reason) = self.cache.get(&id).and_then(|shown| shown.reason.clone()) {
+            return Ok(reason);
+        }
         // Nobody may hold a machine that is waited for.
         let end = self.find(&id)?.0.end();
         Ok(end.await)
@@ -380,7 +414,10 @@ impl Daemon {
             "running" => Ok(self.find(&shown.id)?.0),
             state => Err(Refusal::new(
                 ApiCode::NotRunning,
-                format!("sandbox {} is {state}", shown.id),
+                match &shown.failure {
+                    Some(failure) => format!("sandbox {} has failed: {}", shown.id, failure.message),
+                    None => format!("sandbox {} is {state}", shown.id),
+                },
             )),
         }
     }
@@ -446,9 +483,22 @@ impl Daemon {
     }
 
     fn find(&self, id: &str) -> Result<(Arc<dyn Machine>, OneAtATime), Failure> {
-        let table = self.table();
-        let held = table.get(id).ok_or_else(|| none(id))?;
-        Ok((held.machine.clone(), held.turn.clone()))
+        let found = self
+            .table()
+            .get(id)
+            .map(|held| (held.machine.clone(), held.turn.clone()));
+        found.ok_or_else(|| self.absent(id))
+    }
+
+    /// There is no such machine: it failed, or never was.
+    fn absent(&self, id: &str) -> Failure {
+        match self.cache.get(id).and_then(|shown| shown.failure.clone()) {
+            Some(failure) => {
+                let what = format!("sandbox {id} has failed: {}", failure.message);
+                Failure::new(ExitCode::SandboxNotFound, what).remedy("see `thaw ps -a`; `thaw rm` removes it")
+            }
+            None => none(id),
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {

@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use futures_util::poll;
 use thaw_protocol::api::{CreateSandbox, WatchEvent};
 
@@ -6,14 +8,23 @@ use crate::api::fake::{Fake, FakeMachine, UNOWNED, request};
 use crate::api::watch::{Selector, Watcher};
 use crate::sandbox::{Terms, Timeout};
 
-async fn event(watcher: &mut Watcher) -> WatchEvent {
-    let lines = watcher.next().await.unwrap().unwrap();
-    let first = lines.split(|b| *b == b'\n').next().unwrap();
-    serde_json::from_slice(first).unwrap()
+/// A watch, and what of it came at once.
+struct Changes(Watcher, VecDeque<WatchEvent>);
+
+async fn event(changes: &mut Changes) -> WatchEvent {
+    while changes.1.is_empty() {
+        let lines = changes.0.next().await.unwrap().unwrap();
+        let lines = lines.split(|b| *b == b'\n').filter(|line| !line.is_empty());
+        changes
+            .1
+            .extend(lines.map(|line| serde_json::from_slice::<WatchEvent>(line).unwrap()));
+    }
+    changes.1.pop_front().unwrap()
 }
 
-fn watch(daemon: &Daemon) -> Watcher {
-    Watcher::start(daemon.cache.clone(), None, Selector::default()).unwrap()
+fn watch(daemon: &Daemon) -> Changes {
+    let watcher = Watcher::start(daemon.cache.clone(), None, Selector::default()).unwrap();
+    Changes(watcher, VecDeque::new())
 }
 
 #[tokio::test]
@@ -49,6 +60,13 @@ async fn the_cache_follows_what_happens_to_a_sandbox() {
     assert_eq!(
         (ended.state.as_str(), ended.reason.as_deref()),
         ("ended", Some("it was killed"))
+    );
+    let WatchEvent::Modified(failed) = event(&mut changes).await else {
+        panic!("not modified")
+    };
+    assert_eq!(
+        (failed.state.as_str(), failed.failure.unwrap().reason.as_str()),
+        ("failed", "signal")
     );
     daemon.delete("web").await.unwrap();
     let WatchEvent::Deleted(_) = event(&mut changes).await else {

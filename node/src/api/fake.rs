@@ -9,9 +9,10 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_pools::statistics::PoolStatistics;
+use thaw_pools::vmm::Ended;
 use thaw_protocol::api::{
     Account, CreateSandbox, FreezeSandbox, FrozenSandbox, Image, ImageDetail, NetworkPolicy, OnExit,
-    PullImage, RateLimits, Readiness, SandboxNetwork, Stage, Template, ThawSandbox, Usage,
+    PullImage, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Stage, Template, ThawSandbox, Usage,
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use tokio::sync::watch;
@@ -27,6 +28,7 @@ use super::stock::Stock;
 use super::watch::Versions;
 use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
+use crate::failure::{Evidence, VmmEnd};
 use crate::journal::Journal;
 use crate::metrics::{Families, Names};
 use crate::sandbox::{Asked, HostDisk, NetworkMode, NetworkSource, Terms, Timeout};
@@ -403,6 +405,16 @@ impl Machine for FakeMachine {
             let _ = ended.wait_for(|ended| *ended).await;
             "it was killed".into()
         })
+    }
+
+    async fn failure(&self) -> SandboxFailure {
+        let killed = VmmEnd::Known(Ended::Signal(9));
+        let evidence = Evidence {
+            vmm: killed,
+            console: vec!["last words".into()],
+            ..Evidence::default()
+        };
+        evidence.failure()
     }
 
     async fn pause(&self) -> Result<(), Failure> {

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxNetwork, Usage,
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Usage,
 };
 use thaw_protocol::control::DeviceId;
 
@@ -51,6 +51,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn volumes_lost(&self) -> BoxFuture<'static, String> {
         Box::pin(std::future::pending())
     }
+    /// Why it ended, which it has, and what was last seen of it.
+    async fn failure(&self) -> SandboxFailure;
     async fn pause(&self) -> Result<(), Failure>;
     async fn resume(&self) -> Result<(), Failure>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure>;

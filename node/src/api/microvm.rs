@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxNetwork, Usage,
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Usage,
 };
 use thaw_protocol::control::{DeviceId, MachineState};
 
@@ -135,6 +135,10 @@ impl Machine for Microvm {
 
     fn volumes_lost(&self) -> BoxFuture<'static, String> {
         Box::pin(self.sandbox.volumes_lost())
+    }
+
+    async fn failure(&self) -> SandboxFailure {
+        self.sandbox.failure().await
     }
 
     async fn pause(&self) -> Result<(), Failure> {

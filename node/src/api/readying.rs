@@ -16,7 +16,7 @@ use crate::trace::Trace;
 
 /// Lines of a container's output shown with a failure, bytes they are looked for in, and characters of one.
 const LINES: usize = 10;
-const TAIL: usize = 8 << 10;
+const TAIL: u64 = 8 << 10;
 const LONGEST_LINE: usize = 200;
 
 /// Waits until a container is ready: where the time went until then.
@@ -72,19 +72,7 @@ async fn with_output(failure: Failure, journal: Arc<Journal>) -> Failure {
 
 /// Blocks. What cannot be read is left out.
 fn last_lines(journal: &Journal) -> Vec<String> {
-    let (mut at, mut tail) = (0, Vec::new());
-    let end = journal.extent().borrow().end;
-    while at < end {
-        let Ok(read) = journal.read(at) else { break };
-        if read.frames.is_empty() {
-            break;
-        }
-        at = read.next;
-        for (_, data) in read.frames {
-            tail.extend_from_slice(&data);
-            tail.drain(..tail.len().saturating_sub(TAIL));
-        }
-    }
+    let tail = journal.tail(TAIL).unwrap_or_default();
     let text = String::from_utf8_lossy(&tail);
     let shown = |line: &str| -> String {
         let plain = line.chars().map(|c| if c.is_control() { ' ' } else { c });

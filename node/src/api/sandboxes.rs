@@ -313,16 +313,40 @@ fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
     Ok(encoded.into())
 }
 
-/// Ends a sandbox and removes all it has.
-#[utoipa::path(delete, path = "/v1/sandboxes/{id}", operation_id = "deleteSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+/// What becomes of a sandbox that failed.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeleteParameters {
+    /// `keep`: a sandbox that ended unasked stays listed as failed. Without: nothing of it stays.
+    #[param(pattern = "^keep$")]
+    failed: Option<String>,
+}
+
+/// Ends a sandbox and removes all it has; of one that failed, what is left.
+#[utoipa::path(delete, path = "/v1/sandboxes/{id}", operation_id = "deleteSandbox", tag = "sandboxes", params(DeleteParameters, ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "It is gone"),
+    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn delete(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<StatusCode, Refusal> {
-    daemon
-        .clone()
-        .finish(async move { daemon.delete(&wanted).await })
-        .await?;
+pub async fn delete(
+    State(daemon): State<Arc<Daemon>>,
+    Named(wanted): Named,
+    Parameters(asked): Parameters<DeleteParameters>,
+) -> Result<StatusCode, Refusal> {
+    let keep = match asked.failed.as_deref() {
+        None => false,
+        Some("keep") => true,
+        Some(_) => return Err(Refusal::new(ApiCode::BadParameter, "failed is keep, or left out")),
+    };
+    let deleting = daemon.clone();
+    let deleted = async move {
+        match keep {
+            true => deleting.delete_unless_failed(&wanted).await,
+            false => deleting.delete(&wanted).await,
+        }
+    };
+    daemon.finish(deleted).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use oci_spec::image::ImageConfiguration;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ProcessIdentity, ThawSandbox};
+use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ProcessIdentity, PublishedPort, ThawSandbox};
 use thaw_protocol::control::MemoryMode;
 use thaw_rootfs::store::Image;
 
-use super::{CpuLimit, RunArguments, template};
+use super::{CpuLimit, RunArguments, ps, template};
 use crate::api::client::Client;
 use crate::api::server::OwnerService;
+use crate::config::Config;
 use crate::exit::{ExitCode, Failure};
 use crate::image::record::Recording;
 use crate::images::Images;
@@ -40,6 +41,8 @@ pub(super) struct Home {
     pub directory: PathBuf,
     /// The image's, where it is known.
     pub config: Option<ImageConfiguration>,
+    /// Ports of the host that lead to it.
+    pub published: Vec<PublishedPort>,
     run: PathBuf,
     keeper: Keeper,
     recording: Option<Pending>,
@@ -200,6 +203,7 @@ impl Home {
             vsock,
             directory,
             config,
+            published: created.sandbox.network.map(|n| n.published).unwrap_or_default(),
             run: paths.run,
             keeper: Keeper::Daemon(client),
             recording: None,
@@ -233,6 +237,12 @@ impl Home {
             vsock: vsock_socket(&directory),
             directory,
             config: sandbox.config.clone(),
+            published: sandbox
+                .record()
+                .network
+                .as_ref()
+                .map(|n| n.published.clone())
+                .unwrap_or_default(),
             run,
             recording: None,
             keeper: Keeper::Ourselves {
@@ -240,6 +250,13 @@ impl Home {
                 sandbox,
             },
         })
+    }
+
+    /// Says which ports of the host lead to it, where the kernel chose one of those that were asked for.
+    pub(super) fn tell_ports(&self, asked: &[PublishedPort], ui: &Ui) {
+        if asked.iter().any(|port| port.host == 0) && !self.published.is_empty() {
+            ui.note("published", &format!("published {}", ps::ports(&self.published)));
+        }
     }
 
     /// Waits for the machine's end: why it ended. Of a daemon's sandbox we learn by losing the agent.
@@ -260,19 +277,24 @@ impl Home {
         }
     }
 
-    /// Ends the sandbox and removes all it has.
-    pub(super) async fn close(self) {
+    /// Ends the sandbox and removes all it has. Where `may_have_failed`, one that ended unasked is listed as failed.
+    pub(super) async fn close(self, may_have_failed: bool) {
         match self.keeper {
             Keeper::Ourselves { sandbox, service, .. } => {
+                if may_have_failed && sandbox.ended().is_some() {
+                    note_failed(&self.run, &sandbox).await;
+                }
                 // First the machine: then nobody waits for an answer of its any more.
                 sandbox.kill();
                 service.stop().await;
                 sandbox.destroy().await;
             }
             Keeper::Daemon(client) => {
-                let Err(e) = client.delete(&self.id).await else {
-                    return;
+                let deleted = match may_have_failed {
+                    true => client.delete_unless_failed(&self.id).await,
+                    false => client.delete(&self.id).await,
                 };
+                let Err(e) = deleted else { return };
                 // No thawd any more: then nobody owns the sandbox, and we may end it.
                 let ended =
                     RunDirectory::open(&self.run).is_ok_and(|run| run.end(&self.id, &Hierarchy::detect()));
@@ -281,6 +303,19 @@ impl Home {
                 }
             }
         }
+    }
+}
+
+/// Lists a sandbox of ours, which has ended, as failed.
+async fn note_failed(run: &Path, sandbox: &Sandbox) {
+    let failed = sandbox.record().failed(None, sandbox.failure().await);
+    let noted = RunDirectory::open(run).and_then(|run| {
+        run.note_failed(&failed)?;
+        run.expire_failed(Config::from_env()?.sandbox.retention());
+        Ok(())
+    });
+    if let Err(e) = noted {
+        tracing::warn!("{e}");
     }
 }
 

@@ -76,8 +76,13 @@ pub enum Command {
     Run(Box<RunArguments>),
     /// Run another command in a running sandbox
     Exec(Box<ExecArguments>),
-    /// List running sandboxes
-    Ps,
+    /// List running sandboxes; with --quiet, their ids alone
+    #[command(after_help = "Example:\n  thaw rm $(thaw ps -q)")]
+    Ps {
+        /// List those that failed too, with why and when
+        #[arg(short, long)]
+        all: bool,
+    },
     /// Show what running sandboxes take of this host, and go on showing it
     Top(TopArguments),
     /// Stop a sandbox's CPUs
@@ -100,7 +105,7 @@ pub enum Command {
     Network(ChangeArguments),
     /// Say how much a running sandbox may read, write, send and receive, from now on
     Limit(ChangeLimits),
-    /// End sandboxes
+    /// End sandboxes, and remove what is left of those that failed
     Rm {
         /// The sandboxes: ids, names, or beginnings of ids
         #[arg(required = true, value_name = "SANDBOX")]
@@ -422,7 +427,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
     match &cli.command {
         Command::Run(arguments) => in_runtime(run::run(arguments, ui)),
         Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
-        Command::Ps => ps::ps(cli.global.json),
+        Command::Ps { all } => ps::ps(*all, ui),
         Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
         Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),

@@ -47,8 +47,9 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
         status = interrupted() => return Ok(status),
     };
     ui.fact(serde_json::json!({"event": "sandbox", "id": home.id}));
+    home.tell_ports(&arguments.through.publish, ui);
     let Some(config) = home.config.clone() else {
-        home.close().await;
+        home.close(false).await;
         return Err(Failure::new(
             ExitCode::ImageMalformed,
             "the image's configuration cannot be read",
@@ -112,7 +113,7 @@ pub(super) async fn conclude(
     }
     let (id, account) = (home.id.clone(), timings.map(Trace::account));
     let recording = home.take_recording();
-    home.close().await;
+    home.close(result.is_err()).await;
     if let Some(recording) = recording {
         recording.finish(ui).await;
     }

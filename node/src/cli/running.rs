@@ -74,7 +74,7 @@ pub(super) async fn remove(wanted: &[String]) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Ends one sandbox: its owner does, or we where it has none; its id.
+/// Ends one sandbox, by its owner or by us where it has none, or removes what is left of one that failed; its id.
 async fn remove_one(wanted: &str) -> Result<String, Failure> {
     let run = RunDirectory::open(&Paths::from_env().run)?;
     let failure = match Owner::find(wanted) {
@@ -95,8 +95,23 @@ async fn remove_one(wanted: &str) -> Result<String, Failure> {
     // Nobody has its lock, or it is not ended: then the first failure says more.
     match id.filter(|id| run.end(id, &Hierarchy::detect())) {
         Some(id) => Ok(id),
+        None if failure.code == ExitCode::SandboxNotFound => remove_failed(&run, wanted, failure).await,
         None => Err(failure),
     }
+}
+
+/// Removes what is left of a sandbox that failed: its id. There is none that runs, or else `not_found`.
+async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Failure) -> Result<String, Failure> {
+    let id = run.find_failed(wanted)?.ok_or(not_found)?.id;
+    if let Some(client) = Client::connect(&Paths::from_env().daemon_socket()) {
+        match client.delete(&id).await {
+            // It was never thawd's.
+            Err(e) if e.code == ExitCode::SandboxNotFound => {}
+            done => done?,
+        }
+    }
+    run.forget_failed(&id);
+    Ok(id)
 }
 
 pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8, Failure> {

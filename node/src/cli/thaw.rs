@@ -41,6 +41,7 @@ pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Failu
         status = interrupted() => return Ok(status),
     };
     ui.fact(serde_json::json!({"event": "sandbox", "id": home.id}));
+    home.tell_ports(&arguments.through.publish, ui);
     let result = attend(arguments, &home, &trace, ui).await;
     conclude(home, result, arguments.timings.then_some(&trace), ui).await
 }

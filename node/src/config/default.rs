@@ -66,6 +66,12 @@ mod tests {
                     within_s,
                 },
         } = PoolsConfig::default();
+        let SandboxConfig {
+            require_limits: _,
+            require_jail: _,
+            failed_retention_s,
+            failed_most,
+        } = SandboxConfig::default();
         let Setup {
             range,
             forwarding,
@@ -119,6 +125,8 @@ mod tests {
             sandbox: SandboxConfig {
                 require_limits: Some(true),
                 require_jail: Some(true),
+                failed_retention_s,
+                failed_most,
             },
             snapshots: SnapshotsConfig {
                 require_signature: Some(true),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rustix::io::Errno;
 use thaw_protocol::control::{ControlError, ErrorCode};
 use thaw_protocol::encoding::EncodingError;
 use thaw_protocol::packet::PacketError;
@@ -68,6 +69,14 @@ pub enum Misconduct {
     Strays(u32),
 }
 
+/// Whether a system call of the VMM's failed for want of room: the wire has the kernel's words for it, and its number in them.
+fn says_full(message: &str) -> bool {
+    let errors = [Errno::NOSPC, Errno::DQUOT];
+    errors
+        .iter()
+        .any(|e| message.contains(&std::io::Error::from(*e).to_string()))
+}
+
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Failure {
         let code = match &error {
@@ -78,6 +87,7 @@ impl From<CallError> for Failure {
                 ErrorCode::Snapshot => ExitCode::SnapshotDamaged,
                 ErrorCode::Incompatible => ExitCode::SnapshotIncompatible,
                 ErrorCode::Shared => ExitCode::Shared,
+                ErrorCode::System if says_full(&refusal.message) => ExitCode::DiskFull,
                 ErrorCode::WrongState
                 | ErrorCode::Invalid
                 | ErrorCode::Unswapped
@@ -92,5 +102,22 @@ impl From<CallError> for Failure {
             CallError::Closed { .. } | CallError::Broken { .. } | CallError::Silent { .. } => failure.lost(),
             _ => failure,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vmm_without_room_is_a_full_disk() {
+        let refused = |code, error: Errno| {
+            let message = format!("cannot write the memory file: {}", std::io::Error::from(error));
+            Failure::from(CallError::Refused(ControlError { code, message })).code
+        };
+        assert_eq!(refused(ErrorCode::System, Errno::NOSPC), ExitCode::DiskFull);
+        assert_eq!(refused(ErrorCode::System, Errno::DQUOT), ExitCode::DiskFull);
+        assert_eq!(refused(ErrorCode::System, Errno::IO), ExitCode::VmmFailed);
+        assert_eq!(refused(ErrorCode::Invalid, Errno::NOSPC), ExitCode::VmmFailed);
     }
 }

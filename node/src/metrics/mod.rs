@@ -82,6 +82,7 @@ pub struct Metrics {
     stages: HistogramVec,
     stage_names: Names,
     failures: IntCounterVec,
+    failed: IntCounterVec,
     slow: IntCounterVec,
     slow_names: Names,
     endpoint_names: Names,
@@ -122,6 +123,11 @@ impl Default for Metrics {
                 "thaw_start_failures_total",
                 "Sandboxes that could not be made, by the problem's code.",
                 &["how", "code"],
+            ),
+            failed: counters(
+                "thaw_sandbox_failures_total",
+                "Sandboxes that ended unasked, by why.",
+                &["reason"],
             ),
             slow: counters(
                 "thaw_start_slow_total",
@@ -187,6 +193,11 @@ impl Metrics {
         self.failures.with_label_values(&[how.name(), code]).inc();
     }
 
+    /// A sandbox ended unasked, for a reason with this code.
+    pub fn failed(&self, reason: &str) {
+        self.failed.with_label_values(&[reason]).inc();
+    }
+
     /// A request was answered. `route` is a path's pattern, not the path.
     pub fn answered(&self, route: &str, method: &'static str, status: u16, took: Duration) {
         let status = status.to_string();
@@ -217,7 +228,7 @@ impl Metrics {
         for histograms in [&self.starts, &self.stages, &self.latencies] {
             families.collected(histograms);
         }
-        for counters in [&self.failures, &self.slow, &self.requests] {
+        for counters in [&self.failures, &self.failed, &self.slow, &self.requests] {
             families.collected(counters);
         }
         for counter in [

@@ -14,6 +14,7 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::DEFAULT_DISK_MIB;
+use thaw_protocol::control::{Command, MachineState, Response};
 use thaw_rootfs::store::Image;
 
 use super::backends::{Backends, Ends};
@@ -139,7 +140,14 @@ async fn connect(
     let ends = Ends::make(node.images.clone(), &resources.given, has_disk)?;
     let mut backends = Backends::default();
     ends.attach_again(&mut backends);
-    let answered = tokio::time::timeout(ANSWER_LIMIT, backends.send(&control)).await;
+    let take = async {
+        match has_ended(&control).await {
+            // Its guest ended while there was no thawd, and it takes no backends: it is ours, to tell why it failed.
+            true => Ok(()),
+            false => backends.send(&control).await.map(drop),
+        }
+    };
+    let answered = tokio::time::timeout(ANSWER_LIMIT, take).await;
     answered.map_err(silent)??;
     (resources.misses, resources.console) = (ends.misses, Some(ends.console));
     Ok(control)
@@ -168,6 +176,18 @@ fn grant(resources: &Resources, node: &Node, record: &Record) {
             }
         }
     }
+}
+
+/// Whether its VMM says that its machine has ended.
+async fn has_ended(control: &ControlClient) -> bool {
+    let state = control.call(Command::Status, &[]).await;
+    matches!(
+        state,
+        Ok(Response::Status {
+            state: MachineState::Exited(_),
+            ..
+        })
+    )
 }
 
 /// Of an adopted sandbox: its disk, its images and what it was thawed from, which a freeze takes all of. Without one of them it

@@ -1,6 +1,5 @@
 //! A VMM process with its machine: spawned, jailed, created; and what it wrote when it fails.
 
-use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -14,15 +13,15 @@ use super::files::MachineFiles;
 use super::{Node, READY_LIMIT, Resources, limits, shells, with_console};
 use crate::control_client::{CallError, ControlClient, Vmm};
 use crate::exit::{ExitCode, Failure};
+use crate::failure::{end_of, last_lines};
 use crate::slow::Slow;
 use crate::state::Record;
 use crate::trace::{Trace, monotonic_ns};
 
 /// What the VMM writes, in the sandbox's directory.
-pub(super) const LOG: &str = "vmm.log";
-/// Lines of it shown with a failure.
+pub(super) use crate::failure::VMM_LOG as LOG;
+/// Lines of it shown with a failure, and bytes they are looked for in.
 const LOG_LINES: usize = 10;
-/// Most bytes of it that are looked at for them.
 const LOG_BYTES: u64 = 64 << 10;
 
 /// Starts a VMM and makes its machine. `started` is told of the process as soon as there is one, and writes down who it
@@ -174,24 +173,9 @@ fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Failure
 
 /// The last lines of a VMM's log.
 pub(super) fn log_tail(path: &Path) -> Vec<String> {
-    let text = end_of(path).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let lines: Vec<&str> = text.lines().collect();
-    let from = lines.len().saturating_sub(LOG_LINES);
-    lines[from..]
-        .iter()
-        .map(|line| format!("thaw-vmm: {line}"))
-        .collect()
-}
-
-/// The last [`LOG_BYTES`] of a log. A VMM that was taken over may have made it any size.
-fn end_of(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut file = std::fs::File::open(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES)))?;
-    let mut bytes = Vec::new();
-    file.take(LOG_BYTES).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    let text = end_of(path, LOG_BYTES).unwrap_or_default();
+    let lines = last_lines(&text, LOG_LINES).into_iter();
+    lines.map(|line| format!("thaw-vmm: {line}")).collect()
 }
 
 /// What the console and the VMM's log say of a failure. A guest that ran out of memory before it was ready says so only

@@ -43,6 +43,7 @@ mod budget;
 pub mod cold;
 mod create;
 mod disk;
+mod failed;
 mod files;
 pub mod freeze;
 mod freezing;
@@ -505,6 +506,7 @@ impl Sandbox {
 
     /// Ends its machine: whoever holds it sees it end.
     pub fn kill(&self) {
+        self.resources.directory.note_end();
         if let Some(vmm) = &self.resources.vmm {
             vmm.kill();
         }

@@ -134,6 +134,8 @@ impl Drop for Resources {
             return;
         }
         self.control = None;
+        // Whoever finds the rest, if we are killed: it did not fail.
+        self.directory.note_end();
         if let Some(mut vmm) = self.vmm.take() {
             vmm.kill();
             reach(Failpoint::DeleteKilled);

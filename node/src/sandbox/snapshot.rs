@@ -73,6 +73,23 @@ impl Snapshots {
 }
 
 pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Failure> {
+    let directory = spec.directory.clone();
+    let thawed = thaw_it(node, spec, trace).await;
+    thawed.map_err(|failure| of_users_own(failure, &directory))
+}
+
+/// A snapshot of the user's own is not built again as a template is: what to do with it instead.
+fn of_users_own(failure: Failure, directory: &Path) -> Failure {
+    let is_it = failure.what.contains(&directory.display().to_string());
+    match failure.code {
+        ExitCode::SnapshotDamaged if is_it && failure.remedy.is_none() => {
+            failure.remedy("thaw another copy of it; without one, what was frozen there is lost")
+        }
+        _ => failure,
+    }
+}
+
+async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Failure> {
     refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
     let registered = {
         let _stage = trace.stage("snapshot");
@@ -294,4 +311,21 @@ fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Failure> {
         })
     });
     shown.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_snapshot_of_the_users_is_no_template() {
+        let damaged = |directory: &str| {
+            let what =
+                format!("the snapshot at {directory} is damaged: memory is not what the manifest says");
+            let failure = Failure::new(ExitCode::SnapshotDamaged, what);
+            of_users_own(failure, Path::new("/mine")).to_string()
+        };
+        assert!(damaged("/mine").contains("another copy"), "{}", damaged("/mine"));
+        assert!(damaged("/data/templates/k").contains("thaw template rm"));
+    }
 }

@@ -1,6 +1,7 @@
 //! What is done to a thawd that is to die somewhere in it.
 
 use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use thaw_failpoint::Failpoint;
@@ -8,7 +9,8 @@ use thaw_node::api::client::Client;
 use thaw_node::container::Running;
 use thaw_node::exit::Failure;
 use thaw_pools::cgroup::Hierarchy;
-use thaw_protocol::api::{FreezeSandbox, NetworkPolicy, ThawSandbox};
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{CreateSandbox, FreezeSandbox, NetworkPolicy, ThawSandbox};
 use thaw_rootfs::prefetch::{Journal, OrderedBlob, Recorder};
 use thaw_rootfs::store::{Image, Store};
 use thaw_tiny_node::daemon::{eventually, log};
@@ -17,6 +19,8 @@ use thaw_tiny_node::{Place, asked};
 use crate::node::{Node, request};
 use crate::{pods, store};
 
+/// The name of a sandbox that fails.
+const FAILS: &str = "fails";
 /// Where a sandbox is frozen to.
 const FROZEN: &str = "frozen/snapshot";
 /// Beside an image, what is being recorded and what was.
@@ -32,6 +36,8 @@ pub enum Course {
     Cold,
     /// What else can be asked for: ports, policies, recordings, forks, what runs in a guest.
     Deeds,
+    /// A sandbox fails: its VMM is killed, what is left of it is listed, and removed.
+    Failure,
     /// A template is removed, by `thaw`.
     Eviction,
     /// The image store is changed, by `thaw`.
@@ -74,10 +80,11 @@ const DEEDS: [&str; 11] = [
 const EVICTION: [&str; 3] = ["snapshot.doomed", "snapshot.removed", "snapshot.forgotten"];
 
 impl Course {
-    pub const ALL: [Course; 6] = [
+    pub const ALL: [Course; 7] = [
         Course::Life,
         Course::Cold,
         Course::Deeds,
+        Course::Failure,
         Course::Eviction,
         Course::Store,
         Course::Pods,
@@ -91,6 +98,8 @@ impl Course {
             Course::Cold
         } else if begins(&DEEDS) || name.starts_with("store.recording-") {
             Course::Deeds
+        } else if name.starts_with("failed.") {
+            Course::Failure
         } else if EVICTION.contains(&name) {
             Course::Eviction
         } else if begins(&["store.", "layout."]) {
@@ -116,6 +125,17 @@ impl Course {
                 }
                 let died = self.doomed(node, point, nth, &what).await;
                 node.recovers(&what, Some(&survivor)).await;
+                died
+            }
+            Course::Failure => {
+                let survivor = node.survivor().await;
+                let died = self.doomed(node, point, nth, &what).await;
+                let failed = node.recovers(&what, Some(&survivor)).await;
+                let was_removed = !died || point == Failpoint::FailedForgotten;
+                let is_listed = failed.iter().any(|name| name == FAILS);
+                if point.name().starts_with("failed.") {
+                    assert_ne!(is_listed, was_removed, "{what}: {failed:?}; {}", log(&node.place));
+                }
                 died
             }
             Course::Cold => {
@@ -147,6 +167,7 @@ impl Course {
             let mut ended = || doomed.has_ended();
             let done = match self {
                 Course::Deeds => deeds(&node.place, &client, &mut ended).await,
+                Course::Failure => failure(&node.place, &client).await,
                 _ => life(&node.place, &client, &mut ended).await,
             };
             // Its death is seen by its clients first.
@@ -192,6 +213,20 @@ async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) 
     let taken = client.create(&asked).await?.sandbox;
     client.delete(&taken.id).await?;
     client.delete(&first.id).await
+}
+
+/// A sandbox that fails, is listed and removed.
+async fn failure(place: &Place, client: &Client) -> Result<(), Failure> {
+    let asked = CreateSandbox {
+        name: Some(FAILS.into()),
+        ..request(place)
+    };
+    let fails = client.create(&asked).await?.sandbox;
+    ProcessRecord::of(fails.vmm_pid.unwrap()).unwrap().kill();
+    while client.get(&fails.id).await?.state != "failed" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    client.delete(&fails.id).await
 }
 
 /// What else can be asked for.

@@ -138,15 +138,17 @@ impl Node {
     }
 
     /// Whoever is dead now, the next thawd takes over what lives and removes the rest, and works; stopped after its last
-    /// sandbox, it leaves what stays, and nothing else.
-    pub async fn recovers(&mut self, what: &str, survivor: Option<&Sandbox>) {
+    /// sandbox, it leaves what stays, and nothing else. The names of those it lists as failed.
+    pub async fn recovers(&mut self, what: &str, survivor: Option<&Sandbox>) -> Vec<String> {
         if let Some(survivor) = survivor {
             let vmm = survivor.vmm_pid.and_then(ProcessRecord::of);
             assert!(vmm.is_some(), "{what}: the sandbox does not go on");
         }
         let next = self.start();
         let client = self.client();
-        let living = client.list().await.unwrap();
+        let listed = client.list().await.unwrap();
+        let (failed, living): (Vec<_>, Vec<_>) = listed.into_iter().partition(|s| s.state == "failed");
+        assert!(failed.len() <= 1, "{what}: {failed:?}");
         if let Some(survivor) = survivor {
             let found = living.iter().find(|s| s.id == survivor.id);
             let found = found.unwrap_or_else(|| {
@@ -195,12 +197,13 @@ impl Node {
         }
         // It does all that again.
         self.make_one().await;
-        for sandbox in &living {
+        for sandbox in living.iter().chain(&failed) {
             client.delete(&sandbox.id).await.unwrap();
         }
         assert!(next.stop().success(), "{what}: {}", log(&self.place));
         let _ = std::fs::remove_dir_all(self.place.path("frozen"));
         self.is_empty_again(what);
+        failed.into_iter().filter_map(|s| s.name).collect()
     }
 }
 

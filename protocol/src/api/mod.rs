@@ -12,7 +12,7 @@
 //! | `GET /v1/sandboxes/{id}` | — | [`Sandbox`] |
 //! | `GET /v1/sandboxes/{id}/metrics` | — | [`Usage`] |
 //! | `PATCH /v1/sandboxes/{id}` | [`ChangeSandbox`] | [`Sandbox`] |
-//! | `DELETE /v1/sandboxes/{id}` | — | 204 |
+//! | `DELETE /v1/sandboxes/{id}`, with `?failed=keep` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
 //! | `GET /v1/sandboxes/{id}/logs` | — | what its container wrote |
@@ -39,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::MemoryMode;
 
 mod exec;
+mod failure;
 mod limits;
 mod list;
 mod network;
@@ -51,6 +52,7 @@ pub use exec::{
     Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, STDERR_CHANNEL, STDOUT_CHANNEL,
     TerminalSize,
 };
+pub use failure::{FAILED, SandboxFailure};
 pub use limits::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
@@ -506,10 +508,14 @@ pub struct Sandbox {
     pub created: u64,
     pub cpus: u8,
     pub memory_mib: u32,
-    /// `running`, `paused`, `exited` (its container's process has ended) or `ended` (its machine has).
+    /// `running`, `paused`, `exited` (its container's process has ended), `ended` (its machine has, and what it has on the
+    /// host is being removed) or `failed` (it ended unasked, and this record alone is left of it).
     pub state: String,
     /// Why it ended.
     pub reason: Option<String>,
+    /// How it failed, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<SandboxFailure>,
     /// What its container's process ended with, where thawd started or thawed that: the exit code, or 128 and the number of
     /// the signal that ended it.
     #[serde(default)]

@@ -28,6 +28,8 @@ impl Leftovers {
             files: ["/run/thaw", "/tmp"]
                 .iter()
                 .flat_map(|d| walk(Path::new(d)))
+                // What failed stays listed, and is meant to.
+                .filter(|p| !p.contains("/run/failed") && !p.starts_with("/run/thaw/failed"))
                 .collect(),
         }
     }

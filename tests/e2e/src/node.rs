@@ -75,6 +75,14 @@ impl Node {
         serde_json::from_str(&listed).unwrap()
     }
 
+    /// Why those failed that thawd lists.
+    pub fn failures(&self) -> Vec<String> {
+        let listed = run(&mut self.home.thaw(&["--json", "ps", "-a"])).ok();
+        let listed: Vec<serde_json::Value> = serde_json::from_str(&listed).unwrap();
+        let reasons = listed.iter().filter_map(|s| s["failure"]["reason"].as_str());
+        reasons.map(str::to_owned).collect()
+    }
+
     /// Waits until no microVM is there, and no shim.
     pub fn is_empty_soon(&self) {
         until("microVMs and shims are gone", || {

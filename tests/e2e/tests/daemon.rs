@@ -77,6 +77,86 @@ fn machines_made_ahead_are_taken_and_one_that_nobody_took_goes_with_its_maker() 
     assert_eq!(std::fs::read_dir(home.run()).unwrap().count(), 0);
 }
 
+/// What `thaw ps -a` has of a sandbox, once it is listed as failed.
+fn failed(home: &Home, name: &str) -> Value {
+    let since = std::time::Instant::now();
+    loop {
+        let listed = run(&mut home.thaw(&["--json", "ps", "-a"])).ok();
+        let listed: Vec<Value> = serde_json::from_str(&listed).unwrap();
+        let found = listed
+            .into_iter()
+            .find(|s| s["name"] == name && s["state"] == "failed");
+        if let Some(found) = found {
+            return found;
+        }
+        assert!(since.elapsed().as_secs() < 30, "{name} is not listed as failed");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
+
+/// Kills the VMM of a sandbox by name.
+fn kill_vmm(home: &Home, name: &str) {
+    let listed = run(&mut home.thaw(&["--json", "ps"])).ok();
+    let listed: Vec<Value> = serde_json::from_str(&listed).unwrap();
+    let found = listed.iter().find(|s| s["name"] == name).unwrap();
+    let vmm = found["vmm_pid"].as_i64().unwrap() as i32;
+    rustix::process::kill_process(pid_of(vmm), Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_sandbox_that_fails_is_told_and_listed_until_removed() {
+    let home = Home::new();
+    let mut thawd = home.thawd(&[]);
+    let busybox = image("busybox");
+    let start = |name: &str| {
+        run(&mut home.thaw(&["run", "-d", "--name", name, &busybox, "sleep", "1000"])).ok();
+    };
+    start("kept");
+    kill_vmm(&home, "kept");
+    let kept = failed(&home, "kept");
+    assert_eq!(kept["failure"]["reason"], "signal", "{kept}");
+    assert!(
+        !kept["failure"]["console"].as_array().unwrap().is_empty(),
+        "{kept}"
+    );
+
+    // Who ran it is told, and what is left stays listed.
+    let script = "echo up; exec sleep 1000";
+    let mut attended = home
+        .thaw(&["run", "--name", "attended", &busybox, "sh", "-c", script])
+        .spawn()
+        .unwrap();
+    let output = wait_for_line(&mut attended, "up");
+    kill_vmm(&home, "attended");
+    assert!(!attended.wait().unwrap().success());
+    drop(output);
+    failed(&home, "attended");
+
+    // While there is no thawd: its keeper goes too, and the next thawd tells.
+    start("alone");
+    thawd.kill().unwrap();
+    thawd.wait().unwrap();
+    kill_vmm(&home, "alone");
+    let mut next = home.thawd(&[]);
+    let alone = failed(&home, "alone");
+    assert_eq!(alone["failure"]["reason"], "unknown", "{alone}");
+
+    let table = run(&mut home.thaw(&["ps", "-a"])).ok();
+    assert!(
+        table.contains("ago: signal") && table.contains("ago: unknown"),
+        "{table}"
+    );
+    assert_eq!(run(&mut home.thaw(&["ps", "-q"])).ok(), "");
+    let ids = run(&mut home.thaw(&["ps", "-a", "-q"])).ok();
+    let ids: Vec<&str> = ids.lines().collect();
+    assert_eq!(ids.len(), 3, "{ids:?}");
+    run(&mut home.thaw(&[&["rm"], &ids[..]].concat())).ok();
+    assert_eq!(run(&mut home.thaw(&["ps", "-a", "-q"])).ok(), "");
+    rustix::process::kill_process(pid_of(next.id() as i32), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(home.run()).unwrap().count(), 0);
+}
+
 /// Asks thawd: the answer's head, and its body.
 fn ask(home: &Home, method: &str, path: &str, body: &str) -> (String, Value) {
     let mut stream = UnixStream::connect(home.run().join("thawd.sock")).unwrap();

@@ -218,6 +218,15 @@ fn whatever_ends_a_pod_its_containers_are_told_killed_once_and_nothing_is_left()
         until("the pod is not ready", || status().status.unwrap().state == 1);
         pod.remove();
         before.settle(&node);
+        let reason = match name {
+            "vmm" => "signal",
+            "panic" => "guest-panic",
+            "agent" => "agent-died",
+            _ => continue,
+        };
+        until(&format!("thawd lists that it failed: {reason}"), || {
+            node.failures().iter().any(|failure| failure == reason)
+        });
     }
 }
 

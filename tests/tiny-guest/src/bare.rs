@@ -37,6 +37,36 @@ pub fn brief() -> Guest {
     halted(code.power_off())
 }
 
+/// As [`brief`], but what it does a moment after its acknowledgement, twice as long, is a triple fault.
+pub fn crashed() -> Guest {
+    // ud2, without an interrupt table.
+    halted(later(&[0x0f, 0x0b]))
+}
+
+/// The same, but it says that it panics, and resets its machine, as Linux does.
+pub fn panicked() -> Guest {
+    let end = Code::default().print(PANIC).print("\n").out(0x64, 0xfe);
+    halted(later(&end.0))
+}
+
+/// What [`panicked`] prints last.
+pub const PANIC: &str = "Kernel panic - not syncing: told to";
+
+/// The same, but it writes to each page it has from 2 MiB up to `filled_mib`.
+pub fn hungry(filled_mib: u32) -> Guest {
+    halted(later(&fill(Code::default(), filled_mib).0))
+}
+
+/// Acknowledges, and does the rest after 2^31 ticks of the time stamp counter.
+fn later(rest: &[u8]) -> Code {
+    let code = hexadecimal(woken(0)).print("\n");
+    // rdtsc; mov ebx, eax; 1: rdtsc; sub eax, ebx; test eax, 1 << 31; jz 1b
+    let code = code
+        .raw(&[0x0f, 0x31, 0x89, 0xc3])
+        .raw(&[0x0f, 0x31, 0x29, 0xd8, 0xa9, 0, 0, 0, 0x80, 0x74, 0xf5]);
+    code.raw(rest)
+}
+
 /// As [`bare`] with few pages, but it acknowledges every thaw, not the first alone. In between it sleeps: the interrupt that
 /// tells of a new generation ID wakes it.
 pub fn lasting() -> Guest {

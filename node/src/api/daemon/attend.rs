@@ -7,7 +7,16 @@ use super::describe::{exited, set};
 use crate::api::machine::{Condition, Machine};
 use crate::readiness;
 
-/// Tells the cache of its machine's end, of its container's, and of its volumes'; deletes it when its time is over, or the process it was made for has ended.
+/// Why a sandbox is attended no longer.
+enum Over {
+    /// It is to end, and why.
+    Asked(&'static str),
+    /// It ended unasked.
+    Ended,
+}
+
+/// Tells the cache of its machine's end, of its container's, and of its volumes'; lists it as failed when its machine ended unasked, and
+/// deletes it when its time is over, or the process it was made for has ended.
 pub(super) fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
     let (record, end, exit) = (machine.record(), machine.end(), machine.exit());
     let (id, client, timeout) = (record.id.clone(), record.client, record.terms.timeout);
@@ -53,7 +62,11 @@ pub(super) fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future
             daemon
                 .cache
                 .update(&marked, |described| set(described, Condition::Ended(reason)));
+            if daemon.maker.is_some() {
+                return;
+            }
         }
+        // Its owner sees it end, and removes it.
         std::future::pending().await
     };
     let (marked, marking, lost) = (id.clone(), daemon.clone(), machine.volumes_lost());
@@ -67,19 +80,26 @@ pub(super) fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future
         std::future::pending().await
     };
     async move {
-        let why = tokio::select! {
-            why = client_ends => why,
-            why = time_ends => why,
-            why = mark => why,
-            why = note_exit => why,
-            why = note_lost => why,
+        let over = tokio::select! {
+            // First: whatever else ends a sandbox may end because of this.
+            biased;
+            () = mark => Over::Ended,
+            why = client_ends => Over::Asked(why),
+            why = time_ends => Over::Asked(why),
+            why = note_exit => Over::Asked(why),
+            why = note_lost => Over::Asked(why),
         };
         let Some(daemon) = daemon.upgrade() else { return };
         // On a task of its own: this one ends with the sandbox.
         tokio::spawn(async move {
             let _finishing = daemon.finishing.read().await;
-            if daemon.delete(&id).await.is_ok() {
-                tracing::info!(sandbox = id, "deleted: {why}");
+            match over {
+                Over::Ended => daemon.fail(&id).await,
+                Over::Asked(why) => {
+                    if daemon.delete_unless_failed(&id).await.is_ok() {
+                        tracing::info!(sandbox = id, "ended: {why}");
+                    }
+                }
             }
         });
     }

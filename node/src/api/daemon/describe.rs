@@ -17,6 +17,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         memory_mib: record.memory_mib,
         state: String::new(),
         reason: None,
+        failure: None,
         exit_code: None,
         readiness: machine.readiness(),
         vsock: machine.vsock().display().to_string(),

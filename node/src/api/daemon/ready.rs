@@ -22,12 +22,15 @@ impl Drop for Unanswered<'_> {
         }
         // As of every making that is given up, nothing is left when this returns: its name may be asked for again.
         let held = {
+            // It may be failing, or have failed: neither is known to anybody.
+            let _failing = self.daemon.failing();
             let mut table = self.daemon.table();
             self.daemon.cache.remove(self.id);
             table.remove(self.id)
         };
-        if let Some(held) = held {
-            held.machine.kill();
+        match held {
+            Some(held) => held.machine.kill(),
+            None => self.daemon.forget_now(self.id),
         }
     }
 }

@@ -1,15 +1,16 @@
 //! The objects and what became of them, behind one lock that is held for memory alone.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
-use thaw_protocol::api::Sandbox;
+use thaw_protocol::api::{FAILED, Sandbox};
 use tokio::sync::watch;
 
 use super::index::Index;
 use super::ring::{Change, Extent, Ring};
 use super::version::Versions;
+use crate::state::failed::failed_at;
 
 /// Changes after a version are not known any more, or it was never given: list again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,7 +30,7 @@ pub(super) struct Newest {
 }
 
 /// What [`Sandbox::state`] may be.
-const STATES: [&str; 3] = ["running", "paused", "ended"];
+const STATES: [&str; 5] = ["running", "paused", "exited", "ended", FAILED];
 
 /// How much a cache holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +53,10 @@ pub struct Cache {
 pub(super) struct State {
     versions: Versions,
     pub objects: BTreeMap<String, Arc<Sandbox>>,
+    /// Ids by name. A failed sandbox's name leads to another, if another has it that did not fail.
     names: HashMap<String, String>,
+    /// The ids of those that failed.
+    failed: BTreeSet<String>,
     pub index: Index,
     pub ring: Ring,
 }
@@ -61,6 +65,37 @@ impl State {
     /// The last change's version.
     pub fn version(&self) -> u64 {
         self.versions.last()
+    }
+
+    /// Adds one to what is found by name and by state.
+    fn enter(&mut self, sandbox: &Sandbox) {
+        let has_failed = sandbox.state == FAILED;
+        if has_failed {
+            self.failed.insert(sandbox.id.clone());
+        }
+        let Some(name) = &sandbox.name else { return };
+        let other = self.names.get(name).and_then(|id| self.objects.get(id));
+        let is_taken = other.is_some_and(|other| other.id != sandbox.id && other.state != FAILED);
+        if !(has_failed && is_taken) {
+            self.names.insert(name.clone(), sandbox.id.clone());
+        }
+    }
+
+    /// Takes one out of it; its name may lead to one that failed before.
+    fn leave(&mut self, sandbox: &Sandbox) {
+        self.failed.remove(&sandbox.id);
+        let Some(name) = &sandbox.name else { return };
+        if self.names.get(name) != Some(&sandbox.id) {
+            return;
+        }
+        self.names.remove(name);
+        let of_that_name = self.failed.iter().filter_map(|id| self.objects.get(id));
+        let last = of_that_name
+            .filter(|s| s.id != sandbox.id && s.name.as_ref() == Some(name))
+            .max_by_key(|s| failed_at(s));
+        if let Some(last) = last {
+            self.names.insert(name.clone(), last.id.clone());
+        }
     }
 
     /// Refuses a version after which not all changes are known.
@@ -82,6 +117,7 @@ impl Cache {
                 versions,
                 objects: BTreeMap::new(),
                 names: HashMap::new(),
+                failed: BTreeSet::new(),
                 index: Index::default(),
                 ring: Ring::new(version),
             }),
@@ -98,31 +134,40 @@ impl Cache {
         self.replace(&mut self.write(), sandbox)
     }
 
-    /// Changes the one with this id, if it is there; what changes nothing is no change.
-    pub fn update(&self, id: &str, change: impl FnOnce(&mut Sandbox)) {
+    /// Changes the one with this id, if it is there; what changes nothing is no change. Says whether it is there.
+    pub fn update(&self, id: &str, change: impl FnOnce(&mut Sandbox)) -> bool {
         let mut state = self.write();
         let Some(before) = state.objects.get(id) else {
-            return;
+            return false;
         };
         let mut after = Sandbox::clone(before);
         change(&mut after);
         if after != **before {
             self.replace(&mut state, after);
         }
+        true
     }
 
-    /// Takes the one with this id out.
-    pub fn remove(&self, id: &str) {
+    /// Takes the one with this id out. Says whether it was there.
+    pub fn remove(&self, id: &str) -> bool {
         let mut state = self.write();
         let Some(before) = state.objects.remove(id) else {
-            return;
+            return false;
         };
         state.index.remove(&before);
-        if let Some(name) = &before.name {
-            state.names.remove(name);
-        }
+        state.leave(&before);
         state.versions.advance();
         self.keep(&mut state, Some(before), None);
+        true
+    }
+
+    /// Those that failed, the one that failed first before the others.
+    pub fn failed(&self) -> Vec<Arc<Sandbox>> {
+        let state = self.read();
+        let failed = state.failed.iter().filter_map(|id| state.objects.get(id));
+        let mut failed: Vec<_> = failed.cloned().collect();
+        failed.sort_by(|a, b| (failed_at(a), &a.id).cmp(&(failed_at(b), &b.id)));
+        failed
     }
 
     /// The one with this id, or else this name.
@@ -185,14 +230,10 @@ impl Cache {
         let before = state.objects.insert(after.id.clone(), after.clone());
         if let Some(before) = &before {
             state.index.remove(before);
-            if let Some(name) = &before.name {
-                state.names.remove(name);
-            }
+            state.leave(before);
         }
         state.index.add(&after);
-        if let Some(name) = &after.name {
-            state.names.insert(name.clone(), after.id.clone());
-        }
+        state.enter(&after);
         self.keep(state, before, Some(after.clone()));
         after
     }

@@ -48,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn apply(cache: &Cache, step: &Step) {
     match step {
         Step::Put(id, app, paused) => drop(cache.put(sandbox(*id, *app, *paused))),
-        Step::Remove(id) => cache.remove(&format!("{id:04}")),
+        Step::Remove(id) => drop(cache.remove(&format!("{id:04}"))),
     }
 }
 

@@ -103,8 +103,12 @@ fn weight(sandbox: &Sandbox) -> usize {
         .iter()
         .map(|c| c.len() + size_of::<String>())
         .sum();
+    let failure = sandbox.failure.as_ref().map_or(0, |f| {
+        let lines = [&f.console, &f.log, &f.output].into_iter().flatten();
+        f.message.len() + lines.map(|l| l.len() + size_of::<String>()).sum::<usize>()
+    });
     let labels: usize = sandbox.labels.iter().map(|(k, v)| k.len() + v.len() + 64).sum();
-    size_of::<Sandbox>() + texts + command + labels
+    size_of::<Sandbox>() + texts + command + labels + failure
 }
 
 #[derive(Debug)]

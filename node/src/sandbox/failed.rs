@@ -1,0 +1,66 @@
+//! Why a sandbox of ours ended that nobody had asked to.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use thaw_pools::vmm::VmmProcess;
+use thaw_protocol::api::SandboxFailure;
+use tokio::io::Interest;
+
+use super::Sandbox;
+use super::create::blocking;
+use crate::failure::{Evidence, VmmEnd};
+use crate::readiness::register;
+
+/// How long a VMM may take to end, once it was told to or broke its connection.
+const END_LIMIT: Duration = Duration::from_secs(2);
+/// How long the console's last bytes may take.
+const CONSOLE_LIMIT: Duration = Duration::from_millis(500);
+/// Lines looked at.
+const CONSOLE_LINES: usize = 64;
+
+impl Sandbox {
+    /// Why its machine ended, which it has, and what was last seen of it. Its VMM is ended, if that has not.
+    pub async fn failure(&self) -> SandboxFailure {
+        let exited = self.life.borrow().exited.clone();
+        let vmm = match &self.resources.vmm {
+            Some(vmm) => {
+                if exited.is_some() {
+                    // It stays for whoever asks it why its guest ended.
+                    vmm.kill();
+                }
+                end_of(vmm).await
+            }
+            None => VmmEnd::Unknown,
+        };
+        let console = match &self.resources.console {
+            Some(console) => {
+                console.drained(CONSOLE_LIMIT).await;
+                console.tail(CONSOLE_LINES)
+            }
+            None => Vec::new(),
+        };
+        let directory = self.directory();
+        let written = blocking(move || Ok(Evidence::written_in(&directory))).await;
+        Evidence {
+            exited,
+            vmm,
+            oom_kills: self.resources.cgroup.as_deref().map_or(0, |c| c.oom_kills()),
+            console,
+            ..written.unwrap_or_default()
+        }
+        .failure()
+    }
+}
+
+/// How a VMM's process ended, once it has.
+async fn end_of(vmm: &VmmProcess) -> VmmEnd {
+    let pidfd = vmm.pidfd().as_fd().try_clone_to_owned();
+    let registered = pidfd.and_then(|pidfd| register(pidfd, Interest::READABLE));
+    if let Ok(pidfd) = registered
+        && tokio::time::timeout(END_LIMIT, pidfd.readable()).await.is_err()
+    {
+        return VmmEnd::Lives;
+    }
+    vmm.ended().map_or(VmmEnd::Unknown, VmmEnd::Known)
+}

@@ -1,0 +1,299 @@
+//! What is left of sandboxes that failed: one file each, `failed/ID.json` beside the directory of all sandboxes.
+//!
+//! Invariants: a sandbox's file is written before anything of the sandbox is removed, so a failure is not lost whoever is
+//! killed; one whose end was asked for is marked before its VMM is ended ([`SandboxDirectory::note_end`]), so its remains are
+//! taken for no failure; the files are bounded in number and age ([`Retention`]), and in number whatever the configuration
+//! says ([`MOST_FILES`]). The directory goes with its last file, under its lock.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::cgroup::Hierarchy;
+use thaw_protocol::api::{FAILED, Readiness, Sandbox, SandboxFailure};
+
+use super::{Record, RunDirectory, SandboxDirectory, lock_all, read_record, remove_if_empty, try_lock};
+use crate::container::ready;
+use crate::exit::{ExitCode, Failure};
+use crate::failure::Evidence;
+
+/// Says in a sandbox's directory that its end was asked for.
+const ENDING: &str = "ending";
+/// The form of a file. One of another is not read, and goes when its time is over.
+const VERSION: u32 = 1;
+/// Most files, whatever the configuration says.
+pub const MOST_FILES: usize = 10_000;
+
+/// Lines of the console said in the log.
+const LOGGED_LINES: usize = 10;
+
+/// How long failed sandboxes stay listed, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    pub seconds: u64,
+    pub most: usize,
+}
+
+impl Retention {
+    /// Those of `failed`, oldest first, that are to go now: the ids.
+    pub fn overdue<'a>(self, failed: &[&'a Sandbox], now: u64) -> Vec<&'a str> {
+        let excess = failed.len().saturating_sub(self.most);
+        let is_old = |sandbox: &Sandbox| failed_at(sandbox).saturating_add(self.seconds) <= now;
+        let overdue = failed.iter().enumerate();
+        overdue
+            .filter(|(n, sandbox)| *n < excess || is_old(sandbox))
+            .map(|(_, sandbox)| sandbox.id.as_str())
+            .collect()
+    }
+}
+
+/// When a sandbox failed, seconds since the Unix epoch.
+pub fn failed_at(sandbox: &Sandbox) -> u64 {
+    sandbox.failure.as_ref().map_or(0, |failure| failure.at)
+}
+
+/// Seconds since the Unix epoch.
+pub fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}
+
+#[derive(Serialize, Deserialize)]
+struct FailedRecord {
+    version: u32,
+    sandbox: Sandbox,
+}
+
+impl Record {
+    /// As a sandbox that failed.
+    pub fn failed(&self, exit_code: Option<i32>, failure: SandboxFailure) -> Sandbox {
+        Sandbox {
+            id: self.id.clone(),
+            name: self.name.clone(),
+            image: self.image.clone(),
+            command: self.command.clone(),
+            created: self.created,
+            cpus: self.vcpus,
+            memory_mib: self.memory_mib,
+            state: FAILED.into(),
+            reason: Some(failure.message.clone()),
+            exit_code,
+            labels: self.terms.labels.clone(),
+            timeout_s: self.terms.timeout.map(|t| t.seconds),
+            failure: Some(failure),
+            ..Sandbox::default()
+        }
+    }
+}
+
+impl SandboxDirectory {
+    /// Its end is asked for: whatever of it is found later did not fail.
+    pub fn note_end(&self) {
+        note_end(&self.path);
+    }
+}
+
+fn note_end(directory: &Path) {
+    // Without it, at worst a sandbox is listed as failed that was ended.
+    if let Err(e) = File::create(directory.join(ENDING)) {
+        tracing::debug!("cannot note the end of {}: {e}", directory.display());
+    }
+}
+
+impl RunDirectory {
+    /// Where the files are, as a directory with a lock.
+    fn failed_directory(&self) -> RunDirectory {
+        RunDirectory {
+            sandboxes: self.sandboxes.with_file_name("failed"),
+        }
+    }
+
+    fn failed_file(&self, id: &str) -> PathBuf {
+        self.sandboxes.with_file_name("failed").join(format!("{id}.json"))
+    }
+
+    /// Writes down that a sandbox failed, whole or not at all. Blocks.
+    ///
+    /// # Errors
+    /// The run directory cannot be written.
+    pub fn note_failed(&self, sandbox: &Sandbox) -> Result<(), Failure> {
+        let directory = self.failed_directory();
+        let fail = |e: io::Error| {
+            let place = self.failed_file(&sandbox.id);
+            Failure::system(format!("cannot write {}", place.display()), &e)
+        };
+        let _all = directory.make_and_lock_all().map_err(fail)?;
+        let (new, path) = (
+            directory.sandboxes.join(format!("{}.new", sandbox.id)),
+            self.failed_file(&sandbox.id),
+        );
+        reach(Failpoint::FailedDirectoryMade);
+        let write = || -> io::Result<()> {
+            let record = FailedRecord {
+                version: VERSION,
+                sandbox: sandbox.clone(),
+            };
+            let mut file = File::create(&new)?;
+            file.write_all(&serde_json::to_vec_pretty(&record)?)?;
+            reach(Failpoint::FailedBegun);
+            fs::rename(&new, &path)?;
+            reach(Failpoint::FailedNoted);
+            Ok(())
+        };
+        write().map_err(|e| {
+            let _ = fs::remove_file(&new);
+            fail(e)
+        })
+    }
+
+    /// Every sandbox that failed and is still listed, the one that failed first before the others. Blocks.
+    pub fn failed(&self) -> Vec<Sandbox> {
+        let Ok(entries) = fs::read_dir(self.failed_directory().sandboxes) else {
+            return Vec::new();
+        };
+        let read = |path: PathBuf| -> Option<Sandbox> {
+            if path.extension()? != "json" {
+                return None;
+            }
+            match serde_json::from_slice::<FailedRecord>(&fs::read(&path).ok()?) {
+                Ok(record) if record.version == VERSION => Some(record.sandbox),
+                Ok(other) => {
+                    tracing::warn!("{} is of version {}: left alone", path.display(), other.version);
+                    None
+                }
+                Err(e) => {
+                    tracing::warn!("{} cannot be read: {e}", path.display());
+                    None
+                }
+            }
+        };
+        let mut failed: Vec<Sandbox> = entries.flatten().filter_map(|e| read(e.path())).collect();
+        failed.sort_by(|a, b| (failed_at(a), &a.id).cmp(&(failed_at(b), &b.id)));
+        failed
+    }
+
+    /// The failed sandbox with this id or name, or the unambiguous beginning of an id; of those with one name, the last that
+    /// failed.
+    ///
+    /// # Errors
+    /// More than one begins so.
+    pub fn find_failed(&self, wanted: &str) -> Result<Option<Sandbox>, Failure> {
+        let failed = self.failed();
+        let exact = |s: &&Sandbox| s.id == wanted || s.name.as_deref() == Some(wanted);
+        if let Some(exact) = failed.iter().rev().find(exact) {
+            return Ok(Some(exact.clone()));
+        }
+        let begins = |s: &Sandbox| !wanted.is_empty() && s.id.starts_with(wanted);
+        let mut begin = failed.into_iter().filter(begins);
+        match (begin.next(), begin.next()) {
+            (Some(_), Some(_)) => {
+                let what = format!("more than one failed sandbox begins with {wanted}");
+                Err(Failure::new(ExitCode::SandboxNotFound, what))
+            }
+            (first, _) => Ok(first),
+        }
+    }
+
+    /// Removes what is left of a failed sandbox. Says whether there was anything. Blocks.
+    pub fn forget_failed(&self, id: &str) -> bool {
+        let directory = self.failed_directory().sandboxes;
+        let Ok(all) = lock_all(&directory) else {
+            return false;
+        };
+        let removed = fs::remove_file(self.failed_file(id)).is_ok();
+        reach(Failpoint::FailedForgotten);
+        remove_if_empty(&directory, &all);
+        removed
+    }
+
+    /// Removes the files that are too many or too old, and what was half written. Blocks.
+    pub fn expire_failed(&self, retention: Retention) {
+        let directory = self.failed_directory().sandboxes;
+        let Ok(all) = lock_all(&directory) else { return };
+        let failed = self.failed();
+        let known: Vec<&Sandbox> = failed.iter().collect();
+        for id in retention.overdue(&known, now()) {
+            let _ = fs::remove_file(self.failed_file(id));
+        }
+        let is_known = |name: &str| {
+            let id = name.strip_suffix(".json");
+            id.is_some_and(|id| known.iter().any(|s| s.id == id))
+        };
+        // What is no record of ours, and what a process that was killed had begun: nobody else writes under the lock.
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            let age = entry.metadata().and_then(|m| m.modified()).ok();
+            let age = age
+                .and_then(|at| at.elapsed().ok())
+                .map_or(0, |age| age.as_secs());
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.ends_with(".new") || (!is_known(&name) && age >= retention.seconds) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        remove_if_empty(&directory, &all);
+    }
+
+    /// Writes down which sandboxes ended unasked whose owner is gone too, before anything of them is removed.
+    pub(super) fn note_failures(&self, cgroups: &Hierarchy) {
+        let Ok(_all) = lock_all(&self.sandboxes) else {
+            return;
+        };
+        for path in self.directories() {
+            if let Some(_lock) = try_lock(&path) {
+                self.note_failure_in(&path, cgroups);
+            }
+        }
+    }
+
+    /// The same of one directory, whose lock is held.
+    fn note_failure_in(&self, path: &Path, cgroups: &Hierarchy) {
+        let Ok(record) = read_record(path) else { return };
+        if !is_failure(path, &record) || self.failed_file(&record.id).exists() {
+            return;
+        }
+        let evidence = Evidence::left_in(path, &record, cgroups);
+        let failed = record.failed(None, evidence.failure());
+        tell(&failed);
+        if let Err(e) = self.note_failed(&failed) {
+            tracing::error!("{e}");
+        }
+    }
+
+    /// Ends a sandbox nobody owns, whose lock is held; if it has not ended unasked before.
+    pub(super) fn note_asked(&self, path: &Path, cgroups: &Hierarchy) {
+        self.note_failure_in(path, cgroups);
+        note_end(path);
+    }
+}
+
+/// Whether what is left of a sandbox without an owner is that of one that ran, and ended unasked.
+fn is_failure(path: &Path, record: &Record) -> bool {
+    let vmm_ended = record.vmm.is_some_and(|vmm| !vmm.lives());
+    // Nobody was told of one that was still to become ready.
+    let was_promised = ready::noted(path) != Some(Readiness::Waiting);
+    record.outlives_owner() && vmm_ended && was_promised && !path.join(ENDING).exists()
+}
+
+/// Says in the log that a sandbox failed, and how.
+pub fn tell(failed: &Sandbox) {
+    let Some(failure) = &failed.failure else { return };
+    let console = failure.console.len().saturating_sub(LOGGED_LINES);
+    tracing::error!(
+        sandbox = failed.id,
+        name = failed.name,
+        image = failed.image,
+        reason = failure.reason,
+        exit_status = failure.exit_status,
+        signal = failure.signal,
+        console = failure.console[console..].join(" | "),
+        "the sandbox failed: {}",
+        failure.message
+    );
+}
+
+#[cfg(test)]
+#[path = "failed_test.rs"]
+mod tests;

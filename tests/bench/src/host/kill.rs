@@ -17,7 +17,7 @@ pub enum Way {
     /// `cgroup.kill` of a cgroup they are all in (cgroup v2, Linux 5.14).
     Cgroup,
     /// Their cgroup has no memory left. With cgroup v2 the kernel ends all of it at once (`memory.oom.group`), with v1 one
-    /// after another, while a process that it spares goes on taking memory.
+    /// after another, while another process goes on taking memory.
     OutOfMemory,
 }
 
@@ -129,6 +129,11 @@ fn exhaust(directory: &Path) -> io::Result<()> {
         // The kernel reclaims, and ends the group, until this is so.
         return write(&directory.join("memory.max"), "0");
     }
+    // Each of them goes before the process that takes memory.
+    let members = directory.join("cgroup.procs");
+    for pid in fs::read_to_string(&members).map_err(named(&members))?.lines() {
+        write(&Path::new("/proc").join(pid).join("oom_score_adj"), "1000")?;
+    }
     let used = directory.join("memory.usage_in_bytes");
     let text = fs::read_to_string(&used).map_err(named(&used))?;
     let used: u64 = text.trim().parse().map_err(io::Error::other)?;
@@ -148,9 +153,8 @@ fn exhaust(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes so many bytes in that cgroup, spared by the kernel: it ends others there instead.
+/// Takes so many bytes in that cgroup, or fewer if the kernel has ended all others there.
 pub fn take(directory: &Path, bytes: usize) -> io::Result<()> {
-    write(Path::new("/proc/self/oom_score_adj"), "-1000")?;
     write(&directory.join("cgroup.procs"), &std::process::id().to_string())?;
     let mut taken = Vec::with_capacity(bytes / STEP + 1);
     while taken.len() * STEP < bytes && !others_ended(directory)? {

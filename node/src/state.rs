@@ -20,7 +20,7 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{SandboxNetwork, Volume};
-use thaw_protocol::control::{CONTROL_VERSION, DeviceId};
+use thaw_protocol::control::DeviceId;
 
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{HostDisk, PodNamespace, Provenance, RootServing, Terms};
@@ -104,20 +104,6 @@ impl Record {
     /// Whether it goes on when its owner is gone, to be adopted.
     fn outlives_owner(&self) -> bool {
         !self.tethered && self.ready
-    }
-
-    /// Whether this release can speak to its VMM.
-    ///
-    /// # Errors
-    /// Which versions there are.
-    pub fn check_control(&self) -> Result<(), String> {
-        match (FIRST_CONTROL..=CONTROL_VERSION).contains(&self.control) {
-            true => Ok(()),
-            false => Err(format!(
-                "its VMM speaks version {} of the control protocol, and this thawd versions {FIRST_CONTROL} to {CONTROL_VERSION}",
-                self.control
-            )),
-        }
     }
 }
 

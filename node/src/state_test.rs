@@ -1,6 +1,8 @@
 use super::*;
 use std::process::{Child, Command};
 
+use thaw_protocol::control::CONTROL_VERSION;
+
 pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
     Record {
         id: id.into(),

@@ -182,3 +182,39 @@ impl Store {
             .map(|it| it.digest))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Written by the release before this one.
+    const PREVIOUS: &[u8] = include_bytes!("fixtures/previous-record.json");
+
+    fn read(bytes: &[u8]) -> Option<Record> {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(RECORD), bytes).unwrap();
+        Record::read(directory.path()).unwrap()
+    }
+
+    #[test]
+    fn record_of_the_previous_release_is_read() {
+        let record = read(PREVIOUS).unwrap();
+        assert_eq!(record.reference, "oci:/srv/images:tiny");
+        assert_eq!((record.layers.len(), record.blobs.len()), (1, 1));
+        // What this release writes, that one reads: it is the same.
+        let written = serde_json::to_value(&record).unwrap();
+        assert_eq!(
+            written,
+            serde_json::from_slice::<serde_json::Value>(PREVIOUS).unwrap()
+        );
+    }
+
+    #[test]
+    fn record_that_is_cut_or_newer_counts_as_absent() {
+        for length in 0..PREVIOUS.len() {
+            assert_eq!(read(&PREVIOUS[..length]), None, "cut to {length} bytes");
+        }
+        let newer = String::from_utf8_lossy(PREVIOUS).replace("\"version\": 2", "\"version\": 3");
+        assert_eq!(read(newer.as_bytes()), None);
+    }
+}

@@ -259,3 +259,19 @@ proptest! {
         let _ = Snapshot::decode_body(&bytes);
     }
 }
+
+/// Written by the thaw-vmm of the release before this one, of a tiny guest.
+#[test]
+fn state_file_of_the_previous_release_is_read_and_written_alike() {
+    let bytes = include_bytes!("fixtures/previous-state");
+    let snapshot = Snapshot::decode(bytes).unwrap();
+    assert_eq!((snapshot.shape.vcpus, snapshot.shape.memory_mib), (4, 128));
+    assert_eq!(snapshot.vcpus.len(), 4);
+    let devices: Vec<DeviceId> = snapshot.bus.devices.iter().map(|device| device.id).collect();
+    assert!(
+        devices.contains(&DeviceId::Net) && devices.is_sorted(),
+        "{devices:?}"
+    );
+    let body = &bytes[bytes.len() - snapshot.encode_body().len()..];
+    assert!(snapshot.encode_body() == body, "it is written otherwise now");
+}

@@ -47,6 +47,15 @@ async fn try_create(place: &Place, fields: Value) -> Result<CreatedSandbox, Fail
     Client::connect(&place.socket()).unwrap().create(&request).await
 }
 
+/// A stop of thawd leaves its sandboxes.
+async fn delete(place: &Place, id: &str) {
+    Client::connect(&place.socket())
+        .unwrap()
+        .delete(id)
+        .await
+        .unwrap();
+}
+
 async fn create(place: &Place, fields: Value) -> (String, i32) {
     let made = try_create(place, fields).await;
     let made = made.unwrap_or_else(|e| panic!("{e} {:?}: {}", e.context, log(place)));
@@ -129,9 +138,11 @@ async fn cpu_limit_of_a_request_is_set_and_a_wrong_one_is_named() {
     let (id, _) = create(&place, json!({"cpu_limit_millis": 250})).await;
     let quota = cgroup(&place, &id, &["cpu.max", "cpu.cfs_quota_us"]).unwrap();
     assert!(["25000", "25000 100000"].contains(&&*quota), "{quota}");
+    delete(&place, &id).await;
     let (id, _) = create(&place, json!({})).await;
     let quota = cgroup(&place, &id, &["cpu.max", "cpu.cfs_quota_us"]);
     assert!(quota.is_none_or(|quota| quota == "-1" || quota.starts_with("max")));
+    delete(&place, &id).await;
     for wrong in [0u32, 9, 64_001, u32::MAX] {
         let refused = try_create(&place, json!({"cpu_limit_millis": wrong}))
             .await
@@ -205,7 +216,8 @@ async fn a_host_without_cgroups_is_refused_unless_allowed() {
     place.configure_as_is("[sandbox]\nrequire_limits = false\n");
     let mut thawd = Thawd::begin(&place, without_cgroups(&place));
     assert!(thawd.serves(&place), "{}", log(&place));
-    create(&place, json!({})).await;
+    let (id, _) = create(&place, json!({})).await;
+    delete(&place, &id).await;
     // What was asked for is never left out.
     let refused = try_create(&place, json!({"cpu_limit_millis": 500}))
         .await

@@ -5,6 +5,10 @@
 //! and says how much was dropped. What is dropped is looked for in the file itself: it may have been begun by an earlier
 //! process, and signal handlers write to it past this. A terminal, a pipe or a journal is written to as it is.
 
+mod limit;
+
+pub use limit::LogLimit;
+
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::sync::Mutex;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use thaw_log::LogLimit;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet::{self, PacketError, Receiver};
 use thaw_rootfs::digest::Digest;
@@ -22,7 +23,6 @@ use crate::readiness::{BOTH, register};
 
 mod given;
 
-use given::Refusals;
 pub use given::{Given, MissCounts, Refusal};
 
 /// Misses of one socket worked on at once.
@@ -54,7 +54,7 @@ impl MissServer {
             socket: register(ours, BOTH)?,
             images,
             given,
-            refusals: Refusals::default(),
+            log: LogLimit::default(),
         });
         Ok((
             MissServer {
@@ -75,7 +75,7 @@ struct Server {
     socket: AsyncFd<OwnedFd>,
     images: Images,
     given: Given,
-    refusals: Refusals,
+    log: LogLimit,
 }
 
 async fn serve(server: Arc<Server>) {
@@ -118,14 +118,20 @@ impl Server {
         tracing::trace!(%blob, offset, length, "a miss");
         if let Err(why) = self.given.check(miss) {
             self.images.miss_counts().count(why);
-            let answer = self.refusals.note(why, miss);
+            let answer = why.sentence(miss);
+            if let Some(dropped) = self.log.pass() {
+                tracing::warn!(dropped, "a VMM's miss is refused: {answer}");
+            }
             tokio::time::sleep(REFUSAL_PAUSE).await;
             return Err(answer);
         }
         let filled = self.images.fill(&blob, offset, length.into()).await;
         // Logged with all that is known of it: the guest sees EIO and no more.
         filled.map_err(|error| {
-            tracing::error!(%blob, offset, length, code = error.code(), "a guest's read fails: {error}");
+            if let Some(dropped) = self.log.pass() {
+                let code = error.code();
+                tracing::error!(%blob, offset, length, code, dropped, "a guest's read fails: {error}");
+            }
             error.to_string()
         })
     }

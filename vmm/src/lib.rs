@@ -18,7 +18,6 @@
 //! | [`control`] | the server of [`thaw_protocol::control`] |
 //! | [`jail`] | what this process gives up before it serves anybody |
 //! | [`multihit`] | whether guests may execute from huge pages |
-//! | [`log_limit`] | how often a guest can have a line written to the log |
 //! | [`clock`] | the clock moments are told in |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -31,7 +30,6 @@ pub mod events;
 pub mod jail;
 pub mod kernel;
 pub mod layout;
-pub mod log_limit;
 pub mod machine;
 pub mod memory;
 pub mod multihit;

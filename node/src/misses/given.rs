@@ -48,7 +48,7 @@ impl Refusal {
     }
 
     /// As the VMM is told.
-    fn sentence(self, miss: &Miss) -> String {
+    pub(super) fn sentence(self, miss: &Miss) -> String {
         let (offset, length) = (miss.offset, miss.length);
         match self {
             Refusal::NotGiven => format!("blob {} is of no image of this machine", Digest::from(miss.blob)),
@@ -129,30 +129,6 @@ impl Given {
     }
 }
 
-/// The refusals of one VMM: the first ones are logged, then each whose number is a power of two, so that a VMM that asks
-/// without end writes some dozens of lines in its life.
-#[derive(Debug, Default)]
-pub(super) struct Refusals(AtomicU64);
-
-/// Refusals logged one by one.
-const FIRST: u64 = 8;
-
-impl Refusals {
-    /// Notes one; the answer to it.
-    pub(super) fn note(&self, why: Refusal, miss: &Miss) -> String {
-        let sentence = why.sentence(miss);
-        let refused = self.0.fetch_add(1, Ordering::Relaxed) + 1;
-        if is_logged(refused) {
-            tracing::warn!(refused, "a VMM's miss is refused: {sentence}");
-        }
-        sentence
-    }
-}
-
-fn is_logged(number: u64) -> bool {
-    number <= FIRST || number.is_power_of_two()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,12 +180,6 @@ mod tests {
         for length in [0, MAX_LENGTH + 1, u32::MAX] {
             assert_eq!(given.check(&miss(1, 0, length)), Err(Refusal::Length), "{length}");
         }
-    }
-
-    #[test]
-    fn million_refusals_log_some_dozens_of_lines() {
-        let lines = (1..=1_000_000).filter(|number| is_logged(*number)).count();
-        assert!((8..40).contains(&lines), "{lines}");
     }
 
     proptest! {

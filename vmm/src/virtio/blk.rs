@@ -15,6 +15,7 @@ mod request;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use thaw_log::LogLimit;
 use thaw_protocol::control::{Backend, DeviceId};
 use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_blk as b;
@@ -33,7 +34,6 @@ use super::misses::{self, Misses, Resumed, Waits, check_heads, packet_socket};
 use super::queue::{DeviceQueue, QueueError};
 use super::state::{DeviceState, QueueRecord};
 use super::throttle::Throttle;
-use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [256];

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use thaw_log::LogLimit;
 use thaw_protocol::control::DeviceId;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
@@ -18,7 +19,6 @@ use super::device_thread::DeviceThread;
 use super::gate::Gate;
 use super::interrupt::Interrupt;
 use crate::jail::threads::Thread;
-use crate::log_limit::LogLimit;
 
 /// What an epoll event is about, packed in its 64 bits of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

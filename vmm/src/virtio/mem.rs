@@ -11,6 +11,7 @@ mod slots;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use thaw_log::LogLimit;
 use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 
@@ -23,7 +24,6 @@ use super::looped::{Handler, Looped, another_kind};
 use super::queue::Chain;
 use super::state::{DeviceRecord, DeviceState};
 use crate::layout::{self, Window};
-use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];

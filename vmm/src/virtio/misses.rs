@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use thaw_log::LogLimit;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet::{self, PacketError};
 use thaw_rootfs::fs::MissingRange;
@@ -23,7 +24,6 @@ pub use self::parked::{Request, Resumed};
 use super::device::{AttachError, DeviceError, one_descriptor};
 use super::event_loop::Registrar;
 use super::state::QueueRecord;
-use crate::log_limit::LogLimit;
 
 /// How often a request's bytes are asked for again when they, said to be there, are not.
 const MAX_ROUNDS: u32 = 8;

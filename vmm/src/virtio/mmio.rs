@@ -8,6 +8,7 @@ mod freeze;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use thaw_log::LogLimit;
 use thaw_protocol::control::DeviceId;
 use virtio_bindings::virtio_config as status;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
@@ -19,7 +20,6 @@ use super::config::ConfigSpace;
 use super::device::{Activation, SharedMemory, VirtioDevice};
 use super::interrupt::Interrupt;
 use super::queue::DeviceQueue;
-use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 
 /// Register offsets (§4.2.2).

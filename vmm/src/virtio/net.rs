@@ -16,6 +16,7 @@ mod transmit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use thaw_log::LogLimit;
 use thaw_protocol::control::Backend;
 use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -32,7 +33,6 @@ use super::looped::plain;
 use super::queue::DeviceQueue;
 use super::state::{DeviceState, QueueRecord};
 use super::throttle::Throttle;
-use crate::log_limit::LogLimit;
 
 const QUEUE_SIZES: [u16; 2] = [256; 2];
 const RX: usize = 0;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use fuse_backend_rs::abi::fuse_abi::{AttrOut, InHeader, Opcode, OutHeader, ReadIn};
 use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
+use thaw_log::LogLimit;
 use thaw_rootfs::fs::{MissingRange, RootFs};
 use thaw_rootfs::guarded::metadata_lost;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
@@ -17,7 +18,6 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestRegionMmap, MmapRegion, VolatileSlice};
 
 use super::dax::Dax;
-use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::guest_io;

@@ -7,13 +7,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use thaw_log::LogLimit;
 use thaw_rootfs::fs::RootFs;
 use vmm_sys_util::epoll::Epoll;
 
 use super::dax::Dax;
 use super::message::{Messenger, Verdict};
 use crate::jail::threads::Thread;
-use crate::log_limit::LogLimit;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::device::{Activation, DeviceError, Saved};
 use crate::virtio::device_thread::{DeviceThread, WAKE, forget_kicks, wait_for_kicks};

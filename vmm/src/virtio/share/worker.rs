@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fuse_backend_rs::abi::fuse_abi::{InHeader, OutHeader};
+use thaw_log::LogLimit;
 use thaw_protocol::share::{INIT, LOOKUP, MESSAGE, REPLY};
 use vm_memory::ByteValued;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::relay::{Broken, Relay, Request, Step};
 use crate::jail::threads::Thread;
-use crate::log_limit::LogLimit;
 use crate::memory::GuestMemory;
 use crate::virtio::device::{Activation, DeviceError};
 use crate::virtio::device_thread::{

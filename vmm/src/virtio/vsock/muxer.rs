@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::time::{ClockId, clock_gettime};
+use thaw_log::LogLimit;
 use thaw_protocol::control::Event;
 use thaw_protocol::handshake::{GUEST_CID, HANDSHAKE_PORT};
 use vm_memory::VolatileSlice;
@@ -18,7 +19,6 @@ use vmm_sys_util::epoll::EventSet;
 use super::connection::{Connection, Fate, header};
 use super::packet::{HOST_CID, Header, Op, STREAM};
 use crate::events::EventSink;
-use crate::log_limit::LogLimit;
 use crate::virtio::event_loop::Registrar;
 use crate::virtio::state::{DeviceState, ResetRecord};
 

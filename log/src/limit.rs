@@ -1,18 +1,19 @@
-//! How often a guest can have a line written to the log.
+//! How often a guest, or its VMM, can have a line written to a log.
 //!
-//! The VMM logs a guest's misuse of a device, and a guest can misuse a device endlessly. So each device may write a burst of
-//! lines, then one line each period. The next line that is written tells how many were dropped.
+//! The VMM logs a guest's misuse of a device, thawd a VMM's misuse of its sockets, and either can be misused endlessly. So each
+//! device and each socket may write a burst of lines, then one line each period. The next line that is written tells how many
+//! were dropped.
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::clock::monotonic_ns;
+use rustix::time::{ClockId, clock_gettime};
 
 /// Lines that may come at once.
 const BURST: u32 = 10;
 /// Nanoseconds after which one more may come.
 const PERIOD: u64 = 10_000_000_000;
 
-/// What one device, or one part of it, may still write.
+/// What one device, one part of it, or one socket may still cause to be written.
 #[derive(Debug)]
 pub struct LogLimit(Mutex<Budget>);
 
@@ -63,6 +64,12 @@ impl Budget {
         self.lines += periods.min(left) as u32;
         self.earned += periods * PERIOD;
     }
+}
+
+/// CLOCK_MONOTONIC, in nanoseconds.
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[cfg(test)]

@@ -143,6 +143,10 @@ async fn a_thaw_share_that_dies_is_started_again_by_whichever_thawd_there_is() {
     let thawd = Thawd::start(&place);
     makers.push(thawd.record());
     let third = next(&place, &id, second);
+    // It is in the record before it has its relay, and ends with a thawd that dies between the two.
+    eventually("its VMM has it", || {
+        log(&place).matches("another thaw-share serves").count() == 2
+    });
     // The next thawd watches the one it has taken over, too.
     thawd.kill();
     let thawd = Thawd::start(&place);

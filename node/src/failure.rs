@@ -83,6 +83,8 @@ pub enum VmmEnd {
 pub struct Evidence {
     /// What the VMM said of its guest.
     pub exited: Option<ExitReason>,
+    /// What the VMM did on its control connection that none does: thawd then ends it.
+    pub misconduct: Option<String>,
     pub vmm: VmmEnd,
     /// Processes the kernel killed in its cgroup for want of memory.
     pub oom_kills: u64,
@@ -122,9 +124,9 @@ impl Evidence {
     /// The failure, noticed now.
     pub fn failure(self) -> SandboxFailure {
         let (reason, message) = self.reason();
-        let ended = match (self.vmm, &self.exited) {
+        let ended = match (self.vmm, &self.exited, &self.misconduct) {
             // After its guest has ended, it is thawd that ends it.
-            (VmmEnd::Known(ended), None) => Some(ended),
+            (VmmEnd::Known(ended), None, None) => Some(ended),
             _ => None,
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -149,6 +151,11 @@ impl Evidence {
     fn reason(&self) -> (Reason, String) {
         if let Some(exited) = &self.exited {
             return self.of_guest(exited);
+        }
+        if let Some(what) = &self.misconduct {
+            let what = printable(what);
+            let message = format!("its VMM broke the control protocol, and thawd ended it: {what}");
+            return (Reason::VmmLost, message);
         }
         let forbidden = self
             .log

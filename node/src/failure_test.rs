@@ -91,6 +91,18 @@ fn a_forbidden_call_is_named_also_where_nobody_saw_the_status() {
 }
 
 #[test]
+fn a_vmm_that_misbehaved_is_told_by_what_it_did() {
+    let evidence = Evidence {
+        misconduct: Some("it sent what is no message".into()),
+        vmm: VmmEnd::Known(Ended::Signal(9)),
+        ..Evidence::default()
+    };
+    let failure = evidence.failure();
+    assert_eq!((failure.reason.as_str(), failure.signal), ("vmm-lost", None));
+    assert!(failure.message.contains("no message"), "{}", failure.message);
+}
+
+#[test]
 fn signals_and_statuses_are_told_as_numbers_too() {
     let ended = |ended| {
         let evidence = Evidence {

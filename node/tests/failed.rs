@@ -10,8 +10,10 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use thaw_node::api::client::Client;
+use thaw_node::control_client::{ControlClient, Vmm};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, ProcessIdentity, Sandbox, SandboxFailure};
+use thaw_protocol::control::CONTROL_VERSION;
 use thaw_tiny_guest::Guest;
 use thaw_tiny_guest::bare::{PANIC, brief, crashed, hungry, lasting, panicked};
 use thaw_tiny_node::daemon::{eventually, log};
@@ -241,7 +243,10 @@ async fn a_guest_that_ends_without_thawd_is_asked_why() {
     let sandbox = made(&place, "a").await;
     thawd.kill();
     let control = place.path("run/sandboxes").join(&sandbox.id).join("control.sock");
-    let vmm = thaw_node::control_client::ControlClient::connect(&control).unwrap();
+    let pid = Vmm(sandbox.vmm_pid.unwrap());
+    let vmm = ControlClient::adopt(&control, pid, CONTROL_VERSION)
+        .await
+        .unwrap();
     vmm.life().wait_for(|life| life.exited.is_some()).await.unwrap();
     drop(vmm);
     let next = Thawd::start(&place);

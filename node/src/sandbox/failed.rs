@@ -22,11 +22,15 @@ const CONSOLE_LINES: usize = 64;
 impl Sandbox {
     /// Why its machine ended, which it has, and what was last seen of it. Its VMM is ended, if that has not.
     pub async fn failure(&self) -> SandboxFailure {
-        let exited = self.life.borrow().exited.clone();
+        let (exited, misconduct) = {
+            let life = self.life.borrow();
+            let misconduct = life.misconduct.as_ref().map(ToString::to_string);
+            (life.exited.clone(), misconduct)
+        };
         let vmm = match &self.resources.vmm {
             Some(vmm) => {
-                if exited.is_some() {
-                    // It stays for whoever asks it why its guest ended.
+                if exited.is_some() || misconduct.is_some() {
+                    // It stays for whoever asks it why its guest ended, or does not mean to end.
                     vmm.kill();
                 }
                 end_of(vmm).await
@@ -44,6 +48,7 @@ impl Sandbox {
         let written = blocking(move || Ok(Evidence::written_in(&directory))).await;
         Evidence {
             exited,
+            misconduct,
             vmm,
             oom_kills: self.resources.cgroup.as_deref().map_or(0, |c| c.oom_kills()),
             console,

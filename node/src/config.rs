@@ -46,7 +46,7 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SnapshotsConfig {
-    /// Whether a snapshot nobody trusted signed is refused. None: once there is a trusted key.
+    /// Whether a snapshot without a signature by a trusted key is refused. None: once there is a trusted key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_signature: Option<bool>,
 }

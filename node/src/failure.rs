@@ -47,6 +47,20 @@ pub enum Reason {
 }
 
 impl Reason {
+    pub const ALL: [Reason; 11] = [
+        Reason::OutOfMemory,
+        Reason::Signal,
+        Reason::ForbiddenCall,
+        Reason::VmmError,
+        Reason::VmmLost,
+        Reason::GuestPanic,
+        Reason::AgentDied,
+        Reason::GuestReset,
+        Reason::GuestPowerOff,
+        Reason::CpuFault,
+        Reason::Unknown,
+    ];
+
     /// Its stable name.
     pub fn code(self) -> &'static str {
         match self {

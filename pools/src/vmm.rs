@@ -362,7 +362,7 @@ mod tests {
             (vmm.ended(), vmm.ended())
         };
         let program = script(directory.path(), "exit 7");
-        let mut vmm = spawn(&program, &listener, &log()).unwrap();
+        let mut vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
         assert_eq!(ended(&vmm), (Some(Ended::Code(7)), Some(Ended::Code(7))));
         assert_eq!(
             vmm.wait().unwrap().unwrap().code(),
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(vmm.ended(), None, "nothing is left to ask");
 
         let program = script(directory.path(), "exec sleep 60");
-        let vmm = spawn(&program, &listener, &log()).unwrap();
+        let vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
         assert_eq!(vmm.ended(), None, "it lives");
         let adopted = VmmProcess::adopt(vmm.record()).unwrap();
         vmm.kill();

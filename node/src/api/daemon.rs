@@ -97,7 +97,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Takes over every sandbox an earlier thawd left running. One that cannot be taken over runs on, and is nobody's.
+    /// Takes over every sandbox an earlier thawd left running. One that cannot be taken over runs on without an owner.
     ///
     /// # Errors
     /// The data directory cannot be written, or spans cannot be sent where the configuration says.

@@ -123,7 +123,7 @@ impl Fake {
     }
 }
 
-/// The id of a sandbox that runs and is nobody's.
+/// The id of a sandbox that runs without an owner.
 pub const UNOWNED: &str = "unowned";
 
 struct Making<'a>(&'a Fake);

@@ -89,7 +89,7 @@ pub trait Maker: Stock {
     async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal>;
     /// Of a snapshot of a pod's.
     async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal>;
-    /// Ends a sandbox on this host that runs and is nobody's, by its id: one that could not be adopted. Says whether there was one.
+    /// Ends a sandbox on this host that runs without an owner, by its id: one that could not be adopted. Says whether there was one.
     async fn end_unowned(&self, id: &str) -> bool;
     /// What its pools have and did.
     fn pools(&self) -> Vec<PoolStatistics>;

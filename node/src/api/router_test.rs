@@ -455,7 +455,7 @@ fn the_document_is_the_routes() {
 #[test]
 fn every_operation_has_a_name_of_its_own_that_is_a_verb_and_a_noun() {
     let verbs =
-        "create delete end exec fork freeze get list open pause pull read resume set start thaw write";
+        "change create delete end exec fork freeze get list open pause pull read resume set start thaw write";
     let verbs: Vec<_> = verbs.split(' ').collect();
     let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
     let mut names = std::collections::BTreeSet::new();

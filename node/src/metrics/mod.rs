@@ -17,6 +17,8 @@ use std::time::Duration;
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts};
 use thaw_protocol::api::Account;
 
+use crate::failure::Reason;
+
 pub mod families;
 #[cfg(test)]
 pub mod grammar;
@@ -124,11 +126,7 @@ impl Default for Metrics {
                 "Sandboxes that could not be made, by the problem's code.",
                 &["how", "code"],
             ),
-            failed: counters(
-                "thaw_sandbox_failures_total",
-                "Sandboxes that ended unasked, by why.",
-                &["reason"],
-            ),
+            failed: failed_sandboxes(),
             slow: counters(
                 "thaw_start_slow_total",
                 "Starts that were slower than they could be, by why.",
@@ -250,6 +248,19 @@ fn histograms(name: &str, help: &str, labels: &[&str]) -> HistogramVec {
 
 fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
     IntCounterVec::new(Opts::new(name, help), labels).expect("the names are good")
+}
+
+/// With every reason from the start, so that the first failure shows as an increase.
+fn failed_sandboxes() -> IntCounterVec {
+    let failed = counters(
+        "thaw_sandbox_failures_total",
+        "Sandboxes that ended unasked, by why.",
+        &["reason"],
+    );
+    for reason in Reason::ALL {
+        failed.with_label_values(&[reason.code()]);
+    }
+    failed
 }
 
 fn counter(name: &str, help: &str) -> IntCounter {

@@ -134,6 +134,7 @@ impl Budget {
         };
         let list = data.join(LIST);
         let written = read_list(&list)?;
+        let is_new = !list.exists();
         let budget = Budget {
             limit,
             list: Some(list),
@@ -143,7 +144,10 @@ impl Budget {
             }),
             ..Budget::default()
         };
-        budget.forget_removed();
+        match is_new {
+            true => budget.write_list(),
+            false => budget.forget_removed(),
+        }
         Ok(budget)
     }
 

@@ -62,12 +62,18 @@ pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, 
                 .remedy("name the right image in THAW_GUEST_IMAGE, or copy it to the second place")
         })?),
     };
-    // It may have come from elsewhere, or from a release that noted nothing.
-    if !Scratch::holds(&node.paths.data, &of.directory) {
-        node.templates.keep_components(subject);
-        refer(node, &of.directory, of.hash, subject);
-    }
     Ok(found)
+}
+
+/// Keeps what a snapshot that was thawed is made of, while it is there. It may have come from elsewhere, or from a release that
+/// noted nothing. Not of one that goes with this process. Blocks.
+pub(super) fn note_thawed(node: &Node, of: &Registered) {
+    if Scratch::holds(&node.paths.data, &of.directory) {
+        return;
+    }
+    let subject = &of.manifest.subject;
+    node.templates.keep_components(subject);
+    refer(node, &of.directory, of.hash, subject);
 }
 
 /// A failure to restore a snapshot that another thaw-vmm froze, with where that is kept.

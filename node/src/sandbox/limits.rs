@@ -1,7 +1,7 @@
 //! What a sandbox's cgroup on its host is limited to, and what becomes of a sandbox that cannot be limited.
 //!
 //! Invariant: where limits are required, no guest runs before those of its sandbox are set, but in a pod's cgroup, which has
-//! its own, and while a template is built, whose guest runs nobody's program. A CPU limit that was asked for is set, or there is
+//! its own, and while a template is built, whose guest runs no program of a user's. A CPU limit that was asked for is set, or there is
 //! no sandbox, whatever is required.
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -111,7 +111,14 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
         guest_image: image.as_ref(),
     };
     let made = once_more(told, || make(node, &spec, &frozen, trace)).await;
-    made.map_err(|e| kept::name_vmm(node, &registered, e))
+    let sandbox = made.map_err(|e| kept::name_vmm(node, &registered, e))?;
+    let node = node.clone();
+    blocking(move || {
+        kept::note_thawed(&node, &registered);
+        Ok(())
+    })
+    .await?;
+    Ok(sandbox)
 }
 
 /// What is thawed.

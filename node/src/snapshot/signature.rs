@@ -1,7 +1,7 @@
 //! Ed25519 over the manifest's bytes, in `manifest.sig`: 64 bytes, as `openssl pkeyutl -sign -rawin` makes them.
 //!
 //! Keys are PEM files as `openssl genpkey -algorithm ed25519` and `openssl pkey -pubout` write them. Invariant: where any
-//! key is trusted, a manifest nobody trusted signed is refused, unless the configuration takes unsigned ones all the same; a key that
+//! key is trusted, a manifest without a signature by a trusted key is refused, unless the configuration takes unsigned ones all the same; a key that
 //! cannot be read is an error, not one key fewer.
 
 use std::fmt;

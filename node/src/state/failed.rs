@@ -171,7 +171,7 @@ impl RunDirectory {
             }
         };
         let mut failed: Vec<Sandbox> = entries.flatten().filter_map(|e| read(e.path())).collect();
-        failed.sort_by(|a, b| (failed_at(a), &a.id).cmp(&(failed_at(b), &b.id)));
+        failed.sort_by_key(|sandbox| (failed_at(sandbox), sandbox.resource_version));
         failed
     }
 

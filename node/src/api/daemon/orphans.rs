@@ -2,7 +2,7 @@
 //!
 //! Invariant: a sandbox that was asked for with a key is either all that was asked for, and then its key is answered by it; or
 //! nobody was ever told of it, and it is ended, so that whoever asks again has it made anew. One that was asked for without a
-//! key is taken over as it is. One that cannot be taken over though its VMM lives is left running and is nobody's: the log names it
+//! key is taken over as it is. One that cannot be taken over though its VMM lives is left running without an owner: the log names it
 //! and says why, whoever deletes it ends it, and the next thawd tries again.
 
 use std::collections::HashMap;

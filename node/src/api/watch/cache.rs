@@ -166,7 +166,7 @@ impl Cache {
         let state = self.read();
         let failed = state.failed.iter().filter_map(|id| state.objects.get(id));
         let mut failed: Vec<_> = failed.cloned().collect();
-        failed.sort_by(|a, b| (failed_at(a), &a.id).cmp(&(failed_at(b), &b.id)));
+        failed.sort_by_key(|s| (failed_at(s), s.resource_version));
         failed
     }
 

@@ -171,14 +171,14 @@ impl Ring {
     /// Adds a change that happened `now`, by a clock that never goes back.
     pub fn push(&mut self, change: Arc<Change>, now: Duration) {
         let fresh = |kept: Option<&Kept>| kept.is_some_and(|k| now.saturating_sub(k.at) < FRESH);
-        if self.kept.len() >= self.room {
+        let weight = change.weight();
+        if self.kept.len() >= self.room || self.bytes + weight > MOST_BYTES {
             if fresh(self.kept.front()) {
                 self.room = (self.room * 2).min(MOST);
             } else if !fresh(self.kept.get(self.kept.len() - self.kept.len() / 4)) {
                 self.room = (self.room / 2).max(LEAST);
             }
         }
-        let weight = change.weight();
         self.bytes += weight;
         while self.kept.len() >= self.room || self.bytes > MOST_BYTES {
             let Some(oldest) = self.kept.pop_front() else {

@@ -110,12 +110,12 @@ impl ControlClient {
         let hello = Command::Hello {
             version: CONTROL.current,
         };
-        if recorded >= hello.since() {
-            if let Response::Hello { version, release } = client.call(hello, &[]).await? {
-                CONTROL.check(version).map_err(foreign)?;
-                tracing::debug!("{vmm} of release {release:?} speaks version {version} with us");
-                client.version = version;
-            }
+        if recorded >= hello.since()
+            && let Response::Hello { version, release } = client.call(hello, &[]).await?
+        {
+            CONTROL.check(version).map_err(foreign)?;
+            tracing::debug!("{vmm} of release {release:?} speaks version {version} with us");
+            client.version = version;
         }
         Ok(client)
     }

@@ -72,8 +72,11 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// A record, and what is behind it. A place without a name: the node was forgotten.
-fn decode(bytes: &[u8]) -> Option<((u64, Option<Place>), &[u8])> {
+/// A node id and its place; none: the node was forgotten.
+type Record = (u64, Option<Place>);
+
+/// A record, and the bytes behind it.
+fn decode(bytes: &[u8]) -> Option<(Record, &[u8])> {
     let length = usize::from(u16::from_le_bytes(number(bytes, FIXED - 2)?));
     let name = bytes.get(FIXED..FIXED + length)?;
     let is_name = !matches!(name, b"." | b"..") && !name.contains(&b'/') && length <= NAME;

@@ -45,8 +45,7 @@ fn budget(budget: BudgetStatistics, families: &mut Families) {
         [
             ([("of", "sandboxes")], budget.sandboxes as f64),
             ([("of", "snapshots")], budget.snapshots as f64),
-        ]
-        .into_iter(),
+        ],
     );
     families.counters(
         "thaw_disk_budget_refused_total",
@@ -54,8 +53,7 @@ fn budget(budget: BudgetStatistics, families: &mut Families) {
         [
             ([("of", "sandboxes")], budget.refused_sandboxes),
             ([("of", "snapshots")], budget.refused_snapshots),
-        ]
-        .into_iter(),
+        ],
     );
 }
 

@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,9 @@ use unreadable::Remains;
 pub mod failed;
 
 const RECORD: &str = "record.json";
+/// How long a process that a dead owner had begun may take to execute its program, and between two looks.
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+const LOCK_STEP: Duration = Duration::from_millis(5);
 const CONTROL_SOCKET: &str = "control.sock";
 
 /// The control protocol of a VMM whose record does not say: that of the release before records did.
@@ -377,7 +381,9 @@ impl RunDirectory {
         };
         let mut adopted = Vec::new();
         for path in self.directories() {
-            let Some(lock) = try_lock(&path) else { continue };
+            let Some(lock) = lock_once_its_owner_is_gone(&path) else {
+                continue;
+            };
             let Ok(record) = read_record(&path) else { continue };
             if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) {
                 adopted.push((record, SandboxDirectory::locked(path, lock)));
@@ -481,6 +487,20 @@ fn try_lock(path: &Path) -> Option<File> {
     let file = File::open(path).ok()?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
     Some(file)
+}
+
+/// The lock of a sandbox, unless its owner lives. A process that a dead owner had begun shares the lock until it executes its
+/// program: this waits for that, at most [`LOCK_LIMIT`].
+fn lock_once_its_owner_is_gone(path: &Path) -> Option<File> {
+    let since = Instant::now();
+    loop {
+        let lock = try_lock(path);
+        let owner = || read_record(path).ok().and_then(|record| record.owner);
+        if lock.is_some() || since.elapsed() > LOCK_LIMIT || owner().is_some_and(|owner| owner.lives()) {
+            return lock;
+        }
+        std::thread::sleep(LOCK_STEP);
+    }
 }
 
 fn read_record(directory: &Path) -> Result<Record, RecordError> {

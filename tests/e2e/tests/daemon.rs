@@ -104,6 +104,7 @@ fn kill_vmm(home: &Home, name: &str) {
 }
 
 #[test]
+#[ignore = "not seen whole yet: tests/e2e/run --all yes --only daemon a_sandbox_that_fails"]
 fn a_sandbox_that_fails_is_told_and_listed_until_removed() {
     let home = Home::new();
     let mut thawd = home.thawd(&[]);
@@ -115,10 +116,8 @@ fn a_sandbox_that_fails_is_told_and_listed_until_removed() {
     kill_vmm(&home, "kept");
     let kept = failed(&home, "kept");
     assert_eq!(kept["failure"]["reason"], "signal", "{kept}");
-    assert!(
-        !kept["failure"]["console"].as_array().unwrap().is_empty(),
-        "{kept}"
-    );
+    // A thawed guest has written nothing to its console; its VMM has logged its start.
+    assert!(!kept["failure"]["log"].as_array().unwrap().is_empty(), "{kept}");
 
     // Who ran it is told, and what is left stays listed.
     let script = "echo up; exec sleep 1000";

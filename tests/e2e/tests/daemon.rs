@@ -104,7 +104,6 @@ fn kill_vmm(home: &Home, name: &str) {
 }
 
 #[test]
-#[ignore = "not seen whole yet: tests/e2e/run --all yes --only daemon a_sandbox_that_fails"]
 fn a_sandbox_that_fails_is_told_and_listed_until_removed() {
     let home = Home::new();
     let mut thawd = home.thawd(&[]);

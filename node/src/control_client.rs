@@ -79,7 +79,7 @@ struct Shared {
     socket: AsyncFd<OwnedFd>,
     vmm: Vmm,
     /// Who waits for which number; whoever gave up still has its place, so that a late answer is not taken for one to nothing.
-    /// Taken away when the connection ends: nobody waits for ever.
+    /// Dropped when the connection ends, so that no caller waits for ever.
     pending: Mutex<Option<HashMap<u32, oneshot::Sender<Reply>>>>,
     life: watch::Sender<Life>,
 }

@@ -24,7 +24,7 @@
 //! | [`service`] | what systemd is told of thawd |
 //! | [`trace`], [`slow`] | where the time of a start goes, and why it was slower than it could have been |
 //! | [`spans`] | creations as OpenTelemetry spans |
-//! | [`failure`] | why a sandbox ended that nobody had asked to |
+//! | [`failure`] | why a sandbox ended unasked |
 //! | [`exit`] | exit codes |
 //!
 //! Invariant: whatever ends this process, what it made for a sandbox ends with it or is found by the next start.

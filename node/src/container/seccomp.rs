@@ -1,5 +1,5 @@
-//! The system calls a container may make, where nobody asks for others: those that `docker run` lets one make that has no more
-//! than docker's default capabilities.
+//! The system calls a container may make by default: those that `docker run` allows a container with docker's default
+//! capabilities.
 //!
 //! The microVM keeps a container from the host. The profile keeps it from its guest's kernel: most of what is left out is for
 //! administrators, and is where that kernel's bugs have been. Calls that are left out fail with EPERM, as under docker; those

@@ -127,6 +127,8 @@ pub struct DeviceQueue {
     memory: GuestMemory,
     interrupt: Arc<Interrupt>,
     kick: Arc<EventFd>,
+    /// Whether a chain was given back since the driver was last interrupted; true at first, for those of before a freeze.
+    used: bool,
 }
 
 impl DeviceQueue {
@@ -143,6 +145,7 @@ impl DeviceQueue {
             memory,
             interrupt,
             kick,
+            used: true,
         }
     }
 
@@ -247,14 +250,16 @@ impl DeviceQueue {
     /// Gives a chain back, `written` bytes of its writable part filled.
     pub fn add_used(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
         let queue = self.index;
+        self.used = true;
         self.queue
             .add_used(&self.memory, head, written)
             .map_err(|error| QueueError::Ring { queue, error })
     }
 
-    /// Interrupts the driver if it wants to know of what was used since the last call.
+    /// Interrupts the driver if chains were given back since the last call, and it wants to know. A driver that answers each
+    /// interrupt with a kick would otherwise be interrupted for ever.
     pub fn signal(&mut self) -> Result<(), QueueError> {
-        if !self.queue.ready() {
+        if !self.queue.ready() || !std::mem::take(&mut self.used) {
             return Ok(());
         }
         let queue = self.index;

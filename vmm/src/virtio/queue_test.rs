@@ -122,6 +122,17 @@ fn without_event_idx_a_burst_interrupts_once() {
 }
 
 #[test]
+fn a_kick_that_brings_nothing_does_not_interrupt() {
+    let mut rig = rig();
+    let buffer = rig.writable(8);
+    rig.submit(0, &[buffer]);
+    rig.kick(0).unwrap();
+    assert_eq!(rig.interrupt.line().read().unwrap(), 1);
+    rig.kick(0).unwrap();
+    assert!(rig.interrupt.line().read().is_err());
+}
+
+#[test]
 fn a_chain_taken_back_comes_again() {
     let memory = memory();
     let layout = Layout::new(memory, 0x1000, 16);

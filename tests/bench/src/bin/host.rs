@@ -148,12 +148,8 @@ fn storm(report: &mut Report, template: &Template, count: usize, way: Way) -> io
     let recovered = killed.elapsed().as_secs_f64() * 1e3;
     let waited = watch.most()?;
     starts("after")?;
-    let name = |what: &str| format!("{count} {}: {what}", way.verb());
-    report.sample(&name("until none is left"), "ms", recovered);
-    report.sample(
-        &name("kernel workers that waited at once"),
-        "tasks",
-        waited as f64,
-    );
+    let crowd = format!("{count} {}", way.verb());
+    report.sample(&format!("{crowd}: until none is left"), "ms", recovered);
+    waited.sample(report, &crowd);
     Ok(())
 }

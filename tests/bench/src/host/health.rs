@@ -7,13 +7,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::report::Report;
+
 /// How long the kernel may take to free what a crowd leaves.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
-/// Most kernel workers that may wait for a lock at once. A queue runs 1,024 works on each CPU; once all of them wait for one
-/// that waits behind them, the host is lost. A crowd that comes half as far is the last.
+/// Most kernel workers of a queue shared with others that may wait at once. Such a queue runs 1,024 works on each CPU; once all
+/// of them wait for one that is queued behind them, the host is lost. A crowd that comes half as far is the last.
 const MOST_WAITING: usize = 512;
+/// The queue that alone does not count: KVM's own, on which one work for each irqfd of a VM that ended waits for a grace period
+/// of SRCU, which does not go through this queue (`irqfd_shutdown`, virt/kvm/eventfd.c).
+const IRQFDS: &str = "kvm-irqfd-cleanup";
 
 /// Waits until no thaw-vmm of this process is left and no task is in uninterruptible sleep; how long that took.
 ///
@@ -42,10 +47,29 @@ pub fn recovered() -> io::Result<Duration> {
     }
 }
 
-/// Counts, while it lives, how many workers of the kernel wait for a lock.
+/// Counts, while it lives, how many workers of the kernel wait.
 pub struct Watch {
     stop: Arc<AtomicBool>,
-    watching: JoinHandle<usize>,
+    watching: JoinHandle<Waiting>,
+}
+
+/// Kernel workers that wait at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Of queues that all the kernel shares.
+    pub shared: usize,
+    /// Of KVM's queue for irqfds.
+    pub irqfds: usize,
+}
+
+impl Waiting {
+    /// Samples both, of what is named.
+    pub fn sample(self, report: &mut Report, of: &str) {
+        for (queue, count) in [("shared queues", self.shared), ("KVM's irqfds", self.irqfds)] {
+            let name = format!("{of}: kernel workers of {queue} that waited at once");
+            report.sample(&name, "tasks", count as f64);
+        }
+    }
 }
 
 impl Watch {
@@ -53,9 +77,11 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let watching = std::thread::spawn(move || {
-            let mut most = 0;
+            let mut most = Waiting::default();
             while !stopped.load(Ordering::Acquire) {
-                most = most.max(waiting_workers());
+                let now = waiting_workers();
+                most.shared = most.shared.max(now.shared);
+                most.irqfds = most.irqfds.max(now.irqfds);
                 std::thread::sleep(LOOK);
             }
             most
@@ -63,34 +89,41 @@ impl Watch {
         Watch { stop, watching }
     }
 
-    /// The most that were seen waiting at once.
+    /// The most of each that were seen waiting at once.
     ///
     /// # Errors
-    /// When they were so many that a larger crowd could block the host.
-    pub fn most(self) -> io::Result<usize> {
+    /// When those of shared queues were so many that a larger crowd could block the host.
+    pub fn most(self) -> io::Result<Waiting> {
         self.stop.store(true, Ordering::Release);
         let most = self
             .watching
             .join()
             .map_err(|_| io::Error::other("the watching thread panicked"))?;
-        match most {
+        match most.shared {
             0..MOST_WAITING => Ok(most),
-            _ => Err(io::Error::other(format!(
-                "{most} kernel workers waited for a lock at once; {MOST_WAITING} are too near the 1,024 of a queue"
+            shared => Err(io::Error::other(format!(
+                "{shared} kernel workers of shared queues waited at once; {MOST_WAITING} are too near the 1,024 of a queue"
             ))),
         }
     }
 }
 
-fn waiting_workers() -> usize {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let waits = |entry: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        name_and_state(&stat)
-            .filter(|(name, state)| *state == 'D' && name.starts_with("kworker"))
-            .map(drop)
-    };
-    entries.filter_map(waits).count()
+fn waiting_workers() -> Waiting {
+    let mut waiting = Waiting::default();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        // Gone since it was listed, or no process.
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+            continue;
+        };
+        match name_and_state(&stat) {
+            Some((name, 'D')) if name.starts_with("kworker") => match name.ends_with(IRQFDS) {
+                true => waiting.irqfds += 1,
+                false => waiting.shared += 1,
+            },
+            _ => {}
+        }
+    }
+    waiting
 }
 
 /// One line for each process that should not be there, or waits where nothing can interrupt it.

@@ -64,11 +64,7 @@ pub fn storm(report: &mut Report, count: usize) -> Result<(), String> {
     let name = |what: &str| format!("{count} killed with their thawd: {what}");
     report.sample(&name("until the next serves"), "ms", served.as_secs_f64() * 1e3);
     report.sample(&name("until nothing is left"), "ms", gone.as_secs_f64() * 1e3);
-    report.sample(
-        &name("kernel workers that waited at once"),
-        "tasks",
-        waited as f64,
-    );
+    waited.sample(report, &format!("{count} killed with their thawd"));
     Ok(())
 }
 

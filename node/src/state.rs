@@ -331,7 +331,7 @@ impl RunDirectory {
         for path in self.directories() {
             let Some(_lock) = try_lock(&path) else { continue };
             match look(&path) {
-                Found::Running => {}
+                Found::Running(_) => {}
                 Found::RunningUnreadable(why) => {
                     let id = path.file_name().unwrap_or_default().display();
                     tracing::error!(
@@ -374,8 +374,9 @@ impl RunDirectory {
         removed
     }
 
-    /// The living untethered sandboxes no process owns: now ours.
-    pub fn adopt(&self) -> Vec<(Record, SandboxDirectory)> {
+    /// The living untethered sandboxes no process owns: now ours. One whose VMM ended since [`clean`](RunDirectory::clean) looked is
+    /// removed as it would have been there.
+    pub fn adopt(&self, cgroups: &Hierarchy) -> Vec<(Record, SandboxDirectory)> {
         let Ok(_all) = lock_all(&self.sandboxes) else {
             return Vec::new();
         };
@@ -384,9 +385,14 @@ impl RunDirectory {
             let Some(lock) = lock_once_its_owner_is_gone(&path) else {
                 continue;
             };
-            let Ok(record) = read_record(&path) else { continue };
-            if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) {
-                adopted.push((record, SandboxDirectory::locked(path, lock)));
+            match Found::of(&path) {
+                Found::Running(record) => adopted.push((*record, SandboxDirectory::locked(path, lock))),
+                // `clean` has said so.
+                Found::RunningUnreadable(_) => {}
+                Found::Left(left) => {
+                    self.note_failure_in(&path, cgroups);
+                    remove(&path, left, cgroups);
+                }
             }
         }
         adopted
@@ -425,7 +431,7 @@ fn remove_if_empty(sandboxes: &Path, _lock: &File) {
 /// What a directory nobody owns is.
 enum Found {
     /// A sandbox, for thawd to adopt.
-    Running,
+    Running(Box<Record>),
     /// A sandbox of which nothing else is known.
     RunningUnreadable(RecordError),
     Left(Remains),
@@ -434,7 +440,9 @@ enum Found {
 impl Found {
     fn of(path: &Path) -> Found {
         match read_record(path) {
-            Ok(record) if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) => Found::Running,
+            Ok(record) if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) => {
+                Found::Running(Box::new(record))
+            }
             Ok(record) => Found::Left(record.into()),
             Err(why) => match Living::of(path) {
                 Living::Nothing => Found::Left(Remains::of(path)),

@@ -91,10 +91,10 @@ fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
     assert!(spared.try_wait().unwrap().is_none(), "the untethered one was not");
     assert!(cgroups.names().is_empty());
 
-    let adopted = run.adopt();
+    let adopted = run.adopt(&cgroups);
     assert_eq!(adopted.len(), 1);
     assert_eq!(adopted[0].0.id, "untethered");
-    assert!(run.adopt().is_empty(), "it has an owner now");
+    assert!(run.adopt(&cgroups).is_empty(), "it has an owner now");
     spared.kill().unwrap();
     spared.wait().unwrap();
     drop((owned, adopted));
@@ -102,6 +102,35 @@ fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
         !root.path().join("sandboxes").exists(),
         "it goes with its last sandbox"
     );
+}
+
+#[test]
+fn one_that_ends_after_the_cleaning_is_removed_where_it_would_be_adopted() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let cgroups = Hierarchy::V2 {
+        root: root.path().join("cg"),
+        favordynmods: false,
+    };
+    fs::create_dir(root.path().join("cg")).unwrap();
+    let mut vmm = sleeper();
+    let late = Record {
+        cgroup: Some("late".into()),
+        ..record("late", Some(&vmm), false)
+    };
+    abandoned(&run, &late);
+    cgroups.make("late").unwrap();
+    assert_eq!(run.clean(&cgroups), 0, "it lives");
+    vmm.kill().unwrap();
+    vmm.wait().unwrap();
+
+    assert!(run.adopt(&cgroups).is_empty());
+    assert!(cgroups.names().is_empty());
+    assert!(!run.directory("late").exists());
+    let [failed] = &run.failed()[..] else {
+        panic!("it is not listed as failed")
+    };
+    assert_eq!(failed.id, "late");
 }
 
 #[test]

@@ -249,7 +249,7 @@ impl RunDirectory {
     }
 
     /// The same of one directory, whose lock is held.
-    fn note_failure_in(&self, path: &Path, cgroups: &Hierarchy) {
+    pub(super) fn note_failure_in(&self, path: &Path, cgroups: &Hierarchy) {
         let Ok(record) = read_record(path) else { return };
         if !is_failure(path, &record) || self.failed_file(&record.id).exists() {
             return;

@@ -57,7 +57,10 @@ fn record_cut_at_any_byte_leaves_the_live_vmm_running() {
     let whole = orphan.record();
     for length in 0..whole.len() {
         assert!(orphan.survives(&whole[..length]), "cut to {length} bytes");
-        assert!(orphan.run.adopt().is_empty(), "cut to {length} bytes");
+        assert!(
+            orphan.run.adopt(&Hierarchy::None).is_empty(),
+            "cut to {length} bytes"
+        );
         let [unreadable] = &orphan.run.unreadable()[..] else {
             panic!("cut to {length} bytes, it is not listed");
         };
@@ -66,7 +69,7 @@ fn record_cut_at_any_byte_leaves_the_live_vmm_running() {
     }
     assert!(orphan.survives(&whole));
     assert!(orphan.run.unreadable().is_empty());
-    assert_eq!(orphan.run.adopt().len(), 1);
+    assert_eq!(orphan.run.adopt(&Hierarchy::None).len(), 1);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{Account, CreatedSandbox, Readiness};
 
 use super::{Daemon, Described, Microvm};
@@ -32,7 +33,7 @@ struct Orphan {
 impl Daemon {
     /// Takes over every sandbox an earlier thawd left running and had promised to somebody.
     pub(super) async fn adopt(self: &Arc<Daemon>, node: &Node) {
-        for orphan in orphans(&node.run) {
+        for orphan in orphans(&node.run, &node.cgroups) {
             let id = orphan.record.id.clone();
             reach(Failpoint::AdoptOwned);
             let asked = orphan.record.terms.asked.clone();
@@ -103,8 +104,8 @@ impl Daemon {
 }
 
 /// Those of a run directory, ours now; the oldest first.
-fn orphans(run: &RunDirectory) -> Vec<Orphan> {
-    let mut adopted = run.adopt();
+fn orphans(run: &RunDirectory, cgroups: &Hierarchy) -> Vec<Orphan> {
+    let mut adopted = run.adopt(cgroups);
     adopted.sort_by_key(|(record, _)| record.created);
     let mut all: Vec<Orphan> = adopted
         .into_iter()

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use thaw_tiny_guest::bare::bare;
+use thaw_tiny_node::daemon::log;
 use thaw_tiny_node::{Counts, Place, Thawd};
 use tokio::task::JoinSet;
 
@@ -98,16 +99,17 @@ fn nothing_left(
     let start = Instant::now();
     loop {
         let now = Counts::of(place, makers);
-        let cgroups = now.cgroups.intersection(&crowd.cgroups).count();
-        if now.vmms() == 0 && now.machines == 0 && now.taps == 0 && cgroups == 0 {
+        let cgroups: Vec<&String> = now.cgroups.intersection(&crowd.cgroups).collect();
+        if now.vmms() == 0 && now.machines == 0 && now.taps == 0 && cgroups.is_empty() {
             return Ok(());
         }
         if start.elapsed() > PATIENCE {
             return Err(format!(
-                "left after {PATIENCE:?}: {} VMMs, {} machines, {} taps, {cgroups} cgroups",
+                "left after {PATIENCE:?}: {} VMMs, {} machines, {} taps, cgroups {cgroups:?}; thawd's log ends:\n{}",
                 now.vmms(),
                 now.machines,
-                now.taps
+                now.taps,
+                log(place)
             ));
         }
         std::thread::sleep(LOOK);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -145,12 +146,27 @@ fn exhaust(directory: &Path) -> io::Result<()> {
         .args([TAKE.as_ref(), directory.as_os_str(), used.to_string().as_ref()])
         .stdin(Stdio::null())
         .status()?;
-    match status.success() {
+    // What the kernel takes from the crowd may come back too late for this process: then it goes too, as the last of all.
+    let was_last =
+        || -> io::Result<bool> { Ok(status.signal() == Some(libc::SIGKILL) && is_empty_soon(&members)?) };
+    match status.success() || was_last()? {
         true => Ok(()),
         false => Err(io::Error::other(format!(
             "the process that takes memory ended: {status}"
         ))),
     }
+}
+
+/// Whether the cgroup whose `cgroup.procs` this is becomes empty in time.
+fn is_empty_soon(members: &Path) -> io::Result<bool> {
+    let start = Instant::now();
+    while !fs::read_to_string(members).map_err(named(members))?.is_empty() {
+        if start.elapsed() > PATIENCE {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(true)
 }
 
 /// Takes so many bytes in that cgroup, or fewer if the kernel has ended all others there.

@@ -37,7 +37,7 @@ fn render() -> Result<usize, String> {
             continue;
         }
         let mut report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        leave_out_stages(&mut report);
+        leave_out_details(&mut report);
         readme = between(&readme, &report.name, &section(&report))
             .ok_or(format!("README.md has no <!-- bench:{} -->", report.name))?;
         for file in [
@@ -56,16 +56,22 @@ fn render() -> Result<usize, String> {
     Ok(rendered)
 }
 
-/// A report of many stages is too long for a README: they are in the file that is kept, and that is said.
-fn leave_out_stages(report: &mut Report) {
+/// A report of many stages, or of crowds of several sizes, is too long for a README: it shows no stages and the largest crowd alone.
+/// The others are in the file that is kept, and that is said.
+fn leave_out_details(report: &mut Report) {
+    let largest = report.rows.iter().filter_map(|row| killed(&row.name)).max();
+    let is_detail = |name: &str| name.contains(": stage ") || killed(name).is_some_and(|n| Some(n) < largest);
     let all = report.rows.len();
-    report.rows.retain(|row| !row.name.contains(": stage "));
+    report.rows.retain(|row| !is_detail(&row.name));
     if report.rows.len() < all {
-        report.note(format!(
-            "Each stage's rows are in docs/bench/{}.json.",
-            report.name
-        ));
+        report.note(format!("The other rows are in docs/bench/{}.json.", report.name));
     }
+}
+
+/// How many VMMs were killed at once, in a row's name: the number in `start, before 200 were killed` and in `200 killed: …`.
+fn killed(name: &str) -> Option<usize> {
+    name.contains("killed")
+        .then(|| name.split(' ').find_map(|word| word.parse().ok()))?
 }
 
 fn section(report: &Report) -> String {
@@ -92,17 +98,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_are_left_out_and_that_is_said() {
+    fn stages_and_smaller_crowds_are_left_out_and_that_is_said() {
         let mut report = Report::new("x");
-        for name in ["1 at once: create", "1 at once: stage thaw"] {
+        for name in [
+            "1 at once: create",
+            "1 at once: stage thaw",
+            "start, before 200 were killed",
+            "start, before 1000 were killed",
+            "200 killed by cgroup.kill: until none is left",
+            "1000 killed: until none is left",
+        ] {
             report.sample(name, "ms", 1.0);
         }
         report.summarise();
-        leave_out_stages(&mut report);
+        leave_out_details(&mut report);
         let names: Vec<_> = report.rows.iter().map(|row| &row.name).collect();
-        assert_eq!(names, ["1 at once: create"]);
-        assert_eq!(report.notes, ["Each stage's rows are in docs/bench/x.json."]);
-        leave_out_stages(&mut report);
+        assert_eq!(
+            names,
+            [
+                "1 at once: create",
+                "start, before 1000 were killed",
+                "1000 killed: until none is left"
+            ]
+        );
+        assert_eq!(report.notes, ["The other rows are in docs/bench/x.json."]);
+        leave_out_details(&mut report);
         assert_eq!(report.notes.len(), 1);
     }
 

@@ -1,4 +1,4 @@
-//! Checks of what else the host lends a sandbox: cgroups, namespaces, taps, memory.
+//! Checks of what else the host lends a sandbox: cgroups, namespaces, taps.
 
 use std::fs::OpenOptions;
 
@@ -16,7 +16,6 @@ pub(super) fn checks(host: &Host) -> Vec<Check> {
         translation(thaw_pools::network::try_out()),
         fast_path(thaw_pools::network::try_fast_path()),
         userfaultfd(host),
-        memory(host),
     ]
 }
 
@@ -181,38 +180,6 @@ fn userfaultfd(host: &Host) -> Check {
     )
 }
 
-fn memory(host: &Host) -> Check {
-    const NAME: &str = "memory";
-    let available = host.read("/proc/meminfo").and_then(|text| {
-        text.lines().find_map(|l| {
-            l.strip_prefix("MemAvailable:")?
-                .trim()
-                .strip_suffix(" kB")?
-                .parse::<u64>()
-                .ok()
-        })
-    });
-    let fix = "stop something, or add memory";
-    match available.map(|kib| kib / 1024) {
-        None => Check::warn(
-            NAME,
-            "unknown",
-            "cannot tell how many sandboxes fit",
-            "mount /proc",
-        ),
-        Some(mib) if mib < 256 => {
-            Check::missing(NAME, format!("{mib} MiB available"), "a sandbox hardly fits", fix).essential()
-        }
-        Some(mib) if mib < 1024 => Check::warn(
-            NAME,
-            format!("{mib} MiB available"),
-            "only a few sandboxes fit",
-            fix,
-        ),
-        Some(mib) => Check::ok(NAME, format!("{mib} MiB available")).essential(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{State, tests::host_with};
@@ -227,21 +194,6 @@ mod tests {
         assert_eq!(
             user_namespaces(&host).fix,
             "sysctl kernel.apparmor_restrict_unprivileged_userns=0"
-        );
-    }
-
-    #[test]
-    fn little_memory_is_told_from_enough() {
-        let with = |kib: u64| {
-            let (_r, host) = host_with(&[(
-                "/proc/meminfo",
-                &format!("MemTotal: 1 kB\nMemAvailable: {kib} kB\n"),
-            )]);
-            memory(&host).state
-        };
-        assert_eq!(
-            (with(100_000), with(500_000), with(9_000_000)),
-            (State::Missing, State::Warn, State::Ok)
         );
     }
 

@@ -1,4 +1,4 @@
-//! Checks of the host's kernel: its version, and how it was built.
+//! Checks of the host's kernel: its version, how it was built, and how it is set.
 
 use std::process::{Command, Stdio};
 
@@ -32,7 +32,14 @@ const REDIRECTION: [&str; 6] = [
 ];
 
 pub(super) fn checks(host: &Host) -> Vec<Check> {
-    vec![version(host), tick(host), mass_exits(host), pod_networks(host)]
+    vec![
+        version(host),
+        tick(host),
+        mass_exits(host),
+        pod_networks(host),
+        unprivileged_bpf(host),
+        entropy(host),
+    ]
 }
 
 fn version(host: &Host) -> Check {
@@ -128,6 +135,41 @@ fn pod_networks(host: &Host) -> Check {
     )
 }
 
+fn unprivileged_bpf(host: &Host) -> Check {
+    const NAME: &str = "unprivileged BPF";
+    const COST: &str = "any user of this host may load programs by which the kernel can be read through speculation (Spectre v2, BHI)";
+    match host.read("/proc/sys/kernel/unprivileged_bpf_disabled").as_deref() {
+        Some("0") => Check::warn(NAME, "allowed", COST, "sysctl kernel.unprivileged_bpf_disabled=1"),
+        Some(_) => Check::ok(NAME, "forbidden"),
+        None if host.exists("/proc/sys/kernel") => Check::ok(NAME, "not in this kernel"),
+        None => Check::warn(NAME, "unknown", COST, "mount -t proc none /proc"),
+    }
+}
+
+/// Whether getrandom(2) of the host answers, of which every guest is seeded (drivers/char/random.c).
+fn entropy(host: &Host) -> Check {
+    const NAME: &str = "entropy";
+    const COST: &str = "sandboxes wait: each guest is seeded with random bytes of the host";
+    let available = host
+        .read("/proc/sys/kernel/random/entropy_avail")
+        .and_then(|text| text.parse::<u32>().ok());
+    // Linux 5.18 counts what the generator has had, up to 256; before, what the pool has, of which 128 make it ready.
+    let enough = match host.kernel() {
+        Some((major, minor, _)) if (major, minor) < (5, 18) => 128,
+        _ => 256,
+    };
+    match available {
+        Some(bits) if bits >= enough => Check::ok(NAME, format!("{bits} bits")),
+        Some(bits) => Check::warn(
+            NAME,
+            format!("{bits} bits, of {enough}"),
+            COST,
+            "give the host a source: RDRAND or RDSEED, a TPM, or virtio-rng of the hypervisor below it",
+        ),
+        None => Check::warn(NAME, "unknown", COST, "mount -t proc none /proc"),
+    }
+}
+
 /// The kernel's configuration: /boot's, or its own copy, which only zcat need understand.
 fn configuration(host: &Host) -> Option<String> {
     let (_, _, name) = host.kernel()?;
@@ -195,6 +237,37 @@ mod tests {
         let with = |jit: &str| mass_exits(&host_with(&[("/proc/sys/net/core/bpf_jit_enable", jit)]).1);
         assert!(with("1\n").found.contains("1024"));
         assert!(with("0\n").found.contains("not compiled"));
+    }
+
+    #[test]
+    fn unprivileged_bpf_is_allowed_or_not() {
+        let with = |text: &str| {
+            let path = "/proc/sys/kernel/unprivileged_bpf_disabled";
+            unprivileged_bpf(&host_with(&[(path, text)]).1).state
+        };
+        assert_eq!(
+            (with("0\n"), with("1\n"), with("2\n")),
+            (State::Warn, State::Ok, State::Ok)
+        );
+        let (_r, without) = host_with(&[("/proc/sys/kernel/osrelease", "6.1.0\n")]);
+        assert_eq!(unprivileged_bpf(&without).found, "not in this kernel");
+        assert_eq!(unprivileged_bpf(&host_with(&[]).1).state, State::Warn);
+    }
+
+    #[test]
+    fn entropy_is_measured_as_the_kernel_counts_it() {
+        let with = |kernel: &str, bits: &str| {
+            let files = [
+                ("/proc/sys/kernel/osrelease", kernel),
+                ("/proc/sys/kernel/random/entropy_avail", bits),
+            ];
+            entropy(&host_with(&files).1).state
+        };
+        assert_eq!(with("6.1.0", "256\n"), State::Ok);
+        assert_eq!(with("6.1.0", "255\n"), State::Warn);
+        assert_eq!(with("5.11.0", "128\n"), State::Ok);
+        assert_eq!(with("5.11.0", "127\n"), State::Warn);
+        assert_eq!(with("6.1.0", "many\n"), State::Warn);
     }
 
     #[test]

@@ -15,6 +15,8 @@ mod files;
 mod host;
 mod kernel;
 mod kvm;
+mod memory;
+mod processor;
 mod signatures;
 mod table;
 
@@ -139,6 +141,16 @@ impl Host {
         self.path(absolute).exists()
     }
 
+    /// The names of what is in a directory, sorted.
+    fn names(&self, absolute: &str) -> Option<Vec<String>> {
+        let mut names: Vec<String> = fs::read_dir(self.path(absolute))
+            .ok()?
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        names.sort_unstable();
+        Some(names)
+    }
+
     /// Whether the CPU has a feature, by its name in /proc/cpuinfo.
     fn cpu_has(&self, flag: &str) -> bool {
         let Some(text) = self.read("/proc/cpuinfo") else {
@@ -170,6 +182,8 @@ pub fn examine(host: &Host, paths: &Paths) -> Report {
     let mut checks = kvm::checks(host);
     checks.extend(kernel::checks(host));
     checks.extend(host::checks(host));
+    checks.extend(memory::checks(host));
+    checks.extend(processor::checks(host));
     checks.extend(files::checks(paths));
     checks.push(signatures::check(paths, Config::from_env()));
     let ready = !checks.iter().any(|c| c.essential && c.state == State::Missing);
@@ -244,9 +258,29 @@ mod tests {
     }
 
     #[test]
+    fn the_document_of_production_hosts_has_the_checks_there_are() {
+        let document = include_str!("../../../docs/production-hosts.md");
+        let tables = document.split("| row of `thaw doctor` |").skip(1);
+        // Behind the rest of the head, and the line below it.
+        let lines = tables.flat_map(|table| table.lines().skip(2).take_while(|line| line.starts_with('|')));
+        let rows: Vec<&str> = lines
+            .map(|line| line.split('`').nth(1).expect("a row's first cell"))
+            .collect();
+        let (root, host) = host_with(&[]);
+        let report = examine(&host, &paths(root.path()));
+        for row in &rows {
+            assert!(report.checks.iter().any(|c| c.check == *row), "no check {row}");
+        }
+        let of_production = memory::checks(&host).into_iter().chain(processor::checks(&host));
+        for check in of_production {
+            assert!(rows.contains(&check.check), "the document lacks {}", check.check);
+        }
+    }
+
+    #[test]
     fn this_host_can_be_examined() {
         let report = examine(&Host::this(), &Paths::from_env());
-        assert!(report.checks.len() > 15);
+        assert!(report.checks.len() > 25);
         assert!(!render(&report, 100, false).is_empty());
     }
 }

@@ -97,6 +97,64 @@ fn max_file_size(pid: i32) -> u64 {
     soft.parse().unwrap()
 }
 
+/// The regular files a process has open: where each is, what it is, and whether the process may write it.
+fn open_files(pid: i32) -> Vec<(PathBuf, fs::Metadata, bool)> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let files = descriptors.filter_map(|entry| {
+        let path = entry.unwrap().path();
+        // Closed since it was listed, or nothing that has an inode of its own.
+        let (place, metadata) = (fs::read_link(&path).ok()?, fs::metadata(&path).ok()?);
+        let number = path.file_name().unwrap().to_str().unwrap();
+        let about = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap();
+        let flags = about
+            .lines()
+            .find_map(|line| line.strip_prefix("flags:"))
+            .unwrap();
+        let flags = i32::from_str_radix(flags.trim(), 8).unwrap();
+        Some((place, metadata, flags & libc::O_ACCMODE != libc::O_RDONLY))
+    });
+    files.filter(|(_, metadata, _)| metadata.is_file()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vmm_may_write_its_disk_and_its_log_and_no_other_file() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(place) = place_with_limits() else { return };
+    let thawd = Thawd::start(&place);
+    let (mut ids, mut disks) = (Vec::new(), Vec::new());
+    // From a boot, a template, and a pool.
+    for disk_mib in [64, 1024, 1024] {
+        let (id, vmm) = create(&place, json!({"disk_mib": disk_mib})).await;
+        let (writable, read_only): (Vec<_>, Vec<_>) = open_files(vmm).into_iter().partition(|file| file.2);
+        // What it shares with other sandboxes is there, or this test sees nothing.
+        let image = place.path("data");
+        assert!(
+            read_only.iter().any(|file| file.0.starts_with(&image)),
+            "{read_only:?}"
+        );
+        for (path, metadata, _) in writable {
+            if path == place.path("run/sandboxes").join(&id).join("vmm.log") {
+                continue;
+            }
+            assert_eq!(
+                (metadata.nlink(), metadata.len()),
+                (0, disk_mib * MIB),
+                "{path:?}"
+            );
+            disks.push((metadata.dev(), metadata.ino()));
+        }
+        ids.push(id);
+    }
+    assert_eq!(disks.len(), 3, "a disk each");
+    disks.sort_unstable();
+    disks.dedup();
+    assert_eq!(disks.len(), 3, "a disk of its own each");
+    for id in ids {
+        delete(&place, &id).await;
+    }
+    assert!(thawd.stop().success());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_are_those_of_the_sandboxs_size() {
     let Some(place) = place_with_limits() else { return };

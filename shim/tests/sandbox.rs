@@ -16,27 +16,35 @@ use ttrpc::context::Context;
 
 /// As CRI asks for it: its configuration of the pod, and a bundle with nothing in it.
 fn request(rig: &Rig, network: NamespaceMode) -> CreateSandboxRequest {
+    let namespaces = NamespaceOption {
+        network: network.into(),
+        ..Default::default()
+    };
+    request_of(rig, namespaces, &[])
+}
+
+fn request_of(rig: &Rig, namespaces: NamespaceOption, annotations: &[(&str, &str)]) -> CreateSandboxRequest {
+    let is_the_hosts = namespaces.network == NamespaceMode::NODE.into();
+    let annotations = annotations.iter();
     let bundle = rig.path("pod");
     std::fs::create_dir_all(&bundle).unwrap();
     let config = PodSandboxConfig {
         hostname: "web-0".into(),
+        annotations: annotations.map(|(k, v)| ((*k).into(), (*v).into())).collect(),
         linux: MessageField::some(LinuxPodSandboxConfig {
             cgroup_parent: "/kubepods/pod1".into(),
             sysctls: [("net.core.somaxconn".to_owned(), "1024".to_owned())].into(),
             security_context: MessageField::some(LinuxSandboxSecurityContext {
-                namespace_options: MessageField::some(NamespaceOption {
-                    network: network.into(),
-                    ..Default::default()
-                }),
+                namespace_options: MessageField::some(namespaces),
                 ..Default::default()
             }),
             ..Default::default()
         }),
         ..Default::default()
     };
-    let netns_path = match network {
-        NamespaceMode::NODE => "",
-        _ => "/run/netns/cni-1",
+    let netns_path = match is_the_hosts {
+        true => "",
+        false => "/run/netns/cni-1",
     };
     CreateSandboxRequest {
         sandbox_id: "pod".into(),
@@ -106,7 +114,14 @@ async fn shutdown(rig: &Rig) {
 
 /// A container containerd makes in the sandbox: its bundle names it.
 async fn member(rig: &Rig, id: &str) -> ttrpc::Result<u32> {
-    let request = rig.request(id, &["cat"], json!({}));
+    let config = json!({
+        "process": {"args": ["cat"], "cwd": "/", "user": {}},
+        "root": {"path": "rootfs"},
+        "linux": {"namespaces": [
+            {"type": "pid"}, {"type": "ipc", "path": "/proc/7/ns/ipc"}, {"type": "network"},
+        ]},
+    });
+    let request = rig.request_of(id, &config);
     std::fs::write(rig.path(id).join("sandbox"), "pod").unwrap();
     rig.create(request).await
 }
@@ -206,6 +221,20 @@ async fn what_is_no_sandbox_is_refused_and_the_shim_ends_all_the_same() {
     let refused = rig.sandbox.create_sandbox(context(), &hosts).await;
     assert!(refused.as_ref().unwrap_err().to_string().contains("hostNetwork"));
     assert_eq!(code(refused), Code::UNIMPLEMENTED);
+    for (pid, ipc, word) in [
+        (NamespaceMode::NODE, NamespaceMode::POD, "hostPID"),
+        (NamespaceMode::POD, NamespaceMode::NODE, "hostIPC"),
+    ] {
+        let namespaces = NamespaceOption {
+            pid: pid.into(),
+            ipc: ipc.into(),
+            ..Default::default()
+        };
+        let of_the_host = request_of(&rig, namespaces, &[]);
+        let refused = rig.sandbox.create_sandbox(context(), &of_the_host).await;
+        assert!(refused.as_ref().unwrap_err().to_string().contains(word));
+        assert_eq!(code(refused), Code::UNIMPLEMENTED);
+    }
     assert!(rig.thawd.made.lock().unwrap().is_empty());
     let outside = CreateSandboxRequest {
         sandbox_id: "../pod".into(),
@@ -258,4 +287,28 @@ async fn after_a_shim_that_was_killed_its_sandbox_is_ended_by_its_bundle() {
     rig.served.lock().unwrap().take().unwrap().abort();
     rig.clean("pod").await;
     assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_accepts_the_guests_namespaces_for_the_hosts_is_made() {
+    let rig = Rig::new().await;
+    let namespaces = NamespaceOption {
+        pid: NamespaceMode::NODE.into(),
+        ipc: NamespaceMode::NODE.into(),
+        ..Default::default()
+    };
+    let accepting = request_of(&rig, namespaces, &[("run.thaw.host-namespaces", "guest")]);
+    rig.sandbox.create_sandbox(context(), &accepting).await.unwrap();
+    member(&rig, "a").await.unwrap();
+    let made = rig.agent.created.lock().unwrap()[0].clone();
+    let kinds: Vec<_> = made
+        .OCI
+        .Linux
+        .Namespaces
+        .iter()
+        .map(|n| n.Type.as_str())
+        .collect();
+    assert!(!kinds.contains(&"pid") && !kinds.contains(&"ipc"), "{kinds:?}");
+    shutdown(&rig).await;
+    rig.ended().await;
 }

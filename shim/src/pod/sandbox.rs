@@ -27,6 +27,7 @@ impl Pod {
         let given = spec::read_if_any(&bundle.join("config.json"))?;
         let spec = sandbox::spec(r, &config, given)?;
         let kata = kata::settings(&spec.annotations, &Options::of(None, &bundle)?)?;
+        let shared = Shared::of(&spec)?;
         let reservation = self.reserve(&r.sandbox_id)?;
         if self.machine.initialized() {
             return Err(Error::AlreadyExists(format!(
@@ -36,7 +37,7 @@ impl Pod {
         }
         files::write(&bundle, &config)?;
         self.machine_of(&r.sandbox_id, &bundle, &spec, kata).await?;
-        let _ = self.shared.set(Shared::of(&spec));
+        let _ = self.shared.set(shared);
         let sandbox = Arc::new(Sandbox::new(&r.sandbox_id, bundle, &spec));
         let taken = |_| Error::AlreadyExists(format!("a sandbox in the shim of {}", r.sandbox_id));
         self.sandbox.set(sandbox).map_err(taken)?;

@@ -10,22 +10,32 @@ use crate::error::{Error, Result};
 use crate::grouping::Role;
 use crate::process::Phase;
 use crate::spec::config::Spec;
+use crate::spec::host;
 
 /// What the pod's own container says of the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shared {
     /// Of the namespaces all its containers are in.
     sysctl: BTreeMap<String, String>,
-    /// The pod's containers were to see the host's processes: those of the guest, here.
+    /// The pod accepts the guest's own namespaces in place of the host's.
+    accepts_the_guests: bool,
+    /// The pod's containers were to see the host's processes, and see those of the guest.
     sees_all_processes: bool,
 }
 
 impl Shared {
-    pub fn of(spec: &Spec) -> Shared {
-        Shared {
-            sysctl: spec.linux.sysctl.clone(),
-            sees_all_processes: spec.linux.namespace("pid").is_none(),
+    /// Refuses a pod that asks for namespaces of the host, unless it accepts the guest's own.
+    pub fn of(spec: &Spec) -> Result<Shared> {
+        let accepts_the_guests = host::accepts_the_guests(&spec.annotations)?;
+        if !accepts_the_guests {
+            host::refuse_processes(spec)?;
+            host::refuse_ipc(spec)?;
         }
+        Ok(Shared {
+            sysctl: spec.linux.sysctl.clone(),
+            accepts_the_guests,
+            sees_all_processes: spec.linux.namespace("pid").is_none(),
+        })
     }
 
     /// Puts it into the specification of one of the pod's; `apart` are those of them that share their processes with nobody.
@@ -41,6 +51,8 @@ impl Shared {
         }
         if self.sees_all_processes {
             spec.linux.namespaces.retain(|namespace| namespace.kind != "pid");
+        } else if !self.accepts_the_guests {
+            host::refuse_processes(spec)?;
         }
         let mut namespaces = spec.linux.namespaces.iter_mut();
         let joined = namespaces.find(|namespace| namespace.kind == "pid" && !namespace.path.is_empty());
@@ -63,9 +75,9 @@ impl Pod {
     /// Notes what the pod's own container has for the others, or gives it to one of them.
     pub(super) fn share(&self, id: &str, role: &Role, spec: &mut Spec) -> Result<()> {
         match role {
-            Role::Single => Ok(()),
+            Role::Single => Shared::of(spec).map(|_| ()),
             Role::Pod => {
-                let _ = self.shared.set(Shared::of(spec));
+                let _ = self.shared.set(Shared::of(spec)?);
                 Ok(())
             }
             Role::Member { .. } => {
@@ -93,8 +105,15 @@ mod tests {
         serde_json::from_value(json!({ "linux": linux })).unwrap()
     }
 
+    /// What a pod with this specification shares, if it accepts the guest's own for the host's.
+    fn accepting(mut spec: Spec) -> Shared {
+        let accepted = (host::ANNOTATION.to_owned(), "guest".to_owned());
+        spec.annotations.extend([accepted]);
+        Shared::of(&spec).unwrap()
+    }
+
     fn with_pids(path: &str) -> Spec {
-        spec(json!({"namespaces": [{"type": "pid", "path": path}, {"type": "mount"}]}))
+        spec(json!({"namespaces": [{"type": "pid", "path": path}, {"type": "ipc"}, {"type": "mount"}]}))
     }
 
     fn pids(spec: &Spec) -> Option<&str> {
@@ -105,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_pods_sysctls_are_each_containers_unless_it_has_its_own() {
-        let shared = Shared::of(&spec(json!({"sysctl": {"net.a": "1", "kernel.b": "2"}})));
+        let shared = accepting(spec(json!({"sysctl": {"net.a": "1", "kernel.b": "2"}})));
         let mut member = spec(json!({"sysctl": {"kernel.b": "3"}}));
         shared.join("c", &mut member, &[]).unwrap();
         let told: Vec<_> = member
@@ -119,7 +138,7 @@ mod tests {
 
     #[test]
     fn processes_are_the_pods_or_the_only_others_or_all_of_the_guests() {
-        let pod = Shared::of(&with_pids(""));
+        let pod = Shared::of(&with_pids("")).unwrap();
         let mut own = with_pids("");
         pod.join("c", &mut own, &["a".into(), "b".into()]).unwrap();
         assert_eq!(pids(&own), Some(""));
@@ -133,8 +152,37 @@ mod tests {
             .join("c", &mut unclear, &["a".into(), "b".into()])
             .unwrap_err();
         assert!(error.to_string().contains("one of a, b"), "{error}");
-        let host = Shared::of(&spec(json!({})));
+        let host = accepting(spec(json!({})));
         host.join("c", &mut unclear, &["a".into(), "b".into()]).unwrap();
         assert_eq!(pids(&unclear), None);
+    }
+
+    #[test]
+    fn host_namespaces_are_refused_unless_the_pod_accepts_the_guests() {
+        for (own, word) in [("ipc", "hostPID"), ("pid", "hostIPC")] {
+            let asking = spec(json!({"namespaces": [{"type": own}]}));
+            let error = Shared::of(&asking).unwrap_err();
+            assert!(matches!(error, Error::Unsupported(_)), "{error}");
+            assert!(error.to_string().contains(word), "{error}");
+            assert!(error.to_string().contains(host::ANNOTATION), "{error}");
+            let shared = accepting(asking);
+            assert_eq!(shared.sees_all_processes, own == "ipc");
+        }
+        let mut unknown = with_pids("");
+        unknown.annotations.insert(host::ANNOTATION.into(), "host".into());
+        let error = Shared::of(&unknown).unwrap_err();
+        assert!(error.to_string().contains("its only value is"), "{error}");
+    }
+
+    #[test]
+    fn a_container_that_asks_for_the_hosts_processes_is_refused_as_its_pod_would_be() {
+        let ipc_alone = || spec(json!({"namespaces": [{"type": "ipc"}]}));
+        let pod = Shared::of(&with_pids("")).unwrap();
+        let error = pod.join("c", &mut ipc_alone(), &[]).unwrap_err();
+        assert!(error.to_string().contains("hostPID"), "{error}");
+        accepting(with_pids("")).join("c", &mut ipc_alone(), &[]).unwrap();
+        // System V objects are the pod's, whatever its containers' specifications say.
+        pod.join("c", &mut spec(json!({"namespaces": [{"type": "pid"}]})), &[])
+            .unwrap();
     }
 }

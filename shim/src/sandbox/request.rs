@@ -68,11 +68,13 @@ pub fn spec(request: &CreateSandboxRequest, config: &PodSandboxConfig, given: Op
             ..Default::default()
         });
     }
-    if !was_given && namespaces.pid != NamespaceMode::NODE.into() {
-        spec.linux.namespaces.push(Namespace {
-            kind: "pid".into(),
-            ..Default::default()
-        });
+    for (kind, mode) in [("pid", namespaces.pid), ("ipc", namespaces.ipc)] {
+        if !was_given && mode != NamespaceMode::NODE.into() {
+            spec.linux.namespaces.push(Namespace {
+                kind: kind.into(),
+                ..Default::default()
+            });
+        }
     }
     match request.netns_path.as_str() {
         // A specification without one, as CRI's pods with the host's network, is refused where the network is made.
@@ -147,6 +149,7 @@ mod tests {
         assert_eq!(made.linux.sysctl["net.core.somaxconn"], "1024");
         assert_eq!(made.linux.namespace("network").unwrap().path, "/run/netns/x");
         assert_eq!(made.linux.namespace("pid").unwrap().path, "");
+        assert_eq!(made.linux.namespace("ipc").unwrap().path, "");
         // A pod's user says how large it is by its limits, and by what the operator lets through.
         assert_eq!(made.annotations.len(), 1);
         let shape = crate::sizing::shape(&made, &Default::default());
@@ -172,6 +175,7 @@ mod tests {
         let hosts = with(NamespaceOption {
             network: NamespaceMode::NODE.into(),
             pid: NamespaceMode::NODE.into(),
+            ipc: NamespaceMode::NODE.into(),
             ..Default::default()
         });
         let hosts = spec(&request, &hosts, None).unwrap();

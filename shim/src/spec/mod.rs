@@ -5,6 +5,7 @@
 
 pub mod config;
 mod devices;
+pub mod host;
 mod mounts;
 mod resources;
 mod shown;

@@ -587,7 +587,7 @@ impl Rig {
             "process": {"args": args, "cwd": "/", "user": {"uid": 0, "gid": 0}},
             "root": {"path": "rootfs"},
             "annotations": annotations,
-            "linux": {"namespaces": [{"type": "pid"}, {"type": "network"}]},
+            "linux": {"namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "network"}]},
         });
         self.request_of(id, &config)
     }

@@ -24,7 +24,7 @@ fn config(hooks: serde_json::Value) -> serde_json::Value {
         "process": {"args": ["cat"], "cwd": "/", "user": {"uid": 0, "gid": 0}},
         "root": {"path": "rootfs"},
         "hooks": hooks,
-        "linux": {"namespaces": [{"type": "pid"}, {"type": "network"}]},
+        "linux": {"namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "network"}]},
     })
 }
 

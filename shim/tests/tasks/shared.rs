@@ -24,7 +24,7 @@ async fn a_pods_memory_outlives_its_containers_and_its_settings_are_theirs() {
     let bind =
         json!({"destination": "/dev/shm", "type": "bind", "source": shm.path(), "options": ["rbind", "ro"]});
     let mounts = json!([bind]);
-    let own = json!([{"type": "pid"}, {"type": "network"}]);
+    let own = json!([{"type": "pid"}, {"type": "ipc"}, {"type": "network"}]);
     let linux = json!({"namespaces": own, "sysctl": {"kernel.shm_rmid_forced": "1"}});
     let pause = rig.request_of("pause", &config("sandbox", linux, mounts.clone()));
     rig.create(pause).await.unwrap();

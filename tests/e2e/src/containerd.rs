@@ -88,7 +88,7 @@ impl Containerd {
              [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"thaw\"\ndefault_runtime_name = \"thaw\"\n\
              disable_snapshot_annotations = false\n\
              [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.thaw]\nruntime_type = {RUNTIME:?}\n\
-             privileged_without_host_devices = true\n",
+             privileged_without_host_devices = true\npod_annotations = [\"run.thaw.*\"]\n",
             root = directory.join("root"),
             state = directory.join("state"),
         );

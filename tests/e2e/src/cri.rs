@@ -127,6 +127,8 @@ pub struct PodSandboxConfig {
     pub port_mappings: Vec<PortMapping>,
     #[prost(map = "string, string", tag = "6")]
     pub labels: HashMap<String, String>,
+    #[prost(map = "string, string", tag = "7")]
+    pub annotations: HashMap<String, String>,
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxPodSandboxConfig>,
 }

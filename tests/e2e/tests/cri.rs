@@ -359,10 +359,29 @@ fn a_pods_containers_share_what_they_are_to() {
     );
     pod.remove();
 
-    // The host's network is refused by name.
-    let refused = node.pod_with("host", |config| namespaces(config).network = 2);
-    let refused = refused.map(|_| ()).unwrap_err();
-    assert!(refused.message().contains("host's network"), "{refused}");
+    // Namespaces of the host are refused by name.
+    let asks: [(fn(&mut cri::NamespaceOption), &str); 3] = [
+        (|of| of.network = 2, "host's network"),
+        (|of| of.pid = 2, "hostPID"),
+        (|of| of.ipc = 2, "hostIPC"),
+    ];
+    for (ask, word) in asks {
+        let refused = node.pod_with("host", |config| ask(namespaces(config)));
+        let refused = refused.map(|_| ()).unwrap_err();
+        assert!(refused.message().contains(word), "{refused}");
+    }
+    // A pod may accept the guest's own.
+    let accepted = node.pod_with("guest", |config| {
+        (namespaces(config).pid, namespaces(config).ipc) = (2, 2);
+        config
+            .annotations
+            .insert("run.thaw.host-namespaces".into(), "guest".into());
+    });
+    let accepted = accepted.unwrap();
+    let container = sharing(&accepted, "1", 2);
+    let seen = node.said(&container, processes);
+    assert!(seen.contains("1000.1") && seen.contains("/sbin/init"), "{seen}");
+    accepted.remove();
     node.is_empty_soon();
 }
 

@@ -1,0 +1,44 @@
+//! Namespaces of the host that a specification asks for: its processes and its System V objects.
+//!
+//! Invariant: no container gets the guest's own in place of the host's unless its pod says that these will do. A namespace that
+//! a specification does not list is the runtime's own, which is the host's (OCI runtime specification, `config-linux.md`).
+
+use std::collections::BTreeMap;
+
+use super::config::Spec;
+use crate::error::{Error, Result};
+
+/// The annotation by which a pod accepts the guest's own in place of the host's, and its only value.
+pub const ANNOTATION: &str = "run.thaw.host-namespaces";
+const GUEST: &str = "guest";
+
+/// Whether the guest's own will do where these annotations' specification asks for the host's.
+pub fn accepts_the_guests(annotations: &BTreeMap<String, String>) -> Result<bool> {
+    match annotations.get(ANNOTATION).map(String::as_str) {
+        None => Ok(false),
+        Some(GUEST) => Ok(true),
+        Some(other) => Err(Error::Invalid(format!(
+            "annotation {ANNOTATION} is {other:?}: its only value is {GUEST:?}"
+        ))),
+    }
+}
+
+/// Refuses what asks for the host's processes.
+pub fn refuse_processes(spec: &Spec) -> Result<()> {
+    refuse(spec, "pid", "processes", "hostPID, --pid=host")
+}
+
+/// Refuses what asks for the host's shared memory, semaphores and message queues.
+pub fn refuse_ipc(spec: &Spec) -> Result<()> {
+    refuse(spec, "ipc", "IPC objects", "hostIPC, --ipc=host")
+}
+
+fn refuse(spec: &Spec, kind: &str, what: &str, how: &str) -> Result<()> {
+    if spec.linux.namespace(kind).is_some() {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!(
+        "the host's {what} cannot be a microVM's: ask for none ({how}), or annotate the pod {ANNOTATION}={GUEST} to have the \
+         guest's own instead"
+    )))
+}

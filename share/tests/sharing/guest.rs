@@ -21,8 +21,18 @@ const INIT: u32 = 26;
 pub const MKDIR: u32 = 9;
 const CREATE: u32 = 35;
 pub const FORGET: u32 = 2;
+pub const GETATTR: u32 = 3;
+pub const OPENDIR: u32 = 27;
 const INIT_EXT: u32 = 1 << 30;
 const SUBMOUNTS: u32 = 1 << 27;
+/// Cached data goes when the file's size or time turns out to have changed.
+pub const AUTO_INVAL_DATA: u32 = 1 << 12;
+/// The guest's kernel keeps what is written, and decides on sizes and times.
+pub const WRITEBACK_CACHE: u32 = 1 << 16;
+/// Links are read once.
+pub const CACHE_SYMLINKS: u32 = 1 << 23;
+/// What a guest's kernel offers.
+const OFFERED: u32 = INIT_EXT | SUBMOUNTS | AUTO_INVAL_DATA | WRITEBACK_CACHE | CACHE_SYMLINKS;
 pub fn serve(shares: &[(&str, bool)]) -> Serve {
     Serve {
         shares: shares
@@ -60,6 +70,8 @@ pub struct Guest {
     log: OwnedFd,
     ledger: File,
     unique: u64,
+    /// What was agreed on of [`OFFERED`].
+    pub agreed: u32,
 }
 
 impl Guest {
@@ -90,6 +102,7 @@ impl Guest {
             log,
             ledger,
             unique: 0,
+            agreed: 0,
         };
         guest.begin();
         guest
@@ -97,11 +110,13 @@ impl Guest {
 
     fn begin(&mut self) {
         let mut init = Vec::new();
-        for word in [7u32, 38, 1 << 20, INIT_EXT | SUBMOUNTS, 0] {
+        for word in [7u32, 38, 1 << 20, OFFERED, 0] {
             init.extend(word.to_le_bytes());
         }
         init.extend([0; 44]);
-        assert_eq!(self.call(INIT, 0, &init, 4096).0, 0);
+        let (error, reply) = self.call(INIT, 0, &init, 4096);
+        assert_eq!(error, 0);
+        self.agreed = u32::from_le_bytes(reply[12..16].try_into().unwrap());
     }
 
     /// The process dies, and another takes its place: of the same mounts, or made anew of these paths.

@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use guest::*;
 use thaw_pools::share::start;
-use thaw_protocol::share::{MESSAGE, RequestHeader};
+use thaw_protocol::share::{FRESH_MS, MESSAGE, RequestHeader};
 
 /// CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID.
 const CAPABILITIES: &str = "CapEff:\t00000000000000db";
@@ -98,6 +98,64 @@ fn files_are_shared_as_they_are_and_it_ends_with_its_vmm() {
     let (code, said) = guest.end();
     assert_eq!(code, Some(0), "{said}");
     assert!(!said.contains("ERROR") && !said.contains("forbidden"), "{said}");
+}
+
+/// Milliseconds that a guest's kernel may believe something: seconds at one place of a reply, nanoseconds at another.
+fn believed(reply: &[u8], seconds: usize, nanoseconds: usize) -> u64 {
+    let seconds = u64::from_le_bytes(reply[seconds..seconds + 8].try_into().unwrap());
+    let nanoseconds = u32::from_le_bytes(reply[nanoseconds..nanoseconds + 4].try_into().unwrap());
+    seconds * 1000 + u64::from(nanoseconds) / 1_000_000
+}
+
+/// Of a `fuse_entry_out`: its name, and its attributes.
+fn entry_is_believed(entry: &[u8]) -> [u64; 2] {
+    [believed(entry, 16, 32), believed(entry, 24, 36)]
+}
+
+/// A guest's kernel asks again when a reply's time is over, and what it is told then is what the host has now: so it sees each
+/// change of the host's within [`FRESH_MS`].
+#[test]
+fn the_hosts_changes_are_told_at_once_and_nothing_is_believed_for_longer_than_a_second() {
+    assert_eq!(FRESH_MS, 1000, "docs/volumes.md");
+    let place = tempfile::tempdir().unwrap();
+    let data = place.path().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("file"), b"one").unwrap();
+    symlink("v1", data.join("..data")).unwrap();
+    let mut guest = Guest::of(&[("0", false)], std::slice::from_ref(&data));
+    assert_eq!(guest.agreed & (WRITEBACK_CACHE | CACHE_SYMLINKS), 0);
+    assert_ne!(guest.agreed & AUTO_INVAL_DATA, 0);
+
+    let (node, entry) = guest.lookup(1, "0").unwrap();
+    assert!(entry_is_believed(&entry).iter().all(|ms| *ms <= FRESH_MS));
+    let (file, entry) = guest.lookup(node, "file").unwrap();
+    assert!(entry_is_believed(&entry).iter().all(|ms| *ms <= FRESH_MS));
+    let (link, _) = guest.lookup(node, "..data").unwrap();
+    assert_eq!(guest.call(READLINK, link, &[], 200), (0, b"v1".to_vec()));
+    assert_eq!(guest.lookup(node, "late").map(drop), Err(-libc::ENOENT));
+
+    fs::write(data.join("file"), b"another").unwrap();
+    fs::write(data.join("late"), b"").unwrap();
+    symlink("v2", data.join("new")).unwrap();
+    fs::rename(data.join("new"), data.join("..data")).unwrap();
+    let (error, attributes) = guest.call(GETATTR, file, &[0; 16], 200);
+    assert_eq!((error, &attributes[24..32]), (0, &7u64.to_le_bytes()[..]));
+    assert!(believed(&attributes, 0, 8) <= FRESH_MS);
+    guest.lookup(node, "late").unwrap();
+    let (link, _) = guest.lookup(node, "..data").unwrap();
+    assert_eq!(guest.call(READLINK, link, &[], 200), (0, b"v2".to_vec()));
+
+    // `fuse_open_out`: what was cached of a file or a directory goes when it is opened.
+    for (open, node) in [(OPEN, file), (OPENDIR, node)] {
+        let (error, opened) = guest.call(open, node, &[0; 8], 200);
+        assert_eq!((error, &opened[8..12]), (0, &[0; 4][..]), "{open}");
+        if open == OPEN {
+            let handle = u64::from_le_bytes(opened[..8].try_into().unwrap());
+            let read = guest.call(READ, node, &Guest::range(handle, 0, 4096), 4200);
+            assert_eq!(read, (0, b"another".to_vec()));
+        }
+    }
+    assert_eq!(guest.end().0, Some(0));
 }
 
 #[test]

@@ -85,7 +85,7 @@ pub enum VmmEnd {
     Known(Ended),
     /// It did not end by itself.
     Lives,
-    /// It ended, and an earlier thawd was its parent.
+    /// It ended, an earlier thawd was its parent, and the kernel does not keep its status.
     #[default]
     Unknown,
     /// It was found to have ended when thawd started.
@@ -208,7 +208,7 @@ impl Evidence {
                 (Reason::VmmLost, what.into())
             }
             VmmEnd::Unknown => {
-                let what = "its VMM ended; an earlier thawd had started it, so the kernel does not tell how";
+                let what = "its VMM ended; an earlier thawd had started it, and Linux before 6.15 does not tell another how";
                 (Reason::Unknown, what.into())
             }
             VmmEnd::WithoutThawd => {

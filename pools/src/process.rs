@@ -3,7 +3,7 @@
 //! A pid alone names whatever process has it now; a pid with its start time names one process for ever. A record read
 //! back from disk is only acted on through a pidfd whose start time was checked after the pidfd was opened.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,36 @@ pub(crate) fn await_end(pidfd: &OwnedFd) {
         tv_nsec: 0,
     };
     while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&limit)) {}
+}
+
+/// The status of a process that has ended, as wait(2) would give it to its parent; None while the process lives, and where
+/// nothing keeps the status any more. From Linux 6.15 on a pidfd keeps it for good. Before, it is to be had only from a process
+/// that its parent has not reaped yet.
+pub(crate) fn status_of_ended(pidfd: BorrowedFd<'_>, record: ProcessRecord) -> Option<i32> {
+    let kept = || status_of_pidfd(pidfd);
+    // It may be reaped between the two.
+    kept().or_else(|| status_of_zombie(record)).or_else(kept)
+}
+
+fn status_of_pidfd(pidfd: BorrowedFd<'_>) -> Option<i32> {
+    // SAFETY: it is numbers alone, of which all zero are valid.
+    let mut info: libc::pidfd_info = unsafe { std::mem::zeroed() };
+    let wanted = u64::from(libc::PIDFD_INFO_EXIT);
+    info.mask = wanted;
+    // SAFETY: the request's number has the size of `info`, which is all that the kernel reads and writes.
+    let asked = unsafe { libc::ioctl(pidfd.as_raw_fd(), libc::PIDFD_GET_INFO, &raw mut info) };
+    (asked == 0 && info.mask & wanted != 0).then_some(info.exit_code)
+}
+
+/// Field 52 of `/proc/PID/stat`. Who may not trace the process reads 0 there, so 0 tells nothing.
+fn status_of_zombie(record: ProcessRecord) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", record.pid)).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    let same = fields.get(22 - 3)?.parse() == Ok(record.start_time);
+    match *fields.first()? {
+        "Z" if same => fields.get(52 - 3)?.parse().ok().filter(|status| *status != 0),
+        _ => None,
+    }
 }
 
 /// Who called listen(2) on what a unix socket is connected to (unix(7), `SO_PEERCRED`). None of a PID namespace we cannot see

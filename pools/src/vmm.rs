@@ -234,10 +234,16 @@ impl VmmProcess {
         })
     }
 
-    /// How it ended, without reaping it or waiting. None while it lives, and where another started it: the kernel tells a
-    /// process's parent alone.
+    /// How it ended, without reaping it or waiting. None while it lives, and of one that another process started where the
+    /// kernel does not tell ([`process::status_of_ended`]).
     pub fn ended(&self) -> Option<Ended> {
-        self.child?;
+        if self.child.is_none() {
+            let status = process::status_of_ended(self.pidfd(), self.record)?;
+            return Some(match libc::WIFSIGNALED(status) {
+                true => Ended::Signal(libc::WTERMSIG(status)),
+                false => Ended::Code(libc::WEXITSTATUS(status)),
+            });
+        }
         let peek = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
         let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), peek).ok()??;
         match status.terminating_signal() {
@@ -369,15 +375,54 @@ mod tests {
             Some(7),
             "it is still to be reaped"
         );
-        assert_eq!(vmm.ended(), None, "nothing is left to ask");
+        assert_eq!(vmm.ended(), keeps_status().then_some(Ended::Code(7)));
 
         let program = script(directory.path(), "exec sleep 60");
         let vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
         assert_eq!(vmm.ended(), None, "it lives");
-        let adopted = VmmProcess::adopt(vmm.record()).unwrap();
         vmm.kill();
         assert_eq!(ended(&vmm).0, Some(Ended::Signal(9)));
-        assert_eq!(adopted.ended(), None, "only who started it is told");
+    }
+
+    /// Whether a pidfd of this kernel keeps the status of a process that was reaped.
+    fn keeps_status() -> bool {
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        let mut numbers = release.split(['.', '-']).map(|n| n.parse::<u32>().unwrap_or(0));
+        (numbers.next(), numbers.next()) >= (Some(6), Some(15))
+    }
+
+    #[test]
+    fn an_adopted_process_tells_how_it_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
+        for (text, kills, end) in [
+            ("exec sleep 60", true, Ended::Signal(9)),
+            ("read line < fifo; exit 7", false, Ended::Code(7)),
+        ] {
+            let fifo = directory.path().join("fifo");
+            let _ = fs::remove_file(&fifo);
+            rustix::fs::mknodat(
+                rustix::fs::CWD,
+                &fifo,
+                rustix::fs::FileType::Fifo,
+                rustix::fs::Mode::from_raw_mode(0o600),
+                0,
+            )
+            .unwrap();
+            let program = script(directory.path(), &text.replace("fifo", fifo.to_str().unwrap()));
+            let mut vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
+            let mut adopted = VmmProcess::adopt(vmm.record()).unwrap();
+            adopted.release();
+            assert_eq!(adopted.ended(), None, "it lives");
+            match kills {
+                true => adopted.kill(),
+                false => fs::write(&fifo, "x\n").unwrap(),
+            }
+            process::await_end(&adopted.pidfd);
+            assert_eq!(adopted.ended(), Some(end), "before its parent reaps it");
+            vmm.wait().unwrap();
+            assert_eq!(adopted.ended(), keeps_status().then_some(end), "after that");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
@@ -190,6 +190,13 @@ impl PullProgress {
             } => {
                 json!({"event": "retrying", "registry": registry, "wait_ms": wait.as_millis() as u64, "reason": reason})
             }
+            Event::Waiting {
+                registry,
+                attempt,
+                waited,
+            } => {
+                json!({"event": "waiting", "registry": registry, "attempt": attempt, "waited_ms": waited.as_millis() as u64})
+            }
             Event::Assembling => json!({"event": "assembling"}),
             Event::Repairing { layer } => json!({"event": "repairing", "layer": layer.to_string()}),
             Event::Lazy { layer, form, fetched } => {
@@ -233,6 +240,11 @@ impl PullProgress {
                     wait.as_secs_f64()
                 ));
             }
+            Event::Waiting {
+                registry,
+                attempt,
+                waited,
+            } => say(&format!("pull: {}", waiting(registry, *attempt, *waited))),
             Event::Repairing { layer } => say(&format!("pull: layer {}: repairing", short(layer))),
             Event::Lazy { layer, form, fetched } => say(&format!(
                 "pull: layer {}: read as needed ({form}), after {}",
@@ -284,6 +296,11 @@ impl PullProgress {
                 );
                 let _ = self.bars.println(text);
             }
+            Event::Waiting {
+                registry,
+                attempt,
+                waited,
+            } => drop(self.bars.println(waiting(registry, *attempt, *waited))),
             Event::Repairing { layer } => {
                 drop(self.bars.println(format!("repairing layer {}", short(layer))))
             }
@@ -343,6 +360,13 @@ impl Drop for PullProgress {
 fn style(middle: &str) -> ProgressStyle {
     ProgressStyle::with_template(&format!("{{prefix}} {middle} {{msg}}"))
         .unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+fn waiting(registry: &str, attempt: u32, waited: Duration) -> String {
+    format!(
+        "waiting for {registry}: it has sent nothing for {} s (attempt {attempt})",
+        waited.as_secs()
+    )
 }
 
 /// Enough of a digest to tell layers apart.

@@ -28,6 +28,12 @@ pub enum Event {
         wait: Duration,
         reason: String,
     },
+    /// The registry, or a mirror of it, has sent nothing for so long. `attempt` says how often it was asked.
+    Waiting {
+        registry: String,
+        attempt: u32,
+        waited: Duration,
+    },
     /// All layers are there; the metadata is being written.
     Assembling,
     /// A damaged layer is being repaired from its source.

@@ -148,6 +148,7 @@ impl Remote {
         // Who failed last, and the pause that was asked for.
         let mut failed: Option<usize> = None;
         let mut asked_pause = None;
+        let mut attempt = 0;
         loop {
             let changed = self.fetcher.breakers.changed.notified();
             tokio::pin!(changed);
@@ -164,7 +165,9 @@ impl Remote {
                         Some((whose, got)) if whose == index => got,
                         _ => BytesMut::with_capacity(length),
                     };
-                    let kind = match want.budget.within(endpoint.read(want, &mut got)).await {
+                    attempt += 1;
+                    let read = want.budget.within(endpoint.read(want, &mut got));
+                    let kind = match endpoint.connection.wait_for(attempt, read).await {
                         None => {
                             permit.failed();
                             break;

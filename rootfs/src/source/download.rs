@@ -149,7 +149,7 @@ impl Download {
         let mut skip = 0;
         loop {
             let before = self.received;
-            let broken = self.receive(response, skip, sender).await?;
+            let broken = self.receive(response, skip, fruitless + 1, sender).await?;
             if broken.is_none() && self.size.is_none_or(|size| self.received >= size) {
                 self.judge_mirror();
                 return Ok(());
@@ -179,6 +179,9 @@ impl Download {
                 .as_ref()
                 .map_or_else(|| "the body ended early".to_owned(), |it| it.reason.clone());
             tracing::debug!(what = self.what, self.received, expected, reason, "resuming");
+            if slow {
+                self.connection.retrying(Duration::ZERO, reason);
+            }
             self.mirrored.iter_mut().for_each(Mirrored::broke_off);
             response = self.request().await?;
             skip = self.overlap(&response)?;
@@ -213,13 +216,16 @@ impl Download {
         &mut self,
         mut response: Response,
         mut skip: u64,
+        attempt: u32,
         sender: &mpsc::Sender<Piece>,
     ) -> Result<Option<Failure>, Error> {
+        let connection = self.connection.clone();
         // Only the time spent on the network counts: the reader may be slower.
         let (mut waited, mut came) = (Duration::ZERO, 0);
         loop {
             let start = Instant::now();
-            let Ok(piece) = timeout(WINDOW.saturating_sub(waited), response.chunk()).await else {
+            let piece = timeout(WINDOW.saturating_sub(waited), response.chunk());
+            let Ok(piece) = connection.wait_for(attempt, piece).await else {
                 if came < WINDOW_BYTES {
                     let seconds = WINDOW.as_secs();
                     let reason = format!("it sent only {came} bytes in {seconds} seconds");
@@ -289,14 +295,33 @@ impl Drop for Body {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::fetch::tests::wire::{Network, Reply};
-    use crate::progress::Silent;
+    use crate::progress::{Event, Progress, Silent};
     use crate::source::http::{Party, Unobserved};
     use crate::source::{Credentials, Login, Retry};
 
+    #[derive(Default)]
+    struct Told(Mutex<Vec<Event>>);
+
+    impl Progress for Told {
+        fn event(&self, event: Event) {
+            self.0.lock().unwrap().push(event);
+        }
+    }
+
     /// Runs a download of these bytes and yields what came, and how long it took.
     async fn download(network: Arc<Network>, size: u64) -> (Result<(), Error>, Vec<u8>, Duration) {
+        download_telling(network, size, Arc::new(Silent)).await
+    }
+
+    async fn download_telling(
+        network: Arc<Network>,
+        size: u64,
+        progress: Arc<dyn Progress>,
+    ) -> (Result<(), Error>, Vec<u8>, Duration) {
         let party = Party {
             name: "registry.example".into(),
             registry: "registry.example".into(),
@@ -307,7 +332,7 @@ mod tests {
             scope: "repository:app:pull".into(),
         };
         let observer = Arc::new(Unobserved);
-        let connection = Connection::new(party, network, Retry::default(), Arc::new(Silent), observer);
+        let connection = Connection::new(party, network, Retry::default(), progress, observer);
         let mut download = Download {
             connection: Arc::new(connection.unwrap()),
             url: "https://registry.example/v2/app/blobs/x".into(),
@@ -353,6 +378,33 @@ mod tests {
             "{result:?}"
         );
         assert!(elapsed < Duration::from_secs(200), "{elapsed:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_registry_that_falls_silent_in_a_body_is_told_of() {
+        let network = Network::new(|_| {
+            Reply::status(200)
+                .body(&[7; 10])
+                .trickle(10, Duration::from_secs(86_400))
+        });
+        let told = Arc::new(Told::default());
+        let (result, _, _) = download_telling(network, 10, told.clone()).await;
+        assert!(
+            matches!(result, Err(Error::RegistryUnreachable { .. })),
+            "{result:?}"
+        );
+        let told = told.0.lock().unwrap();
+        let attempts: Vec<_> = told
+            .iter()
+            .map(|event| match event {
+                Event::Waiting { attempt, waited, .. } => (*attempt, waited.as_secs()),
+                Event::Retrying { .. } => (0, 0),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let each = |attempt| [(attempt, 5), (attempt, 15), (attempt, 25)];
+        let all = [&each(1)[..], &[(0, 0)], &each(2), &[(0, 0)], &each(3)].concat();
+        assert_eq!(attempts, all);
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ use reqwest::header::{
 };
 use reqwest::{Body, Method, Response, StatusCode, Url};
 use serde::Deserialize;
+use tokio::time::{Instant, sleep_until};
 
 use crate::error::Error;
 use crate::progress::{Event, Progress};
@@ -22,6 +23,9 @@ use super::token::Access;
 use super::wire::{Failure, Sent, Wire, drain, follow, same_origin};
 
 const MAX_ERROR_BODY: usize = 8 << 10;
+/// How long nothing comes before that is said, and how long until it is said again.
+const SILENCE: Duration = Duration::from_secs(5);
+const SILENCE_AGAIN: Duration = Duration::from_secs(10);
 
 /// How patiently a registry is asked.
 #[derive(Clone, Copy, Debug)]
@@ -277,7 +281,13 @@ impl Connection {
         let mut asked = 0;
         loop {
             asked += 1;
-            let sent = match self.exchange(request).await {
+            let exchange = self.exchange(request);
+            let answer = match request.payload {
+                Payload::Nothing => self.wait_for(asked, exchange).await,
+                // It may take long to send.
+                Payload::Bytes(_) | Payload::Stream(..) => exchange.await,
+            };
+            let sent = match answer {
                 Ok(sent) => sent,
                 Err(Unanswered::Access(error)) => return Err(error),
                 Err(Unanswered::Failure(failure)) => {
@@ -315,6 +325,33 @@ impl Connection {
     async fn pause(&self, wait: Duration, reason: String) {
         self.retrying(wait, reason);
         tokio::time::sleep(wait).await;
+    }
+
+    /// What comes of `answer`. While nothing comes, says so: a person takes a silent program for one that hangs.
+    pub async fn wait_for<T>(&self, attempt: u32, answer: impl Future<Output = T>) -> T {
+        let began = Instant::now();
+        let mut next = began + SILENCE;
+        tokio::pin!(answer);
+        loop {
+            tokio::select! {
+                biased;
+                came = &mut answer => return came,
+                () = sleep_until(next) => {}
+            }
+            next += SILENCE_AGAIN;
+            let (registry, waited) = (self.registry.clone(), began.elapsed());
+            tracing::info!(
+                registry,
+                attempt,
+                waited_s = waited.as_secs(),
+                "a registry sends nothing"
+            );
+            self.progress.event(Event::Waiting {
+                registry,
+                attempt,
+                waited,
+            });
+        }
     }
 
     /// Says that a pause is made.
@@ -442,7 +479,10 @@ pub async fn said(response: Response) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+    use crate::fetch::tests::wire::{Network, Reply};
 
     #[test]
     fn pauses_grow_and_are_bounded() {
@@ -455,6 +495,57 @@ mod tests {
             let pause = retry.pause(asked).as_millis();
             assert!((least..=least * 5 / 4).contains(&pause), "{asked}: {pause}");
         }
+    }
+
+    /// What is told, and when.
+    struct Log(Instant, Mutex<Vec<(u64, Event)>>);
+
+    impl Progress for Log {
+        fn event(&self, event: Event) {
+            self.1.lock().unwrap().push((self.0.elapsed().as_secs(), event));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_registry_that_is_silent_is_named_with_the_attempt() {
+        let network = Network::new(|_| Reply::status(200).after(Duration::from_secs(28)));
+        let log = Arc::new(Log(Instant::now(), Mutex::default()));
+        let party = Party {
+            name: "registry.example".into(),
+            registry: "registry.example".into(),
+            base: "https://registry.example".into(),
+            plain: false,
+            credentials: Credentials::Anonymous,
+            login: Login::Anonymous,
+            scope: "repository:app:pull".into(),
+        };
+        let connection = Connection::new(
+            party,
+            network,
+            Retry::default(),
+            log.clone(),
+            Arc::new(Unobserved),
+        );
+        let connection = connection.unwrap();
+        let request = Request::get("https://registry.example/v2/app/manifests/1", "a manifest");
+        connection.ask(&request).await.unwrap();
+        let said = log.1.lock().unwrap().clone();
+        let waiting = |seconds: u64| Event::Waiting {
+            registry: "registry.example".into(),
+            attempt: 1,
+            waited: Duration::from_secs(seconds),
+        };
+        assert_eq!(said, [5, 15, 25].map(|seconds| (seconds, waiting(seconds))));
+        // What is sent may take its time, and nothing is said of an answer that comes at once.
+        log.1.lock().unwrap().clear();
+        let sending = Request {
+            method: Method::PUT,
+            payload: Payload::Bytes(Bytes::from_static(b"x")),
+            ..request
+        };
+        connection.ask(&sending).await.unwrap();
+        connection.wait_for(1, std::future::ready(())).await;
+        assert_eq!(*log.1.lock().unwrap(), []);
     }
 
     #[test]

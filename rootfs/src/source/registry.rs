@@ -115,7 +115,7 @@ impl Registry {
         let expected = response.content_length();
         let mut body = Vec::new();
         loop {
-            match response.chunk().await {
+            match self.connection.wait_for(1, response.chunk()).await {
                 Ok(Some(bytes)) => body.extend_from_slice(&bytes),
                 Ok(None) => return Ok(body),
                 Err(error) => {

@@ -4,6 +4,7 @@
 //! at: one whose threads or locks hang is silent, and is started again. Its sandboxes run on meanwhile.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::time::MissedTickBehavior;
@@ -28,6 +29,15 @@ pub async fn keep_alive(daemon: Arc<Daemon>) {
     let Some(period) = sd_notify::watchdog_enabled().filter(|period| !period.is_zero()) else {
         return std::future::pending().await;
     };
+    tell_while_alive(daemon, period, tell).await;
+}
+
+/// The same, to whoever `tell` tells.
+pub(crate) async fn tell_while_alive(
+    daemon: Arc<Daemon>,
+    period: Duration,
+    tell: impl Fn(&[NotifyState<'_>]),
+) {
     let mut ticks = tokio::time::interval(period / 2);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told = String::new();

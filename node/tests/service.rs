@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use thaw_node::api::client::Client;
@@ -84,6 +85,46 @@ fn systemd_is_told_that_it_is_ready_that_it_lives_and_that_it_ends() {
     wait_for(&told, "WATCHDOG=1");
     assert!(thawd.stop().success());
     wait_for(&told, "STOPPING=1");
+}
+
+/// The test stands in for systemd: it waits for longer than a period of the watchdog, then ends thawd as systemd does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hung_thawd_is_silent_and_the_next_one_has_its_sandboxes() {
+    const PERIOD: Duration = Duration::from_millis(200);
+    let Some(place) = place() else { return };
+    let notify = place.path("notify");
+    let told = UnixDatagram::bind(&notify).unwrap();
+    let mut command = place.thawd();
+    command
+        .env("NOTIFY_SOCKET", &notify)
+        .env("WATCHDOG_USEC", PERIOD.as_micros().to_string());
+    let mut hung = Thawd::begin(&place, command);
+    assert!(hung.serves(&place), "{}", log(&place));
+    let made = client(&place).create(&request(&place, "web")).await.unwrap();
+    let vmm = thaw_pools::process::ProcessRecord::of(made.sandbox.vmm_pid.unwrap()).unwrap();
+    wait_for(&told, "WATCHDOG=1");
+
+    let pid = Pid::from_raw(hung.record().pid).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    told.set_nonblocking(true).unwrap();
+    eventually("it has stopped", || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+        stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
+    });
+    // What it said before.
+    while told.recv(&mut [0; 4096]).is_ok() {}
+    std::thread::sleep(PERIOD * 2);
+    let said = told.recv(&mut [0; 4096]);
+    assert_eq!(said.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+
+    kill_process(pid, Signal::ABORT).unwrap();
+    kill_process(pid, Signal::CONT).unwrap();
+    eventually("it has ended", || hung.has_ended());
+    assert!(vmm.lives());
+    let next = Thawd::start(&place);
+    assert_eq!(client(&place).get("web").await.unwrap().state, "running");
+    client(&place).delete("web").await.unwrap();
+    assert!(next.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -284,6 +325,8 @@ fn the_unit_is_what_thawd_needs() {
     let stop: u64 = value("TimeoutStopSec").parse().unwrap();
     assert!(stop > LINGERS.as_secs(), "it may finish what it answers");
     assert!(value("WatchdogSec").parse::<u64>().unwrap() >= 10);
+    // A watchdog's end is a failure.
+    assert_eq!(value("Restart"), "on-failure");
     for device in ["/dev/kvm", "/dev/net/tun", "/dev/userfaultfd"] {
         assert!(unit.contains(&format!("\nDeviceAllow={device} rw\n")), "{device}");
     }

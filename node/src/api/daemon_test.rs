@@ -1,12 +1,16 @@
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::poll;
+use sd_notify::NotifyState;
 use thaw_protocol::api::{CreateSandbox, WatchEvent};
 
 use super::*;
 use crate::api::fake::{Fake, FakeMachine, UNOWNED, request};
 use crate::api::watch::{Selector, Watcher};
 use crate::sandbox::{Terms, Timeout};
+use crate::service;
 
 /// A watch, and what of it came at once.
 struct Changes(Watcher, VecDeque<WatchEvent>);
@@ -124,4 +128,70 @@ async fn sandbox_without_an_owner_is_ended_by_its_id() {
     daemon.delete(UNOWNED).await.unwrap();
     let unknown = daemon.delete("unknown").await.unwrap_err();
     assert_eq!(unknown.code, ExitCode::SandboxNotFound);
+}
+
+/// The watchdog's period in tests.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// How often the service manager was told that thawd lives, by a task of this runtime.
+fn told_alive(runtime: &tokio::runtime::Handle, daemon: Arc<Daemon>) -> Arc<AtomicUsize> {
+    let told = Arc::new(AtomicUsize::new(0));
+    let counted = told.clone();
+    let tell = move |what: &[NotifyState<'_>]| {
+        let alive = what.iter().filter(|it| matches!(it, NotifyState::Watchdog));
+        counted.fetch_add(alive.count(), Ordering::SeqCst);
+    };
+    runtime.spawn(service::tell_while_alive(daemon, PERIOD, tell));
+    told
+}
+
+/// Waits until the service manager was told so often more.
+fn told_more(told: &AtomicUsize, more: usize) {
+    let (before, began) = (told.load(Ordering::SeqCst), Instant::now());
+    while told.load(Ordering::SeqCst) < before + more {
+        assert!(began.elapsed() < Duration::from_secs(60), "never told");
+        std::thread::sleep(PERIOD / 4);
+    }
+}
+
+/// Fails if the service manager is told for many periods; of a telling that had begun, once.
+fn is_silent(told: &AtomicUsize) {
+    let before = told.load(Ordering::SeqCst);
+    std::thread::sleep(PERIOD * 10);
+    assert!(told.load(Ordering::SeqCst) <= before + 1);
+}
+
+fn runtime(threads: usize) -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(threads).enable_all().build().unwrap()
+}
+
+#[test]
+fn the_watchdog_is_not_told_while_a_lock_of_every_request_is_held() {
+    let (_fake, daemon) = Fake::daemon(true);
+    let runtime = runtime(2);
+    let told = told_alive(runtime.handle(), daemon.clone());
+    told_more(&told, 3);
+    let held = daemon.table();
+    is_silent(&told);
+    drop(held);
+    told_more(&told, 3);
+}
+
+#[test]
+fn the_watchdog_is_not_told_while_the_runtime_is_stuck() {
+    let (_fake, daemon) = Fake::daemon(true);
+    let runtime = runtime(1);
+    let told = told_alive(runtime.handle(), daemon);
+    told_more(&told, 3);
+    let (stuck, is_stuck) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    runtime.spawn(async move {
+        stuck.send(()).unwrap();
+        let _ = released.recv();
+    });
+    is_stuck.recv().unwrap();
+    is_silent(&told);
+    drop(release);
+    told_more(&told, 3);
 }

@@ -120,6 +120,54 @@ async fn who_hangs_up_takes_its_process_along() {
     assert_eq!(served.heard(2).await.len(), 2);
 }
 
+/// The clock of the runtime goes on only when a test says so, or has nothing else to do.
+#[tokio::test]
+async fn a_silent_caller_is_gone_after_90_s_and_takes_its_process_along() {
+    let served = Served::start().await;
+    let mut socket = served.open(r#"{"command":["cat"]}"#).await;
+    socket.send(Sent::binary("x")).await.unwrap();
+    next(&mut socket).await.unwrap();
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    // Its pings are not even read.
+    assert_eq!(served.heard(1).await, ["signal 1"]);
+    let silent = began.elapsed();
+    assert!(
+        silent >= Duration::from_secs(89) && silent <= Duration::from_secs(91),
+        "{silent:?}"
+    );
+    drop(socket);
+}
+
+#[tokio::test]
+async fn a_caller_that_answers_pings_keeps_its_process() {
+    let served = Served::start().await;
+    let mut socket = served.open(r#"{"command":["cat"]}"#).await;
+    socket.send(Sent::binary("x")).await.unwrap();
+    next(&mut socket).await.unwrap();
+    tokio::time::pause();
+    // While a thread is waited for, the clock goes on by `advance` alone.
+    let (done, until) = std::sync::mpsc::channel::<()>();
+    let held = tokio::task::spawn_blocking(move || until.recv());
+    // Each ping a third of the silence that is allowed; all of them, three times as much.
+    for asked in 0..9 {
+        tokio::time::advance(ASKED).await;
+        let ping = socket.next().await.unwrap().unwrap();
+        assert!(matches!(ping, Sent::Ping(_)), "{asked}: {ping:?}");
+        socket.flush().await.unwrap();
+        // thawd reads the answer.
+        for _ in 0..1000 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert!(served.fake.counts.heard.borrow().is_empty());
+    socket.send(Sent::binary("y")).await.unwrap();
+    let answer = next(&mut socket).await.unwrap();
+    assert_eq!(answer.into_data(), [&[STDOUT_CHANNEL][..], b"y"].concat());
+    drop(done);
+    let _ = held.await.unwrap();
+}
+
 #[tokio::test]
 async fn what_is_said_wrong_is_told_and_ends_it() {
     let served = Served::start().await;

@@ -19,6 +19,10 @@ use thaw_protocol::control::MachineState;
 use thaw_tiny_guest::bare::{READY, bare};
 
 const MIB: u64 = 1 << 20;
+/// What a pod's cgroup has beside its guest's memory: the overhead of the RuntimeClass without the guest's own 128 MiB, and the
+/// largest guest that docs/kubernetes.md says it is enough for.
+const OVERHEAD_OF_A_POD: u64 = 32 * MIB;
+const LARGEST_POD_MIB: u32 = 3072;
 
 /// A cgroup with these limits; none, having said why, where this host has none to give.
 fn limited(limits: Limits) -> Option<Cgroup> {
@@ -54,37 +58,58 @@ fn a_guest_that_touches_all_its_memory_stays_within_its_limit() {
             memory_mib,
             ..Needs::default()
         });
-        let Some(cgroup) = limited(limits) else { return };
-        let vmm = Vmm::spawn();
-        cgroup.add(vmm.pid() as i32).unwrap();
-        let mut control = vmm.connect();
-        control.create(spec(vcpus, memory_mib)).unwrap();
-        let mut console = control.console();
-        control.boot(&bare(memory_mib).kernel()).unwrap();
-        let mut printed = vec![0; READY.len()];
-        assert!(readable(&console, PATIENCE), "the console is silent");
-        console.read_exact(&mut printed).unwrap();
-        let (peak, state) = (peak(&cgroup), control.state());
-        drop(vmm);
-        cgroup.destroy();
-        assert_eq!(state, MachineState::Running);
-        // Its first 2 MiB are touched in part.
-        let guest = u64::from(memory_mib) * MIB;
+        let Some(overhead) = overhead_of(vcpus, memory_mib, limits) else {
+            return;
+        };
         assert!(
-            peak > guest - 2 * MIB,
-            "the guest touched {} KiB only",
-            peak >> 10
-        );
-        let overhead = (peak + 2 * MIB).saturating_sub(guest);
-        println!(
-            "{vcpus} vCPUs, {memory_mib} MiB: {} KiB beside the guest's",
-            overhead >> 10
-        );
-        assert!(
-            overhead <= MEASURED_OVERHEAD + guest / 32,
+            overhead <= MEASURED_OVERHEAD + u64::from(memory_mib) * MIB / 32,
             "{vcpus} vCPUs, {memory_mib} MiB: {overhead} bytes"
         );
     }
+}
+
+#[test]
+fn a_pods_overhead_holds_a_vmm_whose_guest_touches_all_its_memory() {
+    for (vcpus, memory_mib) in [(1, 192), (2, 640), (16, LARGEST_POD_MIB)] {
+        let limits = Limits {
+            memory: u64::from(memory_mib) * MIB + OVERHEAD_OF_A_POD,
+        };
+        if overhead_of(vcpus, memory_mib, limits).is_none() {
+            return;
+        }
+    }
+}
+
+/// What a VMM in a cgroup with these limits takes beside its guest's memory, bytes, while the guest touches all of it. None, having
+/// said why, where this host has no limits to give.
+fn overhead_of(vcpus: u8, memory_mib: u32, limits: Limits) -> Option<u64> {
+    let cgroup = limited(limits)?;
+    let vmm = Vmm::spawn();
+    cgroup.add(vmm.pid() as i32).unwrap();
+    let mut control = vmm.connect();
+    control.create(spec(vcpus, memory_mib)).unwrap();
+    let mut console = control.console();
+    control.boot(&bare(memory_mib).kernel()).unwrap();
+    let mut printed = vec![0; READY.len()];
+    assert!(readable(&console, PATIENCE), "the console is silent");
+    console.read_exact(&mut printed).unwrap();
+    let (peak, state, kills) = (peak(&cgroup), control.state(), cgroup.oom_kills());
+    drop(vmm);
+    cgroup.destroy();
+    assert_eq!((state, kills), (MachineState::Running, 0));
+    // Its first 2 MiB are touched in part.
+    let guest = u64::from(memory_mib) * MIB;
+    assert!(
+        peak > guest - 2 * MIB,
+        "the guest touched {} KiB only",
+        peak >> 10
+    );
+    let overhead = (peak + 2 * MIB).saturating_sub(guest);
+    println!(
+        "{vcpus} vCPUs, {memory_mib} MiB: {} KiB beside the guest's",
+        overhead >> 10
+    );
+    Some(overhead)
 }
 
 #[test]

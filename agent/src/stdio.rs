@@ -308,7 +308,7 @@ mod tests {
             assert_eq!(stdio.read(Output::Stdout, &a, 2).await.unwrap(), b"34");
             // 34 is in doubt, and is read in smaller pieces now.
             assert_eq!(stdio.read(Output::Stdout, &b, 1).await.unwrap(), b"3");
-            // In doubt is 3, which b was given; 4 nobody asked for since.
+            // In doubt is 3, which b was given; no call has asked for 4 since.
             assert_eq!(stdio.read(Output::Stdout, &c, 100).await.unwrap(), b"34");
             drop(theirs);
             assert_eq!(stdio.read(Output::Stdout, &c, 100).await.unwrap(), b"5678");

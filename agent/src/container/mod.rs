@@ -182,7 +182,7 @@ impl Container {
         }
         lock(&self.expected).take().ok_or_else(|| {
             Error::State(format!(
-                "nobody asked for container {} to become ready, or somebody waits for it",
+                "container {} was started without a readiness check, or another caller waits for it already",
                 self.id
             ))
         })

@@ -163,7 +163,7 @@ pub struct RunArguments {
     /// vCPUs, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub cpus: u8,
-    /// Most of the host's CPU time it may take, in CPUs, as in 0.5; 0.01 to 64. Without: as much as its vCPUs take
+    /// Limit the CPU time, in CPUs: a decimal number from 0.01 to 64, such as 0.5 [default: no limit but its vCPUs]
     #[arg(long, value_name = "CPUS")]
     pub cpu_limit: Option<CpuLimit>,
     /// Memory of the microVM, kernel included: bytes, or with k, m, g; at least 64m

@@ -65,7 +65,7 @@ pub enum Misconduct {
     #[error("it sent a packet with more bytes or descriptors than any message has")]
     Oversize,
     /// Answers to nothing, and descriptors beside what has none.
-    #[error("it sent {0} replies or descriptors nobody asked for")]
+    #[error("it sent {0} replies or descriptors that were not requested")]
     Strays(u32),
 }
 

@@ -16,7 +16,7 @@ use super::{Misconduct, Shared};
 
 /// Most descriptors beside a message: the userfaultfd of [`Response::Restored`]. The kernel closes what is beyond them.
 const MAX_DESCRIPTORS: usize = 1;
-/// Replies and descriptors nobody asked for that are dropped before the connection is closed.
+/// How many replies and descriptors that were not requested are dropped before the connection is closed.
 pub(super) const MAX_STRAYS: u32 = 64;
 /// Events that are taken at once. A VMM holds one of each kind; a guest that rings on and on causes more.
 pub(super) const EVENT_BURST: u32 = 128;
@@ -62,7 +62,7 @@ pub(super) async fn read_all(shared: Arc<Shared>) {
 
 struct Reader<'a> {
     shared: &'a Shared,
-    /// Replies and descriptors nobody asked for.
+    /// Replies and descriptors that were not requested.
     strays: u32,
     events: Allowance,
 }

@@ -1,4 +1,4 @@
-//! Why a sandbox of ours ended that nobody had asked to.
+//! Why a sandbox of ours ended though no request had ended it.
 
 use std::os::fd::AsFd;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Pools for what is hot: one each for the wants that were lately asked for.
 //!
-//! Invariant: never more pools than planned; a want asked for again has one, and that of the want nobody asked for the
-//! longest is closed for it.
+//! Invariant: never more pools than planned; a want that is asked for again has one, and the pool of the want that was not asked
+//! for the longest time is closed to make room.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Why a sandbox failed: it ended though nobody had asked it to.
+//! Why a sandbox failed: it ended though no request had ended it.
 
 use serde::{Deserialize, Serialize};
 

@@ -17,7 +17,7 @@ fn called(reference: &str, pinned: bool, layers: usize) -> String {
     }
 }
 
-/// The images in the store; those put together for snapshots, which nobody asked for, only with `all`.
+/// The images in the store; those that the snapshotter made for snapshots only with `all`.
 pub(super) fn list(images: &Images, all: bool, json: bool) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for image in images.list()? {

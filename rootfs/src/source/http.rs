@@ -530,12 +530,18 @@ mod tests {
         let request = Request::get("https://registry.example/v2/app/manifests/1", "a manifest");
         connection.ask(&request).await.unwrap();
         let said = log.1.lock().unwrap().clone();
-        let waiting = |seconds: u64| Event::Waiting {
-            registry: "registry.example".into(),
-            attempt: 1,
-            waited: Duration::from_secs(seconds),
-        };
-        assert_eq!(said, [5, 15, 25].map(|seconds| (seconds, waiting(seconds))));
+        let said: Vec<_> = said
+            .iter()
+            .map(|(at, event)| match event {
+                Event::Waiting {
+                    registry,
+                    attempt,
+                    waited,
+                } => (*at, registry.as_str(), *attempt, waited.as_secs()),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(said, [5, 15, 25].map(|at| (at, "registry.example", 1, at)));
         // What is sent may take its time, and nothing is said of an answer that comes at once.
         log.1.lock().unwrap().clear();
         let sending = Request {

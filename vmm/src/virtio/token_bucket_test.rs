@@ -164,7 +164,8 @@ proptest! {
             bucket.take(tokens, now);
         }
         let wait = bucket.wait(last, now);
-        if wait > 0 && let Some(then) = now.checked_add(wait) {
+        // The most it can tell is 584 years, which may not be enough.
+        if wait > 0 && wait < u64::MAX && let Some(then) = now.checked_add(wait) {
             prop_assert!(bucket.clone().wait(last, then - 1) > 0);
             prop_assert_eq!(bucket.clone().wait(last, then), 0);
         }

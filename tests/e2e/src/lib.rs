@@ -26,7 +26,6 @@ pub mod websocket;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long one command may take before the test fails: emulated machines are slow, hung ones are for ever.
@@ -83,27 +82,16 @@ impl Outcome {
     }
 }
 
-/// Guests the lab's emulated processor may lose in one test program before that is a failure.
-const LOSSES: usize = 3;
-static LOST: AtomicUsize = AtomicUsize::new(0);
-
 /// Runs to the end, output collected.
 ///
-/// In the lab, and only there, a command whose guest ended in a triple fault is run once more, and that is said: QEMU's
-/// emulation of SVM now and then delivers an injected event twice, wherever the guest then is (`tests/lab/README.md`).
-/// A fault of ours would be there again.
+/// If the guest ended in a triple fault, that is printed even where the test does not look at it: in the lab it is a symptom
+/// for which `tests/e2e/run` runs a test that failed once more (`tests/lab/symptoms`).
 pub fn run(command: &mut Command) -> Outcome {
     let outcome = finish(command.spawn().unwrap(), "");
-    let lost = outcome.status.code() == Some(GUEST_ENDED) && outcome.stderr.contains("triple fault");
-    if !lost || std::env::var_os("THAW_LAB").is_none() {
-        return outcome;
+    if outcome.status.code() == Some(GUEST_ENDED) && outcome.stderr.contains("triple fault") {
+        eprintln!("the guest ended in a triple fault: {outcome:?}");
     }
-    eprintln!("the lab's processor lost a guest, once more: {outcome:?}");
-    assert!(
-        LOST.fetch_add(1, Ordering::Relaxed) < LOSSES,
-        "too many guests were lost"
-    );
-    finish(command.spawn().unwrap(), "")
+    outcome
 }
 
 /// What a VMM's log says when it ends because of a call that its filters forbid (docs/jail.md).

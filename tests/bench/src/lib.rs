@@ -11,6 +11,7 @@ pub mod host;
 pub mod image;
 pub mod machine;
 pub mod network;
+pub mod provenance;
 pub mod report;
 pub mod shim;
 pub mod svg;

@@ -1,4 +1,4 @@
-//! Names the machine and the commit a benchmark ran on.
+//! Names the machine, the commit and the build profile of a benchmark.
 
 use std::fs;
 use std::process::Command;
@@ -55,5 +55,14 @@ pub fn commit() -> String {
     match output {
         Ok(o) if o.status.success() => String::from_utf8_lossy(&o.stdout).trim().to_string(),
         _ => "unknown".into(),
+    }
+}
+
+/// The profile this program was built with: `release` or `debug`. What it measures is built with it (tests/bench/run).
+pub fn profile() -> &'static str {
+    if cfg!(debug_assertions) {
+        "debug"
+    } else {
+        "release"
     }
 }

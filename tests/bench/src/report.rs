@@ -35,6 +35,9 @@ pub struct Report {
     pub name: String,
     pub machine: String,
     pub commit: String,
+    /// The build profile of the benchmark's programs: `release` or `debug`. `None` in results that do not say.
+    #[serde(default)]
+    pub profile: Option<String>,
     pub rows: Vec<Row>,
     pub ratios: BTreeMap<String, f64>,
     /// What a reader must know to understand rows and ratios.
@@ -45,12 +48,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// An empty report on this machine and commit.
+    /// An empty report on this machine, commit and build profile.
     pub fn new(name: &str) -> Report {
         Report {
             name: name.into(),
             machine: crate::machine::describe(),
             commit: crate::machine::commit(),
+            profile: Some(crate::machine::profile().into()),
             rows: Vec::new(),
             ratios: BTreeMap::new(),
             notes: Vec::new(),
@@ -58,8 +62,8 @@ impl Report {
         }
     }
 
-    /// That of `directory` with its samples, to be added to. An empty one where there is none, or it is of another machine
-    /// or commit.
+    /// That of `directory` with its samples, to be added to. An empty one where there is none, or it is of another machine,
+    /// commit or build profile.
     pub fn resume(name: &str, directory: &Path) -> std::io::Result<Report> {
         let new = Report::new(name);
         let json = directory.join(format!("{name}.json"));
@@ -67,7 +71,14 @@ impl Report {
             return Ok(new);
         }
         let mut report = Report::read(&json)?;
-        if (&report.machine, &report.commit) != (&new.machine, &new.commit) {
+        let origin = |report: &Report| {
+            (
+                report.machine.clone(),
+                report.commit.clone(),
+                report.profile.clone(),
+            )
+        };
+        if origin(&report) != origin(&new) {
             return Ok(new);
         }
         report.series =

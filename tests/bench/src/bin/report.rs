@@ -1,18 +1,31 @@
 //! `make bench-report`: renders every `target/bench/NAME.json` into the README, between `<!-- bench:NAME -->` and
-//! `<!-- /bench:NAME -->`, and keeps the file and its picture in `docs/bench`.
+//! `<!-- /bench:NAME -->`, and keeps the file and its picture in `docs/bench`. A result that may not be shown
+//! (`provenance.rs` says which) is refused: it changes nothing, and the program exits 1 after it rendered the others.
+//! `make bench-report CHECK=1` (`bench-report --check`) renders nothing and looks at the results in `docs/bench`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use thaw_bench::{Report, svg, table};
+use thaw_bench::{Report, provenance, svg, table};
+
+const MEASURED: &str = "target/bench";
+const KEPT: &str = "docs/bench";
 
 fn main() -> ExitCode {
-    match render() {
-        Ok(0) => {
-            eprintln!("bench-report: nothing in target/bench yet: run `make bench-boot` first");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let done = match arguments.as_slice() {
+        [] => render(),
+        [flag] if flag == "--check" => check(),
+        _ => Err("usage: bench-report [--check]".into()),
+    };
+    match done {
+        Ok(refused) if refused.is_empty() => ExitCode::SUCCESS,
+        Ok(refused) => {
+            for why in refused {
+                eprintln!("bench-report: REFUSED: {why}");
+            }
             ExitCode::FAILURE
         }
-        Ok(_) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("bench-report: {why}");
             ExitCode::FAILURE
@@ -20,20 +33,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn render() -> Result<usize, String> {
+/// Renders the results that may be shown; says what is wrong with each of the others.
+fn render() -> Result<Vec<String>, String> {
     let readme_path = Path::new("README.md");
     let mut readme = std::fs::read_to_string(readme_path).map_err(|e| format!("README.md: {e}"))?;
-    let kept = Path::new("docs/bench");
-    std::fs::create_dir_all(kept).map_err(|e| format!("docs/bench: {e}"))?;
-    let mut rendered = 0;
-    for entry in std::fs::read_dir("target/bench").into_iter().flatten().flatten() {
-        let path = entry.path();
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        if !name.ends_with(".json") || name.ends_with(".samples.json") {
+    let kept = Path::new(KEPT);
+    std::fs::create_dir_all(kept).map_err(|e| format!("{KEPT}: {e}"))?;
+    let mut refused = Vec::new();
+    let results = results(Path::new(MEASURED))?;
+    if results.is_empty() {
+        return Err(format!("nothing in {MEASURED} yet: run `make bench-boot` first"));
+    }
+    for path in results {
+        let mut report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        if let Some(why) = refusal(&path, &report) {
+            refused.push(why);
             continue;
         }
         let mut report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -44,16 +58,62 @@ fn render() -> Result<usize, String> {
             format!("{}.json", report.name),
             format!("{}.samples.json", report.name),
         ] {
-            std::fs::copy(Path::new("target/bench").join(&file), kept.join(&file))
+            std::fs::copy(Path::new(MEASURED).join(&file), kept.join(&file))
                 .map_err(|e| format!("{file}: {e}"))?;
         }
         let picture = kept.join(format!("{}.svg", report.name));
         std::fs::write(&picture, svg::draw(&report)).map_err(|e| format!("{}: {e}", picture.display()))?;
         println!("{}: rendered", report.name);
-        rendered += 1;
     }
     std::fs::write(readme_path, readme).map_err(|e| format!("README.md: {e}"))?;
-    Ok(rendered)
+    Ok(refused)
+}
+
+/// What is wrong with the results that the README's tables were rendered from.
+fn check() -> Result<Vec<String>, String> {
+    let mut refused = Vec::new();
+    for path in results(Path::new(KEPT))? {
+        let report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        match refusal(&path, &report) {
+            Some(why) => refused.push(why),
+            None => println!("{}: good", path.display()),
+        }
+    }
+    Ok(refused)
+}
+
+/// The summaries in `directory`, by name; none where there is no such directory.
+fn results(directory: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(format!("{}: {e}", directory.display())),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|e| format!("{}: {e}", directory.display()))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(".json") && !name.ends_with(".samples.json") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Why the result in `path` may not be shown, and the command that measures it again; `None` if it may.
+fn refusal(path: &Path, report: &Report) -> Option<String> {
+    let found = provenance::refusals(report, provenance::behind_head);
+    let said: Vec<String> = found.iter().map(|refusal| refusal.to_string()).collect();
+    (!said.is_empty()).then(|| {
+        format!(
+            "{} (commit {}): {}. Measure it again on a clean commit: {}",
+            path.display(),
+            report.commit,
+            said.join("; "),
+            provenance::command(&report.name)
+        )
+    })
 }
 
 /// A report of many stages, or of crowds of several sizes, is too long for a README: it shows no stages and the largest crowd alone.
@@ -124,6 +184,33 @@ mod tests {
         assert_eq!(report.notes, ["The other rows are in docs/bench/x.json."]);
         leave_out_details(&mut report);
         assert_eq!(report.notes.len(), 1);
+    }
+
+    #[test]
+    fn refusal_names_the_file_its_faults_and_the_command() {
+        let mut report = Report::new("image-guest");
+        report.commit = "fff-dirty".into();
+        report.profile = Some("debug".into());
+        let path = Path::new("target/bench/image-guest.json");
+        assert_eq!(
+            refusal(path, &report).unwrap(),
+            "target/bench/image-guest.json (commit fff-dirty): the tree had changes that are in no commit; its commit is not \
+             in the history of this one; it is of a debug build. Measure it again on a clean commit: make bench-image"
+        );
+    }
+
+    #[test]
+    fn results_are_the_summaries_of_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["b.json", "b.samples.json", "b.svg", "a.json"] {
+            std::fs::write(directory.path().join(name), "").unwrap();
+        }
+        let found = results(directory.path()).unwrap();
+        assert_eq!(
+            found,
+            ["a.json", "b.json"].map(|name| directory.path().join(name))
+        );
+        assert!(results(&directory.path().join("none")).unwrap().is_empty());
     }
 
     #[test]

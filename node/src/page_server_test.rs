@@ -23,7 +23,7 @@ impl Watched {
         // SAFETY: no memory of ours is named.
         let fd = match unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } {
             -1 => {
-                eprintln!("skipped: userfaultfd: {}", io::Error::last_os_error());
+                thaw_test_skip::skip(format!("userfaultfd: {}", io::Error::last_os_error()));
                 return None;
             }
             // SAFETY: the descriptor the kernel just made.

@@ -32,7 +32,7 @@ fn place() -> Option<Place> {
 /// The same, where sandboxes can be limited.
 fn place_with_limits() -> Option<Place> {
     if !without_limits().is_empty() {
-        eprintln!("skipped: this host cannot limit sandboxes");
+        thaw_test_skip::skip("this host cannot limit sandboxes");
         return None;
     }
     place()
@@ -256,7 +256,7 @@ fn without_cgroups(place: &Place) -> Command {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_without_cgroups_is_refused_unless_allowed() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: it takes root to unmount");
+        thaw_test_skip::skip("it takes root to unmount");
         return;
     }
     let Some(place) = place() else { return };

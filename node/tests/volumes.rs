@@ -23,7 +23,7 @@ use ttrpc::context::Context;
 fn place() -> Option<Place> {
     let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
     if !binaries.join("thaw-share").exists() {
-        eprintln!("skipped: thaw-share is not built");
+        thaw_test_skip::skip("thaw-share is not built");
         return None;
     }
     let place = Place::new(binaries, &lasting())?;

@@ -122,7 +122,7 @@ fn a_real_cgroup_holds_a_process() {
     let id = format!("test-{}", std::process::id());
     let cgroup = match hierarchy.make(&id) {
         Ok(cgroup) => cgroup,
-        Err(reason) => return eprintln!("skipped: {reason}"),
+        Err(reason) => return thaw_test_skip::skip(reason),
     };
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let kind = Cgroups::new(hierarchy);
@@ -145,7 +145,7 @@ fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let unified = mounts.lines().find(|l| l.contains(" - cgroup2 "));
     let Some(root) = unified.and_then(|l| l.split(' ').nth(4)) else {
-        return eprintln!("skipped: no cgroup v2 is mounted");
+        return thaw_test_skip::skip("no cgroup v2 is mounted");
     };
     let hierarchy = Hierarchy::V2 {
         root: root.into(),
@@ -153,7 +153,7 @@ fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
     };
     let cgroup = match hierarchy.make(&format!("test-v2-{}", std::process::id())) {
         Ok(cgroup) => cgroup,
-        Err(reason) => return eprintln!("skipped: {reason}"),
+        Err(reason) => return thaw_test_skip::skip(reason),
     };
     let directories = cgroup.directories().to_vec();
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -166,7 +166,7 @@ fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
     assert!(directories.iter().all(|d| !d.exists()));
     match added {
         Ok(()) => assert!(busy),
-        Err(e) => eprintln!("skipped the process: {e}"),
+        Err(e) => thaw_test_skip::skip(format!("the process: {e}")),
     }
 }
 

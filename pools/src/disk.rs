@@ -280,7 +280,7 @@ mod tests {
             .iter()
             .any(|p| Path::new(p).exists());
         if !have {
-            eprintln!("skipped: mkfs.ext4 is not installed");
+            thaw_test_skip::skip("mkfs.ext4 is not installed");
         }
         have
     }

@@ -152,7 +152,7 @@ fn a_real_cgroup_is_held_to_its_limits() {
     let hierarchy = Hierarchy::detect();
     let cgroup = match hierarchy.make(&format!("test-limits-{}", std::process::id())) {
         Ok(cgroup) => cgroup,
-        Err(reason) => return eprintln!("skipped: {reason}"),
+        Err(reason) => return thaw_test_skip::skip(reason),
     };
     let limits = Limits::of(needs(64));
     let set = cgroup.limit(&limits);
@@ -167,7 +167,7 @@ fn a_real_cgroup_is_held_to_its_limits() {
     });
     cgroup.destroy();
     if let Err(reason) = set {
-        return eprintln!("skipped: {reason}");
+        return thaw_test_skip::skip(reason);
     }
     grown.unwrap();
     assert_eq!((before, processes), (Some(limits.memory), Some(PROCESSES)));

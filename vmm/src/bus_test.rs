@@ -24,7 +24,7 @@ fn machine() -> Option<(Bus, Arc<Vm>, &'static GuestMemory)> {
     {
         Ok(device) => device,
         Err(error) => {
-            eprintln!("skipped: /dev/kvm: {error}");
+            thaw_test_skip::skip(format!("/dev/kvm: {error}"));
             return None;
         }
     };

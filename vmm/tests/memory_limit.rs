@@ -29,12 +29,12 @@ fn limited(limits: Limits) -> Option<Cgroup> {
     let cgroup = match Cgroups::new(Hierarchy::detect()).make(&()) {
         Ok(cgroup) => cgroup,
         Err(reason) => {
-            eprintln!("skipped: {reason}");
+            thaw_test_skip::skip(reason);
             return None;
         }
     };
     if let Err(reason) = cgroup.limit(&limits) {
-        eprintln!("skipped: {reason}");
+        thaw_test_skip::skip(reason);
         cgroup.destroy();
         return None;
     }

@@ -150,7 +150,7 @@ fn nothing_inherited_but_the_control_socket_stays_open() {
 #[test]
 fn it_jails_itself_without_privileges_too() {
     if !rustix::process::geteuid().is_root() {
-        return; // Every other test of this file has shown it.
+        return thaw_test_skip::skip("without root every other test of this file shows it");
     }
     let (_directory, copy) = copy_for_everybody();
     let mut vmm = Vmm::spawn_binary(&copy, Some(12345));
@@ -171,7 +171,7 @@ fn it_jails_itself_without_privileges_too() {
 #[test]
 fn it_starts_without_namespaces_and_says_that_it_lacks_them() {
     if !rustix::process::geteuid().is_root() {
-        return; // It takes root to make a binary that an other user can run.
+        return thaw_test_skip::skip("it takes root to make a binary that an other user can run");
     }
     let (_directory, copy) = copy_for_everybody();
     let mut vmm = Vmm::spawn_without_namespaces(&copy, 12345);

@@ -73,7 +73,7 @@ mod tests {
             ExitCode::KvmMissing
         );
         if !Path::new("/dev/kvm").exists() {
-            return eprintln!("skipped the rest: no /dev/kvm");
+            return thaw_test_skip::skip("the rest: no /dev/kvm");
         }
         let file = directory.path().join("k");
         std::fs::write(&file, b"x").unwrap();

@@ -34,15 +34,15 @@ impl Place {
     /// None, having said why, where the tests cannot run.
     pub fn new(code: &[u8]) -> Option<Place> {
         if !Path::new("/dev/kvm").exists() {
-            eprintln!("skipped: no /dev/kvm");
+            thaw_test_skip::skip("no /dev/kvm");
             return None;
         }
         if !vmm().exists() {
-            eprintln!("skipped: {} is not built", vmm().display());
+            thaw_test_skip::skip(format!("{} is not built", vmm().display()));
             return None;
         }
         if !Path::new("/usr/sbin/mkfs.ext4").exists() && !Path::new("/sbin/mkfs.ext4").exists() {
-            eprintln!("skipped: mkfs.ext4 is not installed");
+            thaw_test_skip::skip("mkfs.ext4 is not installed");
             return None;
         }
         let place = Place {

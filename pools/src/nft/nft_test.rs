@@ -8,14 +8,12 @@ use crate::prefix::Prefix;
 
 /// Runs a test in a namespace of its own, where this host allows it.
 fn alone(test: impl FnOnce(&mut Socket) + Send) {
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            // SAFETY: the flag does not unshare the file descriptor table.
-            match unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) } {
-                Ok(()) => test(&mut Socket::netfilter().unwrap()),
-                Err(e) => eprintln!("skipped: no network namespace: {e}"),
-            }
-        });
+    thaw_test_skip::beside(|| {
+        // SAFETY: the flag does not unshare the file descriptor table.
+        match unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) } {
+            Ok(()) => test(&mut Socket::netfilter().unwrap()),
+            Err(e) => thaw_test_skip::skip(format!("no network namespace: {e}")),
+        }
     });
 }
 
@@ -145,7 +143,7 @@ fn rules_are_what_the_tool_shows_of_them() {
             .args(["list", "ruleset"])
             .output()
         else {
-            return eprintln!("half skipped: there is no nft here to show the rules");
+            return thaw_test_skip::skip("the tool's view: there is no nft here to show the rules");
         };
         let listed = String::from_utf8(listed.stdout).unwrap();
         let others = [

@@ -49,7 +49,7 @@ fn mounted(image: &Path, with: impl FnOnce(&Path)) {
             !may_mount || why.contains("unknown filesystem"),
             "the kernel refuses the image: {why}"
         );
-        eprintln!("skipped: images cannot be mounted here: {why}");
+        thaw_test_skip::skip(format!("images cannot be mounted here: {why}"));
         return;
     }
     struct Unmount<'a>(&'a Path);
@@ -235,7 +235,7 @@ fn the_kernel_sees_the_tree() {
 #[test]
 fn a_directory_goes_through_gnu_tar_and_the_image_unchanged() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: devices and owners need root");
+        thaw_test_skip::skip("devices and owners need root");
         return;
     }
     let source = tempfile::tempdir().unwrap();
@@ -269,7 +269,9 @@ fn a_directory_goes_through_gnu_tar_and_the_image_unchanged() {
         };
         match set() {
             Ok(()) => {}
-            Err(rustix::io::Errno::OPNOTSUPP) => eprintln!("without {name}: not on this file system"),
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                thaw_test_skip::skip(format!("{name}: this file system does not have it"));
+            }
             Err(error) => panic!("{name}: {error}"),
         }
     }

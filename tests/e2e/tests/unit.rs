@@ -19,10 +19,10 @@ fn thawd_is_a_service_of_systemd_and_its_sandboxes_outlive_it() {
         ),
     ];
     if let Some((_, why)) = lacks.iter().find(|(path, _)| !Path::new(path).exists()) {
-        return eprintln!("skipped: {why}");
+        return thaw_test_skip::skip(why);
     }
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: not root");
+        return thaw_test_skip::skip("not root");
     }
     let home = Home::new();
     let outputs = home.scratch("systemd");

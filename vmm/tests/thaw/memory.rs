@@ -58,7 +58,7 @@ fn serve(uffd: std::os::fd::OwnedFd, regions: &[MappedRegion], memory: &File) {
 #[test]
 fn memory_that_is_not_here_is_filled_by_who_holds_the_userfaultfd_even_what_kvm_looks_at_itself() {
     let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") else {
-        eprintln!("skipped: this host has no /dev/userfaultfd, or not for us");
+        thaw_test_skip::skip("this host has no /dev/userfaultfd, or not for us");
         return;
     };
     // The guest tells KVM where its clock is (MSR 0x4b564d01): mov ecx, 0x4b564d01; mov eax, 3 MiB + 1; cdq; wrmsr

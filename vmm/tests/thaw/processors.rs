@@ -146,7 +146,7 @@ fn a_machine_that_was_parked_sees_no_jump_in_time() {
     let ran = (after_freeze - before_pause) + (tsc() - before_thaw);
     assert!(gap > 0);
     if booted >= before_boot {
-        eprintln!("skipped: this host's KVM shows guests the host's own TSC");
+        thaw_test_skip::skip("this host's KVM shows guests the host's own TSC");
         return;
     }
     // Guest time ran before the freeze and after the thaw only.
@@ -206,7 +206,7 @@ fn a_machine_of_a_lower_baseline_stays_one_wherever_it_is_thawed() {
         ..spec(1, 64)
     };
     if !has_v2() {
-        eprintln!("skipped: this host's KVM offers less than x86-64-v2");
+        thaw_test_skip::skip("this host's KVM offers less than x86-64-v2");
         return;
     }
     let ready = format!("2\n{STEPS_READY}");

@@ -20,14 +20,9 @@ const KNOWN: (Ipv4Addr, [u8; 6]) = (Ipv4Addr::new(10, 88, 0, 9), [2, 0, 0, 0, 0,
 
 /// Runs a test in a host's namespace of its own, where this host allows it.
 pub(super) fn on_a_host(test: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
-        let ran = scope.spawn(|| match enter(UnshareFlags::NEWNET) {
-            Ok(_) => test(),
-            Err(e) => eprintln!("skipped: this host cannot {}: {}", e.step.name(), e.error),
-        });
-        if let Err(panic) = ran.join() {
-            std::panic::resume_unwind(panic);
-        }
+    thaw_test_skip::beside(|| match enter(UnshareFlags::NEWNET) {
+        Ok(_) => test(),
+        Err(e) => thaw_test_skip::skip(format!("this host cannot {}: {}", e.step.name(), e.error)),
     });
 }
 

@@ -57,7 +57,7 @@ fn a_full_disk_leaves_nothing() {
     .join()
     .unwrap();
     if !done {
-        eprintln!("no mount namespace here: only the sink's error was tested");
+        thaw_test_skip::skip("all but the sink's error: no mount namespace here");
     }
 }
 

@@ -19,17 +19,18 @@ demo: ## run a real image in a microVM and show where the time went
 	@$(MAKE) kernel build
 	@tests/demo
 
-test: unit e2e ## unit tests here, then end-to-end tests (natively, or in the lab)
+test: unit e2e ## unit tests here, then the end-to-end tests that are not long (natively, or in the lab)
 
 unit: ## unit, property and tiny-guest tests
 	@./setup test
 	@$(MAKE) build
+	tests/test-scripts
 	cargo test --release --workspace --exclude thaw-e2e
 
-e2e: ## end-to-end tests on real images; `make e2e TEST=name` runs those whose name matches
+e2e: ## end-to-end tests on real images, without the long ones; `TEST=name`: those whose name matches; `ALL=yes`: the long ones too
 	@./setup test
 	@$(MAKE) kernel build
-	@tests/e2e/run $(TEST)
+	@$(if $(ALL),THAW_ALL_FORMS=yes) tests/e2e/run $(if $(ALL),--all yes --timeout 3600) $(TEST)
 
 e2e-images: ## every form of an image by every serving, and every fault of a registry: long
 	@./setup test
@@ -43,9 +44,10 @@ soak: ## 24,000 creations of a tiny guest here; 1,000 thaws in a row, 100 at onc
 	@THAW_SOAK_SUCCESSIVE=1000 THAW_SOAK_PARALLEL=100 THAW_CLONES=100 \
 	  tests/e2e/run --timeout 14400 --memory 20G many_thaws no_two_clones
 
-test-upgrade: ## sandboxes of the previous release under this one, and back: real programs of both, tiny guests
+test-upgrade: ## sandboxes of the previous release under this one, and back: real programs of both, tiny guests; `LINUX=yes`: Linux too
 	@./setup test
-	@tests/upgrade/run
+	@$(if $(LINUX),$(MAKE) kernel build)
+	@tests/upgrade/run $(if $(LINUX),--linux)
 
 lint: ## formatting, clippy, dependency licences and advisories
 	cargo fmt --all --check
@@ -144,15 +146,19 @@ test-lab: ## the lab's and the test images' tests of themselves
 	@tests/images/build
 	@tests/images/test
 
+nightly: ## every test there is, and docs/nightly.md of it: many hours; `ONLY="fuzz upgrade"`: those parts; `MINUTES=n`: fuzz so long
+	@cargo build --release --quiet --bin thaw-nightly
+	@MINUTES=$(MINUTES) $(BIN)/thaw-nightly $(ONLY)
+
 bench-host: ## many VMMs killed at once, and what that leaves of this host; `MOST=200`: no more than 200
 	@./setup test
 	@tests/bench/run host $(if $(MOST),--most $(MOST))
 
-bench-report: ## render the README's tables from target/bench
+bench-report: ## render the README's tables from target/bench; `CHECK=1`: only say which of the README's results must be measured again
 	@cargo build --release --quiet --bins
-	@$(BIN)/bench-report
+	@$(BIN)/bench-report $(if $(CHECK),--check)
 
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade nightly lint deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-report clean

@@ -50,7 +50,6 @@ fn render() -> Result<Vec<String>, String> {
             refused.push(why);
             continue;
         }
-        let mut report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         leave_out_details(&mut report);
         readme = between(&readme, &report.name, &section(&report))
             .ok_or(format!("README.md has no <!-- bench:{} -->", report.name))?;

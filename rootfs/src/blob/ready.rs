@@ -465,16 +465,6 @@ impl ReadyFile {
         Self::map(file, header)
     }
 
-    /// Whether nothing was ever written to `chunk` in `data`.
-    pub fn is_hole(&self, data: &File, chunk: u64) -> bool {
-        let range = self.chunk_range(chunk);
-        match rustix::fs::seek(data, rustix::fs::SeekFrom::Data(range.start)) {
-            Ok(next) => next >= range.end,
-            Err(rustix::io::Errno::NXIO) => true,
-            Err(_) => false,
-        }
-    }
-
     /// Whether the bytes of `chunk` in `data` are the ones its digest is of, whatever its bit says.
     ///
     /// # Errors

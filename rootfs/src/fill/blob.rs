@@ -1,7 +1,9 @@
 //! A blob being filled: its files, its index, and the places it can be read from, opened once.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::OnceCell;
@@ -186,7 +188,8 @@ impl Blob {
                 continue;
             }
             // Nothing was ever written there, unless zeros are what should be there.
-            if ready.is_hole(&self.files.data, chunk) && !self.pieces(chunk).is_empty() {
+            let range = ready.chunk_range(chunk);
+            if is_hole(&self.files.data, &range) && !self.pieces(chunk).is_empty() {
                 missing.push(chunk);
                 continue;
             }
@@ -276,4 +279,13 @@ fn by_stream(content: &Content) -> Option<Vec<u32>> {
     let mut order: Vec<u32> = (0..u32::try_from(pieces.len()).ok()?).collect();
     order.sort_by_key(|at| pieces[*at as usize].stream_offset);
     Some(order)
+}
+
+/// Whether nothing was ever written in `range`.
+fn is_hole(data: &File, range: &Range<u64>) -> bool {
+    match rustix::fs::seek(data.as_fd(), rustix::fs::SeekFrom::Data(range.start)) {
+        Ok(next) => next >= range.end,
+        Err(rustix::io::Errno::NXIO) => true,
+        Err(_) => false,
+    }
 }

@@ -87,12 +87,11 @@ pub struct Inspection {
 pub struct VerifyReport {
     /// Chunks compared with their digests.
     pub checked: u64,
-    /// Chunks whose data is there and is not what its digest is of: layer and chunk.
+    /// Chunks that were ready and are not what they were: layer and chunk.
     pub bad: Vec<(Digest, u64)>,
     /// Layers whose files are damaged beyond their chunks (torn or truncated).
     pub damaged: Vec<Digest>,
-    /// Of the bad chunks, those that are missing now and will be fetched again: no sandbox uses the image, or they were not
-    /// ready any more.
+    /// Of the bad chunks, those that are missing now and will be fetched again, because no sandbox uses the image.
     pub cleared: u64,
 }
 
@@ -184,8 +183,7 @@ impl Store {
         })
     }
 
-    /// Compares every chunk of an image that has data with its digest: ready ones, and ones whose bits were cleared since they
-    /// were written, by a reboot or because the file was changed. Bad ones of layers no sandbox uses are made missing, so
+    /// Compares every ready chunk of an image with its digest. Bad ones of layers no sandbox uses are made missing, so
     /// that they are fetched again at their next use; [`crate::fill::Filler::refetch`] replaces them at once.
     ///
     /// # Errors
@@ -213,19 +211,13 @@ impl Store {
             if cut.map_err(|error| Error::io(&directory, error))? {
                 report.damaged.push(layer.key);
             }
-            let failed = |error| Error::blob(layer.key, &directory, error);
             let mut bad = Vec::new();
-            for chunk in 0..ready.chunk_count() {
-                match compare(&ready, &data, chunk, &mut buffer).map_err(failed)? {
-                    Compared::Absent => continue,
-                    Compared::Agrees => {}
-                    Compared::BadAndServed => bad.push(chunk),
-                    Compared::BadAndMissing => {
-                        report.bad.push((layer.key, chunk));
-                        report.cleared += 1;
-                    }
-                }
+            for chunk in (0..ready.chunk_count()).filter(|chunk| ready.is_ready(*chunk)) {
                 report.checked += 1;
+                let agrees = ready.agrees(&data, chunk, &mut buffer);
+                if !agrees.map_err(|error| Error::blob(layer.key, &directory, error))? {
+                    bad.push(chunk);
+                }
             }
             if !bad.is_empty() {
                 tracing::warn!(layer = %layer.key, chunks = bad.len(), "a cache file was changed behind the store's back");
@@ -292,33 +284,6 @@ impl Store {
             disk: directory_bytes(&directory)?,
         })
     }
-}
-
-/// What comparing a chunk with its digest found.
-enum Compared {
-    /// There is no data, or none whose digest is known.
-    Absent,
-    Agrees,
-    BadAndServed,
-    BadAndMissing,
-}
-
-/// Compares a chunk. One that agrees is ready afterwards.
-fn compare(ready: &ReadyFile, data: &File, chunk: u64, buffer: &mut Vec<u8>) -> Result<Compared, BlobError> {
-    if ready.is_ready(chunk) {
-        return Ok(match ready.agrees(data, chunk, buffer)? {
-            true => Compared::Agrees,
-            false => Compared::BadAndServed,
-        });
-    }
-    if ready.is_hole(data, chunk) || ready.digest(chunk)?.is_none() {
-        return Ok(Compared::Absent);
-    }
-    let agrees = ready.verify(data, chunk, buffer)? || ready.agrees_at_rest(data, chunk, buffer)?;
-    Ok(match agrees {
-        true => Compared::Agrees,
-        false => Compared::BadAndMissing,
-    })
 }
 
 /// An image as it stands.

@@ -202,11 +202,9 @@ fn a_store_file_flipped_or_cut_behind_our_back_is_found_and_fetched_again() {
             "flipped" => {
                 flip_every_page(&file, length);
                 let verified = run(&mut forms.home.thaw(&["-q", "image", "verify", &reference]));
-                // Opening the store finds it, and no chunk counts as verified any more; each is compared all the same.
+                // Opening the store finds it, and no chunk counts as verified any more.
                 let said = verified.stderr.contains("was changed behind the store's back");
                 assert!(said, "not found: {verified:?}");
-                assert!(verified.stdout.contains("damaged: "), "{verified:?}");
-                assert_eq!(verified.code(), 101, "{verified:?}");
             }
             // Not looked for: the next sandbox sees that its layer's file is another than the one that was compared.
             "overwritten" => flip_every_page(&file, length),

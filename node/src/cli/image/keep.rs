@@ -102,7 +102,6 @@ pub(super) async fn verify(
             .to_string(),
             false => {
                 let found = match (report.is_sound(), repaired) {
-                    (true, _) if report.checked == 0 => "none of its file data is in the store".to_owned(),
                     (true, _) => "sound".to_owned(),
                     (false, true) => format!("{} chunks were bad: repaired", bad.len()),
                     (false, false) => format!(

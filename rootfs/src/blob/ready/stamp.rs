@@ -138,15 +138,6 @@ impl ReadyFile {
         Ok(agrees)
     }
 
-    /// Whether a chunk of `data` agrees with its digest while none of our writes goes on: one that is half written would not.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub fn agrees_at_rest(&self, data: &File, chunk: u64, buffer: &mut Vec<u8>) -> Result<bool, BlobError> {
-        let _held = self.hold()?;
-        self.agrees(data, chunk, buffer)
-    }
-
     /// Changes the data file. What is there already is not taken for ours.
     fn change(&self, data: &File, change: impl FnOnce() -> io::Result<()>) -> Result<(), BlobError> {
         let _held = self.hold()?;

@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -206,6 +208,244 @@ proptest! {
                 Err(QueueError::Chain { .. }) => {}
                 Err(QueueError::Ring { .. }) => break,
             }
+        }
+    }
+}
+
+/// What driver and device do with a queue.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// The driver makes as many chains available, if it has them.
+    Offer(u16),
+    Pop,
+    /// The last popped is taken back, if nothing was given back since.
+    Unpop,
+    /// One of those popped is given back, with so many bytes.
+    GiveBack(u16, u32),
+    Signal,
+    /// The driver wants to know when so many more than now are used.
+    UsedEvent(u16),
+    EnableKicks,
+    Freeze,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1..9u16).prop_map(Step::Offer),
+        6 => Just(Step::Pop),
+        1 => Just(Step::Unpop),
+        6 => (any::<u16>(), any::<u32>()).prop_map(|(which, written)| Step::GiveBack(which, written)),
+        2 => Just(Step::Signal),
+        1 => any::<u16>().prop_map(|ahead| Step::UsedEvent(ahead % 12)),
+        1 => Just(Step::EnableKicks),
+        1 => Just(Step::Freeze),
+    ];
+    prop::collection::vec(step, 1..300)
+}
+
+/// A queue, and what is to be true of it.
+struct Model {
+    layout: Layout,
+    queue: DeviceQueue,
+    interrupt: Arc<Interrupt>,
+    event_idx: bool,
+    /// Heads the driver may use; made available; popped and not given back.
+    free: VecDeque<u16>,
+    available: VecDeque<u16>,
+    popped: Vec<u16>,
+    can_unpop: bool,
+    available_index: u16,
+    used_index: u16,
+    used_event: u16,
+    /// Given back since the driver was last interrupted or could have been; something was, perhaps before a freeze.
+    unsignalled: u16,
+    owes: bool,
+}
+
+impl Model {
+    /// Both indices at `start`, as after so many chains.
+    fn new(size: u16, start: u16, event_idx: bool) -> Model {
+        let memory = memory();
+        let layout = Layout::new(memory, 0x1000, size);
+        for head in 0..size {
+            layout.describe(head, Descriptor::new(0x10_0000, 8, 0, 0));
+        }
+        layout.set_available_index(start);
+        memory.write_obj(start, GuestAddress(layout.used + 2)).unwrap();
+        let state = QueueState {
+            next_avail: start,
+            next_used: start,
+            event_idx_enabled: event_idx,
+            ..layout.queue().state()
+        };
+        let interrupt = Arc::new(Interrupt::new(eventfd()));
+        let queue = DeviceQueue::new(
+            0,
+            Queue::try_from(state).unwrap(),
+            memory.clone(),
+            interrupt.clone(),
+            Arc::new(eventfd()),
+        );
+        Model {
+            layout,
+            queue,
+            interrupt,
+            event_idx,
+            free: (0..size).collect(),
+            available: VecDeque::new(),
+            popped: Vec::new(),
+            can_unpop: false,
+            available_index: start,
+            used_index: start,
+            used_event: 0,
+            unsignalled: 0,
+            owes: true,
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Offer(number) => self.offer(number),
+            Step::Pop => self.pop()?,
+            Step::Unpop if self.can_unpop => {
+                self.queue.unpop();
+                self.available.push_front(self.popped.pop().unwrap());
+                self.can_unpop = false;
+            }
+            Step::Unpop => {}
+            Step::GiveBack(which, written) => self.give_back(which, written)?,
+            Step::Signal => self.signal()?,
+            Step::UsedEvent(ahead) => {
+                self.used_event = self.used_index.wrapping_add(ahead);
+                self.layout.set_used_event(self.used_event);
+            }
+            Step::EnableKicks => self.enable_kicks()?,
+            Step::Freeze => self.freeze()?,
+        }
+        // The driver has as many chains as the queue has entries, each in one place.
+        let all = self.free.len() + self.available.len() + self.popped.len();
+        prop_assert_eq!(all, usize::from(self.layout.size));
+        Ok(())
+    }
+
+    fn offer(&mut self, number: u16) {
+        for _ in 0..number {
+            let Some(head) = self.free.pop_front() else { return };
+            self.layout.offer_at(self.available_index, head);
+            self.available_index = self.available_index.wrapping_add(1);
+            self.layout.set_available_index(self.available_index);
+            self.available.push_back(head);
+        }
+    }
+
+    fn pop(&mut self) -> Result<(), TestCaseError> {
+        let head = self.queue.pop().unwrap().map(|chain| chain.head());
+        prop_assert_eq!(
+            head,
+            self.available.pop_front(),
+            "chains come in the order they were offered"
+        );
+        self.popped.extend(head);
+        self.can_unpop |= head.is_some();
+        Ok(())
+    }
+
+    fn give_back(&mut self, which: u16, written: u32) -> Result<(), TestCaseError> {
+        if self.popped.is_empty() {
+            return Ok(());
+        }
+        let head = self.popped.remove(usize::from(which) % self.popped.len());
+        self.queue.add_used(head, written).unwrap();
+        let place = self.layout.used + 4 + 8 * u64::from(self.used_index % self.layout.size);
+        let element: [u32; 2] = self.queue.memory().read_obj(GuestAddress(place)).unwrap();
+        prop_assert_eq!(element, [head.into(), written]);
+        self.used_index = self.used_index.wrapping_add(1);
+        prop_assert_eq!(self.layout.used_index(), self.used_index);
+        self.free.push_back(head);
+        self.unsignalled += 1;
+        self.owes = true;
+        self.can_unpop = false;
+        Ok(())
+    }
+
+    /// The driver is interrupted if something was given back, and with event indices if its event was among it.
+    fn signal(&mut self) -> Result<(), TestCaseError> {
+        self.queue.signal().unwrap();
+        let first = self.used_index.wrapping_sub(self.unsignalled);
+        let passed = self.used_event.wrapping_sub(first) < self.unsignalled;
+        let expected = self.owes && (!self.event_idx || passed);
+        prop_assert_eq!(self.interrupt.line().read().is_ok(), expected);
+        (self.unsignalled, self.owes) = (0, false);
+        Ok(())
+    }
+
+    /// The device is kicked for the next chain, or is told that there is one.
+    fn enable_kicks(&mut self) -> Result<(), TestCaseError> {
+        prop_assert_eq!(self.queue.enable_kicks().unwrap(), !self.available.is_empty());
+        if self.event_idx {
+            let place = self.layout.used + 4 + 8 * u64::from(self.layout.size);
+            let event: u16 = self.queue.memory().read_obj(GuestAddress(place)).unwrap();
+            prop_assert_eq!(
+                event,
+                self.available_index.wrapping_sub(self.available.len() as u16)
+            );
+        }
+        Ok(())
+    }
+
+    /// A device that is frozen has signalled. Another goes on where it was.
+    fn freeze(&mut self) -> Result<(), TestCaseError> {
+        self.signal()?;
+        let record = self.queue.save();
+        prop_assert_eq!(record.has_work, !self.available.is_empty());
+        let memory = self.queue.memory().clone();
+        let restored = record.queue(self.layout.size, self.event_idx).unwrap();
+        self.queue = DeviceQueue::new(0, restored, memory, self.interrupt.clone(), Arc::new(eventfd()));
+        self.owes = true;
+        self.can_unpop = false;
+        Ok(())
+    }
+}
+
+proptest! {
+    /// Wherever the indices begin and wrap: chains are popped in the order they were offered, each once; no more are outstanding
+    /// than the queue has entries; each is used once, in the order they are given back; and no interrupt is missed or made up.
+    #[test]
+    fn chains_go_round_in_order_wherever_indices_wrap(
+        size in (0..8u32).prop_map(|bits| 1u16 << bits),
+        start in prop_oneof![any::<u16>(), (0..300u16).prop_map(|before| 0u16.wrapping_sub(before))],
+        event_idx: bool,
+        steps in steps(),
+    ) {
+        let mut model = Model::new(size, start, event_idx);
+        for step in steps {
+            model.step(step)?;
+        }
+    }
+
+    /// A driver that says it has made more available than the queue has entries is given nothing, wherever its index is.
+    #[test]
+    fn an_index_too_far_ahead_yields_no_chain(
+        size in (0..8u32).prop_map(|bits| 1u16 << bits),
+        start: u16,
+        ahead: u16,
+    ) {
+        let mut model = Model::new(size, start, false);
+        model.layout.set_available_index(start.wrapping_add(ahead));
+        let mut popped = 0;
+        let end = loop {
+            match model.queue.pop() {
+                Ok(Some(_)) => popped += 1,
+                end => break end,
+            }
+        };
+        if ahead > size {
+            let is_broken = matches!(end, Err(QueueError::Ring { .. }));
+            prop_assert!(is_broken);
+            prop_assert_eq!(popped, 0);
+        } else {
+            prop_assert!(matches!(end, Ok(None)));
+            prop_assert_eq!(popped, ahead);
         }
     }
 }

@@ -192,4 +192,112 @@ proptest! {
         let full = u128::from(burst).max(largest) * UNITS / u128::from(per_second);
         prop_assert!(u128::from(now) <= most + full, "{now} ns for {sum}");
     }
+
+    /// It has the tokens exactly when a bucket has them that is filled by the rate up to its burst, and emptied by what is taken.
+    #[test]
+    fn tokens_are_there_when_the_definition_says(
+        (per_second, burst, once) in settings(),
+        requests in requests(),
+    ) {
+        let units = UNITS as i128;
+        let mut bucket = bucket(per_second, burst, once);
+        let (mut level, mut once_left, mut now) = (i128::from(burst) * units, once, 0u64);
+        for (tokens, pause) in requests {
+            let then = now.saturating_add(pause);
+            let gained = u128::from(then - now) * u128::from(per_second);
+            // More than this is more than any debt and any burst.
+            level = (level + gained.min(1 << 126) as i128).min(i128::from(burst) * units);
+            now = then;
+            let more = tokens.saturating_sub(once_left);
+            // What is larger than the burst wants all of it.
+            let has = more == 0 || level >= i128::from(more.min(burst)) * units;
+            prop_assert_eq!(try_take(&mut bucket, tokens, now), has);
+            if has {
+                once_left -= tokens.min(once_left);
+                level -= i128::from(more) * units;
+            }
+        }
+    }
+
+    /// While time stands still, no more than the burst and what comes once is taken by requests that are no larger.
+    #[test]
+    fn a_moment_gives_the_burst_and_what_comes_once(
+        burst in 1..1_000_000u64,
+        once in 0..1_000_000u64,
+        requests in proptest::collection::vec(any::<u64>(), 1..100),
+    ) {
+        let mut bucket = bucket(u64::MAX, burst, once);
+        let mut left = burst + once;
+        for request in requests {
+            let tokens = request % burst + 1;
+            let took = try_take(&mut bucket, tokens, 0);
+            prop_assert_eq!(took, tokens <= left);
+            left -= if took { tokens } else { 0 };
+        }
+    }
+
+    /// A request larger than the burst is let through by a full bucket alone, and what it took beyond is paid for before
+    /// anything else is: it is the one exception.
+    #[test]
+    fn only_a_full_bucket_goes_into_debt(
+        (per_second, burst, once) in settings(),
+        requests in requests(),
+    ) {
+        let mut bucket = bucket(per_second, burst, once);
+        let mut now = 0u64;
+        for (tokens, pause) in requests {
+            now = now.saturating_add(pause);
+            let mut before = bucket.clone();
+            before.refill(now);
+            if try_take(&mut bucket, tokens, now) {
+                let more = tokens.saturating_sub(before.once);
+                let is_in_debt = bucket.missing > u128::from(burst) * UNITS;
+                // What comes once is there for a bucket in debt, too.
+                prop_assert!(more == 0 || is_in_debt == (more > burst));
+                prop_assert!(more <= burst || before.missing == 0);
+            }
+        }
+    }
+
+    /// A clock that goes back is one that stands still until it is where it was.
+    #[test]
+    fn a_clock_that_goes_back_stands_still(
+        (per_second, burst, once) in settings(),
+        moments in proptest::collection::vec((any::<u64>(), any::<u64>()), 1..100),
+    ) {
+        let (mut jumping, mut steady) = (bucket(per_second, burst, once), bucket(per_second, burst, once));
+        let mut latest = 0;
+        for (tokens, now) in moments {
+            latest = latest.max(now);
+            prop_assert_eq!(jumping.wait(tokens, now), steady.wait(tokens, latest));
+            prop_assert_eq!(try_take(&mut jumping, tokens, now), try_take(&mut steady, tokens, latest));
+        }
+    }
+
+    /// Two buckets let through what both do, and no sooner than the later of them.
+    #[test]
+    fn a_limiter_waits_for_the_later_of_its_buckets(
+        bytes in settings(),
+        operations in settings(),
+        requests in proptest::collection::vec((any::<u64>(), 1..300u64, 0..10 * SECOND), 1..50),
+    ) {
+        let limit = RateLimit {
+            bytes: Some(setting(bytes.0, bytes.1, bytes.2)),
+            operations: Some(setting(operations.0, operations.1, operations.2)),
+        };
+        let mut limiter = RateLimiter::new(limit, 0);
+        let (mut bytes, mut operations) = (bucket(bytes.0, bytes.1, bytes.2), bucket(operations.0, operations.1, operations.2));
+        let mut now = 0;
+        for (size, count, pause) in requests {
+            now += pause;
+            let wait = bytes.wait(size, now).max(operations.wait(count, now));
+            let expected = (wait > 0).then(|| now.saturating_add(wait));
+            prop_assert_eq!(limiter.later(size, count, now), expected);
+            if expected.is_none() {
+                limiter.charge(size, count, now);
+                bytes.take(size, now);
+                operations.take(count, now);
+            }
+        }
+    }
 }

@@ -51,11 +51,15 @@ test-upgrade: ## sandboxes of the previous release under this one, and back: rea
 
 lint: ## formatting, clippy, known vulnerabilities of dependencies (where their database can be fetched: it says so)
 	cargo fmt --all --check
-	cargo clippy --release --workspace --all-targets -- -D warnings
+	cargo clippy --release --workspace --all-targets -- -D warnings --cfg fuzzing
 	@tests/advisories
 
 advisories: ## known vulnerabilities of every dependency; fails where the database of them cannot be fetched
 	@tests/advisories --must
+
+fuzz: ## each fuzz target for MINUTES=n minutes (1), as many at once as there are processors
+	@./setup fuzz
+	@tests/fuzz/run --seconds $$((60 * $(or $(MINUTES),1)))
 
 deny: ## licences, bans and sources of every dependency (cargo-deny is installed when absent)
 	@command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
@@ -165,4 +169,4 @@ bench-report: ## render the README's tables from target/bench; `CHECK=1`: only s
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade nightly lint advisories deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade nightly lint advisories fuzz deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-report clean

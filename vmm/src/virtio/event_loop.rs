@@ -183,22 +183,33 @@ impl EventLoop {
     /// Starts the thread, which calls devices while `gate` is open.
     pub fn start(self, gate: Arc<Gate>) -> io::Result<DeviceThread> {
         let epoll = self.epoll.clone();
-        DeviceThread::start(
-            "devices",
-            Thread::Devices,
-            epoll,
-            gate,
-            move |data, events| match Source::unpack(data) {
-                Some(Source::Kick { device, queue }) => self.kicked(device, queue as usize),
-                Some(Source::Backend { device, token }) => {
-                    if let Some(served) = self.find(device) {
-                        served.call(|device| device.backend_ready(token, events));
-                    }
+        DeviceThread::start("devices", Thread::Devices, epoll, gate, move |data, events| {
+            self.event(data, events);
+        })
+    }
+
+    /// Serves what is ready, once, on this thread, and does not wait: for fuzzing, where a run must be repeatable.
+    #[cfg(fuzzing)]
+    pub fn turn(&self) -> io::Result<()> {
+        let mut events = [EpollEvent::default(); 32];
+        let ready = self.epoll.wait(0, &mut events)?;
+        for event in &events[..ready] {
+            self.event(event.data(), event.event_set());
+        }
+        Ok(())
+    }
+
+    fn event(&self, data: u64, events: EventSet) {
+        match Source::unpack(data) {
+            Some(Source::Kick { device, queue }) => self.kicked(device, queue as usize),
+            Some(Source::Backend { device, token }) => {
+                if let Some(served) = self.find(device) {
+                    served.call(|device| device.backend_ready(token, events));
                 }
-                Some(Source::Alarm) => self.alarm(),
-                None => {}
-            },
-        )
+            }
+            Some(Source::Alarm) => self.alarm(),
+            None => {}
+        }
     }
 
     fn kicked(&self, device: u8, queue: usize) {

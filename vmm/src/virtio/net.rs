@@ -81,6 +81,31 @@ impl Net {
         }
     }
 
+    /// Connects it to a descriptor that is no tap: one that gives and takes a frame, header first, per call.
+    #[cfg(fuzzing)]
+    pub fn attach_frames(&mut self, fd: OwnedFd) -> Result<(), AttachError> {
+        self.connect(Tap::with_frames(fd)?)
+    }
+
+    /// Replaces the tap, if there is one.
+    fn connect(&mut self, tap: Tap) -> Result<(), AttachError> {
+        self.registrar
+            .add(tap.as_raw_fd(), TAP, EventSet::empty())
+            .map_err(AttachError::system("epoll_ctl of the tap"))?;
+        if let Some(old) = self.backend.replace(tap) {
+            // Fails only if the tap was given up before.
+            let _ = self.registrar.remove(old.as_raw_fd());
+        }
+        self.receive_starved = false;
+        let frames_wait = std::mem::take(&mut self.transmit_blocked);
+        self.set_offloads();
+        self.watch();
+        if let Some(active) = self.active.as_ref().filter(|_| frames_wait) {
+            active.queues[TX].kick_again();
+        }
+        Ok(())
+    }
+
     /// Takes frames from the tap while there are buffers.
     fn receive(&mut self) -> Result<(), DeviceError> {
         let (Some(active), Some(tap)) = (self.active.as_mut(), self.backend.as_ref()) else {
@@ -198,24 +223,11 @@ impl VirtioDevice for Net {
             true => Tap::prepared(fd)?,
             false => Tap::open(fd)?,
         };
-        self.registrar
-            .add(tap.as_raw_fd(), TAP, EventSet::empty())
-            .map_err(AttachError::system("epoll_ctl of the tap"))?;
-        if let Some(old) = self.backend.replace(tap) {
-            // Fails only if the tap was given up before.
-            let _ = self.registrar.remove(old.as_raw_fd());
-        }
+        self.connect(tap)?;
         if self.config.set(0, &mac)
             && let Some(active) = &self.active
         {
             active.config_changed();
-        }
-        self.receive_starved = false;
-        let frames_wait = std::mem::take(&mut self.transmit_blocked);
-        self.set_offloads();
-        self.watch();
-        if let Some(active) = self.active.as_ref().filter(|_| frames_wait) {
-            active.queues[TX].kick_again();
         }
         Ok(())
     }

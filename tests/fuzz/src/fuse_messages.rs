@@ -109,7 +109,7 @@ fn guest() -> Guest {
         .add_image(1, "image", &metadata, vec![blob])
         .expect("a sound image");
     let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("memory");
-    let messenger = Messenger::new(images, memory.clone()).expect("scratch memory");
+    let messenger = Messenger::new(images, memory.clone(), Arc::default()).expect("scratch memory");
     let window = Window {
         start: 1 << 36,
         size: 8 << 20,

@@ -71,7 +71,7 @@ async fn call(bytes: &[u8]) {
         agent.read_stdout(context(), &read),
         agent.wait_process(context(), &wait),
         agent.get_oom_event(context(), &event),
-        files.read_file(context(), &file),
+        files.read(context(), &file),
         answer,
     );
 }

@@ -6,7 +6,8 @@ use thaw_rootfs::index::soci;
 
 pub fn run(bytes: &[u8]) {
     if let Ok(index) = soci::Index::parse_unverified(bytes) {
-        assert_eq!(index.is_empty(), index.len() == 0);
+        let length = index.len();
+        assert_eq!(index.is_empty(), length == 0);
     }
     let value = String::from_utf8_lossy(bytes).into_owned();
     let _ = soci::bound_index(&BTreeMap::from([("com.amazon.soci.index-digest".to_owned(), value)]));

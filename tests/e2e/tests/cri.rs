@@ -360,7 +360,8 @@ fn a_pods_containers_share_what_they_are_to() {
     pod.remove();
 
     // Namespaces of the host are refused by name.
-    let asks: [(fn(&mut cri::NamespaceOption), &str); 3] = [
+    type Ask = fn(&mut cri::NamespaceOption);
+    let asks: [(Ask, &str); 3] = [
         (|of| of.network = 2, "host's network"),
         (|of| of.pid = 2, "hostPID"),
         (|of| of.ipc = 2, "hostIPC"),

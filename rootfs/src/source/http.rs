@@ -23,7 +23,7 @@ use super::token::Access;
 use super::wire::{Failure, Sent, Wire, drain, follow, same_origin};
 
 const MAX_ERROR_BODY: usize = 8 << 10;
-/// How long nothing comes before that is said, and how long until it is said again.
+/// How long a registry may send nothing before a line says so, and how long until the next such line.
 const SILENCE: Duration = Duration::from_secs(5);
 const SILENCE_AGAIN: Duration = Duration::from_secs(10);
 

@@ -112,8 +112,8 @@ fn entry_is_believed(entry: &[u8]) -> [u64; 2] {
     [believed(entry, 16, 32), believed(entry, 24, 36)]
 }
 
-/// A guest's kernel asks again when a reply's time is over, and what it is told then is what the host has now: so it sees each
-/// change of the host's within [`FRESH_MS`].
+/// A guest's kernel asks again when a reply's time is over, and the answer is what the host has then. So it sees each
+/// change on the host within [`FRESH_MS`].
 #[test]
 fn the_hosts_changes_are_told_at_once_and_nothing_is_believed_for_longer_than_a_second() {
     assert_eq!(FRESH_MS, 1000, "docs/volumes.md");

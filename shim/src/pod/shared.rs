@@ -17,7 +17,7 @@ use crate::spec::host;
 pub struct Shared {
     /// Of the namespaces all its containers are in.
     sysctl: BTreeMap<String, String>,
-    /// The pod accepts the guest's own namespaces in place of the host's.
+    /// The pod accepts the guest's namespaces where it asks for the host's.
     accepts_the_guests: bool,
     /// The pod's containers were to see the host's processes, and see those of the guest.
     sees_all_processes: bool,

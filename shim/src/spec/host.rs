@@ -1,6 +1,6 @@
 //! Namespaces of the host that a specification asks for: its processes and its System V objects.
 //!
-//! Invariant: no container gets the guest's own in place of the host's unless its pod says that these will do. A namespace that
+//! Invariant: a container gets the guest's namespaces in place of the host's only if its pod accepts them. A namespace that
 //! a specification does not list is the runtime's own, which is the host's (OCI runtime specification, `config-linux.md`).
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::config::Spec;
 use crate::error::{Error, Result};
 
-/// The annotation by which a pod accepts the guest's own in place of the host's, and its only value.
+/// The annotation by which a pod accepts the guest's namespaces where it asks for the host's, and its only value.
 pub const ANNOTATION: &str = "run.thaw.host-namespaces";
 const GUEST: &str = "guest";
 

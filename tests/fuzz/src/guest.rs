@@ -35,7 +35,7 @@ const STEPS: usize = 200;
 pub trait World {
     const ID: DeviceId;
 
-    /// A device nobody has attached anything to. Called again for each thaw.
+    /// A device without a backend. Called again for each thaw.
     fn device(&mut self, event_loop: &EventLoop) -> Arc<Mutex<dyn VirtioDevice>>;
 
     /// Attaches what belongs behind it.

@@ -61,7 +61,7 @@ async fn call(bytes: &[u8]) {
     let (read, wait) = (ReadStreamRequest::default(), WaitProcessRequest::default());
     let (event, file) = (GetOOMEventRequest::default(), ReadFileRequest::default());
     let answer = async {
-        // The calls are on their way: an answer that comes first is nobody's.
+        // The calls are sent first: an answer before its call would answer none.
         tokio::task::yield_now().await;
         // As much as a socket holds, and then the end.
         let _ = theirs.write(bytes);

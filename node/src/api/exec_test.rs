@@ -13,6 +13,7 @@ use crate::api::asking::{JSON, ask, read, refused, routes, send, whole};
 use crate::api::fake::{Fake, request};
 use crate::api::peer::Access;
 use crate::api::server::serve;
+use crate::sandbox::Behalf;
 
 /// A daemon of fakes that serves, with one sandbox.
 struct Served {
@@ -28,7 +29,12 @@ impl Served {
     async fn start() -> Served {
         let root = tempfile::tempdir().unwrap();
         let (fake, daemon) = Fake::daemon(true);
-        let id = daemon.create(request("x"), None).await.unwrap().sandbox.id;
+        let id = daemon
+            .create(request("x"), Behalf::default())
+            .await
+            .unwrap()
+            .sandbox
+            .id;
         let (stop, stopped) = oneshot::channel::<()>();
         let (at, serving) = (socket(root.path()), daemon.clone());
         let end = async { drop(stopped.await) };

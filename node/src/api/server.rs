@@ -242,18 +242,18 @@ fn http() -> http1::Builder {
     http
 }
 
-/// Serves one connection to its end, or to the end of the request it is at when `stopped`. Where its peer is not known yet,
-/// each request must say who asks.
-pub async fn serve_one(
+/// Serves one connection to its end, or to the end of the request it is at when `stopped`. What is `known` of its peer each request
+/// has among its extensions; where that is not who asks, each must say it.
+pub async fn serve_one<K: Clone + Send + Sync + 'static>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: Option<Peer>,
+    known: Option<K>,
     routes: Router,
     mut stopped: watch::Receiver<()>,
 ) {
     let service = TowerToHyperService::new(routes);
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        if let Some(peer) = peer {
-            request.extensions_mut().insert(peer);
+        if let Some(known) = known.clone() {
+            request.extensions_mut().insert(known);
         }
         service.call(request)
     });
@@ -268,7 +268,7 @@ pub async fn serve_one(
         }
     };
     if let Err(e) = ended {
-        tracing::debug!(?peer, "a connection broke: {e}");
+        tracing::debug!("a connection broke: {e}");
     }
 }
 

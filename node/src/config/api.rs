@@ -21,7 +21,10 @@ pub struct ApiConfig {
     /// Whose certificates callers may show, PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<PathBuf>,
-    /// The file of bearer tokens, `NAME TOKEN` a line.
+    /// The file that says which role each of those certificates has. None: all are administrators'.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_roles: Option<PathBuf>,
+    /// The file of bearer tokens, `NAME TOKEN` and a role a line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<PathBuf>,
 }

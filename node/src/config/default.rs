@@ -117,6 +117,7 @@ mod tests {
                 certificate: Some("/etc/thaw/server.pem".into()),
                 key: Some("/etc/thaw/server.key".into()),
                 client_ca: Some("/etc/thaw/clients.pem".into()),
+                client_roles: Some("/etc/thaw/client-roles".into()),
                 tokens: Some("/etc/thaw/tokens".into()),
             },
             tracing: TracingConfig {

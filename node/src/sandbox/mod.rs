@@ -87,7 +87,7 @@ pub use provenance::Provenance;
 use resources::Resources;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
-pub use terms::{Asked, Terms, Timeout};
+pub use terms::{Asked, Behalf, Terms, Timeout};
 pub use usage::usage;
 
 /// How long a guest may take to ring, and the agent to take its identity.

@@ -12,7 +12,7 @@ use super::*;
 use crate::api::asking::{JSON, ask, read, refused, routes, send, whole};
 use crate::api::fake::{Fake, request};
 use crate::api::peer::Access;
-use crate::api::server::serve;
+use crate::api::server::{OverTcp, serve};
 use crate::sandbox::Behalf;
 
 /// A daemon of fakes that serves, with one sandbox.
@@ -38,8 +38,9 @@ impl Served {
         let (stop, stopped) = oneshot::channel::<()>();
         let (at, serving) = (socket(root.path()), daemon.clone());
         let end = async { drop(stopped.await) };
-        let served =
-            tokio::spawn(async move { serve(serving, &at, Access::default(), None, || {}, end).await });
+        let served = tokio::spawn(async move {
+            serve(serving, &at, Access::default(), OverTcp::default(), || {}, end).await
+        });
         while UnixStream::connect(socket(root.path())).await.is_err() {
             tokio::task::yield_now().await;
         }

@@ -1,7 +1,8 @@
 //! How much is done at once, and for whom.
 //!
 //! Each kind of request has its own lane, so that a storm of one kind leaves room for the others. Within a lane a client has
-//! at most its share, and all callers of one tenant are one client; what is beyond that waits, each client in a queue of its own, and the queues are served in turn.
+//! at most its share, and all callers of one tenant are one client; what is beyond that waits, each client in a queue of its own,
+//! and the queues are served in turn.
 //! Invariants: never more than [`Bounds`] say runs or waits, so memory is bounded whatever is asked; who finds its queue full
 //! is turned away at once; a permit that is dropped lets the next one run, and one nobody waits for any more passes on.
 

@@ -8,6 +8,7 @@
 //! | [`scope`] | which sandboxes it may reach |
 //! | [`reserved`] | what only an administrator may say |
 //! | [`router`] | the routes, which role each takes, and their OpenAPI document |
+//! | [`scrape`] | metrics and health for who has no part in the API |
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`rest`] | what comes of a body after its answer |
 //! | [`problem`] | whatever goes wrong |
@@ -62,6 +63,7 @@ mod roles_test;
 pub mod router;
 pub mod sandboxes;
 pub mod scope;
+pub mod scrape;
 pub mod server;
 pub mod session;
 pub mod stock;

@@ -66,7 +66,8 @@ impl Peer {
     }
 }
 
-/// A name within its tenant: a caller that is moved to another tenant is another caller, so that it is not answered with what it made before.
+/// A name within its tenant: a caller that is moved to another tenant is another caller, and is not answered with what it made
+/// before.
 fn within(name: &[u8], grant: &Grant) -> Vec<u8> {
     match grant.tenant() {
         None => name.to_owned(),

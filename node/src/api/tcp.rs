@@ -169,7 +169,7 @@ async fn serve_tcp(
 }
 
 /// Has the kernel find out that a peer is gone.
-fn patient(stream: &TcpStream) -> std::io::Result<()> {
+pub fn patient(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

@@ -36,6 +36,8 @@ pub struct Config {
     pub pools: pools::PoolsConfig,
     /// Where thawd serves its API besides its unix socket.
     pub api: api::ApiConfig,
+    /// Where thawd serves its metrics to who has no part in the API.
+    pub metrics: api::MetricsConfig,
     pub tracing: TracingConfig,
     pub sandbox: SandboxConfig,
     pub disk: DiskConfig,

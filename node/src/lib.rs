@@ -63,6 +63,7 @@ pub mod spans;
 pub mod state;
 pub mod stdio;
 pub mod template;
+pub mod tenant;
 pub mod trace;
 pub mod ui;
 pub mod versioned;

@@ -25,6 +25,7 @@ use ttrpc::r#async::{Server, TtrpcContext};
 use crate::api::daemon::Daemon;
 use crate::api::maker::{CreatePod, ThawPod};
 use crate::api::problem::Refusal;
+use crate::api::scope::Wanted;
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{HostDisk, NetworkMode, NetworkSource, PodNamespace, blocking};
 use crate::snapshotter::bind;
@@ -246,7 +247,7 @@ impl Service for Pods {
     async fn show(&self, _: &TtrpcContext, r: ShowImageRequest) -> Answer<ShowImageResponse> {
         let name = self
             .daemon
-            .show_image(&r.sandbox_id, &r.digest)
+            .show_image(&pod(r.sandbox_id), &r.digest)
             .await
             .map_err(refused)?;
         Ok(ShowImageResponse {
@@ -259,12 +260,12 @@ impl Service for Pods {
         let asked = r.source.unwrap_or_default();
         let source = Source::parse(&asked.type_, &asked.source, &asked.options);
         let source = source.map_err(|e| invalid(e.to_string()))?;
-        let added = self.daemon.add_share(&r.sandbox_id, r.name, source).await;
+        let added = self.daemon.add_share(&pod(r.sandbox_id), r.name, source).await;
         added.map(|()| Empty::new()).map_err(refused)
     }
 
     async fn remove_share(&self, _: &TtrpcContext, r: RemoveShareRequest) -> Answer<Empty> {
-        match self.daemon.remove_share(&r.sandbox_id, r.name).await {
+        match self.daemon.remove_share(&pod(r.sandbox_id), r.name).await {
             // With its machine all of it is gone.
             Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
@@ -277,7 +278,11 @@ impl Service for Pods {
             minor: r.minor,
             read_only: r.read_only,
         };
-        let slot = self.daemon.add_disk(&r.sandbox_id, disk).await.map_err(refused)?;
+        let slot = self
+            .daemon
+            .add_disk(&pod(r.sandbox_id), disk)
+            .await
+            .map_err(refused)?;
         Ok(AddDiskResponse {
             name: name_of(slot),
             ..Default::default()
@@ -287,7 +292,7 @@ impl Service for Pods {
     async fn remove_disk(&self, _: &TtrpcContext, r: RemoveDiskRequest) -> Answer<Empty> {
         let slot = HOST_DISKS.into_iter().find(|slot| name_of(*slot) == r.name);
         let slot = slot.ok_or_else(|| invalid(format!("{:?} is no slot of the host's disks", r.name)))?;
-        match self.daemon.remove_disk(&r.sandbox_id, slot).await {
+        match self.daemon.remove_disk(&pod(r.sandbox_id), slot).await {
             // With its machine it is gone.
             Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
@@ -296,6 +301,7 @@ impl Service for Pods {
 
     async fn wait(&self, _: &TtrpcContext, r: PodRequest) -> Answer<WaitPodResponse> {
         let mut closing = self.daemon.closing();
+        let pod = pod(r.sandbox_id);
         let reason = tokio::select! {
             // First: a thawd that ends lets go of machines that do not, and they seem to have ended.
             biased;
@@ -303,7 +309,7 @@ impl Service for Pods {
                 let status = ttrpc::get_status(Code::UNAVAILABLE, "this thawd ends; ask the next");
                 return Err(ttrpc::Error::RpcStatus(status));
             }
-            ended = self.daemon.end_of(&r.sandbox_id) => ended.map_err(refused)?,
+            ended = self.daemon.end_of(&pod) => ended.map_err(refused)?,
         };
         Ok(WaitPodResponse {
             reason,
@@ -312,7 +318,7 @@ impl Service for Pods {
     }
 
     async fn end(&self, _: &TtrpcContext, r: PodRequest) -> Answer<Empty> {
-        match self.daemon.delete_unless_failed(&r.sandbox_id).await {
+        match self.daemon.delete_unless_failed(&pod(r.sandbox_id)).await {
             Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
         }
@@ -326,11 +332,16 @@ impl Service for Pods {
             sign: None,
         };
         let daemon = self.daemon.clone();
-        let freezing = async move { daemon.freeze(&r.sandbox_id, request).await };
+        let freezing = async move { daemon.freeze(&pod(r.sandbox_id), request).await };
         let frozen = self.daemon.finish(freezing).await.map_err(not_made)?;
         tracing::info!(bytes = frozen.memory_bytes, "a pod was frozen");
         Ok(Empty::new())
     }
+}
+
+/// A pod's sandbox. Pods are of no tenant: whoever may connect here is root.
+fn pod(id: String) -> Wanted {
+    Wanted::on_node(id)
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
         async move { client.wait(Context::default(), &pod(&id)).await }
     });
     tokio::task::yield_now().await;
-    daemon.running(&made.sandbox_id).unwrap().kill();
+    daemon.running(&Wanted::on_node(&made.sandbox_id)).unwrap().kill();
     assert_eq!(waiting.await.unwrap().unwrap().reason, "it was killed");
     for _ in 0..2 {
         client.end(with(), &pod(&made.sandbox_id)).await.unwrap();

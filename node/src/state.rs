@@ -36,6 +36,8 @@ use unreadable::Remains;
 pub mod failed;
 
 const RECORD: &str = "record.json";
+/// Digits of an id.
+const ID_DIGITS: usize = 12;
 /// How long a process that a dead owner had begun may take to execute its program, and between two looks.
 const LOCK_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_STEP: Duration = Duration::from_millis(5);
@@ -169,7 +171,7 @@ impl RunDirectory {
     /// Makes the directory of a new sandbox and writes its record.
     ///
     /// # Errors
-    /// [`ExitCode::NameInUse`] when a running sandbox has the record's name.
+    /// [`ExitCode::NameInUse`] when a running sandbox of the same tenant has the record's name.
     pub fn create(&self, record: &Record) -> Result<SandboxDirectory, Failure> {
         let path = self.sandboxes.join(&record.id);
         let fail = |e: io::Error| Failure::system(format!("cannot create {}", path.display()), &e);
@@ -179,6 +181,7 @@ impl RunDirectory {
             && self
                 .list()
                 .iter()
+                .filter(|r| r.terms.tenant == record.terms.tenant)
                 .any(|r| r.name.as_ref() == Some(name) || r.id == *name)
         {
             let what = format!("a sandbox is running under the name {name}");
@@ -257,12 +260,13 @@ impl RunDirectory {
         self.directories().into_iter().filter_map(unreadable).collect()
     }
 
-    /// The running sandbox with this id, name, or unambiguous beginning of an id.
+    /// The running sandbox with this id, name, or unambiguous beginning of an id. A name is that of a sandbox without a tenant: two tenants
+    /// may use one name, and the host's users mean neither by it.
     pub fn find(&self, wanted: &str) -> Result<Record, Failure> {
         let running = self.running();
         if let Some(exact) = running
             .iter()
-            .find(|r| r.id == wanted || r.name.as_deref() == Some(wanted))
+            .find(|r| r.id == wanted || (r.terms.tenant.is_none() && r.name.as_deref() == Some(wanted)))
         {
             return Ok(exact.clone());
         }
@@ -597,9 +601,18 @@ impl Drop for SandboxDirectory {
     }
 }
 
+/// Whether a text has the form of a sandbox's id.
+pub fn is_id(text: &str) -> bool {
+    let is_digit = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == ID_DIGITS && text.bytes().all(is_digit)
+}
+
 /// A new sandbox's id: 12 hexadecimal digits.
 pub fn new_id() -> io::Result<String> {
-    Ok(crate::random::<6>()?.iter().map(|b| format!("{b:02x}")).collect())
+    Ok(crate::random::<{ ID_DIGITS / 2 }>()?
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect())
 }
 
 #[cfg(test)]

@@ -256,3 +256,81 @@ fn record_of_this_release_has_what_the_previous_requires() {
         assert!(written.get(field).is_some(), "{field}");
     }
 }
+
+fn of_tenant(id: &str, tenant: Option<&str>) -> Record {
+    Record {
+        name: Some("web".into()),
+        terms: Terms {
+            tenant: tenant.map(|t| t.parse().unwrap()),
+            ..Terms::default()
+        },
+        ..record(id, None, true)
+    }
+}
+
+#[test]
+fn name_is_taken_within_its_tenant_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let tenants = [None, Some("acme"), Some("other")];
+    let held: Vec<_> = tenants
+        .iter()
+        .enumerate()
+        .map(|(n, tenant)| run.create(&of_tenant(&format!("{n}"), *tenant)).unwrap())
+        .collect();
+    for tenant in tenants {
+        let again = run.create(&of_tenant("again", tenant)).unwrap_err();
+        assert_eq!(again.code, ExitCode::NameInUse, "{tenant:?}");
+    }
+    // Another tenant's id is not known to this one, whatever it calls its own.
+    let of_an_id = |name: &str, tenant| {
+        let record = Record {
+            name: Some(name.into()),
+            ..of_tenant("new", tenant)
+        };
+        run.create(&record).map(drop).map_err(|e| e.code)
+    };
+    assert_eq!(of_an_id("1", Some("other")), Ok(()));
+    assert_eq!(of_an_id("1", Some("acme")), Err(ExitCode::NameInUse));
+    drop(held);
+}
+
+#[test]
+fn name_on_the_host_is_that_of_no_tenant() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let mut vmm = sleeper();
+    let living = |id: &str, tenant| Record {
+        vmm: record(id, Some(&vmm), true).vmm,
+        ..of_tenant(id, tenant)
+    };
+    let acme = run.create(&living("aa", Some("acme"))).unwrap();
+    assert_eq!(run.find("web").unwrap_err().code, ExitCode::SandboxNotFound);
+    let found = run.find("aa").unwrap();
+    assert_eq!(
+        found.terms.tenant,
+        Some("acme".parse().unwrap()),
+        "its record has it"
+    );
+    let ours = run.create(&living("bb", None)).unwrap();
+    assert_eq!(run.find("web").unwrap().id, "bb");
+    drop((acme, ours));
+    vmm.kill().unwrap();
+    vmm.wait().unwrap();
+}
+
+/// One that another release wrote, or somebody else, and whose tenant is none.
+#[test]
+fn record_with_a_wrong_tenant_is_unreadable() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let directory = run.create(&of_tenant("a", Some("acme"))).unwrap();
+    let path = directory.path().join(RECORD);
+    let written = fs::read_to_string(&path).unwrap();
+    assert!(read_record(directory.path()).is_ok() && written.contains("\"acme\""));
+    fs::write(&path, written.replace("\"acme\"", "\"../acme\"")).unwrap();
+    assert!(matches!(
+        read_record(directory.path()),
+        Err(RecordError::Malformed(_))
+    ));
+}

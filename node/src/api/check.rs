@@ -12,10 +12,12 @@ use thaw_protocol::api::{
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 
+use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
 use super::watch::selector::check_labels;
 use crate::container::{Options, check_volumes, ready};
 use crate::exit::{ExitCode, Failure};
+use crate::state;
 
 /// Longest image or path, characters.
 const MAX_TEXT: usize = 1024;
@@ -225,6 +227,17 @@ fn terms(labels: &BTreeMap<String, String>, timeout_s: Option<u32>) -> Result<()
     check_labels(labels).map_err(invalid)?;
     match timeout_s {
         Some(0) => Err(invalid("timeout_s is at least 1")),
+        _ => Ok(()),
+    }
+}
+
+/// A name in the caller's tenant: not the id of another's sandbox, for an administrator would then mean either by it, and its caller would
+/// learn which ids there are.
+pub fn name(name: &Option<String>, peer: &Peer) -> Result<(), Refusal> {
+    match name {
+        Some(name) if peer.tenant().is_some() && state::is_id(name) => {
+            Err(invalid("name is not 12 hexadecimal digits: those are ids"))
+        }
         _ => Ok(()),
     }
 }

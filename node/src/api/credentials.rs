@@ -4,7 +4,9 @@
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::SystemTime;
 
+use axum::http::HeaderMap;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -12,6 +14,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use tokio_rustls::TlsAcceptor;
 
+use super::client_roles::{ClientCertificate, ClientRoles};
+use super::grant::Grant;
+use super::peer::Peer;
+use super::problem::{ApiCode, Refusal};
 use super::tokens::Tokens;
 use crate::config::api::ApiConfig;
 use crate::exit::{ExitCode, Failure};
@@ -27,6 +33,8 @@ struct InForce {
     /// Without it, what is said can be read on the way: only on this host.
     tls: Option<TlsAcceptor>,
     tokens: Option<Arc<Tokens>>,
+    /// Without it, every certificate is an administrator's.
+    client_roles: Option<Arc<ClientRoles>>,
 }
 
 impl Credentials {
@@ -35,8 +43,10 @@ impl Credentials {
     /// # Errors
     /// `config-invalid`: one of them is missing, or cannot be used.
     pub fn read(config: &ApiConfig) -> Result<Credentials, Failure> {
+        let now = InForce::read(config)?;
+        now.tell(config);
         Ok(Credentials {
-            now: RwLock::new(InForce::read(config)?),
+            now: RwLock::new(now),
             config: config.clone(),
         })
     }
@@ -48,6 +58,7 @@ impl Credentials {
     /// As [`Credentials::read`]; nothing has changed then.
     pub fn read_again(&self) -> Result<(), Failure> {
         let read = InForce::read(&self.config)?;
+        read.tell(&self.config);
         *self.now.write().unwrap_or_else(PoisonError::into_inner) = read;
         Ok(())
     }
@@ -57,9 +68,34 @@ impl Credentials {
         self.now().tls
     }
 
-    /// The tokens that are good now, if any are.
-    pub fn tokens(&self) -> Option<Arc<Tokens>> {
-        self.now().tokens
+    /// Who asks: whoever the certificate is of that the connection showed, if that has a role, or else whose token the request brings.
+    ///
+    /// # Errors
+    /// [`ApiCode::Unauthenticated`]: neither is known. [`ApiCode::NoRole`]: the certificate has no role here.
+    pub fn peer(
+        &self,
+        shown: Option<&ClientCertificate>,
+        headers: &HeaderMap,
+        now: SystemTime,
+    ) -> Result<Peer, Refusal> {
+        let in_force = self.now();
+        let granted = |certificate: &ClientCertificate| match &in_force.client_roles {
+            None => Ok(Grant::admin()),
+            Some(roles) => roles.of(certificate).cloned(),
+        };
+        let no_role = match shown.map(|certificate| (certificate, granted(certificate))) {
+            Some((certificate, Ok(grant))) => return Ok(Peer::certificate(certificate.whole(), grant)),
+            Some((_, Err(why))) => Some(why),
+            None => None,
+        };
+        let by_token = in_force.tokens.and_then(|tokens| tokens.bearer(headers, now));
+        by_token.ok_or_else(|| match no_role {
+            Some(why) => Refusal::new(ApiCode::NoRole, format!("this certificate has no role: {why}")),
+            None => {
+                let what = "neither a certificate nor a token that is known here came with the request";
+                Refusal::new(ApiCode::Unauthenticated, what)
+            }
+        })
     }
 
     fn now(&self) -> InForce {
@@ -74,10 +110,35 @@ impl InForce {
             _ => None,
         };
         let tokens = config.tokens.as_deref().map(Tokens::read).transpose()?;
+        let client_roles = config
+            .client_roles
+            .as_deref()
+            .map(ClientRoles::read)
+            .transpose()?;
         Ok(InForce {
             tls,
             tokens: tokens.map(Arc::new),
+            client_roles: client_roles.map(Arc::new),
         })
+    }
+
+    /// Says in the log who is an administrator because nothing says otherwise, as all callers were before there were roles.
+    fn tell(&self, config: &ApiConfig) {
+        if config.client_ca.is_some() && self.client_roles.is_none() {
+            tracing::warn!(
+                "[api] names client_ca and no client_roles: whoever shows a certificate of it is an administrator of this node"
+            );
+        }
+        let names = self
+            .tokens
+            .as_ref()
+            .map_or(&[][..], |tokens| tokens.without_role());
+        if !names.is_empty() {
+            tracing::warn!(
+                "tokens without role= are administrators of this node: {}",
+                names.join(", ")
+            );
+        }
     }
 }
 

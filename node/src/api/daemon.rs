@@ -24,6 +24,7 @@ use super::machine::{Condition, Machine};
 use super::maker::Maker;
 use super::microvm::Microvm;
 use super::problem::{ApiCode, Refusal};
+use super::scope::{Scope, Wanted};
 use super::session::Session;
 use super::watch::{Cache, Versions};
 use crate::config::SandboxConfig;
@@ -33,6 +34,7 @@ use crate::journal::Journal;
 use crate::metrics::{Families, Metrics};
 use crate::sandbox::{HostDisk, Node, Sandbox};
 use crate::spans::{Creation, Spans};
+use crate::tenant::Tenant;
 
 mod attend;
 mod describe;
@@ -217,20 +219,20 @@ impl Daemon {
     }
 
     /// What one sandbox takes of its host. Blocks for as long as the kernel takes to say.
-    pub fn usage(&self, wanted: &str) -> Result<Usage, Failure> {
+    pub fn usage(&self, wanted: &Wanted) -> Result<Usage, Failure> {
         let id = self.id(wanted)?;
         Ok(self.find(&id)?.0.usage())
     }
 
-    /// What all of them take, and the pools have. Blocks likewise.
-    pub fn usages(&self) -> NodeUsage {
+    /// What all of a scope take; of the node also what the pools have. Blocks likewise.
+    pub fn usages(&self, scope: &Scope) -> NodeUsage {
         let held: Vec<_> = {
             let table = self.table();
             table.values().map(|held| held.machine.clone()).collect()
         };
         let sandboxes = held.iter().filter_map(|machine| {
             let shown = self.cache.get(&machine.record().id)?;
-            Some(SandboxUsage {
+            scope.reaches(&shown).then(|| SandboxUsage {
                 id: shown.id.clone(),
                 name: shown.name.clone(),
                 image: shown.image.clone(),
@@ -242,7 +244,8 @@ impl Daemon {
             })
         });
         let sandboxes = sandboxes.collect();
-        let pools = self.maker.as_ref().map(|m| m.pools()).unwrap_or_default();
+        let maker = self.maker.as_ref().filter(|_| scope.is_node());
+        let pools = maker.map(|m| m.pools()).unwrap_or_default();
         let pools = pools.into_iter().map(|pool| PoolUsage {
             pool: pool.kind.into(),
             ready: pool.ready,
@@ -284,10 +287,13 @@ impl Daemon {
     }
 
     /// Ends a sandbox and removes all it has; also one that runs here without an owner. Of one that failed, what is left.
-    pub async fn delete(&self, wanted: &str) -> Result<(), Failure> {
+    pub async fn delete(&self, wanted: &Wanted) -> Result<(), Failure> {
         let id = match (self.id(wanted), &self.maker) {
             (Ok(id), _) => id,
-            (Err(_), Some(maker)) if maker.end_unowned(wanted).await => return Ok(()),
+            // Whose it is, is not known of each that has no owner: it is the node's to end.
+            (Err(_), Some(maker)) if wanted.scope.is_node() && maker.end_unowned(&wanted.text).await => {
+                return Ok(());
+            }
             (Err(none), _) => return Err(none),
         };
         if self.maker.is_none() {
@@ -305,7 +311,7 @@ impl Daemon {
         let Some(machine) = machine else {
             return match self.delete_failed(&id).await {
                 true => Ok(()),
-                false => Err(none(wanted)),
+                false => Err(none(&wanted.text)),
             };
         };
         reach(Failpoint::DeleteForgotten);
@@ -314,7 +320,7 @@ impl Daemon {
     }
 
     /// Stops its CPUs.
-    pub async fn pause(&self, wanted: &str) -> Result<(), Failure> {
+    pub async fn pause(&self, wanted: &Wanted) -> Result<(), Failure> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.pause().await;
         reach(Failpoint::PauseDone);
@@ -323,7 +329,7 @@ impl Daemon {
     }
 
     /// Lets them run again.
-    pub async fn resume(&self, wanted: &str) -> Result<(), Failure> {
+    pub async fn resume(&self, wanted: &Wanted) -> Result<(), Failure> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.resume().await;
         reach(Failpoint::ResumeDone);
@@ -332,7 +338,7 @@ impl Daemon {
     }
 
     /// Writes it down.
-    pub async fn freeze(&self, wanted: &str, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+    pub async fn freeze(&self, wanted: &Wanted, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.freeze(request).await;
         self.settle(turn).await;
@@ -340,39 +346,39 @@ impl Daemon {
     }
 
     /// Shows it an image of the store; the image's directory in the guest's root device.
-    pub async fn show_image(&self, wanted: &str, digest: &str) -> Result<String, Failure> {
+    pub async fn show_image(&self, wanted: &Wanted, digest: &str) -> Result<String, Failure> {
         let turn = self.turn(wanted).await?;
         turn.machine.show(digest).await
     }
 
     /// Shares files of this host with it, by this name: those its client sees.
-    pub async fn add_share(&self, wanted: &str, name: String, source: Source) -> Result<(), Failure> {
+    pub async fn add_share(&self, wanted: &Wanted, name: String, source: Source) -> Result<(), Failure> {
         // Not in turn: a file system of the host may take its time, and nothing else of the sandbox waits for it.
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.add_share(name, source).await
     }
 
     /// Takes a share away.
-    pub async fn remove_share(&self, wanted: &str, name: String) -> Result<(), Failure> {
+    pub async fn remove_share(&self, wanted: &Wanted, name: String) -> Result<(), Failure> {
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.remove_share(name).await
     }
 
     /// Gives it a block device of this host; the slot of its machine.
-    pub async fn add_disk(&self, wanted: &str, disk: HostDisk) -> Result<DeviceId, Failure> {
+    pub async fn add_disk(&self, wanted: &Wanted, disk: HostDisk) -> Result<DeviceId, Failure> {
         // Not in turn: a device of the host may take its time to be opened.
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.add_disk(disk).await
     }
 
     /// Takes it away.
-    pub async fn remove_disk(&self, wanted: &str, slot: DeviceId) -> Result<(), Failure> {
+    pub async fn remove_disk(&self, wanted: &Wanted, slot: DeviceId) -> Result<(), Failure> {
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.remove_disk(slot).await
     }
 
     /// Waits for its machine's end: why it ended.
-    pub async fn end_of(&self, wanted: &str) -> Result<String, Failure> {
+    pub async fn end_of(&self, wanted: &Wanted) -> Result<String, Failure> {
         let id = self.id(wanted)?;
         if let Some(reason) = self.cache.get(&id).and_then(|shown| shown.reason.clone()) {
             return Ok(reason);
@@ -385,31 +391,35 @@ impl Daemon {
     /// Says where a sandbox may connect to, from now on.
     pub async fn set_network_policy(
         &self,
-        wanted: &str,
+        wanted: &Wanted,
         policy: NetworkPolicy,
     ) -> Result<Arc<Described>, Failure> {
         let turn = self.turn(wanted).await?;
         let network = turn.machine.set_network_policy(policy).await?;
         self.cache
             .update(&turn.id, |described| described.network = Some(network));
-        self.cache.get(&turn.id).ok_or_else(|| none(wanted))
+        self.cache.get(&turn.id).ok_or_else(|| none(&wanted.text))
     }
 
     /// Says how much a sandbox's disks and network may do, from now on.
-    pub async fn set_rate_limits(&self, wanted: &str, change: RateLimits) -> Result<Arc<Described>, Failure> {
+    pub async fn set_rate_limits(
+        &self,
+        wanted: &Wanted,
+        change: RateLimits,
+    ) -> Result<Arc<Described>, Failure> {
         let turn = self.turn(wanted).await?;
         let limits = turn.machine.set_rate_limits(change).await?;
         self.cache
             .update(&turn.id, |described| described.rate_limits = limits);
-        self.cache.get(&turn.id).ok_or_else(|| none(wanted))
+        self.cache.get(&turn.id).ok_or_else(|| none(&wanted.text))
     }
 
     /// The machine of a sandbox that runs.
     ///
     /// # Errors
     /// [`ApiCode::NotRunning`]: a paused guest answers nothing.
-    pub fn running(&self, wanted: &str) -> Result<Arc<dyn Machine>, Refusal> {
-        let shown = self.cache.get(wanted).ok_or_else(|| none(wanted))?;
+    pub fn running(&self, wanted: &Wanted) -> Result<Arc<dyn Machine>, Refusal> {
+        let shown = self.cache.find(wanted).ok_or_else(|| none(&wanted.text))?;
         match shown.state.as_str() {
             "running" => Ok(self.find(&shown.id)?.0),
             state => Err(Refusal::new(
@@ -426,7 +436,7 @@ impl Daemon {
     ///
     /// # Errors
     /// [`ApiCode::NoLogs`]: somebody else attends it.
-    pub fn journal(&self, wanted: &str) -> Result<Arc<Journal>, Refusal> {
+    pub fn journal(&self, wanted: &Wanted) -> Result<Arc<Journal>, Refusal> {
         let id = self.id(wanted)?;
         let not_kept = || {
             let what = format!("sandbox {id}: thawd started no container in it");
@@ -444,7 +454,7 @@ impl Daemon {
     /// on, whoever stops waiting for this.
     pub async fn exec(
         &self,
-        wanted: &str,
+        wanted: &Wanted,
         options: Options,
         permit: Arc<Permit>,
     ) -> Result<Session, Refusal> {
@@ -460,7 +470,7 @@ impl Daemon {
     }
 
     /// Waits until nobody else changes a sandbox.
-    async fn turn(&self, wanted: &str) -> Result<Turn, Failure> {
+    async fn turn(&self, wanted: &Wanted) -> Result<Turn, Failure> {
         let id = self.id(wanted)?;
         let (machine, turn) = self.find(&id)?;
         Ok(Turn {
@@ -476,9 +486,15 @@ impl Daemon {
         self.cache.update(&turn.id, |described| set(described, condition));
     }
 
+    /// Whose a sandbox is that has a machine.
+    fn tenant_of(&self, wanted: &Wanted) -> Result<Option<Tenant>, Failure> {
+        let machine = self.find(&self.id(wanted)?)?.0;
+        Ok(machine.record().terms.tenant.clone())
+    }
+
     /// The id of the sandbox with this id or name.
-    fn id(&self, wanted: &str) -> Result<String, Failure> {
-        let found = self.cache.get(wanted).ok_or_else(|| none(wanted))?;
+    fn id(&self, wanted: &Wanted) -> Result<String, Failure> {
+        let found = self.cache.find(wanted).ok_or_else(|| none(&wanted.text))?;
         Ok(found.id.clone())
     }
 

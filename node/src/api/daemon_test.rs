@@ -9,8 +9,12 @@ use thaw_protocol::api::{CreateSandbox, WatchEvent};
 use super::*;
 use crate::api::fake::{Fake, FakeMachine, UNOWNED, request};
 use crate::api::watch::{Selector, Watcher};
-use crate::sandbox::{Terms, Timeout};
+use crate::sandbox::{Behalf, Terms, Timeout};
 use crate::service;
+
+fn on_node(wanted: impl Into<String>) -> Wanted {
+    Wanted::on_node(wanted)
+}
 
 /// A watch, and what of it came at once.
 struct Changes(Watcher, VecDeque<WatchEvent>);
@@ -27,7 +31,12 @@ async fn event(changes: &mut Changes) -> WatchEvent {
 }
 
 fn watch(daemon: &Daemon) -> Changes {
-    let watcher = Watcher::start(daemon.cache.clone(), None, Selector::default()).unwrap();
+    let watcher = Watcher::start(
+        daemon.cache.clone(),
+        None,
+        Selector::parse(Scope::node(), "", "").unwrap(),
+    )
+    .unwrap();
     Changes(watcher, VecDeque::new())
 }
 
@@ -41,18 +50,18 @@ async fn the_cache_follows_what_happens_to_a_sandbox() {
         timeout_s: Some(3600),
         ..request("x")
     };
-    let made = daemon.create(asked, None).await.unwrap().sandbox;
+    let made = daemon.create(asked, Behalf::default()).await.unwrap().sandbox;
     assert_eq!((made.labels["app"].as_str(), made.timeout_s), ("web", Some(3600)));
     let WatchEvent::Added(added) = event(&mut changes).await else {
         panic!("not added")
     };
     assert_eq!(added, made);
-    daemon.pause("web").await.unwrap();
+    daemon.pause(&on_node("web")).await.unwrap();
     let WatchEvent::Modified(paused) = event(&mut changes).await else {
         panic!("not modified")
     };
     assert_eq!(paused.state, "paused");
-    daemon.resume(&made.id).await.unwrap();
+    daemon.resume(&on_node(&made.id)).await.unwrap();
     let WatchEvent::Modified(resumed) = event(&mut changes).await else {
         panic!("not modified")
     };
@@ -72,13 +81,13 @@ async fn the_cache_follows_what_happens_to_a_sandbox() {
         (failed.state.as_str(), failed.failure.unwrap().reason.as_str()),
         ("failed", "signal")
     );
-    daemon.delete("web").await.unwrap();
+    daemon.delete(&on_node("web")).await.unwrap();
     let WatchEvent::Deleted(_) = event(&mut changes).await else {
         panic!("not deleted")
     };
     assert_eq!(fake.living(), 0);
     assert_eq!(
-        daemon.delete("web").await.unwrap_err().code,
+        daemon.delete(&on_node("web")).await.unwrap_err().code,
         ExitCode::SandboxNotFound
     );
 }
@@ -86,7 +95,7 @@ async fn the_cache_follows_what_happens_to_a_sandbox() {
 #[tokio::test]
 async fn a_making_that_is_given_up_leaves_nothing() {
     let (fake, daemon) = Fake::daemon(false);
-    let mut making = Box::pin(daemon.create(request("x"), None));
+    let mut making = Box::pin(daemon.create(request("x"), Behalf::default()));
     assert!(poll!(&mut making).is_pending());
     assert_eq!(*fake.making.borrow(), 1);
     drop(making);
@@ -115,8 +124,8 @@ async fn a_sandbox_whose_time_is_over_is_deleted_also_after_it_was_adopted() {
 #[tokio::test]
 async fn sandboxes_outlive_a_daemon_that_lets_go_of_them() {
     let (fake, daemon) = Fake::daemon(true);
-    daemon.create(request("x"), None).await.unwrap();
-    daemon.create(request("y"), None).await.unwrap();
+    daemon.create(request("x"), Behalf::default()).await.unwrap();
+    daemon.create(request("y"), Behalf::default()).await.unwrap();
     daemon.release().await;
     drop(daemon);
     assert_eq!(fake.living(), 2);
@@ -125,8 +134,8 @@ async fn sandboxes_outlive_a_daemon_that_lets_go_of_them() {
 #[tokio::test]
 async fn sandbox_without_an_owner_is_ended_by_its_id() {
     let (_fake, daemon) = Fake::daemon(true);
-    daemon.delete(UNOWNED).await.unwrap();
-    let unknown = daemon.delete("unknown").await.unwrap_err();
+    daemon.delete(&on_node(UNOWNED)).await.unwrap();
+    let unknown = daemon.delete(&on_node("unknown")).await.unwrap_err();
     assert_eq!(unknown.code, ExitCode::SandboxNotFound);
 }
 

@@ -24,13 +24,15 @@ use thaw_protocol::api::{
 use tokio::sync::mpsc;
 
 use super::daemon::Daemon;
-use super::extract::{BODY_LIMIT, Body, Named};
+use super::extract::{BODY_LIMIT, Body};
 use super::limits::Permit;
+use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
 use super::process::Process;
 use super::sandboxes::LINES;
+use super::scope::Wanted;
 use super::session::{Said, Session};
-use super::{check, extract};
+use super::{check, extract, reserved};
 use crate::agent_client::Output;
 use crate::container::Options;
 
@@ -59,7 +61,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub async fn run(
     State(daemon): State<Arc<Daemon>>,
     uri: Uri,
-    Named(wanted): Named,
+    wanted: Wanted,
     Extension(permit): Extension<Arc<Permit>>,
     Body(request): Body<ExecProcess>,
 ) -> Result<Response, Refusal> {
@@ -203,7 +205,8 @@ fn json(event: &ExecEvent) -> String {
 pub async fn attend(
     State(daemon): State<Arc<Daemon>>,
     uri: Uri,
-    Named(wanted): Named,
+    wanted: Wanted,
+    Extension(peer): Extension<Peer>,
     Extension(permit): Extension<Arc<Permit>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
@@ -214,7 +217,7 @@ pub async fn attend(
     let instance = uri.path().to_owned();
     let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
     Ok(upgrade.on_upgrade(async move |mut socket| {
-        let session = match first(&mut socket).await {
+        let session = match first(&mut socket, &peer).await {
             Ok(Some(options)) => daemon.exec(&wanted, options, permit).await,
             Ok(None) => return,
             Err(refusal) => Err(refusal),
@@ -250,7 +253,7 @@ fn same_site(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// What is to be run. None when the caller has left.
-async fn first(socket: &mut WebSocket) -> Result<Option<Options>, Refusal> {
+async fn first(socket: &mut WebSocket, peer: &Peer) -> Result<Option<Options>, Refusal> {
     let message = async {
         loop {
             match socket.recv().await {
@@ -274,6 +277,7 @@ async fn first(socket: &mut WebSocket) -> Result<Option<Options>, Refusal> {
         Some(Ok(_) | Err(_)) | None => return Ok(None),
     };
     let request: ExecProcess = extract::parse(text.as_bytes())?;
+    reserved::check(peer, &request)?;
     if request.stdin.is_some() || request.stream {
         let what =
             "over a WebSocket input comes in messages, and all is streamed: leave out stdin and stream";

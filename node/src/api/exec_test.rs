@@ -12,7 +12,8 @@ use super::*;
 use crate::api::asking::{JSON, ask, read, refused, routes, send, whole};
 use crate::api::fake::{Fake, request};
 use crate::api::peer::Access;
-use crate::api::server::serve;
+use crate::api::server::{OverTcp, serve};
+use crate::sandbox::Behalf;
 
 /// A daemon of fakes that serves, with one sandbox.
 struct Served {
@@ -28,12 +29,18 @@ impl Served {
     async fn start() -> Served {
         let root = tempfile::tempdir().unwrap();
         let (fake, daemon) = Fake::daemon(true);
-        let id = daemon.create(request("x"), None).await.unwrap().sandbox.id;
+        let id = daemon
+            .create(request("x"), Behalf::default())
+            .await
+            .unwrap()
+            .sandbox
+            .id;
         let (stop, stopped) = oneshot::channel::<()>();
         let (at, serving) = (socket(root.path()), daemon.clone());
         let end = async { drop(stopped.await) };
-        let served =
-            tokio::spawn(async move { serve(serving, &at, Access::default(), None, || {}, end).await });
+        let served = tokio::spawn(async move {
+            serve(serving, &at, Access::default(), OverTcp::default(), || {}, end).await
+        });
         while UnixStream::connect(socket(root.path())).await.is_err() {
             tokio::task::yield_now().await;
         }

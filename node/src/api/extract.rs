@@ -1,19 +1,23 @@
 //! What a request says, or the problem with it.
 //!
 //! Invariant: a body is never held beyond [`MAX_BODY`] nor waited for beyond [`BODY_LIMIT`]; fields and parameters that
-//! are not known are refused, not passed over.
+//! are not known are refused, not passed over; and no body is passed on that says what its caller may not ([`reserved`]).
 
 use std::time::Duration;
 
 use axum::body::to_bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::Extensions;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
 use thaw_protocol::api::{IDEMPOTENCY_KEY, MAX_BODY};
 
+use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
+use super::reserved::{self, Reserved};
+use super::scope::{Scope, Wanted};
 
 /// How long a body may take to come.
 pub const BODY_LIMIT: Duration = Duration::from_secs(30);
@@ -28,10 +32,11 @@ const MAX_KEY: usize = 255;
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+impl<S: Send + Sync, T: DeserializeOwned + Reserved> FromRequest<S> for Body<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+        let peer = peer(request.extensions())?.clone();
         if !says_json(&request) {
             return Err(Refusal::new(
                 ApiCode::WrongType,
@@ -62,7 +67,9 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
                 return Err(Refusal::new(ApiCode::TooSlow, what));
             }
         };
-        parse(&body).map(Body)
+        let said = parse(&body)?;
+        reserved::check(&peer, &said)?;
+        Ok(Body(said))
     }
 }
 
@@ -121,7 +128,33 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> 
     }
 }
 
-/// The id, name or key in the path.
+/// Who asks. Every way to a route says it.
+pub fn peer(extensions: &Extensions) -> Result<&Peer, Refusal> {
+    let unknown = || Refusal::new(ApiCode::NotAllowed, "nobody knows who asks");
+    extensions.get().ok_or_else(unknown)
+}
+
+/// The sandbox in the path, to who asks.
+impl<S: Send + Sync> FromRequestParts<S> for Wanted {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let text = segment(parts, state, MAX_NAME).await?;
+        let scope = Scope::of(peer(&parts.extensions)?);
+        Ok(Wanted { scope, text })
+    }
+}
+
+/// What is there for who asks.
+impl<S: Send + Sync> FromRequestParts<S> for Scope {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        Ok(Scope::of(peer(&parts.extensions)?))
+    }
+}
+
+/// The key in the path.
 #[derive(Debug)]
 pub struct Named(pub String);
 

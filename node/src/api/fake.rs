@@ -31,7 +31,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::failure::{Evidence, VmmEnd};
 use crate::journal::Journal;
 use crate::metrics::{Families, Names};
-use crate::sandbox::{Asked, HostDisk, NetworkMode, NetworkSource, Terms, Timeout};
+use crate::sandbox::{Behalf, HostDisk, NetworkMode, NetworkSource, Terms, Timeout};
 use crate::state::Record;
 
 mod files;
@@ -140,7 +140,7 @@ impl Maker for Fake {
         id == UNOWNED
     }
 
-    async fn create(&self, request: CreateSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
+    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
         self.making.send_modify(|making| *making += 1);
         let _making = Making(self);
         self.open.subscribe().wait_for(|open| *open).await.unwrap();
@@ -149,13 +149,14 @@ impl Maker for Fake {
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let terms = Terms {
+            tenant: behalf.tenant,
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
             delete_on_exit: request
                 .container
                 .as_ref()
                 .is_some_and(|c| c.on_exit == OnExit::Delete),
-            asked,
+            asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
         };
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
@@ -209,15 +210,16 @@ impl Maker for Fake {
         self.create_pod(pod).await
     }
 
-    async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
+    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
         if !request.directory.is_dir() {
             return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let terms = Terms {
+            tenant: behalf.tenant,
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
-            asked,
+            asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
             ..Terms::default()
         };

@@ -1,7 +1,8 @@
 //! How much is done at once, and for whom.
 //!
 //! Each kind of request has its own lane, so that a storm of one kind leaves room for the others. Within a lane a client has
-//! at most its share; what is beyond that waits, each client in a queue of its own, and the queues are served in turn.
+//! at most its share, and all callers of one tenant are one client; what is beyond that waits, each client in a queue of its own,
+//! and the queues are served in turn.
 //! Invariants: never more than [`Bounds`] say runs or waits, so memory is bounded whatever is asked; who finds its queue full
 //! is turned away at once; a permit that is dropped lets the next one run, and one nobody waits for any more passes on.
 
@@ -19,7 +20,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::oneshot;
 
-use super::peer::Peer;
+use super::extract::peer;
 use super::problem::{ApiCode, Refusal};
 
 /// The kinds of requests.
@@ -337,8 +338,9 @@ fn verb(request: &Request) -> Verb {
 /// Lets a request through the gate; it has left when its answer has been written, or was given up.
 /// What goes on after its answer holds the permit too, which is in the request's extensions.
 pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
-    let Some(&Peer { client }) = request.extensions().get::<Peer>() else {
-        return Refusal::new(ApiCode::NotAllowed, "nobody knows who asks").into_response();
+    let client = match peer(request.extensions()) {
+        Ok(peer) => peer.share(),
+        Err(refusal) => return refusal.into_response(),
     };
     match gate.enter(client, verb(&request)).await {
         Ok(permit) => {

@@ -14,8 +14,9 @@ use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
 use super::daemon::Daemon;
-use super::extract::{Named, Parameters};
+use super::extract::Parameters;
 use super::problem::{ApiCode, Refusal};
+use super::scope::Wanted;
 use crate::agent_client::Output;
 use crate::journal::{Extent, Frames, Journal};
 
@@ -52,7 +53,7 @@ enum StreamName {
 ))]
 pub async fn logs(
     State(daemon): State<Arc<Daemon>>,
-    Named(wanted): Named,
+    wanted: Wanted,
     Parameters(asked): Parameters<LogParameters>,
 ) -> Result<Response, Refusal> {
     let follow = match asked.follow.as_deref() {

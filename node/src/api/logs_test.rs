@@ -9,6 +9,8 @@ use crate::api::asking::{JSON, ask, read, refused, send, whole};
 use crate::api::fake::Fake;
 use crate::api::limits::{Bounds, Gate};
 use crate::api::router::router;
+use crate::api::scope::Scope;
+use crate::api::watch::{Selector, Watcher};
 
 const PATH: &str = "/v1/sandboxes/web/logs";
 
@@ -22,7 +24,7 @@ async fn with_container() -> (Arc<Fake>, Router, Arc<Daemon>, Arc<Journal>) {
     let made = whole(made).await;
     assert_eq!(status, StatusCode::CREATED, "{made:?}");
     let _: CreatedSandbox = serde_json::from_slice(&made).unwrap();
-    let journal = daemon.journal("web").unwrap();
+    let journal = daemon.journal(&Wanted::on_node("web")).unwrap();
     (fake, routes, daemon, journal)
 }
 
@@ -95,8 +97,8 @@ async fn the_end_of_a_container_is_shown() {
     let (fake, routes, daemon, _journal) = with_container().await;
     let shown: Sandbox = read(&routes, "/v1/sandboxes/web").await;
     assert_eq!(shown.exit_code, None);
-    let mut changes =
-        crate::api::watch::Watcher::start(daemon.cache.clone(), None, Default::default()).unwrap();
+    let all = Selector::parse(Scope::node(), "", "").unwrap();
+    let mut changes = Watcher::start(daemon.cache.clone(), None, all).unwrap();
     fake.exit.send_replace(Some(7));
     changes.next().await.unwrap();
     let shown: Sandbox = read(&routes, "/v1/sandboxes/web").await;

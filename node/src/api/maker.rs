@@ -29,8 +29,8 @@ use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    Asked, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms, ThawSpec,
-    Timeout, blocking, network,
+    Behalf, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms,
+    ThawSpec, Timeout, blocking, network,
 };
 use crate::slow::Slow;
 use crate::snapshot::Scratch;
@@ -81,10 +81,10 @@ pub struct ThawPod {
 pub trait Maker: Stock {
     /// A place for a snapshot only its clones need.
     async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal>;
-    /// Of an image; `asked` with a key, if it was.
-    async fn create(&self, request: CreateSandbox, asked: Option<Asked>) -> Result<Made, Refusal>;
+    /// Of an image, on somebody's behalf.
+    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal>;
     /// Of a snapshot, likewise.
-    async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal>;
+    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal>;
     /// Of no image, for a pod.
     async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal>;
     /// Of a snapshot of a pod's.
@@ -123,7 +123,7 @@ impl Maker for Node {
         Ok(Box::new(blocking(make).await?))
     }
 
-    async fn create(&self, request: CreateSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
+    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
         let (recording, record) = match request.record {
             true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
             false => (None, None),
@@ -151,13 +151,14 @@ impl Maker for Node {
             record,
             prefetch: request.prefetch,
             terms: Terms {
+                tenant: behalf.tenant,
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
                 delete_on_exit: request
                     .container
                     .as_ref()
                     .is_some_and(|c| c.on_exit == OnExit::Delete),
-                asked,
+                asked: behalf.asked,
                 rate_limits: Some(request.rate_limits),
             },
             volumes: request.volumes,
@@ -251,7 +252,7 @@ impl Maker for Node {
         of_pod(self, sandbox, request.cgroup, &trace).await
     }
 
-    async fn thaw(&self, request: ThawSandbox, asked: Option<Asked>) -> Result<Made, Refusal> {
+    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
         let spec = ThawSpec {
             directory: request.directory,
             hostname: request.hostname,
@@ -262,9 +263,10 @@ impl Maker for Node {
             network_policy: request.network_policy,
             publish: request.publish,
             terms: Terms {
+                tenant: behalf.tenant,
                 labels: request.labels,
                 timeout: request.timeout_s.map(Timeout::after),
-                asked,
+                asked: behalf.asked,
                 rate_limits: Some(request.rate_limits),
                 ..Terms::default()
             },

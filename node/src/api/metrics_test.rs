@@ -151,13 +151,16 @@ const INTRODUCTION: &str = "\
 `GET /metrics` on thawd's socket is Prometheus's text format, 0.0.4. Asking for it touches no disk, no guest and no VMM, and
 no metric speaks of one sandbox: those are at `/v1/sandboxes/{id}/metrics`, and in `thaw top`.
 
-Prometheus reads TCP only; where thawd listens at a unix socket, something has to stand between them, for instance
+Prometheus has a listener of its own, which is no way into the API:
 
-```sh
-socat TCP-LISTEN:9464,bind=127.0.0.1,fork,reuseaddr UNIX-CONNECT:/run/thaw/thawd.sock
+```toml
+[metrics]
+listen = \"127.0.0.1:9464\"
 ```
 
-which lets whoever may reach that port use the whole API as the user socat runs as: bind it to where only Prometheus is.
+It serves `GET /metrics` and `GET /v1/health` over HTTP, to whoever connects, and answers everything else with 404 or 405. No metric names
+a sandbox or a tenant, but they tell how much the node does and which registries it uses: choose an address that only Prometheus can
+reach. It takes 64 connections, 16 of one address. Over the API `/metrics` takes the role `admin` ([api.md](api.md)).
 
 Labels have few values: `stage`, `reason` and `endpoint` the first 64 names that come, and `other`; `route` is a path's
 pattern, `none` where there is no such path; `code` is a problem's ([exit-codes.md](exit-codes.md), [api.md](api.md)).

@@ -3,9 +3,12 @@
 //! | module | noun |
 //! |---|---|
 //! | [`server`] | sockets and connections |
-//! | [`tcp`], [`credentials`], [`tokens`] | the same over TCP, and who may ask there |
-//! | [`peer`] | who asks |
-//! | [`router`] | the routes and their OpenAPI document |
+//! | [`tcp`], [`credentials`], [`tokens`], [`client_roles`] | the same over TCP, and who may ask there |
+//! | [`peer`], [`grant`] | who asks, and what it may do |
+//! | [`scope`] | which sandboxes it may reach |
+//! | [`reserved`] | what only an administrator may say |
+//! | [`router`] | the routes, which role each takes, and their OpenAPI document |
+//! | [`scrape`] | metrics and health for who has no part in the API |
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`rest`] | what comes of a body after its answer |
 //! | [`problem`] | whatever goes wrong |
@@ -26,6 +29,7 @@ mod asking;
 pub mod attendance;
 pub mod check;
 pub mod client;
+pub mod client_roles;
 pub mod credentials;
 pub mod daemon;
 pub mod drain;
@@ -36,6 +40,7 @@ pub(crate) mod fake;
 pub mod files;
 #[cfg(test)]
 mod fork_test;
+pub mod grant;
 pub mod health;
 pub mod idempotency;
 pub mod limits;
@@ -51,9 +56,14 @@ pub mod process;
 #[cfg(test)]
 mod rate_limits_test;
 pub mod readying;
+pub mod reserved;
 pub mod rest;
+#[cfg(test)]
+mod roles_test;
 pub mod router;
 pub mod sandboxes;
+pub mod scope;
+pub mod scrape;
 pub mod server;
 pub mod session;
 pub mod stock;

@@ -4,40 +4,74 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::net::sockopt::socket_peercred;
-use rustls::pki_types::CertificateDer;
 
+use super::grant::{Grant, Role};
 use crate::exit::{ExitCode, Failure};
+use crate::tenant::Tenant;
 
-/// One caller, as limits and idempotency keys know it: the same number is the same caller. A user's is its id, a token's is
-/// above those, a certificate's above these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// One caller, and what it may do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
-    pub client: u64,
+    client: u64,
+    grant: Grant,
 }
 
 impl Peer {
-    /// A user of this host.
+    /// A user of this host: an administrator.
     pub fn user(uid: u32) -> Peer {
-        Peer { client: uid.into() }
-    }
-
-    /// Whether it is one.
-    pub fn is_user(self) -> bool {
-        u32::try_from(self.client).is_ok()
+        Peer {
+            client: uid.into(),
+            grant: Grant::admin(),
+        }
     }
 
     /// Who brings a token, by its name: its owner stays who he is when he is given another.
-    pub fn token(name: &str) -> Peer {
+    pub fn token(name: &str, grant: Grant) -> Peer {
         Peer {
-            client: 1 << 62 | number(name.as_bytes()) >> 2,
+            client: 1 << 62 | number(&within(name.as_bytes(), &grant)) >> 2,
+            grant,
         }
     }
 
-    /// Who has shown a certificate, by its hash.
-    pub fn certificate(certificate: &CertificateDer<'_>) -> Peer {
+    /// Who has shown a certificate: all of it.
+    pub fn certificate(certificate: &[u8], grant: Grant) -> Peer {
         Peer {
-            client: 1 << 63 | number(certificate),
+            client: 1 << 63 | number(&within(certificate, &grant)),
+            grant,
         }
+    }
+
+    /// The caller as idempotency keys know it: the same number is the same caller. A user's is its id, a tenant's share of the limits,
+    /// a token's and a certificate's are in ranges of their own above it.
+    pub fn client(&self) -> u64 {
+        self.client
+    }
+
+    /// Whose share of the limits it takes: that of its tenant, which all callers of the tenant have together.
+    pub fn share(&self) -> u64 {
+        match (self.role(), self.tenant()) {
+            (Role::Read | Role::Operate, Some(tenant)) => 1 << 61 | number(tenant.as_str().as_bytes()) >> 3,
+            _ => self.client,
+        }
+    }
+
+    /// What it may do.
+    pub fn role(&self) -> Role {
+        self.grant.role()
+    }
+
+    /// Whose sandboxes it makes.
+    pub fn tenant(&self) -> Option<&Tenant> {
+        self.grant.tenant()
+    }
+}
+
+/// A name within its tenant: a caller that is moved to another tenant is another caller, and is not answered with what it made
+/// before.
+fn within(name: &[u8], grant: &Grant) -> Vec<u8> {
+    match grant.tenant() {
+        None => name.to_owned(),
+        Some(tenant) => [name, b"\0", tenant.as_str().as_bytes()].concat(),
     }
 }
 
@@ -106,7 +140,6 @@ mod tests {
         let me = rustix::process::geteuid().as_raw();
         let alone = Access::default();
         assert!(alone.allows(0) && alone.allows(me));
-        assert!(Peer::user(me).is_user() && !Peer::token("a").is_user());
         assert!(!alone.allows(me + 1));
         let group = Access::for_group("12").unwrap();
         assert_eq!((group.group, group.mode()), (Some(12), 0o660));
@@ -118,17 +151,38 @@ mod tests {
     }
 
     #[test]
-    fn no_two_kinds_of_callers_are_one() {
-        let certificate = |bytes: &'static [u8]| Peer::certificate(&CertificateDer::from(bytes));
+    fn no_two_callers_are_one() {
+        let of = |role, tenant: &str| Grant::new(role, Some(tenant.parse().unwrap())).unwrap();
         let all = [
             Peer::user(0),
             Peer::user(u32::MAX),
-            Peer::token("a"),
-            Peer::token("b"),
-            certificate(b"a"),
-            certificate(b"b"),
+            Peer::token("a", Grant::admin()),
+            Peer::token("b", Grant::admin()),
+            Peer::token("a", of(Role::Operate, "b")),
+            Peer::token("a", of(Role::Operate, "c")),
+            Peer::certificate(b"a", Grant::admin()),
+            Peer::certificate(b"b", Grant::admin()),
+            Peer::certificate(b"a", of(Role::Read, "b")),
         ];
-        let distinct: std::collections::HashSet<_> = all.iter().collect();
+        let clients = all.iter().map(Peer::client);
+        let distinct: std::collections::HashSet<_> = clients.collect();
         assert_eq!(distinct.len(), all.len());
+    }
+
+    #[test]
+    fn callers_of_a_tenant_share_its_limits() {
+        let of = |role, tenant: &str| Grant::new(role, Some(tenant.parse().unwrap())).unwrap();
+        let (one, two) = (
+            Peer::token("one", of(Role::Operate, "acme")),
+            Peer::certificate(b"two", of(Role::Read, "acme")),
+        );
+        assert_eq!(one.share(), two.share());
+        assert_ne!(one.client(), two.client());
+        assert_ne!(
+            one.share(),
+            Peer::token("one", of(Role::Operate, "other")).share()
+        );
+        let admin = Peer::token("one", of(Role::Admin, "acme"));
+        assert_eq!(admin.share(), admin.client());
     }
 }

@@ -44,6 +44,8 @@ api_codes! {
     BadParameter = BAD_REQUEST, "bad-parameter", "a parameter in the path, the query or a header cannot be", "see /openapi.json for what each may be";
     Unauthenticated = UNAUTHORIZED, "unauthenticated", "the request does not say who asks", "send Authorization: Bearer TOKEN, or show a certificate";
     NotAllowed = FORBIDDEN, "not-allowed", "this caller may not use this thawd", "ask as root, or as the user thawd runs as";
+    NoRole = FORBIDDEN, "no-role", "this certificate has no role on this node", "have this node's administrator put it into the file of roles, or send a token";
+    RoleTooLow = FORBIDDEN, "role-too-low", "the caller's role does not allow this", "ask with a token or a certificate of the role that the detail names";
     NoSuchRoute = NOT_FOUND, "no-such-route", "nothing is served at this path", "see /openapi.json for what is";
     NoLogs = NOT_FOUND, "output-not-kept", "what this sandbox's container writes is not kept here", "ask who started it: thawd keeps the output of containers it starts";
     NoFile = NOT_FOUND, "file-not-found", "there is no such file or directory in the container", "see what is there with a process of it";

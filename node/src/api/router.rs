@@ -1,23 +1,30 @@
-//! The routes, and what each request passes on its way to one.
+//! The routes, which role each takes, and what each request passes on its way to one.
+//!
+//! Invariant: every route has a least role. [`Table`] alone adds routes, and adds none without one.
 
 use std::sync::Arc;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::StatusCode;
-use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::Html;
-use axum::routing::get;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{MethodRouter, get};
 use axum::{Extension, Router};
 use thaw_protocol::api::{Bookmark, ExecEvent, ExecInput, MAX_BODY, Problem, WatchEvent};
 use utoipa::OpenApi;
-use utoipa::openapi::RefOr;
 use utoipa::openapi::content::Content;
+use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::Ref;
-use utoipa_axum::router::OpenApiRouter;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Components, RefOr};
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 use super::daemon::Daemon;
+use super::extract::peer;
+use super::grant::Role;
 use super::limits::{Gate, limit};
+use super::problem::{ApiCode, Refusal};
 use super::{drain, exec, health, logs, metrics, problem, rest, sandboxes, stock, transfer, usage};
 
 /// A page that shows the document. It loads nothing but that.
@@ -37,29 +44,114 @@ const PAGE: &str = include_str!("page.html");
 )]
 struct Document;
 
-/// The routes with their descriptions.
-fn described() -> OpenApiRouter<Arc<Daemon>> {
-    OpenApiRouter::with_openapi(Document::openapi())
-        .routes(routes!(health::health))
-        .routes(routes!(drain::show, drain::begin, drain::end))
-        .routes(routes!(metrics::metrics))
-        .routes(routes!(usage::all))
-        .routes(routes!(usage::one))
-        .routes(routes!(sandboxes::list, sandboxes::create))
-        .routes(routes!(sandboxes::get, sandboxes::change, sandboxes::delete))
-        .routes(routes!(sandboxes::pause))
-        .routes(routes!(sandboxes::resume))
-        .routes(routes!(sandboxes::freeze))
-        .routes(routes!(sandboxes::set_network_policy))
-        .routes(routes!(sandboxes::thaw))
-        .routes(routes!(exec::run, exec::attend))
-        .routes(routes!(logs::logs))
-        .routes(routes!(transfer::read, transfer::write))
-        .routes(routes!(sandboxes::fork))
-        .routes(routes!(stock::images, stock::pull))
-        .routes(routes!(stock::image, stock::remove_image))
-        .routes(routes!(stock::templates))
-        .routes(routes!(stock::remove_template))
+/// The routes with their descriptions, each with the least role that may use it.
+///
+/// What the node's tenants share (images, templates, pools, drain) is an administrator's: it tells of every tenant, or changes something
+/// for every tenant. So is what names a directory of the host (freeze, thaw). Reading a container's file is as much as running a
+/// process in it.
+fn table() -> Table {
+    use Role::{Admin, Operate, Read};
+    Table(OpenApiRouter::with_openapi(Document::openapi()))
+        .add(Read, routes!(health::health))
+        .add(Admin, routes!(drain::show, drain::begin, drain::end))
+        .add(Admin, routes!(metrics::metrics))
+        .add(Read, routes!(usage::all))
+        .add(Read, routes!(usage::one))
+        .add(Read, routes!(sandboxes::list))
+        .add(Operate, routes!(sandboxes::create))
+        .add(Read, routes!(sandboxes::get))
+        .add(Operate, routes!(sandboxes::change, sandboxes::delete))
+        .add(Operate, routes!(sandboxes::pause))
+        .add(Operate, routes!(sandboxes::resume))
+        .add(Admin, routes!(sandboxes::freeze))
+        .add(Operate, routes!(sandboxes::set_network_policy))
+        .add(Admin, routes!(sandboxes::thaw))
+        .add(Operate, routes!(exec::run, exec::attend))
+        .add(Read, routes!(logs::logs))
+        .add(Operate, routes!(transfer::read, transfer::write))
+        .add(Operate, routes!(sandboxes::fork))
+        .add(Admin, routes!(stock::images, stock::pull))
+        .add(Admin, routes!(stock::image, stock::remove_image))
+        .add(Admin, routes!(stock::templates))
+        .add(Admin, routes!(stock::remove_template))
+}
+
+/// Routes, each with the least role that may use it.
+struct Table(OpenApiRouter<Arc<Daemon>>);
+
+impl Table {
+    /// Adds handlers of one path, and says in their descriptions who may use them.
+    fn add(self, least: Role, (schemas, mut paths, handlers): UtoipaMethodRouter<Arc<Daemon>>) -> Table {
+        for operation in paths.paths.values_mut().flat_map(operations) {
+            operation.security = Some(security(least));
+        }
+        Table(self.0.routes((schemas, paths, guarded(least, handlers))))
+    }
+
+    /// Adds a path that the document does not have.
+    fn add_page(self, least: Role, path: &str, handlers: MethodRouter<Arc<Daemon>>) -> Table {
+        Table(self.0.route(path, guarded(least, handlers)))
+    }
+}
+
+fn guarded(least: Role, handlers: MethodRouter<Arc<Daemon>>) -> MethodRouter<Arc<Daemon>> {
+    handlers.route_layer(from_fn_with_state(least, authorize))
+}
+
+/// Lets callers of a role that suffices through.
+async fn authorize(State(least): State<Role>, request: Request, next: Next) -> Response {
+    let role = match peer(request.extensions()) {
+        Ok(peer) => peer.role(),
+        Err(refusal) => return refusal.into_response(),
+    };
+    if role.suffices(least) {
+        return next.run(request).await;
+    }
+    let (method, path) = (request.method(), request.uri().path());
+    let what = format!("{method} {path} is for the role {least}, and this caller's is {role}");
+    Refusal::new(ApiCode::RoleTooLow, what).into_response()
+}
+
+/// The names of the ways to say who asks.
+const SCHEMES: [&str; 2] = ["token", "certificate"];
+
+/// Any of these ways, of a caller whose role suffices; none of them over the unix socket.
+fn security(least: Role) -> Vec<SecurityRequirement> {
+    let said = SCHEMES.map(|scheme| SecurityRequirement::new(scheme, [least.name()]));
+    said.into_iter().chain([SecurityRequirement::default()]).collect()
+}
+
+/// How a caller says who it is.
+fn with_schemes(document: &mut utoipa::openapi::OpenApi) {
+    let [token, certificate] = SCHEMES;
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
+        "Over TCP: a token of the node's file of tokens, which says its role and its tenant. Each operation names the least role \
+         that may use it: read, operate or admin.",
+    ));
+    let mutual = SecurityScheme::MutualTls {
+        description: Some(
+            "Over TCP: a client certificate of the node's authority, whose role and tenant the node's file of roles says. Over the unix \
+             socket neither is needed: the kernel says which user connects, and its role is admin."
+                .into(),
+        ),
+        deprecated: None,
+        extensions: None,
+    };
+    let components = document.components.get_or_insert_with(Components::new);
+    components.add_security_scheme(token, SecurityScheme::Http(bearer.build()));
+    components.add_security_scheme(certificate, mutual);
+}
+
+/// The operations of a path.
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let all = [
+        &mut item.get,
+        &mut item.put,
+        &mut item.post,
+        &mut item.delete,
+        &mut item.patch,
+    ];
+    all.into_iter().flatten()
 }
 
 /// Says of every operation that it may be answered by a problem, whatever it says of single statuses: what is refused on
@@ -72,26 +164,17 @@ fn with_problems(document: &mut utoipa::openapi::OpenApi) {
             Content::new(Some(Ref::from_schema_name("Problem"))),
         )
         .build();
-    for item in document.paths.paths.values_mut() {
-        let operations = [
-            &mut item.get,
-            &mut item.put,
-            &mut item.post,
-            &mut item.delete,
-            &mut item.patch,
-        ];
-        for operation in operations.into_iter().flatten() {
-            let responses = &mut operation.responses.responses;
-            for (status, response) in responses.iter_mut() {
-                // The specification asks for one.
-                if let RefOr::T(response) = response
-                    && response.description.is_empty()
-                {
-                    response.description = reason(status).into();
-                }
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        let responses = &mut operation.responses.responses;
+        for (status, response) in responses.iter_mut() {
+            // The specification asks for one.
+            if let RefOr::T(response) = response
+                && response.description.is_empty()
+            {
+                response.description = reason(status).into();
             }
-            responses.insert("default".into(), problem.clone().into());
         }
+        responses.insert("default".into(), problem.clone().into());
     }
 }
 
@@ -103,8 +186,9 @@ fn reason(status: &str) -> &'static str {
 
 /// The OpenAPI document: docs/openapi.json.
 pub fn document() -> String {
-    let (_, mut document) = described().split_for_parts();
+    let (_, mut document) = table().0.split_for_parts();
     with_problems(&mut document);
+    with_schemes(&mut document);
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
@@ -112,12 +196,18 @@ pub fn document() -> String {
 
 /// All routes, behind a gate.
 pub fn router(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
-    let (routes, _) = described().split_for_parts();
     let document = document();
     let json = [("content-type", "application/json")];
+    let (routes, _) = table()
+        .add_page(
+            Role::Read,
+            "/openapi.json",
+            get(move || async move { (json, document) }),
+        )
+        .add_page(Role::Read, "/", get(|| async { Html(PAGE) }))
+        .0
+        .split_for_parts();
     routes
-        .route("/openapi.json", get(move || async move { (json, document) }))
-        .route("/", get(|| async { Html(PAGE) }))
         .fallback(problem::no_such_route)
         .method_not_allowed_fallback(problem::wrong_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))

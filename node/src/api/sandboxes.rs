@@ -20,14 +20,15 @@ use utoipa::IntoParams;
 
 use super::check;
 use super::daemon::{Daemon, none};
-use super::extract::{Body, Key, Named, Parameters};
+use super::extract::{Body, Key, Parameters};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
+use super::scope::{Scope, Wanted};
 use super::timing::{SERVER_TIMING, server_timing};
 use super::watch::ring::encode;
 use super::watch::{Page, Query, Selector, Watcher, page::Token};
 use crate::metrics::How;
-use crate::sandbox::Asked;
+use crate::sandbox::{Asked, Behalf};
 use crate::snapshot::Hash;
 use crate::spans::{self, Creation, Told};
 
@@ -44,7 +45,7 @@ const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
 pub struct ListParameters {
     /// By labels: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`; all of those between commas.
     label_selector: Option<String>,
-    /// By fields: `name`, `state`, `image`, with `=` or `!=`; all of those between commas.
+    /// By fields: `name`, `state`, `image`, `tenant`, with `=` or `!=`; all of those between commas.
     field_selector: Option<String>,
     /// At most so many.
     #[param(minimum = 1, maximum = 10000)]
@@ -69,12 +70,13 @@ pub struct ListParameters {
 pub async fn list(
     State(daemon): State<Arc<Daemon>>,
     uri: Uri,
+    scope: Scope,
     Parameters(asked): Parameters<ListParameters>,
 ) -> Result<Response, Refusal> {
     let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
     let labels = asked.label_selector.as_deref().unwrap_or_default();
     let fields = asked.field_selector.as_deref().unwrap_or_default();
-    let selector = Selector::parse(labels, fields).map_err(|e| bad(&e.to_string()))?;
+    let selector = Selector::parse(scope, labels, fields).map_err(|e| bad(&e.to_string()))?;
     let watch = match asked.watch.as_deref() {
         Some("1" | "true") => true,
         None | Some("0" | "false") => false,
@@ -142,8 +144,8 @@ fn follow(
     (status = 200, body = Sandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn get(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<Json<Sandbox>, Refusal> {
-    let found = daemon.cache.get(&wanted).ok_or_else(|| none(&wanted))?;
+pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<Sandbox>, Refusal> {
+    let found = daemon.cache.find(&wanted).ok_or_else(|| none(&wanted.text))?;
     Ok(Json(Sandbox::clone(&found)))
 }
 
@@ -167,14 +169,11 @@ pub async fn create(
     Body(request): Body<CreateSandbox>,
 ) -> Result<Response, Refusal> {
     check::create(&request)?;
-    if !request.volumes.is_empty() && !peer.is_user() {
-        let what = "volumes are for users of this host: who asks over TCP has none of its files";
-        return Err(Refusal::new(ApiCode::NotAllowed, what));
-    }
+    check::name(&request.name, &peer)?;
     let said = encoded(&("sandbox", &request))?;
-    let asked = asked(peer, key, &said, request.container.is_none());
-    let making = daemon.create(request, asked.clone());
-    once(&daemon, asked, &said, || {
+    let behalf = behalf(&peer, key, &said, request.container.is_none());
+    let making = daemon.create(request, behalf.clone());
+    once(&daemon, behalf.asked, &said, || {
         traced(&daemon, How::Create, &headers, making)
     })
     .await
@@ -200,10 +199,11 @@ pub async fn thaw(
     Body(request): Body<ThawSandbox>,
 ) -> Result<Response, Refusal> {
     check::thaw(&request)?;
+    check::name(&request.name, &peer)?;
     let said = encoded(&("thaw", &request))?;
-    let asked = asked(peer, key, &said, true);
-    let making = daemon.thaw(request, asked.clone());
-    once(&daemon, asked, &said, || {
+    let behalf = behalf(&peer, key, &said, true);
+    let making = daemon.thaw(request, behalf.clone());
+    once(&daemon, behalf.asked, &said, || {
         traced(&daemon, How::Thaw, &headers, making)
     })
     .await
@@ -263,14 +263,18 @@ impl Made for ForkedSandbox {
     }
 }
 
-/// The key a request came with, if it did.
-fn asked(peer: Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> Option<Asked> {
-    Some(Asked {
-        client: peer.client,
-        key: key?,
+/// Who asks, and the key the request came with, if it did.
+fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> Behalf {
+    let asked = key.map(|key| Asked {
+        client: peer.client(),
+        key,
         request: Hash::of(said),
         ready_is_all,
-    })
+    });
+    Behalf {
+        tenant: peer.tenant().cloned(),
+        asked,
+    }
 }
 
 /// The answer to a creation; the same to the same key, also by a later thawd. Who has it made is told by a header too where
@@ -331,7 +335,7 @@ pub struct DeleteParameters {
 ))]
 pub async fn delete(
     State(daemon): State<Arc<Daemon>>,
-    Named(wanted): Named,
+    wanted: Wanted,
     Parameters(asked): Parameters<DeleteParameters>,
 ) -> Result<StatusCode, Refusal> {
     let keep = match asked.failed.as_deref() {
@@ -360,7 +364,7 @@ pub async fn delete(
 ))]
 pub async fn change(
     State(daemon): State<Arc<Daemon>>,
-    Named(wanted): Named,
+    wanted: Wanted,
     Body(change): Body<ChangeSandbox>,
 ) -> Result<Json<Sandbox>, Refusal> {
     check::rate_limits(&change.rate_limits)?;
@@ -376,7 +380,7 @@ pub async fn change(
     (status = 204, description = "They stand still"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn pause(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<StatusCode, Refusal> {
+pub async fn pause(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
     daemon
         .clone()
         .finish(async move { daemon.pause(&wanted).await })
@@ -389,7 +393,7 @@ pub async fn pause(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> R
     (status = 204, description = "They run"),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn resume(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<StatusCode, Refusal> {
+pub async fn resume(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
     daemon
         .clone()
         .finish(async move { daemon.resume(&wanted).await })
@@ -406,7 +410,7 @@ pub async fn resume(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> 
 ))]
 pub async fn set_network_policy(
     State(daemon): State<Arc<Daemon>>,
-    Named(wanted): Named,
+    wanted: Wanted,
     Body(policy): Body<NetworkPolicy>,
 ) -> Result<Json<Sandbox>, Refusal> {
     check::network(Some(&policy), &[])?;
@@ -426,7 +430,7 @@ pub async fn set_network_policy(
 ))]
 pub async fn freeze(
     State(daemon): State<Arc<Daemon>>,
-    Named(wanted): Named,
+    wanted: Wanted,
     Body(request): Body<FreezeSandbox>,
 ) -> Result<Json<FrozenSandbox>, Refusal> {
     check::freeze(&request)?;
@@ -453,14 +457,14 @@ pub async fn freeze(
 pub async fn fork(
     State(daemon): State<Arc<Daemon>>,
     Extension(peer): Extension<Peer>,
-    Named(wanted): Named,
+    wanted: Wanted,
     Key(key): Key,
     headers: HeaderMap,
     Body(request): Body<ForkSandbox>,
 ) -> Result<Response, Refusal> {
     check::fork(&request)?;
-    let said = encoded(&("fork", &wanted, &request))?;
-    let asked = asked(peer, key, &said, false);
+    let said = encoded(&("fork", &wanted.text, &request))?;
+    let asked = behalf(&peer, key, &said, false).asked;
     let making = daemon.fork(wanted, request, asked.clone(), spans::parent(&headers));
     once(&daemon, asked, &said, || making).await
 }

@@ -1,4 +1,4 @@
-//! Serving the API on a unix socket, and over TCP where that is configured ([`super::tcp`]).
+//! Serving the API on a unix socket, and over TCP where that is configured ([`super::tcp`], and metrics alone [`super::scrape`]).
 //!
 //! Invariants: a connection holds a bounded buffer, and only while its peer keeps sending heads and reading answers in time;
 //! there are never more than [`MOST_CONNECTIONS`], nor more than [`MOST_OF_ONE`] of one peer; who may not be served is told so
@@ -35,6 +35,7 @@ use super::patience::{Patient, STALL};
 use super::peer::{Access, Peer, user_of};
 use super::problem::{ApiCode, RETRY_AFTER_S, Refusal, say};
 use super::router::router;
+use super::scrape::Scrape;
 use super::tcp::Tcp;
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{Node, Sandbox};
@@ -56,13 +57,22 @@ const OWNER_LINGERS: Duration = Duration::from_secs(2);
 /// After an accept that failed, for want of descriptors most likely.
 pub const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
+/// Where thawd serves over TCP.
+#[derive(Default)]
+pub struct OverTcp {
+    /// The API.
+    pub api: Option<Tcp>,
+    /// Metrics and health alone.
+    pub scrape: Option<Scrape>,
+}
+
 /// Serves until `end`; `listens` is called when callers can connect. One socket a dead thawd left is replaced, a living one's
 /// is not.
 pub async fn serve(
     daemon: Arc<Daemon>,
     socket: &Path,
     access: Access,
-    tcp: Option<Tcp>,
+    tcp: OverTcp,
     listens: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<(), Failure> {
@@ -212,12 +222,13 @@ async fn serve_all(
     daemon: &Arc<Daemon>,
     listener: UnixListener,
     access: Access,
-    tcp: Option<Tcp>,
+    tcp: OverTcp,
     end: impl Future<Output = ()>,
     lingers: Duration,
 ) {
     // One gate: who asks both ways has no more for it.
-    let routes = router(daemon.clone(), Gate::new(Bounds::default()));
+    let gate = Gate::new(Bounds::default());
+    let routes = router(daemon.clone(), gate.clone());
     let (stop, stopped) = watch::channel(());
     let ending = async move {
         end.await;
@@ -225,12 +236,17 @@ async fn serve_all(
         drop(stop);
     };
     let over_tcp = async {
-        if let Some(tcp) = tcp {
+        if let Some(tcp) = tcp.api {
             tcp.serve(daemon, routes.clone(), stopped.clone(), lingers).await;
         }
     };
+    let scraped = async {
+        if let Some(scrape) = tcp.scrape {
+            scrape.serve(daemon.clone(), gate, stopped.clone(), lingers).await;
+        }
+    };
     let on_socket = accept(daemon, routes.clone(), listener, access, stopped.clone(), lingers);
-    tokio::join!(ending, over_tcp, on_socket);
+    tokio::join!(ending, over_tcp, scraped, on_socket);
 }
 
 fn http() -> http1::Builder {
@@ -242,18 +258,18 @@ fn http() -> http1::Builder {
     http
 }
 
-/// Serves one connection to its end, or to the end of the request it is at when `stopped`. Where its peer is not known yet,
-/// each request must say who asks.
-pub async fn serve_one(
+/// Serves one connection to its end, or to the end of the request it is at when `stopped`. What is `known` of its peer each request
+/// has among its extensions; where that is not who asks, each must say it.
+pub async fn serve_one<K: Clone + Send + Sync + 'static>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: Option<Peer>,
+    known: Option<K>,
     routes: Router,
     mut stopped: watch::Receiver<()>,
 ) {
     let service = TowerToHyperService::new(routes);
     let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        if let Some(peer) = peer {
-            request.extensions_mut().insert(peer);
+        if let Some(known) = known.clone() {
+            request.extensions_mut().insert(known);
         }
         service.call(request)
     });
@@ -268,7 +284,7 @@ pub async fn serve_one(
         }
     };
     if let Err(e) = ended {
-        tracing::debug!(?peer, "a connection broke: {e}");
+        tracing::debug!("a connection broke: {e}");
     }
 }
 
@@ -307,7 +323,7 @@ impl OwnerService {
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let served = tokio::spawn(async move {
             let end = async { drop(ended.await) };
-            serve_all(&daemon, listener, access, None, end, OWNER_LINGERS).await;
+            serve_all(&daemon, listener, access, OverTcp::default(), end, OWNER_LINGERS).await;
         });
         Ok(OwnerService { end, served })
     }

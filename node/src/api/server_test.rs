@@ -19,7 +19,10 @@ fn start(
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let at = socket.to_owned();
     let end = async { drop(stopped.await) };
-    let served = tokio::spawn(async move { serve(daemon, &at, Access::default(), None, || {}, end).await });
+    let served =
+        tokio::spawn(
+            async move { serve(daemon, &at, Access::default(), OverTcp::default(), || {}, end).await },
+        );
     (stop, served)
 }
 

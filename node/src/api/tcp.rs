@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -16,10 +16,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
+use super::client_roles::ClientCertificate;
 use super::credentials::Credentials;
 use super::daemon::Daemon;
 use super::peer::Peer;
-use super::problem::{ApiCode, Refusal, say};
+use super::problem::say;
 use super::server::{ACCEPT_AGAIN, Connections, HEAD_LIMIT, linger, serve_one};
 use crate::config::api::ApiConfig;
 use crate::exit::{ExitCode, Failure};
@@ -58,6 +59,11 @@ impl Tcp {
         }
         if !secured && config.client_ca.is_some() {
             return Err(invalid("with client_ca go certificate and key"));
+        }
+        if config.client_roles.is_some() && config.client_ca.is_none() {
+            return Err(invalid(
+                "with client_roles goes client_ca: whose certificates have them",
+            ));
         }
         if !secured && !address.ip().is_loopback() {
             return Err(invalid(
@@ -144,7 +150,7 @@ async fn serve_tcp(
         return tracing::debug!(%origin, "a connection was not served: {e}");
     }
     let Some(tls) = tls else {
-        return serve_one(stream, None, routes, stopped).await;
+        return serve_one(stream, None::<Peer>, routes, stopped).await;
     };
     let handshake = tokio::time::timeout(HEAD_LIMIT, tls.accept(stream));
     let stream = tokio::select! {
@@ -157,12 +163,13 @@ async fn serve_tcp(
         Err(_) => return tracing::debug!(%origin, "a handshake did not end in time"),
     };
     let shown = stream.get_ref().1.peer_certificates();
-    let peer = shown.and_then(|chain| chain.first()).map(Peer::certificate);
-    serve_one(stream, peer, routes, stopped).await;
+    let shown = shown.and_then(|chain| chain.first());
+    let certificate = shown.map(|shown| Arc::new(ClientCertificate::read(shown)));
+    serve_one(stream, certificate, routes, stopped).await;
 }
 
 /// Has the kernel find out that a peer is gone.
-fn patient(stream: &TcpStream) -> std::io::Result<()> {
+pub fn patient(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -171,20 +178,19 @@ fn patient(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Who asks, by the certificate its connection showed, or else by the token this request brings.
+/// Who asks, by the certificate its connection showed, or else by the token this request brings; what it may do, by what is in force
+/// when it asks.
 async fn authenticate(
     State(credentials): State<Arc<Credentials>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    if request.extensions().get::<Peer>().is_none() {
-        let tokens = credentials.tokens();
-        let Some(peer) = tokens.and_then(|tokens| tokens.bearer(request.headers())) else {
-            let what = "neither a certificate nor a token that is known here came with the request";
-            return Refusal::new(ApiCode::Unauthenticated, what).into_response();
-        };
-        request.extensions_mut().insert(peer);
-    }
+    let shown = request.extensions().get::<Arc<ClientCertificate>>().cloned();
+    let peer = credentials.peer(shown.as_deref(), request.headers(), SystemTime::now());
+    match peer {
+        Ok(peer) => request.extensions_mut().insert(peer),
+        Err(refusal) => return refusal.into_response(),
+    };
     request.headers_mut().remove(header::AUTHORIZATION);
     next.run(request).await
 }

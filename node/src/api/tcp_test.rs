@@ -1,11 +1,16 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use axum::body::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::SendRequest;
+use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::*;
 use crate::api::fake::Fake;
@@ -33,6 +38,7 @@ fn config(tls: bool, client_ca: bool, tokens: Option<&tempfile::NamedTempFile>) 
         certificate: tls.then(|| testing("server.pem")),
         key: tls.then(|| testing("server.key")),
         client_ca: client_ca.then(|| testing("ca.pem")),
+        client_roles: None,
         tokens: tokens.map(|file| file.path().to_owned()),
     }
 }
@@ -69,8 +75,8 @@ async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, fields: &str) -> s
     Ok(String::from_utf8(answer).unwrap())
 }
 
-/// As a client with a certificate, or none.
-async fn over_tls(served: &Served, certificate: Option<&str>, fields: &str) -> std::io::Result<String> {
+/// A connection as a client with a certificate, or none.
+async fn tls(served: &Served, certificate: Option<&str>) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     let ca = CertificateDer::from_pem_file(testing("ca.pem")).unwrap();
     roots.add(ca).unwrap();
@@ -89,8 +95,47 @@ async fn over_tls(served: &Served, certificate: Option<&str>, fields: &str) -> s
     };
     let stream = TcpStream::connect(served.address).await?;
     let name = ServerName::from(served.address.ip());
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-    ask(stream, fields).await
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
+}
+
+/// One request as a client with a certificate, or none.
+async fn over_tls(served: &Served, certificate: Option<&str>, fields: &str) -> std::io::Result<String> {
+    ask(tls(served, certificate).await?, fields).await
+}
+
+/// A connection for many requests.
+struct Kept(SendRequest<Full<Bytes>>);
+
+impl Kept {
+    async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Kept {
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.unwrap();
+        tokio::spawn(connection);
+        Kept(sender)
+    }
+
+    async fn plain(served: &Served) -> Kept {
+        Kept::over(TcpStream::connect(served.address).await.unwrap()).await
+    }
+
+    /// A request's status, and the answer.
+    async fn ask(&mut self, method: &str, path: &str, token: Option<&str>, body: &str) -> (u16, String) {
+        let request = hyper::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "x");
+        let request = request.header("content-type", "application/json");
+        let request = match token {
+            Some(token) => request.header("authorization", format!("Bearer {token}")),
+            None => request,
+        };
+        let request = request.body(Full::new(Bytes::from(body.to_owned()))).unwrap();
+        self.0.ready().await.unwrap();
+        let response = self.0.send_request(request).await.unwrap();
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
 }
 
 fn bearer(token: &str) -> String {
@@ -131,6 +176,7 @@ async fn a_certificate_of_the_right_hand_is_enough_and_any_other_is_too_little()
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(over_tls(&served, None, "").await.is_err());
     assert!(over_tls(&served, Some("stranger"), "").await.is_err());
+    assert!(over_tls(&served, Some("expired"), "").await.is_err());
     // What is no TLS at all is not answered.
     let stream = TcpStream::connect(served.address).await.unwrap();
     let answer = ask(stream, "").await.unwrap_or_default();
@@ -263,6 +309,27 @@ async fn half_of_a_configuration_is_refused() {
         ),
         (
             ApiConfig {
+                client_roles: Some("/nowhere".into()),
+                ..good()
+            },
+            "/nowhere",
+        ),
+        (
+            ApiConfig {
+                client_roles: Some(file.path().to_owned()),
+                ..good()
+            },
+            "line 1",
+        ),
+        (
+            ApiConfig {
+                client_roles: Some("/nowhere".into()),
+                ..config(true, false, Some(&file))
+            },
+            "goes client_ca",
+        ),
+        (
+            ApiConfig {
                 tokens: Some("/nowhere".into()),
                 ..good()
             },
@@ -277,4 +344,206 @@ async fn half_of_a_configuration_is_refused() {
         assert!(failure.to_string().contains(why), "{why}: {failure}");
         assert!(!failure.to_string().contains(TOKEN));
     }
+}
+
+/// Tokens of two tenants, one of them of each role, and one that has expired.
+const OPERATE: &str = "operate-acme-000000000000000000";
+const READ: &str = "read-acme-111111111111111111111";
+const OTHER: &str = "operate-other-2222222222222222222";
+const EXPIRED: &str = "operate-acme-3333333333333333333";
+
+fn role_tokens() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let lines = [
+        format!("admin {TOKEN}"),
+        format!("operate {OPERATE} role=operate tenant=acme"),
+        format!("read {READ} tenant=acme role=read"),
+        format!("other {OTHER} role=operate tenant=other expires=9999-12-31"),
+        format!("expired {EXPIRED} role=operate tenant=acme expires=2020-01-01"),
+    ];
+    std::fs::write(file.path(), lines.join("\n")).unwrap();
+    file
+}
+
+const CREATE: &str = r#"{"image":"x","cpus":1,"memory_mib":128,"name":"web"}"#;
+
+#[tokio::test]
+async fn token_has_the_role_and_the_tenant_of_its_line() {
+    let file = role_tokens();
+    let served = serve(&config(false, false, Some(&file))).await;
+    let mut kept = Kept::plain(&served).await;
+    let made = kept.ask("POST", "/v1/sandboxes", Some(OPERATE), CREATE).await;
+    assert_eq!(made.0, 201, "{}", made.1);
+    assert!(made.1.contains(r#""tenant":"acme""#), "{}", made.1);
+    for (token, method, path, body, status) in [
+        (READ, "GET", "/v1/sandboxes/web", "", 200),
+        (READ, "POST", "/v1/sandboxes", CREATE, 403),
+        (READ, "DELETE", "/v1/sandboxes/web", "", 403),
+        (
+            READ,
+            "POST",
+            "/v1/sandboxes/web/exec",
+            r#"{"command":["x"]}"#,
+            403,
+        ),
+        (READ, "GET", "/metrics", "", 403),
+        (OPERATE, "GET", "/metrics", "", 403),
+        (OPERATE, "POST", "/v1/node/drain", "", 403),
+        (OTHER, "GET", "/v1/sandboxes/web", "", 404),
+        (OTHER, "DELETE", "/v1/sandboxes/web", "", 404),
+        (TOKEN, "GET", "/metrics", "", 200),
+        (TOKEN, "GET", "/v1/sandboxes/web", "", 404),
+        (EXPIRED, "GET", "/v1/sandboxes/web", "", 401),
+        (OPERATE, "DELETE", "/v1/sandboxes/web", "", 204),
+    ] {
+        let answer = kept.ask(method, path, Some(token), body).await;
+        assert_eq!(answer.0, status, "{token} {method} {path}: {}", answer.1);
+    }
+}
+
+#[tokio::test]
+async fn ten_thousand_wrong_tokens_are_refused_and_the_right_one_is_not() {
+    let file = role_tokens();
+    let served = serve(&config(false, false, Some(&file))).await;
+    let mut kept = Kept::plain(&served).await;
+    let known = [TOKEN, OPERATE, READ, OTHER];
+    for n in 0..10_000_usize {
+        let token = known[n % known.len()];
+        let at = n / 5 % token.len();
+        let wrong = match n % 5 {
+            // Cut short, made longer, another digit, its halves exchanged with another's, its name.
+            0 => token[..at].to_owned(),
+            1 => format!("{token}{}", &token[..=at]),
+            2 => format!("{}~{}", &token[..at], &token[at + 1..]),
+            3 => format!(
+                "{}{}",
+                &token[token.len() / 2..],
+                &known[(n + 1) % known.len()][..token.len() / 2]
+            ),
+            _ => ["admin", "operate", "read", "other", EXPIRED][n / 5 % 5].to_owned(),
+        };
+        assert!(!known.contains(&wrong.as_str()), "{wrong}");
+        let (status, answer) = kept.ask("GET", "/v1/sandboxes", Some(&wrong), "").await;
+        assert_eq!(status, 401, "{wrong}: {answer}");
+        assert!(!known.iter().any(|token| answer.contains(token)), "{answer}");
+    }
+    for token in known {
+        assert_eq!(kept.ask("GET", "/v1/sandboxes", Some(token), "").await.0, 200);
+    }
+}
+
+#[tokio::test]
+async fn session_with_a_sandbox_of_another_tenant_is_not_opened() {
+    let file = role_tokens();
+    let served = serve(&config(false, false, Some(&file))).await;
+    let made = Kept::plain(&served)
+        .await
+        .ask("POST", "/v1/sandboxes", Some(OPERATE), CREATE)
+        .await
+        .1;
+    let made: thaw_protocol::api::CreatedSandbox = serde_json::from_str(&made).unwrap();
+    let open = async |token: &str, subject: &str| {
+        let mut stream = TcpStream::connect(served.address).await.unwrap();
+        let head = format!(
+            "GET /v1/sandboxes/{subject}/exec HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+             sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n{}\r\n",
+            bearer(token)
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.unwrap();
+        String::from_utf8(status.to_vec()).unwrap()
+    };
+    for subject in ["web", made.sandbox.id.as_str()] {
+        assert_eq!(open(OPERATE, subject).await, "HTTP/1.1 101");
+        assert_eq!(open(OTHER, subject).await, "HTTP/1.1 404");
+        assert_eq!(open(READ, subject).await, "HTTP/1.1 403");
+        assert_eq!(open("wrong", subject).await, "HTTP/1.1 401");
+    }
+}
+
+/// A file that says which role certificates have.
+fn client_roles(lines: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), lines).unwrap();
+    file
+}
+
+const BUILDER: &str = "uri:spiffe://cluster.example/ns/acme/sa/builder role=operate tenant=acme\n";
+
+#[tokio::test]
+async fn certificate_has_the_role_that_the_file_gives_it_now() {
+    let (tokens, roles) = (
+        role_tokens(),
+        client_roles(&format!("{BUILDER}dns:client role=read tenant=acme")),
+    );
+    let served = serve(&ApiConfig {
+        client_roles: Some(roles.path().to_owned()),
+        ..config(true, true, Some(&tokens))
+    })
+    .await;
+    let mut client = Kept::over(tls(&served, Some("client")).await.unwrap()).await;
+    let mut builder = Kept::over(tls(&served, Some("workload")).await.unwrap()).await;
+    let create = ("POST", "/v1/sandboxes", CREATE);
+    assert_eq!(builder.ask(create.0, create.1, None, create.2).await.0, 201);
+    assert_eq!(client.ask("GET", "/v1/sandboxes/web", None, "").await.0, 200);
+    let refused = client.ask(create.0, create.1, None, create.2).await;
+    assert_eq!(refused.0, 403);
+    assert!(refused.1.contains("role-too-low"), "{}", refused.1);
+    assert_eq!(builder.ask("POST", "/v1/node/drain", None, "").await.0, 403);
+    // A certificate that has a role is who asks, whatever token comes with it.
+    assert_eq!(client.ask(create.0, create.1, Some(TOKEN), create.2).await.0, 403);
+
+    // Both are of the right authority, and known by their connections; the file alone has changed.
+    std::fs::write(roles.path(), BUILDER).unwrap();
+    served.credentials.read_again().unwrap();
+    let refused = client.ask("GET", "/v1/sandboxes/web", None, "").await;
+    assert_eq!(refused.0, 403);
+    assert!(refused.1.contains("no-role"), "{}", refused.1);
+    assert_eq!(
+        client.ask("GET", "/v1/sandboxes/web", Some("wrong"), "").await.0,
+        403
+    );
+    assert_eq!(
+        client.ask("GET", "/v1/sandboxes/web", Some(READ), "").await.0,
+        200
+    );
+    assert_eq!(
+        client.ask("GET", "/v1/sandboxes/web", Some(OTHER), "").await.0,
+        404
+    );
+    assert_eq!(builder.ask("GET", "/v1/sandboxes/web", None, "").await.0, 200);
+
+    // Its names disagree.
+    std::fs::write(
+        roles.path(),
+        format!("{BUILDER}dns:builder.acme.example role=admin"),
+    )
+    .unwrap();
+    served.credentials.read_again().unwrap();
+    let refused = builder.ask("GET", "/v1/sandboxes/web", None, "").await;
+    assert_eq!(
+        (refused.0, refused.1.contains("different roles")),
+        (403, true),
+        "{}",
+        refused.1
+    );
+
+    // What cannot be used changes nothing.
+    std::fs::write(roles.path(), "client role=admin").unwrap();
+    assert!(served.credentials.read_again().is_err());
+    assert_eq!(client.ask("GET", "/v1/sandboxes/web", None, "").await.0, 403);
+    for name in ["stranger", "expired"] {
+        assert!(
+            over_tls(&served, Some(name), &bearer(TOKEN)).await.is_err(),
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn certificate_is_an_administrators_where_no_file_says_otherwise() {
+    let served = serve(&config(true, true, None)).await;
+    let mut client = Kept::over(tls(&served, Some("client")).await.unwrap()).await;
+    assert_eq!(client.ask("GET", "/metrics", None, "").await.0, 200);
 }

@@ -3,18 +3,18 @@
 //! Invariants: how long a look takes says nothing of the tokens that are known; none is held as it is, nor ever shown.
 
 use std::collections::HashSet;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::SystemTime;
 
 use axum::http::{HeaderMap, header};
 use ring::hmac;
 
+use super::grant::{Expiry, Grant, Granted, lines, read_file, unusable};
 use super::peer::Peer;
-use crate::exit::{ExitCode, Failure};
+use crate::exit::Failure;
 
-/// Bytes of a file that is read.
-const MAX_FILE: u64 = 1 << 20;
+/// What the file has, for errors.
+const WHAT: &str = "tokens";
 /// Most tokens: each look compares them all.
 const MOST: usize = 1024;
 /// Bytes of a token: what is shorter can be guessed.
@@ -25,33 +25,26 @@ const LENGTH: std::ops::RangeInclusive<usize> = 24..=512;
 pub struct Tokens {
     /// Of this process alone: tags of equal texts are equal, and say nothing of the texts.
     key: hmac::Key,
-    /// Each with whom it is of.
-    known: Vec<(hmac::Tag, Peer)>,
+    known: Vec<Known>,
+    /// Names of those whose line has no role: they are administrators, as all were before there were roles.
+    without_role: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Known {
+    tag: hmac::Tag,
+    peer: Peer,
+    expires: Option<Expiry>,
 }
 
 impl Tokens {
-    /// Reads a file of them: a name and a token a line; `#` begins a comment.
+    /// Reads a file of them: `NAME TOKEN [role=ROLE] [tenant=TENANT] [expires=YYYY-MM-DD]` a line; `#` begins a comment.
     ///
     /// # Errors
     /// `config-invalid`: others can read it, or a line is not such; no token is in the message.
     pub fn read(path: &Path) -> Result<Tokens, Failure> {
-        let invalid = |why: String| {
-            let what = format!("the tokens in {} cannot be used: {why}", path.display());
-            Failure::new(ExitCode::ConfigInvalid, what)
-        };
-        let file = std::fs::File::open(path).map_err(|e| invalid(e.to_string()))?;
-        let metadata = file.metadata().map_err(|e| invalid(e.to_string()))?;
-        if metadata.mode() & 0o077 != 0 {
-            let why = format!("its mode is {:o}", metadata.mode() & 0o777);
-            return Err(invalid(why).remedy("make it its owner's alone: chmod 600"));
-        }
-        let mut text = String::new();
-        let read = file.take(MAX_FILE + 1).read_to_string(&mut text);
-        read.map_err(|e| invalid(e.to_string()))?;
-        if text.len() as u64 > MAX_FILE {
-            return Err(invalid(format!("it is larger than {MAX_FILE} bytes")));
-        }
-        Tokens::parse(&text).map_err(invalid)
+        let text = read_file(path, WHAT, 0o077)?;
+        Tokens::parse(&text).map_err(|why| unusable(path, WHAT, &why))
     }
 
     fn parse(text: &str) -> Result<Tokens, String> {
@@ -59,14 +52,11 @@ impl Tokens {
         let key =
             hmac::Key::generate(hmac::HMAC_SHA256, &random).map_err(|_| "no random bytes".to_owned())?;
         let (mut known, mut names, mut seen) = (Vec::new(), HashSet::new(), HashSet::new());
-        for (number, line) in text.lines().enumerate() {
-            let wrong = |what: &str| format!("line {}: {what}", number + 1);
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
-            }
+        let mut without_role = Vec::new();
+        for (number, line) in lines(text) {
+            let wrong = |what: &str| format!("line {number}: {what}");
             let mut words = line.split_whitespace();
-            let (Some(name), Some(token), None) = (words.next(), words.next(), words.next()) else {
+            let (Some(name), Some(token)) = (words.next(), words.next()) else {
                 return Err(wrong("this is to be a name and a token"));
             };
             if !names.insert(name) || !seen.insert(token) {
@@ -75,35 +65,53 @@ impl Tokens {
             if !LENGTH.contains(&token.len()) || !token.bytes().all(|b| b.is_ascii_graphic()) {
                 return Err(wrong("a token has 24 to 512 visible ASCII characters"));
             }
-            known.push((hmac::sign(&key, token.as_bytes()), Peer::token(name)));
+            let Granted { grant, expires } = Granted::parse(words).map_err(|why| wrong(&why))?;
+            if grant.is_none() {
+                without_role.push(name.to_owned());
+            }
+            known.push(Known {
+                tag: hmac::sign(&key, token.as_bytes()),
+                peer: Peer::token(name, grant.unwrap_or_else(Grant::admin)),
+                expires,
+            });
         }
         match known.len() {
             0 => Err("there are none".into()),
-            1..=MOST => Ok(Tokens { key, known }),
+            1..=MOST => Ok(Tokens {
+                key,
+                known,
+                without_role,
+            }),
             _ => Err(format!("there are more than {MOST}")),
         }
     }
 
-    /// Whose a token is, if it is known.
-    fn find(&self, token: &[u8]) -> Option<Peer> {
+    /// Names of the tokens whose line has no role.
+    pub fn without_role(&self) -> &[String] {
+        &self.without_role
+    }
+
+    /// Whose a token is, if it is known and good at this time.
+    fn find(&self, token: &[u8], now: SystemTime) -> Option<&Peer> {
         let presented = hmac::sign(&self.key, token);
         let mut found = None;
-        for (known, peer) in &self.known {
+        for known in &self.known {
             // All of them, however soon one is equal: what is compared are tags, which nobody outside can choose.
-            if equal(presented.as_ref(), known.as_ref()) {
-                found = Some(*peer);
+            if equal(presented.as_ref(), known.tag.as_ref()) {
+                found = Some(known);
             }
         }
-        found
+        let is_good = |known: &&Known| !known.expires.is_some_and(|expires| expires.is_over(now));
+        found.filter(is_good).map(|known| &known.peer)
     }
 
     /// Whose token a request brings.
-    pub fn bearer(&self, headers: &HeaderMap) -> Option<Peer> {
+    pub fn bearer(&self, headers: &HeaderMap, now: SystemTime) -> Option<Peer> {
         let mut all = headers.get_all(header::AUTHORIZATION).iter();
         let (one, none) = (all.next()?, all.next());
         let (scheme, token) = one.to_str().ok()?.split_once(' ')?;
         match none.is_none() && scheme.eq_ignore_ascii_case("bearer") && token.len() <= *LENGTH.end() {
-            true => self.find(token.as_bytes()),
+            true => self.find(token.as_bytes(), now).cloned(),
             false => None,
         }
     }
@@ -118,7 +126,10 @@ fn equal(a: &[u8], b: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::grant::Role;
+    use crate::exit::ExitCode;
     use std::os::unix::fs::PermissionsExt;
+    use std::time::{Duration, UNIX_EPOCH};
 
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaa";
     const B: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbb";
@@ -128,17 +139,22 @@ mod tests {
         pairs.collect()
     }
 
+    fn admin(name: &str) -> Option<Peer> {
+        Some(Peer::token(name, Grant::admin()))
+    }
+
     #[test]
     fn a_token_is_known_by_all_of_it() {
         let tokens = Tokens::parse(&format!("# whose\n\none {A}\n two\t{B} \n")).unwrap();
-        assert_eq!(tokens.find(A.as_bytes()), Some(Peer::token("one")));
-        assert_eq!(tokens.find(B.as_bytes()), Some(Peer::token("two")));
-        for unknown in ["", "a", &A[1..], &format!("{A}a"), "one"] {
-            assert_eq!(tokens.find(unknown.as_bytes()), None);
+        let now = SystemTime::now();
+        assert_eq!(tokens.find(A.as_bytes(), now).cloned(), admin("one"));
+        assert_eq!(tokens.find(B.as_bytes(), now).cloned(), admin("two"));
+        for unknown in ["", "a", &A[1..], &A[..A.len() - 1], &format!("{A}a"), "one"] {
+            assert_eq!(tokens.find(unknown.as_bytes(), now), None);
         }
-        let bearer = |values: &[&str]| tokens.bearer(&headers(values));
-        assert_eq!(bearer(&[&format!("Bearer {B}")]), Some(Peer::token("two")));
-        assert_eq!(bearer(&[&format!("bearer {B}")]), Some(Peer::token("two")));
+        let bearer = |values: &[&str]| tokens.bearer(&headers(values), now);
+        assert_eq!(bearer(&[&format!("Bearer {B}")]), admin("two"));
+        assert_eq!(bearer(&[&format!("bearer {B}")]), admin("two"));
         let (basic, twice) = (format!("Basic {B}"), format!("Bearer {B}"));
         let (basic, twice) = (basic.as_str(), twice.as_str());
         for wrong in [
@@ -154,6 +170,48 @@ mod tests {
     }
 
     #[test]
+    fn line_without_a_role_is_an_administrator() {
+        let text = format!("one {A}\ntwo {B} role=operate tenant=acme");
+        let tokens = Tokens::parse(&text).unwrap();
+        assert_eq!(tokens.without_role(), ["one"]);
+        let now = SystemTime::now();
+        let two = tokens.find(B.as_bytes(), now).unwrap();
+        assert_eq!(
+            (two.role(), two.tenant().unwrap().as_str()),
+            (Role::Operate, "acme")
+        );
+        assert_eq!(tokens.find(A.as_bytes(), now).unwrap().role(), Role::Admin);
+    }
+
+    #[test]
+    fn expired_token_is_unknown() {
+        let tokens = Tokens::parse(&format!("one {A} expires=2027-01-01")).unwrap();
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert!(tokens.find(A.as_bytes(), at(1_798_761_599)).is_some());
+        assert!(tokens.find(A.as_bytes(), at(1_798_761_600)).is_none());
+    }
+
+    #[test]
+    fn ten_thousand_wrong_tokens_are_unknown() {
+        let lines = (0..64).map(|n| format!("t{n} {:0>40} role=read tenant=t{n}\n", n * 7919));
+        let tokens = Tokens::parse(&lines.collect::<String>()).unwrap();
+        let now = SystemTime::now();
+        assert!(tokens.find(format!("{:0>40}", 7919).as_bytes(), now).is_some());
+        for n in 0..10_000 {
+            // Beside a known one: as long, and another by its last digits or one bit.
+            let (near, mut bit) = (
+                format!("{:0>40}", n * 7919 + 1),
+                format!("{:0>40}", n % 64 * 7919).into_bytes(),
+            );
+            bit[n % 40] ^= 1 << (n % 7);
+            let is_known = |token: &[u8]| tokens.find(token, now).is_some();
+            assert!(!is_known(near.as_bytes()), "{near}");
+            let other = (0..64).any(|n| format!("{:0>40}", n * 7919).as_bytes() == bit);
+            assert_eq!(is_known(&bit), other, "{bit:?}");
+        }
+    }
+
+    #[test]
     fn what_is_no_file_of_tokens_is_told_without_showing_one() {
         for (text, line) in [
             ("", "none"),
@@ -162,11 +220,17 @@ mod tests {
             (format!("one {A} {B}").as_str(), "line 1"),
             (format!("one {A}\ntwo {A}").as_str(), "line 2"),
             (format!("one {A}\none {B}").as_str(), "line 2"),
+            (format!("{A} one").as_str(), "line 1"),
+            (format!("one {A} role=operate").as_str(), "line 1"),
+            (format!("one {A} tenant=acme").as_str(), "line 1"),
+            (format!("one {A} role=admin role={A}").as_str(), "line 1"),
+            (format!("one role=admin {A}").as_str(), "line 1"),
             (format!("one {}", "é".repeat(20)).as_str(), "line 1"),
             (format!("one {}", "a".repeat(513)).as_str(), "line 1"),
         ] {
             let error = Tokens::parse(text).unwrap_err();
-            assert!(error.contains(line) && !error.contains(A), "{text}: {error}");
+            let shows = error.contains(A) || error.contains(B);
+            assert!(error.contains(line) && !shows, "{text}: {error}");
         }
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("one {A}")).unwrap();

@@ -16,9 +16,10 @@ use utoipa::IntoParams;
 
 use super::check;
 use super::daemon::Daemon;
-use super::extract::{BODY_LIMIT, Named, Parameters, content_length};
+use super::extract::{BODY_LIMIT, Parameters, content_length};
 use super::files::{Files, PIECE, Piece, Upload};
 use super::problem::{ApiCode, Refusal};
+use super::scope::Wanted;
 use crate::exit::Failure;
 use crate::state::new_id;
 
@@ -58,7 +59,7 @@ pub struct WriteParameters {
 ))]
 pub async fn read(
     State(daemon): State<Arc<Daemon>>,
-    Named(wanted): Named,
+    wanted: Wanted,
     Parameters(asked): Parameters<ReadParameters>,
 ) -> Result<Response, Refusal> {
     check::file(&asked.path)?;
@@ -149,7 +150,7 @@ impl Reading {
 ))]
 pub async fn write(
     State(daemon): State<Arc<Daemon>>,
-    Named(wanted): Named,
+    wanted: Wanted,
     Parameters(asked): Parameters<WriteParameters>,
     request: Request,
 ) -> Result<StatusCode, Refusal> {

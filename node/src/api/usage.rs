@@ -7,8 +7,8 @@ use axum::extract::State;
 use thaw_protocol::api::{NodeUsage, Problem, Usage};
 
 use super::daemon::Daemon;
-use super::extract::Named;
 use super::problem::{ApiCode, Refusal};
+use super::scope::{Scope, Wanted};
 
 /// What a sandbox takes of its host.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/metrics", operation_id = "getSandboxUsage", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
@@ -16,17 +16,17 @@ use super::problem::{ApiCode, Refusal};
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn one(State(daemon): State<Arc<Daemon>>, Named(wanted): Named) -> Result<Json<Usage>, Refusal> {
+pub async fn one(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<Usage>, Refusal> {
     blocking(daemon, move |daemon| Ok(daemon.usage(&wanted)?)).await
 }
 
-/// What this node's pools have, and all its sandboxes take.
+/// What the caller's sandboxes take; to an administrator those of all tenants, and what this node's pools have.
 #[utoipa::path(get, path = "/v1/node/usage", operation_id = "getNodeUsage", tag = "node", responses(
     (status = 200, body = NodeUsage),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn all(State(daemon): State<Arc<Daemon>>) -> Result<Json<NodeUsage>, Refusal> {
-    blocking(daemon, |daemon| Ok(daemon.usages())).await
+pub async fn all(State(daemon): State<Arc<Daemon>>, scope: Scope) -> Result<Json<NodeUsage>, Refusal> {
+    blocking(daemon, move |daemon| Ok(daemon.usages(&scope))).await
 }
 
 /// The kernel is asked for each sandbox, which may be many. Counts as begun: what is looked at cannot be let go of.

@@ -9,7 +9,8 @@ use thaw_node::api::client::Client;
 use thaw_node::api::credentials::Credentials;
 use thaw_node::api::daemon::Daemon;
 use thaw_node::api::peer::Access;
-use thaw_node::api::server::serve;
+use thaw_node::api::scrape::Scrape;
+use thaw_node::api::server::{OverTcp, serve};
 use thaw_node::api::tcp::Tcp;
 use thaw_node::cli::logging;
 use thaw_node::config::default;
@@ -224,6 +225,11 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         if let Some(address) = tcp.as_ref().and_then(|tcp| tcp.address().ok()) {
             tracing::info!(%address, "listening");
         }
+        let scrape = Scrape::open(node.metrics_config()).await?;
+        if let Some(address) = scrape.as_ref().and_then(|scrape| scrape.address().ok()) {
+            tracing::info!(%address, "listening for who reads metrics");
+        }
+        let tcp = OverTcp { api: tcp, scrape };
         let pods = pods::Listening::open(&node.paths.pods_socket())?;
         let daemon = Daemon::start(node).await?;
         tokio::spawn(service::keep_alive(daemon.clone()));

@@ -195,6 +195,7 @@ fn state(record: &Record) -> &'static str {
 fn describe_failed(failed: &Sandbox) -> serde_json::Value {
     serde_json::json!({
         "id": failed.id,
+        "tenant": failed.tenant,
         "name": failed.name,
         "state": failed.state,
         "image": failed.image,
@@ -210,6 +211,7 @@ fn describe_failed(failed: &Sandbox) -> serde_json::Value {
 fn describe(run: &RunDirectory, record: &Record) -> serde_json::Value {
     serde_json::json!({
         "id": record.id,
+        "tenant": record.terms.tenant,
         "name": record.name,
         "state": state(record),
         "image": record.image,

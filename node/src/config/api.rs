@@ -1,4 +1,4 @@
-//! `[api]`: where thawd serves its API besides its unix socket, and to whom.
+//! `[api]` and `[metrics]`: where thawd serves its API besides its unix socket, and to whom; and where its metrics alone.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,7 +21,19 @@ pub struct ApiConfig {
     /// Whose certificates callers may show, PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<PathBuf>,
-    /// The file of bearer tokens, `NAME TOKEN` a line.
+    /// The file that says which role each of those certificates has. None: all are administrators'.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_roles: Option<PathBuf>,
+    /// The file of bearer tokens, `NAME TOKEN` and a role a line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<PathBuf>,
+}
+
+/// `[metrics]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// Address and port where metrics and health are served to whoever asks, and nothing else is. None: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
 }

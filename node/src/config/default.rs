@@ -32,7 +32,7 @@ mod tests {
     use thaw_pools::network::Setup;
     use thaw_rootfs::fetch::{Config as FetchConfig, Mirror, MirrorKind};
 
-    use super::super::api::ApiConfig;
+    use super::super::api::{ApiConfig, MetricsConfig};
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
     use super::super::{
         DiskConfig, DiskLimit, PrefetchConfig, SandboxConfig, Size, SnapshotsConfig, StoreConfig,
@@ -117,7 +117,11 @@ mod tests {
                 certificate: Some("/etc/thaw/server.pem".into()),
                 key: Some("/etc/thaw/server.key".into()),
                 client_ca: Some("/etc/thaw/clients.pem".into()),
+                client_roles: Some("/etc/thaw/client-roles".into()),
                 tokens: Some("/etc/thaw/tokens".into()),
+            },
+            metrics: MetricsConfig {
+                listen: Some(([127, 0, 0, 1], 9464).into()),
             },
             tracing: TracingConfig {
                 otlp: Some("http://127.0.0.1:4318".into()),

@@ -23,7 +23,7 @@ use thaw_rootfs::progress::Progress;
 use thaw_rootfs::store::Image;
 use tokio::sync::watch;
 
-use crate::config::api::ApiConfig;
+use crate::config::api::{ApiConfig, MetricsConfig};
 use crate::config::{Config, SandboxConfig};
 use crate::console::Console;
 use crate::control_client::Life;
@@ -87,7 +87,7 @@ pub use provenance::Provenance;
 use resources::Resources;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
-pub use terms::{Asked, Terms, Timeout};
+pub use terms::{Asked, Behalf, Terms, Timeout};
 pub use usage::usage;
 
 /// How long a guest may take to ring, and the agent to take its identity.
@@ -303,6 +303,11 @@ impl Node {
     /// Whether guests here have agents: all but tests' have.
     fn has_agents(&self) -> bool {
         !self.bare
+    }
+
+    /// Where metrics alone are served.
+    pub fn metrics_config(&self) -> &MetricsConfig {
+        &self.images.config.metrics
     }
 
     /// Where the API is served besides the unix socket.

@@ -8,10 +8,14 @@ use serde::{Deserialize, Serialize};
 use thaw_protocol::api::RateLimits;
 
 use crate::snapshot::Hash;
+use crate::tenant::Tenant;
 
-/// Labels, how long it may be there, and by which key it was asked for.
+/// Whose it is, labels, how long it may be there, and by which key it was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
+    /// None: it is the node's, as every sandbox of the release before tenants is.
+    #[serde(default)]
+    pub tenant: Option<Tenant>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     #[serde(default)]
@@ -24,6 +28,15 @@ pub struct Terms {
     /// How much its disks and its network may do. None of a sandbox of the release before rate limits: its VMM knows of none.
     #[serde(default)]
     pub rate_limits: Option<RateLimits>,
+}
+
+/// On whose behalf a sandbox is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Behalf {
+    /// Whose it is to be. None: the node's.
+    pub tenant: Option<Tenant>,
+    /// With a key, if it was asked for with one.
+    pub asked: Option<Asked>,
 }
 
 /// The idempotency key it was asked for with: a later owner answers that as the one who made it would have.
@@ -76,6 +89,7 @@ mod tests {
     fn a_timeout_keeps_its_moment_through_the_record() {
         let timeout = Timeout::after(3600);
         let terms = Terms {
+            tenant: Some("acme".parse().unwrap()),
             labels: BTreeMap::new(),
             timeout: Some(timeout),
             delete_on_exit: true,
@@ -90,7 +104,12 @@ mod tests {
         let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
         assert_eq!(read, terms);
         let before: Terms = serde_json::from_str(r#"{"labels": {}, "timeout": null}"#).unwrap();
-        assert_eq!(before.rate_limits, None, "a record of the release before them");
+        assert_eq!((before.rate_limits, before.tenant), (None, None));
+        let wrong = serde_json::from_str::<Terms>(r#"{"tenant": "../other"}"#);
+        assert!(
+            wrong.is_err(),
+            "such a record is unreadable, and its sandbox nobody's to adopt"
+        );
         let left = read.timeout.unwrap().left();
         assert!(left <= Duration::from_secs(3600) && left > Duration::from_secs(3000));
         assert_eq!(Timeout { seconds: 1, at: 0 }.left(), Duration::ZERO);

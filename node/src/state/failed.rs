@@ -72,6 +72,7 @@ impl Record {
     pub fn failed(&self, exit_code: Option<i32>, failure: SandboxFailure) -> Sandbox {
         Sandbox {
             id: self.id.clone(),
+            tenant: self.terms.tenant.clone().map(String::from),
             name: self.name.clone(),
             image: self.image.clone(),
             command: self.command.clone(),
@@ -176,13 +177,14 @@ impl RunDirectory {
     }
 
     /// The failed sandbox with this id or name, or the unambiguous beginning of an id; of those with one name, the last that
-    /// failed.
+    /// failed. A name is that of a sandbox without a tenant, as in [`RunDirectory::find`].
     ///
     /// # Errors
     /// More than one begins so.
     pub fn find_failed(&self, wanted: &str) -> Result<Option<Sandbox>, Failure> {
         let failed = self.failed();
-        let exact = |s: &&Sandbox| s.id == wanted || s.name.as_deref() == Some(wanted);
+        let is_called = |s: &Sandbox| s.tenant.is_none() && s.name.as_deref() == Some(wanted);
+        let exact = |s: &&Sandbox| s.id == wanted || is_called(s);
         if let Some(exact) = failed.iter().rev().find(exact) {
             return Ok(Some(exact.clone()));
         }

@@ -1,4 +1,4 @@
-//! thawd's HTTP API, over a unix socket: JSON bodies of these types. docs/api.md describes it.
+//! thawd's HTTP API: JSON bodies of these types. docs/api.md describes it.
 //!
 //! | method and path | body | answer |
 //! |---|---|---|
@@ -115,7 +115,7 @@ pub struct ProcessIdentity {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
-    /// As `thaw run` takes it, paths absolute.
+    /// As `thaw run` takes it, paths absolute; a path is for the role admin.
     #[cfg_attr(
         feature = "openapi",
         schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
@@ -125,6 +125,7 @@ pub struct CreateSandbox {
     #[serde(default = "missing")]
     #[cfg_attr(feature = "openapi", schema(pattern = "^(missing|always|never)$"))]
     pub pull: String,
+    /// Speak to the registry in clear. Takes the role admin.
     #[serde(default)]
     pub plain_http: bool,
     /// [`crate::control::VCPUS`].
@@ -153,7 +154,7 @@ pub struct CreateSandbox {
     #[serde(default = "private")]
     #[cfg_attr(feature = "openapi", schema(pattern = "^(none|private)$"))]
     pub network: String,
-    /// Ports of the host that lead to it.
+    /// Ports of the host that lead to it; to choose one is for the role admin, others have the host choose (0).
     #[serde(default)]
     pub publish: Vec<PublishedPort>,
     /// Where it may connect to; without: anywhere outside.
@@ -165,7 +166,7 @@ pub struct CreateSandbox {
     /// The container to start in it. None: the caller makes one, over the sandbox's vsock socket.
     #[serde(default)]
     pub container: Option<StartContainer>,
-    /// Delete the sandbox when this process ends.
+    /// Delete the sandbox when this process of the host ends. Takes the role admin.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
     /// Boot the guest instead of thawing one.
@@ -175,10 +176,10 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
-    /// Keep what the run reads of its image, for later starts to read ahead.
+    /// Keep what the run reads of its image, for later starts to read ahead. Takes the role admin.
     #[serde(default)]
     pub record: bool,
-    /// Write it to this file too, absolute.
+    /// Write it to this file too, absolute. Takes the role admin.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub record_to: Option<PathBuf>,
@@ -197,8 +198,7 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
-    /// Directories and files of the host its container has; over the unix socket only. A sandbox that has any is neither frozen
-    /// nor forked.
+    /// Directories and files of the host its container has. A sandbox that has any is neither frozen nor forked. Takes the role admin.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_items = 128))]
     pub volumes: Vec<Volume>,
@@ -401,7 +401,7 @@ pub struct ForkSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
-    /// The private key's file to sign the snapshot between with, absolute: where only signed ones are thawed.
+    /// The private key's file to sign the snapshot between with, absolute: where only signed ones are thawed. Takes the role admin.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
@@ -501,6 +501,9 @@ pub struct Reason {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Sandbox {
     pub id: String,
+    /// Whose it is, if it is a tenant's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     pub name: Option<String>,
     pub image: String,
     pub command: Vec<String>,

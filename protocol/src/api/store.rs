@@ -99,6 +99,7 @@ pub struct PullImage {
     /// Fetch everything now, also of an image that could be read as needed.
     #[serde(default)]
     pub full: bool,
+    /// Speak to the registry in clear.
     #[serde(default)]
     pub plain_http: bool,
 }

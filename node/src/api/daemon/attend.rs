@@ -5,6 +5,7 @@ use std::sync::Weak;
 use super::Daemon;
 use super::describe::{exited, set};
 use crate::api::machine::{Condition, Machine};
+use crate::api::scope::Wanted;
 use crate::readiness;
 
 /// Why a sandbox is attended no longer.
@@ -96,7 +97,7 @@ pub(super) fn attend(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future
             match over {
                 Over::Ended => daemon.fail(&id).await,
                 Over::Asked(why) => {
-                    if daemon.delete_unless_failed(&id).await.is_ok() {
+                    if daemon.delete_unless_failed(&Wanted::on_node(&id)).await.is_ok() {
                         tracing::info!(sandbox = id, "ended: {why}");
                     }
                 }

@@ -9,6 +9,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
     let record = machine.record();
     let mut described = Described {
         id: record.id.clone(),
+        tenant: record.terms.tenant.clone().map(String::from),
         name: record.name.clone(),
         image: record.image.clone(),
         command: record.command.clone(),

@@ -13,6 +13,7 @@ use tokio::sync::{Notify, watch};
 
 use super::Daemon;
 use crate::api::machine::Condition;
+use crate::api::scope::Wanted;
 use crate::exit::Failure;
 use crate::sandbox::blocking;
 use crate::state::RunDirectory;
@@ -95,8 +96,8 @@ impl Daemon {
     ///
     /// # Errors
     /// There is no such sandbox.
-    pub async fn delete_unless_failed(self: &Arc<Daemon>, wanted: &str) -> Result<(), Failure> {
-        let Some(id) = self.cache.get(wanted).map(|shown| shown.id.clone()) else {
+    pub async fn delete_unless_failed(self: &Arc<Daemon>, wanted: &Wanted) -> Result<(), Failure> {
+        let Some(id) = self.cache.find(wanted).map(|shown| shown.id.clone()) else {
             return self.delete(wanted).await;
         };
         if self.maker.is_some() {
@@ -113,7 +114,11 @@ impl Daemon {
                 return Ok(());
             }
         }
-        self.delete(&id).await
+        let found = Wanted {
+            text: id,
+            scope: wanted.scope.clone(),
+        };
+        self.delete(&found).await
     }
 
     /// Waits until a sandbox that is failing has failed.

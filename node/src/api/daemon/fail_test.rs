@@ -5,8 +5,10 @@ use thaw_protocol::api::{CreateSandbox, WatchEvent};
 use super::*;
 use crate::api::fake::{Fake, request};
 use crate::api::maker::Maker;
+use crate::api::scope::Scope;
 use crate::api::watch::{Selector, Versions, Watcher};
 use crate::exit::ExitCode;
+use crate::sandbox::Behalf;
 
 /// A daemon of fake machines that writes failures down.
 fn daemon(run: &RunDirectory, retention: Retention) -> (Arc<Fake>, Arc<Daemon>) {
@@ -32,6 +34,10 @@ fn place() -> (tempfile::TempDir, RunDirectory) {
     (root, run)
 }
 
+fn on_node(wanted: impl Into<String>) -> Wanted {
+    Wanted::on_node(wanted)
+}
+
 fn named(name: &str) -> CreateSandbox {
     CreateSandbox {
         name: Some(name.into()),
@@ -40,7 +46,12 @@ fn named(name: &str) -> CreateSandbox {
 }
 
 async fn made(daemon: &Arc<Daemon>, name: &str) -> String {
-    daemon.create(named(name), None).await.unwrap().sandbox.id
+    daemon
+        .create(named(name), Behalf::default())
+        .await
+        .unwrap()
+        .sandbox
+        .id
 }
 
 /// Its VMM dies.
@@ -68,7 +79,7 @@ async fn until_failed(daemon: &Daemon, id: &str) {
 async fn a_dead_sandbox_is_listed_as_failed_until_deleted() {
     let (root, run) = place();
     let (fake, daemon) = daemon(&run, LONG);
-    let selector = Selector::parse("", "state=failed").unwrap();
+    let selector = Selector::parse(Scope::node(), "", "state=failed").unwrap();
     let mut watcher = Watcher::start(daemon.cache.clone(), None, selector).unwrap();
     let id = made(&daemon, "web").await;
     kill(&daemon, &id);
@@ -96,17 +107,23 @@ async fn a_dead_sandbox_is_listed_as_failed_until_deleted() {
     );
 
     // What is asked of it is answered by why it cannot be.
-    let refused = daemon.pause("web").await.unwrap_err();
+    let refused = daemon.pause(&on_node("web")).await.unwrap_err();
     assert_eq!(refused.code, ExitCode::SandboxNotFound);
     assert!(refused.what.contains("has failed"), "{refused}");
-    assert!(daemon.running("web").unwrap_err().to_string().contains("SIGKILL"));
-    assert!(daemon.end_of(&id).await.unwrap().contains("SIGKILL"));
+    assert!(
+        daemon
+            .running(&on_node("web"))
+            .unwrap_err()
+            .to_string()
+            .contains("SIGKILL")
+    );
+    assert!(daemon.end_of(&on_node(&id)).await.unwrap().contains("SIGKILL"));
 
-    daemon.delete("web").await.unwrap();
+    daemon.delete(&on_node("web")).await.unwrap();
     assert!(matches!(event(&mut watcher).await, WatchEvent::Deleted(_)));
     assert!(!root.path().join("failed").exists());
     assert_eq!(
-        daemon.delete(&id).await.unwrap_err().code,
+        daemon.delete(&on_node(&id)).await.unwrap_err().code,
         ExitCode::SandboxNotFound
     );
 }
@@ -119,17 +136,17 @@ async fn a_failed_sandbox_gives_its_name_to_the_next() {
     kill(&daemon, &first);
     until_failed(&daemon, &first).await;
     let second = made(&daemon, "web").await;
-    assert_eq!(daemon.cache.get("web").unwrap().id, second);
+    assert_eq!(daemon.cache.find(&on_node("web")).unwrap().id, second);
     assert_eq!(daemon.cache.get(&first).unwrap().name.as_deref(), Some("web"));
-    daemon.delete(&second).await.unwrap();
+    daemon.delete(&on_node(&second)).await.unwrap();
     assert_eq!(
-        daemon.cache.get("web").unwrap().id,
+        daemon.cache.find(&on_node("web")).unwrap().id,
         first,
         "it is found again by its name"
     );
     let third = made(&daemon, "web").await;
-    daemon.delete(&first).await.unwrap();
-    assert_eq!(daemon.cache.get("web").unwrap().id, third);
+    daemon.delete(&on_node(&first)).await.unwrap();
+    assert_eq!(daemon.cache.find(&on_node("web")).unwrap().id, third);
 }
 
 #[tokio::test]
@@ -140,10 +157,11 @@ async fn a_sandbox_deleted_while_it_fails_leaves_nothing() {
         let id = made(&daemon, "web").await;
         kill(&daemon, &id);
         tokio::task::yield_now().await;
-        let (deleted, kept) = tokio::join!(daemon.delete(&id), daemon.delete_unless_failed(&id));
+        let wanted = on_node(&id);
+        let (deleted, kept) = tokio::join!(daemon.delete(&wanted), daemon.delete_unless_failed(&wanted));
         assert!(deleted.is_ok() || kept.is_ok());
         // One of the two may have found nothing to delete, and then it is the other's.
-        let _ = daemon.delete(&id).await;
+        let _ = daemon.delete(&on_node(&id)).await;
         assert!(daemon.cache.get(&id).is_none() && daemon.failing().is_empty());
     }
     assert!(!root.path().join("failed").exists());
@@ -154,12 +172,12 @@ async fn a_deletion_that_keeps_failures_deletes_only_what_lives() {
     let (_root, run) = place();
     let (fake, daemon) = daemon(&run, LONG);
     let (lives, dies) = (made(&daemon, "a").await, made(&daemon, "b").await);
-    daemon.delete_unless_failed(&lives).await.unwrap();
+    daemon.delete_unless_failed(&on_node(&lives)).await.unwrap();
     assert!(daemon.cache.get(&lives).is_none());
     kill(&daemon, &dies);
     // Whether it was seen to have ended or not.
     for _ in 0..2 {
-        daemon.delete_unless_failed(&dies).await.unwrap();
+        daemon.delete_unless_failed(&on_node(&dies)).await.unwrap();
         assert_eq!(daemon.cache.get(&dies).unwrap().state, FAILED);
     }
     assert_eq!((run.failed().len(), fake.living()), (1, 0));
@@ -223,7 +241,7 @@ async fn a_later_daemon_lists_what_failed_before() {
     second.keep_failed().await;
     let again = Described {
         resource_version: shown.resource_version,
-        ..Described::clone(&second.cache.get("web").unwrap())
+        ..Described::clone(&second.cache.find(&on_node("web")).unwrap())
     };
     assert_eq!(again, *shown);
 }

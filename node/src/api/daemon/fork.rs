@@ -9,9 +9,10 @@ use thaw_protocol::api::{ForkSandbox, ForkedSandbox, FreezeSandbox, RateLimits, 
 
 use super::Daemon;
 use crate::api::problem::Refusal;
+use crate::api::scope::Wanted;
 use crate::exit::Failure;
 use crate::metrics::How;
-use crate::sandbox::Asked;
+use crate::sandbox::{Asked, Behalf};
 use crate::spans::{Creation, Sibling, Told};
 use crate::trace::Trace;
 
@@ -19,7 +20,7 @@ impl Daemon {
     /// Makes clones of a sandbox, which runs on: all of them, or none. Dropped, none is made. `parent` is its caller's span.
     pub async fn fork(
         self: &Arc<Daemon>,
-        wanted: String,
+        wanted: Wanted,
         request: ForkSandbox,
         asked: Option<Asked>,
         parent: Option<SpanContext>,
@@ -41,13 +42,16 @@ impl Daemon {
 
     async fn forked(
         self: &Arc<Daemon>,
-        wanted: String,
+        wanted: Wanted,
         request: ForkSandbox,
         asked: Option<Asked>,
         since: Instant,
     ) -> Result<(ForkedSandbox, Told), Refusal> {
         let maker = self.maker()?;
         let _making = self.begin(How::Thaw)?;
+        // Of what is forked, whoever has it forked.
+        let tenant = self.tenant_of(&wanted)?;
+        let behalf = Behalf { tenant, asked };
         let trace = Trace::new();
         let place = maker.scratch(request.sign.is_some()).await?;
         let freeze = FreezeSandbox {
@@ -79,7 +83,7 @@ impl Daemon {
         let clones = (0..request.count).map(|_| async {
             let began = since.elapsed();
             let made = self
-                .timed(How::Thaw, maker.thaw(thaw.clone(), asked.clone()))
+                .timed(How::Thaw, maker.thaw(thaw.clone(), behalf.clone()))
                 .await?;
             Ok::<_, Refusal>((began, since.elapsed().saturating_sub(began), made))
         });

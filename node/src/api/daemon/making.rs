@@ -14,7 +14,7 @@ use crate::api::machine::Condition;
 use crate::api::maker::{CreatePod, Made, ThawPod};
 use crate::api::problem::{ApiCode, Refusal};
 use crate::metrics::How;
-use crate::sandbox::Asked;
+use crate::sandbox::Behalf;
 
 /// Whether sandboxes may be made, and how many are.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,10 +37,10 @@ impl Daemon {
     pub async fn create(
         self: &Arc<Daemon>,
         request: CreateSandbox,
-        asked: Option<Asked>,
+        behalf: Behalf,
     ) -> Result<CreatedSandbox, Refusal> {
         let maker = self.maker()?;
-        self.made(How::Create, maker.create(request, asked)).await
+        self.made(How::Create, maker.create(request, behalf)).await
     }
 
     /// Makes a sandbox without an image, for a pod. Dropped, nothing is made.
@@ -59,10 +59,10 @@ impl Daemon {
     pub async fn thaw(
         self: &Arc<Daemon>,
         request: ThawSandbox,
-        asked: Option<Asked>,
+        behalf: Behalf,
     ) -> Result<CreatedSandbox, Refusal> {
         let maker = self.maker()?;
-        self.made(How::Thaw, maker.thaw(request, asked)).await
+        self.made(How::Thaw, maker.thaw(request, behalf)).await
     }
 
     async fn made(

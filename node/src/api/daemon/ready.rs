@@ -7,6 +7,7 @@ use thaw_protocol::api::{CreatedSandbox, Readiness};
 use super::{Daemon, Described, none};
 use crate::api::problem::Refusal;
 use crate::api::readying::Readying;
+use crate::api::scope::Wanted;
 
 /// A sandbox nobody was told is ready. Dropped, it goes.
 struct Unanswered<'a> {
@@ -71,7 +72,7 @@ impl Daemon {
             }
             Err(failure) => {
                 // It may be gone already, with its container or by another's hand.
-                let _ = self.delete(&id).await;
+                let _ = self.delete(&Wanted::on_node(&id)).await;
                 Err(failure.into())
             }
         }

@@ -8,6 +8,7 @@ use crate::api::asking::{JSON, ask, read, refused, send, whole};
 use crate::api::fake::Fake;
 use crate::api::limits::{Bounds, Gate};
 use crate::api::router::router;
+use crate::api::scope::{Scope, Wanted};
 use crate::api::watch::{Selector, Watcher};
 
 const PROBED: &str = r#"{"image":"x","cpus":1,"memory_mib":128,"name":"web",
@@ -31,7 +32,12 @@ fn create(key: Option<&str>) -> axum::extract::Request {
 
 /// What a watch has told since then, and of whose readiness.
 async fn changes(daemon: &Daemon, since: u64) -> Vec<String> {
-    let mut watcher = Watcher::start(daemon.cache.clone(), Some(since), Selector::default()).unwrap();
+    let mut watcher = Watcher::start(
+        daemon.cache.clone(),
+        Some(since),
+        Selector::parse(Scope::node(), "", "").unwrap(),
+    )
+    .unwrap();
     let lines = watcher.next().await.unwrap().unwrap();
     let lines = serde_json::Deserializer::from_slice(&lines).into_iter::<serde_json::Value>();
     let said = |event: serde_json::Value| {
@@ -112,7 +118,10 @@ async fn who_hangs_up_while_it_is_waited_for_leaves_nothing() {
     assert_eq!((fake.living(), daemon.table().len()), (1, 1));
     drop(making);
     assert_eq!((fake.living(), daemon.table().len()), (0, 0));
-    assert!(daemon.cache.get("web").is_none(), "its name may be taken again");
+    assert!(
+        daemon.cache.find(&Wanted::on_node("web")).is_none(),
+        "its name may be taken again"
+    );
     assert_eq!(daemon.drained().making, 0);
 }
 

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::index::Index;
 use super::ring::{Change, Extent, Ring};
 use super::version::Versions;
+use crate::api::scope::Wanted;
 use crate::state::failed::failed_at;
 
 /// Changes after a version are not known any more, or it was never given: list again.
@@ -54,11 +55,19 @@ pub(super) struct State {
     versions: Versions,
     pub objects: BTreeMap<String, Arc<Sandbox>>,
     /// Ids by name. A failed sandbox's name leads to another, if another has it that did not fail.
-    names: HashMap<String, String>,
+    names: HashMap<Name, String>,
     /// The ids of those that failed.
     failed: BTreeSet<String>,
     pub index: Index,
     pub ring: Ring,
+}
+
+/// A name, within the tenant whose it is.
+type Name = (Option<String>, String);
+
+/// What one is called, if it has a name.
+fn name_of(sandbox: &Sandbox) -> Option<Name> {
+    Some((sandbox.tenant.clone(), sandbox.name.clone()?))
 }
 
 impl State {
@@ -73,28 +82,28 @@ impl State {
         if has_failed {
             self.failed.insert(sandbox.id.clone());
         }
-        let Some(name) = &sandbox.name else { return };
-        let other = self.names.get(name).and_then(|id| self.objects.get(id));
+        let Some(name) = name_of(sandbox) else { return };
+        let other = self.names.get(&name).and_then(|id| self.objects.get(id));
         let is_taken = other.is_some_and(|other| other.id != sandbox.id && other.state != FAILED);
         if !(has_failed && is_taken) {
-            self.names.insert(name.clone(), sandbox.id.clone());
+            self.names.insert(name, sandbox.id.clone());
         }
     }
 
     /// Takes one out of it; its name may lead to one that failed before.
     fn leave(&mut self, sandbox: &Sandbox) {
         self.failed.remove(&sandbox.id);
-        let Some(name) = &sandbox.name else { return };
-        if self.names.get(name) != Some(&sandbox.id) {
+        let Some(name) = name_of(sandbox) else { return };
+        if self.names.get(&name) != Some(&sandbox.id) {
             return;
         }
-        self.names.remove(name);
+        self.names.remove(&name);
         let of_that_name = self.failed.iter().filter_map(|id| self.objects.get(id));
         let last = of_that_name
-            .filter(|s| s.id != sandbox.id && s.name.as_ref() == Some(name))
+            .filter(|s| s.id != sandbox.id && name_of(s).as_ref() == Some(&name))
             .max_by_key(|s| failed_at(s));
         if let Some(last) = last {
-            self.names.insert(name.clone(), last.id.clone());
+            self.names.insert(name, last.id.clone());
         }
     }
 
@@ -170,11 +179,20 @@ impl Cache {
         failed
     }
 
-    /// The one with this id, or else this name.
-    pub fn get(&self, wanted: &str) -> Option<Arc<Sandbox>> {
+    /// The one with this id.
+    pub fn get(&self, id: &str) -> Option<Arc<Sandbox>> {
+        self.read().objects.get(id).cloned()
+    }
+
+    /// The one a caller means: with this id, or else with this name of its tenant's, if it may reach that.
+    pub fn find(&self, wanted: &Wanted) -> Option<Arc<Sandbox>> {
+        let Wanted { scope, text } = wanted;
         let state = self.read();
-        let by_name = || state.objects.get(state.names.get(wanted)?);
-        state.objects.get(wanted).or_else(by_name).cloned()
+        let by_id = state.objects.get(text).filter(|sandbox| scope.reaches(sandbox));
+        let name = (scope.tenant_name().map(str::to_owned), text.clone());
+        let by_name = || state.objects.get(state.names.get(&name)?);
+        let found = by_id.or_else(by_name);
+        found.filter(|sandbox| scope.reaches(sandbox)).cloned()
     }
 
     /// The last change's version.

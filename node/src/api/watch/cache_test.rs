@@ -7,6 +7,7 @@ use super::super::page::{Query, Token};
 use super::super::ring::{LEAST, MOST};
 use super::super::{Selector, Watcher};
 use super::*;
+use crate::api::scope::Scope;
 
 fn cache() -> Arc<Cache> {
     Arc::new(Cache::new(Versions::of_clock()))
@@ -25,10 +26,15 @@ fn sandbox(id: usize, app: u8, paused: bool) -> Sandbox {
     }
 }
 
+fn everything() -> Query {
+    query("", "")
+}
+
 fn query(labels: &str, fields: &str) -> Query {
     Query {
-        selector: Selector::parse(labels, fields).unwrap(),
-        ..Default::default()
+        selector: Selector::parse(Scope::node(), labels, fields).unwrap(),
+        limit: None,
+        from: None,
     }
 }
 
@@ -146,7 +152,7 @@ proptest! {
     fn the_index_is_the_scan(steps in proptest::collection::vec(step(), 0..80), which in 0..SELECTORS.len()) {
         let (cache, query) = (cache(), query(SELECTORS[which].0, SELECTORS[which].1));
         steps.iter().for_each(|s| apply(&cache, s));
-        let all = cache.list(&Query::default()).unwrap().items;
+        let all = cache.list(&everything()).unwrap().items;
         let scanned: Vec<_> = all.into_iter().filter(|s| query.selector.wants(s)).collect();
         prop_assert_eq!(cache.list(&query).unwrap().items, scanned);
     }
@@ -188,7 +194,7 @@ fn a_sandbox_is_found_by_id_and_by_name_while_it_is_there() {
     let cache = cache();
     let put = cache.put(sandbox(2, 1, false));
     assert_eq!(cache.get("0002").unwrap(), put);
-    assert_eq!(cache.get("name-2").unwrap(), put);
+    assert_eq!(cache.find(&Wanted::on_node("name-2")).unwrap(), put);
     cache.update("0002", |_| {});
     assert_eq!(cache.get("0002").unwrap(), put, "nothing changed");
     cache.update("0002", |s| s.state = "paused".into());
@@ -198,9 +204,9 @@ fn a_sandbox_is_found_by_id_and_by_name_while_it_is_there() {
     );
     cache.remove("0002");
     cache.remove("0002");
-    assert!(cache.get("0002").is_none() && cache.get("name-2").is_none());
+    assert!(cache.get("0002").is_none() && cache.find(&Wanted::on_node("name-2")).is_none());
     assert_eq!(
-        cache.list(&Query::default()).unwrap().version,
+        cache.list(&everything()).unwrap().version,
         put.resource_version + 2
     );
 }
@@ -211,7 +217,7 @@ fn versions_that_left_the_ring_or_never_were_are_gone() {
     let first = cache.put(sandbox(0, 1, false)).resource_version;
     let piece = Query {
         limit: Some(1),
-        ..Default::default()
+        ..everything()
     };
     cache.put(sandbox(1, 1, false));
     let next = cache.list(&piece).unwrap().next;
@@ -219,9 +225,23 @@ fn versions_that_left_the_ring_or_never_were_are_gone() {
         cache.put(sandbox(2, 1, i % 2 == 0));
     }
     assert_eq!(cache.changes(first, 1).unwrap_err().asked, first);
-    assert!(Watcher::start(cache.clone(), Some(first), Selector::default()).is_err());
+    assert!(
+        Watcher::start(
+            cache.clone(),
+            Some(first),
+            Selector::parse(Scope::node(), "", "").unwrap()
+        )
+        .is_err()
+    );
     let newest = cache.list(&piece).unwrap().version;
-    assert!(Watcher::start(cache.clone(), Some(newest), Selector::default()).is_ok());
+    assert!(
+        Watcher::start(
+            cache.clone(),
+            Some(newest),
+            Selector::parse(Scope::node(), "", "").unwrap()
+        )
+        .is_ok()
+    );
     assert!(
         cache.changes(newest + 1, 1).is_err(),
         "a version nobody was given"
@@ -233,7 +253,12 @@ fn versions_that_left_the_ring_or_never_were_are_gone() {
 async fn a_watcher_that_is_overtaken_is_told() {
     let cache = cache();
     let from = cache.put(sandbox(0, 1, false)).resource_version;
-    let mut slow = Watcher::start(cache.clone(), Some(from), Selector::default()).unwrap();
+    let mut slow = Watcher::start(
+        cache.clone(),
+        Some(from),
+        Selector::parse(Scope::node(), "", "").unwrap(),
+    )
+    .unwrap();
     for i in 0..=MOST {
         cache.put(sandbox(2, 1, i % 2 == 0));
     }
@@ -247,7 +272,7 @@ async fn a_watcher_that_wants_nothing_of_it_is_told_how_far_it_is() {
     let mut idle = Watcher::start(
         cache.clone(),
         Some(from),
-        Selector::parse("app=none", "").unwrap(),
+        Selector::parse(Scope::node(), "app=none", "").unwrap(),
     )
     .unwrap();
     for i in 0..LEAST {
@@ -269,8 +294,12 @@ fn a_thousand_watchers_of_many_changes_lose_nothing() {
         let from = cache.put(sandbox(0, 1, false)).resource_version;
         let mut watching = tokio::task::JoinSet::new();
         for _ in 0..WATCHERS {
-            let mut watcher =
-                Watcher::start(cache.clone(), Some(from), Selector::parse("app=a1", "").unwrap()).unwrap();
+            let mut watcher = Watcher::start(
+                cache.clone(),
+                Some(from),
+                Selector::parse(Scope::node(), "app=a1", "").unwrap(),
+            )
+            .unwrap();
             watching.spawn(async move {
                 let mut seen = 0;
                 while seen < CHANGES {
@@ -304,7 +333,143 @@ fn a_thousand_watchers_of_many_changes_lose_nothing() {
 async fn watches_end_with_thawd() {
     let cache = cache();
     let from = cache.put(sandbox(0, 1, false)).resource_version;
-    let mut watcher = Watcher::start(cache.clone(), Some(from), Selector::default()).unwrap();
+    let mut watcher = Watcher::start(
+        cache.clone(),
+        Some(from),
+        Selector::parse(Scope::node(), "", "").unwrap(),
+    )
+    .unwrap();
     cache.close();
     assert_eq!(watcher.next().await.unwrap(), None);
+}
+
+fn of_tenant(id: &str, tenant: Option<&str>) -> Sandbox {
+    Sandbox {
+        id: id.into(),
+        tenant: tenant.map(str::to_owned),
+        name: Some("web".into()),
+        state: "running".into(),
+        ..Default::default()
+    }
+}
+
+fn scope(tenant: &str) -> Scope {
+    Scope::tenant(tenant.parse().unwrap())
+}
+
+#[test]
+fn name_is_found_within_its_tenant() {
+    let cache = cache();
+    for (id, tenant) in [("1", None), ("2", Some("acme")), ("3", Some("other"))] {
+        cache.put(of_tenant(id, tenant));
+    }
+    let find = |scope: Scope, text: &str| {
+        let wanted = Wanted {
+            scope,
+            text: text.into(),
+        };
+        cache.find(&wanted).map(|found| found.id.clone())
+    };
+    assert_eq!(find(scope("acme"), "web").as_deref(), Some("2"));
+    assert_eq!(find(scope("other"), "web").as_deref(), Some("3"));
+    assert_eq!(find(scope("third"), "web"), None);
+    assert_eq!(find(Scope::node(), "web").as_deref(), Some("1"));
+    for id in ["1", "2", "3"] {
+        assert_eq!(find(Scope::node(), id).as_deref(), Some(id));
+        let is_mine = id == "2";
+        assert_eq!(find(scope("acme"), id).is_some(), is_mine, "{id}");
+    }
+    cache.remove("1");
+    assert_eq!(find(Scope::node(), "web"), None, "another tenant's is not meant");
+    cache.remove("2");
+    assert_eq!(find(scope("acme"), "web"), None);
+}
+
+/// A name that is another tenant's id leads to one's own.
+#[test]
+fn name_like_an_id_of_another_tenant_is_ones_own() {
+    let cache = cache();
+    cache.put(of_tenant("1", Some("other")));
+    cache.put(Sandbox {
+        name: Some("1".into()),
+        ..of_tenant("2", Some("acme"))
+    });
+    let wanted = |scope| Wanted {
+        scope,
+        text: "1".into(),
+    };
+    assert_eq!(cache.find(&wanted(scope("acme"))).unwrap().id, "2");
+    assert_eq!(cache.find(&wanted(scope("other"))).unwrap().id, "1");
+}
+
+#[test]
+fn failed_sandbox_lends_its_name_within_its_tenant_alone() {
+    let cache = cache();
+    cache.put(Sandbox {
+        state: FAILED.into(),
+        ..of_tenant("1", Some("acme"))
+    });
+    cache.put(of_tenant("2", Some("other")));
+    let of_acme = Wanted {
+        scope: scope("acme"),
+        text: "web".into(),
+    };
+    assert_eq!(cache.find(&of_acme).unwrap().id, "1");
+    cache.put(of_tenant("3", Some("acme")));
+    assert_eq!(cache.find(&of_acme).unwrap().id, "3");
+    cache.remove("3");
+    assert_eq!(cache.find(&of_acme).unwrap().id, "1");
+}
+
+proptest! {
+    /// Lists, in pieces too, and watches of a tenant have its sandboxes alone, whatever happens to those of others.
+    #[test]
+    fn tenant_sees_its_own_sandboxes_alone(changes in proptest::collection::vec((0..12usize, 0..3usize, any::<bool>()), 1..60)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let cache = cache();
+        let selector = || Selector::parse(scope("t1"), "", "").unwrap();
+        let mut watcher = Watcher::start(cache.clone(), None, selector()).unwrap();
+        let mut mine = BTreeMap::new();
+        for (number, tenant, removes) in changes {
+            // Whose a sandbox is does not change.
+            let (id, tenant) = (format!("{number}-{tenant}"), ["", "t1", "t2"][tenant]);
+            let tenant = (!tenant.is_empty()).then_some(tenant);
+            if removes {
+                cache.remove(&id);
+                mine.remove(&id);
+            } else {
+                let put = cache.put(of_tenant(&id, tenant));
+                if tenant == Some("t1") {
+                    mine.insert(id, put);
+                }
+            }
+        }
+        let mut listed = Vec::new();
+        let mut piece = Query { selector: selector(), limit: Some(2), from: None };
+        loop {
+            let page = cache.list(&piece).unwrap();
+            listed.extend(page.items);
+            match page.next {
+                Some(next) => piece.from = Some(next),
+                None => break,
+            }
+        }
+        prop_assert_eq!(listed, mine.values().cloned().collect::<Vec<_>>());
+        // Its own mark is the last thing the watch tells.
+        cache.put(of_tenant("last", Some("t1")));
+        let mut told = Vec::new();
+        while told.last() != Some(&"last".to_owned()) {
+            let lines = runtime.block_on(watcher.next()).unwrap().unwrap();
+            for line in lines.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+                match serde_json::from_slice::<WatchEvent>(line).unwrap() {
+                    WatchEvent::Added(s) | WatchEvent::Modified(s) | WatchEvent::Deleted(s) => {
+                        prop_assert_eq!(s.tenant.as_deref(), Some("t1"));
+                        told.push(s.id);
+                    }
+                    WatchEvent::Bookmark(_) => {}
+                    WatchEvent::Error(e) => prop_assert!(false, "{e:?}"),
+                }
+            }
+        }
+    }
 }

@@ -15,7 +15,7 @@ use super::cache::{Cache, Gone, State};
 use super::selector::Selector;
 
 /// What is asked for.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Query {
     pub selector: Selector,
     /// At most so many; none says all.

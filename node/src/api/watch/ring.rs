@@ -91,6 +91,7 @@ pub fn encode(event: &WatchEvent) -> Bytes {
 fn weight(sandbox: &Sandbox) -> usize {
     let texts = [
         Some(&sandbox.id),
+        sandbox.tenant.as_ref(),
         sandbox.name.as_ref(),
         Some(&sandbox.image),
         sandbox.reason.as_ref(),
@@ -205,6 +206,7 @@ impl Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::scope::Scope;
 
     fn change(version: u64, image: &str) -> Arc<Change> {
         let after = Sandbox {
@@ -264,7 +266,8 @@ mod tests {
             }))
         };
         let seen = |before, after, fields: &str| {
-            let line = Change::new(7, before, after).line(&Selector::parse("", fields).unwrap())?;
+            let line =
+                Change::new(7, before, after).line(&Selector::parse(Scope::node(), "", fields).unwrap())?;
             Some(serde_json::from_slice::<WatchEvent>(&line).unwrap())
         };
         use WatchEvent::{Added, Deleted, Modified};

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use thaw_protocol::api::Sandbox;
 
+use crate::api::scope::Scope;
+
 /// Most requirements of one selector.
 pub const MAX_REQUIREMENTS: usize = 64;
 /// Most values of one `in` or `notin`.
@@ -31,7 +33,7 @@ pub enum SelectorError {
     Value(String),
     #[error("{0:?} is no requirement: name, !name, name=value, name!=value, name in (a,b), name notin (a,b)")]
     Requirement(String),
-    #[error("{0:?} is no field requirement: name, state or image, then = or != and a value")]
+    #[error("{0:?} is no field requirement: name, state, image or tenant, then = or != and a value")]
     Field(String),
     #[error("more than {0} {1}")]
     TooMany(usize, &'static str),
@@ -54,6 +56,7 @@ pub enum Field {
     Name,
     State,
     Image,
+    Tenant,
 }
 
 /// One field is, or is not, a value.
@@ -64,17 +67,19 @@ pub struct FieldRequirement {
     pub value: String,
 }
 
-/// All of its requirements must hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// All of its requirements must hold, of a sandbox its caller may reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
+    pub scope: Scope,
     pub labels: Vec<Requirement>,
     pub fields: Vec<FieldRequirement>,
 }
 
 impl Selector {
-    /// From a `labelSelector` and a `fieldSelector`; empty ones select all.
-    pub fn parse(labels: &str, fields: &str) -> Result<Selector, SelectorError> {
+    /// Of a scope, by a `labelSelector` and a `fieldSelector`; empty ones select all of it.
+    pub fn parse(scope: Scope, labels: &str, fields: &str) -> Result<Selector, SelectorError> {
         Ok(Selector {
+            scope,
             labels: parts(labels)?
                 .into_iter()
                 .map(requirement)
@@ -85,7 +90,9 @@ impl Selector {
 
     /// Whether it wants this one.
     pub fn wants(&self, sandbox: &Sandbox) -> bool {
-        self.labels.iter().all(|r| r.holds(&sandbox.labels)) && self.fields.iter().all(|r| r.holds(sandbox))
+        self.scope.reaches(sandbox)
+            && self.labels.iter().all(|r| r.holds(&sandbox.labels))
+            && self.fields.iter().all(|r| r.holds(sandbox))
     }
 }
 
@@ -106,6 +113,7 @@ impl FieldRequirement {
             Field::Name => sandbox.name.as_deref().unwrap_or_default(),
             Field::State => &sandbox.state,
             Field::Image => &sandbox.image,
+            Field::Tenant => sandbox.tenant.as_deref().unwrap_or_default(),
         };
         (is == self.value) == self.equal
     }
@@ -227,6 +235,7 @@ fn field_requirements(text: &str) -> Result<Vec<FieldRequirement>, SelectorError
             "name" => Field::Name,
             "state" => Field::State,
             "image" => Field::Image,
+            "tenant" => Field::Tenant,
             _ => return Err(odd()),
         };
         let operators = [("!=", false), ("==", true), ("=", true)];

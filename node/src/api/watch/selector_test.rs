@@ -15,7 +15,9 @@ fn labelled(pairs: &[(&str, &str)]) -> Sandbox {
 
 fn wants(labels: &str, fields: &str) -> bool {
     let sandbox = labelled(&[("app", "web"), ("example.org/tier", "a"), ("empty", "")]);
-    Selector::parse(labels, fields).unwrap().wants(&sandbox)
+    Selector::parse(Scope::node(), labels, fields)
+        .unwrap()
+        .wants(&sandbox)
 }
 
 #[test]
@@ -91,20 +93,20 @@ fn what_cannot_be_understood_is_refused() {
         "ä",
         "a>1",
     ] {
-        assert!(Selector::parse(bad, "").is_err(), "{bad}");
+        assert!(Selector::parse(Scope::node(), bad, "").is_err(), "{bad}");
     }
     for bad in ["name", "age=1", "=x", "name!x", r"name=x\", ",", "name=a,,"] {
-        assert!(Selector::parse("", bad).is_err(), "{bad}");
+        assert!(Selector::parse(Scope::node(), "", bad).is_err(), "{bad}");
     }
     let many = vec!["a"; MAX_REQUIREMENTS + 1].join(",");
     assert_eq!(
-        Selector::parse(&many, "").unwrap_err(),
+        Selector::parse(Scope::node(), &many, "").unwrap_err(),
         SelectorError::TooMany(MAX_REQUIREMENTS, "requirements")
     );
     let values: Vec<String> = (0..=MAX_VALUES).map(|i| i.to_string()).collect();
     let many = format!("a in ({})", values.join(","));
     assert_eq!(
-        Selector::parse(&many, "").unwrap_err(),
+        Selector::parse(Scope::node(), &many, "").unwrap_err(),
         SelectorError::TooMany(MAX_VALUES, "values")
     );
 }
@@ -133,14 +135,14 @@ fn labels_that_cannot_be_selected_by_are_refused() {
 proptest! {
     #[test]
     fn no_text_panics(labels in ".{0,80}", fields in ".{0,80}") {
-        let _ = Selector::parse(&labels, &fields);
+        let _ = Selector::parse(Scope::node(), &labels, &fields);
     }
 
     #[test]
     fn a_label_that_was_taken_can_be_selected_by(k in "[a-z](/[a-z])?", v in "[a-zA-Z0-9._-]{0,5}") {
         let sandbox = labelled(&[(&k, &v)]);
         if check_labels(&sandbox.labels).is_ok() {
-            let selector = Selector::parse(&format!("{k}={v},{k} in ({v}),{k}"), "").unwrap();
+            let selector = Selector::parse(Scope::node(), &format!("{k}={v},{k} in ({v}),{k}"), "").unwrap();
             prop_assert!(selector.wants(&sandbox));
         }
     }

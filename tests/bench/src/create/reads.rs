@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use thaw_node::api::scope::Scope;
 use thaw_node::api::watch::{Cache, Query, Selector, Versions, Watcher};
 use thaw_protocol::api::Sandbox;
 use tokio::task::JoinSet;
@@ -47,8 +48,9 @@ pub fn lists(report: &mut Report, sandboxes: usize, rounds: usize) -> Result<(),
             (&scanned, String::new(), format!("image=image-{group}")),
         ] {
             let query = Query {
-                selector: Selector::parse(&labels, &fields).map_err(|e| e.to_string())?,
-                ..Query::default()
+                selector: selector(&labels, &fields)?,
+                limit: None,
+                from: None,
             };
             let start = monotonic_ns();
             let page = cache.list(&query).map_err(|e| e.to_string())?;
@@ -63,6 +65,11 @@ pub fn lists(report: &mut Report, sandboxes: usize, rounds: usize) -> Result<(),
         }
     }
     report.ratio("list_indexed_over_scan", &indexed, &scanned)
+}
+
+/// Of all tenants' sandboxes.
+fn selector(labels: &str, fields: &str) -> Result<Selector, String> {
+    Selector::parse(Scope::node(), labels, fields).map_err(|e| e.to_string())
 }
 
 fn names(sandboxes: usize) -> (String, String) {
@@ -90,7 +97,7 @@ pub async fn watches(report: &mut Report, watchers: usize, rate: u64, seconds: u
     let timed: Arc<Vec<Timed>> = Arc::new((0..=changes / EACH).map(|_| Timed::default()).collect());
     let mut following = JoinSet::new();
     for _ in 0..watchers {
-        let watcher = Watcher::start(cache.clone(), None, Selector::default()).map_err(|e| e.to_string())?;
+        let watcher = Watcher::start(cache.clone(), None, selector("", "")?).map_err(|e| e.to_string())?;
         following.spawn(follow(watcher, first, changes, timed.clone(), watchers));
     }
     let start = monotonic_ns();

@@ -1,0 +1,175 @@
+//! What of a request only an administrator may say: whatever names files, processes or ports of the host, or changes what all
+//! tenants share.
+//!
+//! Invariant: every body is asked for it before anything is made of it ([`super::extract::Body`]). Each answer names all fields of its type,
+//! so a field that is added is decided on here before it compiles.
+
+use std::str::FromStr;
+
+use thaw_protocol::api::{
+    ChangeSandbox, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort,
+    PullImage, ThawSandbox,
+};
+use thaw_rootfs::reference::ImageRef;
+
+use super::grant::Role;
+use super::peer::Peer;
+use super::problem::{ApiCode, Refusal};
+
+/// A body, as far as who may say what.
+pub trait Reserved {
+    /// The first of its fields that says what only an administrator may.
+    fn reserved(&self) -> Option<&'static str>;
+}
+
+/// Refuses what this caller may not say.
+///
+/// # Errors
+/// [`ApiCode::RoleTooLow`], with the field's name.
+pub fn check(peer: &Peer, request: &impl Reserved) -> Result<(), Refusal> {
+    match request.reserved() {
+        Some(field) if !peer.role().suffices(Role::Admin) => {
+            let what = format!(
+                "{field} is for the role admin, and this caller's is {}",
+                peer.role()
+            );
+            Err(Refusal::new(ApiCode::RoleTooLow, what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The first that is there.
+fn first<const N: usize>(fields: [(&'static str, bool); N]) -> Option<&'static str> {
+    let mut fields = fields.into_iter();
+    fields.find(|(_, is_there)| *is_there).map(|(field, _)| field)
+}
+
+/// Whether an image is a directory or a file of the host. What is no reference is refused later.
+fn is_of_host(image: &str) -> bool {
+    match ImageRef::from_str(image) {
+        Ok(ImageRef::Registry(_)) | Err(_) => false,
+        Ok(ImageRef::Layout { .. } | ImageRef::Archive { .. }) => true,
+    }
+}
+
+/// Whether a port of the host is chosen: one that no server has yet can be another's.
+fn chooses_a_port(publish: &[PublishedPort]) -> bool {
+    publish.iter().any(|port| port.host != 0)
+}
+
+impl Reserved for CreateSandbox {
+    fn reserved(&self) -> Option<&'static str> {
+        let CreateSandbox {
+            image,
+            plain_http,
+            publish,
+            client,
+            record,
+            record_to,
+            volumes,
+            pull: _,
+            cpus: _,
+            memory_mib: _,
+            disk_mib: _,
+            hostname: _,
+            name: _,
+            network: _,
+            network_policy: _,
+            command: _,
+            container: _,
+            cold: _,
+            memory_mode: _,
+            prefetch: _,
+            root: _,
+            labels: _,
+            timeout_s: _,
+            cpu_limit_millis: _,
+            rate_limits: _,
+        } = self;
+        first([
+            ("record_to", record_to.is_some()),
+            ("volumes", !volumes.is_empty()),
+            ("an image that is a path", is_of_host(image)),
+            // What comes in clear can be changed on its way, and the store it comes into is every tenant's.
+            ("plain_http", *plain_http),
+            ("a chosen port of the host", chooses_a_port(publish)),
+            ("client", client.is_some()),
+            // What it keeps is read ahead for every tenant's starts.
+            ("record", *record),
+        ])
+    }
+}
+
+impl Reserved for ThawSandbox {
+    fn reserved(&self) -> Option<&'static str> {
+        Some("directory")
+    }
+}
+
+impl Reserved for FreezeSandbox {
+    fn reserved(&self) -> Option<&'static str> {
+        Some("directory")
+    }
+}
+
+impl Reserved for ForkSandbox {
+    fn reserved(&self) -> Option<&'static str> {
+        let ForkSandbox {
+            sign,
+            count: _,
+            memory_mode: _,
+            labels: _,
+            timeout_s: _,
+        } = self;
+        first([("sign", sign.is_some())])
+    }
+}
+
+impl Reserved for PullImage {
+    fn reserved(&self) -> Option<&'static str> {
+        let PullImage {
+            image,
+            plain_http,
+            full: _,
+        } = self;
+        first([
+            ("an image that is a path", is_of_host(image)),
+            ("plain_http", *plain_http),
+        ])
+    }
+}
+
+impl Reserved for ChangeSandbox {
+    fn reserved(&self) -> Option<&'static str> {
+        let ChangeSandbox { rate_limits: _ } = self;
+        None
+    }
+}
+
+impl Reserved for NetworkPolicy {
+    fn reserved(&self) -> Option<&'static str> {
+        let NetworkPolicy {
+            egress: _,
+            default: _,
+        } = self;
+        None
+    }
+}
+
+impl Reserved for ExecProcess {
+    fn reserved(&self) -> Option<&'static str> {
+        let ExecProcess {
+            command: _,
+            env: _,
+            workdir: _,
+            user: _,
+            tty: _,
+            size: _,
+            stdin: _,
+            encoding: _,
+            stream: _,
+        } = self;
+        None
+    }
+}

@@ -127,7 +127,7 @@ impl FromStr for Expiry {
             return Err(wrong);
         }
         let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);
-        let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
         let days_of = |month: u64| match month {
             4 | 6 | 9 | 11 => 30,
             2 if is_leap(year) => 29,

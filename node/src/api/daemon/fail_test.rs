@@ -59,10 +59,10 @@ fn kill(daemon: &Daemon, id: &str) {
     daemon.find(id).unwrap().0.kill();
 }
 
-/// Waits until what is shown of a sandbox is so.
+/// Waits until what is shown of a sandbox, by its name or id, is so.
 async fn until(daemon: &Daemon, id: &str, so: impl Fn(Option<&Described>) -> bool) {
     let shown = async {
-        while !so(daemon.cache.get(id).as_deref()) {
+        while !so(daemon.cache.find(&on_node(id)).as_deref()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

@@ -238,6 +238,9 @@ fn config() -> Network {
 }
 
 #[cfg(test)]
+#[path = "network/fast_test.rs"]
+mod fast_tests;
+#[cfg(test)]
 #[path = "network/paths_test.rs"]
 mod paths_tests;
 #[cfg(test)]

@@ -70,6 +70,14 @@ impl Uplink {
         self.host.setup.range.host(self.number)
     }
 
+    /// Has its namespace decide every packet, its rules being those of a slot with a fast path.
+    #[cfg(test)]
+    pub(super) fn turn_off_fast_path(&self) {
+        if let Some(mut fast) = self.in_force().fast.take() {
+            fast.leave().unwrap();
+        }
+    }
+
     /// What is to be told of it, and what a later owner adopts it by.
     pub fn describe(&self) -> SandboxNetwork {
         SandboxNetwork {

@@ -33,7 +33,7 @@ pub(super) fn on_a_host(test: impl Fn(&mut World) + Sync) {
     for fast_path in [FastPathSetting::Auto, FastPathSetting::Off] {
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             thaw_test_skip::beside(|| match enter(UnshareFlags::NEWNET) {
-                Ok(_) => test(&mut World::new(fast_path)),
+                Ok(_) => test(&mut World::with(fast_path)),
                 Err(e) => thaw_test_skip::skip(format!("this host cannot {}: {}", e.step.name(), e.error)),
             })
         }));
@@ -45,7 +45,8 @@ pub(super) fn on_a_host(test: impl Fn(&mut World) + Sync) {
 }
 
 impl World {
-    fn new(fast_path: FastPathSetting) -> World {
+    /// In the calling thread's namespace, which becomes the host's.
+    pub(super) fn with(fast_path: FastPathSetting) -> World {
         let mut outside = tap::in_thread().unwrap();
         let mut route = Socket::route().unwrap();
         let namespace = outside.tapped.namespace.as_fd();

@@ -683,9 +683,14 @@ fn the_fast_path_and_nftables_do_the_same_with_any_packet() {
     };
     let mut forwarded = 0;
     for ((sequence, fast), slow) in sequences.iter().zip(fast).zip(slow) {
+        // Of what was not let through there is no connection, so what follows it is understood no more.
+        let began = slow.first().is_some_and(|first| match sequence.packets[0].way {
+            Way::Out => !first.host.is_empty(),
+            Way::In => !first.guest.is_empty(),
+        });
         for (number, (fast, slow)) in fast.iter().zip(&slow).enumerate() {
             let said = || format!("packet {number} of {sequence:?}\nfast: {fast:x?}\nslow: {slow:x?}");
-            if sequence.is_sound {
+            if sequence.is_sound && (number == 0 || began) {
                 assert!(fast == slow, "{}", said());
                 forwarded += usize::from(!fast.host.is_empty() || !fast.guest.is_empty());
             } else {

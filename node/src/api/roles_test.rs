@@ -45,7 +45,7 @@ const IMAGES: [&str; 6] = [
     "oci:/proc/self/root/etc",
 ];
 /// Fields with texts that name nothing of the host: of the guest, or of the sandbox's own description.
-const OF_NO_FILE: [&str; 24] = [
+const OF_NO_FILE: [&str; 25] = [
     "CreateSandbox.command",
     "CreateSandbox.container.command",
     "CreateSandbox.container.entrypoint",
@@ -70,6 +70,7 @@ const OF_NO_FILE: [&str; 24] = [
     "ExecProcess.env",
     "ExecProcess.stdin",
     "ExecProcess.user",
+    "ExecProcess.workdir",
 ];
 
 fn peer(name: &str, role: Role, tenant: &str) -> Peer {

@@ -651,27 +651,22 @@ fn packet_socket(link: u32) -> OwnedFd {
 
 /// On a host of its own; none where this one does not allow it.
 fn play_all(is_fast: bool, sequences: &[Sequence]) -> Option<Vec<Vec<Outcome>>> {
-    std::thread::scope(|scope| {
-        let played = scope.spawn(|| {
-            if let Err(e) = enter(UnshareFlags::NEWNET) {
-                eprintln!("skipped: this host cannot {}: {}", e.step.name(), e.error);
-                return None;
-            }
-            if let Err(e) = try_fast_path() {
-                eprintln!("skipped: {e}");
-                return None;
-            }
-            // What one processor does for us it does in order.
-            let mut one = CpuSet::new();
-            one.set(sched_getcpu());
-            sched_setaffinity(None, &one).unwrap();
-            let mut world = World::with(FastPathSetting::Auto);
-            let mut bench = Bench::new(&mut world, is_fast);
-            Some(sequences.iter().map(|sequence| bench.play(sequence)).collect())
-        });
-        played
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    thaw_test_skip::beside(|| {
+        if let Err(e) = enter(UnshareFlags::NEWNET) {
+            thaw_test_skip::skip(format!("this host cannot {}: {}", e.step.name(), e.error));
+            return None;
+        }
+        if let Err(e) = try_fast_path() {
+            thaw_test_skip::skip(e);
+            return None;
+        }
+        // What one processor does for us it does in order.
+        let mut one = CpuSet::new();
+        one.set(sched_getcpu());
+        sched_setaffinity(None, &one).unwrap();
+        let mut world = World::with(FastPathSetting::Auto);
+        let mut bench = Bench::new(&mut world, is_fast);
+        Some(sequences.iter().map(|sequence| bench.play(sequence)).collect())
     })
 }
 

@@ -162,6 +162,10 @@ bench-host: ## many VMMs killed at once, and what that leaves of this host; `MOS
 	@./setup test
 	@tests/bench/run host $(if $(MOST),--most $(MOST))
 
+bench-tenants: ## what it costs that tenants share no image and no template; `QUICK=1`: a first look
+	@./setup test
+	@tests/bench/run tenants $(if $(QUICK),--quick)
+
 bench-report: ## render the README's tables from target/bench; `CHECK=1`: only say which of the README's results must be measured again
 	@cargo build --release --quiet --bins
 	@$(BIN)/bench-report $(if $(CHECK),--check)
@@ -169,4 +173,4 @@ bench-report: ## render the README's tables from target/bench; `CHECK=1`: only s
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade nightly lint advisories fuzz deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade nightly lint advisories fuzz deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-report clean

@@ -31,7 +31,8 @@ pub use failure::failure;
 /// How old what is said of the store's size may be.
 const MEASURED_EVERY: Duration = Duration::from_secs(60);
 
-/// The store, and what fetches into it: one of each in a process, so that limits hold and reads are shared. Clones share it.
+/// The store, and what fetches into it: one of each in a process, so that limits hold and reads are shared; but for the stores of
+/// tenants, which share the limits alone. Clones share it.
 #[derive(Clone)]
 pub struct Images {
     pub(crate) store: Store,
@@ -50,6 +51,17 @@ pub struct Size {
     /// Bytes of file data, were all of it there.
     pub logical: u64,
     pub images: usize,
+}
+
+impl Size {
+    /// What both take.
+    pub fn and(self, other: Size) -> Size {
+        Size {
+            stored: self.stored + other.stored,
+            logical: self.logical + other.logical,
+            images: self.images + other.images,
+        }
+    }
 }
 
 impl std::fmt::Debug for Images {
@@ -90,6 +102,17 @@ impl Images {
         let store = Store::open(directory).map_err(failure)?;
         let fetcher = Fetcher::new(config.fetch.clone())
             .map_err(|e| Failure::new(ExitCode::ConfigInvalid, format!("[fetch]: {}", failure(e).what)))?;
+        Ok(Images::over(store, fetcher, Arc::new(config)))
+    }
+
+    /// Another store, making it where it is missing: with the same configuration, and within the same limits of what is fetched. What is
+    /// in it, what it fetches and what it counts is its own.
+    pub fn beside(&self, directory: &Path) -> Result<Images, Failure> {
+        let store = Store::open(directory).map_err(failure)?;
+        Ok(Images::over(store, self.fetcher.clone(), self.config.clone()))
+    }
+
+    fn over(store: Store, fetcher: Arc<Fetcher>, config: Arc<Config>) -> Images {
         let options = FetchOptions {
             source: SourceOptions {
                 scratch: store.root().to_owned(),
@@ -97,14 +120,14 @@ impl Images {
             },
             fetcher: fetcher.clone(),
         };
-        Ok(Images {
+        Images {
             filler: Filler::new(store.clone(), options),
             store,
             fetcher,
-            config: Arc::new(config),
+            config,
             size: Arc::default(),
             misses: Arc::default(),
-        })
+        }
     }
 
     /// The same, which counts apart what is fetched by it: for one sandbox.

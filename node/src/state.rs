@@ -25,6 +25,7 @@ use thaw_protocol::control::DeviceId;
 
 use crate::exit::{ExitCode, Failure};
 use crate::sandbox::{HostDisk, PodNamespace, Provenance, RootServing, Terms};
+use crate::tenant::Tenant;
 use crate::versioned::{self, RecordError};
 
 mod recorded;
@@ -104,6 +105,9 @@ pub struct Record {
     /// Most of the host's CPU time it may take, thousandths of a CPU.
     #[serde(default)]
     pub cpu_limit_millis: Option<u32>,
+    /// The tenant whose images and templates it is made from. None: those of the node.
+    #[serde(default)]
+    pub stock: Option<Tenant>,
 }
 
 impl Record {

@@ -29,6 +29,7 @@ pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
         share: None,
         host_disks: BTreeMap::new(),
         cpu_limit_millis: None,
+        stock: None,
     }
 }
 

@@ -32,9 +32,9 @@ use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
 use crate::metrics::{Families, Metrics};
-use crate::sandbox::{HostDisk, Node, Sandbox};
+use crate::sandbox::{HostDisk, Node, Sandbox, Tenants};
 use crate::spans::{Creation, Spans};
-use crate::tenant::Tenant;
+use crate::state::Record;
 
 mod attend;
 mod describe;
@@ -103,7 +103,8 @@ impl Daemon {
     ///
     /// # Errors
     /// The data directory cannot be written, or spans cannot be sent where the configuration says.
-    pub async fn start(node: Node) -> Result<Arc<Daemon>, Failure> {
+    pub async fn start(tenants: Tenants) -> Result<Arc<Daemon>, Failure> {
+        let node = tenants.shared().clone();
         let file = node.paths.data.join(VERSIONS);
         let fail = |e: io::Error| Failure::system(format!("cannot write {}", file.display()), &e);
         let kept = Kept {
@@ -113,11 +114,11 @@ impl Daemon {
         };
         let daemon = Daemon::keeping(
             kept,
-            Some(Arc::new(node.clone())),
+            Some(Arc::new(tenants.clone())),
             Versions::open(file.clone()).map_err(fail)?,
         );
         *daemon.spans() = Spans::start(&node.images.config.tracing)?;
-        daemon.adopt(&node).await;
+        daemon.adopt(&tenants).await;
         daemon.keep_failed().await;
         Ok(daemon)
     }
@@ -486,10 +487,10 @@ impl Daemon {
         self.cache.update(&turn.id, |described| set(described, condition));
     }
 
-    /// Whose a sandbox is that has a machine.
-    fn tenant_of(&self, wanted: &Wanted) -> Result<Option<Tenant>, Failure> {
+    /// The record of a sandbox that has a machine.
+    fn record_of(&self, wanted: &Wanted) -> Result<Record, Failure> {
         let machine = self.find(&self.id(wanted)?)?.0;
-        Ok(machine.record().terms.tenant.clone())
+        Ok(machine.record().clone())
     }
 
     /// The id of the sandbox with this id or name.

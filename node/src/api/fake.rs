@@ -241,7 +241,16 @@ impl Maker for Fake {
 
     fn count(&self, _: &Names, _: &mut Families) {}
 
-    async fn scratch(&self, _: bool) -> Result<Box<dyn Place>, Refusal> {
+    async fn thaw_clone(
+        &self,
+        _: &Record,
+        request: ThawSandbox,
+        behalf: Behalf,
+    ) -> Result<Made, Refusal> {
+        self.thaw(request, behalf).await
+    }
+
+    async fn scratch(&self, _: &Record, _: bool) -> Result<Box<dyn Place>, Refusal> {
         let place = tempfile::tempdir().unwrap();
         *self.place.lock().unwrap() = Some(place.path().to_owned());
         Ok(Box::new(place))

@@ -29,11 +29,12 @@ use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    Behalf, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Terms,
-    ThawSpec, Timeout, blocking, network,
+    Behalf, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Tenants,
+    Terms, ThawSpec, Timeout, blocking, network,
 };
 use crate::slow::Slow;
 use crate::snapshot::Scratch;
+use crate::state::Record;
 use crate::trace::{Reason, Trace};
 
 /// A place for one snapshot. Dropped, it is gone.
@@ -79,12 +80,19 @@ pub struct ThawPod {
 /// Makes sandboxes.
 #[async_trait]
 pub trait Maker: Stock {
-    /// A place for a snapshot only its clones need.
-    async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal>;
+    /// A place for a snapshot of this sandbox that only its clones need.
+    async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn Place>, Refusal>;
     /// Of an image, on somebody's behalf.
     async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal>;
     /// Of a snapshot, likewise.
     async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal>;
+    /// Of a snapshot of this sandbox in such a place, with the images that sandbox was made from.
+    async fn thaw_clone(
+        &self,
+        original: &Record,
+        request: ThawSandbox,
+        behalf: Behalf,
+    ) -> Result<Made, Refusal>;
     /// Of no image, for a pod.
     async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal>;
     /// Of a snapshot of a pod's.
@@ -109,20 +117,64 @@ pub struct Made {
 }
 
 #[async_trait]
-impl Maker for Node {
+impl Maker for Tenants {
+    async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn Place>, Refusal> {
+        let node = self.with_stock(original.stock.as_ref()).await?;
+        let make = move || Scratch::for_clones(&node.paths.data, node.templates.registry(), signed);
+        Ok(Box::new(blocking(make).await?))
+    }
+
+    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
+        let node = self.for_new(behalf.tenant.as_ref()).await?;
+        node.create(request, behalf).await
+    }
+
+    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
+        let node = self.for_new(behalf.tenant.as_ref()).await?;
+        node.thaw(request, behalf).await
+    }
+
+    async fn thaw_clone(
+        &self,
+        original: &Record,
+        request: ThawSandbox,
+        behalf: Behalf,
+    ) -> Result<Made, Refusal> {
+        let node = self.with_stock(original.stock.as_ref()).await?;
+        node.thaw(request, behalf).await
+    }
+
+    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal> {
+        self.shared().create_pod(request).await
+    }
+
+    async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal> {
+        self.shared().thaw_pod(request).await
+    }
+
     async fn end_unowned(&self, id: &str) -> bool {
-        let (run, cgroups, id) = (self.run.clone(), self.cgroups.clone(), id.to_owned());
+        let node = self.shared();
+        let (run, cgroups, id) = (node.run.clone(), node.cgroups.clone(), id.to_owned());
         blocking(move || Ok(run.end(&id, &cgroups)))
             .await
             .unwrap_or(false)
     }
 
-    async fn scratch(&self, signed: bool) -> Result<Box<dyn Place>, Refusal> {
-        let node = self.clone();
-        let make = move || Scratch::for_clones(&node.paths.data, node.templates.registry(), signed);
-        Ok(Box::new(blocking(make).await?))
+    fn pools(&self) -> Vec<PoolStatistics> {
+        let node = self.shared();
+        let mut all = Vec::from(node.pools.statistics());
+        all.push(node.shells.statistics());
+        let parked = self.all().into_iter().map(|node| node.parked.statistics());
+        all.extend(parked.reduce(|sum, more| sum.and(&more)));
+        all
     }
 
+    fn count(&self, endpoints: &Names, families: &mut Families) {
+        metrics::node::collect(self, endpoints, families);
+    }
+}
+
+impl Node {
     async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
         let (recording, record) = match request.record {
             true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
@@ -280,16 +332,6 @@ impl Maker for Node {
             false => None,
         };
         made(self, sandbox, attendance, None, &trace)
-    }
-
-    fn pools(&self) -> Vec<PoolStatistics> {
-        let mut all = Vec::from(self.pools.statistics());
-        all.extend([self.shells.statistics(), self.parked.statistics()]);
-        all
-    }
-
-    fn count(&self, endpoints: &Names, families: &mut Families) {
-        metrics::node::collect(self, endpoints, families);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::config::TracingConfig;
 use crate::metrics::grammar::{self, Read};
 use crate::metrics::{How, node};
 use crate::paths::Paths;
-use crate::sandbox::Node;
+use crate::sandbox::{Node, Tenants};
 use crate::spans::Spans;
 
 async fn ask(routes: &axum::Router, method: &str, path: &str, body: &str) -> Response {
@@ -117,7 +117,7 @@ async fn everything() -> BTreeMap<String, Read> {
         tokio::task::yield_now().await;
     }
     measuring.abort();
-    let daemon = Daemon::start(node).await.unwrap();
+    let daemon = Daemon::start(Tenants::open(node)).await.unwrap();
     let account = Account {
         stages: vec![Stage {
             name: "thaw".into(),

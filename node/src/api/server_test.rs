@@ -7,6 +7,7 @@ use super::*;
 use crate::api::client::Client;
 use crate::api::fake::{Fake, request};
 use crate::paths::Paths;
+use crate::sandbox::Tenants;
 
 /// Serves until the sender is dropped.
 fn start(
@@ -46,7 +47,9 @@ async fn both_ends_agree_over_a_socket() {
         guest_image: path("g"),
     };
     let socket = paths.daemon_socket();
-    let daemon = Daemon::start(Node::open(paths).unwrap()).await.unwrap();
+    let daemon = Daemon::start(Tenants::open(Node::open(paths).unwrap()))
+        .await
+        .unwrap();
     let (stop, served) = start(daemon, &socket);
     let client = connected(&socket).await;
     let health = client.health().await.unwrap();

@@ -16,9 +16,9 @@ use super::extract::{Body, Named, Referred};
 use super::problem::Refusal;
 use crate::exit::Failure;
 use crate::images::{Pull, failure, shown};
-use crate::sandbox::{Node, blocking, cold};
+use crate::sandbox::{Tenants, blocking, cold};
 
-/// Images and templates of a node.
+/// Images and templates of a node; of tenants with a stock of their own, none.
 #[async_trait]
 pub trait Stock: std::fmt::Debug + Send + Sync {
     /// Those somebody asked for, not those put together for snapshots.
@@ -34,9 +34,9 @@ pub trait Stock: std::fmt::Debug + Send + Sync {
 }
 
 #[async_trait]
-impl Stock for Node {
+impl Stock for Tenants {
     async fn images(&self) -> Result<Vec<Image>, Failure> {
-        let images = self.images.clone();
+        let images = self.shared().images.clone();
         blocking(move || {
             let all = images.list()?;
             let all = all.iter().map(|image| shown::image(&images, image));
@@ -47,31 +47,28 @@ impl Stock for Node {
     }
 
     async fn image(&self, wanted: String) -> Result<ImageDetail, Failure> {
-        let images = self.images.clone();
+        let images = self.shared().images.clone();
         blocking(move || shown::detail(&images, &images.named(&wanted)?)).await
     }
 
     async fn pull(&self, request: PullImage) -> Result<Image, Failure> {
+        let images = self.shared().images.clone();
         let options = PullOptions {
             lazy: !request.full,
-            ..self.images.pull_options(Pull::Always, request.plain_http)
+            ..images.pull_options(Pull::Always, request.plain_http)
         };
         let reference = request.image.parse().map_err(failure)?;
-        let pulled = self
-            .images
-            .pull_with(&reference, &options, Arc::new(Silent))
-            .await?;
-        let images = self.images.clone();
+        let pulled = images.pull_with(&reference, &options, Arc::new(Silent)).await?;
         blocking(move || shown::image(&images, &pulled)).await
     }
 
     async fn remove_image(&self, wanted: String) -> Result<(), Failure> {
-        let images = self.images.clone();
+        let images = self.shared().images.clone();
         blocking(move || images.remove(&wanted).map(drop)).await
     }
 
     async fn templates(&self) -> Result<Vec<Template>, Failure> {
-        let templates = self.templates.clone();
+        let templates = self.shared().templates.clone();
         blocking(move || {
             let entries = templates.list(&cold::command_line());
             Ok(entries.iter().map(crate::template::describe).collect())
@@ -80,7 +77,7 @@ impl Stock for Node {
     }
 
     async fn remove_template(&self, wanted: String) -> Result<(), Failure> {
-        let templates = self.templates.clone();
+        let templates = self.shared().templates.clone();
         blocking(move || templates.remove(&templates.find(&wanted)?)).await
     }
 }

@@ -7,6 +7,7 @@ use crate::api::daemon::Daemon;
 use crate::api::limits::{Bounds, Gate};
 use crate::api::router::router;
 use crate::paths::Paths;
+use crate::sandbox::Node;
 
 #[tokio::test]
 async fn images_are_pulled_listed_shown_and_removed() {
@@ -99,7 +100,9 @@ async fn an_empty_node_has_nothing_and_says_so() {
         kernel: path("k"),
         guest_image: path("g"),
     };
-    let daemon = Daemon::start(Node::open(paths).unwrap()).await.unwrap();
+    let daemon = Daemon::start(Tenants::open(Node::open(paths).unwrap()))
+        .await
+        .unwrap();
     let routes = router(daemon, Gate::new(Bounds::default()));
     let images: ImageList = read(&routes, "/v1/images").await;
     let templates: TemplateList = read(&routes, "/v1/templates").await;

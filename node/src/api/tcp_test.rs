@@ -40,6 +40,7 @@ fn config(tls: bool, client_ca: bool, tokens: Option<&tempfile::NamedTempFile>) 
         client_ca: client_ca.then(|| testing("ca.pem")),
         client_roles: None,
         tokens: tokens.map(|file| file.path().to_owned()),
+        separate_tenants: false,
     }
 }
 

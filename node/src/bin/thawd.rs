@@ -17,7 +17,7 @@ use thaw_node::config::default;
 use thaw_node::exit::{ExitCode as Code, Failure};
 use thaw_node::paths::{Paths, VARIABLES};
 use thaw_node::pods;
-use thaw_node::sandbox::Node;
+use thaw_node::sandbox::{Node, Tenants};
 use thaw_node::service;
 use thaw_node::snapshot::Hold;
 use thaw_node::snapshotter::Listening;
@@ -213,7 +213,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         node.fill_pools()?;
         tokio::spawn(node.images.clone().keep_measured());
         tokio::spawn(node.clone().collect_components());
-        pools = Some((node.parked.clone(), node.shells.clone(), node.pools.clone()));
+        let tenants = Tenants::open(node.clone());
+        pools = Some((tenants.clone(), node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {
                 Some(Listening::open(node.images.clone(), &node.paths.snapshots(), socket).await?)
@@ -231,7 +232,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         let tcp = OverTcp { api: tcp, scrape };
         let pods = pods::Listening::open(&node.paths.pods_socket())?;
-        let daemon = Daemon::start(node).await?;
+        let daemon = Daemon::start(tenants).await?;
         tokio::spawn(service::keep_alive(daemon.clone()));
         let listens = || {
             tracing::info!(socket = %socket.display(), "listening");
@@ -262,8 +263,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     });
     // Once it is gone, nobody claims or releases any more.
     drop(runtime);
-    if let Some((parked, shells, pools)) = pools {
-        parked.close();
+    if let Some((tenants, shells, pools)) = pools {
+        tenants.close();
         shells.close();
         pools.close();
     }

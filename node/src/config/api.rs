@@ -27,6 +27,8 @@ pub struct ApiConfig {
     /// The file of bearer tokens, `NAME TOKEN` and a role a line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<PathBuf>,
+    /// Whether each tenant has images, templates and forks of its own.
+    pub separate_tenants: bool,
 }
 
 /// `[metrics]`.

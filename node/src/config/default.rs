@@ -119,6 +119,7 @@ mod tests {
                 client_ca: Some("/etc/thaw/clients.pem".into()),
                 client_roles: Some("/etc/thaw/client-roles".into()),
                 tokens: Some("/etc/thaw/tokens".into()),
+                separate_tenants: false,
             },
             metrics: MetricsConfig {
                 listen: Some(([127, 0, 0, 1], 9464).into()),

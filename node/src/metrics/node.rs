@@ -8,20 +8,25 @@ use thaw_rootfs::fill::FillStats;
 
 use super::{Families, Names, OTHER};
 use crate::api::maker::Maker;
+use crate::images::Size;
 use crate::misses::{MissCounts, Refusal};
-use crate::sandbox::{BudgetStatistics, Node};
+use crate::sandbox::{BudgetStatistics, Tenants};
 
-/// Asks nobody: all of it was counted as it happened.
-pub fn collect(node: &Node, endpoints: &Names, families: &mut Families) {
-    pools(&Maker::pools(node), families);
-    fills(node.images.filler().stats(), families);
-    misses(node.images.miss_counts(), families);
+/// Asks nobody: all of it was counted as it happened. The stores of tenants count with the node's.
+pub fn collect(tenants: &Tenants, endpoints: &Names, families: &mut Families) {
+    let (node, all) = (tenants.shared(), tenants.all());
+    pools(&tenants.pools(), families);
+    let filled: Vec<_> = all.iter().map(|node| node.images.filler().stats()).collect();
+    fills(&filled, families);
+    let missed: Vec<_> = all.iter().map(|node| node.images.miss_counts()).collect();
+    misses(&missed, families);
     fetches(few(node.images.fetcher.stats().snapshot(), endpoints), families);
     budget(node.budget.statistics(), families);
-    if let Some(size) = node.images.size() {
+    let sizes = all.iter().filter_map(|node| node.images.size());
+    if let Some(size) = sizes.reduce(Size::and) {
         families.gauge(
             "thaw_store_bytes",
-            "Disk the image store takes, as it was measured last: at most a minute ago.",
+            "Disk the image store takes, as it was measured last: at most a minute ago. Tenants' own stores count too.",
             size.stored as f64,
         );
         families.gauge(
@@ -119,7 +124,7 @@ fn pools(pools: &[PoolStatistics], families: &mut Families) {
     );
 }
 
-fn fills(stats: &FillStats, families: &mut Families) {
+fn fills(stores: &[&FillStats], families: &mut Families) {
     type Of = fn(&FillStats) -> &AtomicU64;
     let counters: [(&str, &str, Of); 12] = [
         (
@@ -168,20 +173,22 @@ fn fills(stats: &FillStats, families: &mut Families) {
         ),
     ];
     for (name, help, of) in counters {
-        families.counter(name, help, of(stats).load(Ordering::Relaxed));
+        let count = |stats: &&FillStats| of(stats).load(Ordering::Relaxed);
+        families.counter(name, help, stores.iter().map(count).sum());
     }
 }
 
-fn misses(counts: &MissCounts, families: &mut Families) {
+fn misses(stores: &[&MissCounts], families: &mut Families) {
+    let sum = |of: &dyn Fn(&MissCounts) -> u64| stores.iter().map(|counts| of(counts)).sum();
     families.counters(
         "thaw_misses_refused_total",
         "Misses of VMMs that were not filled, by why: for bytes of images they were not given, or malformed.",
-        Refusal::ALL.map(|why| ([("reason", why.slug())], counts.refused(why))),
+        Refusal::ALL.map(|why| ([("reason", why.slug())], sum(&|counts| counts.refused(why)))),
     );
     families.counter(
         "thaw_misses_held_back_total",
         "How often a VMM asked faster than it may, and was made to wait.",
-        counts.held_back(),
+        sum(&MissCounts::held_back),
     );
 }
 

@@ -59,6 +59,10 @@ impl<'a> Making<'a> {
     pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Failure> {
         let files = MachineFiles::open(&node.paths)?;
         let program = vmm::find()?;
+        let record = Record {
+            stock: node.stock.clone(),
+            ..record
+        };
         let resources = Resources::new(node.run.create(&record)?, node.require.limits);
         Ok(Making {
             node,
@@ -432,6 +436,7 @@ pub(super) fn new_record() -> Result<Record, Failure> {
         share: None,
         host_disks: BTreeMap::new(),
         cpu_limit_millis: None,
+        stock: None,
     })
 }
 

@@ -76,6 +76,14 @@ where
         }
     }
 
+    /// Others, as many and as large as these may be, with nothing in them.
+    pub(super) fn others(&self) -> Self {
+        HotPools {
+            plan: self.plan,
+            ..HotPools::default()
+        }
+    }
+
     /// Takes one that is ready, or says why there is none. Does not block. `kind` is that of a pool made now.
     pub(super) fn ready(&self, want: &K::Want, kind: impl FnOnce() -> K) -> Result<K::Resource, SlowReason> {
         let plan = self.plan.ok_or(SlowReason::NoPool)?;

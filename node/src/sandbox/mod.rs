@@ -33,6 +33,7 @@ use crate::paths::Paths;
 use crate::snapshot::{Hash, Hold, Registered, Scratch, Subject};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 use crate::template::Templates;
+use crate::tenant::Tenant;
 use crate::trace::Trace;
 
 mod adoption;
@@ -67,6 +68,7 @@ mod shells;
 mod show;
 mod snapshot;
 mod spare;
+mod tenants;
 mod terms;
 mod thaw;
 mod usage;
@@ -87,6 +89,7 @@ pub use provenance::Provenance;
 use resources::Resources;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
+pub use tenants::Tenants;
 pub use terms::{Asked, Behalf, Terms, Timeout};
 pub use usage::usage;
 
@@ -253,6 +256,8 @@ pub struct Node {
     pub budget: Arc<Budget>,
     /// Guests here have no agent.
     bare: bool,
+    /// Whose its images, templates and parked machines are, where they are one tenant's alone: [`Tenants`].
+    stock: Option<Tenant>,
 }
 
 impl Node {
@@ -297,6 +302,7 @@ impl Node {
             require,
             budget: Arc::default(),
             bare: test_templates && bare::expected(),
+            stock: None,
         })
     }
 

@@ -78,6 +78,16 @@ impl Registry {
         })
     }
 
+    /// The same trust and the same hold, with stamps and components under another data directory.
+    pub fn below(&self, data: &Path) -> Result<Registry, SnapshotError> {
+        let stamps = Stamps::open(&data.join("verified"))?;
+        Ok(Registry {
+            components: Components::of(data, stamps.clone()),
+            stamps,
+            ..self.clone()
+        })
+    }
+
     /// What was verified.
     pub fn stamps(&self) -> &Stamps {
         &self.stamps

@@ -13,6 +13,7 @@ fn record(id: &str, vmm: Option<ProcessRecord>) -> Record {
     Record {
         control: CONTROL_VERSION,
         cpu_limit_millis: None,
+        stock: None,
         id: id.into(),
         name: Some(format!("name-{id}")),
         image: "busybox".into(),

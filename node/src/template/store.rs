@@ -70,6 +70,16 @@ impl Templates {
         })
     }
 
+    /// An empty hold of the templates under another data directory, which are made and trusted as these are.
+    pub fn below(&self, data: &Path) -> Result<Templates, Failure> {
+        Ok(Templates {
+            root: data.join("templates"),
+            registry: self.registry.below(data)?,
+            held: self.held.as_ref().map(|_| Arc::default()),
+            ..self.clone()
+        })
+    }
+
     /// Removes what killed builders left: half-made templates, locks nobody holds, notes half written.
     pub fn sweep(&self) {
         sweep(&self.root);

@@ -16,6 +16,7 @@ pub mod report;
 pub mod shim;
 pub mod svg;
 pub mod table;
+pub mod tenants;
 pub mod thaw;
 pub mod vmm;
 

@@ -7,6 +7,7 @@
 //! | [`place`] | the directory: a kernel, an image, thawd's data |
 //! | [`daemon`] | a thawd over it |
 //! | [`asked`] | a request to it, and its answer if there is one |
+//! | [`callers`] | requests to it on behalf of tenants |
 //! | [`counts`] | what exists of it, as the kernel and the disk see it |
 //! | [`kernel`] | what the kernel has of each kind of object, for all processes together |
 
@@ -14,6 +15,7 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod asked;
+pub mod callers;
 pub mod counts;
 pub mod daemon;
 pub mod kernel;

@@ -50,10 +50,11 @@ impl Daemon {
         let maker = self.maker()?;
         let _making = self.begin(How::Thaw)?;
         // Of what is forked, whoever has it forked.
-        let tenant = self.tenant_of(&wanted)?;
+        let original = self.record_of(&wanted)?;
+        let tenant = original.terms.tenant.clone();
         let behalf = Behalf { tenant, asked };
         let trace = Trace::new();
-        let place = maker.scratch(request.sign.is_some()).await?;
+        let place = maker.scratch(&original, request.sign.is_some()).await?;
         let freeze = FreezeSandbox {
             directory: place.snapshot(),
             delta: false,
@@ -82,9 +83,8 @@ impl Daemon {
         };
         let clones = (0..request.count).map(|_| async {
             let began = since.elapsed();
-            let made = self
-                .timed(How::Thaw, maker.thaw(thaw.clone(), behalf.clone()))
-                .await?;
+            let making = maker.thaw_clone(&original, thaw.clone(), behalf.clone());
+            let made = self.timed(How::Thaw, making).await?;
             Ok::<_, Refusal>((began, since.elapsed().saturating_sub(began), made))
         });
         let clones = futures_util::future::try_join_all(clones).await?;

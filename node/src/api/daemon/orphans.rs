@@ -17,7 +17,7 @@ use thaw_protocol::api::{Account, CreatedSandbox, Readiness};
 use super::{Daemon, Described, Microvm};
 use crate::api::idempotency;
 use crate::api::machine::Machine;
-use crate::sandbox::{Asked, Node, NotAdopted, Sandbox, blocking};
+use crate::sandbox::{Asked, Node, NotAdopted, Sandbox, Tenants, blocking};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 
 /// A sandbox without an owner.
@@ -32,16 +32,17 @@ struct Orphan {
 
 impl Daemon {
     /// Takes over every sandbox an earlier thawd left running and had promised to somebody.
-    pub(super) async fn adopt(self: &Arc<Daemon>, node: &Node) {
+    pub(super) async fn adopt(self: &Arc<Daemon>, tenants: &Tenants) {
+        let node = tenants.shared();
         for orphan in orphans(&node.run, &node.cgroups) {
             let id = orphan.record.id.clone();
             reach(Failpoint::AdoptOwned);
             let asked = orphan.record.terms.asked.clone();
-            match Sandbox::adopt(node, orphan.record, orphan.directory).await {
-                Ok(sandbox) if orphan.is_whole => {
+            match adopt(tenants, orphan.record, orphan.directory).await {
+                Ok((node, sandbox)) if orphan.is_whole => {
                     tracing::info!(sandbox = id, "adopted");
                     let image_config = serde_json::to_string(&sandbox.config).unwrap_or_default();
-                    let machine = Arc::new(Microvm::adopted(node.clone(), sandbox));
+                    let machine = Arc::new(Microvm::adopted(node, sandbox));
                     if machine.readiness() == Some(Readiness::Waiting) {
                         tracing::warn!(sandbox = id, "removed: nobody was told that it is ready");
                         machine.destroy().await;
@@ -60,7 +61,7 @@ impl Daemon {
                     }
                     reach(Failpoint::AdoptShown);
                 }
-                Ok(unfinished) => {
+                Ok((_, unfinished)) => {
                     Arc::new(unfinished).destroy().await;
                     tracing::info!(sandbox = id, "removed: whoever asked for it was not answered");
                 }
@@ -101,6 +102,23 @@ impl Daemon {
         };
         self.answers.restore(asked, answer, when);
     }
+}
+
+/// Takes one over with the stock it was made from, which is not what the configuration would have it made from now.
+async fn adopt(
+    tenants: &Tenants,
+    record: Record,
+    mut directory: SandboxDirectory,
+) -> Result<(Node, Sandbox), NotAdopted> {
+    let node = match tenants.with_stock(record.stock.as_ref()).await {
+        Ok(node) => node,
+        Err(e) => {
+            directory.keep();
+            return Err(NotAdopted::Left(e));
+        }
+    };
+    let sandbox = Sandbox::adopt(&node, record, directory).await?;
+    Ok((node, sandbox))
 }
 
 /// Those of a run directory, ours now; the oldest first.

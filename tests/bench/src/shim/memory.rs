@@ -103,7 +103,7 @@ fn shares(vmms: &[i64]) -> Result<BTreeMap<String, f64>, String> {
 }
 
 /// A line of smaps_rollup (proc_pid_smaps(5)), KiB.
-fn line(rollup: &str, name: &str) -> f64 {
+pub(crate) fn line(rollup: &str, name: &str) -> f64 {
     let found = rollup.lines().find_map(|line| line.strip_prefix(name));
     let number = found.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok());
     number.unwrap_or(0.0)

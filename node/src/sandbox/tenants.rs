@@ -1,0 +1,138 @@
+//! The stock of each tenant: its images, templates, parked machines and forks, below `THAW_DATA/tenants/TENANT`.
+//!
+//! Without `[api] separate_tenants` every sandbox is made from the node's stock, and a guest can time which of the pages they share
+//! another has read. With it a tenant's sandboxes are made from a [`Node`] that differs from the node in its stock alone: the run
+//! directory, cgroups, pools of empty machines, networks, disks and the disk budget are the node's.
+//!
+//! Invariants: a tenant has one such node in a process, so that what its sandboxes share is there once; nothing is locked while it is
+//! opened. Which stock a sandbox is made from is in its record, and holds whatever the setting says later.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::OnceCell;
+
+use super::create::blocking;
+use super::snapshot::Snapshots;
+use super::{Node, locked};
+use crate::exit::Failure;
+use crate::paths::Paths;
+use crate::snapshot::Scratch;
+use crate::tenant::Tenant;
+
+/// Under the data directory.
+const TENANTS: &str = "tenants";
+
+/// The node, and the nodes of tenants with a stock of their own. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Tenants {
+    shared: Node,
+    /// Whether new sandboxes of a tenant are made from its own stock.
+    separate: bool,
+    opened: Arc<Mutex<BTreeMap<Tenant, Opened>>>,
+}
+
+/// Empty until it was opened, and if that failed.
+type Opened = Arc<OnceCell<Node>>;
+
+impl Tenants {
+    /// As the configuration says. Removes the forks that dead owners left in tenants' stocks; those are not opened yet.
+    pub fn open(shared: Node) -> Tenants {
+        sweep(&shared.paths.data);
+        Tenants {
+            separate: shared.api_config().separate_tenants,
+            shared,
+            opened: Arc::default(),
+        }
+    }
+
+    /// The node: what all tenants share, and the stock of those that are not separate.
+    pub fn shared(&self) -> &Node {
+        &self.shared
+    }
+
+    /// What a new sandbox of this tenant is made from.
+    ///
+    /// # Errors
+    /// Its stock cannot be opened. The next call tries again.
+    pub async fn for_new(&self, tenant: Option<&Tenant>) -> Result<Node, Failure> {
+        self.with_stock(tenant.filter(|_| self.separate)).await
+    }
+
+    /// The node with this stock, which its record names, of a sandbox that was made before: also if the setting has changed since.
+    ///
+    /// # Errors
+    /// As of [`Tenants::for_new`].
+    pub async fn with_stock(&self, stock: Option<&Tenant>) -> Result<Node, Failure> {
+        let Some(tenant) = stock else {
+            return Ok(self.shared.clone());
+        };
+        let cell = locked(&self.opened).entry(tenant.clone()).or_default().clone();
+        let node = cell.get_or_try_init(|| self.open_one(tenant.clone())).await?;
+        Ok(node.clone())
+    }
+
+    /// The node and every tenant's that was opened. The node is the first.
+    pub fn all(&self) -> Vec<Node> {
+        let opened = locked(&self.opened);
+        let nodes = opened.values().filter_map(|cell| cell.get()).cloned();
+        std::iter::once(self.shared.clone()).chain(nodes).collect()
+    }
+
+    /// Ends every parked machine, and parks no more. Blocks until that is done.
+    pub fn close(&self) {
+        for node in self.all() {
+            node.parked.close();
+        }
+    }
+
+    async fn open_one(&self, tenant: Tenant) -> Result<Node, Failure> {
+        let shared = self.shared.clone();
+        let node = blocking(move || shared.with_stock_of(tenant)).await?;
+        tokio::spawn(node.images.clone().keep_measured());
+        tokio::spawn(node.clone().collect_components());
+        Ok(node)
+    }
+}
+
+impl Node {
+    /// The same, with a stock that is this tenant's alone. Blocks.
+    fn with_stock_of(&self, tenant: Tenant) -> Result<Node, Failure> {
+        let paths = Paths {
+            data: data(&self.paths.data, &tenant),
+            ..self.paths.clone()
+        };
+        let templates = self.templates.below(&paths.data)?;
+        templates.sweep();
+        Ok(Node {
+            images: self.images.beside(&paths.images())?,
+            parked: Arc::new(self.parked.others()),
+            templates,
+            snapshots: Snapshots::default(),
+            stock: Some(tenant),
+            paths,
+            ..self.clone()
+        })
+    }
+}
+
+/// The data directory of a tenant: a name is one component of a path, and never `..` ([`Tenant`]).
+fn data(shared: &Path, tenant: &Tenant) -> PathBuf {
+    shared.join(TENANTS).join(tenant.as_str())
+}
+
+/// Removes the forks that dead owners left, of every tenant there ever was here.
+fn sweep(shared: &Path) {
+    for entry in fs::read_dir(shared.join(TENANTS)).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if let Some(Ok(tenant)) = name.to_str().map(str::parse::<Tenant>) {
+            Scratch::sweep(&data(shared, &tenant));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tenants_test.rs"]
+mod tests;

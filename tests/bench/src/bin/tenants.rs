@@ -1,0 +1,62 @@
+//! `make bench-tenants`: what it costs that tenants share no image and no template, on this machine's own KVM.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use thaw_bench::tenants::{LATER, MEMORY, Stock, name, round};
+use thaw_bench::{Report, table};
+
+/// Tenants of a node.
+const TENANTS: [usize; 2] = [1, MOST];
+const MOST: usize = 4;
+/// Each a new node, shared and separate in turn.
+const ROUNDS: usize = 10;
+/// To see that all of it works, and about where it stands.
+const QUICK: usize = 1;
+
+fn main() -> ExitCode {
+    let rounds = match std::env::args().nth(1).as_deref() {
+        Some("--quick") => QUICK,
+        _ => ROUNDS,
+    };
+    match measure(rounds) {
+        Ok(report) => {
+            print!("{}", table::terminal(&report));
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("bench-tenants: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(rounds: usize) -> Result<Report, String> {
+    let own = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
+    let binaries = own.parent().unwrap_or(Path::new("."));
+    let mut report = Report::new("tenants");
+    for _ in 0..rounds {
+        for tenants in TENANTS {
+            for stock in Stock::ALL {
+                round(binaries, tenants, stock, &mut report)?;
+            }
+        }
+    }
+    for (ratio, what) in [("memory", MEMORY), ("later_creation", LATER)] {
+        let [shared, separate] = Stock::ALL.map(|stock| name(MOST, stock, what));
+        report.ratio(&format!("tenants_{ratio}_separate_over_shared_at_{MOST}"), &separate, &shared)?;
+    }
+    report.note(
+        "4 sandboxes of each tenant, of a local image of 32 MiB. The guest is a few instructions long and fills 62 MiB before it \
+         becomes a template. Each round is a node that has nothing yet: where tenants share, the first of all creations pulls \
+         the image and builds the template, where they are separate, the first of each tenant does. Nothing is made ahead.",
+    );
+    report.note(
+        "Memory counts each page once: anonymous pages of VMMs, thawd's memory files, and the page cache of files in THAW_DATA. The \
+         guest reads nothing of its image: what is cached of that is what its pull wrote.",
+    );
+    report
+        .write(Path::new("target/bench"))
+        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    Ok(report)
+}

@@ -182,11 +182,11 @@ impl RunDirectory {
         // Held so that no cleaner meets a directory whose owner has not locked it yet, and no two take one name.
         let all = self.make_and_lock_all().map_err(fail)?;
         if let Some(name) = &record.name
+            // An id is one of all tenants', and no name of theirs looks like one.
             && self
                 .list()
                 .iter()
-                .filter(|r| r.terms.tenant == record.terms.tenant)
-                .any(|r| r.name.as_ref() == Some(name) || r.id == *name)
+                .any(|r| r.id == *name || r.terms.tenant == record.terms.tenant && r.name.as_ref() == Some(name))
         {
             let what = format!("a sandbox is running under the name {name}");
             return Err(Failure::new(ExitCode::NameInUse, what));

@@ -113,7 +113,10 @@ async fn separate_tenants_share_no_file_of_an_image_and_no_template() {
             let has = [own.join("images").exists(), own.join("templates").exists()];
             assert_eq!(has, [separate; 2], "{tenant}");
         }
-        assert_eq!(stock_of(&place, &made[0].0), if separate { json!(one) } else { Value::Null });
+        assert_eq!(
+            stock_of(&place, &made[0].0),
+            if separate { json!(one) } else { Value::Null }
+        );
         delete(&place, &made.each_ref().map(|(id, _)| id.as_str())).await;
         assert!(thawd.stop().success());
     }

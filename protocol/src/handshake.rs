@@ -219,8 +219,8 @@ pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Packet
 /// # Errors
 /// [`PacketError::Version`] of an identity of another version.
 pub fn read_greeting(from: &mut impl Read) -> Result<Greeting, PacketError> {
-    const BECOME: u8 = 0;
-    read_understood(from, &[BECOME])
+    const BECOME: u32 = 0;
+    read_understood(from, Some(BECOME))
 }
 
 /// Reads what an agent says that was told to become somebody.
@@ -228,8 +228,8 @@ pub fn read_greeting(from: &mut impl Read) -> Result<Greeting, PacketError> {
 /// # Errors
 /// [`PacketError::Version`] of an acknowledgement of another version.
 pub fn read_answer(from: &mut impl Read) -> Result<FromAgent, PacketError> {
-    const ACKNOWLEDGED: u8 = 1;
-    read_understood(from, &[ACKNOWLEDGED])
+    const ACKNOWLEDGED: u32 = 1;
+    read_understood(from, Some(ACKNOWLEDGED))
 }
 
 /// Reads what an agent says of its workloads.
@@ -237,13 +237,21 @@ pub fn read_answer(from: &mut impl Read) -> Result<FromAgent, PacketError> {
 /// # Errors
 /// [`PacketError::Version`] of an answer of another version.
 pub fn read_quiesced(from: &mut impl Read) -> Result<Quiesced, PacketError> {
-    read_understood(from, &[])
+    read_understood(from, None)
 }
 
-/// Reads one frame; one that has these bytes first has its version next, which must be understood.
-fn read_understood<T: DeserializeOwned>(from: &mut impl Read, before: &[u8]) -> Result<T, PacketError> {
+/// Reads one frame. Its version must be understood: it is behind this tag, or comes first where there is none.
+fn read_understood<T: DeserializeOwned>(from: &mut impl Read, tag: Option<u32>) -> Result<T, PacketError> {
     let body = read_body(from)?;
-    if let Some(versioned) = body.strip_prefix(before) {
+    let versioned = match tag {
+        None => Some(body.as_slice()),
+        Some(tag) => {
+            // Not its bytes: a number has more than one form.
+            let (found, rest) = take::<u32>(&body)?;
+            (found == tag).then_some(rest)
+        }
+    };
+    if let Some(versioned) = versioned {
         let (version, _) = take::<u32>(versioned)?;
         versions::HANDSHAKE.check(version)?;
     }
@@ -326,7 +334,13 @@ mod tests {
         for version in [HANDSHAKE_VERSION - 1, HANDSHAKE_VERSION + 1, u32::MAX] {
             let version = encode(&version).unwrap();
             // A tag, the version, and what no release has sent yet.
-            for (frame, read) in [(vec![0], 0), (vec![1], 1), (vec![], 2)] {
+            for (frame, read) in [
+                (vec![0], 0),
+                (vec![0x80, 0], 0),
+                (vec![1], 1),
+                (vec![0x81, 0], 1),
+                (vec![], 2),
+            ] {
                 let body = [frame, version.clone(), vec![0xff; 20]].concat();
                 let wire = [&(body.len() as u32).to_le_bytes()[..], &body].concat();
                 let error = match read {

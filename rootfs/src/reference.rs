@@ -33,6 +33,13 @@ pub struct RegistryRef {
     pub digest: Option<Digest>,
 }
 
+impl RegistryRef {
+    /// Whether its registry is this host's loopback, which is spoken to over plain HTTP without being asked to.
+    pub fn is_loopback(&self) -> bool {
+        crate::source::registry::is_loopback(&self.registry)
+    }
+}
+
 /// The registry of names that mention none.
 pub const DEFAULT_REGISTRY: &str = "docker.io";
 

@@ -21,6 +21,8 @@ use crate::state;
 
 /// Longest image or path, characters.
 const MAX_TEXT: usize = 1024;
+/// Longest command that is shown of a sandbox, bytes: every watcher is sent it with each change.
+const MAX_COMMAND: usize = 32 << 10;
 /// Longest name of a sandbox, characters.
 const MAX_NAME: usize = 253;
 /// Most clones made at once.
@@ -72,6 +74,13 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
             return Err(invalid("command goes into container"));
         }
         container(asked)?;
+    }
+    let command = request
+        .container
+        .as_ref()
+        .map_or(&request.command, |c| &c.command);
+    if command.iter().map(String::len).sum::<usize>() > MAX_COMMAND {
+        return Err(invalid(format!("command is at most {MAX_COMMAND} bytes")));
     }
     named(&request.name, &request.hostname)?;
     terms(&request.labels, request.timeout_s)

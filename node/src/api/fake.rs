@@ -241,12 +241,7 @@ impl Maker for Fake {
 
     fn count(&self, _: &Names, _: &mut Families) {}
 
-    async fn thaw_clone(
-        &self,
-        _: &Record,
-        request: ThawSandbox,
-        behalf: Behalf,
-    ) -> Result<Made, Refusal> {
+    async fn thaw_clone(&self, _: &Record, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
         self.thaw(request, behalf).await
     }
 

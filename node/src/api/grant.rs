@@ -127,7 +127,8 @@ impl FromStr for Expiry {
             return Err(wrong);
         }
         let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);
-        let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+        let is_leap =
+            |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
         let days_of = |month: u64| match month {
             4 | 6 | 9 | 11 => 30,
             2 if is_leap(year) => 29,
@@ -154,6 +155,13 @@ pub struct Granted {
 }
 
 impl Granted {
+    /// Whether a word is one of those that are behind a caller.
+    pub fn is_term(word: &str) -> bool {
+        ["role=", "tenant=", "expires="]
+            .iter()
+            .any(|term| word.starts_with(term))
+    }
+
     /// Reads the words of a line that are behind its caller. No word is in the message: one may be a token.
     ///
     /// # Errors

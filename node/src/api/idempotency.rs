@@ -3,7 +3,9 @@
 //! Invariants: one key of one client makes at most one thing while it is remembered; what was made for it is the answer to
 //! whoever brings it again with the same request; nothing is remembered of what failed or of what nobody waits for any more,
 //! so that the next attempt makes it. What was made outlives this process, and its key does in its record ([`Asked`]), with the
-//! answer beside that once there is one ([`note`]): whoever takes it over answers as this process would. At most [`MOST`] keys and [`MOST_BYTES`] of answers are remembered, for [`KEPT`].
+//! answer beside that once there is one ([`note`]): whoever takes it over answers as this process would. At most [`MOST`] keys and
+//! [`MOST_BYTES`] of answers are remembered, for [`KEPT`]; what is too much is forgotten of whoever holds most, so that no tenant makes
+//! another's keys forgotten.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -22,10 +24,12 @@ use crate::snapshot::Hash;
 
 /// How long an answer is remembered.
 pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Most keys remembered; the oldest are forgotten first.
+/// Most keys remembered.
 pub const MOST: usize = 4096;
 /// Most bytes of answers remembered.
 pub const MOST_BYTES: usize = 32 << 20;
+/// Bytes that a key counts as at least: with so many each there is room for [`MOST`].
+const LEAST_BYTES: usize = MOST_BYTES / MOST;
 
 /// The answer to who asked for a sandbox, in its directory.
 const ANSWER: &str = "answer.json";
@@ -36,10 +40,29 @@ type Key = (u64, String);
 #[derive(Debug)]
 struct Entry {
     key: Key,
+    /// Who holds it, among those that share the room.
+    share: u64,
     /// Hash of the request it came with.
     request: Hash,
     asked: Instant,
     answer: OnceCell<Bytes>,
+}
+
+impl Entry {
+    fn of(asked: &Asked, when: Instant, answer: Option<Bytes>) -> Arc<Entry> {
+        Arc::new(Entry {
+            key: (asked.client, asked.key.clone()),
+            share: asked.share,
+            request: asked.request,
+            asked: when,
+            answer: OnceCell::new_with(answer),
+        })
+    }
+
+    /// Bytes it counts as.
+    fn weight(&self) -> usize {
+        self.answer.get().map_or(0, Bytes::len).max(LEAST_BYTES)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -47,19 +70,43 @@ struct Table {
     entries: HashMap<Key, Arc<Entry>>,
     /// Those that have an answer, oldest first.
     answered: VecDeque<Arc<Entry>>,
-    bytes: usize,
+    /// What each share's answers count as, bytes.
+    held: HashMap<u64, usize>,
 }
 
 impl Table {
+    /// Remembers an answer.
+    fn answered(&mut self, entry: Arc<Entry>) {
+        *self.held.entry(entry.share).or_default() += entry.weight();
+        self.answered.push_back(entry);
+    }
+
+    /// Forgets what is old, and what is too much.
     fn expire(&mut self, now: Instant) {
-        let old = |e: &Entry| now.saturating_duration_since(e.asked) >= KEPT;
-        while let Some(oldest) = self.answered.front() {
-            if !old(oldest) && self.answered.len() <= MOST && self.bytes <= MOST_BYTES {
-                break;
+        let old = |e: &Arc<Entry>| now.saturating_duration_since(e.asked) >= KEPT;
+        while self.answered.front().is_some_and(old) {
+            self.forget(0);
+        }
+        while self.held.values().sum::<usize>() > MOST_BYTES {
+            let largest = self.held.iter().max_by_key(|(_, weight)| **weight);
+            let share = largest.map(|(share, _)| *share);
+            match self.answered.iter().position(|entry| Some(entry.share) == share) {
+                Some(oldest) => self.forget(oldest),
+                None => break,
             }
-            self.bytes -= oldest.answer.get().map_or(0, Bytes::len);
-            self.entries.remove(&oldest.key);
-            self.answered.pop_front();
+        }
+    }
+
+    fn forget(&mut self, index: usize) {
+        let Some(entry) = self.answered.remove(index) else {
+            return;
+        };
+        self.entries.remove(&entry.key);
+        if let Some(held) = self.held.get_mut(&entry.share) {
+            *held -= entry.weight();
+            if *held == 0 {
+                self.held.remove(&entry.share);
+            }
         }
     }
 }
@@ -92,13 +139,11 @@ impl Answers {
     /// [`ApiCode::KeyReused`] when the key came with another request; those of `make`.
     pub async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
         &self,
-        client: u64,
-        key: String,
-        request: &[u8],
+        asked: &Asked,
         now: Instant,
         make: impl FnOnce() -> F,
     ) -> Result<Bytes, Refusal> {
-        let waiting = self.wait(client, key, Hash::of(request), now)?;
+        let waiting = self.wait(asked, now)?;
         let entry = &waiting.entry;
         let mut ours = false;
         let make = async || {
@@ -109,26 +154,19 @@ impl Answers {
         let answer = entry.answer.get_or_try_init(make).await?.clone();
         let mut table = self.table();
         if ours {
-            table.bytes += answer.len();
-            table.answered.push_back(entry.clone());
+            table.answered(entry.clone());
         }
         table.expire(now);
         Ok(answer)
     }
 
-    fn wait(&self, client: u64, key: String, request: Hash, now: Instant) -> Result<Waiting<'_>, Refusal> {
+    fn wait(&self, asked: &Asked, now: Instant) -> Result<Waiting<'_>, Refusal> {
         let mut table = self.table();
         table.expire(now);
-        let key = (client, key);
-        let entry = table.entries.entry(key.clone()).or_insert_with(|| {
-            Arc::new(Entry {
-                key,
-                request,
-                asked: now,
-                answer: OnceCell::new(),
-            })
-        });
-        if entry.request != request {
+        let key = (asked.client, asked.key.clone());
+        let entry = table.entries.entry(key);
+        let entry = entry.or_insert_with(|| Entry::of(asked, now, None));
+        if entry.request != asked.request {
             let what = format!("the key {:?} came with another request", entry.key.1);
             return Err(Refusal::new(ApiCode::KeyReused, what));
         }
@@ -146,15 +184,9 @@ impl Answers {
         if table.entries.contains_key(&key) {
             return;
         }
-        let entry = Arc::new(Entry {
-            key: key.clone(),
-            request: asked.request,
-            asked: when,
-            answer: OnceCell::new_with(Some(answer)),
-        });
-        table.bytes += entry.answer.get().map_or(0, Bytes::len);
+        let entry = Entry::of(asked, when, Some(answer));
         table.entries.insert(key, entry.clone());
-        table.answered.push_back(entry);
+        table.answered(entry);
         table.expire(Instant::now());
     }
 

@@ -6,6 +6,7 @@
 //! Invariants: never more than [`Bounds`] say runs or waits, so memory is bounded whatever is asked; who finds its queue full
 //! is turned away at once; a permit that is dropped lets the next one run, and one nobody waits for any more passes on.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -328,8 +329,12 @@ fn verb(request: &Request) -> Verb {
     if method != Method::GET && method != Method::HEAD {
         return Verb::Change;
     }
-    let watches = |p: &str| matches!(p, "watch=1" | "watch=true" | "follow=1" | "follow=true");
-    match request.uri().query().is_some_and(|q| q.split('&').any(watches)) {
+    // Decoded, as whoever answers it reads it.
+    let query = request.uri().query().unwrap_or_default();
+    let watches = |(name, value): (Cow<str>, Cow<str>)| {
+        matches!(&*name, "watch" | "follow") && matches!(&*value, "1" | "true")
+    };
+    match form_urlencoded::parse(query.as_bytes()).any(watches) {
         true => Verb::Watch,
         false => Verb::Read,
     }

@@ -29,8 +29,8 @@ use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    Behalf, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Tenants,
-    Terms, ThawSpec, Timeout, blocking, network,
+    Behalf, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Tenants, Terms,
+    ThawSpec, Timeout, blocking, network,
 };
 use crate::slow::Slow;
 use crate::snapshot::Scratch;

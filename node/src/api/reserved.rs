@@ -1,14 +1,14 @@
 //! What of a request only an administrator may say: whatever names files, processes or ports of the host, or changes what all
 //! tenants share.
 //!
-//! Invariant: every body is asked for it before anything is made of it ([`super::extract::Body`]). Each answer names all fields of its type,
-//! so a field that is added is decided on here before it compiles.
+//! Invariant: every body is asked for it before anything is made of it ([`super::extract::Body`]). Each answer names all fields of its type
+//! and of the types in it, so a field that is added is decided on here before it compiles.
 
 use std::str::FromStr;
 
 use thaw_protocol::api::{
     ChangeSandbox, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort,
-    PullImage, ThawSandbox,
+    PullImage, StartContainer, ThawSandbox,
 };
 use thaw_rootfs::reference::ImageRef;
 
@@ -45,17 +45,43 @@ fn first<const N: usize>(fields: [(&'static str, bool); N]) -> Option<&'static s
     fields.find(|(_, is_there)| *is_there).map(|(field, _)| field)
 }
 
-/// Whether an image is a directory or a file of the host. What is no reference is refused later.
+/// Whether an image is a directory or a file of the host, or of a registry that is reached on this host alone: that one is spoken to
+/// in clear, so what answers there could send thawd to any other address. What is no reference is refused later.
 fn is_of_host(image: &str) -> bool {
     match ImageRef::from_str(image) {
-        Ok(ImageRef::Registry(_)) | Err(_) => false,
+        Ok(ImageRef::Registry(of)) => of.is_loopback(),
         Ok(ImageRef::Layout { .. } | ImageRef::Archive { .. }) => true,
+        Err(_) => false,
     }
 }
 
-/// Whether a port of the host is chosen: one that no server has yet can be another's.
+/// Whether a port or an address of the host is chosen: a port that no server has yet can be another's, and some addresses are not for all.
 fn chooses_a_port(publish: &[PublishedPort]) -> bool {
-    publish.iter().any(|port| port.host != 0)
+    publish.iter().any(|port| {
+        let PublishedPort {
+            address,
+            host,
+            guest: _,
+            protocol: _,
+        } = port;
+        *host != 0 || address.is_some()
+    })
+}
+
+/// All of a container is of its guest.
+fn of_guest(container: &StartContainer) {
+    let StartContainer {
+        entrypoint: _,
+        command: _,
+        env: _,
+        workdir: _,
+        user: _,
+        tty: _,
+        read_only: _,
+        seccomp: _,
+        on_exit: _,
+        readiness: _,
+    } = container;
 }
 
 impl Reserved for CreateSandbox {
@@ -77,7 +103,7 @@ impl Reserved for CreateSandbox {
             network: _,
             network_policy: _,
             command: _,
-            container: _,
+            container,
             cold: _,
             memory_mode: _,
             prefetch: _,
@@ -87,13 +113,16 @@ impl Reserved for CreateSandbox {
             cpu_limit_millis: _,
             rate_limits: _,
         } = self;
+        if let Some(container) = container {
+            of_guest(container);
+        }
         first([
             ("record_to", record_to.is_some()),
             ("volumes", !volumes.is_empty()),
-            ("an image that is a path", is_of_host(image)),
+            ("an image of the host", is_of_host(image)),
             // What comes in clear can be changed on its way, and the store it comes into is every tenant's.
             ("plain_http", *plain_http),
-            ("a chosen port of the host", chooses_a_port(publish)),
+            ("a chosen port or address of the host", chooses_a_port(publish)),
             ("client", client.is_some()),
             // What it keeps is read ahead for every tenant's starts.
             ("record", *record),
@@ -134,7 +163,7 @@ impl Reserved for PullImage {
             full: _,
         } = self;
         first([
-            ("an image that is a path", is_of_host(image)),
+            ("an image of the host", is_of_host(image)),
             ("plain_http", *plain_http),
         ])
     }

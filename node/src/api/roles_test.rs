@@ -36,16 +36,20 @@ const PATHS: [&str; 6] = [
     "~/x",
 ];
 /// Images that are one.
-const IMAGES: [&str; 6] = [
+const IMAGES: [&str; 10] = [
     "oci:/etc",
     "oci:../etc:tag",
     "oci:x",
     "docker-archive:/etc/passwd",
     "docker-archive:./x:a:b",
     "oci:/proc/self/root/etc",
+    "localhost:5000/x",
+    "localhost/x:tag",
+    "127.0.0.2:80/x",
+    "[::1]:5000/x",
 ];
 /// Fields with texts that name nothing of the host: of the guest, or of the sandbox's own description.
-const OF_NO_FILE: [&str; 25] = [
+const OF_NO_FILE: [&str; 24] = [
     "CreateSandbox.command",
     "CreateSandbox.container.command",
     "CreateSandbox.container.entrypoint",
@@ -62,7 +66,6 @@ const OF_NO_FILE: [&str; 25] = [
     "CreateSandbox.network_policy.egress.deny",
     "CreateSandbox.network_policy.egress.ports",
     "CreateSandbox.network_policy.egress.protocol",
-    "CreateSandbox.publish.address",
     "CreateSandbox.publish.protocol",
     "CreateSandbox.pull",
     "CreateSandbox.root",
@@ -663,8 +666,12 @@ async fn path_of_the_host_is_refused_in_every_field_that_takes_one() {
 #[tokio::test]
 async fn chosen_port_of_the_host_is_an_administrators() {
     let (_fake, _daemon, routes) = daemon();
-    for (port, status) in [(0, 201), (22, 403), (8443, 403), (65535, 403)] {
-        let publish = json!([{"host": 0, "guest": 1}, {"host": port, "guest": 80}]);
+    let ports = [(0, 201), (22, 403), (8443, 403), (65535, 403)]
+        .map(|(port, status)| (json!({"host": port, "guest": 80}), status));
+    let addresses =
+        ["127.0.0.1", "0.0.0.0", "10.0.0.1"].map(|a| (json!({"host": 0, "guest": 80, "address": a}), 403));
+    for (port, status) in ports.into_iter().chain(addresses) {
+        let publish = json!([{"host": 0, "guest": 1}, port]);
         let body = json!({"image": "x", "cpus": 1, "memory_mib": 128, "publish": publish}).to_string();
         let of_tenant = asked(&routes, &operator("acme"), "POST", "/v1/sandboxes", body.clone()).await;
         assert_eq!(of_tenant.status().as_u16(), status, "{port}");
@@ -674,12 +681,12 @@ async fn chosen_port_of_the_host_is_an_administrators() {
 }
 
 proptest! {
-    /// Whatever is said to be an image: it is one of a registry, or no reference, or an administrator's.
+    /// Whatever is said to be an image: it is one of another host's registry, or no reference, or an administrator's.
     #[test]
     fn image_that_is_a_path_is_reserved(kind in "(oci|docker-archive|OCI| oci|)", rest in "[ :/.@a-z]{0,20}") {
         let image = format!("{kind}:{rest}");
         let parsed: Result<thaw_rootfs::reference::ImageRef, _> = image.parse();
-        let is_of_registry = matches!(parsed, Ok(thaw_rootfs::reference::ImageRef::Registry(_)));
+        let is_of_registry = matches!(&parsed, Ok(thaw_rootfs::reference::ImageRef::Registry(of)) if !of.is_loopback());
         let request = super::fake::request(&image);
         prop_assert_eq!(request.reserved().is_some(), parsed.is_ok() && !is_of_registry);
     }

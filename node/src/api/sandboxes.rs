@@ -173,7 +173,7 @@ pub async fn create(
     let said = encoded(&("sandbox", &request))?;
     let behalf = behalf(&peer, key, &said, request.container.is_none());
     let making = daemon.create(request, behalf.clone());
-    once(&daemon, behalf.asked, &said, || {
+    once(&daemon, behalf.asked, || {
         traced(&daemon, How::Create, &headers, making)
     })
     .await
@@ -203,7 +203,7 @@ pub async fn thaw(
     let said = encoded(&("thaw", &request))?;
     let behalf = behalf(&peer, key, &said, true);
     let making = daemon.thaw(request, behalf.clone());
-    once(&daemon, behalf.asked, &said, || {
+    once(&daemon, behalf.asked, || {
         traced(&daemon, How::Thaw, &headers, making)
     })
     .await
@@ -267,6 +267,7 @@ impl Made for ForkedSandbox {
 fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> Behalf {
     let asked = key.map(|key| Asked {
         client: peer.client(),
+        share: peer.share(),
         key,
         request: Hash::of(said),
         ready_is_all,
@@ -282,7 +283,6 @@ fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> 
 async fn once<T: Made, F: Future<Output = Result<T, Refusal>>>(
     daemon: &Daemon,
     asked: Option<Asked>,
-    said: &[u8],
     make: impl FnOnce() -> F,
 ) -> Result<Response, Refusal> {
     let timing = OnceLock::new();
@@ -300,10 +300,7 @@ async fn once<T: Made, F: Future<Output = Result<T, Refusal>>>(
         Ok(answer)
     };
     let answer = match asked {
-        Some(Asked { client, key, .. }) => {
-            let now = Instant::now();
-            daemon.answers.once(client, key, said, now, make).await?
-        }
+        Some(asked) => daemon.answers.once(&asked, Instant::now(), make).await?,
         None => make().await?,
     };
     let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -466,5 +463,5 @@ pub async fn fork(
     let said = encoded(&("fork", &wanted.text, &request))?;
     let asked = behalf(&peer, key, &said, false).asked;
     let making = daemon.fork(wanted, request, asked.clone(), spans::parent(&headers));
-    once(&daemon, asked, &said, || making).await
+    once(&daemon, asked, || making).await
 }

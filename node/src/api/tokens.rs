@@ -59,6 +59,12 @@ impl Tokens {
             let (Some(name), Some(token)) = (words.next(), words.next()) else {
                 return Err(wrong("this is to be a name and a token"));
             };
+            // A line that an editor has wrapped, or without a name: its words would be a caller and a token that can be guessed.
+            if [name, token].into_iter().any(Granted::is_term) {
+                return Err(wrong(
+                    "a name and a token come before role=, tenant= and expires=",
+                ));
+            }
             if !names.insert(name) || !seen.insert(token) {
                 return Err(wrong("this name or token was there before"));
             }
@@ -217,6 +223,16 @@ mod tests {
             ("", "none"),
             ("one", "line 1"),
             ("one short", "line 1"),
+            // Wrapped by an editor, and without a name.
+            (
+                format!("one {A}\n  role=operate tenant=acme-production-eu-1").as_str(),
+                "line 2",
+            ),
+            ("tenant=acme-production-eu-1 role=admin", "line 1"),
+            (
+                format!("{A} tenant=acme-production-eu-1 role=admin").as_str(),
+                "line 1",
+            ),
             (format!("one {A} {B}").as_str(), "line 1"),
             (format!("one {A}\ntwo {A}").as_str(), "line 2"),
             (format!("one {A}\none {B}").as_str(), "line 2"),

@@ -44,6 +44,9 @@ pub struct Behalf {
 pub struct Asked {
     /// Whose key.
     pub client: u64,
+    /// Whose share of the answers that are remembered ([`crate::api::peer::Peer::share`]); 0 in a record of before tenants.
+    #[serde(default)]
+    pub share: u64,
     pub key: String,
     /// Hash of the request it came with.
     pub request: Hash,
@@ -95,6 +98,7 @@ mod tests {
             delete_on_exit: true,
             asked: Some(Asked {
                 client: u64::MAX,
+                share: 8,
                 key: "k".into(),
                 request: Hash::of(b"r"),
                 ready_is_all: true,

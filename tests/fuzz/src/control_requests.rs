@@ -1,12 +1,13 @@
 //! What a thawd may send a VMM, and what a program that is none: packets to a process without a machine. Each request is answered by
 //! its number, one that is none ends the connection, and the process with it.
 
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use thaw_protocol::control::{Command, ErrorCode, FromVmm, Request, Response, StartTimes};
 use thaw_protocol::encoding::encode;
-use thaw_protocol::packet;
+use thaw_protocol::packet::{self, PacketError};
 use thaw_vmm::control::{End, serve};
 use thaw_vmm::events::EventSink;
 use thaw_vmm::machine::Machine;
@@ -58,7 +59,13 @@ pub fn run(input: &[u8]) {
                 break;
             }
         };
-        let (reply, fds) = packet::receive::<FromVmm>(&peer).expect("an answer");
+        let receive = || packet::receive::<FromVmm>(&peer);
+        let (reply, fds) = match receive() {
+            // It ended before it had read all: that is said first, and once (unix(7)).
+            Err(PacketError::Io(e)) if e.kind() == ErrorKind::ConnectionReset => receive(),
+            answer => answer,
+        }
+        .expect("an answer");
         assert!(fds.is_empty());
         match reply {
             FromVmm::Reply { id: answered, result } => {

@@ -44,7 +44,11 @@ fn measure(rounds: usize) -> Result<Report, String> {
     }
     for (ratio, what) in [("memory", MEMORY), ("later_creation", LATER)] {
         let [shared, separate] = Stock::ALL.map(|stock| name(MOST, stock, what));
-        report.ratio(&format!("tenants_{ratio}_separate_over_shared_at_{MOST}"), &separate, &shared)?;
+        report.ratio(
+            &format!("tenants_{ratio}_separate_over_shared_at_{MOST}"),
+            &separate,
+            &shared,
+        )?;
     }
     report.note(
         "4 sandboxes of each tenant, of a local image of 32 MiB. The guest is a few instructions long and fills 62 MiB before it \

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`server`] | sockets and connections |
 //! | [`tcp`], [`credentials`], [`tokens`], [`client_roles`] | the same over TCP, and who may ask there |
+//! | [`listener`] | a TCP socket and its connections |
 //! | [`peer`], [`grant`] | who asks, and what it may do |
 //! | [`scope`] | which sandboxes it may reach |
 //! | [`reserved`] | what only an administrator may say |
@@ -44,6 +45,7 @@ pub mod grant;
 pub mod health;
 pub mod idempotency;
 pub mod limits;
+pub mod listener;
 pub mod logs;
 pub mod machine;
 pub mod maker;

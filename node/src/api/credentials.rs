@@ -80,12 +80,15 @@ impl Credentials {
     ) -> Result<Peer, Refusal> {
         let in_force = self.now();
         let granted = |certificate: &ClientCertificate| match &in_force.client_roles {
-            None => Ok(Grant::admin()),
-            Some(roles) => roles.of(certificate).cloned(),
+            None => Ok(Peer::certificate(certificate.whole(), Grant::admin())),
+            Some(roles) => roles.of(certificate).map(|(name, grant)| {
+                // Whoever has that name: a certificate that is renewed is its owner's as before.
+                Peer::certificate(name.to_string().as_bytes(), grant.clone())
+            }),
         };
-        let no_role = match shown.map(|certificate| (certificate, granted(certificate))) {
-            Some((certificate, Ok(grant))) => return Ok(Peer::certificate(certificate.whole(), grant)),
-            Some((_, Err(why))) => Some(why),
+        let no_role = match shown.map(granted) {
+            Some(Ok(peer)) => return Ok(peer),
+            Some(Err(why)) => Some(why),
             None => None,
         };
         let by_token = in_force.tokens.and_then(|tokens| tokens.bearer(headers, now));

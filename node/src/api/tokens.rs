@@ -93,11 +93,10 @@ impl Tokens {
 
     /// Whose a token is, if it is known and good at this time.
     fn find(&self, token: &[u8], now: SystemTime) -> Option<&Peer> {
-        let presented = hmac::sign(&self.key, token);
         let mut found = None;
         for known in &self.known {
-            // All of them, however soon one is equal: what is compared are tags, which nobody outside can choose.
-            if equal(presented.as_ref(), known.tag.as_ref()) {
+            // All of them, however soon one is equal; each is compared in a time that says nothing of it.
+            if hmac::verify(&self.key, token, known.tag.as_ref()).is_ok() {
                 found = Some(known);
             }
         }
@@ -115,12 +114,6 @@ impl Tokens {
             false => None,
         }
     }
-}
-
-/// Compares all bytes, whatever they are.
-fn equal(a: &[u8], b: &[u8]) -> bool {
-    let differs = a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b));
-    a.len() == b.len() && std::hint::black_box(differs) == 0
 }
 
 #[cfg(test)]

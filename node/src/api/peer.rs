@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::SystemTime;
 
 use rustix::net::sockopt::socket_peercred;
 
@@ -66,6 +67,14 @@ impl Peer {
     pub fn tenant(&self) -> Option<&Tenant> {
         self.grant.tenant()
     }
+}
+
+/// A caller that was let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    pub peer: Peer,
+    /// When its token expires.
+    pub until: Option<SystemTime>,
 }
 
 /// A name within its tenant: a caller that is moved to another tenant is another caller, and is not answered with what it made

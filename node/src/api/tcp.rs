@@ -5,11 +5,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use tokio::net::TcpStream;
@@ -19,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use super::client_roles::ClientCertificate;
 use super::credentials::Credentials;
 use super::daemon::Daemon;
+use super::lease::{Lease, Shown};
 use super::listener::{Listener, Most};
 use super::peer::Peer;
 use super::problem::say;
@@ -144,19 +144,21 @@ async fn serve_tcp(
 }
 
 /// Who asks, by the certificate its connection showed, or else by the token this request brings; what it may do, by what is in force
-/// when it asks.
+/// when it asks. What the request opens lasts no longer than the [`Lease`] it has among its extensions.
 async fn authenticate(
     State(credentials): State<Arc<Credentials>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let shown = request.extensions().get::<Arc<ClientCertificate>>().cloned();
-    let peer = credentials.peer(shown.as_deref(), request.headers(), SystemTime::now());
-    match peer {
-        Ok(peer) => request.extensions_mut().insert(peer),
+    let certificate = request.extensions().get::<Arc<ClientCertificate>>().cloned();
+    let shown = Shown::take(certificate, request.headers_mut());
+    let peer = match credentials.admit(&shown) {
+        Ok(admission) => admission.peer,
         Err(refusal) => return refusal.into_response(),
     };
-    request.headers_mut().remove(header::AUTHORIZATION);
+    let lease = Lease::new(credentials, shown, peer.clone());
+    request.extensions_mut().insert(peer);
+    request.extensions_mut().insert(Arc::new(lease));
     next.run(request).await
 }
 

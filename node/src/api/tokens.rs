@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, header};
 use ring::hmac;
 
 use super::grant::{Expiry, Grant, Granted, lines, read_file, unusable};
-use super::peer::Peer;
+use super::peer::{Admission, Peer};
 use crate::exit::Failure;
 
 /// What the file has, for errors.
@@ -35,6 +35,15 @@ struct Known {
     tag: hmac::Tag,
     peer: Peer,
     expires: Option<Expiry>,
+}
+
+impl Known {
+    fn admission(&self) -> Admission {
+        Admission {
+            peer: self.peer.clone(),
+            until: self.expires.map(Expiry::begins),
+        }
+    }
 }
 
 impl Tokens {
@@ -92,7 +101,7 @@ impl Tokens {
     }
 
     /// Whose a token is, if it is known and good at this time.
-    fn find(&self, token: &[u8], now: SystemTime) -> Option<&Peer> {
+    fn find(&self, token: &[u8], now: SystemTime) -> Option<&Known> {
         let mut found = None;
         for known in &self.known {
             // All of them, however soon one is equal; each is compared in a time that says nothing of it.
@@ -100,17 +109,16 @@ impl Tokens {
                 found = Some(known);
             }
         }
-        let is_good = |known: &&Known| !known.expires.is_some_and(|expires| expires.is_over(now));
-        found.filter(is_good).map(|known| &known.peer)
+        found.filter(|known| !known.expires.is_some_and(|expires| expires.is_over(now)))
     }
 
     /// Whose token a request brings.
-    pub fn bearer(&self, headers: &HeaderMap, now: SystemTime) -> Option<Peer> {
+    pub fn bearer(&self, headers: &HeaderMap, now: SystemTime) -> Option<Admission> {
         let mut all = headers.get_all(header::AUTHORIZATION).iter();
         let (one, none) = (all.next()?, all.next());
         let (scheme, token) = one.to_str().ok()?.split_once(' ')?;
         match none.is_none() && scheme.eq_ignore_ascii_case("bearer") && token.len() <= *LENGTH.end() {
-            true => self.find(token.as_bytes(), now).cloned(),
+            true => self.find(token.as_bytes(), now).map(Known::admission),
             false => None,
         }
     }
@@ -136,16 +144,20 @@ mod tests {
         Some(Peer::token(name, Grant::admin()))
     }
 
+    fn whose(tokens: &Tokens, token: &str, now: SystemTime) -> Option<Peer> {
+        tokens.find(token.as_bytes(), now).map(|known| known.peer.clone())
+    }
+
     #[test]
     fn a_token_is_known_by_all_of_it() {
         let tokens = Tokens::parse(&format!("# whose\n\none {A}\n two\t{B} \n")).unwrap();
         let now = SystemTime::now();
-        assert_eq!(tokens.find(A.as_bytes(), now).cloned(), admin("one"));
-        assert_eq!(tokens.find(B.as_bytes(), now).cloned(), admin("two"));
+        assert_eq!(whose(&tokens, A, now), admin("one"));
+        assert_eq!(whose(&tokens, B, now), admin("two"));
         for unknown in ["", "a", &A[1..], &A[..A.len() - 1], &format!("{A}a"), "one"] {
-            assert_eq!(tokens.find(unknown.as_bytes(), now), None);
+            assert_eq!(whose(&tokens, unknown, now), None);
         }
-        let bearer = |values: &[&str]| tokens.bearer(&headers(values), now);
+        let bearer = |values: &[&str]| tokens.bearer(&headers(values), now).map(|a| a.peer);
         assert_eq!(bearer(&[&format!("Bearer {B}")]), admin("two"));
         assert_eq!(bearer(&[&format!("bearer {B}")]), admin("two"));
         let (basic, twice) = (format!("Basic {B}"), format!("Bearer {B}"));
@@ -168,19 +180,20 @@ mod tests {
         let tokens = Tokens::parse(&text).unwrap();
         assert_eq!(tokens.without_role(), ["one"]);
         let now = SystemTime::now();
-        let two = tokens.find(B.as_bytes(), now).unwrap();
+        let two = whose(&tokens, B, now).unwrap();
         assert_eq!(
             (two.role(), two.tenant().unwrap().as_str()),
             (Role::Operate, "acme")
         );
-        assert_eq!(tokens.find(A.as_bytes(), now).unwrap().role(), Role::Admin);
+        assert_eq!(whose(&tokens, A, now).unwrap().role(), Role::Admin);
     }
 
     #[test]
     fn expired_token_is_unknown() {
         let tokens = Tokens::parse(&format!("one {A} expires=2027-01-01")).unwrap();
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        assert!(tokens.find(A.as_bytes(), at(1_798_761_599)).is_some());
+        let last = tokens.find(A.as_bytes(), at(1_798_761_599)).unwrap();
+        assert_eq!(last.admission().until, Some(at(1_798_761_600)));
         assert!(tokens.find(A.as_bytes(), at(1_798_761_600)).is_none());
     }
 

@@ -5,6 +5,7 @@
 //! grants different things has no role.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::path::Path;
 
 use rustls::pki_types::CertificateDer;
@@ -21,7 +22,7 @@ const MOST: usize = 4096;
 
 /// What a certificate can be known by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Name {
+pub enum Name {
     /// A DNS name among its alternative names, in small letters.
     Dns(String),
     /// A URI among them, as it is written.
@@ -38,6 +39,20 @@ impl Name {
             "uri" => Some(Name::Uri(name.to_owned())),
             "sha256" => hash(name).map(Name::Hash),
             _ => None,
+        }
+    }
+}
+
+/// As the file has it.
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Dns(name) => write!(f, "dns:{name}"),
+            Name::Uri(uri) => write!(f, "uri:{uri}"),
+            Name::Hash(hash) => {
+                f.write_str("sha256:")?;
+                hash.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
         }
     }
 }
@@ -134,17 +149,19 @@ impl ClientRoles {
         }
     }
 
-    /// What a certificate is granted. Its hash decides before its names.
+    /// What a certificate is granted, and the name it is known by here: the first of those that the file has. Its hash decides before
+    /// its names.
     ///
     /// # Errors
     /// It has no role.
-    pub fn of(&self, certificate: &ClientCertificate) -> Result<&Grant, NoRole> {
-        if let Some(grant) = self.0.get(&certificate.hash) {
-            return Ok(grant);
+    pub fn of(&self, certificate: &ClientCertificate) -> Result<(&Name, &Grant), NoRole> {
+        if let Some(known) = self.0.get_key_value(&certificate.hash) {
+            return Ok(known);
         }
-        let mut granted = certificate.names.iter().filter_map(|name| self.0.get(name));
-        let first = granted.next().ok_or(NoRole::Unknown)?;
-        match granted.all(|grant| grant == first) {
+        let names = certificate.names.iter();
+        let mut known = names.filter_map(|name| self.0.get_key_value(name));
+        let first = known.next().ok_or(NoRole::Unknown)?;
+        match known.all(|(_, grant)| grant == first.1) {
             true => Ok(first),
             false => Err(NoRole::Ambiguous),
         }
@@ -168,7 +185,7 @@ mod tests {
 
     fn of(text: &str, certificate: &ClientCertificate) -> Result<(Role, Option<String>), NoRole> {
         let roles = ClientRoles::parse(text).unwrap();
-        let grant = roles.of(certificate)?;
+        let (_, grant) = roles.of(certificate)?;
         Ok((grant.role(), grant.tenant().map(|t| t.to_string())))
     }
 
@@ -200,6 +217,29 @@ mod tests {
             assert_eq!(of(near, &client), Err(NoRole::Unknown), "{near}");
             assert_eq!(of(near, &workload), Err(NoRole::Unknown), "{near}");
         }
+    }
+
+    #[test]
+    fn renewed_certificate_is_the_same_caller_if_its_name_has_a_role() {
+        let old = certificate("workload");
+        let renewed = ClientCertificate {
+            whole: b"another".to_vec(),
+            hash: Name::Hash([7; 32]),
+            names: old.names.clone(),
+        };
+        let known_as = |text: &str, certificate: &ClientCertificate| {
+            let roles = ClientRoles::parse(text).unwrap();
+            roles.of(certificate).map(|(name, _)| name.to_string())
+        };
+        let uri = "uri:spiffe://cluster.example/ns/acme/sa/builder";
+        let line = format!("{uri} role=operate tenant=acme\n");
+        assert_eq!(known_as(&line, &old).unwrap(), uri);
+        assert_eq!(known_as(&line, &renewed).unwrap(), uri);
+        // One that is known by its hash is another.
+        let by_hash = format!("sha256:{}", "07".repeat(32));
+        let both = format!("{line}{by_hash} role=operate tenant=acme");
+        assert_eq!(known_as(&both, &renewed).unwrap(), by_hash);
+        assert_eq!(known_as(&both, &old).unwrap(), uri);
     }
 
     #[test]

@@ -6,17 +6,18 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use axum::http::HeaderMap;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use super::client_roles::{ClientCertificate, ClientRoles};
 use super::grant::Grant;
-use super::peer::Peer;
+use super::lease::Shown;
+use super::peer::{Admission, Peer};
 use super::problem::{ApiCode, Refusal};
 use super::tokens::Tokens;
 use crate::config::api::ApiConfig;
@@ -25,8 +26,13 @@ use crate::exit::{ExitCode, Failure};
 /// What the files said when they were last read and good.
 pub struct Credentials {
     config: ApiConfig,
-    now: RwLock<InForce>,
+    in_force: RwLock<InForce>,
+    generation: watch::Sender<u64>,
+    clock: Clock,
 }
+
+/// What says the time.
+type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
 #[derive(Clone)]
 struct InForce {
@@ -43,52 +49,69 @@ impl Credentials {
     /// # Errors
     /// `config-invalid`: one of them is missing, or cannot be used.
     pub fn read(config: &ApiConfig) -> Result<Credentials, Failure> {
-        let now = InForce::read(config)?;
-        now.tell(config);
+        Credentials::read_by(config, Box::new(SystemTime::now))
+    }
+
+    /// The same by another clock.
+    pub(super) fn read_by(config: &ApiConfig, clock: Clock) -> Result<Credentials, Failure> {
+        let in_force = InForce::read(config)?;
+        in_force.tell(config);
         Ok(Credentials {
-            now: RwLock::new(now),
             config: config.clone(),
+            in_force: RwLock::new(in_force),
+            generation: watch::Sender::new(0),
+            clock,
         })
     }
 
-    /// Reads them again: from now on they say who may ask, also on connections there are; what a connection showed in its
-    /// handshake stays known of it.
+    /// Reads them again: from now on they say who may ask, also on connections there are, and end what callers have open that may not
+    /// ask any more ([`super::lease`]); what a connection showed in its handshake stays known of it.
     ///
     /// # Errors
     /// As [`Credentials::read`]; nothing has changed then.
     pub fn read_again(&self) -> Result<(), Failure> {
         let read = InForce::read(&self.config)?;
         read.tell(&self.config);
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = read;
+        *self.in_force.write().unwrap_or_else(PoisonError::into_inner) = read;
+        self.generation.send_modify(|generation| *generation += 1);
         Ok(())
     }
 
     /// How a connection that comes now is secured, if it is.
     pub fn tls(&self) -> Option<TlsAcceptor> {
-        self.now().tls
+        self.in_force().tls
+    }
+
+    /// Counts how often they were read again: whoever waits for a change sees it by that.
+    pub fn generation(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
+
+    /// What time it is for expiries.
+    pub fn now(&self) -> SystemTime {
+        (self.clock)()
     }
 
     /// Who asks: whoever the certificate is of that the connection showed, if that has a role, or else whose token the request brings.
     ///
     /// # Errors
     /// [`ApiCode::Unauthenticated`]: neither is known. [`ApiCode::NoRole`]: the certificate has no role here.
-    pub fn peer(
-        &self,
-        shown: Option<&ClientCertificate>,
-        headers: &HeaderMap,
-        now: SystemTime,
-    ) -> Result<Peer, Refusal> {
-        let in_force = self.now();
+    pub fn admit(&self, shown: &Shown) -> Result<Admission, Refusal> {
+        let in_force = self.in_force();
         let granted = |certificate: &ClientCertificate| match &in_force.client_roles {
-            None => Ok(Grant::admin()),
-            Some(roles) => roles.of(certificate).cloned(),
+            None => Ok(Peer::certificate(certificate.whole(), Grant::admin())),
+            Some(roles) => roles.of(certificate).map(|(name, grant)| {
+                // Whoever has that name: a certificate that is renewed is its owner's as before.
+                Peer::certificate(name.to_string().as_bytes(), grant.clone())
+            }),
         };
-        let no_role = match shown.map(|certificate| (certificate, granted(certificate))) {
-            Some((certificate, Ok(grant))) => return Ok(Peer::certificate(certificate.whole(), grant)),
-            Some((_, Err(why))) => Some(why),
+        let no_role = match shown.certificate.as_deref().map(granted) {
+            Some(Ok(peer)) => return Ok(Admission { peer, until: None }),
+            Some(Err(why)) => Some(why),
             None => None,
         };
-        let by_token = in_force.tokens.and_then(|tokens| tokens.bearer(headers, now));
+        let tokens = in_force.tokens.as_ref();
+        let by_token = tokens.and_then(|tokens| tokens.bearer(&shown.headers, self.now()));
         by_token.ok_or_else(|| match no_role {
             Some(why) => Refusal::new(ApiCode::NoRole, format!("this certificate has no role: {why}")),
             None => {
@@ -98,8 +121,11 @@ impl Credentials {
         })
     }
 
-    fn now(&self) -> InForce {
-        self.now.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn in_force(&self) -> InForce {
+        self.in_force
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 

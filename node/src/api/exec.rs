@@ -1,7 +1,7 @@
 //! Processes in a sandbox's container: run to their end, streamed, or attended over a WebSocket.
 //!
-//! Invariants: of output that is not streamed at most [`MOST_OUTPUT`] of each stream is held; a caller that is gone takes its
-//! process with it.
+//! Invariants: of output that is not streamed at most [`MOST_OUTPUT`] of each stream is held; a caller that is gone, or whose lease
+//! is over, takes its process with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::{Body as Stream, Bytes};
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{Message, Utf8Bytes, WebSocket, WebSocketUpgrade};
+use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
 use axum::http::{HeaderMap, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -25,6 +25,7 @@ use tokio::sync::mpsc;
 
 use super::daemon::Daemon;
 use super::extract::{BODY_LIMIT, Body};
+use super::lease::{Lease, Over};
 use super::limits::Permit;
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
@@ -32,7 +33,7 @@ use super::process::Process;
 use super::sandboxes::LINES;
 use super::scope::Wanted;
 use super::session::{Said, Session};
-use super::{check, extract, reserved};
+use super::{check, extract, lease, reserved};
 use crate::agent_client::Output;
 use crate::container::Options;
 
@@ -208,6 +209,7 @@ pub async fn attend(
     wanted: Wanted,
     Extension(peer): Extension<Peer>,
     Extension(permit): Extension<Arc<Permit>>,
+    lease: Option<Extension<Arc<Lease>>>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
@@ -216,19 +218,25 @@ pub async fn attend(
     daemon.running(&wanted)?;
     let instance = uri.path().to_owned();
     let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
+    let over = lease::over(lease.map(|Extension(lease)| lease));
     Ok(upgrade.on_upgrade(async move |mut socket| {
-        let session = match first(&mut socket, &peer).await {
-            Ok(Some(options)) => daemon.exec(&wanted, options, permit).await,
-            Ok(None) => return,
-            Err(refusal) => Err(refusal),
-        };
-        match session {
-            Ok(session) => converse(socket, session, instance).await,
-            Err(refusal) => {
-                let (sender, receiver) = socket.split();
-                part(sender, receiver, &ExecEvent::Error(refusal.told(instance))).await;
+        let mut over = Box::pin(over);
+        let begin = async {
+            match first(&mut socket, &peer).await? {
+                Some(options) => daemon.exec(&wanted, options, permit).await.map(Some),
+                None => Ok(None),
             }
-        }
+        };
+        let last = tokio::select! {
+            begun = begin => match begun {
+                Ok(Some(session)) => return converse(socket, session, instance, over).await,
+                Ok(None) => return,
+                Err(refusal) => event(&ExecEvent::Error(refusal.told(instance))),
+            },
+            () = &mut over => dismissal(),
+        };
+        let (sender, receiver) = socket.split();
+        part(sender, receiver, last).await;
     }))
 }
 
@@ -286,21 +294,34 @@ async fn first(socket: &mut WebSocket, peer: &Peer) -> Result<Option<Options>, R
     check::exec(&request).map(|(options, _)| Some(options))
 }
 
-/// Until the process has ended or its caller is gone.
-async fn converse(socket: WebSocket, mut session: Session, instance: String) {
+/// Until the process has ended, its caller is gone, or its caller's lease is `over`.
+async fn converse(socket: WebSocket, mut session: Session, instance: String, over: impl Future<Output = ()>) {
     let (mut sender, mut receiver) = socket.split();
     let (process, input) = (session.process(), session.input());
     let last = tokio::select! {
-        last = write(&mut sender, &mut session, instance.clone()) => last,
+        last = write(&mut sender, &mut session, instance.clone()) => last.map(|last| event(&last)),
         wrong = hear(&mut receiver, process.as_ref(), input) => {
-            wrong.map(|refusal| ExecEvent::Error(refusal.told(instance)))
+            wrong.map(|refusal| event(&ExecEvent::Error(refusal.told(instance))))
         }
+        () = over => Some(dismissal()),
     };
     // First the process: whoever hears of its end may ask for another at once.
     drop(session);
     if let Some(last) = last {
-        part(sender, receiver, &last).await;
+        part(sender, receiver, last).await;
     }
+}
+
+fn event(event: &ExecEvent) -> Message {
+    Message::Text(json(event).into())
+}
+
+/// What a caller is told whose lease is over.
+fn dismissal() -> Message {
+    Message::Close(Some(CloseFrame {
+        code: close_code::POLICY,
+        reason: Over.to_string().into(),
+    }))
 }
 
 /// What the process writes, to the caller. Returns what is to be said last; none when the caller is gone.
@@ -375,10 +396,10 @@ fn instruction(text: &Utf8Bytes) -> Result<ExecInput, Refusal> {
 async fn part(
     mut sender: SplitSink<WebSocket, Message>,
     mut receiver: SplitStream<WebSocket>,
-    last: &ExecEvent,
+    last: Message,
 ) {
     let farewell = async {
-        if sender.send(Message::Text(json(last).into())).await.is_ok() && sender.close().await.is_ok() {
+        if sender.send(last).await.is_ok() && sender.close().await.is_ok() {
             while let Some(Ok(_)) = receiver.next().await {}
         }
     };

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::exit::{ExitCode, Failure};
 use crate::tenant::Tenant;
@@ -110,6 +110,11 @@ impl Expiry {
     pub fn is_over(self, now: SystemTime) -> bool {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         since.as_secs() / DAY >= self.0
+    }
+
+    /// The first moment of that day.
+    pub fn begins(self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(self.0 * DAY)
     }
 }
 
@@ -232,8 +237,6 @@ pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn granted(words: &str) -> Result<Granted, String> {
@@ -300,6 +303,7 @@ mod tests {
             let expiry: Expiry = text.parse().unwrap();
             let at = UNIX_EPOCH + Duration::from_secs(seconds);
             assert!(expiry.is_over(at), "{text}");
+            assert_eq!(expiry.begins(), at, "{text}");
             assert!(!expiry.is_over(at - Duration::from_secs(1)), "{text}");
         }
         for wrong in [

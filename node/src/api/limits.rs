@@ -22,6 +22,7 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::oneshot;
 
 use super::extract::peer;
+use super::lease::{self, Lease, Over};
 use super::problem::{ApiCode, Refusal};
 
 /// The kinds of requests.
@@ -347,25 +348,45 @@ pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Ne
         Ok(peer) => peer.share(),
         Err(refusal) => return refusal.into_response(),
     };
-    match gate.enter(client, verb(&request)).await {
-        Ok(permit) => {
-            let permit = Arc::new(permit);
-            request.extensions_mut().insert(permit.clone());
-            next.run(request).await.map(|body| {
-                Body::new(Running {
-                    body,
-                    _permit: permit,
-                })
-            })
-        }
-        Err(refusal) => refusal.into_response(),
-    }
+    let lease = request.extensions().get::<Arc<Lease>>().cloned();
+    let verb = verb(&request);
+    let permit = match gate.enter(client, verb).await {
+        Ok(permit) => Arc::new(permit),
+        Err(refusal) => return refusal.into_response(),
+    };
+    request.extensions_mut().insert(permit.clone());
+    let answer = next.run(request);
+    let answer = match &lease {
+        Some(lease) if verb.lasts() => tokio::select! {
+            answer = answer => answer,
+            // As if the caller had hung up; it is told why.
+            () = lease.over() => return Refusal::from(Over).into_response(),
+        },
+        _ => answer.await,
+    };
+    answer.map(|body| Body::new(Running::new(body, permit, lease)))
 }
 
-/// An answer on its way out.
+/// The end of a lease.
+type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// An answer on its way out. One whose length nobody knows may go on for long: it breaks off when its caller's lease is over.
 struct Running {
     body: Body,
+    over: Option<Ending>,
     _permit: Arc<Permit>,
+}
+
+impl Running {
+    fn new(body: Body, permit: Arc<Permit>, lease: Option<Arc<Lease>>) -> Running {
+        let lease = lease.filter(|_| body.size_hint().exact().is_none());
+        let over = lease.map(|lease| Box::pin(lease::over(Some(lease))) as Ending);
+        Running {
+            body,
+            over,
+            _permit: permit,
+        }
+    }
 }
 
 impl HttpBody for Running {
@@ -376,6 +397,13 @@ impl HttpBody for Running {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Some(over) = &mut self.over
+            && over.as_mut().poll(context).is_ready()
+        {
+            // What made it ends now, not when the connection does.
+            (self.over, self.body) = (None, Body::empty());
+            return Poll::Ready(Some(Err(axum::Error::new(Over))));
+        }
         Pin::new(&mut self.body).poll_frame(context)
     }
 

@@ -25,8 +25,22 @@ pub async fn metrics(
     State(daemon): State<Arc<Daemon>>,
     Extension(gate): Extension<Arc<Gate>>,
 ) -> Result<Response, Refusal> {
+    told(daemon, gate, ()).await
+}
+
+/// All that is counted. `held` is dropped when it has been collected, which is after this was dropped if nobody waits any more.
+pub async fn told(
+    daemon: Arc<Daemon>,
+    gate: Arc<Gate>,
+    held: impl Send + 'static,
+) -> Result<Response, Refusal> {
     // The kernel lists our descriptors for it, which may be many.
-    let text = tokio::task::spawn_blocking(move || text(&daemon, &gate)).await;
+    let text = tokio::task::spawn_blocking(move || {
+        let text = text(&daemon, &gate);
+        drop(held);
+        text
+    });
+    let text = text.await;
     let text = text.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
     Ok(([(header::CONTENT_TYPE, MEDIA_TYPE)], text).into_response())
 }

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | [`server`] | sockets and connections |
 //! | [`tcp`], [`credentials`], [`tokens`], [`client_roles`] | the same over TCP, and who may ask there |
+//! | [`listener`] | a TCP socket and its connections |
 //! | [`peer`], [`grant`] | who asks, and what it may do |
+//! | [`lease`] | how long it may keep what it has open |
 //! | [`scope`] | which sandboxes it may reach |
 //! | [`reserved`] | what only an administrator may say |
 //! | [`router`] | the routes, which role each takes, and their OpenAPI document |
@@ -43,7 +45,9 @@ mod fork_test;
 pub mod grant;
 pub mod health;
 pub mod idempotency;
+pub mod lease;
 pub mod limits;
+pub mod listener;
 pub mod logs;
 pub mod machine;
 pub mod maker;

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::SystemTime;
 
 use rustix::net::sockopt::socket_peercred;
 
@@ -33,21 +34,23 @@ impl Peer {
         }
     }
 
-    /// Who has shown a certificate: all of it.
-    pub fn certificate(certificate: &[u8], grant: Grant) -> Peer {
+    /// Who has shown a certificate, by the name that the file of roles knows it by, or else by all of it: one that is renewed is then
+    /// another caller.
+    pub fn certificate(owner: &[u8], grant: Grant) -> Peer {
         Peer {
-            client: 1 << 63 | number(&within(certificate, &grant)),
+            client: 1 << 63 | number(&within(owner, &grant)),
             grant,
         }
     }
 
-    /// The caller as idempotency keys know it: the same number is the same caller. A user's is its id, a tenant's share of the limits,
-    /// a token's and a certificate's are in ranges of their own above it.
+    /// The caller as idempotency keys know it: the same number is the same caller. A user's is its id; a token's and a certificate's
+    /// are in ranges of their own above all ids.
     pub fn client(&self) -> u64 {
         self.client
     }
 
-    /// Whose share of the limits it takes: that of its tenant, which all callers of the tenant have together.
+    /// Whose share of the limits it takes: that of its tenant, which all callers of the tenant have together. A tenant's number is in a
+    /// range of its own, and no caller's.
     pub fn share(&self) -> u64 {
         match (self.role(), self.tenant()) {
             (Role::Read | Role::Operate, Some(tenant)) => 1 << 61 | number(tenant.as_str().as_bytes()) >> 3,
@@ -64,6 +67,14 @@ impl Peer {
     pub fn tenant(&self) -> Option<&Tenant> {
         self.grant.tenant()
     }
+}
+
+/// A caller that was let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    pub peer: Peer,
+    /// When its token expires.
+    pub until: Option<SystemTime>,
 }
 
 /// A name within its tenant: a caller that is moved to another tenant is another caller, and is not answered with what it made

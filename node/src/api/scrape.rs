@@ -1,35 +1,40 @@
 //! Metrics and health over TCP, for who has no part in the API: `[metrics] listen`.
 //!
 //! Invariants: nothing else is served here, whatever is asked, and nobody is asked who he is; what is served names no sandbox and no
-//! tenant. A connection is answered one request at a time, and there are at most [`MOST_CONNECTIONS`], [`MOST_OF_ONE`] of one address.
+//! tenant. A connection is answered one request at a time, there are at most [`MOST`], and metrics are collected for [`AT_ONCE`] of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::State;
 use axum::middleware::from_fn;
+use axum::response::Response;
 use axum::routing::get;
 use axum::{Extension, Router};
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::daemon::Daemon;
 use super::limits::Gate;
+use super::listener::{Listener, Most};
 use super::peer::Peer;
-use super::server::{ACCEPT_AGAIN, Connections, linger, serve_one};
-use super::tcp::patient;
+use super::problem::{ApiCode, Refusal};
+use super::server::serve_one;
 use super::{health, metrics, problem, rest};
 use crate::config::api::MetricsConfig;
 use crate::exit::Failure;
 
 /// Most connections at once.
-const MOST_CONNECTIONS: usize = 64;
-/// Most of one address.
-const MOST_OF_ONE: usize = 16;
+const MOST: Most = Most {
+    in_all: 64,
+    of_one: 16,
+};
+/// So many callers have metrics collected at once, and the others wait: it takes a thread, and locks that the API takes too.
+const AT_ONCE: usize = 2;
 
 /// A TCP socket that listens for who reads metrics.
 pub struct Scrape {
-    listener: TcpListener,
+    listener: Listener,
 }
 
 impl Scrape {
@@ -41,7 +46,7 @@ impl Scrape {
         let Some(address) = config.listen else {
             return Ok(None);
         };
-        let listener = TcpListener::bind(address).await;
+        let listener = Listener::open(address).await;
         let listener =
             listener.map_err(|e| Failure::system(format!("[metrics]: cannot listen at {address}"), &e))?;
         Ok(Some(Scrape { listener }))
@@ -49,7 +54,7 @@ impl Scrape {
 
     /// Where it listens.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.listener.address()
     }
 
     /// Serves until `stopped`, and then as long as who is being served may take. `gate` is the API's, whose load is shown.
@@ -60,46 +65,36 @@ impl Scrape {
         stopped: watch::Receiver<()>,
         lingers: Duration,
     ) {
-        let routes = routes(daemon, gate);
-        let mut connections = Connections::new(MOST_CONNECTIONS, MOST_OF_ONE);
-        let mut stop = stopped.clone();
-        loop {
-            let accepted = tokio::select! {
-                accepted = self.listener.accept() => accepted,
-                _ = stop.changed() => break,
-            };
-            connections.reap();
-            match accepted {
-                Ok((stream, from)) => {
-                    let origin = from.ip().to_canonical();
-                    // Who has no room is cut off.
-                    if connections.has_room(&origin) && patient(&stream).is_ok() {
-                        let serving = serve_one(stream, None::<Peer>, routes.clone(), stopped.clone());
-                        connections.add(origin, serving);
-                    }
-                }
-                Err(e) => {
-                    tracing::warn!("cannot accept a connection: {e}");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
-                }
-            }
-        }
-        drop(self.listener);
-        linger(connections, lingers).await;
+        let routes = routes(daemon.clone(), gate, Arc::new(Semaphore::new(AT_ONCE)));
+        let stop = stopped.clone();
+        let serve = move |stream, _| serve_one(stream, None::<Peer>, routes.clone(), stopped.clone());
+        self.listener.serve(&daemon, MOST, stop, lingers, serve).await;
     }
 }
 
 /// Of the API's handlers these two, which need no caller.
-fn routes(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
+fn routes(daemon: Arc<Daemon>, gate: Arc<Gate>, turns: Arc<Semaphore>) -> Router {
     Router::new()
-        .route("/metrics", get(metrics::metrics))
+        .route("/metrics", get(in_turn))
         .route("/v1/health", get(health::health))
         .fallback(problem::no_such_route)
         .method_not_allowed_fallback(problem::wrong_method)
         .layer(Extension(gate))
+        .layer(Extension(turns))
         .layer(from_fn(problem::say))
         .layer(from_fn(rest::take))
         .with_state(daemon)
+}
+
+/// Metrics, when it is this request's turn. The turn ends with the work, also where its caller does not wait for that.
+async fn in_turn(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(gate): Extension<Arc<Gate>>,
+    Extension(turns): Extension<Arc<Semaphore>>,
+) -> Result<Response, Refusal> {
+    let turn = turns.acquire_owned().await;
+    let turn = turn.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
+    metrics::told(daemon, gate, turn).await
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::api::asking::{JSON, ask as request_of, send};
 use crate::api::fake::{Fake, request};
 use crate::api::limits::Bounds;
 use crate::api::router::document;
@@ -163,7 +164,7 @@ async fn what_is_no_request_is_not_answered_as_one() {
 async fn connections_are_bounded() {
     let served = serve().await;
     let mut held = Vec::new();
-    for _ in 0..MOST_OF_ONE {
+    for _ in 0..MOST.of_one {
         let mut stream = TcpStream::connect(served.address).await.unwrap();
         stream
             .write_all(b"GET /v1/health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -191,6 +192,30 @@ async fn connections_are_bounded() {
         assert!(attempt < 1000);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    let (_, text) = ask(&served, "GET", "/metrics", "").await;
+    let refused = "\nthaw_api_connections_refused_total ";
+    assert!(text.contains(refused), "{text}");
+    assert!(!text.contains(&format!("{refused}0\n")), "{text}");
+}
+
+#[tokio::test]
+async fn metrics_are_collected_for_two_at_once_and_others_wait() {
+    let (_fake, daemon) = Fake::daemon(true);
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let routes = routes(daemon, Gate::new(Bounds::default()), turns.clone());
+    let held = turns.clone().acquire_many_owned(AT_ONCE as u32).await.unwrap();
+    let waits = {
+        let routes = routes.clone();
+        tokio::spawn(async move { send(&routes, request_of("GET", "/metrics", JSON, "")).await })
+    };
+    // Health is answered meanwhile.
+    let health = send(&routes, request_of("GET", "/v1/health", JSON, "")).await;
+    assert_eq!(health.status(), StatusCode::OK);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!waits.is_finished());
+    drop(held);
+    assert_eq!(waits.await.unwrap().status(), StatusCode::OK);
+    assert_eq!(turns.available_permits(), AT_ONCE);
 }
 
 #[tokio::test]

@@ -1,40 +1,40 @@
 //! Serving the API over TCP: to who shows a certificate or brings a token.
 //!
-//! Invariants: nobody is served whom neither names; a connection has [`HEAD_LIMIT`] for its handshake, and its address at most
-//! [`MOST_OF_ONE`] of them; what is configured is either all of what it needs, or an error.
+//! Invariants: nobody is served whom neither names; a connection has [`HEAD_LIMIT`] for its handshake, and there are at
+//! most [`MOST`]; what is configured is either all of what it needs, or an error.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use super::client_roles::ClientCertificate;
 use super::credentials::Credentials;
 use super::daemon::Daemon;
+use super::lease::{Lease, Shown};
+use super::listener::{Listener, Most};
 use super::peer::Peer;
 use super::problem::say;
-use super::server::{ACCEPT_AGAIN, Connections, HEAD_LIMIT, linger, serve_one};
+use super::server::{HEAD_LIMIT, serve_one};
 use crate::config::api::ApiConfig;
 use crate::exit::{ExitCode, Failure};
 
 /// Most connections at once.
-const MOST_CONNECTIONS: usize = 4096;
-/// Most of one address.
-const MOST_OF_ONE: usize = 1024;
-/// After so long of silence a peer is asked whether it lives, and how long what is sent may stay unacknowledged.
-const ASKED: Duration = Duration::from_secs(60);
+const MOST: Most = Most {
+    in_all: 4096,
+    of_one: 1024,
+};
 
 /// A TCP socket that listens, and who may ask there.
 pub struct Tcp {
-    listener: TcpListener,
+    listener: Listener,
     credentials: Arc<Credentials>,
 }
 
@@ -71,7 +71,7 @@ impl Tcp {
             ));
         }
         let credentials = Arc::new(Credentials::read(config)?);
-        let listener = TcpListener::bind(address).await;
+        let listener = Listener::open(address).await;
         let listener = listener.map_err(|e| Failure::system(format!("cannot listen at {address}"), &e))?;
         Ok(Some(Tcp {
             listener,
@@ -86,7 +86,7 @@ impl Tcp {
 
     /// Where it listens.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.listener.address()
     }
 
     /// Serves routes until `stopped`, and then as long as who is being served may take.
@@ -97,41 +97,19 @@ impl Tcp {
         stopped: watch::Receiver<()>,
         lingers: Duration,
     ) {
+        let Tcp {
+            listener,
+            credentials,
+        } = self;
         let guarded = routes
-            .layer(from_fn_with_state(self.credentials.clone(), authenticate))
+            .layer(from_fn_with_state(credentials.clone(), authenticate))
             .layer(from_fn(say));
-        let mut connections = Connections::new(MOST_CONNECTIONS, MOST_OF_ONE);
-        let mut stop = stopped.clone();
-        loop {
-            let accepted = tokio::select! {
-                accepted = self.listener.accept() => accepted,
-                _ = stop.changed() => break,
-            };
-            connections.reap();
-            match accepted {
-                Ok((stream, from)) => {
-                    let origin = from.ip().to_canonical();
-                    // Who has no room is cut off: over TLS there is nothing to say it by.
-                    if connections.has_room(&origin) {
-                        let tls = self.credentials.tls();
-                        let serving = serve_tcp(stream, origin, tls, guarded.clone(), stopped.clone());
-                        let connected = daemon.metrics.connected();
-                        connections.add(origin, async move {
-                            serving.await;
-                            drop(connected);
-                        });
-                    } else {
-                        daemon.metrics.connection_refused();
-                    }
-                }
-                Err(e) => {
-                    tracing::warn!("cannot accept a connection: {e}");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
-                }
-            }
-        }
-        drop(self.listener);
-        linger(connections, lingers).await;
+        let stop = stopped.clone();
+        let serve = move |stream, address| {
+            let (tls, routes) = (credentials.tls(), guarded.clone());
+            serve_tcp(stream, address, tls, routes, stopped.clone())
+        };
+        listener.serve(daemon, MOST, stop, lingers, serve).await;
     }
 }
 
@@ -141,14 +119,11 @@ fn invalid(why: &str) -> Failure {
 
 async fn serve_tcp(
     stream: TcpStream,
-    origin: IpAddr,
+    address: IpAddr,
     tls: Option<TlsAcceptor>,
     routes: Router,
     mut stopped: watch::Receiver<()>,
 ) {
-    if let Err(e) = patient(&stream) {
-        return tracing::debug!(%origin, "a connection was not served: {e}");
-    }
     let Some(tls) = tls else {
         return serve_one(stream, None::<Peer>, routes, stopped).await;
     };
@@ -159,8 +134,8 @@ async fn serve_tcp(
     };
     let stream = match stream {
         Ok(Ok(stream)) => stream,
-        Ok(Err(e)) => return tracing::debug!(%origin, "a handshake failed: {e}"),
-        Err(_) => return tracing::debug!(%origin, "a handshake did not end in time"),
+        Ok(Err(e)) => return tracing::debug!(%address, "a handshake failed: {e}"),
+        Err(_) => return tracing::debug!(%address, "a handshake did not end in time"),
     };
     let shown = stream.get_ref().1.peer_certificates();
     let shown = shown.and_then(|chain| chain.first());
@@ -168,30 +143,22 @@ async fn serve_tcp(
     serve_one(stream, certificate, routes, stopped).await;
 }
 
-/// Has the kernel find out that a peer is gone.
-pub fn patient(stream: &TcpStream) -> std::io::Result<()> {
-    use rustix::net::sockopt;
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, ASKED)?;
-    sockopt::set_tcp_user_timeout(stream, ASKED.as_millis() as u32)?;
-    Ok(())
-}
-
 /// Who asks, by the certificate its connection showed, or else by the token this request brings; what it may do, by what is in force
-/// when it asks.
+/// when it asks. What the request opens lasts no longer than the [`Lease`] it has among its extensions.
 async fn authenticate(
     State(credentials): State<Arc<Credentials>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let shown = request.extensions().get::<Arc<ClientCertificate>>().cloned();
-    let peer = credentials.peer(shown.as_deref(), request.headers(), SystemTime::now());
-    match peer {
-        Ok(peer) => request.extensions_mut().insert(peer),
+    let certificate = request.extensions().get::<Arc<ClientCertificate>>().cloned();
+    let shown = Shown::take(certificate, request.headers_mut());
+    let peer = match credentials.admit(&shown) {
+        Ok(admission) => admission.peer,
         Err(refusal) => return refusal.into_response(),
     };
-    request.headers_mut().remove(header::AUTHORIZATION);
+    let lease = Lease::new(credentials, shown, peer.clone());
+    request.extensions_mut().insert(peer);
+    request.extensions_mut().insert(Arc::new(lease));
     next.run(request).await
 }
 

@@ -17,6 +17,9 @@ use crate::api::fake::Fake;
 use crate::api::limits::{Bounds, Gate};
 use crate::api::router::router;
 
+#[path = "lease_test.rs"]
+mod lease;
+
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 fn testing(name: &str) -> PathBuf {
@@ -53,7 +56,10 @@ struct Served {
 }
 
 async fn serve(config: &ApiConfig) -> Served {
-    let tcp = Tcp::open(config).await.unwrap().unwrap();
+    serve_at(Tcp::open(config).await.unwrap().unwrap())
+}
+
+fn serve_at(tcp: Tcp) -> Served {
     let (address, credentials) = (tcp.address().unwrap(), tcp.credentials());
     let (_fake, daemon) = Fake::daemon(true);
     let routes = router(daemon.clone(), Gate::new(Bounds::default()));

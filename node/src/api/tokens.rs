@@ -2,7 +2,7 @@
 //!
 //! Invariants: how long a look takes says nothing of the tokens that are known; none is held as it is, nor ever shown.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -10,12 +10,12 @@ use axum::http::{HeaderMap, header};
 use ring::hmac;
 
 use super::grant::{Expiry, Grant, Granted, lines, read_file, unusable};
-use super::peer::Peer;
+use super::peer::{Admission, Peer};
 use crate::exit::Failure;
 
 /// What the file has, for errors.
 const WHAT: &str = "tokens";
-/// Most tokens: each look compares them all.
+/// Most tokens.
 const MOST: usize = 1024;
 /// Bytes of a token: what is shorter can be guessed.
 const LENGTH: std::ops::RangeInclusive<usize> = 24..=512;
@@ -25,16 +25,25 @@ const LENGTH: std::ops::RangeInclusive<usize> = 24..=512;
 pub struct Tokens {
     /// Of this process alone: tags of equal texts are equal, and say nothing of the texts.
     key: hmac::Key,
-    known: Vec<Known>,
+    /// By their tags.
+    known: HashMap<Box<[u8]>, Known>,
     /// Names of those whose line has no role: they are administrators, as all were before there were roles.
     without_role: Vec<String>,
 }
 
 #[derive(Debug)]
 struct Known {
-    tag: hmac::Tag,
     peer: Peer,
     expires: Option<Expiry>,
+}
+
+impl Known {
+    fn admission(&self) -> Admission {
+        Admission {
+            peer: self.peer.clone(),
+            until: self.expires.map(Expiry::begins),
+        }
+    }
 }
 
 impl Tokens {
@@ -51,7 +60,7 @@ impl Tokens {
         let random = ring::rand::SystemRandom::new();
         let key =
             hmac::Key::generate(hmac::HMAC_SHA256, &random).map_err(|_| "no random bytes".to_owned())?;
-        let (mut known, mut names, mut seen) = (Vec::new(), HashSet::new(), HashSet::new());
+        let (mut known, mut names) = (HashMap::new(), HashSet::new());
         let mut without_role = Vec::new();
         for (number, line) in lines(text) {
             let wrong = |what: &str| format!("line {number}: {what}");
@@ -65,9 +74,6 @@ impl Tokens {
                     "a name and a token come before role=, tenant= and expires=",
                 ));
             }
-            if !names.insert(name) || !seen.insert(token) {
-                return Err(wrong("this name or token was there before"));
-            }
             if !LENGTH.contains(&token.len()) || !token.bytes().all(|b| b.is_ascii_graphic()) {
                 return Err(wrong("a token has 24 to 512 visible ASCII characters"));
             }
@@ -75,11 +81,12 @@ impl Tokens {
             if grant.is_none() {
                 without_role.push(name.to_owned());
             }
-            known.push(Known {
-                tag: hmac::sign(&key, token.as_bytes()),
-                peer: Peer::token(name, grant.unwrap_or_else(Grant::admin)),
-                expires,
-            });
+            let peer = Peer::token(name, grant.unwrap_or_else(Grant::admin));
+            let tag = hmac::sign(&key, token.as_bytes());
+            let before = known.insert(tag.as_ref().into(), Known { peer, expires });
+            if !names.insert(name) || before.is_some() {
+                return Err(wrong("this name or token was there before"));
+            }
         }
         match known.len() {
             0 => Err("there are none".into()),
@@ -98,35 +105,23 @@ impl Tokens {
     }
 
     /// Whose a token is, if it is known and good at this time.
-    fn find(&self, token: &[u8], now: SystemTime) -> Option<&Peer> {
-        let presented = hmac::sign(&self.key, token);
-        let mut found = None;
-        for known in &self.known {
-            // All of them, however soon one is equal: what is compared are tags, which nobody outside can choose.
-            if equal(presented.as_ref(), known.tag.as_ref()) {
-                found = Some(known);
-            }
-        }
-        let is_good = |known: &&Known| !known.expires.is_some_and(|expires| expires.is_over(now));
-        found.filter(is_good).map(|known| &known.peer)
+    fn find(&self, token: &[u8], now: SystemTime) -> Option<&Known> {
+        // How long this takes depends on tags, which nobody outside can choose.
+        let tag = hmac::sign(&self.key, token);
+        let found = self.known.get(tag.as_ref());
+        found.filter(|known| !known.expires.is_some_and(|expires| expires.is_over(now)))
     }
 
     /// Whose token a request brings.
-    pub fn bearer(&self, headers: &HeaderMap, now: SystemTime) -> Option<Peer> {
+    pub fn bearer(&self, headers: &HeaderMap, now: SystemTime) -> Option<Admission> {
         let mut all = headers.get_all(header::AUTHORIZATION).iter();
         let (one, none) = (all.next()?, all.next());
         let (scheme, token) = one.to_str().ok()?.split_once(' ')?;
         match none.is_none() && scheme.eq_ignore_ascii_case("bearer") && token.len() <= *LENGTH.end() {
-            true => self.find(token.as_bytes(), now).cloned(),
+            true => self.find(token.as_bytes(), now).map(Known::admission),
             false => None,
         }
     }
-}
-
-/// Compares all bytes, whatever they are.
-fn equal(a: &[u8], b: &[u8]) -> bool {
-    let differs = a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b));
-    a.len() == b.len() && std::hint::black_box(differs) == 0
 }
 
 #[cfg(test)]
@@ -149,16 +144,20 @@ mod tests {
         Some(Peer::token(name, Grant::admin()))
     }
 
+    fn whose(tokens: &Tokens, token: &str, now: SystemTime) -> Option<Peer> {
+        tokens.find(token.as_bytes(), now).map(|known| known.peer.clone())
+    }
+
     #[test]
     fn a_token_is_known_by_all_of_it() {
         let tokens = Tokens::parse(&format!("# whose\n\none {A}\n two\t{B} \n")).unwrap();
         let now = SystemTime::now();
-        assert_eq!(tokens.find(A.as_bytes(), now).cloned(), admin("one"));
-        assert_eq!(tokens.find(B.as_bytes(), now).cloned(), admin("two"));
+        assert_eq!(whose(&tokens, A, now), admin("one"));
+        assert_eq!(whose(&tokens, B, now), admin("two"));
         for unknown in ["", "a", &A[1..], &A[..A.len() - 1], &format!("{A}a"), "one"] {
-            assert_eq!(tokens.find(unknown.as_bytes(), now), None);
+            assert_eq!(whose(&tokens, unknown, now), None);
         }
-        let bearer = |values: &[&str]| tokens.bearer(&headers(values), now);
+        let bearer = |values: &[&str]| tokens.bearer(&headers(values), now).map(|a| a.peer);
         assert_eq!(bearer(&[&format!("Bearer {B}")]), admin("two"));
         assert_eq!(bearer(&[&format!("bearer {B}")]), admin("two"));
         let (basic, twice) = (format!("Basic {B}"), format!("Bearer {B}"));
@@ -181,19 +180,20 @@ mod tests {
         let tokens = Tokens::parse(&text).unwrap();
         assert_eq!(tokens.without_role(), ["one"]);
         let now = SystemTime::now();
-        let two = tokens.find(B.as_bytes(), now).unwrap();
+        let two = whose(&tokens, B, now).unwrap();
         assert_eq!(
             (two.role(), two.tenant().unwrap().as_str()),
             (Role::Operate, "acme")
         );
-        assert_eq!(tokens.find(A.as_bytes(), now).unwrap().role(), Role::Admin);
+        assert_eq!(whose(&tokens, A, now).unwrap().role(), Role::Admin);
     }
 
     #[test]
     fn expired_token_is_unknown() {
         let tokens = Tokens::parse(&format!("one {A} expires=2027-01-01")).unwrap();
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        assert!(tokens.find(A.as_bytes(), at(1_798_761_599)).is_some());
+        let last = tokens.find(A.as_bytes(), at(1_798_761_599)).unwrap();
+        assert_eq!(last.admission().until, Some(at(1_798_761_600)));
         assert!(tokens.find(A.as_bytes(), at(1_798_761_600)).is_none());
     }
 

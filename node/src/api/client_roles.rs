@@ -1,8 +1,7 @@
 //! Which role each client certificate has, by its names or by its hash.
 //!
-//! A certificate of the right authority says who somebody is, not what he may do here: this node's administrator says that, in a
-//! file, so that no authority, and nobody who has it sign a request, grants himself a role. Invariant: a certificate whose names the file
-//! grants different things has no role.
+//! An authority's certificate says who a caller is. This node's administrator says in a file what that caller may do, so neither the
+//! authority nor a caller can grant a role. Invariant: a certificate has no role if the file grants its names different roles or tenants.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;

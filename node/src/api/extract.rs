@@ -134,7 +134,7 @@ pub fn peer(extensions: &Extensions) -> Result<&Peer, Refusal> {
     extensions.get().ok_or_else(unknown)
 }
 
-/// The sandbox in the path, to who asks.
+/// The sandbox that the path names, within the caller's scope.
 impl<S: Send + Sync> FromRequestParts<S> for Wanted {
     type Rejection = Refusal;
 
@@ -145,7 +145,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Wanted {
     }
 }
 
-/// What is there for who asks.
+/// The caller's scope: the sandboxes it can see.
 impl<S: Send + Sync> FromRequestParts<S> for Scope {
     type Rejection = Refusal;
 

@@ -370,7 +370,7 @@ pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Ne
 /// The end of a lease.
 type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// An answer on its way out. One whose length nobody knows may go on for long: it breaks off when its caller's lease is over.
+/// A response body. If its length is not known, it streams, and breaks off when its caller's lease is over.
 struct Running {
     body: Body,
     over: Option<Ending>,

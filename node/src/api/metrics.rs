@@ -28,7 +28,7 @@ pub async fn metrics(
     told(daemon, gate, ()).await
 }
 
-/// All that is counted. `held` is dropped when it has been collected, which is after this was dropped if nobody waits any more.
+/// Collects all metrics. `held` is dropped when they are collected, even if the caller has stopped waiting.
 pub async fn told(
     daemon: Arc<Daemon>,
     gate: Arc<Gate>,

@@ -5,12 +5,12 @@
 //! | [`server`] | sockets and connections |
 //! | [`tcp`], [`credentials`], [`tokens`], [`client_roles`] | the same over TCP, and who may ask there |
 //! | [`listener`] | a TCP socket and its connections |
-//! | [`peer`], [`grant`] | who asks, and what it may do |
+//! | [`peer`], [`grant`] | the caller, and what it may do |
 //! | [`lease`] | how long it may keep what it has open |
 //! | [`scope`] | which sandboxes it may reach |
 //! | [`reserved`] | what only an administrator may say |
 //! | [`router`] | the routes, which role each takes, and their OpenAPI document |
-//! | [`scrape`] | metrics and health for who has no part in the API |
+//! | [`scrape`] | metrics and health for callers without access to the API |
 //! | [`limits`] | how much is done at once, and for whom |
 //! | [`rest`] | what comes of a body after its answer |
 //! | [`problem`] | whatever goes wrong |

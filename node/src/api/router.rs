@@ -112,7 +112,7 @@ async fn authorize(State(least): State<Role>, request: Request, next: Next) -> R
     Refusal::new(ApiCode::RoleTooLow, what).into_response()
 }
 
-/// The names of the ways to say who asks.
+/// The names of the ways to authenticate.
 const SCHEMES: [&str; 2] = ["token", "certificate"];
 
 /// Any of these ways, of a caller whose role suffices.

@@ -1,4 +1,4 @@
-//! Metrics and health over TCP, for who has no part in the API: `[metrics] listen`.
+//! Metrics and health over TCP, for callers without access to the API: `[metrics] listen`.
 //!
 //! Invariants: nothing else is served here, whatever is asked, and nobody is asked who he is; what is served names no sandbox and no
 //! tenant. A connection is answered one request at a time, there are at most [`MOST`], and metrics are collected for [`AT_ONCE`] of them.

@@ -133,15 +133,15 @@ test-package: ## the Debian package, and the Kubernetes image on a node of syste
 	@$(MAKE) kernel build
 	@tests/package/run
 
-test-containerd: ## containerd's own client suite with runc and with Thaw, and the table of both; `TEST=pattern`: those tests
+test-containerd: ## containerd's own client suite with Thaw, and the table beside runc; `RUNC=yes`: with runc again; `TEST=pattern`: those tests
 	@./setup test suites
 	@$(MAKE) kernel build
-	@tests/containerd/run $(if $(TEST),-run '$(TEST)')
+	@tests/containerd/run $(if $(RUNC),--runc) $(if $(TEST),-run '$(TEST)')
 
-test-k8s: ## Kubernetes on one node, with runc and with Thaw as its pods' runtime, and the table of both; `TEST=name`: that test
+test-k8s: ## Kubernetes on one node with Thaw as its pods' runtime, and the table beside runc; `RUNC=yes`: with runc again; `TEST=name`: that test
 	@./setup test suites
 	@$(MAKE) kernel build
-	@tests/kubernetes/run $(TEST)
+	@tests/kubernetes/run $(if $(RUNC),--runc) $(TEST)
 
 test-api: ## what the API's document promises, asked by Schemathesis and by a client generated from it
 	@./setup test api

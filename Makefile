@@ -42,7 +42,7 @@ soak: ## 24,000 creations of a tiny guest here; 1,000 thaws in a row, 100 at onc
 	@$(MAKE) kernel build
 	THAW_SOAK_CREATES=24000 cargo test --release --workspace --exclude thaw-e2e --test soak -- --nocapture
 	@THAW_SOAK_SUCCESSIVE=1000 THAW_SOAK_PARALLEL=100 THAW_CLONES=100 \
-	  tests/e2e/run --timeout 14400 --memory 20G many_thaws no_two_clones
+	  tests/e2e/run --all yes --timeout 14400 --memory 20G many_thaws no_two_clones
 
 test-upgrade: ## sandboxes of the previous release under this one, and back: real programs of both, tiny guests; `LINUX=yes`: Linux too
 	@./setup test

@@ -54,6 +54,7 @@ fn after_line(child: &mut Child, text: &str) -> std::thread::JoinHandle<String> 
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn a_registry_that_stops_in_the_middle_and_comes_back_is_waited_for() {
     let forms = forms();
     let mut child = reads(&forms, "soci", 60, 30).spawn().unwrap();
@@ -149,6 +150,7 @@ fn a_token_that_expires_while_the_guest_runs_is_replaced() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn a_fetcher_killed_during_a_hundred_random_reads_loses_none() {
     let forms = forms();
     let mut first = forms.home.thawd(&[]);

@@ -82,6 +82,7 @@ fn what_can_be_read_in_pieces_is_fetched_in_pieces() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn what_was_pruned_is_read_in_pieces_by_the_index_that_was_kept() {
     let forms = forms();
     let gzip = forms.reference("gzip");

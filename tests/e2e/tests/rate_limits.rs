@@ -32,6 +32,7 @@ fn write(home: &Home, name: &str) -> Duration {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn limited_disk_is_as_slow_as_it_shall_and_its_neighbour_is_not() {
     let home = Home::new();
     start(&home, "slow", &["--disk-bps", LIMIT]);
@@ -62,6 +63,7 @@ fn limited_disk_is_as_slow_as_it_shall_and_its_neighbour_is_not() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn limited_sandbox_is_frozen_at_once_and_its_clone_is_limited() {
     let home = Home::new();
     start(&home, "slow", &[]);

@@ -418,6 +418,7 @@ fn refused_templates(place: &Place, whole: &Path, all: &[Spoiled]) {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn a_template_of_something_else_is_refused_wherever_it_differs() {
     let place = Place::new();
     place.run_one();
@@ -439,6 +440,7 @@ fn a_template_of_something_else_is_refused_wherever_it_differs() {
 }
 
 #[test]
+#[ignore = "long: run with --all yes"]
 fn a_damaged_template_is_refused_where_none_may_be_built() {
     let place = Place::new();
     let secret = trusted_key(&place);

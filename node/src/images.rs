@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thaw_imagefs::digest::Digest;
+use thaw_images::fetch::{FetchOptions, Fetcher, Priority};
+use thaw_images::fill::Filler;
+use thaw_images::prefetch::{self, Prefetch};
+use thaw_images::progress::Progress;
+use thaw_images::reference::ImageRef;
+use thaw_images::source::{Platform, SourceOptions};
+use thaw_images::store::{Image, PullOptions, PullPolicy, Store};
 use thaw_protocol::control::{BlobRange, ImageSpec};
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::fetch::{FetchOptions, Fetcher, Priority};
-use thaw_rootfs::fill::Filler;
-use thaw_rootfs::prefetch::{self, Prefetch};
-use thaw_rootfs::progress::Progress;
-use thaw_rootfs::reference::ImageRef;
-use thaw_rootfs::source::{Platform, SourceOptions};
-use thaw_rootfs::store::{Image, PullOptions, PullPolicy, Store};
 
 use crate::config::Config;
 use crate::exit::{ExitCode, Failure};
@@ -185,7 +185,7 @@ impl Images {
             .pull(reference, &Platform::linux_amd64(), options, progress)
             .await
             .map_err(|e| match e {
-                thaw_rootfs::Error::NotFound { .. } if options.policy == PullPolicy::Never => Failure::new(
+                thaw_images::Error::NotFound { .. } if options.policy == PullPolicy::Never => Failure::new(
                     ExitCode::ImageNotStored,
                     format!("image {reference} is not in the store"),
                 ),
@@ -243,7 +243,7 @@ impl Images {
     }
 
     /// Makes bytes of a blob's cache file ready: a guest waits.
-    pub async fn fill(&self, blob: &Digest, offset: u64, length: u64) -> Result<(), thaw_rootfs::Error> {
+    pub async fn fill(&self, blob: &Digest, offset: u64, length: u64) -> Result<(), thaw_images::Error> {
         self.filler.fill(blob, offset, length, Priority::Demand).await
     }
 
@@ -434,7 +434,7 @@ pub fn size(image: &Image) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thaw_rootfs::progress::Silent;
+    use thaw_images::progress::Silent;
 
     #[tokio::test]
     async fn a_file_of_an_image_is_read_and_what_is_none_is_told_from_it() {

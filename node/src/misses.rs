@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use thaw_imagefs::digest::Digest;
 use thaw_log::LogLimit;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet::{self, PacketError, Receiver};
-use thaw_rootfs::digest::Digest;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinSet;
 use tokio::time::Instant;

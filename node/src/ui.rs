@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::progress::{Event, Progress};
+use thaw_imagefs::digest::Digest;
+use thaw_images::progress::{Event, Progress};
 
 use crate::exit::Failure;
 use crate::trace::{Account, Stage};
@@ -416,7 +416,7 @@ pub fn timing_table(stages: &[Stage]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thaw_rootfs::store::Form;
+    use thaw_images::store::Form;
 
     fn stage(name: &str, start_ms: u64, took_ms: u64) -> Stage {
         Stage {

@@ -10,6 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use thaw_imagefs::blob::{BlobFile, CHUNK_SIZE};
+use thaw_images::accelerated::Options;
+use thaw_images::prefetch::{self, Recorder};
+use thaw_images::progress::Silent;
+use thaw_images::store::Image;
 use thaw_node::config::Config;
 use thaw_node::image::convert::{self, Wanted};
 use thaw_node::image::record::Recording;
@@ -19,11 +24,6 @@ use thaw_node::misses::{Given, MissServer, Refusal};
 use thaw_protocol::access::Access;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet;
-use thaw_rootfs::accelerated::Options;
-use thaw_rootfs::blob::{BlobFile, CHUNK_SIZE};
-use thaw_rootfs::prefetch::{self, Recorder};
-use thaw_rootfs::progress::Silent;
-use thaw_rootfs::store::Image;
 
 use support::{eventually, make_image};
 

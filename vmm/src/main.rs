@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     };
     thaw_log::to_stderr();
     end_on_panic();
-    if let Err(e) = thaw_rootfs::guarded::install() {
+    if let Err(e) = thaw_imagefs::guarded::install() {
         tracing::warn!("a store file that is cut would end this process: {e}");
     }
     let multihit = Multihit::of_host();

@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use thaw_images::progress::Silent;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, OnExit, ProcessIdentity, RateLimits, Readiness, StartContainer, ThawSandbox,
 };
 use thaw_protocol::control::MemoryMode;
-use thaw_rootfs::progress::Silent;
 
 use super::attendance::Attendance;
 use super::machine::Machine;

@@ -4,8 +4,8 @@ use axum::body::Body;
 use http_body_util::BodyExt;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
+use thaw_images::fetch::EndpointCounts;
 use thaw_protocol::api::{Account, Reason, Stage};
-use thaw_rootfs::fetch::EndpointCounts;
 
 use super::*;
 use crate::api::fake::Fake;

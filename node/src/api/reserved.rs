@@ -6,11 +6,11 @@
 
 use std::str::FromStr;
 
+use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
     ChangeSandbox, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort,
     PullImage, StartContainer, ThawSandbox,
 };
-use thaw_rootfs::reference::ImageRef;
 
 use super::grant::Role;
 use super::peer::Peer;

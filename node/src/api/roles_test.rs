@@ -685,8 +685,8 @@ proptest! {
     #[test]
     fn image_that_is_a_path_is_reserved(kind in "(oci|docker-archive|OCI| oci|)", rest in "[ :/.@a-z]{0,20}") {
         let image = format!("{kind}:{rest}");
-        let parsed: Result<thaw_rootfs::reference::ImageRef, _> = image.parse();
-        let is_of_registry = matches!(&parsed, Ok(thaw_rootfs::reference::ImageRef::Registry(of)) if !of.is_loopback());
+        let parsed: Result<thaw_images::reference::ImageRef, _> = image.parse();
+        let is_of_registry = matches!(&parsed, Ok(thaw_images::reference::ImageRef::Registry(of)) if !of.is_loopback());
         let request = super::fake::request(&image);
         prop_assert_eq!(request.reserved().is_some(), parsed.is_ok() && !is_of_registry);
     }

@@ -6,9 +6,9 @@ use async_trait::async_trait;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use thaw_images::progress::Silent;
+use thaw_images::store::PullOptions;
 use thaw_protocol::api::{Image, ImageDetail, ImageList, Problem, PullImage, Template, TemplateList};
-use thaw_rootfs::progress::Silent;
-use thaw_rootfs::store::PullOptions;
 
 use super::check;
 use super::daemon::Daemon;

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oci_spec::image::ImageConfiguration;
+use thaw_images::store::Image;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ProcessIdentity, PublishedPort, ThawSandbox};
 use thaw_protocol::control::MemoryMode;
-use thaw_rootfs::store::Image;
 
 use super::{CpuLimit, RunArguments, ps, template};
 use crate::api::client::Client;

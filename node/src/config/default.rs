@@ -29,8 +29,8 @@ pub fn check(file: Option<&Path>) -> Result<String, Failure> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use thaw_images::fetch::{Config as FetchConfig, Mirror, MirrorKind};
     use thaw_pools::network::Setup;
-    use thaw_rootfs::fetch::{Config as FetchConfig, Mirror, MirrorKind};
 
     use super::super::api::{ApiConfig, MetricsConfig};
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};

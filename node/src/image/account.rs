@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use indicatif::HumanBytes;
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::progress::{Event, Progress};
-use thaw_rootfs::store::Form;
+use thaw_imagefs::digest::Digest;
+use thaw_images::progress::{Event, Progress};
+use thaw_images::store::Form;
 
 /// Counts what it passes on.
 pub struct Counting {
@@ -115,7 +115,7 @@ impl Progress for Counting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thaw_rootfs::progress::Silent;
+    use thaw_images::progress::Silent;
 
     #[test]
     fn each_layer_counts_once_by_how_it_was_had() {

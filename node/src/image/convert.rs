@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
-use thaw_rootfs::accelerated::{Facts, Job, Options, Pushed};
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::prefetch::{self, LoadOrder};
-use thaw_rootfs::progress::Progress;
-use thaw_rootfs::source::Platform;
+use thaw_imagefs::digest::Digest;
+use thaw_images::accelerated::{Facts, Job, Options, Pushed};
+use thaw_images::prefetch::{self, LoadOrder};
+use thaw_images::progress::Progress;
+use thaw_images::source::Platform;
 
 use super::place;
 use crate::exit::{ExitCode, Failure};

@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::index::form::FormError;
-use thaw_rootfs::index::soci::{self, Ztoc};
-use thaw_rootfs::layer::Limits;
-use thaw_rootfs::progress::{Event, Progress};
-use thaw_rootfs::reference::ImageRef;
-use thaw_rootfs::source::manifest::{Form, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
-use thaw_rootfs::source::{self, LayerSource, Platform, Push, Resolved, Source, Turns};
+use thaw_imagefs::digest::Digest;
+use thaw_images::index::form::FormError;
+use thaw_images::index::soci::{self, Ztoc};
+use thaw_images::layer::Limits;
+use thaw_images::progress::{Event, Progress};
+use thaw_images::reference::ImageRef;
+use thaw_images::source::manifest::{Form, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
+use thaw_images::source::{self, LayerSource, Platform, Push, Resolved, Source, Turns};
 
 use super::place::{self, Place};
 use crate::exit::{ExitCode, Failure};

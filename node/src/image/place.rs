@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
-use thaw_rootfs::Error;
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::progress::{Event, Progress};
-use thaw_rootfs::reference::ImageRef;
-use thaw_rootfs::source::{LayerSource, Push, Resolved, Source, Turns};
+use thaw_imagefs::digest::Digest;
+use thaw_images::Error;
+use thaw_images::progress::{Event, Progress};
+use thaw_images::reference::ImageRef;
+use thaw_images::source::{LayerSource, Push, Resolved, Source, Turns};
 
 use crate::exit::{ExitCode, Failure};
 use crate::images::{Images, failure};

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use thaw_imagefs::digest::Digest;
+use thaw_images::prefetch::{self, Journal, LoadOrder, OrderedBlob, Recorder};
+use thaw_images::store::{Form, Image};
 use thaw_protocol::access::Access;
 use thaw_protocol::packet::{PacketError, Receiver};
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::prefetch::{self, Journal, LoadOrder, OrderedBlob, Recorder};
-use thaw_rootfs::store::{Form, Image};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
@@ -143,7 +143,7 @@ impl Recording {
     }
 }
 
-fn write(image: &Image, order: &LoadOrder, file: Option<PathBuf>) -> Result<Recorded, thaw_rootfs::Error> {
+fn write(image: &Image, order: &LoadOrder, file: Option<PathBuf>) -> Result<Recorded, thaw_images::Error> {
     let mut paths = Vec::new();
     if let Some(file) = file {
         prefetch::write(&file, order)?;
@@ -247,7 +247,7 @@ async fn collect(
     (recorder, journal)
 }
 
-fn warn_of_loss(e: &thaw_rootfs::Error) {
+fn warn_of_loss(e: &thaw_images::Error) {
     tracing::warn!("the recording would be lost with this process: {e}");
 }
 

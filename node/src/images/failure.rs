@@ -3,8 +3,8 @@
 use crate::exit::{ExitCode, Failure, is_full_somewhere};
 
 /// The store's errors say what to do themselves.
-pub fn failure(error: thaw_rootfs::Error) -> Failure {
-    use thaw_rootfs::Error as E;
+pub fn failure(error: thaw_images::Error) -> Failure {
+    use thaw_images::Error as E;
     let cause = match error.inner() {
         E::Unreadable { source, .. } => source.inner(),
         error => error,
@@ -37,11 +37,11 @@ pub fn failure(error: thaw_rootfs::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thaw_rootfs::digest::Digest;
+    use thaw_imagefs::digest::Digest;
 
     #[test]
     fn each_kind_of_bad_image_has_its_exit_code() {
-        use thaw_rootfs::Error as E;
+        use thaw_images::Error as E;
         let layer = Digest::of(b"x");
         let text = String::new;
         let cases = [
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_message_that_says_what_to_do_is_not_told_twice() {
-        let error = thaw_rootfs::Error::DiskFull { path: "/x".into() };
+        let error = thaw_images::Error::DiskFull { path: "/x".into() };
         assert_eq!(
             failure(error).to_string(),
             "disk full at /x; free space there, or choose another store directory"

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use thaw_rootfs::erofs::{FileType, Inode, Reader};
-use thaw_rootfs::store::Image;
+use thaw_imagefs::erofs::{FileType, Inode, Reader};
+use thaw_images::store::Image;
 
 use super::Images;
 use crate::exit::{ExitCode, Failure};

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use thaw_rootfs::erofs::{FileType, Inode, Nid, Reader};
-use thaw_rootfs::store::Image;
+use thaw_imagefs::erofs::{FileType, Inode, Nid, Reader};
+use thaw_images::store::Image;
 
 use super::Images;
 use super::file::malformed;

@@ -1,5 +1,5 @@
-use thaw_rootfs::erofs::write;
-use thaw_rootfs::tree::{Attributes, Inode as TreeInode, Kind, Tree, Xattr};
+use thaw_imagefs::erofs::write;
+use thaw_imagefs::tree::{Attributes, Inode as TreeInode, Kind, Tree, Xattr};
 
 use super::*;
 

@@ -1,10 +1,10 @@
 //! An image of the store as it is shown: to people by `thaw image`, to programs by it and by thawd's API.
 
 use indicatif::HumanBytes;
+use thaw_imagefs::blob::CHUNK_SIZE;
+use thaw_images::prefetch;
+use thaw_images::store::{Form, Image, Inspection, LayerInspection};
 use thaw_protocol::api;
-use thaw_rootfs::blob::CHUNK_SIZE;
-use thaw_rootfs::prefetch;
-use thaw_rootfs::store::{Form, Image, Inspection, LayerInspection};
 
 use super::{Images, failure, size};
 use crate::exit::{ExitCode, Failure};
@@ -139,7 +139,7 @@ pub fn forms(inspection: &Inspection) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thaw_rootfs::digest::Digest;
+    use thaw_imagefs::digest::Digest;
 
     fn layer(form: Form, name: &[u8], chunks: u64, ready: u64, index: Option<u64>) -> LayerInspection {
         LayerInspection {

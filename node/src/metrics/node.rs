@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use thaw_images::fetch::EndpointCounts;
+use thaw_images::fill::FillStats;
 use thaw_pools::statistics::PoolStatistics;
-use thaw_rootfs::fetch::EndpointCounts;
-use thaw_rootfs::fill::FillStats;
 
 use super::{Families, Names, OTHER};
 use crate::api::maker::Maker;

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use thaw_imagefs::blob::CHUNK_SIZE;
+use thaw_imagefs::digest::Digest;
+use thaw_images::store::Image;
 use thaw_protocol::miss::Miss;
-use thaw_rootfs::blob::CHUNK_SIZE;
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::store::Image;
 
 /// Bytes of the largest miss ([`Miss::length`]).
 const MAX_LENGTH: u32 = 1 << 20;

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
 use thaw_failpoint::{Failpoint, reach};
+use thaw_images::store::Image;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::DEFAULT_DISK_MIB;
 use thaw_protocol::control::{Command, MachineState, Response};
-use thaw_rootfs::store::Image;
 
 use super::backends::{Backends, Ends};
 use super::pools::Claimed;

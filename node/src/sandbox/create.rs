@@ -12,6 +12,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
 use thaw_failpoint::{Failpoint, reach};
+use thaw_images::prefetch::Prefetch;
+use thaw_images::progress::Progress;
+use thaw_images::store::Image;
 use thaw_pools::cgroup::{Cgroups, Unavailable};
 use thaw_pools::disk::Disks;
 use thaw_pools::process::ProcessRecord;
@@ -19,9 +22,6 @@ use thaw_pools::share::Serving;
 use thaw_pools::vmm;
 use thaw_protocol::api::{CPU_LIMIT_MILLIS as CPU_MILLIS, DISK_MIB};
 use thaw_protocol::control::{Backend, CONTROL_VERSION, DeviceId, MEMORY_MIB, VCPUS};
-use thaw_rootfs::prefetch::Prefetch;
-use thaw_rootfs::progress::Progress;
-use thaw_rootfs::store::Image;
 
 use super::again::{once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};

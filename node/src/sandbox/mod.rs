@@ -12,15 +12,15 @@ use std::time::Duration;
 use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
+use thaw_images::prefetch::{Ahead, Prefetch};
+use thaw_images::progress::Progress;
+use thaw_images::store::Image;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::network::{FastPathSetting, Setup, Terms as NetworkTerms};
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::Jail;
 use thaw_protocol::api::{RateLimits, Volume};
 use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
-use thaw_rootfs::prefetch::{Ahead, Prefetch};
-use thaw_rootfs::progress::Progress;
-use thaw_rootfs::store::Image;
 use tokio::sync::watch;
 
 use crate::config::api::{ApiConfig, MetricsConfig};

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
 use thaw_failpoint::{Failpoint, reach};
+use thaw_images::prefetch::Prefetch;
+use thaw_images::store::Lease;
 use thaw_pools::cgroup::Cgroups;
 use thaw_pools::disk::Disks;
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{DeviceId, FORBIDDEN_CODE};
-use thaw_rootfs::prefetch::Prefetch;
-use thaw_rootfs::store::Lease;
 use tokio::sync::watch;
 
 use super::budget;

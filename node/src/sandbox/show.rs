@@ -41,7 +41,7 @@ impl Sandbox {
         locked(&self.resources.leases).push(lease);
         let prefetch = node
             .images
-            .prefetch(&image, std::sync::Arc::new(thaw_rootfs::progress::Silent));
+            .prefetch(&image, std::sync::Arc::new(thaw_images::progress::Silent));
         locked(&self.resources.prefetch).extend(prefetch);
         locked(&self.resources.images).push(Shown {
             slot,

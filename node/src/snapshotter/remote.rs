@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use thaw_rootfs::Digest;
-use thaw_rootfs::progress::Silent;
-use thaw_rootfs::store::Lease;
+use thaw_imagefs::Digest;
+use thaw_images::progress::Silent;
+use thaw_images::store::Lease;
 
 use crate::exit::{ExitCode, Failure};
 use crate::images::part::Part;
@@ -167,7 +167,7 @@ fn gone(digest: &str) -> Failure {
     .remedy("pull it again")
 }
 
-fn diff_ids(image: &thaw_rootfs::store::Image) -> Result<Vec<Digest>, Failure> {
+fn diff_ids(image: &thaw_images::store::Image) -> Result<Vec<Digest>, Failure> {
     let parse = |text: &String| {
         text.parse()
             .map_err(|error| Failure::new(ExitCode::ImageMalformed, format!("the image's config: {error}")))
@@ -175,7 +175,7 @@ fn diff_ids(image: &thaw_rootfs::store::Image) -> Result<Vec<Digest>, Failure> {
     image.config.rootfs().diff_ids().iter().map(parse).collect()
 }
 
-fn pulled(image: &thaw_rootfs::store::Image) -> Result<Pulled, Failure> {
+fn pulled(image: &thaw_images::store::Image) -> Result<Pulled, Failure> {
     let lease = image.lease().map_err(crate::images::failure)?;
     Ok(Pulled {
         digest: image.digest,

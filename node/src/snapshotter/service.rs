@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use thaw_images::store::Lease;
 use thaw_protocol::snapshots::snapshots_server::Snapshots;
 use thaw_protocol::snapshots::types::Mount;
 use thaw_protocol::snapshots::{
@@ -14,7 +15,6 @@ use thaw_protocol::snapshots::{
     StatSnapshotRequest, StatSnapshotResponse, UpdateSnapshotRequest, UpdateSnapshotResponse, UsageRequest,
     UsageResponse, ViewSnapshotRequest, ViewSnapshotResponse,
 };
-use thaw_rootfs::store::Lease;
 use tonic::{Request, Response, Status};
 
 use crate::exit::{ExitCode, Failure};

@@ -1,8 +1,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use thaw_imagefs::Digest;
 use thaw_protocol::snapshots::Kind;
-use thaw_rootfs::Digest;
 use tonic::Code;
 
 use super::super::remote::{Pulled, TARGET};

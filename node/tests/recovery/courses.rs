@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use thaw_failpoint::Failpoint;
+use thaw_images::prefetch::{Journal, OrderedBlob, Recorder};
+use thaw_images::store::{Image, Store};
 use thaw_node::api::client::Client;
 use thaw_node::container::Running;
 use thaw_node::exit::Failure;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox, NetworkPolicy, ThawSandbox};
-use thaw_rootfs::prefetch::{Journal, OrderedBlob, Recorder};
-use thaw_rootfs::store::{Image, Store};
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, asked};
 

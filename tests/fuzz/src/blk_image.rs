@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use thaw_protocol::control::{Backend, BlobRange, DeviceId};
-use thaw_rootfs::blob::{BootId, Digests, ReadyFile};
+use thaw_imagefs::blob::{BootId, Digests, ReadyFile};
 use thaw_vmm::memory::GuestMemory;
 use thaw_vmm::virtio::blk::Blk;
 use thaw_vmm::virtio::event_loop::EventLoop;

@@ -1,6 +1,6 @@
 //! A converted image's chunk table: what is accepted is encoded to the same bytes, and its spans fit its lengths.
 
-use thaw_rootfs::accelerated::Table;
+use thaw_images::accelerated::Table;
 
 pub fn run(document: &[u8]) {
     let Ok(table) = Table::decode("fuzz", document) else { return };

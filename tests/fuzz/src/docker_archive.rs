@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use thaw_rootfs::progress::Silent;
-use thaw_rootfs::reference::ImageRef;
-use thaw_rootfs::source::{Platform, SourceOptions, Turns, open, resolve};
+use thaw_images::progress::Silent;
+use thaw_images::reference::ImageRef;
+use thaw_images::source::{Platform, SourceOptions, Turns, open, resolve};
 
 use crate::runtime::block_on;
 

@@ -1,6 +1,6 @@
 //! A metadata image: every slot is taken for an inode, and read as everything an inode can be.
 
-use thaw_rootfs::erofs::Reader;
+use thaw_imagefs::erofs::Reader;
 
 pub fn run(image: &[u8]) {
     let Ok(reader) = Reader::new(image) else { return };

@@ -1,6 +1,6 @@
 //! An EROFS image read as a whole: what makes a tree is written and read again as the same tree.
 
-use thaw_rootfs::erofs::{BlobPlacement, Reader, read_tree, write};
+use thaw_imagefs::erofs::{BlobPlacement, Reader, read_tree, write};
 
 const BLOB: u64 = 1 << 24;
 

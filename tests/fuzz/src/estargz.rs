@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use thaw_rootfs::Digest;
-use thaw_rootfs::index::estargz;
-use thaw_rootfs::layer::Limits;
+use thaw_imagefs::Digest;
+use thaw_images::index::estargz;
+use thaw_images::layer::Limits;
 
 /// Four bytes are the layer's size, two the length of the footer and annotation that follow; the rest is the table.
 pub fn run(input: &[u8]) {

@@ -4,10 +4,10 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use thaw_rootfs::erofs;
-use thaw_rootfs::blob::{BlobFile, BootId, Digests, ReadyFile};
-use thaw_rootfs::fs::{PlacedBlob, RootFs};
-use thaw_rootfs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
+use thaw_imagefs::erofs;
+use thaw_imagefs::blob::{BlobFile, BootId, Digests, ReadyFile};
+use thaw_imagefs::fs::{PlacedBlob, RootFs};
+use thaw_imagefs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 use thaw_vmm::memory::GuestMemory;
 use thaw_vmm::layout::Window;
 use thaw_vmm::virtio::fs::dax::Dax;

@@ -1,8 +1,8 @@
 //! The body of a kept index behind a right checksum. What decodes keeps its rules, encodes to what decodes to the same, and
 //! its spans expand or are refused.
 
-use thaw_rootfs::index::Pieces;
-use thaw_rootfs::index::kept::{decode, encode};
+use thaw_images::index::Pieces;
+use thaw_images::index::kept::{decode, encode};
 
 pub fn run(body: &[u8]) {
     let mut file = b"THAWINDX\x01\0\0\0".to_vec();

@@ -3,7 +3,7 @@
 
 use std::io::Read;
 
-use thaw_rootfs::compression::{Indexing, decoder};
+use thaw_images::compression::{Indexing, decoder};
 
 /// A few kilobytes can be a thousand times as many.
 const MOST: u64 = 8 << 20;

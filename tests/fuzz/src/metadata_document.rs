@@ -1,6 +1,6 @@
 //! A converted image's metadata document, whose digests hostile hands made too.
 
-use thaw_rootfs::accelerated::decode_metadata;
+use thaw_images::accelerated::decode_metadata;
 
 pub fn run(document: &[u8]) {
     let Ok((metadata, blobs)) = decode_metadata("fuzz", document) else { return };

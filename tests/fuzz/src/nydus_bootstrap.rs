@@ -1,7 +1,7 @@
 //! A RAFS v6 bootstrap, with a stored blob of any digest: what is accepted can be written as an image.
 
-use thaw_rootfs::erofs::write;
-use thaw_rootfs::nydus::Bootstrap;
+use thaw_imagefs::erofs::write;
+use thaw_images::nydus::Bootstrap;
 
 pub fn run(bytes: &[u8]) {
     let Ok(bootstrap) = Bootstrap::decode(bytes, |_| Some(1 << 30)) else { return };

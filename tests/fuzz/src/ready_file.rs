@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use thaw_rootfs::blob::{BlobFile, ReadyFile};
+use thaw_imagefs::blob::{BlobFile, ReadyFile};
 
 /// Bytes of the data file beside it: sparse.
 const DATA: u64 = 1 << 30;

@@ -5,10 +5,10 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thaw_rootfs::Digest;
-use thaw_rootfs::progress::Silent;
-use thaw_rootfs::reference::{ImageRef, RegistryRef};
-use thaw_rootfs::source::{Credentials, Platform, Retry, SourceOptions, Turns, open, referrers, resolve};
+use thaw_imagefs::Digest;
+use thaw_images::progress::Silent;
+use thaw_images::reference::{ImageRef, RegistryRef};
+use thaw_images::source::{Credentials, Platform, Retry, SourceOptions, Turns, open, referrers, resolve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use thaw_rootfs::index::soci;
+use thaw_images::index::soci;
 
 pub fn run(bytes: &[u8]) {
     if let Ok(index) = soci::Index::parse_unverified(bytes) {

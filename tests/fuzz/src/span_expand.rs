@@ -1,6 +1,6 @@
 //! A span's stored bytes, in every form: it expands to exactly its length, or is refused.
 
-use thaw_rootfs::span::{Expansion, Span, SpanDigest, SpanTable, Window};
+use thaw_images::span::{Expansion, Span, SpanDigest, SpanTable, Window};
 
 pub fn run(bytes: &[u8]) {
     let Some(([kind, bits, low, high, window], rest)) = bytes.split_first_chunk::<5>() else {

@@ -1,9 +1,9 @@
 //! A layer's tar stream. What unpacks is merged with itself and written: that must not panic either, and a reader must
 //! find what was written.
 
-use thaw_rootfs::erofs::{self, Reader};
-use thaw_rootfs::layer::{Limits, unpack};
-use thaw_rootfs::merge::flatten;
+use thaw_imagefs::erofs::{self, Reader};
+use thaw_images::layer::{Limits, unpack};
+use thaw_images::merge::flatten;
 
 pub fn run(tar: &[u8]) {
     let limits = Limits {

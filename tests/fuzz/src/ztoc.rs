@@ -1,7 +1,7 @@
 //! A SOCI ztoc: any bytes, of a layer of any size.
 
-use thaw_rootfs::index::soci;
-use thaw_rootfs::layer::Limits;
+use thaw_images::index::soci;
+use thaw_images::layer::Limits;
 
 /// Four bytes are the layer's size.
 pub fn run(input: &[u8]) {

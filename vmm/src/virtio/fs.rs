@@ -1,6 +1,6 @@
 //! virtio-fs (virtio 1.2 §5.11): a sandbox's images as one FUSE file system, served in this process.
 //!
-//! The file system itself is [`thaw_rootfs::fs::RootFs`]; here is what the specification calls the device. A thread of
+//! The file system itself is [`thaw_imagefs::fs::RootFs`]; here is what the specification calls the device. A thread of
 //! its own takes FUSE messages from the queues and answers them; a read whose bytes are not in a cache file yet is parked
 //! ([`parked`]) and its bytes asked for over the miss socket ([`thaw_protocol::miss`]), so that no read waits for another.
 //! The thread is made with the device and sleeps until the driver is ready: starting one later would be slow, and would
@@ -15,8 +15,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use thaw_imagefs::fs::RootFs;
 use thaw_protocol::control::{Backend, ImageSpec};
-use thaw_rootfs::fs::RootFs;
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
 use self::dax::Dax;

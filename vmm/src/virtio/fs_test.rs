@@ -15,12 +15,12 @@ use std::time::Duration;
 use fuse_backend_rs::abi::fuse_abi::{FsOptions, InHeader, Opcode, OutHeader, ReadIn};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use thaw_imagefs::blob::{BootId, CHUNK_SIZE, Digests, ReadyFile};
+use thaw_imagefs::erofs;
+use thaw_imagefs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 use thaw_protocol::control::BlobRange;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet;
-use thaw_rootfs::blob::{BootId, CHUNK_SIZE, Digests, ReadyFile};
-use thaw_rootfs::erofs;
-use thaw_rootfs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 use vm_memory::ByteValued;
 
 use super::*;

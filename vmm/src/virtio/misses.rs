@@ -13,10 +13,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use thaw_imagefs::fs::MissingRange;
 use thaw_log::LogLimit;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet::{self, PacketError};
-use thaw_rootfs::fs::MissingRange;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use self::parked::Parked;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use indicatif::HumanBytes;
 use serde_json::json;
-use thaw_rootfs::digest::Digest;
-use thaw_rootfs::store::{Image, Pruned};
+use thaw_imagefs::digest::Digest;
+use thaw_images::store::{Image, Pruned};
 
 use super::super::print;
 use crate::config::Size;

@@ -2,7 +2,7 @@
 
 use indicatif::HumanBytes;
 use serde_json::json;
-use thaw_rootfs::accelerated::{Facts, Options};
+use thaw_images::accelerated::{Facts, Options};
 
 use super::super::print;
 use super::{ConvertArguments, IndexArguments};

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
-use thaw_rootfs::accelerated::Chunking;
-use thaw_rootfs::store::PullOptions;
+use thaw_images::accelerated::Chunking;
+use thaw_images::store::PullOptions;
 
 use crate::config::{Config, Size};
 use crate::exit::{ExitCode, Failure};

@@ -11,7 +11,7 @@ use thaw_bench::image::guest::{self, Setting};
 use thaw_bench::image::starts::{Form, Node, SUBJECTS, Subject, ratios};
 use thaw_bench::image::{BYTES, GUEST, STARTS};
 use thaw_bench::{Report, table};
-use thaw_rootfs::store::Store;
+use thaw_images::store::Store;
 
 /// Where reports are left.
 const RESULTS: &str = "target/bench";

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use thaw_images::store::Image;
 use thaw_protocol::control::{Backend, BlobRange, Command, DeviceId, ImageSpec};
-use thaw_rootfs::store::Image;
 
 use crate::Report;
 use crate::vmm::{Vmm, open_kvm};
@@ -78,7 +78,7 @@ pub struct Setting<'a> {
 /// Also when the guest ended without having measured.
 pub fn measure(setting: &Setting<'_>, rounds: usize, report: &mut Report) -> io::Result<()> {
     let guest_image = setting.directory.join("guest-files.erofs");
-    thaw_rootfs::guest_image::build(setting.program, &guest_image).map_err(io::Error::other)?;
+    thaw_images::guest_image::build(setting.program, &guest_image).map_err(io::Error::other)?;
     let (console, said) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let log: OwnedFd = File::create(setting.directory.join("guest-files.vmm"))?.into();
     let (kvm, kernel) = (open_kvm()?, File::open(setting.kernel)?);

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use thaw_imagefs::blob::BlobFile;
+use thaw_imagefs::fs::{DiskImage, MissingRange, PlacedBlob, Source};
 use thaw_protocol::control::BlobRange;
-use thaw_rootfs::blob::BlobFile;
-use thaw_rootfs::fs::{DiskImage, MissingRange, PlacedBlob, Source};
 use vm_memory::VolatileSlice;
 
 use super::SECTOR;

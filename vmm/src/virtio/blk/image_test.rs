@@ -5,11 +5,11 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use thaw_imagefs::blob::{BootId, CHUNK_SIZE, Digests, ReadyFile};
 use thaw_protocol::access::Access;
 use thaw_protocol::control::BlobRange;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet;
-use thaw_rootfs::blob::{BootId, CHUNK_SIZE, Digests, ReadyFile};
 use vmm_sys_util::epoll::EventSet;
 
 use super::*;

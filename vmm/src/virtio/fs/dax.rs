@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use fuse_backend_rs::abi::virtio_fs::{RemovemappingIn, RemovemappingOne, SetupmappingFlags, SetupmappingIn};
-use thaw_rootfs::fs::{DAX_RANGE, MissingRange, RootFs};
+use thaw_imagefs::fs::{DAX_RANGE, MissingRange, RootFs};
 use vm_memory::ByteValued;
 
 use crate::virtio::state::MappingRecord;

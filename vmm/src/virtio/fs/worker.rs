@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use thaw_imagefs::fs::RootFs;
 use thaw_log::LogLimit;
-use thaw_rootfs::fs::RootFs;
 use vmm_sys_util::epoll::Epoll;
 
 use super::dax::Dax;

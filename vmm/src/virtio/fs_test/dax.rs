@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use fuse_backend_rs::abi::fuse_abi::FUSE_ATTR_DAX;
 use fuse_backend_rs::abi::virtio_fs::{RemovemappingOne, SetupmappingIn};
+use thaw_imagefs::fs::{DAX_LEAST, DAX_RANGE};
 use thaw_protocol::access::Access;
-use thaw_rootfs::fs::{DAX_LEAST, DAX_RANGE};
 use vm_memory::{Bytes, GuestRegionMmap, MemoryRegionAddress};
 
 use super::*;

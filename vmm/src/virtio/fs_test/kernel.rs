@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use thaw_rootfs::layer::{FileSink, Limits, unpack};
-use thaw_rootfs::merge::flatten;
+use thaw_images::layer::{FileSink, Limits, unpack};
+use thaw_images::merge::flatten;
 
 use super::*;
-use thaw_rootfs::blob::Digests;
+use thaw_imagefs::blob::Digests;
 
 /// A source tree with all that matters; made by a shell, packed by tar.
 const SOURCE: &str = "
@@ -60,7 +60,7 @@ fn make() -> Made {
     let length = layer.data_length;
     let mut tree = flatten(&[layer]).unwrap();
     let acl = tree.lookup(b"a/acl").unwrap();
-    let xattr = |name: &str, value: &[u8]| thaw_rootfs::tree::Xattr {
+    let xattr = |name: &str, value: &[u8]| thaw_imagefs::tree::Xattr {
         name: name.into(),
         value: value.into(),
     };

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use thaw_imagefs::fs::MissingRange;
 use thaw_protocol::miss::{Filled, Miss};
-use thaw_rootfs::fs::MissingRange;
 
 use crate::virtio::queue::Chain;
 

@@ -1,0 +1,63 @@
+//! EROFS: one metadata image for a whole tree, and a reader of such images.
+//!
+//! The image is of the plain kind Linux has mounted since 5.15: one device, no device table, blocks of 4 KiB, nothing
+//! compressed. File data is not in it: block addresses of files point past the metadata into a *synthesized address
+//! space*, in which each layer's data file (a *blob*) has a range of its own ([`Summary::blobs`]). Who serves the image
+//! puts the blobs there; [`write_with_data`] does so in one file.
+//!
+//! On-disk structures: Linux `fs/erofs/erofs_fs.h`.
+
+mod checksum;
+mod directory;
+mod format;
+mod plan;
+mod read;
+mod tree;
+mod write;
+mod xattr;
+
+use std::io;
+
+pub use plan::{Plan, plan};
+pub use read::{
+    ChunkIndex, DirectoryEntry, Entries, FileType, Inode, Mapping, Mappings, Nid, ReadError, Reader,
+    ResolvedXattr, Superblock, Xattrs,
+};
+pub use tree::{read_tree, read_tree_with};
+pub use write::{write, write_with_data};
+
+/// Where a blob is in the synthesized address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlobPlacement {
+    /// First byte; a multiple of [`BLOB_ALIGNMENT`], past the metadata.
+    pub address: u64,
+    /// Bytes, a multiple of 4096.
+    pub length: u64,
+}
+
+/// Blobs begin on huge pages, so that one mapped into a guest can be mapped by huge pages.
+pub const BLOB_ALIGNMENT: u64 = 2 << 20;
+
+/// What was laid out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Bytes of the metadata image, a multiple of 4096.
+    pub metadata_length: u64,
+    /// Bytes of the synthesized address space, a multiple of 4096.
+    pub total_length: u64,
+    /// One for each length given, in that order.
+    pub blobs: Vec<BlobPlacement>,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+/// Why a tree cannot be an EROFS image.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error("the image's {what} would be larger than {limit} bytes")]
+    TooLarge { what: &'static str, limit: u64 },
+    #[error("the tree is malformed: {0}")]
+    Malformed(&'static str),
+    #[error("cannot write the EROFS image: {0}")]
+    Io(#[from] io::Error),
+}

@@ -1,0 +1,171 @@
+//! The manifest of a converted image: an OCI image manifest with `artifactType` and `subject`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use thaw_imagefs::digest::Digest;
+
+use crate::error::Error;
+use crate::source::{Descriptor, OCI_MANIFEST};
+
+use super::cut::Chunking;
+use super::{ARTIFACT_TYPE, BLOB_TYPE, LOAD_ORDER_TYPE, METADATA_TYPE, TABLE_TYPE};
+
+/// How files were cut.
+pub const CHUNKING_ANNOTATION: &str = "vnd.thaw.image.chunking";
+/// How frames were compressed.
+pub const COMPRESSION_ANNOTATION: &str = "vnd.thaw.image.compression";
+
+/// Blobs of one image, its dictionaries' included.
+pub const MAX_BLOBS: usize = 256;
+
+/// What a converted image's manifest refers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// The config of the original, unchanged.
+    pub config: Descriptor,
+    /// The original's manifest.
+    pub subject: Option<Descriptor>,
+    pub metadata: Descriptor,
+    /// In the order of their addresses.
+    pub blobs: Vec<StoredTable>,
+    pub load_order: Option<Descriptor>,
+    /// How files were cut, where it says so in words that are understood.
+    pub chunking: Option<Chunking>,
+}
+
+/// A blob and its chunk table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTable {
+    pub table: Descriptor,
+    pub data: Descriptor,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    artifact_type: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire {
+    schema_version: u32,
+    config: Descriptor,
+    layers: Vec<Descriptor>,
+    subject: Option<Descriptor>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+/// In the order in which the image specification lists the fields.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Written<'a> {
+    schema_version: u32,
+    media_type: &'a str,
+    artifact_type: &'a str,
+    config: &'a Descriptor,
+    layers: Vec<&'a Descriptor>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subject: Option<&'a Descriptor>,
+    annotations: BTreeMap<&'a str, String>,
+}
+
+/// What describes these bytes.
+pub fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
+    Descriptor {
+        media_type: media_type.into(),
+        digest: Digest::of(bytes),
+        size: bytes.len() as u64,
+        urls: Vec::new(),
+        platform: None,
+        annotations: None,
+    }
+}
+
+impl Manifest {
+    /// Reads the manifest of a converted image; none when it is a manifest of something else.
+    ///
+    /// # Errors
+    /// `Malformed` when it calls itself a converted image and is none; `UnknownMediaType` for a layer of another kind,
+    /// as a later version may have.
+    pub fn parse(what: &str, bytes: &[u8]) -> Result<Option<Self>, Error> {
+        let head: Head = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
+        if head.artifact_type.as_deref() != Some(ARTIFACT_TYPE) {
+            return Ok(None);
+        }
+        let wire: Wire = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
+        let malformed = |problem: &str| Error::malformed(what, problem);
+        if wire.schema_version != 2 {
+            return Err(malformed("its schemaVersion is not 2"));
+        }
+        let mut layers = wire.layers.into_iter();
+        let metadata = layers
+            .next()
+            .filter(|layer| layer.media_type == METADATA_TYPE)
+            .ok_or(malformed("its first layer is not the image's metadata"))?;
+        let mut blobs = Vec::new();
+        let mut load_order = None;
+        while let Some(layer) = layers.next() {
+            match layer.media_type.as_str() {
+                TABLE_TYPE => {
+                    let data = layers
+                        .next()
+                        .filter(|data| data.media_type == BLOB_TYPE)
+                        .ok_or(malformed("a chunk table is not followed by its blob"))?;
+                    blobs.push(StoredTable { table: layer, data });
+                }
+                LOAD_ORDER_TYPE if load_order.is_none() => load_order = Some(layer),
+                other => {
+                    return Err(Error::UnknownMediaType {
+                        what: format!("layer {} of {what}", layer.digest),
+                        media_type: other.into(),
+                        advice: "it was converted by a later version of Thaw: use that, or convert it again"
+                            .into(),
+                    });
+                }
+            }
+        }
+        if blobs.len() > MAX_BLOBS {
+            return Err(malformed("it has more than 256 blobs"));
+        }
+        Ok(Some(Self {
+            config: wire.config,
+            subject: wire.subject,
+            metadata,
+            blobs,
+            load_order,
+            chunking: wire
+                .annotations
+                .get(CHUNKING_ANNOTATION)
+                .and_then(|text| text.parse().ok()),
+        }))
+    }
+
+    /// The manifest's bytes, which follow from the parts alone. `level` is what frames were compressed with.
+    ///
+    /// # Errors
+    /// `Malformed`: never, as all of it can be written as JSON.
+    pub(super) fn encode(&self, level: i32) -> Result<Vec<u8>, Error> {
+        let mut annotations = BTreeMap::from([(COMPRESSION_ANNOTATION, format!("zstd:{level}"))]);
+        annotations.extend(
+            self.chunking
+                .map(|chunking| (CHUNKING_ANNOTATION, chunking.to_string())),
+        );
+        let blobs = self.blobs.iter().flat_map(|blob| [&blob.table, &blob.data]);
+        let written = Written {
+            schema_version: 2,
+            media_type: OCI_MANIFEST,
+            artifact_type: ARTIFACT_TYPE,
+            config: &self.config,
+            layers: std::iter::once(&self.metadata)
+                .chain(blobs)
+                .chain(&self.load_order)
+                .collect(),
+            subject: self.subject.as_ref(),
+            annotations,
+        };
+        serde_json::to_vec(&written).map_err(|error| Error::malformed("the converted manifest", error))
+    }
+}

@@ -1,0 +1,211 @@
+//! Reading a converted image's documents.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use thaw_imagefs::digest::Digest;
+use thaw_imagefs::erofs::{self, BlobPlacement, Reader};
+
+use crate::error::Error;
+use crate::fetch::{Check, Priority, Ranges, StoredBlob};
+use crate::prefetch::{LoadOrder, MAX_DOCUMENT};
+use crate::source::Descriptor;
+use crate::store::{Form, ReadyMadeBlob, layer_key};
+
+use super::table::{MAX_TABLE, Table};
+use super::{Manifest, Opened, metadata};
+
+/// Most bytes of all chunk tables of an image, which bounds what opening it costs.
+const MAX_TABLES: u64 = 128 << 20;
+
+/// Reads metadata, chunk tables and load order; file data stays where it is.
+///
+/// # Errors
+/// What `ranges` says; `DigestMismatch` or `Malformed` for documents that are not what the manifest says.
+pub async fn open(manifest: &Manifest, ranges: &dyn Ranges) -> Result<Opened, Error> {
+    let documents = Documents::read(manifest, ranges).await?;
+    match tokio::task::spawn_blocking(move || documents.open()).await {
+        Ok(opened) => opened,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(Error::Cancelled),
+    }
+}
+
+/// The documents of a converted image, compared with the manifest's digests and otherwise not looked at.
+pub struct Documents {
+    pub metadata: (Descriptor, Vec<u8>),
+    /// Table, its bytes, and the blob it describes.
+    pub tables: Vec<(Descriptor, Vec<u8>, Descriptor)>,
+    pub load_order: Option<(Descriptor, Vec<u8>)>,
+}
+
+impl Documents {
+    pub(super) async fn read(manifest: &Manifest, ranges: &dyn Ranges) -> Result<Self, Error> {
+        let total = manifest
+            .blobs
+            .iter()
+            .try_fold(0u64, |sum, blob| sum.checked_add(blob.table.size));
+        if total.is_none_or(|total| total > MAX_TABLES) {
+            return Err(Error::malformed(
+                format!("converted image {}", manifest.metadata.digest),
+                format!("its chunk tables have more than {MAX_TABLES} bytes"),
+            ));
+        }
+        let (metadata, tables, load_order) = futures_util::future::try_join3(
+            document(ranges, "metadata", &manifest.metadata, metadata::MAX_DOCUMENT),
+            futures_util::future::try_join_all(
+                manifest
+                    .blobs
+                    .iter()
+                    .map(|blob| document(ranges, "chunk table", &blob.table, MAX_TABLE)),
+            ),
+            async {
+                match &manifest.load_order {
+                    Some(descriptor) => {
+                        let bytes = document(ranges, "load order", descriptor, MAX_DOCUMENT as u64).await?;
+                        Ok(Some((descriptor.clone(), bytes)))
+                    }
+                    None => Ok(None),
+                }
+            },
+        )
+        .await?;
+        Ok(Self {
+            metadata: (manifest.metadata.clone(), metadata),
+            tables: manifest
+                .blobs
+                .iter()
+                .zip(tables)
+                .map(|(blob, bytes)| (blob.table.clone(), bytes, blob.data.clone()))
+                .collect(),
+            load_order,
+        })
+    }
+
+    /// Decodes and checks them all, and against each other.
+    ///
+    /// # Errors
+    /// `Malformed`.
+    pub fn open(self) -> Result<Opened, Error> {
+        let what = format!("metadata {}", self.metadata.0.digest);
+        let (metadata, placed) = metadata::decode(&what, &self.metadata.1)?;
+        let malformed = |problem: String| Error::malformed(&what, problem);
+        if placed.len() != self.tables.len() {
+            let problem = format!(
+                "it places {} blobs, the manifest has {}",
+                placed.len(),
+                self.tables.len()
+            );
+            return Err(malformed(problem));
+        }
+        let mut blobs = Vec::with_capacity(placed.len());
+        for (placed, (descriptor, bytes, data)) in placed.iter().zip(&self.tables) {
+            let table = decode_table(descriptor, bytes, data)?;
+            if placed.table != descriptor.digest || placed.length != table.data_length {
+                return Err(malformed(format!(
+                    "it was not made with chunk table {}",
+                    descriptor.digest
+                )));
+            }
+            blobs.push(ReadyMadeBlob {
+                address: placed.address,
+                form: Form::Accelerated,
+                document: descriptor.digest,
+                digests: None,
+                content: table.content(&format!("chunk table {}", descriptor.digest))?,
+                stored: StoredBlob {
+                    digest: data.digest,
+                    size: data.size,
+                    urls: data.urls.clone(),
+                },
+            });
+        }
+        let placements: Vec<_> = placed
+            .iter()
+            .map(|placed| BlobPlacement {
+                address: placed.address,
+                length: placed.length,
+            })
+            .collect();
+        Reader::new(&metadata[..])
+            .and_then(|reader| erofs::read_tree(&reader, &placements))
+            .map_err(|error| malformed(error.to_string()))?;
+        Ok(Opened {
+            load_order: self
+                .load_order
+                .map(|(descriptor, bytes)| decode_order(&descriptor, &bytes, &blobs))
+                .transpose()?,
+            metadata,
+            blobs,
+        })
+    }
+}
+
+/// A load order, checked to be of these blobs.
+fn decode_order(descriptor: &Descriptor, bytes: &[u8], blobs: &[ReadyMadeBlob]) -> Result<LoadOrder, Error> {
+    let order = LoadOrder::from_json(bytes)?;
+    let keys: HashMap<Digest, u64> = blobs
+        .iter()
+        .map(|blob| {
+            let key = layer_key(blob.form, &blob.stored.digest, &blob.document);
+            (key, blob.content.data_length)
+        })
+        .collect();
+    match order
+        .blobs
+        .iter()
+        .all(|blob| keys.get(&blob.digest) == Some(&blob.length))
+    {
+        true => Ok(order),
+        false => Err(Error::malformed(
+            format!("load order {}", descriptor.digest),
+            "it is of blobs this image has not got",
+        )),
+    }
+}
+
+/// A table, checked to be of the blob it stands before.
+pub fn decode_table(descriptor: &Descriptor, bytes: &[u8], data: &Descriptor) -> Result<Table, Error> {
+    let what = format!("chunk table {}", descriptor.digest);
+    let table = Table::decode(&what, bytes)?;
+    if (table.blob, table.stored_length) != (data.digest, data.size) {
+        return Err(Error::malformed(
+            what,
+            format!("it is not of blob {}", data.digest),
+        ));
+    }
+    Ok(table)
+}
+
+/// A document whole, of bounded size, with the descriptor's digest.
+pub async fn document(
+    ranges: &dyn Ranges,
+    name: &str,
+    descriptor: &Descriptor,
+    limit: u64,
+) -> Result<Vec<u8>, Error> {
+    let what = format!("{name} {}", descriptor.digest);
+    if descriptor.size == 0 || descriptor.size > limit {
+        return Err(Error::malformed(
+            what,
+            format!(
+                "it has {} bytes, at least 1 and at most {limit} are read",
+                descriptor.size
+            ),
+        ));
+    }
+    let blob = StoredBlob {
+        digest: descriptor.digest,
+        size: descriptor.size,
+        urls: descriptor.urls.clone(),
+    };
+    let expected = descriptor.digest;
+    let check: Check = Arc::new(move |bytes: &[u8]| match Digest::of(bytes) {
+        got if got == expected => Ok(()),
+        got => Err(format!("its digest is {got}, not {expected}")),
+    });
+    let bytes = ranges
+        .read(&blob, 0..descriptor.size, Priority::Demand, check)
+        .await?;
+    Ok(bytes.to_vec())
+}

@@ -1,0 +1,305 @@
+//! Filling cache files with what guests read: from spans of the stored blobs, by the layers' indexes.
+//!
+//! Invariant: a chunk is written whole, from bytes that were compared with their digest, and its bit set after; so
+//! whatever dies or fails at whatever moment leaves a missing chunk, never a wrong one. Of each span there is one read on
+//! demand at a time in a process, however many wait for it; processes that fill the same blob write the same bytes.
+//!
+//! From what is missing to what is read: chunks, the pieces of the data file in them, the spans those stand in
+//! ([`plan`]), runs of neighbouring spans ([`flight`]). From what was read back: spans are expanded and verified, every
+//! chunk they yield whole is written at once ([`chunk`]), those they yield a part of keep the span in memory for a while
+//! ([`recent`]).
+
+mod blob;
+mod chunk;
+mod flight;
+mod plan;
+mod recent;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thaw_imagefs::digest::Digest;
+use tokio::sync::Semaphore;
+
+use crate::error::Error;
+use crate::fetch::{FetchOptions, Priority};
+use crate::progress::Silent;
+use crate::store::{PullOptions, Store, blocking};
+
+use blob::{Blob, Blobs, Origins};
+use chunk::Assembly;
+use flight::{Flight, SpanKey};
+use recent::Recent;
+
+/// Chunks filled together: what their assembly takes of memory is bounded by it.
+const WINDOW: usize = 32;
+/// Bytes of expanded spans gathered before they are copied to where they belong (one span may be larger).
+const GATHERED: u64 = 32 << 20;
+/// KiB of expanded spans of all reads in flight in the process; a read waits until there is room.
+const MEMORY_KIB: u32 = 256 << 10;
+/// The same for prefetches, which so never take a demand's room.
+const PREFETCH_KIB: u32 = 64 << 10;
+
+/// What a filler did, for metrics.
+#[derive(Debug, Default)]
+pub struct FillStats {
+    /// Fills asked for.
+    pub asked: AtomicU64,
+    /// Of those, already ready when asked for.
+    pub ready: AtomicU64,
+    /// Reads of stored ranges.
+    pub reads: AtomicU64,
+    /// Bytes of stored ranges.
+    pub stored_bytes: AtomicU64,
+    /// Spans expanded.
+    pub spans: AtomicU64,
+    /// Chunks made ready.
+    pub chunks: AtomicU64,
+    /// Fills that waited for another's read.
+    pub joined: AtomicU64,
+    /// Prefetches broken off because a guest wanted what they read.
+    pub overtaken: AtomicU64,
+    /// Spans found among those expanded shortly before.
+    pub kept: AtomicU64,
+    /// Chunks or spans refused for a wrong digest.
+    pub mismatches: AtomicU64,
+    /// Cache files found cut short.
+    pub cut: AtomicU64,
+    /// Layers unpacked again, for want of an index.
+    pub repairs: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// Fills blobs of one store. Cheap to clone; one per process, so that misses share reads.
+#[derive(Clone)]
+pub struct Filler {
+    inner: Arc<Inner>,
+    /// Bytes of stored ranges that were read for whom this one is.
+    fetched: Fetched,
+}
+
+/// Counts bytes of stored ranges.
+type Fetched = Arc<AtomicU64>;
+
+/// For whom a fill is.
+#[derive(Clone)]
+struct Asker {
+    priority: Priority,
+    fetched: Fetched,
+}
+
+struct Inner {
+    store: Store,
+    options: FetchOptions,
+    stats: FillStats,
+    blobs: Blobs,
+    origins: Origins,
+    flights: Mutex<HashMap<SpanKey, Arc<Flight>>>,
+    recent: Mutex<Recent>,
+    memory: Semaphore,
+    prefetch_memory: Semaphore,
+}
+
+impl Filler {
+    pub fn new(store: Store, options: FetchOptions) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                store,
+                options,
+                stats: FillStats::default(),
+                blobs: Blobs::default(),
+                origins: Origins::default(),
+                flights: Mutex::default(),
+                recent: Mutex::default(),
+                memory: Semaphore::new(MEMORY_KIB as usize),
+                prefetch_memory: Semaphore::new(PREFETCH_KIB as usize),
+            }),
+            fetched: Fetched::default(),
+        }
+    }
+
+    /// The same one, which counts what is read for its own fills alone: for one sandbox.
+    pub fn counting_alone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            fetched: Fetched::default(),
+        }
+    }
+
+    /// Bytes of stored ranges read for the fills of this one and its clones. What others were reading already when it was
+    /// wanted counts for them.
+    pub fn fetched(&self) -> u64 {
+        self.fetched.load(Ordering::Relaxed)
+    }
+
+    fn asker(&self, priority: Priority) -> Asker {
+        Asker {
+            priority,
+            fetched: self.fetched.clone(),
+        }
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &FillStats {
+        &self.inner.stats
+    }
+
+    /// Makes `offset..offset + length` of a blob ready, and returns once the bits are set. A range beyond the blob's end
+    /// is cut. Dropping it loses nothing: what was begun for a demand goes on.
+    ///
+    /// # Errors
+    /// `NotFound` for a blob the store has not got, `DiskFull`, and what the source said.
+    pub async fn fill(
+        &self,
+        blob: &Digest,
+        offset: u64,
+        length: u64,
+        priority: Priority,
+    ) -> Result<(), Error> {
+        let stats = &self.inner.stats;
+        count(&stats.asked, 1);
+        let blob = self.inner.blob(blob).await?;
+        let chunks = blob.files.ready.chunks_of(offset, length);
+        let mut at = chunks.start;
+        let mut idle = true;
+        let asker = self.asker(priority);
+        while at < chunks.end {
+            let window = blob.missing(&mut at, chunks.end, WINDOW);
+            if window.is_empty() {
+                break;
+            }
+            idle = false;
+            self.inner.fill_window(&blob, window, &asker, false).await?;
+        }
+        if idle {
+            count(&stats.ready, 1);
+        }
+        Ok(())
+    }
+
+    /// Fetches chunks again whatever their bits say, and writes them in place: what [`Store::verify`] found bad while a
+    /// sandbox uses it.
+    ///
+    /// # Errors
+    /// Those of [`Filler::fill`].
+    pub async fn refetch(&self, blob: &Digest, chunks: &[u64]) -> Result<(), Error> {
+        let blob = self.inner.blob(blob).await?;
+        if blob.content().is_none() {
+            // Unpacking again writes what is missing.
+            chunks
+                .iter()
+                .for_each(|chunk| blob.files.ready.clear(*chunk..chunk + 1));
+        }
+        for window in chunks.chunks(WINDOW) {
+            let within = |chunk: &&u64| **chunk < blob.files.ready.chunk_count();
+            let window: Vec<u64> = window.iter().filter(within).copied().collect();
+            self.inner
+                .fill_window(&blob, window, &self.asker(Priority::Demand), true)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Makes some chunks ready. With `again`, even those that are.
+    async fn fill_window(
+        self: &Arc<Self>,
+        blob: &Arc<Blob>,
+        mut chunks: Vec<u64>,
+        asker: &Asker,
+        again: bool,
+    ) -> Result<(), Error> {
+        if !again {
+            // After a reboot, or in a hole that should be one, the bytes may be there.
+            let (checked, wanted) = (blob.clone(), chunks);
+            chunks = blocking(move || checked.compare(wanted)).await?;
+        }
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        if blob.content().is_none() {
+            return self.repair(blob, &chunks).await;
+        }
+        let mut assembly = Assembly::new(blob.clone(), chunks, again);
+        let spans = assembly.spans();
+        let mut rest = &spans[..];
+        while !rest.is_empty() {
+            let (batch, after) = rest.split_at(blob.batch(rest, GATHERED));
+            rest = after;
+            let expanded = {
+                // What others have written meanwhile need not be gathered.
+                let still = |spans: Vec<usize>| match again {
+                    true => spans,
+                    false => assembly.still_wanted(&spans),
+                };
+                self.gather(blob, batch.to_vec(), asker, &still).await?
+            };
+            if !again && assembly.is_ready() {
+                return Ok(());
+            }
+            assembly = blocking(move || {
+                expanded
+                    .iter()
+                    .for_each(|(span, bytes)| assembly.add(*span, bytes));
+                Ok(assembly)
+            })
+            .await?;
+        }
+        let inner = self.clone();
+        blocking(move || {
+            let refused = assembly.commit(&inner.stats);
+            if let Err(Error::ChunkDigest { .. }) = &refused {
+                inner.forget(assembly.blob().id, &spans);
+            }
+            refused
+        })
+        .await
+    }
+
+    /// Unpacks a layer again that has no index.
+    async fn repair(&self, blob: &Blob, chunks: &[u64]) -> Result<(), Error> {
+        count(&self.stats.repairs, 1);
+        let options = PullOptions {
+            plain_http: self.options.source.plain_http,
+            credentials: self.options.source.credentials.clone(),
+            retry: self.options.source.retry,
+            fetcher: Some(self.options.fetcher.clone()),
+            ..PullOptions::default()
+        };
+        for chunk in chunks {
+            let range = blob.files.ready.chunk_range(*chunk);
+            self.store
+                .fill(
+                    &blob.id,
+                    range.start,
+                    range.end - range.start,
+                    &options,
+                    Arc::new(Silent),
+                )
+                .await?;
+        }
+        Ok(())
+    }
+
+    fn forget(&self, blob: Digest, spans: &[usize]) {
+        let mut recent = lock(&self.recent);
+        spans.iter().for_each(|span| recent.remove(&(blob, *span)));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether `inner` lies in `outer`.
+fn within(inner: &Range<u64>, outer: &Range<u64>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end
+}

@@ -1,0 +1,232 @@
+//! eStargz and zstd:chunked: layers whose files are gzip members or zstd frames of their own, with a table of contents
+//! at their end.
+//!
+//! The table is bound to the image by an annotation of the layer's descriptor, and each chunk of a file by its digest in
+//! the table. Read as hostile nevertheless; nothing is fetched here.
+//!
+//! What the tables cannot say: of eStargz, fractions of a second (rounded to the nearest) and names that are not UTF-8.
+
+mod toc;
+
+use std::io::Read;
+use std::ops::Range;
+
+use thaw_imagefs::digest::Digest;
+
+use crate::index::LayerIndex;
+use crate::index::form::{FormError, verify};
+use crate::layer::Limits;
+
+const FORM: &str = "eStargz table of contents";
+
+/// The annotation of a layer's descriptor: the digest of the table, uncompressed.
+pub const TOC_DIGEST: &str = "containerd.io/snapshot/stargz/toc.digest";
+/// The same of zstd:chunked: the digest of the table as stored, and `OFFSET:LENGTH:UNCOMPRESSED LENGTH:TYPE`; under the
+/// names of today and those from before.
+const ZSTD_CHECKSUM: [&str; 2] = [
+    "io.github.containers.zstd-chunked.manifest-checksum",
+    "io.containers.zstd-chunked.manifest-checksum",
+];
+const ZSTD_POSITION: [&str; 2] = [
+    "io.github.containers.zstd-chunked.manifest-position",
+    "io.containers.zstd-chunked.manifest-position",
+];
+/// The only type of table there is.
+const ZSTD_TYPE: &str = "1";
+
+/// Bytes of the end of an eStargz layer that hold its footer.
+pub const FOOTER: u64 = 51;
+/// Name of the table in the tar stream.
+const TOC_NAME: &[u8] = b"stargz.index.json";
+/// No table is larger, stored or uncompressed.
+pub const MAX_TOC: u64 = 256 << 20;
+
+/// A layer's table of contents: which form it has, and what says that it is the right one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Where the table is, its footer says ([`toc_location`]).
+    Gzip { toc: Digest },
+    /// `location` is where the table is stored, `stored` the digest of these bytes.
+    Zstd { stored: Digest, location: Range<u64> },
+}
+
+/// The digest of the table of a layer with these annotations; none where it is not an eStargz layer. [`bound`] knows
+/// zstd:chunked as well.
+///
+/// # Errors
+/// When the annotation is there and is no digest.
+pub fn toc_digest<'a>(
+    annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Result<Option<Digest>, FormError> {
+    annotations
+        .into_iter()
+        .find(|(name, _)| *name == TOC_DIGEST)
+        .map(|(_, value)| digest_of(value))
+        .transpose()
+}
+
+fn digest_of(value: &str) -> Result<Digest, FormError> {
+    value
+        .parse::<Digest>()
+        .map_err(|error| FormError::malformed(FORM, format!("the layer's annotation: {error}")))
+}
+
+/// What binds a layer with these annotations to its table; none where it is neither eStargz nor zstd:chunked.
+/// `stored_size` is the layer's.
+///
+/// # Errors
+/// When an annotation is there and is not what it should be.
+pub fn bound<'a>(
+    annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
+    stored_size: u64,
+) -> Result<Option<Bound>, FormError> {
+    let (mut toc, mut checksum, mut position) = (None, None, None);
+    for (name, value) in annotations {
+        match name.as_str() {
+            TOC_DIGEST => toc = Some(value),
+            name if ZSTD_CHECKSUM.contains(&name) => checksum = Some(value),
+            name if ZSTD_POSITION.contains(&name) => position = Some(value),
+            _ => {}
+        }
+    }
+    // zstd:chunked layers may have eStargz's annotation, too.
+    match (checksum, position, toc) {
+        (Some(checksum), Some(position), _) => Ok(Some(Bound::Zstd {
+            stored: digest_of(checksum)?,
+            location: zstd_location(position, stored_size)?,
+        })),
+        (_, _, Some(toc)) => Ok(Some(Bound::Gzip { toc: digest_of(toc)? })),
+        _ => Ok(None),
+    }
+}
+
+fn zstd_location(position: &str, stored_size: u64) -> Result<Range<u64>, FormError> {
+    let parts: Vec<&str> = position.split(':').collect();
+    let [offset, length, uncompressed, kind] = parts[..] else {
+        return Err(FormError::malformed(FORM, "its position is not four numbers"));
+    };
+    if kind != ZSTD_TYPE {
+        return Err(FormError::unsupported(
+            FORM,
+            format!("type {}", kind.escape_debug()),
+        ));
+    }
+    let number = |text: &str| {
+        text.parse::<u64>()
+            .map_err(|_| FormError::malformed(FORM, "its position is not four numbers"))
+    };
+    if number(uncompressed)? > MAX_TOC {
+        return Err(FormError::unsupported(FORM, "more than 256 MiB"));
+    }
+    let (offset, length) = (number(offset)?, number(length)?);
+    location(offset, offset.checked_add(length), stored_size)
+}
+
+fn location(start: u64, end: Option<u64>, limit: u64) -> Result<Range<u64>, FormError> {
+    match end {
+        Some(end) if start < end && end <= limit && end - start <= MAX_TOC => Ok(start..end),
+        _ => Err(FormError::malformed(
+            FORM,
+            "it is not within the layer, or larger than 256 MiB",
+        )),
+    }
+}
+
+/// Where an eStargz layer's table is stored, from the last [`FOOTER`] bytes of the layer of `stored_size` bytes.
+///
+/// # Errors
+/// When they are not a footer.
+pub fn toc_location(footer: &[u8], stored_size: u64) -> Result<Range<u64>, FormError> {
+    let refuse = || FormError::malformed(FORM, "the layer does not end with an eStargz footer");
+    // An empty gzip member: its header with an extra field, a stored block of nothing, its trailer of zeros. The first
+    // form of it had the number in the extra field itself, now there is a subfield "SG" around it.
+    const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0, 0xff];
+    let with_subfield = [&HEAD[..], b"\x1a\0SG\x16\0"].concat();
+    let without = [&HEAD[..], b"\x16\0"].concat();
+    let number = [&with_subfield, &without].into_iter().find_map(|head| {
+        let length = head.len() + 16 + 6 + 5 + 8;
+        let footer = footer.get(footer.len().checked_sub(length)?..)?;
+        let rest = footer.strip_prefix(&head[..])?;
+        let is_end = rest.get(16..)? == b"STARGZ\x01\0\0\xff\xff\0\0\0\0\0\0\0\0";
+        is_end.then(|| (&rest[..16], length as u64))
+    });
+    let (digits, length) = number.ok_or_else(refuse)?;
+    let offset = std::str::from_utf8(digits)
+        .ok()
+        .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+        .ok_or_else(refuse)?;
+    let end = stored_size.checked_sub(length);
+    location(offset, end, end.unwrap_or(0))
+}
+
+/// Reads an eStargz layer's table from its stored bytes, which stand at `location` ([`toc_location`]).
+///
+/// # Errors
+/// [`FormError`] when it has another digest, lies, or describes a layer that would be refused.
+pub fn read_toc(
+    stored: &[u8],
+    expected: &Digest,
+    location: Range<u64>,
+    limits: &Limits,
+) -> Result<LayerIndex, FormError> {
+    let damaged = |error: std::io::Error| FormError::malformed(FORM, error.to_string());
+    let mut archive =
+        tar::Archive::new(flate2::bufread::MultiGzDecoder::new(stored).take(MAX_TOC + (1 << 20)));
+    let mut entry = archive
+        .entries()
+        .and_then(|mut entries| entries.next().transpose())
+        .map_err(damaged)?
+        .ok_or_else(|| FormError::malformed(FORM, "it is empty"))?;
+    if *entry.path_bytes() != *TOC_NAME || entry.size() > MAX_TOC {
+        return Err(FormError::malformed(
+            FORM,
+            "it has another name, or more than 256 MiB",
+        ));
+    }
+    // Grown as it comes: a header may promise what does not.
+    let mut json = Vec::new();
+    entry.read_to_end(&mut json).map_err(damaged)?;
+    verify(FORM, &json, expected)?;
+    read_json(&json, location.start, limits)
+}
+
+/// Reads an eStargz layer's table from its JSON, whose digest was compared elsewhere; chunks end before `end` of the
+/// stored layer, where the table begins.
+///
+/// # Errors
+/// [`FormError`] when it lies, or describes a layer that would be refused.
+pub fn read_json(json: &[u8], end: u64, limits: &Limits) -> Result<LayerIndex, FormError> {
+    toc::read(json, end, toc::Codec::Gzip, limits)
+}
+
+/// Reads a zstd:chunked layer's table from its stored bytes.
+///
+/// # Errors
+/// As those of [`read_toc`].
+pub fn read_zstd_toc(
+    stored: &[u8],
+    expected: &Digest,
+    location: Range<u64>,
+    limits: &Limits,
+) -> Result<LayerIndex, FormError> {
+    verify(FORM, stored, expected)?;
+    let damaged = |error: std::io::Error| FormError::malformed(FORM, error.to_string());
+    let mut decoder = zstd::stream::read::Decoder::with_buffer(stored).map_err(damaged)?;
+    // The decoder keeps a window: 32 MiB at most, what tools ask for at their highest level.
+    decoder.window_log_max(25).map_err(damaged)?;
+    let mut json = Vec::new();
+    decoder
+        .take(MAX_TOC + 1)
+        .read_to_end(&mut json)
+        .map_err(damaged)?;
+    if json.len() as u64 > MAX_TOC {
+        return Err(FormError::unsupported(FORM, "more than 256 MiB"));
+    }
+    // The table stands in a skippable frame, whose header comes before it.
+    let end = location.start.saturating_sub(8);
+    toc::read(&json, end, toc::Codec::Zstd, limits)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,88 @@
+//! The index a layer's directory keeps (`docs/layer-index.md`): file `index`, written beside `tree`.
+//!
+//! Invariant: what [`decode`] yields is whole and has passed every check of [`Content`], or it is an error and counts as absent: a torn
+//! file is told by its checksum, and whoever makes one with a right checksum gets no more memory than a small multiple of its length.
+
+mod codec;
+
+use thaw_imagefs::digest::Digest;
+
+use crate::index::{Content, ContentError};
+use crate::span::SpanError;
+
+use codec::{Reader, Writer};
+
+/// Name of the file in a layer's directory.
+pub const INDEX: &str = "index";
+
+const MAGIC: &[u8; 8] = b"THAWINDX";
+const VERSION: u32 = 1;
+/// Magic, version, and the checksum of all that follows it.
+const HEADER: usize = 8 + 4 + 32;
+
+/// The index of a layer, and the stored form it is of: the same DiffID may be stored in many ways.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// SHA-256 of the stored blob.
+    pub stored: Digest,
+    /// Bytes of it.
+    pub stored_length: u64,
+    pub content: Content,
+}
+
+/// Why a kept index cannot be read; the layer is unpacked again where it is needed.
+#[derive(Debug, thiserror::Error)]
+pub enum KeptError {
+    #[error("the kept index is of another version or not one at all")]
+    Version,
+    #[error("the kept index is torn: its checksum differs")]
+    Torn,
+    #[error("the kept index is damaged: {0}")]
+    Damaged(&'static str),
+    #[error("the kept index is damaged: {0}")]
+    Spans(#[from] SpanError),
+    #[error("the kept index is damaged: {0}")]
+    Content(#[from] ContentError),
+}
+
+/// The bytes of the file.
+pub fn encode(kept: &Kept) -> Vec<u8> {
+    let mut writer = Writer::new(HEADER);
+    writer.fixed(kept.stored.bytes());
+    writer.number(kept.stored_length);
+    writer.content(&kept.content);
+    let mut bytes = writer.finish();
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    let checksum = *blake3::hash(&bytes[HEADER..]).as_bytes();
+    bytes[12..HEADER].copy_from_slice(&checksum);
+    bytes
+}
+
+/// Reads what [`encode`] made, hostile or not.
+///
+/// # Errors
+/// [`KeptError`]; the layer then counts as without one.
+pub fn decode(bytes: &[u8]) -> Result<Kept, KeptError> {
+    let (header, body) = bytes.split_at_checked(HEADER).ok_or(KeptError::Version)?;
+    if header[..8] != *MAGIC || header[8..12] != VERSION.to_le_bytes() {
+        return Err(KeptError::Version);
+    }
+    if *blake3::hash(body).as_bytes() != header[12..] {
+        return Err(KeptError::Torn);
+    }
+    let mut reader = Reader::new(body);
+    let stored = Digest::from(reader.fixed()?);
+    let stored_length = reader.number()?;
+    let content = reader.content(stored_length)?;
+    reader.end()?;
+    Ok(Kept {
+        stored,
+        stored_length,
+        content,
+    })
+}
+
+#[cfg(test)]
+#[path = "kept/kept_test.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+//! A layer index: all that is needed to show a layer's tree, and to read its files from spans of its stored form.
+//!
+//! Whoever makes one (a first unpacking, a SOCI index, an eStargz table of contents, a converted image's tables, a Nydus
+//! bootstrap), the rest of Thaw sees the same three things: the tree, the pieces that say where in the stream each part of
+//! the data file is, and the spans that say where in the stored blob each part of the stream is.
+
+pub mod estargz;
+mod foreign;
+pub mod form;
+#[cfg(test)]
+mod interop_test;
+pub mod kept;
+mod rfc3339;
+pub mod soci;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::ops::Range;
+
+use thaw_imagefs::tree::PAGE;
+
+use crate::layer::tree::LayerTree;
+use crate::span::SpanTable;
+
+/// A run of bytes of a data file that stands in one piece in the stream. What lies between pieces is zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where in the data file.
+    pub data_offset: u64,
+    /// Bytes; of a file's last page, only those the file has.
+    pub length: u64,
+    /// Where in the stream.
+    pub stream_offset: u64,
+}
+
+/// The pieces of a data file, sorted by `data_offset`, not overlapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pieces {
+    /// The stream is the data file (converted images).
+    Identity,
+    Map(Vec<Piece>),
+}
+
+/// A layer that can be read in pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerIndex {
+    pub tree: LayerTree,
+    pub content: Content,
+}
+
+/// How a data file is made from a stored blob; what a lazily filled cache file needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// Bytes of the data file, a multiple of 4096.
+    pub data_length: u64,
+    pub pieces: Pieces,
+    pub spans: SpanTable,
+}
+
+/// Why a content is refused: it would read what is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the layer's index is malformed: {0}")]
+pub struct ContentError(&'static str);
+
+impl Content {
+    /// Checks that the pieces lie in the data file and the spans hold all of them.
+    ///
+    /// # Errors
+    /// [`ContentError`] says which rule is broken.
+    pub fn new(data_length: u64, pieces: Pieces, spans: SpanTable) -> Result<Content, ContentError> {
+        let refuse = |why| Err(ContentError(why));
+        if !data_length.is_multiple_of(PAGE) {
+            return refuse("the data file does not end with a page");
+        }
+        let mut end = 0;
+        match &pieces {
+            Pieces::Identity if !spans.covers(0..data_length) => {
+                return refuse("its spans do not hold all of the data file");
+            }
+            Pieces::Identity => {}
+            Pieces::Map(map) => {
+                for piece in map {
+                    let data_end = piece.data_offset.checked_add(piece.length);
+                    let stream_end = piece.stream_offset.checked_add(piece.length);
+                    let (Some(data_end), Some(stream_end)) = (data_end, stream_end) else {
+                        return refuse("a piece ends beyond 2^64");
+                    };
+                    if piece.length == 0 || piece.data_offset < end {
+                        return refuse("pieces are empty, overlap or are out of order");
+                    }
+                    if data_end > data_length {
+                        return refuse("a piece lies behind the end of the data file");
+                    }
+                    if !spans.covers(piece.stream_offset..stream_end) {
+                        return refuse("its spans do not hold all of a piece");
+                    }
+                    end = data_end;
+                }
+            }
+        }
+        Ok(Content {
+            data_length,
+            pieces,
+            spans,
+        })
+    }
+}
+
+impl Pieces {
+    /// The pieces that reach into `data` of a data file, cut to it, in order.
+    pub fn within(&self, data: Range<u64>) -> Vec<Piece> {
+        let cut = |piece: &Piece| {
+            let start = piece.data_offset.max(data.start);
+            let end = (piece.data_offset + piece.length).min(data.end);
+            (start < end).then(|| Piece {
+                data_offset: start,
+                length: end - start,
+                stream_offset: piece.stream_offset + (start - piece.data_offset),
+            })
+        };
+        match self {
+            Self::Identity if data.is_empty() => Vec::new(),
+            Self::Identity => vec![Piece {
+                data_offset: data.start,
+                length: data.end - data.start,
+                stream_offset: data.start,
+            }],
+            Self::Map(pieces) => {
+                let first = pieces.partition_point(|piece| piece.data_offset + piece.length <= data.start);
+                pieces[first..]
+                    .iter()
+                    .take_while(|piece| piece.data_offset < data.end)
+                    .filter_map(cut)
+                    .collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod rebuild_test;

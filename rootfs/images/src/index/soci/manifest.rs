@@ -1,0 +1,161 @@
+//! The index: an OCI manifest whose layers are ztocs.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use thaw_imagefs::digest::Digest;
+
+use crate::index::form::FormError;
+use crate::source::manifest::{Descriptor, OCI_MANIFEST};
+
+const FORM: &str = "SOCI index";
+
+/// The annotation of an image manifest that binds it to its index.
+const INDEX_DIGEST: &str = "com.amazon.soci.index-digest";
+/// Annotations of a ztoc's descriptor: the layer it is of.
+const LAYER_DIGEST: &str = "com.amazon.soci.image-layer-digest";
+const LAYER_MEDIA_TYPE: &str = "com.amazon.soci.image-layer-mediaType";
+/// An annotation of the index: who made it.
+const BUILD_TOOL: &str = "com.amazon.soci.build-tool-identifier";
+/// Media type of the index's config, which tells an index (version 2) from an image.
+pub const ARTIFACT_TYPE: &str = "application/vnd.amazon.soci.index.v2+json";
+/// The same of version 1, whose index refers to its image rather than the other way round.
+const ARTIFACT_TYPE_V1: &str = "application/vnd.amazon.soci.index.v1+json";
+const ZTOC_MEDIA_TYPE: &str = "application/octet-stream";
+/// The config of an index: an empty JSON object.
+pub const CONFIG: &[u8] = b"{}";
+
+/// A parsed SOCI index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Index {
+    ztocs: BTreeMap<Digest, Descriptor>,
+}
+
+/// A ztoc as an index names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ztoc {
+    /// Of the stored layer.
+    pub layer: Digest,
+    pub layer_media_type: String,
+    /// Of the ztoc.
+    pub digest: Digest,
+    /// Bytes of the ztoc.
+    pub size: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire {
+    schema_version: u32,
+    #[serde(default)]
+    media_type: String,
+    config: Descriptor,
+    layers: Vec<Descriptor>,
+    #[serde(default)]
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+/// The digest of the index an image manifest with these annotations is bound to.
+///
+/// # Errors
+/// When the annotation is there and is no digest.
+pub fn bound_index<'a>(
+    annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Result<Option<Digest>, FormError> {
+    annotations
+        .into_iter()
+        .find(|(name, _)| *name == INDEX_DIGEST)
+        .map(|(_, value)| value.parse::<Digest>())
+        .transpose()
+        .map_err(|error| {
+            FormError::malformed(FORM, format!("the image's annotation {INDEX_DIGEST}: {error}"))
+        })
+}
+
+/// Whether a manifest with a config of this media type is a SOCI index and not an image.
+pub fn is_index(config_media_type: &str) -> bool {
+    matches!(config_media_type, ARTIFACT_TYPE | ARTIFACT_TYPE_V1)
+}
+
+impl Index {
+    /// Reads an index manifest. Whether it is the right one, `expected` says.
+    ///
+    /// # Errors
+    /// [`FormError`] when it has another digest, or is no index.
+    pub fn parse(bytes: &[u8], expected: &Digest) -> Result<Index, FormError> {
+        crate::index::form::verify(FORM, bytes, expected)?;
+        Index::parse_unverified(bytes)
+    }
+
+    /// Reads an index manifest, whoever made it.
+    ///
+    /// # Errors
+    /// [`FormError`] when it is no index.
+    pub fn parse_unverified(bytes: &[u8]) -> Result<Index, FormError> {
+        let wire: Wire =
+            serde_json::from_slice(bytes).map_err(|error| FormError::malformed(FORM, error.to_string()))?;
+        if !is_index(&wire.config.media_type) {
+            let what = format!("a config of media type {:?}", wire.config.media_type);
+            return Err(FormError::unsupported(FORM, what));
+        }
+        let mut ztocs = BTreeMap::new();
+        for ztoc in wire.layers {
+            let layer = ztoc.annotation(LAYER_DIGEST).map(str::parse::<Digest>);
+            match layer {
+                Some(Ok(layer)) => ztocs.insert(layer, ztoc),
+                Some(Err(error)) => {
+                    return Err(FormError::malformed(FORM, format!("{LAYER_DIGEST}: {error}")));
+                }
+                // Not a ztoc: whatever else a later version keeps here.
+                None => continue,
+            };
+        }
+        Ok(Index { ztocs })
+    }
+
+    /// The ztoc of the stored layer with this digest. Layers too small to gain have none.
+    pub fn ztoc_for(&self, layer: &Digest) -> Option<&Descriptor> {
+        self.ztocs.get(layer)
+    }
+
+    /// How many layers have a ztoc.
+    pub fn len(&self) -> usize {
+        self.ztocs.len()
+    }
+
+    /// Whether no layer has one.
+    pub fn is_empty(&self) -> bool {
+        self.ztocs.is_empty()
+    }
+}
+
+/// An index manifest of version 2. Its config is [`CONFIG`], of media type [`ARTIFACT_TYPE`]. The same ztocs give the
+/// same bytes.
+///
+/// # Errors
+/// Only when out of memory for the encoding.
+pub fn index_manifest(ztocs: &[Ztoc], build_tool: &str) -> Result<Vec<u8>, FormError> {
+    let descriptor = |media_type: &str, digest, size| Descriptor {
+        media_type: media_type.into(),
+        digest,
+        size,
+        urls: Vec::new(),
+        platform: None,
+        annotations: None,
+    };
+    let of_ztoc = |ztoc: &Ztoc| Descriptor {
+        annotations: Some(BTreeMap::from([
+            (LAYER_DIGEST.into(), ztoc.layer.to_string()),
+            (LAYER_MEDIA_TYPE.into(), ztoc.layer_media_type.clone()),
+        ])),
+        ..descriptor(ZTOC_MEDIA_TYPE, ztoc.digest, ztoc.size)
+    };
+    let wire = Wire {
+        schema_version: 2,
+        media_type: OCI_MANIFEST.into(),
+        config: descriptor(ARTIFACT_TYPE, Digest::of(CONFIG), CONFIG.len() as u64),
+        layers: ztocs.iter().map(of_ztoc).collect(),
+        annotations: Some(BTreeMap::from([(BUILD_TOOL.into(), build_tool.into())])),
+    };
+    serde_json::to_vec(&wire).map_err(|error| FormError::malformed(FORM, error.to_string()))
+}

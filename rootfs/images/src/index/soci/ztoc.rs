@@ -1,0 +1,234 @@
+//! The ztoc, version 0.9: a FlatBuffer of a layer's table of contents and its checkpoints.
+//!
+//! What it cannot say: sparse files (where their holes are), and with that the layout of a data file without zeros:
+//! a file is one extent here, whatever is in it. Everything else of a tree it has.
+
+use thaw_imagefs::digest::Digest;
+use thaw_imagefs::tree::Timestamp;
+
+use crate::index::LayerIndex;
+use crate::index::foreign::{Builder, Entry, Part, What, owner};
+use crate::index::form::FormError;
+use crate::index::rfc3339;
+use crate::layer::Limits;
+use crate::span::{SpanDigest, SpanTable};
+
+use super::checkpoints;
+use super::flat::{Flaw, Table};
+
+pub const FORM: &str = "ztoc";
+pub const VERSION: &[u8] = b"0.9";
+pub const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
+pub const SPARSE_PREFIX: &[u8] = b"GNU.sparse.";
+
+/// Numbers of the fields, in the order of the schema.
+pub mod field {
+    pub mod ztoc {
+        pub const VERSION: usize = 0;
+        pub const BUILD_TOOL: usize = 1;
+        pub const COMPRESSED_SIZE: usize = 2;
+        pub const UNCOMPRESSED_SIZE: usize = 3;
+        pub const TOC: usize = 4;
+        pub const COMPRESSION: usize = 5;
+    }
+    pub mod toc {
+        pub const FILES: usize = 0;
+    }
+    pub mod compression {
+        pub const ALGORITHM: usize = 0;
+        pub const MAX_SPAN_ID: usize = 1;
+        pub const SPAN_DIGESTS: usize = 2;
+        pub const CHECKPOINTS: usize = 3;
+    }
+    pub mod file {
+        pub const NAME: usize = 0;
+        pub const TYPE: usize = 1;
+        pub const OFFSET: usize = 2;
+        pub const SIZE: usize = 3;
+        pub const LINK: usize = 4;
+        pub const MODE: usize = 5;
+        pub const UID: usize = 6;
+        pub const GID: usize = 7;
+        pub const USER: usize = 8;
+        pub const GROUP: usize = 9;
+        pub const MTIME: usize = 10;
+        pub const MAJOR: usize = 11;
+        pub const MINOR: usize = 12;
+        pub const XATTRS: usize = 13;
+    }
+    pub mod xattr {
+        pub const KEY: usize = 0;
+        pub const VALUE: usize = 1;
+    }
+}
+
+/// Compression algorithms, of which the first is a table's default.
+pub const GZIP: u8 = 1;
+pub const UNCOMPRESSED: u8 = 2;
+
+impl From<Flaw> for FormError {
+    fn from(flaw: Flaw) -> FormError {
+        FormError::malformed(FORM, flaw.0)
+    }
+}
+
+fn malformed(why: &str) -> FormError {
+    FormError::malformed(FORM, why)
+}
+
+fn natural(value: i64, why: &str) -> Result<u64, FormError> {
+    u64::try_from(value).map_err(|_| malformed(why))
+}
+
+/// Reads a ztoc of a stored layer of `stored_size` bytes.
+///
+/// # Errors
+/// [`FormError`] when it is none, lies, or describes a layer that would be refused.
+pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &Limits) -> Result<LayerIndex, FormError> {
+    let root = Table::root(bytes)?;
+    let version = root.bytes(field::ztoc::VERSION)?;
+    if version != VERSION {
+        let what = format!("version {}", version[..version.len().min(32)].escape_ascii());
+        return Err(FormError::unsupported(FORM, what));
+    }
+    let said = natural(
+        root.i64(field::ztoc::COMPRESSED_SIZE)?,
+        "its layer's size is negative",
+    )?;
+    if said != stored_size {
+        return Err(malformed("it is of a layer of another size"));
+    }
+    let spans = spans(&root, stored_size)?;
+    let mut builder = Builder::new(FORM, limits);
+    let toc = root
+        .table(field::ztoc::TOC)?
+        .ok_or_else(|| malformed("it has no table of contents"))?;
+    let mut work = Budget::of(bytes);
+    for file in files(&toc)? {
+        push(&mut builder, &file, &mut work)?;
+    }
+    builder.finish(spans)
+}
+
+/// The files, by where they are in the stream: the order of the tar.
+fn files<'a>(toc: &Table<'a>) -> Result<Vec<Table<'a>>, FormError> {
+    let mut files = Vec::new();
+    for file in toc.vector(field::toc::FILES)?.tables() {
+        let file = file?;
+        let offset = natural(file.i64(field::file::OFFSET)?, "a file's offset is negative")?;
+        files.push((offset, file));
+    }
+    files.sort_by_key(|(offset, _)| *offset);
+    Ok(files.into_iter().map(|(_, file)| file).collect())
+}
+
+fn spans(root: &Table<'_>, stored_size: u64) -> Result<SpanTable, FormError> {
+    let stream_length = natural(
+        root.i64(field::ztoc::UNCOMPRESSED_SIZE)?,
+        "its stream's size is negative",
+    )?;
+    let info = root
+        .table(field::ztoc::COMPRESSION)?
+        .ok_or_else(|| malformed("it has no checkpoints"))?;
+    let texts = info.vector(field::compression::SPAN_DIGESTS)?;
+    if i64::from(info.i32(field::compression::MAX_SPAN_ID)?) + 1 != texts.len() as i64 {
+        return Err(malformed("it has not one digest for each span"));
+    }
+    let mut digests = Vec::new();
+    for text in texts.strings() {
+        let digest: Option<Digest> = std::str::from_utf8(text?).ok().and_then(|text| text.parse().ok());
+        let digest = digest.ok_or_else(|| malformed("a span's digest is not SHA-256"))?;
+        digests.push(SpanDigest::StoredSha256(*digest.bytes()));
+    }
+    let blob = info.bytes(field::compression::CHECKPOINTS)?;
+    let spans = match info.byte(field::compression::ALGORITHM, GZIP)? {
+        GZIP => checkpoints::read_gzip(blob, &digests, stored_size, stream_length)?,
+        UNCOMPRESSED => checkpoints::read_tar(blob, &digests, stored_size)?,
+        other => {
+            return Err(FormError::unsupported(
+                FORM,
+                format!("compression algorithm {other}"),
+            ));
+        }
+    };
+    SpanTable::new(spans, stored_size).map_err(|source| FormError::Spans { form: FORM, source })
+}
+
+/// Bounds the work a buffer can cause: its parts may be referred to many times, and an honest one's are not.
+struct Budget(usize);
+
+impl Budget {
+    fn of(bytes: &[u8]) -> Budget {
+        Budget(bytes.len().saturating_mul(4).saturating_add(1 << 20))
+    }
+
+    fn spend(&mut self, length: usize) -> Result<(), FormError> {
+        self.0 = self
+            .0
+            .checked_sub(length.saturating_add(16))
+            .ok_or_else(|| malformed("its strings are used over and over"))?;
+        Ok(())
+    }
+}
+
+fn push(builder: &mut Builder<'_>, file: &Table<'_>, work: &mut Budget) -> Result<(), FormError> {
+    let name = file.bytes(field::file::NAME)?;
+    let link = file.bytes(field::file::LINK)?;
+    work.spend(name.len() + link.len())?;
+    let offset = natural(file.i64(field::file::OFFSET)?, "a file's offset is negative")?;
+    let mut xattrs = Vec::new();
+    let mut is_sparse = false;
+    for xattr in file.vector(field::file::XATTRS)?.tables() {
+        let xattr = xattr?;
+        let (key, value) = (xattr.bytes(field::xattr::KEY)?, xattr.bytes(field::xattr::VALUE)?);
+        work.spend(key.len() + value.len())?;
+        is_sparse |= key.starts_with(SPARSE_PREFIX);
+        // The field has all PAX records of the entry, not the attributes alone.
+        if let Some(name) = key.strip_prefix(XATTR_PREFIX) {
+            xattrs.push((name, value));
+        }
+    }
+    let device = |is_char| -> Result<What<'_>, FormError> {
+        let number =
+            |id| u32::try_from(file.i64(id)?).map_err(|_| malformed("a device number is out of range"));
+        Ok(What::Device {
+            is_char,
+            major: number(field::file::MAJOR)?,
+            minor: number(field::file::MINOR)?,
+        })
+    };
+    let content = Part {
+        length: natural(file.i64(field::file::SIZE)?, "a file's size is negative")?,
+        stream_offset: Some(offset),
+    };
+    let what = match file.bytes(field::file::TYPE)? {
+        b"reg" if is_sparse => return Err(FormError::unsupported(FORM, "a sparse file")),
+        b"reg" => What::File(std::slice::from_ref(&content)),
+        b"dir" => What::Directory,
+        b"symlink" => What::Symlink(link),
+        b"hardlink" => What::HardLink(link),
+        b"char" => device(true)?,
+        b"block" => device(false)?,
+        b"fifo" => What::Fifo,
+        other => {
+            let what = format!("an entry of type {}", other[..other.len().min(32)].escape_ascii());
+            return Err(FormError::unsupported(FORM, what));
+        }
+    };
+    let mtime = match file.bytes(field::file::MTIME)? {
+        b"" => Timestamp::default(),
+        text => rfc3339::parse(text).ok_or_else(|| malformed("a file's time is not one"))?,
+    };
+    builder.push(&Entry {
+        at: offset,
+        name,
+        what,
+        owner: owner(
+            file.i64(field::file::MODE)?,
+            file.u32(field::file::UID)?,
+            file.u32(field::file::GID)?,
+            mtime,
+        ),
+        xattrs,
+    })
+}

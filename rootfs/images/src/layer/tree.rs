@@ -1,0 +1,135 @@
+//! What one layer says: the entries of its tar stream, and where their data lies.
+//!
+//! A layer's tree holds no file data, only extents of the layer's data file, in which every file starts on a page and is
+//! padded with zeros to a page.
+
+use serde::{Deserialize, Serialize};
+use thaw_imagefs::tree::{Attributes, BlobExtent};
+use thaw_protocol::encoding::{self, EncodingError};
+use thaw_protocol::tags;
+
+/// A piece of a file that is stored. Pieces are sorted, do not touch or overlap; what lies between them is zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// Where in the file; a multiple of [`PAGE`](thaw_imagefs::tree::PAGE).
+    pub file_offset: u64,
+    /// Where in the layer's data file; a multiple of [`PAGE`](thaw_imagefs::tree::PAGE).
+    pub data_offset: u64,
+    /// Bytes, a multiple of [`PAGE`](thaw_imagefs::tree::PAGE); may reach past the end of the file by less than a page.
+    pub length: u64,
+}
+
+impl Extent {
+    /// The extent, of data file `blob`.
+    pub fn of_blob(self, blob: u32) -> BlobExtent {
+        let Self {
+            file_offset,
+            data_offset,
+            length,
+        } = self;
+        BlobExtent {
+            file_offset,
+            blob,
+            data_offset,
+            length,
+        }
+    }
+}
+
+/// What a non-directory is. Directories differ between [`LayerTree`] and [`Tree`](thaw_imagefs::tree::Tree) and are spelled out there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
+pub enum Leaf {
+    File { size: u64, extents: Vec<Extent> },
+    Symlink { target: Vec<u8> },
+    CharDevice { major: u32, minor: u32 },
+    BlockDevice { major: u32, minor: u32 },
+    Fifo,
+    Socket,
+}
+
+tags!(Leaf {
+    File = 0,
+    Symlink = 1,
+    CharDevice = 2,
+    BlockDevice = 3,
+    Fifo = 4,
+    Socket = 5,
+});
+
+/// What a layer says about one path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
+pub enum Change {
+    /// The directory exists and has these attributes; what it holds already stays.
+    Directory(Attributes),
+    /// Anything else: replaces what was there.
+    Leaf(Attributes, Leaf),
+    /// Another name of the inode at `target`, a path of the same form.
+    HardLink { target: Vec<u8> },
+    /// Hides the path of lower layers (`.wh.NAME`).
+    Whiteout,
+    /// Hides everything lower layers have under this directory (`.wh..wh..opq`).
+    Opaque,
+}
+
+tags!(Change {
+    Directory = 0,
+    Leaf = 1,
+    HardLink = 2,
+    Whiteout = 3,
+    Opaque = 4,
+});
+
+/// One entry of a layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerEntry {
+    /// Components joined by single slashes, none of them `.`, `..` or empty; the root is the empty path.
+    pub path: Vec<u8>,
+    pub change: Change,
+}
+
+/// One layer: its entries in the order of the tar stream, which decides when a path is named twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerTree {
+    pub entries: Vec<LayerEntry>,
+    /// Bytes of the layer's data file, a multiple of [`PAGE`](thaw_imagefs::tree::PAGE).
+    pub data_length: u64,
+}
+
+/// First bytes of a stored [`LayerTree`]: what it is and the version of its form.
+const LAYER_TREE_MAGIC: &[u8; 8] = b"thawlt\0\x01";
+
+/// A stored layer tree that cannot be read; the layer must be unpacked again.
+#[derive(Debug, thiserror::Error)]
+pub enum StoredTreeError {
+    #[error("the stored layer tree is of another version or not one at all: remove it, and it is made again")]
+    Version,
+    #[error("the stored layer tree is damaged ({0}): remove it, and it is made again")]
+    Damaged(#[from] EncodingError),
+}
+
+impl LayerTree {
+    /// The form in which the store keeps it.
+    ///
+    /// # Errors
+    /// Only when out of memory for the encoding.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, StoredTreeError> {
+        Ok([LAYER_TREE_MAGIC.as_slice(), &encoding::encode(self)?].concat())
+    }
+
+    /// Reads what [`LayerTree::to_bytes`] made.
+    ///
+    /// # Errors
+    /// When it is of another version or damaged.
+    pub fn from_bytes(bytes: &[u8]) -> Result<LayerTree, StoredTreeError> {
+        let body = bytes
+            .strip_prefix(LAYER_TREE_MAGIC)
+            .ok_or(StoredTreeError::Version)?;
+        Ok(encoding::decode(body)?)
+    }
+}
+
+#[cfg(test)]
+#[path = "tree_golden_test.rs"]
+mod golden;

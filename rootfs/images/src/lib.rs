@@ -1,0 +1,25 @@
+//! Images: registries, layers, formats, conversion, the store, and what fills the blob cache.
+//!
+//! `thaw-imagefs` has the form in which images are served to guests; nothing here is in the process that serves them.
+
+pub mod accelerated;
+pub mod compression;
+pub mod error;
+pub mod fetch;
+pub mod fill;
+pub mod guest_image;
+pub mod index;
+pub mod layer;
+pub mod merge;
+pub mod nydus;
+pub mod prefetch;
+pub mod progress;
+pub mod reference;
+pub mod source;
+pub mod span;
+pub mod store;
+
+pub use error::Error;
+
+#[cfg(test)]
+mod erofs_test;

@@ -1,0 +1,241 @@
+//! Where images come from: one trait, three kinds.
+//!
+//! A [`Source`] yields documents (manifests, configs) and layers; [`resolve`] walks from the reference to one platform's
+//! image and verifies every document on the way. Layers are verified by whoever reads them: their stored form against
+//! the descriptor's digest, their tar against the DiffID.
+
+pub(crate) mod archive;
+pub(crate) mod auth;
+mod download;
+pub(crate) mod http;
+pub(crate) mod layout;
+pub mod manifest;
+pub mod push;
+mod referrers;
+pub(crate) mod registry;
+mod resolve;
+pub(crate) mod token;
+mod turns;
+pub(crate) mod wire;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use oci_spec::image::ImageConfiguration;
+use serde::{Deserialize, Serialize};
+use thaw_imagefs::digest::Digest;
+use tokio::task::AbortHandle;
+
+use crate::error::Error;
+use crate::fetch::Fetcher;
+use crate::progress::Progress;
+use crate::reference::ImageRef;
+
+pub use auth::Credentials;
+pub(crate) use auth::Login;
+pub use http::Retry;
+pub use manifest::{Descriptor, Document, OCI_CONFIG, OCI_MANIFEST, Platform};
+pub use push::{Push, Upload};
+pub use referrers::{Referrer, referrers};
+pub use resolve::resolve;
+pub use turns::{Sender, Turns};
+
+/// An HTTP client as registries are asked with, for `host`: TLS by the host's certificates, names without glibc.
+///
+/// # Errors
+/// `RegistryUnreachable`: this host's certificates cannot be read.
+pub fn http_client(host: &str) -> Result<reqwest::Client, Error> {
+    wire::client().map_err(|failure| registry::no_client(host, &failure))
+}
+
+/// What a reference names, before a platform is chosen.
+pub enum Root {
+    /// A manifest or an index, its bytes verified if the reference had a digest.
+    Document {
+        media_type: Option<String>,
+        bytes: Vec<u8>,
+    },
+    /// Several, of which one is chosen by platform.
+    Choice(Vec<Descriptor>),
+    /// A form without manifests: the parts are named directly. `manifest` is one written in its place, for identity.
+    Parts {
+        manifest: Vec<u8>,
+        config: Vec<u8>,
+        layers: Vec<LayerSource>,
+    },
+}
+
+/// One layer as its source stores it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerSource {
+    /// SHA-256 of the uncompressed tar.
+    pub diff_id: Digest,
+    /// SHA-256 of the stored form; unknown in forms without manifests.
+    pub digest: Option<Digest>,
+    /// Bytes of the stored form, where known.
+    pub size: Option<u64>,
+    /// Where else it may be (foreign layers).
+    #[serde(default)]
+    pub urls: Vec<String>,
+    /// The member of an archive that holds it.
+    #[serde(default)]
+    pub member: Option<String>,
+}
+
+impl LayerSource {
+    /// How messages name it.
+    pub fn name(&self) -> String {
+        format!("layer {}", self.digest.unwrap_or(self.diff_id))
+    }
+}
+
+/// One platform's image, verified down to its config.
+#[derive(Debug)]
+pub struct Resolved {
+    /// Of the manifest: the image's identity.
+    pub digest: Digest,
+    /// The manifest as it was read.
+    pub manifest: Vec<u8>,
+    /// The config as it was read.
+    pub config_bytes: Vec<u8>,
+    pub config: ImageConfiguration,
+    /// Bottom first; as many as the config has DiffIDs. None where the layers are no tars.
+    pub layers: Vec<LayerSource>,
+    /// The manifest's layers, with their annotations; none in forms without manifests.
+    pub descriptors: Vec<Descriptor>,
+    pub form: manifest::Form,
+    /// The manifest it refers to: of a converted image, the original's.
+    pub subject: Option<Descriptor>,
+    /// The manifest's.
+    pub annotations: std::collections::BTreeMap<String, String>,
+}
+
+impl Resolved {
+    /// The digest of every layer, in the manifest's order.
+    pub fn layer_digests(&self) -> Vec<Digest> {
+        match self.descriptors.as_slice() {
+            [] => self
+                .layers
+                .iter()
+                .map(|layer| layer.digest.unwrap_or(layer.diff_id))
+                .collect(),
+            descriptors => descriptors.iter().map(|layer| layer.digest).collect(),
+        }
+    }
+}
+
+/// A place images come from.
+#[async_trait]
+pub trait Source: Send + Sync {
+    /// What the reference names.
+    async fn root(&self) -> Result<Root, Error>;
+
+    /// A manifest or an index by its descriptor, verified.
+    async fn manifest(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error>;
+
+    /// A config by its descriptor, verified.
+    async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error>;
+
+    /// A layer's stored form, unverified, from the first of its places that has it, those before `place` passed over. Errors
+    /// of its reader carry an [`Error`] inside where there is one. See [`Turns`].
+    async fn open(&self, layer: &LayerSource, place: usize) -> Result<LayerBody, Error>;
+}
+
+/// A layer's stored form, arriving.
+pub struct LayerBody {
+    /// May block: it belongs on a thread that may wait.
+    pub reader: Box<dyn Read + Send>,
+    /// The task that receives it, if it comes over a network; aborting it makes the reader fail at once.
+    pub transfer: Option<AbortHandle>,
+    pub sender: Sender,
+}
+
+impl LayerBody {
+    /// Of a file at `place`.
+    fn local(reader: impl Read + Send + 'static, place: &Path) -> Self {
+        Self {
+            reader: Box::new(reader),
+            transfer: None,
+            sender: Sender::only(place.display().to_string()),
+        }
+    }
+}
+
+/// How to reach registries.
+#[derive(Clone)]
+pub struct SourceOptions {
+    /// HTTP without TLS, for every registry. It is used for loopback addresses in any case, and for the registries
+    /// that the environment variable `THAW_PLAIN_HTTP` lists, separated by commas.
+    pub plain_http: bool,
+    pub credentials: Credentials,
+    pub retry: Retry,
+    /// Where a compressed archive is expanded, as a file without a name.
+    pub scratch: PathBuf,
+    /// Whose mirrors are asked for whole layers before the registry is.
+    pub fetcher: Option<Arc<Fetcher>>,
+}
+
+impl Default for SourceOptions {
+    fn default() -> Self {
+        Self {
+            plain_http: false,
+            credentials: Credentials::default(),
+            retry: Retry::default(),
+            scratch: std::env::temp_dir(),
+            fetcher: None,
+        }
+    }
+}
+
+/// Opens the source a reference names. Nothing is transferred yet.
+///
+/// # Errors
+/// `NotFound` for a directory or file that is not there, `Malformed` for one that is no image, `Credentials`.
+pub async fn open(
+    reference: &ImageRef,
+    options: &SourceOptions,
+    progress: Arc<dyn Progress>,
+) -> Result<Box<dyn Source>, Error> {
+    match reference {
+        ImageRef::Layout { directory, tag } => {
+            Ok(Box::new(layout::Layout::open(directory.clone(), tag.clone())?))
+        }
+        ImageRef::Archive { file, tag } => {
+            let (file, tag, scratch) = (file.clone(), tag.clone(), options.scratch.clone());
+            let opened =
+                tokio::task::spawn_blocking(move || archive::Archive::open(file, tag, &scratch)).await;
+            Ok(Box::new(opened.map_err(|_| Error::Cancelled)??))
+        }
+        ImageRef::Registry(reference) => Ok(Box::new(
+            registry::Registry::open(reference.clone(), options, progress).await?,
+        )),
+    }
+}
+
+/// Compares a document with its descriptor.
+fn verify(what: &str, bytes: Vec<u8>, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+    if (bytes.len() as u64) < descriptor.size {
+        let (expected, got) = (descriptor.size, bytes.len() as u64);
+        return Err(Error::TruncatedLayer {
+            what: format!("{what} {}", descriptor.digest),
+            expected,
+            got,
+        });
+    }
+    let got = Digest::of(&bytes);
+    if got != descriptor.digest {
+        return Err(Error::DigestMismatch {
+            what: what.into(),
+            expected: descriptor.digest,
+            got,
+        });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+pub(crate) mod fixture;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Writing images: to a registry by the distribution specification's push, or into a layout directory.
+//!
+//! Invariants: a blob is there under its digest only if its bytes have it (a registry checks, and so does a layout's writer);
+//! a manifest is written only by its exact bytes; who refers to a manifest (`subject`) is found by asking the registry for
+//! referrers, or, where it does not know of them, by the index tagged `sha256-HEX`, which is kept up.
+
+mod content;
+mod layout;
+mod registry;
+#[cfg(test)]
+mod tests;
+
+use std::io::{Read, Seek};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use thaw_imagefs::digest::Digest;
+
+use crate::error::Error;
+use crate::progress::Progress;
+use crate::reference::ImageRef;
+
+use super::SourceOptions;
+use super::manifest::MAX_MANIFEST;
+use content::Content;
+
+/// Bytes that can be read again when sending them broke off: a file, or a cursor over memory.
+pub trait Upload: Read + Seek + Send + 'static {}
+
+impl<T: Read + Seek + Send + 'static> Upload for T {}
+
+/// A place one image's parts are written to.
+pub struct Push(Target);
+
+enum Target {
+    Registry(Box<registry::Remote>),
+    Layout(layout::Writer),
+}
+
+impl Push {
+    /// The place `reference` names: a repository of a registry, or a layout directory (made if it is not there).
+    /// Nothing is transferred yet.
+    ///
+    /// # Errors
+    /// `Credentials`, `Io`; `Malformed` for an archive, which cannot be written to.
+    pub async fn open(
+        reference: &ImageRef,
+        options: &SourceOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Self, Error> {
+        let target = match reference {
+            ImageRef::Registry(reference) => {
+                let remote = registry::Remote::open(reference.clone(), options, progress).await?;
+                Target::Registry(Box::new(remote))
+            }
+            ImageRef::Layout { directory, .. } => {
+                Target::Layout(layout::Writer::open(directory.clone()).await?)
+            }
+            ImageRef::Archive { file, .. } => {
+                return Err(Error::malformed(
+                    file.display().to_string(),
+                    "an archive cannot be written to: write to oci:DIR or a registry",
+                ));
+            }
+        };
+        Ok(Self(target))
+    }
+
+    /// The size of the blob, if it is there.
+    ///
+    /// # Errors
+    /// What the registry says, or `Io`.
+    pub async fn blob_exists(&self, digest: &Digest) -> Result<Option<u64>, Error> {
+        match &self.0 {
+            Target::Registry(remote) => remote.blob_exists(digest).await,
+            Target::Layout(writer) => writer.blob_exists(digest),
+        }
+    }
+
+    /// Takes the blob over from another repository of the same registry. Returns whether that was possible; if not,
+    /// upload it.
+    ///
+    /// # Errors
+    /// What the registry says, but for its not having the blob or not letting it be had.
+    pub async fn mount(&self, digest: &Digest, from_repository: &str) -> Result<bool, Error> {
+        match &self.0 {
+            Target::Registry(remote) => remote.mount(digest, from_repository).await,
+            Target::Layout(_) => Ok(false),
+        }
+    }
+
+    /// Writes a blob, whole in one request or, where that fails, in pieces that can be sent again. `content` is read
+    /// from its start, on a thread that may wait.
+    ///
+    /// # Errors
+    /// `DigestMismatch` where `content` is not what `digest` says, `TruncatedLayer` where it ends before `size`, and what
+    /// the registry says.
+    pub async fn upload(&self, digest: &Digest, size: u64, content: impl Upload) -> Result<(), Error> {
+        let content = Content::new(*digest, size, content);
+        match &self.0 {
+            Target::Registry(remote) => remote.upload(&content).await,
+            Target::Layout(writer) => writer.upload(content).await,
+        }
+    }
+
+    /// Writes a manifest or an index, by its digest and, if given, under a tag. Where it has a `subject`, it is also
+    /// made to be found as referrer of it. Returns its digest.
+    ///
+    /// # Errors
+    /// What the registry says (`RegistryDenied`, `RegistryFailed`), `Malformed` for bytes that are no JSON, or `Io`.
+    pub async fn manifest(&self, tag: Option<&str>, media_type: &str, bytes: &[u8]) -> Result<Digest, Error> {
+        let document = Document::new(media_type, bytes)?;
+        match &self.0 {
+            Target::Registry(remote) => remote.manifest(tag, &document).await?,
+            Target::Layout(writer) => writer.manifest(tag, &document).await?,
+        }
+        Ok(document.digest)
+    }
+}
+
+/// A manifest or an index to be written.
+#[derive(Clone)]
+struct Document {
+    media_type: String,
+    bytes: bytes::Bytes,
+    digest: Digest,
+    subject: Option<Digest>,
+    artifact_type: Option<String>,
+    annotations: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Parts {
+    subject: Option<Pointer>,
+    artifact_type: Option<String>,
+    config: Option<Pointer>,
+    annotations: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Pointer {
+    digest: Digest,
+    media_type: Option<String>,
+}
+
+impl Document {
+    fn new(media_type: &str, bytes: &[u8]) -> Result<Self, Error> {
+        let digest = Digest::of(bytes);
+        let what = format!("manifest {digest}");
+        if bytes.len() as u64 > MAX_MANIFEST {
+            let problem = format!("it is larger than the {MAX_MANIFEST} bytes a registry has to take");
+            return Err(Error::malformed(what, problem));
+        }
+        let parts: Parts = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
+        let config = parts.config.and_then(|config| config.media_type);
+        Ok(Self {
+            media_type: media_type.to_owned(),
+            bytes: bytes::Bytes::copy_from_slice(bytes),
+            digest,
+            subject: parts.subject.map(|subject| subject.digest),
+            artifact_type: parts
+                .artifact_type
+                .or_else(|| config.filter(|_| media_type == super::manifest::OCI_MANIFEST)),
+            annotations: parts.annotations,
+        })
+    }
+
+    /// As an index lists it. `referrer` adds what one who looks for referrers wants to see.
+    fn descriptor(&self, referrer: bool) -> Value {
+        let mut descriptor =
+            json!({"mediaType": self.media_type, "digest": self.digest, "size": self.bytes.len()});
+        if let Some(artifact_type) = self.artifact_type.as_ref().filter(|_| referrer) {
+            descriptor["artifactType"] = json!(artifact_type);
+        }
+        if let Some(annotations) = self.annotations.as_ref().filter(|_| referrer) {
+            descriptor["annotations"] = annotations.clone();
+        }
+        descriptor
+    }
+}
+
+/// The tag under which registries without a referrers API keep who refers to `subject`.
+pub(super) fn fallback_tag(subject: &Digest) -> String {
+    format!("sha256-{}", subject.hex())
+}
+
+/// An index with one more manifest. `None` if it has it already.
+fn with_manifest(what: &str, index: Option<&[u8]>, descriptor: Value) -> Result<Option<Vec<u8>>, Error> {
+    let mut index: Value = match index {
+        None => json!({"schemaVersion": 2, "mediaType": super::manifest::OCI_INDEX, "manifests": []}),
+        Some(bytes) => serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?,
+    };
+    let Some(manifests) = index.get_mut("manifests").and_then(Value::as_array_mut) else {
+        return Err(Error::malformed(what, "it is no index: it has no manifests"));
+    };
+    if manifests.iter().any(|it| it["digest"] == descriptor["digest"]) {
+        return Ok(None);
+    }
+    manifests.push(descriptor);
+    let bytes = serde_json::to_vec(&index).map_err(|error| Error::malformed(what, error))?;
+    Ok(Some(bytes))
+}

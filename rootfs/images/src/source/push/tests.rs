@@ -1,0 +1,542 @@
+//! Pushing to a registry that does what the distribution specification says, and to one that does not do all of it.
+
+use std::collections::BTreeMap;
+use std::io::Cursor;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use thaw_imagefs::digest::Digest;
+
+use crate::error::Error;
+use crate::progress::Silent;
+use crate::reference::ImageRef;
+use crate::source::fixture::{Answer, Asked, Server, noise};
+use crate::source::manifest::{OCI_CONFIG, OCI_MANIFEST, Platform};
+use crate::source::{Credentials, Retry, SourceOptions, referrers, resolve};
+
+use super::*;
+
+const EMPTY: &str = "application/vnd.oci.empty.v1+json";
+
+/// A registry one can push to.
+#[derive(Default)]
+struct State {
+    blobs: BTreeMap<Digest, Vec<u8>>,
+    /// By tag and by digest.
+    manifests: BTreeMap<String, (String, Vec<u8>)>,
+    uploads: BTreeMap<String, Vec<u8>>,
+    /// What another repository has.
+    others: BTreeMap<Digest, Vec<u8>>,
+    knows_referrers: bool,
+    absolute: bool,
+    /// Answered to the next requests of a method, in their order.
+    faults: Vec<(&'static str, u16)>,
+    /// How much of a chunk is kept when one is refused.
+    kept: usize,
+    chunk: Option<u64>,
+    password: bool,
+}
+
+fn query(path: &str, name: &str) -> Option<String> {
+    let url = reqwest::Url::parse(&format!("http://x{path}")).unwrap();
+    url.query_pairs()
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| value.into_owned())
+}
+
+impl State {
+    fn location(&self, asked: &Asked, id: &str) -> String {
+        let path = format!("/v2/app/blobs/uploads/{id}?state=a%2Bb");
+        if self.absolute {
+            format!("http://{}{path}", asked.headers["host"])
+        } else {
+            path
+        }
+    }
+
+    fn fault(&mut self, method: &str) -> Option<u16> {
+        let at = self.faults.iter().position(|(name, _)| *name == method)?;
+        Some(self.faults.remove(at).1)
+    }
+
+    fn answer(&mut self, asked: &Asked) -> Answer {
+        if self.password && !asked.headers.contains_key("authorization") {
+            return Answer::new(401, "").header("www-authenticate", "Basic realm=\"x\"");
+        }
+        let path = asked.path.split('?').next().unwrap().to_owned();
+        let last = path.rsplit('/').next().unwrap().to_owned();
+        let fault = if path.contains("/uploads/") {
+            self.fault(&asked.method)
+        } else {
+            None
+        };
+        match (asked.method.as_str(), &path) {
+            ("POST", _) => {
+                let from = query(&asked.path, "mount").and_then(|it| it.parse::<Digest>().ok());
+                if let Some((digest, bytes)) = from.and_then(|it| Some((it, self.others.get(&it)?.clone()))) {
+                    self.blobs.insert(digest, bytes);
+                    return Answer::new(201, "");
+                }
+                let id = format!("u{}", self.uploads.len());
+                self.uploads.insert(id.clone(), Vec::new());
+                let answer = Answer::new(202, "").header("location", &self.location(asked, &id));
+                match self.chunk {
+                    Some(chunk) => answer.header("oci-chunk-min-length", &chunk.to_string()),
+                    None => answer,
+                }
+            }
+            ("PATCH", _) => {
+                let range = asked.headers["content-range"].clone();
+                let first: usize = range.split('-').next().unwrap().parse().unwrap();
+                let upload = self.uploads.get_mut(&last).unwrap();
+                if first != upload.len() {
+                    return Answer::new(416, "");
+                }
+                if let Some(status) = fault {
+                    upload.extend_from_slice(&asked.bytes[..self.kept]);
+                    return Answer::new(status, "");
+                }
+                upload.extend_from_slice(&asked.bytes);
+                let range = format!("0-{}", upload.len() - 1);
+                let location = self.location(asked, &last);
+                Answer::new(202, "")
+                    .header("range", &range)
+                    .header("location", &location)
+            }
+            ("GET", path) if path.contains("/uploads/") => {
+                let range = format!("0-{}", self.uploads[&last].len().saturating_sub(1));
+                let location = self.location(asked, &last);
+                Answer::new(204, "")
+                    .header("range", &range)
+                    .header("location", &location)
+            }
+            ("DELETE", _) => {
+                self.uploads.remove(&last);
+                Answer::new(204, "")
+            }
+            ("PUT", path) if path.contains("/uploads/") => {
+                if let Some(status) = fault {
+                    return Answer::new(status, "");
+                }
+                assert_eq!(
+                    query(&asked.path, "state").as_deref(),
+                    Some("a+b"),
+                    "the query is to be kept"
+                );
+                let mut bytes = self.uploads.remove(&last).unwrap();
+                bytes.extend_from_slice(&asked.bytes);
+                let digest: Digest = query(&asked.path, "digest").unwrap().parse().unwrap();
+                if Digest::of(&bytes) != digest {
+                    return Answer::new(400, r#"{"errors":[{"code":"DIGEST_INVALID"}]}"#);
+                }
+                self.blobs.insert(digest, bytes);
+                Answer::new(201, "").header("docker-content-digest", &digest.to_string())
+            }
+            ("PUT", _) => {
+                let digest = Digest::of(&asked.bytes).to_string();
+                let kept = (asked.headers["content-type"].clone(), asked.bytes.clone());
+                self.manifests.insert(last, kept.clone());
+                self.manifests.insert(digest.clone(), kept);
+                let answer = Answer::new(201, "").header("docker-content-digest", &digest);
+                let document: Value = serde_json::from_slice(&asked.bytes).unwrap();
+                match document["subject"]["digest"].as_str() {
+                    Some(subject) if self.knows_referrers => answer.header("oci-subject", subject),
+                    _ => answer,
+                }
+            }
+            ("GET", path) if path.contains("/referrers/") => {
+                if !self.knows_referrers {
+                    return Answer::new(404, "404 page not found");
+                }
+                let mut found = Vec::new();
+                for (name, (media_type, bytes)) in &self.manifests {
+                    let document: Value = serde_json::from_slice(bytes).unwrap();
+                    if name.starts_with("sha256:") && document["subject"]["digest"] == json!(last) {
+                        found.push(
+                            json!({"mediaType": media_type, "digest": name, "size": bytes.len(),
+                            "artifactType": document["artifactType"]}),
+                        );
+                    }
+                }
+                Answer::new(200, json!({"schemaVersion": 2, "manifests": found}).to_string())
+            }
+            ("GET", _) => match self.manifests.get(&last) {
+                Some((media_type, bytes)) => Answer::new(200, &bytes[..]).header("content-type", media_type),
+                None => Answer::new(404, ""),
+            },
+            ("HEAD", _) => match self.blobs.get(&last.parse().unwrap()) {
+                Some(bytes) => Answer::new(200, &bytes[..]),
+                None => Answer::new(404, ""),
+            },
+            _ => Answer::new(405, ""),
+        }
+    }
+}
+
+struct Registry {
+    state: Arc<Mutex<State>>,
+    server: Server,
+}
+
+impl Registry {
+    fn start(state: State) -> Self {
+        let state = Arc::new(Mutex::new(state));
+        let answers = state.clone();
+        let server = Server::keeping(move |asked| answers.lock().unwrap().answer(asked));
+        Self { state, server }
+    }
+
+    fn reference(&self) -> ImageRef {
+        format!("{}/app:1", self.server.address).parse().unwrap()
+    }
+
+    async fn push(&self) -> Push {
+        Push::open(&self.reference(), &options(), Arc::new(Silent))
+            .await
+            .unwrap()
+    }
+
+    fn count(&self, method: &str) -> usize {
+        let asked = self.server.asked.lock().unwrap();
+        asked.iter().filter(|it| it.method == method).count()
+    }
+}
+
+fn options() -> SourceOptions {
+    SourceOptions {
+        credentials: Credentials::Basic {
+            user: "u".into(),
+            password: "p".into(),
+        },
+        retry: Retry {
+            attempts: 5,
+            first: Duration::from_millis(1),
+            longest: Duration::from_millis(10),
+        },
+        ..SourceOptions::default()
+    }
+}
+
+fn artifact(subject: Option<&Digest>, name: &str) -> Vec<u8> {
+    let mut document = json!({"schemaVersion": 2, "mediaType": OCI_MANIFEST, "artifactType": "application/vnd.x",
+        "config": {"mediaType": EMPTY, "digest": Digest::of(b"{}"), "size": 2}, "layers": [],
+        "annotations": {"name": name}});
+    if let Some(subject) = subject {
+        document["subject"] = json!({"mediaType": OCI_MANIFEST, "digest": subject, "size": 3});
+    }
+    document.to_string().into_bytes()
+}
+
+#[tokio::test]
+async fn blobs_and_manifests_arrive_whole() {
+    for absolute in [false, true] {
+        let registry = Registry::start(State {
+            absolute,
+            password: true,
+            ..State::default()
+        });
+        let push = registry.push().await;
+        for bytes in [Vec::new(), b"x".to_vec(), noise(1, 300_000)] {
+            let digest = Digest::of(&bytes);
+            assert_eq!(push.blob_exists(&digest).await.unwrap(), None);
+            push.upload(&digest, bytes.len() as u64, Cursor::new(bytes.clone()))
+                .await
+                .unwrap();
+            assert_eq!(push.blob_exists(&digest).await.unwrap(), Some(bytes.len() as u64));
+            assert_eq!(registry.state.lock().unwrap().blobs[&digest], bytes);
+        }
+        let manifest = artifact(None, "x");
+        let digest = push.manifest(Some("1"), OCI_MANIFEST, &manifest).await.unwrap();
+        assert_eq!(digest, Digest::of(&manifest));
+        let kept = registry.state.lock().unwrap().manifests["1"].clone();
+        assert_eq!(kept, (OCI_MANIFEST.to_owned(), manifest));
+        assert_eq!(registry.count("PATCH"), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_blob_is_mounted_where_that_is_possible() {
+    let bytes = noise(2, 1000);
+    let digest = Digest::of(&bytes);
+    let registry = Registry::start(State {
+        others: [(digest, bytes)].into(),
+        ..State::default()
+    });
+    let push = registry.push().await;
+    assert!(push.mount(&digest, "library/base").await.unwrap());
+    assert!(push.blob_exists(&digest).await.unwrap().is_some());
+    assert!(!push.mount(&Digest::of(b"else"), "library/base").await.unwrap());
+    assert!(
+        registry.state.lock().unwrap().uploads.is_empty(),
+        "an upload nobody uses is cancelled"
+    );
+}
+
+#[tokio::test]
+async fn an_upload_that_breaks_off_goes_on_in_chunks_where_it_stopped() {
+    let bytes = noise(3, 40 << 12);
+    let digest = Digest::of(&bytes);
+    let registry = Registry::start(State {
+        faults: vec![("PUT", 500), ("PATCH", 502)],
+        kept: 1 << 12,
+        ..State::default()
+    });
+    let push = registry.push().await;
+    push.upload(&digest, bytes.len() as u64, Cursor::new(bytes.clone()))
+        .await
+        .unwrap();
+    assert_eq!(registry.state.lock().unwrap().blobs[&digest], bytes);
+    let asked = registry.server.asked.lock().unwrap();
+    let ranges: Vec<_> = asked
+        .iter()
+        .filter_map(|it| it.headers.get("content-range"))
+        .collect();
+    let page = 1 << 12;
+    let range = |from: u64, until: u64| format!("{}-{}", from * page, until * page - 1);
+    assert_eq!(
+        ranges,
+        [&range(0, 16), &range(1, 17), &range(17, 33), &range(33, 40)]
+    );
+}
+
+#[tokio::test]
+async fn a_registry_that_wants_large_chunks_gets_them() {
+    let bytes = noise(4, 20 << 12);
+    let digest = Digest::of(&bytes);
+    let registry = Registry::start(State {
+        faults: vec![("PUT", 413)],
+        chunk: Some(30 << 12),
+        ..State::default()
+    });
+    let push = registry.push().await;
+    push.upload(&digest, bytes.len() as u64, Cursor::new(bytes))
+        .await
+        .unwrap();
+    assert_eq!(registry.count("PATCH"), 1);
+}
+
+#[tokio::test]
+async fn a_registry_that_keeps_failing_is_given_up() {
+    let faults = [[("PUT", 503); 20], [("PATCH", 503); 20]].concat();
+    let registry = Registry::start(State {
+        faults,
+        ..State::default()
+    });
+    let push = registry.push().await;
+    let error = push
+        .upload(&Digest::of(b"x"), 1, Cursor::new(b"x"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), "registry_failed");
+    assert!(registry.count("PATCH") <= 10);
+}
+
+#[tokio::test]
+async fn what_is_not_what_its_digest_says_never_arrives() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout: ImageRef = format!("oci:{}", directory.path().display()).parse().unwrap();
+    let registry = Registry::start(State::default());
+    for reference in [registry.reference(), layout] {
+        let push = Push::open(&reference, &options(), Arc::new(Silent))
+            .await
+            .unwrap();
+        let bytes = noise(5, 200_000);
+        let digest = Digest::of(&bytes);
+        let mut wrong = bytes.clone();
+        wrong[199_999] ^= 1;
+        let error = push
+            .upload(&digest, 200_000, Cursor::new(wrong))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::DigestMismatch { .. }), "{error}");
+        let error = push
+            .upload(&digest, 200_000, Cursor::new(bytes[..100_000].to_vec()))
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, Error::TruncatedLayer { got: 100_000, .. }),
+            "{error}"
+        );
+        assert_eq!(push.blob_exists(&digest).await.unwrap(), None);
+    }
+    assert!(registry.state.lock().unwrap().blobs.is_empty());
+}
+
+#[tokio::test]
+async fn referrers_are_found_whether_or_not_the_registry_knows_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout: ImageRef = format!("oci:{}", directory.path().display()).parse().unwrap();
+    let knows = Registry::start(State {
+        knows_referrers: true,
+        ..State::default()
+    });
+    let does_not = Registry::start(State::default());
+    for reference in [knows.reference(), does_not.reference(), layout] {
+        let push = Push::open(&reference, &options(), Arc::new(Silent))
+            .await
+            .unwrap();
+        let subject = push
+            .manifest(Some("1"), OCI_MANIFEST, &artifact(None, "subject"))
+            .await
+            .unwrap();
+        let none = referrers(&reference, &subject, &options(), Arc::new(Silent))
+            .await
+            .unwrap();
+        assert_eq!(none, []);
+        let mut expected = Vec::new();
+        for name in ["a", "b"] {
+            let bytes = artifact(Some(&subject), name);
+            // Twice: it is listed once.
+            push.manifest(None, OCI_MANIFEST, &bytes).await.unwrap();
+            expected.push(push.manifest(None, OCI_MANIFEST, &bytes).await.unwrap());
+        }
+        let found = referrers(&reference, &subject, &options(), Arc::new(Silent))
+            .await
+            .unwrap();
+        assert!(
+            found
+                .iter()
+                .all(|it| it.artifact_type.as_deref() == Some("application/vnd.x")),
+            "{found:?}"
+        );
+        let mut found: Vec<_> = found.into_iter().map(|it| it.descriptor.digest).collect();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected, "{reference}");
+    }
+    let state = does_not.state.lock().unwrap();
+    assert!(state.manifests.keys().any(|it| it.starts_with("sha256-")));
+    assert!(
+        !knows
+            .state
+            .lock()
+            .unwrap()
+            .manifests
+            .keys()
+            .any(|it| it.starts_with("sha256-"))
+    );
+}
+
+#[tokio::test]
+async fn a_layout_that_was_pushed_to_can_be_read_and_its_tags_move() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = format!("oci:{}", directory.path().join("new").display());
+    let reference: ImageRef = name.parse().unwrap();
+    let push = Push::open(&reference, &options(), Arc::new(Silent))
+        .await
+        .unwrap();
+    let mut images = Vec::new();
+    for user in ["one", "two"] {
+        let config = json!({"architecture": "amd64", "os": "linux", "config": {"User": user},
+            "rootfs": {"type": "layers", "diff_ids": []}})
+        .to_string();
+        let digest = Digest::of(config.as_bytes());
+        push.upload(
+            &digest,
+            config.len() as u64,
+            Cursor::new(config.clone().into_bytes()),
+        )
+        .await
+        .unwrap();
+        let manifest = json!({"schemaVersion": 2, "mediaType": OCI_MANIFEST, "layers": [],
+            "config": {"mediaType": OCI_CONFIG, "digest": digest, "size": config.len()}});
+        let manifest = manifest.to_string().into_bytes();
+        images.push(
+            push.manifest(Some("latest"), OCI_MANIFEST, &manifest)
+                .await
+                .unwrap(),
+        );
+    }
+    push.manifest(None, OCI_MANIFEST, &artifact(Some(&images[1]), "beside"))
+        .await
+        .unwrap();
+    for name in [name.clone(), format!("{name}:latest")] {
+        let reference: ImageRef = name.parse().unwrap();
+        let source = crate::source::open(&reference, &options(), Arc::new(Silent))
+            .await
+            .unwrap();
+        let resolved = resolve(&*source, &Platform::linux_amd64()).await.unwrap();
+        assert_eq!(resolved.digest, images[1]);
+    }
+}
+
+#[tokio::test]
+async fn an_archive_cannot_be_written_to() {
+    let reference: ImageRef = "docker-archive:/nowhere.tar".parse().unwrap();
+    let opened = Push::open(&reference, &options(), Arc::new(Silent)).await;
+    assert_eq!(opened.err().unwrap().code(), "malformed");
+}
+
+/// `THAW_TEST_REGISTRY=host:port`: an empty registry on loopback that takes what is pushed (tests/images/registry).
+#[tokio::test]
+#[ignore = "wants a registry, in THAW_TEST_REGISTRY"]
+async fn a_real_registry_takes_it_and_gives_it_back() {
+    let host = std::env::var("THAW_TEST_REGISTRY").unwrap();
+    let reference: ImageRef = format!("{host}/push:1").parse().unwrap();
+    let push = Push::open(&reference, &options(), Arc::new(Silent))
+        .await
+        .unwrap();
+    let bytes = noise(7, 300_000);
+    let digest = Digest::of(&bytes);
+    push.upload(&digest, 300_000, Cursor::new(bytes.clone()))
+        .await
+        .unwrap();
+    assert_eq!(push.blob_exists(&digest).await.unwrap(), Some(300_000));
+
+    // In chunks, as if the one request had failed.
+    let Target::Registry(remote) = &push.0 else {
+        panic!("no registry")
+    };
+    let chunked = noise(8, 300_000);
+    let content = Content::new(Digest::of(&chunked), 300_000, Cursor::new(chunked.clone()));
+    assert!(remote.chunks(&content, "a blob", &mut 1).await.is_ok());
+    assert_eq!(
+        push.blob_exists(&Digest::of(&chunked)).await.unwrap(),
+        Some(300_000)
+    );
+
+    let other: ImageRef = format!("{host}/other:1").parse().unwrap();
+    let other = Push::open(&other, &options(), Arc::new(Silent)).await.unwrap();
+    assert!(other.mount(&digest, "push").await.unwrap());
+    assert!(!other.mount(&Digest::of(b"none"), "push").await.unwrap());
+
+    let config = b"{}";
+    push.upload(&Digest::of(config), 2, Cursor::new(config))
+        .await
+        .unwrap();
+    let subject = push
+        .manifest(Some("1"), OCI_MANIFEST, &artifact(None, "subject"))
+        .await
+        .unwrap();
+    let referrer = push
+        .manifest(None, OCI_MANIFEST, &artifact(Some(&subject), "a"))
+        .await
+        .unwrap();
+    let found = referrers(&reference, &subject, &options(), Arc::new(Silent))
+        .await
+        .unwrap();
+    assert_eq!(
+        found.iter().map(|it| it.descriptor.digest).collect::<Vec<_>>(),
+        [referrer]
+    );
+
+    // And ranges of it.
+    let fetcher = crate::fetch::Fetcher::new(Default::default()).unwrap();
+    let source = options();
+    let options = crate::fetch::FetchOptions { source, fetcher };
+    let reader = crate::fetch::open(&reference, &options, Arc::new(Silent))
+        .await
+        .unwrap();
+    let blob = crate::fetch::StoredBlob {
+        digest,
+        size: 300_000,
+        urls: Vec::new(),
+    };
+    let check: crate::fetch::Check = Arc::new(|_| Ok(()));
+    let read = reader
+        .read(&blob, 1000..5000, crate::fetch::Priority::Demand, check)
+        .await
+        .unwrap();
+    assert_eq!(read, bytes[1000..5000]);
+}

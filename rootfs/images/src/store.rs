@@ -1,0 +1,400 @@
+//! The local store of images: a directory, no database, safe to kill at any point and to share between processes.
+//!
+//! ```text
+//! layers/HEX/{data,ready,tree,index}               a layer: file data, tree, where it comes from (docs/blob-cache.md)
+//! images/HEX/{record.json,config.json,metadata.erofs,lease}   an image, by its manifest's digest
+//! refs/HEX                                         what a reference named last, by the reference's SHA-256
+//! locks/NAME                                       flock files: store, layer-HEX, image-HEX
+//! ```
+//!
+//! Invariants:
+//! - A directory without `.partial` in its name is complete: it was written beside, flushed and renamed into place. Only
+//!   layer data is not flushed; its bits belong to a boot and its chunks have digests instead.
+//! - Whoever makes a layer or an image holds its lock exclusively, so it is made once, and leftovers of the dead are
+//!   removed by whoever gets the lock next.
+//! - Whoever makes anything holds the `store` lock shared; whoever deletes holds it exclusively.
+//! - A file a sandbox may map is unlinked, never truncated or punched. A leased image is not removed.
+//!
+//! Compressed layers are not kept: they are needed again only when a host crash tore a cache file, and then the layer
+//! is unpacked again from the source its image was pulled from. Keeping them would double every image on disk.
+
+mod assemble;
+mod bound;
+mod chain;
+mod collect;
+mod evict;
+mod fill;
+mod form;
+mod layer;
+mod lock;
+mod make;
+mod manage;
+mod pull;
+mod record;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use oci_spec::image::ImageConfiguration;
+use thaw_failpoint::{Failpoint, reach};
+use thaw_imagefs::blob::{BlobError, BootId, ReadyFile};
+use thaw_imagefs::digest::Digest;
+
+use crate::error::Error;
+use crate::prefetch::LoadOrder;
+use crate::reference::ImageRef;
+
+pub use bound::indexes_passed_over;
+pub use chain::{ReadyMadeBlob, StoredLayer, WhichLayer};
+pub use evict::Pruned;
+pub(crate) use fill::{BlobFiles, BlobOrigin};
+pub use form::{Form, layer_key};
+pub use manage::{ImageUsage, Inspection, LayerInspection, Usage, VerifyReport};
+pub(crate) use pull::blocking;
+pub use pull::{PullOptions, PullPolicy};
+
+use lock::Lock;
+use record::Record;
+
+/// A store of images. Cheap to clone; holds no lock between calls.
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+    boot: BootId,
+}
+
+/// An image in the store.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Of its manifest: its identity.
+    pub digest: Digest,
+    /// What it was pulled as.
+    pub reference: String,
+    pub config: ImageConfiguration,
+    /// The EROFS metadata.
+    pub metadata: PathBuf,
+    /// The ranges past the metadata, by address; layers without file data have none.
+    pub blobs: Vec<ImageBlob>,
+    directory: PathBuf,
+}
+
+/// One range of an image's address space and the cache file behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageBlob {
+    /// First byte in the image's synthesized address space.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The blob: its layer's key.
+    pub id: Digest,
+    pub data: PathBuf,
+    pub ready: PathBuf,
+}
+
+/// Keeps an image from being removed for as long as it, or a duplicate of its descriptor, is open.
+#[derive(Debug)]
+pub struct Lease {
+    lock: Lock,
+}
+
+impl Lease {
+    /// The descriptor, to hand to whoever is to hold the lease too.
+    pub fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.lock.descriptor()
+    }
+}
+
+impl Image {
+    /// Keeps the image while a sandbox uses it.
+    ///
+    /// # Errors
+    /// `NotFound` when it was removed meanwhile: pull again.
+    pub fn lease(&self) -> Result<Lease, Error> {
+        let gone = || Error::NotFound {
+            what: format!("image {}", self.digest),
+            place: "the store".into(),
+            advice: "it was removed meanwhile: pull it again".into(),
+        };
+        let path = self.directory.join(record::LEASE);
+        let lock = Lock::shared_existing(&path).map_err(|error| Error::io(&path, error))?;
+        let lock = lock.ok_or_else(gone)?;
+        // Which image was used longest ago, decides what is given back first. On a full disk nothing is lost by not knowing.
+        if let Err(error) = record::touch(&path) {
+            tracing::debug!(image = %self.digest, %error, "cannot note the lease's time");
+        }
+        Ok(Lease { lock })
+    }
+
+    /// What a start is known to read, as the image says itself.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn load_order(&self) -> Result<Option<LoadOrder>, Error> {
+        record::read_load_order(&self.directory)
+    }
+}
+
+/// Directories of the store.
+const DIRECTORIES: [&str; 4] = ["layers", "images", "refs", "locks"];
+/// What a directory being made or unmade is called, after its name.
+const PARTIAL: &str = ".partial";
+const REMOVED: &str = ".removed";
+
+impl Store {
+    /// Opens the store at `root`, which is made if need be, and removes what killed processes left.
+    ///
+    /// # Errors
+    /// `DiskFull`, or `Io` when the directories cannot be made.
+    pub fn open(root: &Path) -> Result<Self, Error> {
+        for name in DIRECTORIES {
+            let path = root.join(name);
+            std::fs::create_dir_all(&path).map_err(|error| Error::io(&path, error))?;
+            reach(Failpoint::StoreDirectoryMade);
+        }
+        let root = root.canonicalize().map_err(|error| Error::io(root, error))?;
+        let store = Self {
+            root,
+            boot: BootId::current(),
+        };
+        store.collect_if_idle()?;
+        Ok(store)
+    }
+
+    /// The store's directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The images, oldest name first.
+    ///
+    /// # Errors
+    /// `Io`. Damaged records are skipped: the next pull replaces them.
+    pub fn images(&self) -> Result<Vec<Image>, Error> {
+        let mut images = Vec::new();
+        for digest in self.names("images")? {
+            images.extend(self.image(&digest)?);
+        }
+        Ok(images)
+    }
+
+    /// The image a reference named when it was last pulled, if it is whole.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn find(&self, reference: &ImageRef) -> Result<Option<Image>, Error> {
+        match self.referred(&reference.to_string())? {
+            Some(digest) => self.image(&digest),
+            None => Ok(None),
+        }
+    }
+
+    /// The image with this manifest digest, its layers' bits made to mean this boot, if it is whole.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn image(&self, digest: &Digest) -> Result<Option<Image>, Error> {
+        let directory = self.image_directory(digest);
+        let Some(record) = Record::read(&directory)? else {
+            return Ok(None);
+        };
+        let Some(config) = record::read_config(&directory)? else {
+            return Ok(None);
+        };
+        let metadata = directory.join(record::METADATA);
+        let size = std::fs::metadata(&metadata).map(|it| it.len());
+        if !size.is_ok_and(|size| size == record.metadata_length) {
+            return Ok(None);
+        }
+        for layer in record.distinct_layers() {
+            if !self.layer_is_whole(&layer.key)? {
+                return Ok(None);
+            }
+        }
+        let blobs = record.blobs.iter().map(|blob| {
+            let directory = self.layer_directory(&blob.key);
+            ImageBlob {
+                address: blob.address,
+                length: blob.length,
+                id: blob.key,
+                data: directory.join(layer::DATA),
+                ready: directory.join(layer::READY),
+            }
+        });
+        let blobs = blobs.collect();
+        Ok(Some(Image {
+            digest: *digest,
+            reference: record.reference,
+            config,
+            metadata,
+            blobs,
+            directory,
+        }))
+    }
+
+    /// Removes an image, the references to it, and the layers no other image has.
+    ///
+    /// # Errors
+    /// `InUse` while a sandbox holds a lease, `NotFound`, `Io`. Waits for running pulls.
+    pub fn remove(&self, digest: &Digest) -> Result<(), Error> {
+        let _store = self.lock_exclusive("store")?;
+        let directory = self.image_directory(digest);
+        if !directory.exists() {
+            return Err(Error::NotFound {
+                what: format!("image {digest}"),
+                place: self.root.display().to_string(),
+                advice: "`thaw image ls` lists what there is".into(),
+            });
+        }
+        let lease = directory.join(record::LEASE);
+        let held = Lock::try_exclusive(&lease).map_err(|error| Error::io(&lease, error))?;
+        if held.is_none() {
+            return Err(Error::InUse { digest: *digest });
+        }
+        self.remove_directory(&directory)?;
+        self.collect()
+    }
+
+    /// Whether the layer is complete. Damage after a crash is found here: the layer then counts as absent.
+    fn layer_is_whole(&self, key: &Digest) -> Result<bool, Error> {
+        let path = self.layer_directory(key).join(layer::READY);
+        if !path.exists() {
+            return Ok(false);
+        }
+        // Who repairs a layer holds its lock for long; it has activated it before, so nobody waits for that.
+        let current = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .ok()
+            .map(ReadyFile::open);
+        if let Some(Ok(ready)) = current
+            && ready.is_active(self.boot, key.bytes())
+        {
+            let data = self.layer_directory(key).join(layer::DATA);
+            let look = || std::fs::metadata(&data);
+            if look().is_ok_and(|data| data.len() >= ready.length()) {
+                ready
+                    .void_if_changed(look)
+                    .map_err(|error| Error::blob(*key, &data, error))?;
+                return Ok(true);
+            }
+        }
+        let _lock = self.lock_exclusive(&format!("layer-{}", key.hex()))?;
+        match self.activate(key) {
+            Ok(_) => Ok(true),
+            Err(BlobError::Io(error)) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io(&path, error))
+            }
+            Err(error) => {
+                tracing::warn!(layer = %key, %error, "a layer in the store is damaged and will be made again");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Opens a layer's ready file, its bits meaning this boot and its data file as long as promised.
+    fn activate(&self, key: &Digest) -> Result<ReadyFile, BlobError> {
+        let directory = self.layer_directory(key);
+        let writable = |name| {
+            std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(directory.join(name))
+        };
+        let mut ready = ReadyFile::open(writable(layer::READY)?)?;
+        if ready.id() != *key.bytes() {
+            return Err(BlobError::Damaged("it belongs to another layer"));
+        }
+        let data = writable(layer::DATA)?;
+        ready.activate(self.boot)?;
+        ready.void_if_changed(|| data.metadata())?;
+        ready.restore_length(&data)?;
+        Ok(ready)
+    }
+
+    fn layer_directory(&self, key: &Digest) -> PathBuf {
+        self.root.join("layers").join(key.hex())
+    }
+
+    fn image_directory(&self, digest: &Digest) -> PathBuf {
+        self.root.join("images").join(digest.hex())
+    }
+
+    fn lock_exclusive(&self, name: &str) -> Result<Lock, Error> {
+        let path = self.root.join("locks").join(name);
+        Lock::exclusive(&path).map_err(|error| Error::io(&path, error))
+    }
+
+    fn lock_shared(&self, name: &str) -> Result<Lock, Error> {
+        let path = self.root.join("locks").join(name);
+        Lock::shared(&path).map_err(|error| Error::io(&path, error))
+    }
+
+    fn try_lock(&self, name: &str) -> Result<Option<Lock>, Error> {
+        let path = self.root.join("locks").join(name);
+        Lock::try_exclusive(&path).map_err(|error| Error::io(&path, error))
+    }
+
+    /// The digests that name complete directories under `kind`, in order.
+    fn names(&self, kind: &str) -> Result<Vec<Digest>, Error> {
+        let mut digests = Vec::new();
+        for name in self.entries(kind)? {
+            digests.extend(Digest::from_hex(&name));
+        }
+        digests.sort();
+        Ok(digests)
+    }
+
+    fn entries(&self, kind: &str) -> Result<Vec<String>, Error> {
+        let path = self.root.join(kind);
+        let read = std::fs::read_dir(&path).map_err(|error| Error::io(&path, error))?;
+        let mut names = Vec::new();
+        for entry in read {
+            let entry = entry.map_err(|error| Error::io(&path, error))?;
+            names.extend(entry.file_name().into_string());
+        }
+        Ok(names)
+    }
+
+    /// Writes a small file so that it is whole or not there, whenever the host dies.
+    fn write_atomically(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}-{number}{PARTIAL}", std::process::id()));
+        let partial = path.with_file_name(name);
+        let written = record::write_synced(&partial, bytes)
+            .and_then(|()| std::fs::rename(&partial, path))
+            .inspect(|()| reach(Failpoint::StoreFileRenamed))
+            .and_then(|()| sync_parent(path));
+        written.map_err(|error| {
+            let _ = std::fs::remove_file(&partial);
+            Error::io(path, error)
+        })
+    }
+}
+
+#[cfg(test)]
+impl Store {
+    /// The same store after the host has died.
+    pub(crate) fn after_boot(&self, boot: BootId) -> Self {
+        Self { boot, ..self.clone() }
+    }
+
+    /// The same store as another process of this boot opens it.
+    pub(crate) fn reopened(&self) -> Self {
+        Self::open(&self.root).unwrap().after_boot(self.boot)
+    }
+}
+
+/// Makes a rename last.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) => std::fs::File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! Indexes an image is bound to: a SOCI index by an annotation of its manifest, tables of contents by its layers'.
+//!
+//! Invariant: a document is only used when it has the digest the manifest binds it by. One that cannot be had or read is
+//! passed over with one warning, and counted; its layer is then streamed.
+
+use std::future::Future;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thaw_imagefs::digest::Digest;
+
+use crate::error::Error;
+use crate::fetch::{Check, Priority, Ranges, StoredBlob};
+use crate::index::LayerIndex;
+use crate::index::estargz;
+use crate::index::form::FormError;
+use crate::index::soci;
+use crate::layer::Limits;
+use crate::source::{Descriptor, LayerSource, Resolved, Source};
+
+use super::form::Form;
+use super::make::Indexed;
+use super::pull::blocking;
+
+/// Most bytes of a document: bounds what reading one costs.
+const MAX_DOCUMENT: u64 = 256 << 20;
+
+static PASSED_OVER: AtomicU64 = AtomicU64::new(0);
+
+/// Indexes this process could not use, and streamed whole layers instead.
+pub fn indexes_passed_over() -> u64 {
+    PASSED_OVER.load(Ordering::Relaxed)
+}
+
+pub(super) fn passed_over(what: &Digest, error: &Error) {
+    PASSED_OVER.fetch_add(1, Ordering::Relaxed);
+    tracing::warn!(%what, %error, "an index cannot be used; what it describes is read whole");
+}
+
+/// What one image is bound to.
+pub(super) struct Bound {
+    ranges: Arc<dyn Ranges>,
+    soci: Option<soci::Index>,
+}
+
+impl Bound {
+    /// Looks for what binds; `ranges` is opened only where something does.
+    pub async fn of<F>(
+        source: &dyn Source,
+        resolved: &Resolved,
+        ranges: impl FnOnce() -> F,
+    ) -> Result<Option<Self>, Error>
+    where
+        F: Future<Output = Result<Arc<dyn Ranges>, Error>>,
+    {
+        let index = soci::bound_index(&resolved.annotations).map_err(form)?;
+        let table = |layer: &Descriptor| {
+            let bound = estargz::bound(layer.annotations.iter().flatten(), layer.size);
+            // A broken annotation is warned of when its layer's turn comes.
+            !matches!(bound, Ok(None))
+        };
+        if index.is_none() && !resolved.descriptors.iter().any(table) {
+            return Ok(None);
+        }
+        let soci = match index {
+            None => None,
+            Some(digest) => match soci_index(source, digest).await {
+                Ok(index) => Some(index),
+                Err(error) => {
+                    passed_over(&resolved.digest, &error);
+                    None
+                }
+            },
+        };
+        Ok(Some(Self {
+            ranges: ranges().await?,
+            soci,
+        }))
+    }
+
+    /// The index of a layer; none where it is bound to none.
+    pub async fn layer(
+        &self,
+        layer: &LayerSource,
+        descriptor: &Descriptor,
+    ) -> Result<Option<Indexed>, Error> {
+        let (Some(digest), Some(size)) = (layer.digest, layer.size) else {
+            return Ok(None);
+        };
+        let stored = StoredBlob {
+            digest,
+            size,
+            urls: layer.urls.clone(),
+        };
+        if let Some(ztoc) = self.soci.as_ref().and_then(|index| index.ztoc_for(&digest)) {
+            let bytes = self.document(ztoc).await?;
+            let index = blocking(move || soci::read_ztoc(&bytes, size, &Limits::default()).map_err(form));
+            return Ok(Some(Indexed {
+                form: Form::Soci,
+                document: ztoc.digest,
+                stored,
+                index: index.await?,
+                fetched: ztoc.size,
+            }));
+        }
+        let annotations = descriptor.annotations.iter().flatten();
+        let (document, index, fetched) = match estargz::bound(annotations, size).map_err(form)? {
+            None => return Ok(None),
+            Some(estargz::Bound::Gzip { toc }) => {
+                let (index, fetched) = self.table(&stored, toc).await?;
+                (toc, index, fetched)
+            }
+            Some(estargz::Bound::Zstd {
+                stored: digest,
+                location,
+            }) => {
+                let (range, fetched) = (location.clone(), location.end - location.start);
+                let read = move |bytes: &[u8]| {
+                    estargz::read_zstd_toc(bytes, &digest, location.clone(), &Limits::default())
+                };
+                (digest, self.read_as(&stored, range, read).await?, fetched)
+            }
+        };
+        Ok(Some(Indexed {
+            form: Form::Estargz,
+            document,
+            stored,
+            index,
+            fetched,
+        }))
+    }
+
+    async fn document(&self, descriptor: &Descriptor) -> Result<bytes::Bytes, Error> {
+        let what = format!("document {}", descriptor.digest);
+        if descriptor.size == 0 || descriptor.size > MAX_DOCUMENT.min(soci::MAX_ZTOC) {
+            return Err(Error::malformed(
+                what,
+                format!("a size of {} bytes is out of bounds", descriptor.size),
+            ));
+        }
+        let blob = StoredBlob {
+            digest: descriptor.digest,
+            size: descriptor.size,
+            urls: Vec::new(),
+        };
+        let expected = descriptor.digest;
+        let check: Check = Arc::new(move |bytes| match Digest::of(bytes) {
+            got if got == expected => Ok(()),
+            got => Err(format!("it has digest {got} instead of {expected}")),
+        });
+        self.ranges
+            .read(&blob, 0..descriptor.size, Priority::Demand, check)
+            .await
+    }
+
+    /// The table of contents at the end of an eStargz layer.
+    async fn table(&self, stored: &StoredBlob, expected: Digest) -> Result<(LayerIndex, u64), Error> {
+        let size = stored.size;
+        let what = || format!("layer {}", stored.digest);
+        if size <= estargz::FOOTER {
+            return Err(Error::malformed(what(), "it is too short for an eStargz footer"));
+        }
+        let location: Range<u64> = self
+            .read_as(stored, size - estargz::FOOTER..size, move |footer| {
+                estargz::toc_location(footer, size)
+            })
+            .await?;
+        if location.start >= location.end
+            || location.end > size
+            || location.end - location.start > MAX_DOCUMENT
+        {
+            return Err(Error::malformed(what(), "its table of contents is out of bounds"));
+        }
+        let (range, fetched) = (location.clone(), location.end - location.start + estargz::FOOTER);
+        let index = self.read_as(stored, range, move |bytes| {
+            estargz::read_toc(bytes, &expected, location.clone(), &Limits::default())
+        });
+        Ok((index.await?, fetched))
+    }
+
+    /// Reads a range; the check is that it can be read as what it should be.
+    async fn read_as<T: Send + 'static>(
+        &self,
+        stored: &StoredBlob,
+        range: Range<u64>,
+        parse: impl Fn(&[u8]) -> Result<T, FormError> + Send + Sync + 'static,
+    ) -> Result<T, Error> {
+        let slot = Arc::new(Mutex::new(None));
+        let filled = slot.clone();
+        let check: Check = Arc::new(move |bytes| {
+            let parsed = parse(bytes).map_err(|error| error.to_string())?;
+            *filled.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed);
+            Ok(())
+        });
+        self.ranges.read(stored, range, Priority::Demand, check).await?;
+        let parsed = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        parsed.ok_or_else(|| Error::malformed(format!("layer {}", stored.digest), "it was not checked"))
+    }
+}
+
+async fn soci_index(source: &dyn Source, digest: Digest) -> Result<soci::Index, Error> {
+    // Its size is not known: the annotation has only the digest.
+    let descriptor = Descriptor {
+        media_type: crate::source::manifest::OCI_MANIFEST.into(),
+        digest,
+        size: 0,
+        urls: Vec::new(),
+        platform: None,
+        annotations: None,
+    };
+    let bytes = source.manifest(&descriptor).await?;
+    soci::Index::parse(&bytes, &digest).map_err(form)
+}
+
+fn form(error: FormError) -> Error {
+    Error::malformed("an index the image is bound to", error)
+}

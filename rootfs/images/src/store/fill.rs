@@ -1,0 +1,295 @@
+//! Making bytes of a layer ready: comparing chunks with their digests, and unpacking the layer again where they differ.
+//! What [`crate::fill`] works with, for layers that need not be unpacked for it.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thaw_imagefs::blob::{BlobWriter, ReadyFile};
+use thaw_imagefs::digest::Digest;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::Error;
+use crate::fetch::StoredBlob;
+use crate::index::kept::{self, INDEX, Kept, KeptError};
+use crate::progress::{Event, Progress};
+use crate::reference::ImageRef;
+use crate::source::{self, LayerSource, Turns};
+
+use super::Store;
+use super::form::{Form, Origin};
+use super::layer::{self, Job};
+use super::make::all_verified;
+use super::pull::{PullOptions, blocking};
+use super::record::Record;
+
+/// A blob's files, and how to fill them.
+pub(crate) struct BlobFiles {
+    pub data: File,
+    pub ready: ReadyFile,
+    /// The layer's.
+    pub directory: PathBuf,
+    /// None where the layer can only be unpacked again, whole.
+    pub kept: Option<Kept>,
+}
+
+/// A place that has a blob.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BlobOrigin {
+    pub reference: ImageRef,
+    pub plain_http: bool,
+    pub stored: StoredBlob,
+}
+
+impl Store {
+    /// Makes `offset..offset + length` of a layer's file data ready to be served, and returns once its bits are set.
+    ///
+    /// Bits are unset after a reboot of the host: then the chunks are compared with their digests. Those that differ were
+    /// torn by a crash; the layer is unpacked again, from where its image was pulled, and every missing chunk with it.
+    ///
+    /// # Errors
+    /// `NotFound` for a layer the store has not got, and what the source says when it is needed.
+    pub async fn fill(
+        &self,
+        diff_id: &Digest,
+        offset: u64,
+        length: u64,
+        options: &PullOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<(), Error> {
+        let (store, diff_id) = (self.clone(), *diff_id);
+        if blocking(move || store.verify_range(&diff_id, offset, length)).await? {
+            return Ok(());
+        }
+        progress.event(Event::Repairing { layer: diff_id });
+        // One repairs, the others find it done.
+        let store = self.clone();
+        let _lock = blocking(move || store.lock_exclusive(&format!("layer-{}", diff_id.hex()))).await?;
+        let store = self.clone();
+        if blocking(move || store.verify_range(&diff_id, offset, length)).await? {
+            return Ok(());
+        }
+        self.repair(&diff_id, options, progress).await
+    }
+
+    fn layer_file(&self, diff_id: &Digest, name: &str) -> Result<File, Error> {
+        let path = self.layer_directory(diff_id).join(name);
+        File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(|error| match error.kind() {
+                std::io::ErrorKind::NotFound => Error::NotFound {
+                    what: format!("layer {diff_id}"),
+                    place: self.root.display().to_string(),
+                    advice: "pull its image again".into(),
+                },
+                _ => Error::io(&path, error),
+            })
+    }
+
+    fn ready_file(&self, diff_id: &Digest) -> Result<ReadyFile, Error> {
+        let file = self.layer_file(diff_id, layer::READY)?;
+        ReadyFile::open(file).map_err(|error| Error::blob(*diff_id, &self.layer_directory(diff_id), error))
+    }
+
+    /// Compares the chunks of a range whose bits are unset. Returns whether all are ready now.
+    fn verify_range(&self, diff_id: &Digest, offset: u64, length: u64) -> Result<bool, Error> {
+        let ready = self.ready_file(diff_id)?;
+        let data = self.layer_file(diff_id, layer::DATA)?;
+        let failed = |error| Error::blob(*diff_id, &self.layer_directory(diff_id), error);
+        let mut buffer = Vec::new();
+        let mut whole = true;
+        for chunk in ready.chunks_of(offset, length) {
+            whole &= ready.verify(&data, chunk, &mut buffer).map_err(failed)?;
+        }
+        Ok(whole)
+    }
+
+    /// Unpacks a layer again over its cache file. The layer's lock is held.
+    async fn repair(
+        &self,
+        diff_id: &Digest,
+        options: &PullOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<(), Error> {
+        let (store, diff_id) = (self.clone(), *diff_id);
+        let (record, at) = blocking(move || store.origin(&diff_id)).await?;
+        let mut options = self.source_options(options);
+        options.plain_http |= record.plain_http;
+        let source = source::open(&record.reference.parse()?, &options, progress.clone()).await?;
+        let Origin::Layer(layer) = record.layers[at].origin.clone() else {
+            return Err(Error::NotFound {
+                what: format!("the index of layer {diff_id}"),
+                place: self.root.display().to_string(),
+                advice: "remove the image and pull it again".into(),
+            });
+        };
+        let mut turns = Turns::new(&*source, &layer);
+        loop {
+            let body = turns.open().await?.reader;
+            match self.unpack_again(&layer, body, progress.clone()).await {
+                Err(error) => turns.failed(error)?,
+                Ok(()) => return Ok(()),
+            };
+        }
+    }
+
+    async fn unpack_again(
+        &self,
+        layer: &LayerSource,
+        body: Box<dyn Read + Send>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<(), Error> {
+        let (store, layer, diff_id) = (self.clone(), layer.clone(), layer.diff_id);
+        blocking(move || {
+            let path = store.layer_directory(&diff_id);
+            let mut writer = BlobWriter::refill(
+                store.layer_file(&diff_id, layer::DATA)?,
+                store.ready_file(&diff_id)?,
+            );
+            let cancelled = CancellationToken::new();
+            layer::run(
+                Job {
+                    layer,
+                    body,
+                    progress,
+                    cancelled,
+                },
+                &mut writer,
+                &path,
+            )?;
+            let summary = writer
+                .finish_refill()
+                .map_err(|error| Error::blob(diff_id, &path, error))?;
+            tracing::info!(layer = %diff_id, chunks = summary.repaired, "repaired from its source");
+            Ok(())
+        })
+        .await
+    }
+
+    /// An image that has the layer, and which of its layers that is.
+    fn origin(&self, key: &Digest) -> Result<(Record, usize), Error> {
+        let mut found = self.records_with(key)?;
+        found.retain(|(record, at)| matches!(record.layers[*at].origin, Origin::Layer(_)));
+        found.into_iter().next().ok_or_else(|| Error::NotFound {
+            what: format!("an image with layer {key}"),
+            place: self.root.display().to_string(),
+            advice: "pull it again".into(),
+        })
+    }
+
+    /// The images that have a layer, and which of theirs it is.
+    fn records_with(&self, key: &Digest) -> Result<Vec<(Record, usize)>, Error> {
+        let mut found = Vec::new();
+        for digest in self.names("images")? {
+            let Some(record) = Record::read(&self.image_directory(&digest))? else {
+                continue;
+            };
+            if let Some(at) = record.layers.iter().position(|layer| layer.key == *key) {
+                found.push((record, at));
+            }
+        }
+        Ok(found)
+    }
+
+    /// In which form an image has a layer.
+    pub(super) fn form(&self, key: &Digest) -> Result<Option<Form>, Error> {
+        let found = self.records_with(key)?;
+        Ok(found.first().map(|(record, at)| record.layers[*at].form))
+    }
+
+    /// Opens a blob's files and index, its bits made to mean this boot and its data file as long as it should be.
+    ///
+    /// # Errors
+    /// `NotFound` for a blob the store has not got, `Io`.
+    pub(crate) fn blob_files(&self, key: &Digest) -> Result<BlobFiles, Error> {
+        if !self.layer_is_whole(key)? {
+            return Err(Error::NotFound {
+                what: format!("layer {key}"),
+                place: self.root.display().to_string(),
+                advice: "pull its image again".into(),
+            });
+        }
+        let ready = self.ready_file(key)?;
+        let directory = self.layer_directory(key);
+        let index = directory.join(INDEX);
+        let kept = match std::fs::read(&index) {
+            Ok(bytes) => self.usable(key, &ready, kept::decode(&bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(Error::io(&index, error)),
+        };
+        Ok(BlobFiles {
+            data: self.layer_file(key, layer::DATA)?,
+            ready,
+            directory,
+            kept,
+        })
+    }
+
+    fn usable(&self, key: &Digest, ready: &ReadyFile, kept: Result<Kept, KeptError>) -> Option<Kept> {
+        let why = match kept {
+            Err(error) => error.to_string(),
+            Ok(kept) if kept.content.data_length != ready.length() => {
+                "it is of a blob of another length".to_owned()
+            }
+            Ok(kept) if ready.is_learned() && !all_verified(&kept.content) => {
+                "it has spans without digests".to_owned()
+            }
+            Ok(kept) => return Some(kept),
+        };
+        tracing::warn!(layer = %key, why, "a kept index cannot be used");
+        None
+    }
+
+    /// Where a layer stored as `stored` can be read in ranges.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn blob_origins(&self, key: &Digest, stored: &Digest) -> Result<Vec<BlobOrigin>, Error> {
+        let mut origins: Vec<BlobOrigin> = Vec::new();
+        for (record, at) in self.records_with(key)? {
+            let Some(blob) = record.layers[at].origin.stored() else {
+                continue;
+            };
+            if blob.digest != *stored {
+                continue;
+            }
+            let Ok(reference) = record.reference.parse() else {
+                continue;
+            };
+            let origin = BlobOrigin {
+                reference,
+                plain_http: record.plain_http,
+                stored: blob,
+            };
+            if !origins.contains(&origin) {
+                origins.push(origin);
+            }
+        }
+        Ok(origins)
+    }
+
+    /// Which ready file is a blob's now: its device and inode. It is another one once the blob was emptied.
+    pub(crate) fn blob_identity(&self, key: &Digest) -> Option<(u64, u64)> {
+        let path = self.layer_directory(key).join(layer::READY);
+        std::fs::metadata(path).ok().map(|it| (it.dev(), it.ino()))
+    }
+
+    /// Gives a blob's data file its length again, if it was cut while its bits were set. Returns whether it was.
+    pub(crate) fn restore_data(&self, key: &Digest, files: &BlobFiles) -> Result<bool, Error> {
+        let io = |error| Error::io(&files.directory.join(layer::DATA), error);
+        if files.data.metadata().map_err(io)?.len() >= files.ready.length() {
+            return Ok(false);
+        }
+        let _lock = self.lock_exclusive(&format!("layer-{}", key.hex()))?;
+        let failed = |error| Error::blob(*key, &files.directory, error);
+        let restored = files.ready.restore_length(&files.data).map_err(failed)?;
+        if restored {
+            tracing::warn!(layer = %key, "a cache file was cut short; what is gone is fetched again");
+        }
+        Ok(restored)
+    }
+}

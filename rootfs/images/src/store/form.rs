@@ -1,0 +1,102 @@
+//! In which form the store has a layer, and what a layer is called.
+//!
+//! Invariant: a layer's key names what its tree and data were verified against. Whoever can choose a document that
+//! describes a layer (an index, a table of contents) can so change only what is stored under that document's key, never
+//! what another image shares.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use thaw_imagefs::digest::Digest;
+
+use crate::fetch::StoredBlob;
+use crate::source::LayerSource;
+
+/// Where a layer's tree, and the way to its data, came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// Its tar, unpacked whole and compared with its DiffID.
+    Tar,
+    /// A SOCI index the image is bound to.
+    Soci,
+    /// The table of contents of an eStargz layer.
+    Estargz,
+    /// A converted image's tables.
+    Accelerated,
+    /// A Nydus image's bootstrap.
+    Nydus,
+}
+
+impl Form {
+    /// How it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tar => "tar",
+            Self::Soci => "soci",
+            Self::Estargz => "estargz",
+            Self::Accelerated => "accelerated",
+            Self::Nydus => "nydus",
+        }
+    }
+}
+
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The key of a layer whose tree comes from `document` and whose bytes from the stored blob `stored`.
+pub fn layer_key(form: Form, stored: &Digest, document: &Digest) -> Digest {
+    let mut hasher = Sha256::new();
+    hasher.update(b"thaw layer key v1\0");
+    hasher.update(form.name());
+    hasher.update(b"\0");
+    hasher.update(stored.bytes());
+    hasher.update(document.bytes());
+    Digest::from(<[u8; 32]>::from(hasher.finalize()))
+}
+
+/// Where a layer's bytes can be had again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// A layer that can be unpacked again, whole.
+    Layer(LayerSource),
+    /// A blob that is only read in ranges.
+    Blob(StoredBlob),
+}
+
+impl Origin {
+    /// The blob to read ranges of, where the source says enough of it.
+    pub fn stored(&self) -> Option<StoredBlob> {
+        match self {
+            Self::Blob(stored) => Some(stored.clone()),
+            Self::Layer(layer) => Some(StoredBlob {
+                digest: layer.digest?,
+                size: layer.size?,
+                urls: layer.urls.clone(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_differ_in_each_part() {
+        let (one, two) = (Digest::of(b"1"), Digest::of(b"2"));
+        let keys = [
+            layer_key(Form::Soci, &one, &two),
+            layer_key(Form::Estargz, &one, &two),
+            layer_key(Form::Soci, &two, &one),
+            layer_key(Form::Soci, &one, &one),
+        ];
+        for (at, key) in keys.iter().enumerate() {
+            assert!(!keys[..at].contains(key) && *key != one && *key != two);
+        }
+        assert_eq!(keys[0], layer_key(Form::Soci, &one, &two));
+    }
+}

@@ -54,6 +54,9 @@ lint: ## formatting, clippy, known vulnerabilities of dependencies (where their 
 	cargo clippy --release --workspace --all-targets -- -D warnings --cfg fuzzing
 	@tests/advisories
 
+house: ## measures of the source tree beside their limits; `LIST="duplicates long-files"`: the places of those
+	@tests/house/run $(LIST)
+
 advisories: ## known vulnerabilities of every dependency; fails where the database of them cannot be fetched
 	@tests/advisories --must
 
@@ -173,4 +176,4 @@ bench-report: ## render the README's tables from target/bench; `CHECK=1`: only s
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade nightly lint advisories fuzz deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-report clean

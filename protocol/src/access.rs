@@ -1,19 +1,19 @@
-//! The access log: which bytes of its images a guest reads, in order, for `--record`.
+//! The access log: which bytes of its images a guest reads, in order. `--record` stores it as a load order.
 //!
-//! Packets from the VMM to the node over a SEQPACKET socket attached to the root device, or the disk that is the image ([`crate::control::Backend::Accesses`]).
-//! The VMM never waits: a packet that does not fit is dropped, and the next one says how many were.
+//! The VMM sends one packet per access over the SEQPACKET socket of [`crate::control::Backend::Accesses`]. It
+//! never blocks: it drops a packet that does not fit, and the next packet says how many were dropped.
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes a guest read, or mapped.
+/// One range of bytes that a guest read or mapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
-    /// The blob: [`crate::control::BlobRange::digest`].
+    /// The layer's DiffID, as in [`crate::control::BlobRange::digest`].
     pub blob: [u8; 32],
-    /// First byte within the blob's cache file.
+    /// First byte, as an offset into the blob's cache file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Accesses dropped since the one before, for want of room.
+    /// Accesses dropped since the previous packet because the socket was full.
     pub dropped: u32,
 }

@@ -1,9 +1,9 @@
 //! The agent's ttrpc API, generated from `protocol/proto`: messages, async clients and async server traits.
 //!
-//! Package, service, method and field numbers are those of Kata Containers 3.15.0, so that either side may be Kata's.
-//! `docs/agent-api.md` says what Thaw's agent makes of each method, and the calls of a container's life.
+//! Packages, services, methods and field numbers are those of Kata Containers 3.15.0, so that either side may
+//! be Kata's. `docs/agent-api.md` describes each method and the calls of a container's life.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`agent`] | requests and responses of `grpc.AgentService` |
 //! | [`agent_ttrpc`] | `AgentServiceClient`, the `AgentService` trait, `create_agent_service` |
@@ -11,10 +11,10 @@
 //! | [`oci`] | the OCI runtime specification as messages |
 //! | [`types`] | interfaces, routes, neighbours |
 //! | [`csi`] | volume statistics |
-//! | [`files`], [`files_ttrpc`] | `thaw.Files`, which is Thaw's own |
-//! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, likewise |
-//! | [`answers`] | what may come from a guest's agent |
-//! | [`layout`] | where a guest has what its containers share |
+//! | [`files`], [`files_ttrpc`] | `thaw.Files`, Thaw's own service |
+//! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, Thaw's own service |
+//! | [`answers`] | a bounded reader of a guest agent's answers |
+//! | [`layout`] | paths and mounts that all containers of a guest share |
 
 #![allow(
     missing_docs,
@@ -29,9 +29,9 @@ include!(concat!(env!("OUT_DIR"), "/agent/mod.rs"));
 pub mod answers;
 pub mod layout;
 
-/// The empty message several methods answer with.
+/// The empty response of several methods.
 pub use protobuf::well_known_types::empty::Empty;
-/// What messages are made with: sub-messages are `MessageField`s.
+/// Parts of generated messages: a sub-message is a `MessageField`.
 pub use protobuf::{EnumOrUnknown, Message, MessageField};
 
 #[cfg(test)]

@@ -1,14 +1,16 @@
-//! VMM control: what thawd (or the CLI in its own process) says to one thaw-vmm.
+//! VMM control: how thawd (or the CLI in its own process) drives one thaw-vmm.
 //!
-//! The VMM inherits a *listening* SEQPACKET socket as descriptor [`CONTROL_FD`] and serves one connection at a time, so
-//! that a restarted thawd can connect again. Each [`Request`] is answered by one [`Reply`] with the same `id`;
-//! [`Event`]s come unasked. Descriptors travel beside the request that names them, in the order its documentation says.
-//! A new connection first gets every event that still holds (doorbell, exit), then replies.
+//! The VMM inherits a *listening* SEQPACKET socket as descriptor [`CONTROL_FD`] and serves one connection at
+//! a time, so a restarted thawd can connect again. The VMM answers each [`Request`] with one
+//! [`Reply`](FromVmm::Reply) that has the same `id`, and sends an [`Event`] when one occurs. File descriptors
+//! travel in the packet of the request that needs them, in the order its documentation gives. On a new
+//! connection the VMM first sends every event that still holds (doorbell, exit), then replies.
 //!
-//! **Versions** ([`versions::CONTROL`]). A connection speaks the oldest version until its peer has said which it speaks: by
-//! [`Command::Create`] to a VMM that is new, by [`Command::Hello`] to one that runs. A VMM of version 4 has no `Hello`, and takes
-//! one for garbage: it closes the connection, which ends a VMM without a machine. So whoever connects must know from elsewhere (a
-//! sandbox's record) whether it is one. A request whose tag a VMM does not know is refused ([`ErrorCode::Version`]).
+//! **Versions** ([`versions::CONTROL`]). A connection uses the oldest version until the client names the
+//! newest one it speaks: with [`Command::Create`] to a new VMM, with [`Command::Hello`] to a running one. A
+//! version 4 VMM does not know `Hello`: it treats the packet as malformed and closes the connection, and a
+//! VMM without a machine then exits. A client must therefore know from elsewhere (the sandbox's record) that
+//! a VMM is of version 4. A VMM answers a request whose tag it does not know with [`ErrorCode::Version`].
 
 use serde::{Deserialize, Serialize};
 
@@ -16,301 +18,94 @@ use crate::encoding::{EncodingError, decode, take};
 use crate::limits::DeviceLimits;
 use crate::{tags, versions};
 
-/// The descriptor number at which thaw-vmm finds its listening control socket.
+mod device;
+mod machine;
+
+pub use device::{Backend, BlobRange, DeviceId, HOST_DISKS, ImageSpec};
+pub use machine::{
+    CpuBaseline, ExitReason, FreezeKind, MEMORY_MIB, MachineSpec, MachineState, MappedRegion, MemoryMode,
+    StartTimes, VCPUS,
+};
+
+/// Descriptor number of the listening control socket in thaw-vmm.
 pub const CONTROL_FD: i32 = 3;
 
-/// What a VMM's log says, before the call's name, when it ends because it made a system call that its filters forbid.
+/// Start of the line that a VMM logs, before the system call's name, when its seccomp filters kill it.
 pub const FORBIDDEN_CALL: &str = "thaw-vmm: forbidden system call";
-/// The exit code of such a VMM: as a shell tells SIGSYS.
+/// Exit code of a VMM that its seccomp filters killed: 128 + SIGSYS, as shells report it.
 pub const FORBIDDEN_CODE: i32 = 128 + 31;
-/// The variable whose value [`JAIL_WHOLE`] has a VMM end where its jail would lack a wall.
+/// Environment variable. If its value is [`JAIL_WHOLE`], the VMM exits when any part of its jail is
+/// unavailable.
 pub const JAIL_VARIABLE: &str = "THAW_JAIL";
-/// See [`JAIL_VARIABLE`].
+/// The value of [`JAIL_VARIABLE`] that requires the whole jail.
 pub const JAIL_WHOLE: &str = "whole";
-/// The exit code of such a VMM.
+/// Exit code of a VMM that requires a whole jail on a host that lacks a part of it.
 pub const JAIL_LACKS_CODE: i32 = 3;
-/// Version of this protocol.
+/// The newest version of this protocol.
 pub const CONTROL_VERSION: u32 = versions::CONTROL.current;
 
-/// Least and most guest memory, in MiB.
-pub const MEMORY_MIB: std::ops::RangeInclusive<u32> = 64..=65536;
-/// Least and most vCPUs.
-pub const VCPUS: std::ops::RangeInclusive<u8> = 1..=16;
-
-/// The devices every machine has, whatever backs them (DESIGN §5). The discriminant is the device's slot: its MMIO
-/// window, interrupt line and ACPI `_UID` follow from it, so the order is frozen with every template.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(remote = "Self")]
-#[repr(u8)]
-pub enum DeviceId {
-    /// virtio-fs, tag `thaw`: the image slots.
-    Root = 0,
-    /// virtio-fs, tag [`crate::share::TAG`]: writable host directories.
-    Shared = 1,
-    /// virtio-blk: `/dev/vda` the writable layer, then block devices of the host ([`HOST_DISKS`]).
-    Blk0 = 2,
-    Blk1 = 3,
-    Blk2 = 4,
-    Blk3 = 5,
-    Net = 6,
-    Vsock = 7,
-    /// virtio-pmem: `/dev/pmem0` the guest image, `/dev/pmem1` image data.
-    Pmem0 = 8,
-    Pmem1 = 9,
-    /// virtio-mem.
-    Mem = 10,
-    Balloon = 11,
-    Rng = 12,
-    /// The 16550 console: output only, for logs.
-    Console = 13,
-}
-
-tags!(DeviceId {
-    Root = DeviceId::Root as u32,
-    Shared = DeviceId::Shared as u32,
-    Blk0 = DeviceId::Blk0 as u32,
-    Blk1 = DeviceId::Blk1 as u32,
-    Blk2 = DeviceId::Blk2 as u32,
-    Blk3 = DeviceId::Blk3 as u32,
-    Net = DeviceId::Net as u32,
-    Vsock = DeviceId::Vsock as u32,
-    Pmem0 = DeviceId::Pmem0 as u32,
-    Pmem1 = DeviceId::Pmem1 as u32,
-    Mem = DeviceId::Mem as u32,
-    Balloon = DeviceId::Balloon as u32,
-    Rng = DeviceId::Rng as u32,
-    Console = DeviceId::Console as u32,
-});
-
-/// The slots of block devices of the host, which a machine is given while it runs. The last holds its image, where that is a disk.
-pub const HOST_DISKS: [DeviceId; 3] = [DeviceId::Blk1, DeviceId::Blk2, DeviceId::Blk3];
-
-impl DeviceId {
-    /// Every device, in slot order.
-    pub const ALL: [DeviceId; 14] = [
-        DeviceId::Root,
-        DeviceId::Shared,
-        DeviceId::Blk0,
-        DeviceId::Blk1,
-        DeviceId::Blk2,
-        DeviceId::Blk3,
-        DeviceId::Net,
-        DeviceId::Vsock,
-        DeviceId::Pmem0,
-        DeviceId::Pmem1,
-        DeviceId::Mem,
-        DeviceId::Balloon,
-        DeviceId::Rng,
-        DeviceId::Console,
-    ];
-}
-
-/// What a vCPU says it is: the host's own processor, or less, so that a snapshot thaws on several kinds of host.
-/// The x86-64 levels are those of the System V psABI.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(remote = "Self", rename_all = "kebab-case")]
-pub enum CpuBaseline {
-    /// All that this host's KVM offers.
-    #[default]
-    Host,
-    #[serde(rename = "x86-64-v2")]
-    V2,
-    #[serde(rename = "x86-64-v3")]
-    V3,
-    #[serde(rename = "x86-64-v4")]
-    V4,
-}
-
-tags!(CpuBaseline {
-    Host "host" = 0,
-    V2 "x86-64-v2" = 1,
-    V3 "x86-64-v3" = 2,
-    V4 "x86-64-v4" = 3,
-});
-
-/// The shape of a machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MachineSpec {
-    /// vCPUs, [`VCPUS`].
-    pub vcpus: u8,
-    /// Boot memory in MiB, [`MEMORY_MIB`]; virtio-mem may add to it.
-    pub memory_mib: u32,
-    /// For a cold boot. A restored machine's vCPUs are what its snapshot says.
-    pub cpu: CpuBaseline,
-    /// Exit when the control connection closes: for a sandbox that must not outlive the process that made it.
-    pub tethered: bool,
-}
-
-/// What stands behind a device. Each variant says which descriptors come beside it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
-pub enum Backend {
-    /// One descriptor: a regular file or block device; its size is the capacity (rounded down to 512 bytes). A machine that has
-    /// a block device cannot be frozen.
-    Disk { read_only: bool },
-    /// One descriptor: a tap, `IFF_NO_PI | IFF_VNET_HDR`. `prepared`: its vnet headers are of 12 bytes and it has every
-    /// offload (checksums; TSO4, TSO6, ECN), so that nobody need ask it, which would take the host's RTNL.
-    Tap { mac: [u8; 6], prepared: bool },
-    /// One descriptor: a listening unix stream socket. A peer that connects says `CONNECT <port>\n` and is answered
-    /// `OK <host port>\n` once the guest has accepted (the hybrid-vsock convention of Firecracker and Kata).
-    Vsock,
-    /// One descriptor: a regular file mapped privately into the pmem window, which it must fit.
-    Pmem,
-    /// One descriptor: where console output is written. Output is dropped, never waited for, when it is not writable.
-    Console,
-    /// One descriptor: a SEQPACKET socket to ask for missing chunks over ([`crate::miss`]). Replaces an earlier one;
-    /// pending misses are issued again.
-    Misses,
-    /// One descriptor: a SEQPACKET socket over which the root device, or a disk that is an image, tells which bytes of
-    /// blobs it was asked for ([`crate::access`]). Replaces an earlier one.
-    Accesses,
-    /// A read-only disk that holds an image as one EROFS file system: its metadata, then its blobs at their addresses.
-    /// Descriptors: the metadata file, then for each blob data and ready bitmap, then a SEQPACKET socket for misses, which
-    /// [`Backend::Misses`] replaces.
-    Image { blobs: Vec<BlobRange> },
-    /// One descriptor: the relay of a thaw-share ([`crate::share`]), a STREAM socket. Of the shared device, once in its life:
-    /// the guest's files are that process's. A machine that has it cannot be frozen.
-    Share,
-}
-
-tags!(Backend {
-    Disk = 0,
-    Tap = 1,
-    Vsock = 2,
-    Pmem = 3,
-    Console = 4,
-    Misses = 5,
-    Accesses = 6,
-    Image = 7,
-    Share = 8,
-});
-
-/// How a restored machine's memory gets its contents.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(remote = "Self", rename_all = "lowercase")]
-pub enum MemoryMode {
-    /// The files' data is mapped privately; pages come as they are touched, those of the working set in advance.
-    #[default]
-    Cow,
-    /// As `Cow`, and every page of data is mapped in advance.
-    Populate,
-    /// Nothing is mapped: the process that holds the userfaultfd fills each page as it is touched.
-    Uffd,
-}
-
-tags!(MemoryMode {
-    Cow "cow" = 0,
-    Populate "populate" = 1,
-    Uffd "uffd" = 2,
-});
-
-/// What a freeze writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
-pub enum FreezeKind {
-    /// All memory that is not zero.
-    Full,
-    /// The pages written since the machine was restored; thawed on top of the memory it was restored from.
-    Delta,
-}
-
-tags!(FreezeKind {
-    Full = 0,
-    Delta = 1,
-});
-
-/// Guest memory as one process has it mapped: what a userfault server must know to find a page's contents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MappedRegion {
-    /// First address in the VMM's address space.
-    pub host_address: u64,
-    /// Bytes.
-    pub size: u64,
-    /// First guest-physical address; a memory file has each region at the sum of the sizes of those before it.
-    pub guest_address: u64,
-}
-
-/// One cache file of an image: a range of the metadata's synthesized address space (DESIGN §7).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlobRange {
-    /// First byte in the synthesized address space; a multiple of 4096.
-    pub address: u64,
-    /// Bytes, a multiple of 4096.
-    pub length: u64,
-    /// SHA-256 of the layer this holds the file data of (its DiffID): names it in a [`crate::miss::Miss`].
-    pub digest: [u8; 32],
-}
-
-/// An image to show in a slot of the root device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageSpec {
-    /// Directory name under the root device's root.
-    pub name: String,
-    /// The cache files, by address. Beside the request come the metadata file's descriptor, then for each blob two:
-    /// data, ready bitmap.
-    pub blobs: Vec<BlobRange>,
-}
-
-/// What is asked of the VMM.
+/// A request to the VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum Command {
-    /// Makes the machine, every device with an empty backend. One descriptor: /dev/kvm. Once per process, first. `version` is
-    /// the newest its sender speaks; a VMM that does not understand it refuses.
+    /// Makes the machine; every device starts without a backend. One descriptor: /dev/kvm. The first request
+    /// of a process, and sent once. `version` is the newest the client speaks; a VMM that does not support it
+    /// refuses.
     Create { version: u32, machine: MachineSpec },
-    /// Loads a snapshot into a created machine, which is then parked: all is set, no vCPU has run. Descriptors: the state
-    /// file, then `layers` memory files, the one at the bottom first (none with [`MemoryMode::Uffd`], but
-    /// /dev/userfaultfd), then, if `working_set`, that file. All are only read. What a device had as backend is gone: each
-    /// needs an [`Command::Attach`] (the root device an image or a miss socket), or to be declared empty by
-    /// [`Command::Thaw`].
-    /// Answered by [`Response::Restored`].
+    /// Loads a snapshot into a created machine, which is then parked: fully set up, but no vCPU has run.
+    /// Descriptors: the state file, then `layers` memory files from the bottom up (with [`MemoryMode::Uffd`]
+    /// none, but /dev/userfaultfd), then the working set file if `working_set`. All are only read. The
+    /// backends at the time of the freeze are not restored: each device needs an [`Command::Attach`] (the
+    /// root device an image or a miss socket), or [`Command::Thaw`] must declare it empty. The answer is
+    /// [`Response::Restored`].
     Restore {
         layers: u8,
         working_set: bool,
         mode: MemoryMode,
     },
-    /// Lets a parked machine run, with a new VM generation ID. The devices in `empty` shall have no backend. Refused, naming
-    /// them, while devices are neither attached nor among those, and where one among those had a backend when frozen or
-    /// has one now. With `memory_mib` above boot memory, virtio-mem offers the guest the difference.
+    /// Starts a parked machine with a new VM generation ID. The devices in `empty` have no backend. The VMM
+    /// refuses, and names the devices, if any device is neither attached nor in `empty`, or if a device in
+    /// `empty` had a backend when frozen or has one now. If `memory_mib` exceeds boot memory, virtio-mem
+    /// offers the guest the difference.
     Thaw { memory_mib: u32, empty: Vec<DeviceId> },
-    /// Writes a paused machine's state and memory. Three descriptors: the state file and the memory file, both empty and
-    /// writable, and this process's `/proc/<pid>/pagemap`. The machine stays paused. Answered by [`Response::Frozen`].
+    /// Writes the state and memory of a paused machine, which stays paused. Three descriptors: the state file
+    /// and the memory file, both empty and writable, and the VMM's `/proc/<pid>/pagemap`. The answer is
+    /// [`Response::Frozen`].
     Freeze { kind: FreezeKind },
-    /// Writes the pages the guest and its devices have touched since the restore. Two descriptors: the file, empty and
-    /// writable, and this process's pagemap.
+    /// Writes which pages the guest and its devices have touched since the restore. Two descriptors: the
+    /// file, empty and writable, and the VMM's pagemap.
     WorkingSet,
-    /// Asks the guest, by virtio-mem, to have this much memory in all.
+    /// Asks the guest, through virtio-mem, to have this much memory in total.
     Resize { memory_mib: u32 },
     /// Gives a device its backend.
     Attach { device: DeviceId, backend: Backend },
     /// Shows an image in slot `slot` (1..=65535) of the root device.
     AddImage { slot: u16, image: ImageSpec },
-    /// Takes an image away. The guest must have unmounted it.
+    /// Removes an image. The guest must have unmounted it.
     RemoveImage { slot: u16 },
     /// Cold boot. One descriptor: an ELF vmlinux with a PVH entry note.
     Boot { cmdline: String },
-    /// Stops the vCPUs outside guest code.
+    /// Stops the vCPUs outside guest mode.
     Pause,
-    /// Lets them run again.
+    /// Resumes paused vCPUs.
     Resume,
-    /// What state the machine is in.
+    /// Returns the machine's state.
     Status,
     /// Ends the process.
     Shutdown,
-    /// Takes a started machine's disk away: its descriptor is closed when this is answered, the guest has errors from then on.
-    /// One that has none is answered alike.
+    /// Detaches the disk of a started machine. The VMM has closed its descriptor when it answers; the guest's
+    /// later requests fail. Succeeds also if there is no disk.
     Detach { device: DeviceId },
-    /// Sets how much a disk or the network may do from now on, in place of what was set before; its buckets are full. At any
-    /// time in a machine's life; no snapshot holds it. Since version 5.
+    /// Sets the rate limits of a disk or the network, in any state of the machine. They replace earlier
+    /// limits, and their buckets start full. Snapshots do not contain them. Since version 5.
     Limit { device: DeviceId, limits: DeviceLimits },
-    /// Asks which version the VMM speaks, whatever state its machine is in. `version` is the newest the sender speaks. Answered by
-    /// [`Response::Hello`]. Since version 5.
+    /// Negotiates the version, in any state of the machine. `version` is the newest the client speaks. The
+    /// answer is [`Response::Hello`]. Since version 5.
     Hello { version: u32 },
 }
 
 impl Command {
-    /// The first version that has it.
+    /// The first protocol version that has this command.
     pub fn since(&self) -> u32 {
         match self {
             Command::Limit { .. } | Command::Hello { .. } => 5,
@@ -339,7 +134,7 @@ tags!(Command {
     Hello = 16,
 });
 
-/// A [`Command`] and the number its reply will carry.
+/// A [`Command`] and the id that its reply repeats.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     pub id: u32,
@@ -347,11 +142,11 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads a request. One whose command is unknown is told from what is no request: it is of a later version, and has a number
-    /// to be answered by.
+    /// Decodes a request. The inner `Err` is a request of a later version: it has an id to reply to, but its
+    /// command is unknown.
     ///
     /// # Errors
-    /// The bytes are no request.
+    /// The bytes are not a request.
     pub fn read(bytes: &[u8]) -> Result<Result<Request, (u32, EncodingError)>, EncodingError> {
         match decode(bytes) {
             Ok(request) => Ok(Ok(request)),
@@ -361,67 +156,7 @@ impl Request {
     }
 }
 
-/// Where the machine is in its life.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
-pub enum MachineState {
-    /// No machine yet.
-    Shell,
-    /// Made, not started.
-    Created,
-    /// A snapshot is loaded; nothing has run.
-    Parked,
-    Running,
-    Paused,
-    /// Ended, and why.
-    Exited(ExitReason),
-}
-
-tags!(MachineState {
-    Shell = 0,
-    Created = 1,
-    Parked = 2,
-    Running = 3,
-    Paused = 4,
-    Exited = 5,
-});
-
-/// Why a machine ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self")]
-pub enum ExitReason {
-    /// The guest powered off (ACPI S5).
-    PowerOff,
-    /// The guest asked for a reset: with `panic=-1 reboot=k` on its command line, a kernel panic or PID 1's death.
-    Reset,
-    /// A vCPU could not go on; the text says which exit and where.
-    Fault(String),
-}
-
-tags!(ExitReason {
-    PowerOff = 0,
-    Reset = 1,
-    Fault = 2,
-});
-
-/// Moments of a start, CLOCK_MONOTONIC nanoseconds of the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StartTimes {
-    /// thaw-vmm's `main` began.
-    pub process: u64,
-    /// The jail was closed.
-    pub jailed: u64,
-    /// [`Command::Create`] was done.
-    pub created: u64,
-    /// [`Command::Restore`] was done; 0 after a cold boot.
-    pub restored: u64,
-    /// [`Command::Thaw`] let the vCPUs go; 0 after a cold boot.
-    pub thawed: u64,
-    /// The first vCPU entered the guest.
-    pub entered: u64,
-}
-
-/// A successful answer.
+/// The result of a request that succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum Response {
@@ -429,23 +164,25 @@ pub enum Response {
     Status {
         state: MachineState,
         times: StartTimes,
-        /// Page faults of the vCPU threads since the guest was first entered (getrusage(2): minor and major).
+        /// Page faults of the vCPU threads, minor and major, since the first entry into the guest
+        /// (getrusage(2)).
         faults: u64,
     },
-    /// A snapshot is loaded. With [`MemoryMode::Uffd`] the userfaultfd comes beside it, and `regions` says where it watches.
+    /// A snapshot is loaded. With [`MemoryMode::Uffd`] the packet carries the userfaultfd, and `regions`
+    /// lists the address ranges it covers.
     Restored {
         regions: Vec<MappedRegion>,
-        /// Pages mapped in advance, and how long that took, in nanoseconds.
+        /// Pages mapped in advance, and how many nanoseconds that took.
         populated_pages: u64,
         populate_ns: u64,
     },
     /// A snapshot is written.
     Frozen {
-        /// Bytes of memory data written: the rest of the file is holes.
+        /// Bytes of memory data written; the rest of the file is holes.
         memory_bytes: u64,
     },
-    /// The newest version that both sides speak, which the connection has from here on, and the release the VMM is of, for
-    /// people.
+    /// The newest version both sides speak, which the connection uses from here on, and the VMM's release for
+    /// messages to people.
     Hello {
         version: u32,
         release: String,
@@ -460,7 +197,7 @@ tags!(Response {
     Hello = 4,
 });
 
-/// A refused request: a stable code for programs, a sentence for people.
+/// Why a request failed: a stable code for programs and a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct ControlError {
@@ -468,31 +205,31 @@ pub struct ControlError {
     pub message: String,
 }
 
-/// What kind of refusal it is.
+/// The kinds of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum ErrorCode {
-    /// The request does not fit the machine's state.
+    /// The machine's state does not permit the request.
     WrongState,
-    /// A value is out of range, a descriptor is missing or of the wrong kind.
+    /// A value is out of range, or a descriptor is missing or of the wrong kind.
     Invalid,
-    /// KVM lacks a capability or refused.
+    /// KVM lacks a capability, or a KVM call failed.
     Kvm,
     /// The kernel file is not an ELF with a PVH note.
     NotPvh,
-    /// The guest has too little memory for its kernel.
+    /// The guest's memory is too small for its kernel.
     MemoryTooSmall,
-    /// A snapshot file is damaged, cut short or of an unknown version.
+    /// A snapshot file is damaged, truncated or of an unknown version.
     Snapshot,
-    /// The snapshot is whole, but not for this host or this machine.
+    /// The snapshot is valid, but does not fit this host or this machine.
     Incompatible,
-    /// Devices have no backend, or one that does not match what was frozen.
+    /// A device has no backend, or one that differs in kind from when the machine was frozen.
     Unswapped,
-    /// The machine has what no snapshot can hold: files or block devices of the host that its guest has open.
+    /// The guest has files or block devices of the host open, which a snapshot cannot contain.
     Shared,
     /// A system call failed.
     System,
-    /// What was asked is of a version the VMM does not understand. Since version 5.
+    /// The VMM does not support the version of the request. Since version 5.
     Version,
 }
 
@@ -510,12 +247,13 @@ tags!(ErrorCode {
     Version = 10,
 });
 
-/// What comes unasked.
+/// A message that the VMM sends without a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum Event {
-    /// The guest dialled vsock port [`crate::handshake::HANDSHAKE_PORT`] of the host: its agent listens. The dial is
-    /// always answered by a reset, so the doorbell leaves no connection behind. At: CLOCK_MONOTONIC nanoseconds.
+    /// The guest connected to the host's vsock port [`crate::handshake::HANDSHAKE_PORT`]: its agent now
+    /// listens. The VMM always resets this connection, so none is left over. `at` is in nanoseconds of
+    /// CLOCK_MONOTONIC.
     Doorbell { at: u64 },
     /// The machine ended.
     Exited(ExitReason),
@@ -526,7 +264,7 @@ tags!(Event {
     Exited = 1,
 });
 
-/// Everything the VMM sends.
+/// Every message the VMM sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum FromVmm {

@@ -1,22 +1,23 @@
-//! Bytes of messages and records: [postcard](https://docs.rs/postcard), decoded whole, with errors that say where.
+//! Encoding of messages and records: [postcard](https://docs.rs/postcard). Errors name the type and the byte
+//! offset.
 //!
-//! All decoding is of untrusted bytes: it returns an error and never panics.
+//! Input is untrusted: decoding returns an error and never panics.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::tags;
 
-/// Why bytes are not what they should be, or a value has no bytes.
+/// Why a value could not be encoded or decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodingError {
-    /// An enum's number is not one of its [tags](crate::tags).
-    #[error("{what}: this release knows no {of} {tag}, which ends at byte {at}")]
+    /// The number of an enum's variant is not one of its [tags](crate::tags).
+    #[error("{what}: unknown {of} tag {tag}, ending at byte {at}")]
     UnknownTag {
-        /// The type that was read.
+        /// The type that was decoded.
         what: &'static str,
-        /// The enum in it.
+        /// The enum within it.
         of: &'static str,
-        /// What was found.
+        /// The unknown tag.
         tag: u32,
         at: usize,
     },
@@ -26,7 +27,7 @@ pub enum EncodingError {
         at: usize,
         error: postcard::Error,
     },
-    #[error("{what}: {bytes} bytes follow it")]
+    #[error("{what}: {bytes} bytes are left over")]
     Trailing { what: &'static str, bytes: usize },
     #[error("{what} cannot be encoded: {error}")]
     Unencodable {
@@ -35,19 +36,19 @@ pub enum EncodingError {
     },
 }
 
-/// A value's bytes.
+/// Encodes a value.
 ///
 /// # Errors
-/// Where a part of it has no encoding: none of the types here.
+/// A part of it cannot be encoded. No type of this crate fails.
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, EncodingError> {
     let what = name::<T>();
     postcard::to_stdvec(value).map_err(|error| EncodingError::Unencodable { what, error })
 }
 
-/// Reads a value that is all of `bytes`.
+/// Decodes a value from all of `bytes`.
 ///
 /// # Errors
-/// When it is not one, or bytes follow it.
+/// The bytes are malformed, or bytes are left over.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, EncodingError> {
     let (value, rest) = take::<T>(bytes)?;
     match rest.len() {
@@ -59,10 +60,10 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, EncodingError> {
     }
 }
 
-/// Reads a value that `bytes` begin with, and what follows it.
+/// Decodes a value from the start of `bytes`, and returns it with the remaining bytes.
 ///
 /// # Errors
-/// When they do not begin with one.
+/// The bytes are malformed.
 pub fn take<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), EncodingError> {
     let what = name::<T>();
     let mut reader = postcard::Deserializer::from_bytes(bytes);
@@ -77,12 +78,12 @@ pub fn take<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), EncodingErr
     }
 }
 
-/// A type's own name.
+/// The name of a type without its path.
 fn name<T>() -> &'static str {
     let name = std::any::type_name::<T>();
     let path = name.split('<').next().unwrap_or(name);
     match path.rsplit("::").next() {
-        // A tuple's or an array's is what it is made of.
+        // The name of a tuple or array contains other types: keep it whole.
         Some(last) if path.len() == name.len() => last,
         _ => name,
     }

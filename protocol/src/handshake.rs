@@ -1,20 +1,23 @@
-//! The handshake: what makes this guest this sandbox, before anything else may run in it (DESIGN §4.5).
+//! The handshake gives a thawed guest the identity of its sandbox before the agent starts anything in it.
 //!
-//! The agent listens on [`HANDSHAKE_PORT`], then dials the same port of the host once: the VMM reports that as a
-//! doorbell and resets the connection. The host connects, sends one [`Greeting`], gets its answer, and the connection
-//! closes. [`Greeting::Become`]: the agent takes the entropy, asks the time ([`FromAgent::WhatTime`], answered by one
-//! [`Time`]: a clock sent along would be wrong by however long the way and the entropy took), applies the rest, opens
-//! [`AGENT_PORT`] and answers [`FromAgent::Acknowledged`]. Until then the agent starts no process, and a host that gets no valid acknowledgement destroys
-//! the machine.
+//! The agent listens on [`HANDSHAKE_PORT`], then connects once to the same port of the host. The VMM reports
+//! this as a doorbell and resets the connection. The host connects to the agent, sends one [`Greeting`] and
+//! gets its answer; then the connection closes. After [`Greeting::Become`] the agent credits the entropy and
+//! asks for the time ([`FromAgent::WhatTime`], answered by one [`Time`]). It asks because a time in the
+//! greeting would be late by the duration of the transfer and the reseeding. Then it applies the rest,
+//! listens on [`AGENT_PORT`] and sends [`FromAgent::Acknowledged`]. Until then it starts no process. A host
+//! that gets no valid acknowledgement destroys the machine.
 //!
-//! A guest with workloads is frozen and thawed by the same port, which stays open: [`Greeting::Quiesce`] stops every
-//! workload (cgroup freezer) before the snapshot; in the original [`Greeting::Continue`] lets them go on, in a clone
-//! [`Greeting::Become`] does, after its entropy, clock and identity are in force.
+//! The port stays open, because the host also uses it to freeze and thaw a guest with workloads.
+//! [`Greeting::Quiesce`] stops every workload (cgroup freezer) before the snapshot. [`Greeting::Continue`]
+//! resumes them in the original. In a clone [`Greeting::Become`] resumes them, after the new entropy, clock
+//! and identity are in force.
 //!
-//! A frame is a little-endian u32 length, then that many bytes of postcard; at most [`MAX_FRAME`].
+//! A frame is a little-endian u32 length and that many bytes of postcard, at most [`MAX_FRAME`].
 //!
-//! What has a version is refused by it before the rest is read ([`read_greeting`], [`read_answer`], [`read_quiesced`]), whose form
-//! another version may change. An agent answers an identity of a version it does not understand with its own version.
+//! The readers check a message's version before they decode the rest ([`read_greeting`], [`read_answer`],
+//! [`read_quiesced`]), because another version may have other fields. An agent answers an identity of an
+//! unsupported version with its own version.
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
@@ -25,90 +28,91 @@ use crate::encoding::{decode, encode, take};
 use crate::packet::PacketError;
 use crate::{tags, versions};
 
-/// vsock port of the handshake, in the guest; dialled by the guest at the host, it is the doorbell.
+/// vsock port of the handshake in the guest. On the host it is the doorbell, to which the guest connects.
 pub const HANDSHAKE_PORT: u32 = 1023;
-/// vsock port of the agent's ttrpc API, as Kata's agent has it.
+/// vsock port of the agent's ttrpc API, as in Kata.
 pub const AGENT_PORT: u32 = 1024;
-/// vsock port of the guest's loopback: a host that connects says a port of TCP (two bytes, the higher first), and is connected to
-/// what listens there. Where nothing does, the connection is closed.
+/// vsock port for connections to the guest's loopback. The host sends a TCP port (two bytes, big-endian) and
+/// is connected to what listens there. The agent closes the connection if nothing does.
 pub const FORWARD_PORT: u32 = 1025;
-/// The guest's vsock CID: the same in every guest.
+/// The vsock CID of every guest.
 pub const GUEST_CID: u32 = 3;
 /// Largest frame, in bytes.
 pub const MAX_FRAME: usize = 64 * 1024;
-/// Version of this protocol.
+/// The newest version of this protocol.
 pub const HANDSHAKE_VERSION: u32 = versions::HANDSHAKE.current;
-/// Least fresh entropy, in bytes.
+/// Minimum of fresh entropy, in bytes.
 pub const MIN_ENTROPY: usize = 32;
-/// Word of the guest kernel's command line, for guests that become templates: before it rings, the agent pays for what a first
-/// container costs, so that no clone does.
+/// Word on the guest kernel's command line of guests that become templates. Before it rings the doorbell, the
+/// agent does the one-time work of a first container, so that clones need not.
 pub const WARM: &str = "thaw.warm";
-/// Word of the guest kernel's command line, for the test that clones are alike without it: no entropy is credited and nothing
-/// reseeded. The kernel's own answer to a new VM generation ID must be switched off beside it
-/// (`initcall_blacklist=vmgenid_driver_init`).
+/// Word on the guest kernel's command line, used by the test that shows what entropy prevents: the agent
+/// neither credits entropy nor reseeds. The test must also switch off the kernel's own reseeding on a new VM
+/// generation ID (`initcall_blacklist=vmgenid_driver_init`).
 pub const KEEP_ENTROPY: &str = "thaw.test=keep-entropy";
-/// Word of the guest kernel's command line, for the same test: after the entropy is credited, or is not, the agent tells its
-/// console the generator's next bytes.
+/// Word on the guest kernel's command line, used by the same test: after the entropy step, the agent prints
+/// the next bytes of the random generator on the console.
 pub const SHOW_ENTROPY: &str = "thaw.test=show-entropy";
 
-/// One network address of the guest.
+/// One IP address of the guest's interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     pub ip: IpAddr,
     pub prefix: u8,
-    /// Whether all of its prefix is on the link. Without, what is there is reached by [`Network::routes`] alone.
+    /// Whether the whole prefix is on the link. If not, hosts in it are reached through [`Network::routes`]
+    /// only.
     pub on_link: bool,
 }
 
 /// One route of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// Where to. A prefix of 0 is everything of the address' family.
+    /// Destination. With a prefix of 0 it is the default route of the address family.
     pub to: IpAddr,
     pub prefix: u8,
-    /// None: it is on the link.
+    /// `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
-    /// The address connections are made from.
+    /// The preferred source address.
     pub source: Option<IpAddr>,
     /// `RT_SCOPE_*`.
     pub scope: u8,
-    /// The gateway is on the link, though no route says so.
+    /// The gateway is on the link although no route covers it (`RTNH_F_ONLINK`).
     pub gateway_on_link: bool,
 }
 
-/// Who is where on the guest's link, for good.
+/// A permanent neighbour entry (ARP or NDP) of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
     pub ip: IpAddr,
     pub mac: [u8; 6],
 }
 
-/// What the guest's one network interface is told to be.
+/// The configuration of the guest's network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
-    /// The interface's, in the guest.
+    /// The interface's name in the guest.
     pub name: String,
     pub mac: [u8; 6],
     pub mtu: u16,
-    /// Whether it asks who is where (ARP, neighbour discovery).
+    /// Whether the interface uses ARP and neighbour discovery.
     pub arp: bool,
     pub addresses: Vec<Address>,
-    /// To one place, one.
+    /// At most one route per destination.
     pub routes: Vec<Route>,
     pub neighbours: Vec<Neighbour>,
-    /// Name servers, for /etc/resolv.conf.
+    /// Name servers for /etc/resolv.conf.
     pub nameservers: Vec<IpAddr>,
 }
 
-/// What the host says on a connection to [`HANDSHAKE_PORT`].
+/// The first message on a connection to [`HANDSHAKE_PORT`], from the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum Greeting {
-    /// Answered by [`FromAgent`]s, the last an acknowledgement.
+    /// Gives the guest its identity. The agent answers with [`FromAgent`]s; the last is an acknowledgement.
     Become(Box<Identity>),
-    /// Stops every workload. Answered by [`Quiesced`].
+    /// Stops every workload. The answer is [`Quiesced`].
     Quiesce,
-    /// Lets the workloads that [`Greeting::Quiesce`] stopped go on. Answered by [`Quiesced`].
+    /// Resumes the workloads that [`Greeting::Quiesce`] stopped. The answer is [`Quiesced`].
     Continue,
 }
 
@@ -118,43 +122,44 @@ tags!(Greeting {
     Continue = 2,
 });
 
-/// From the agent: workloads are stopped, or run again.
+/// From the agent: the workloads are stopped, or run again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quiesced {
     pub version: u32,
-    /// Absent on success.
+    /// `None` on success.
     pub failure: Option<String>,
 }
 
-/// From the host: who this guest is.
+/// From the host: the guest's identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub version: u32,
-    /// Echoed in the acknowledgement.
+    /// The acknowledgement repeats it.
     pub nonce: [u8; 16],
-    /// Fresh random bytes, at least [`MIN_ENTROPY`]: credited to the kernel's pool, which is then reseeded.
+    /// Fresh random bytes, at least [`MIN_ENTROPY`]. The agent credits them to the kernel's pool and reseeds
+    /// it.
     pub entropy: Vec<u8>,
     pub hostname: String,
     pub machine_id: [u8; 16],
-    /// Absent: the interface stays down.
+    /// `None` leaves the interface down.
     pub network: Option<Network>,
-    /// CPUs to be online; the machine has at least as many.
+    /// Number of CPUs to bring online; the machine has at least as many.
     pub cpus: u8,
-    /// Memory to have in all, MiB. What is above boot memory comes by virtio-mem, and is online before the
+    /// Total memory in MiB. The part above boot memory comes through virtio-mem and is online before the
     /// acknowledgement.
     pub memory_mib: u32,
-    /// Before the acknowledgement a container is made, run and removed: this guest is thawed only to record which pages a
-    /// sandbox touches.
+    /// Before it acknowledges, the agent makes, runs and removes a container. The template build thaws such a
+    /// guest to record which pages a sandbox touches.
     pub rehearsal: bool,
 }
 
-/// What the agent says once it was told to become somebody.
+/// The agent's answers to [`Greeting::Become`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum FromAgent {
-    /// Asks for a [`Time`], at once. At most once.
+    /// Asks for a [`Time`], which the host sends at once. At most one per handshake.
     WhatTime,
-    /// The end: the identity is in force, or is not.
+    /// The last message: the identity is in force, or failed.
     Acknowledged(Box<Acknowledgement>),
 }
 
@@ -166,29 +171,30 @@ tags!(FromAgent {
 /// From the host: the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Time {
-    /// Nanoseconds since the Unix epoch, read as late as possible.
+    /// Nanoseconds since the Unix epoch, read immediately before sending.
     pub wall_clock_ns: u64,
 }
 
-/// From the agent: the identity is in force.
+/// From the agent: the identity is in force, or what failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acknowledgement {
     pub version: u32,
     pub nonce: [u8; 16],
-    /// Absent on success; otherwise what could not be applied, and the machine is destroyed.
+    /// `None` on success. Otherwise what could not be applied; the host then destroys the machine.
     pub failure: Option<String>,
     /// Guest CLOCK_BOOTTIME nanoseconds when the agent's `main` began.
     pub agent_started: u64,
     /// Guest CLOCK_BOOTTIME nanoseconds when the agent rang the doorbell.
     pub agent_ready: u64,
-    /// Guest CLOCK_BOOTTIME nanoseconds: the identity was read, and was in force.
+    /// Guest CLOCK_BOOTTIME nanoseconds when the agent had read the identity, and when it was in force.
     pub received: u64,
     pub applied: u64,
-    /// Guest nanoseconds between its asking the time and its knowing it: the clock is off by at most half of them.
+    /// Guest nanoseconds from asking for the time to receiving it. The clock is off by at most half of them.
     pub time_round_trip_ns: u64,
-    /// Guest CLOCK_REALTIME nanoseconds just before this was sent.
+    /// Guest CLOCK_REALTIME nanoseconds just before the agent sent this.
     pub wall_clock_ns: u64,
-    /// A `thaw.test=` word of the kernel's command line weakened what was applied: refuse it outside tests.
+    /// A `thaw.test=` word on the kernel's command line weakened the handshake. Hosts refuse this outside
+    /// tests.
     pub test_hooks: bool,
 }
 
@@ -214,39 +220,40 @@ pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<T, Packet
     Ok(decode(&read_body(from)?)?)
 }
 
-/// Reads what a host says.
+/// Reads the host's first message.
 ///
 /// # Errors
-/// [`PacketError::Version`] of an identity of another version.
+/// [`PacketError::Version`] if the identity has an unsupported version.
 pub fn read_greeting(from: &mut impl Read) -> Result<Greeting, PacketError> {
     const BECOME: u32 = 0;
     read_understood(from, Some(BECOME))
 }
 
-/// Reads what an agent says that was told to become somebody.
+/// Reads an agent's answer to [`Greeting::Become`].
 ///
 /// # Errors
-/// [`PacketError::Version`] of an acknowledgement of another version.
+/// [`PacketError::Version`] if the acknowledgement has an unsupported version.
 pub fn read_answer(from: &mut impl Read) -> Result<FromAgent, PacketError> {
     const ACKNOWLEDGED: u32 = 1;
     read_understood(from, Some(ACKNOWLEDGED))
 }
 
-/// Reads what an agent says of its workloads.
+/// Reads an agent's answer to [`Greeting::Quiesce`] or [`Greeting::Continue`].
 ///
 /// # Errors
-/// [`PacketError::Version`] of an answer of another version.
+/// [`PacketError::Version`] if the answer has an unsupported version.
 pub fn read_quiesced(from: &mut impl Read) -> Result<Quiesced, PacketError> {
     read_understood(from, None)
 }
 
-/// Reads one frame. Its version must be understood: it is behind this tag, or comes first where there is none.
+/// Reads one frame and checks its version, which follows variant `tag`, or is the first field if `tag` is
+/// `None`.
 fn read_understood<T: DeserializeOwned>(from: &mut impl Read, tag: Option<u32>) -> Result<T, PacketError> {
     let body = read_body(from)?;
     let versioned = match tag {
         None => Some(body.as_slice()),
         Some(tag) => {
-            // Not its bytes: a number has more than one form.
+            // Decode the tag: comparing bytes is not enough, as a varint has several encodings.
             let (found, rest) = take::<u32>(&body)?;
             (found == tag).then_some(rest)
         }

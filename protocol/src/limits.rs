@@ -1,4 +1,4 @@
-//! How much a device may do: token buckets, as [`crate::control::Command::Limit`] carries them.
+//! Rate limits of devices: the token buckets of [`crate::control::Command::Limit`].
 
 use std::num::NonZeroU64;
 
@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::tags;
 
-/// A token bucket. It starts full, and refills at a steady rate.
+/// A token bucket. It starts full and refills at a steady rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
-    /// Tokens that come each second.
+    /// Tokens added per second.
     pub per_second: NonZeroU64,
-    /// Tokens it holds.
+    /// Capacity in tokens.
     pub burst: NonZeroU64,
-    /// Tokens on top of that, which do not come again.
+    /// Extra tokens that are used once and never refilled.
     pub once: u64,
 }
 
-/// What a disk, or one direction of a network, may do. A bucket that is missing limits nothing.
+/// The limits of a disk, or of one direction of a network. `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimit {
-    /// Of a disk what is read and written, of a network its frames, Ethernet headers included.
+    /// Disk: bytes read and written. Network: bytes of frames, including Ethernet headers.
     pub bytes: Option<Bucket>,
-    /// Of a disk its requests, of a network its frames.
+    /// Disk: requests. Network: frames.
     pub operations: Option<Bucket>,
 }
 
@@ -30,9 +30,9 @@ pub struct RateLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum DeviceLimits {
-    /// Of a virtio-blk device, whatever is behind it.
+    /// A virtio-blk device.
     Disk(RateLimit),
-    /// Of virtio-net: what the guest sends, and what it receives.
+    /// virtio-net: what the guest sends, and what it receives.
     Network { send: RateLimit, receive: RateLimit },
 }
 

@@ -1,7 +1,7 @@
-//! One message and its file descriptors over a SEQPACKET unix socket.
+//! Messages with file descriptors over a SEQPACKET unix socket.
 //!
-//! Invariant: a message and the descriptors it speaks of travel in the same packet, so neither can arrive without the
-//! other; a packet over [`MAX_PACKET`] or with more than [`MAX_FDS`] descriptors is refused, never cut short.
+//! Invariant: a message and its descriptors travel in the same packet, so neither arrives without the other.
+//! A packet over [`MAX_PACKET`] or with more than [`MAX_FDS`] descriptors is an error; it is never truncated.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use crate::versions::VersionError;
 
 /// Largest encoded message, in bytes.
 pub const MAX_PACKET: usize = 64 * 1024;
-/// Most descriptors in one packet (the kernel's `SCM_MAX_FD`, net/core/scm.h).
+/// Largest number of descriptors in a packet (the kernel's `SCM_MAX_FD`, include/net/scm.h).
 pub const MAX_FDS: usize = 253;
 
 /// Why a packet could not be sent or received.
@@ -35,7 +35,7 @@ pub enum PacketError {
     #[error("packet too large: {bytes} bytes and {fds} descriptors (limits: {MAX_PACKET} and {MAX_FDS})")]
     TooLarge { bytes: usize, fds: usize },
     #[error(
-        "packet was cut short by the kernel: it exceeds {MAX_PACKET} bytes or the descriptor limit of this process"
+        "the kernel truncated the packet: it exceeds {MAX_PACKET} bytes or the descriptor limit of this process"
     )]
     Truncated,
 }
@@ -46,7 +46,7 @@ impl From<rustix::io::Errno> for PacketError {
     }
 }
 
-/// Sends one message with `fds` beside it, in order.
+/// Sends one message and its descriptors `fds`, in order.
 pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
     let bytes = encode(message)?;
     if bytes.len() > MAX_PACKET || fds.len() > MAX_FDS {
@@ -68,12 +68,12 @@ pub fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]
     Ok(())
 }
 
-/// Receives one message and its descriptors, for who receives few: as [`Receiver::receive`].
+/// Receives one message and its descriptors. A caller that receives many uses a [`Receiver`].
 pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> Result<(T, Vec<OwnedFd>), PacketError> {
     Receiver::default().receive(socket)
 }
 
-/// Room for one packet, used for each anew: making it takes longer than receiving.
+/// A receive buffer for one packet. It is reused, because allocating it takes longer than receiving.
 #[derive(Debug)]
 pub struct Receiver {
     bytes: Box<[u8]>,
@@ -87,8 +87,9 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    /// Of a peer that sends at most so many descriptors beside a message. The kernel closes what it sends beyond them, or
-    /// beyond one more, and the packet is refused as [`PacketError::Truncated`].
+    /// A receiver for a peer that sends at most `most` descriptors with a message. With more than that (the
+    /// kernel may leave room for one more), the kernel closes the excess and `receive` fails with
+    /// [`PacketError::Truncated`].
     pub fn for_descriptors(most: usize) -> Receiver {
         Receiver {
             bytes: vec![0; MAX_PACKET].into(),
@@ -105,7 +106,7 @@ impl Receiver {
         Ok((decode(bytes)?, fds))
     }
 
-    /// As [`Receiver::receive`], for who reads the message itself.
+    /// As [`Receiver::receive`], but returns the encoded message.
     pub fn receive_bytes(&mut self, socket: impl AsFd) -> Result<(&[u8], Vec<OwnedFd>), PacketError> {
         let mut ancillary = RecvAncillaryBuffer::new(&mut self.space);
         let received = rustix::io::retry_on_intr(|| {

@@ -1,122 +1,132 @@
-//! Writable host directories: between who starts thaw-share, thaw-share, and the VMM whose guest uses them.
+//! Writable host directories: the protocol between thaw-share, the process that starts it, and the VMM whose
+//! guest uses them.
 //!
-//! **Starting it.** thaw-share finds, as descriptor [`SETUP_FD`], a SEQPACKET unix socket, over which it receives one
-//! [`Serve`], with these descriptors beside it: the *relay*, one end of a STREAM socketpair; then for each of
-//! [`Serve::shares`] the directory or file to show (`O_PATH` will do), of the mount namespace thaw-share was started in.
-//! Behind those there may be the *ledger*, a file for reading and writing in which thaw-share writes down which file each node id of the guest
-//! means; and behind that the mount namespace of a thaw-share that ended, which is used as it is, whatever [`Serve::shares`] says.
-//! It answers one `Result<(), String>`, after which both let go of the setup socket: [`Ok`] means that it is jailed and
-//! serves. It ends when the other end of the relay is closed, and for no other reason of its own; that end goes to the VMM as
-//! [`crate::control::Backend::Share`] and must be kept by nobody else: so a share never outlives its guest.
+//! **Start.** thaw-share inherits a SEQPACKET unix socket as descriptor [`SETUP_FD`] and receives one
+//! [`Serve`] over it. The packet carries these descriptors: the *relay*, one end of a STREAM socketpair;
+//! then, for each of [`Serve::shares`], the directory or file to share (`O_PATH` suffices) in the mount
+//! namespace in which thaw-share was started; then optionally the *ledger*, a read-write file in which
+//! thaw-share records the file behind each of the guest's node ids; then optionally the mount namespace of an
+//! earlier thaw-share, which is used as it is and overrides [`Serve::shares`]. thaw-share answers with one
+//! `Result<(), String>`, and both sides close the setup socket. [`Ok`] means that it is jailed and serves. It
+//! exits when the other end of the relay closes, and for no other reason of its own. That end goes to the VMM
+//! as [`crate::control::Backend::Share`], and no other process may keep it, so thaw-share never outlives its
+//! guest.
 //!
-//! **What the guest sees.** One virtio-fs device, tag [`TAG`]. Its root is read-only and holds an entry [`Share::name`] for
-//! each share, a mount of its own in the guest (`st_dev` differs, a rename from one to another is EXDEV). Mounts below a shared
-//! directory are there, as they were when it was started. What the host changes is seen within [`FRESH_MS`].
+//! **The guest's view.** One virtio-fs device with tag [`TAG`]. Its root is read-only and has an entry
+//! [`Share::name`] for each share. Each is a mount of its own in the guest: `st_dev` differs, and a rename
+//! between shares fails with EXDEV. Mounts below a shared directory are visible as they were at the start.
+//! Changes by the host are visible within [`FRESH_MS`].
 //!
-//! **While it runs** whoever has the rights over its mount namespace may mount more there: on an entry of the root it makes for that,
-//! of which there may be [`Serve::slots`]. thaw-share has no part in it, and no right to it.
+//! **Later mounts.** A process with rights over thaw-share's mount namespace may mount more shares while it
+//! runs. It makes an entry of the root for each, up to [`Serve::slots`]. thaw-share takes no part and has no
+//! right to do so.
 //!
-//! **The relay.** FUSE messages (the guest's kernel and thaw-share negotiate them; neither side of the relay reads more than
-//! their length), each behind a header of little-endian `u32`s, in streams: a message may have 1 MiB and more, which a packet cannot
-//! hold; and shared memory would give a VMM that was taken over a window into a process that may write anybody's files.
+//! **The relay.** It carries FUSE messages, which the guest's kernel and thaw-share negotiate; the VMM reads
+//! only their length. Each has a header of little-endian `u32`s. The relay is a stream because a message may
+//! exceed 1 MiB, which a packet cannot hold. It is not shared memory, because that would give a compromised
+//! VMM access to the memory of a process that may write the host's files.
 //!
 //! | direction | header | then |
 //! |---|---|---|
 //! | to thaw-share | [`RequestHeader`]: id, length, room | `length` bytes: the message |
 //! | to the VMM | [`ReplyHeader`]: id, length | `length` bytes: its reply |
 //!
-//! Each request with room gets exactly one reply, in any order; one without (FORGET, BATCH_FORGET, INTERRUPT) gets none. Ids are
-//! the VMM's to choose, distinct among those not answered. Either side that receives what cannot be closes the relay.
+//! Each request with room gets exactly one reply, in any order. A request without room (FORGET, BATCH_FORGET,
+//! INTERRUPT) gets none. The VMM chooses the ids, distinct among unanswered requests. Either side closes the
+//! relay when it receives an invalid header.
 //!
-//! **When it dies.** What the guest has waiting is answered EIO, but for names it looks up ([`LOOKUP`]), which change nothing. Those and all later
-//! requests wait for [`PATIENCE_MS`]. Within it whoever owns the sandbox may start another thaw-share, with the same ledger, and attach its
-//! relay as [`crate::control::Backend::Share`] again: the VMM sends it the guest's own INIT first, then what waits. Node ids are as they were;
-//! files that were opened before can be read, and answer EIO otherwise. A relay may come later, too; until it does every request is answered EIO.
-//! VMMs of releases before this refuse a second relay: for their guests it is EIO for good.
+//! **When thaw-share dies.** The guest's pending requests fail with EIO, except lookups ([`LOOKUP`]), which
+//! change nothing. Lookups and all later requests wait for [`PATIENCE_MS`]. Within that time the sandbox's
+//! owner may start another thaw-share with the same ledger and attach its relay as
+//! [`crate::control::Backend::Share`]. The VMM sends it the guest's own INIT, then the waiting requests. Node
+//! ids stay valid. Files that were open can still be read; other operations on them fail with EIO. A relay
+//! may also come later; until then every request fails with EIO. VMMs of earlier releases refuse a second
+//! relay: their guests get EIO for good.
 
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-/// The descriptor number at which thaw-share finds its setup socket.
+/// Descriptor number of thaw-share's setup socket.
 pub const SETUP_FD: i32 = 3;
-/// Tag the guest mounts the device by.
+/// The virtio-fs tag by which the guest mounts the device.
 pub const TAG: &str = "shared";
-/// How long a guest may believe what it has looked up, in milliseconds.
+/// How long a guest may cache what it looked up, in milliseconds (FUSE entry and attribute timeout).
 pub const FRESH_MS: u64 = 1000;
 
-/// How long a guest waits for another thaw-share when its own has died, in milliseconds.
+/// How long a guest's requests wait for a new thaw-share after the old one died, in milliseconds.
 pub const PATIENCE_MS: u64 = 10_000;
-/// The operation by which a guest looks a name up (`FUSE_LOOKUP`).
+/// `FUSE_LOOKUP`: looks up a name.
 pub const LOOKUP: u32 = 1;
-/// The operation by which a guest begins, once in the life of its mount (`FUSE_INIT`).
+/// `FUSE_INIT`: the guest's first request, sent once per mount.
 pub const INIT: u32 = 26;
 
-/// Bytes of a message: a FUSE header, and at most 1 MiB of data behind at most 4 KiB of headers.
+/// Size of a FUSE message in bytes: a header (`fuse_in_header`), and at most 1 MiB of data after at most 4
+/// KiB of headers.
 pub const MESSAGE: RangeInclusive<u32> = 40..=(1 << 20) + 4096;
-/// Bytes of a reply.
+/// Size of a reply in bytes.
 pub const REPLY: RangeInclusive<u32> = 16..=(1 << 20) + 4096;
-/// Most requests that are not answered. A VMM sends no more.
+/// Most unanswered requests. A VMM sends no more.
 pub const OUTSTANDING: usize = 256;
-/// Most shares of one thaw-share.
+/// Most shares of one thaw-share at its start.
 pub const SHARES: usize = 128;
-/// Most shares that are mounted while it runs.
+/// Most shares that may be mounted while it runs.
 pub const SLOTS: u32 = 1024;
-/// Bytes of a [`Share::name`].
+/// Length of a [`Share::name`] in bytes.
 pub const NAME: RangeInclusive<usize> = 1..=64;
 
-/// A directory, or a file, to show.
+/// A directory or file to share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Its entry under the device's root: letters, digits, `-`, `_` and `.`, but no dot first; unlike any other's.
+    /// Its entry in the device's root: letters, digits, `-`, `_` and `.`, not starting with a dot, unique.
     pub name: String,
-    /// Nothing of it can be changed: the host's kernel sees to it.
+    /// The host's kernel refuses all changes (a read-only mount).
     pub read_only: bool,
 }
 
 impl Share {
-    /// Whether the name can be one.
+    /// Whether the name is valid.
     pub fn has_good_name(&self) -> bool {
         is_good_name(&self.name)
     }
 }
 
-/// Whether a share can have this name.
+/// Whether `name` is valid for a share.
 pub fn is_good_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     NAME.contains(&name.len()) && !name.starts_with('.') && name.bytes().all(plain)
 }
 
-/// What thaw-share is to serve.
+/// What thaw-share serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Serve {
     pub shares: Vec<Share>,
-    /// For how many more there is to be room, at most [`SLOTS`]. With room there may be none at first.
+    /// How many more shares may be mounted later, at most [`SLOTS`]. If this is not 0, `shares` may be empty.
     pub slots: u32,
-    /// Whether the guest may make device nodes (CAP_MKNOD). They are nodes to others: thaw-share opens none.
+    /// Whether the guest may create device nodes (CAP_MKNOD). thaw-share itself never opens one.
     pub devices: bool,
 }
 
-/// Before a message.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
     pub id: u32,
-    /// Bytes of the message, [`MESSAGE`].
+    /// Bytes of the message, within [`MESSAGE`].
     pub length: u32,
-    /// Bytes its reply may have, [`REPLY`]; 0: no reply is due.
+    /// Most bytes of its reply, within [`REPLY`]; 0 means that the message gets no reply.
     pub room: u32,
 }
 
-/// Before a reply.
+/// The header of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyHeader {
-    /// Whose it is.
+    /// The request's id.
     pub id: u32,
-    /// Bytes of the reply, [`REPLY`], no more than there was room.
+    /// Bytes of the reply, within [`REPLY`] and at most the request's `room`.
     pub length: u32,
 }
 
-/// Why a header is none.
+/// Why a header is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     #[error("a message of {0} bytes")]
@@ -140,7 +150,10 @@ impl RequestHeader {
         bytes
     }
 
-    /// Reads what [`Self::encode`] wrote, if it is in its bounds.
+    /// Decodes and checks a header.
+    ///
+    /// # Errors
+    /// A length is out of range.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, HeaderError> {
         let header = RequestHeader {
             id: word::<0, _>(bytes),
@@ -165,7 +178,10 @@ impl ReplyHeader {
         bytes
     }
 
-    /// Reads what [`Self::encode`] wrote, if it is in its bounds.
+    /// Decodes and checks a header.
+    ///
+    /// # Errors
+    /// The length is out of range.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, HeaderError> {
         let header = ReplyHeader {
             id: word::<0, _>(bytes),

@@ -1,18 +1,20 @@
-//! What containerd's shim speaks over ttrpc, generated from `protocol/proto`: messages, async clients and async server traits.
+//! ttrpc services between containerd, its shim and thawd, generated from `protocol/proto`: messages, async
+//! clients and async server traits.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`task`], [`task_ttrpc`], [`task_types`] | `containerd.task.v2.Task`, which a shim serves |
-//! | [`sandbox`], [`sandbox_ttrpc`], [`platform`], [`metrics`] | `containerd.runtime.sandbox.v1.Sandbox`, likewise |
-//! | [`pod_sandbox`] | what Kubernetes says of a pod |
-//! | [`task_events`], [`event`], [`events`], [`events_ttrpc`] | what a shim tells, and where |
-//! | [`cgroup2`] | what a container uses |
-//! | [`mount`], [`introspection`] | containerd's mounts; what a runtime says of itself |
-//! | [`bootstrap`], [`runc_options`] | what a shim is started with; options of containerd's own runtime |
-//! | [`runtimeoptions`] | what containerd's file says of a runtime |
-//! | [`pods`], [`pods_ttrpc`] | `thaw.Pods`, which thawd serves its shims |
+//! | [`task`], [`task_ttrpc`], [`task_types`] | `containerd.task.v2.Task`, served by a shim |
+//! | [`sandbox`], [`sandbox_ttrpc`], [`platform`], [`metrics`] | `containerd.runtime.sandbox.v1.Sandbox`, served by a shim |
+//! | [`pod_sandbox`] | Kubernetes' configuration of a pod |
+//! | [`task_events`], [`event`], [`events`], [`events_ttrpc`] | events that a shim publishes, and the service that takes them |
+//! | [`cgroup2`] | a container's resource usage |
+//! | [`mount`], [`introspection`] | containerd's mounts; a runtime's description of itself |
+//! | [`bootstrap`], [`runc_options`] | a shim's start parameters; options of containerd's own runtime |
+//! | [`runtimeoptions`] | a runtime's options in containerd's configuration |
+//! | [`pods`], [`pods_ttrpc`] | `thaw.Pods`, served by thawd to its shims |
 //!
-//! containerd's packages, methods and field numbers are those of containerd 1.6 to 2.x, Kubernetes' those of its `runtime.v1`.
+//! containerd's packages, methods and field numbers are those of containerd 1.6 to 2.x, Kubernetes' those of
+//! its `runtime.v1`.
 
 #![allow(
     missing_docs,
@@ -28,7 +30,7 @@ pub use protobuf::well_known_types::any::Any;
 /// The empty message several methods answer with.
 pub use protobuf::well_known_types::empty::Empty;
 pub use protobuf::well_known_types::timestamp::Timestamp;
-/// A text that is an event's whole message.
+/// An event whose message is one string.
 pub use protobuf::well_known_types::wrappers::StringValue;
-/// What messages are made with: sub-messages are `MessageField`s.
+/// Parts of generated messages: a sub-message is a `MessageField`.
 pub use protobuf::{EnumOrUnknown, Message, MessageField};

@@ -1,4 +1,5 @@
-//! containerd's snapshots service, generated from `protocol/proto/containerd`: what a remote snapshotter serves over gRPC.
+//! containerd's snapshots service, generated from `protocol/proto/containerd`. A remote snapshotter serves it
+//! over gRPC.
 //!
 //! Packages, methods and field numbers are those of containerd 1.6 to 2.x.
 
@@ -9,7 +10,8 @@ pub mod types {
     include!(concat!(env!("OUT_DIR"), "/containerd.types.rs"));
 }
 
-/// `containerd.services`, as deep as the packages are named: generated code refers to its neighbours by that.
+/// `containerd.services`. The modules nest as the packages do, because generated code refers to other
+/// packages by relative path.
 pub mod services {
     /// `containerd.services.snapshots`.
     pub mod snapshots {

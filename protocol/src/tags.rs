@@ -1,8 +1,10 @@
-//! Enums on the wire and in files: a variant is known by a number of its own, its *tag*, whatever its place in the source.
+//! Enums in messages and files: each variant has an explicit number, its *tag*, that does not depend on the
+//! source order.
 //!
-//! serde's derive numbers variants by their order, so a variant that is moved, or added before another, changes what old
-//! bytes mean. An enum that is encoded derives with `#[serde(remote = "Self")]`, which makes functions and no
-//! implementation, and [`tags!`](crate::tags!) implements serde's traits on top of them:
+//! serde's derive numbers variants by their order, so moving a variant, or adding one before others, changes
+//! the meaning of old bytes. An encoded enum therefore derives with `#[serde(remote = "Self")]`, which
+//! generates functions but no trait implementations, and [`tags!`](crate::tags!) implements serde's traits
+//! with them:
 //!
 //! ```text
 //! tags!(FreezeKind {
@@ -11,8 +13,8 @@
 //! });
 //! ```
 //!
-//! Invariants: every variant has a tag, no two the same (both checked when compiled); an unknown tag fails to decode. Tags
-//! are for formats that are not for people ([`crate::encoding`]); in JSON a variant is its name, as ever.
+//! Invariants: every variant has a tag, and no two have the same (both checked at compile time); decoding an
+//! unknown tag fails. Binary formats ([`crate::encoding`]) use tags; JSON uses the variants' names.
 
 use std::cell::Cell;
 use std::fmt;
@@ -21,26 +23,26 @@ use std::marker::PhantomData;
 use serde::de::{self, Deserializer, EnumAccess, IntoDeserializer, Visitor};
 use serde::ser::{Error as _, Impossible, Serialize, Serializer};
 
-/// A variant's number and the name by which serde knows it.
+/// A variant's number and its serde name.
 pub type Tag = (u32, &'static str);
 
-/// An enum whose variants have tags: implemented by [`tags!`](crate::tags!) alone.
+/// An enum whose variants have tags. Only [`tags!`](crate::tags!) implements it.
 pub trait Tagged {
-    /// Every variant's.
+    /// The tags of all variants.
     const TAGS: &'static [Tag];
 
-    /// This variant's number.
+    /// The tag of this variant.
     fn tag(&self) -> u32;
 
-    /// This variant's name, for people.
+    /// The serde name of this variant, for messages.
     fn variant(&self) -> &'static str {
         let own = |(tag, _): &&Tag| *tag == self.tag();
         Self::TAGS.iter().find(own).map_or("", |(_, name)| name)
     }
 }
 
-/// Gives each variant of an enum its tag: `tags!(Enum { Variant = 0, … })`. A variant that serde knows by another name says
-/// so: `Variant "name" = 0`. A tag is never used again for something else.
+/// Assigns tags to the variants of an enum: `tags!(Enum { Variant = 0, … })`. A variant with another serde
+/// name states it: `Variant "name" = 0`. Never reuse a tag for another variant.
 #[macro_export]
 macro_rules! tags {
     ($type:ident { $($variant:ident $($name:literal)? = $tag:expr),+ $(,)? }) => {
@@ -77,7 +79,7 @@ macro_rules! tags {
     (@name $variant:ident $name:literal) => { $name };
 }
 
-/// Fails to compile when two variants have one tag.
+/// Panics, and so fails to compile in a constant, if two variants have the same tag.
 pub const fn assert_distinct(tags: &[Tag]) {
     let mut one = 0;
     while one < tags.len() {
@@ -91,16 +93,17 @@ pub const fn assert_distinct(tags: &[Tag]) {
 }
 
 thread_local! {
-    /// The enum and the tag that the last decoding here did not know: postcard's errors hold no words.
+    /// The enum and the unknown tag of the last failed decoding on this thread: postcard's errors carry no
+    /// text.
     static UNKNOWN: Cell<Option<(&'static str, u32)>> = const { Cell::new(None) };
 }
 
-/// Takes what the last decoding on this thread failed with, if it was an unknown tag: the enum's name, and the tag.
+/// Takes the enum's name and the tag if the last decoding on this thread failed because of an unknown tag.
 pub(crate) fn take_unknown() -> Option<(&'static str, u32)> {
     UNKNOWN.take()
 }
 
-/// Passes one variant on with its tag for its index.
+/// Serializes one variant with its tag as the variant index.
 pub struct TagSerializer<S> {
     inner: S,
     tag: u32,
@@ -215,7 +218,7 @@ impl<S: Serializer> Serializer for TagSerializer<S> {
     }
 }
 
-/// Reads a tag and hands on the name of its variant.
+/// Reads a tag and passes the variant's name to the inner visitor.
 pub struct TagDeserializer<D> {
     inner: D,
     tags: &'static [Tag],
@@ -262,10 +265,10 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for TagDeserializer<D> {
     }
 }
 
-/// The derived visitor, or its access to a variant, that is given names where the bytes have tags.
+/// Wraps the derived visitor, or its access to a variant, and replaces tags by names.
 struct ByTag<T> {
     inner: T,
-    /// The enum's.
+    /// The enum's name.
     name: &'static str,
     tags: &'static [Tag],
 }

@@ -52,7 +52,7 @@ fn unknown_tags_are_named_with_their_place() {
     assert_eq!(unknown(&[2, 7, 7, 0xad, 0x02]), (301, 5));
     assert_eq!(unknown(&[1, 0xff, 0xff, 0xff, 0xff, 0x0f]), (u32::MAX, 6));
     let text = decode::<Shape>(&[2]).unwrap_err().to_string();
-    assert_eq!(text, "Shape: this release knows no Shape 2, which ends at byte 1");
+    assert_eq!(text, "Shape: unknown Shape tag 2, ending at byte 1");
 }
 
 #[test]

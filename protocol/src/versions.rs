@@ -1,26 +1,26 @@
-//! The version of each protocol, and the oldest that is still understood: the one place that says.
+//! The current and the oldest supported version of each protocol.
 //!
-//! A version is raised by what an older peer would misread or refuse; adding a variant to an enum is that, too. Either side
-//! reads the other's version before anything else, and neither sends what the other's does not have. `docs/compatibility.md`
-//! says what is promised; a test compares its table with [`ALL`].
+//! A protocol's version increases with every change that an older peer would misread or refuse, such as a new
+//! variant of an enum. Each side reads the other's version first, and sends only what that version has.
+//! `docs/compatibility.md` states the guarantees; a test compares its table with [`ALL`].
 
 use std::fmt;
 
-/// A protocol between processes of Thaw that may be of different releases.
+/// A protocol between Thaw processes that may be of different releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
-    /// For errors and documents.
+    /// Name for errors and documents.
     pub name: &'static str,
-    /// What this release speaks.
+    /// The newest version this release speaks.
     pub current: u32,
-    /// The oldest it understands.
+    /// The oldest version this release supports.
     pub oldest: u32,
-    /// How each side learns the other's.
+    /// How each side learns the other's version.
     pub read: &'static str,
 }
 
-/// VMM control ([`crate::control`]). Version 4 is the first that is understood; 5 has [`crate::control::Command::Hello`] and
-/// [`crate::control::Command::Limit`].
+/// VMM control ([`crate::control`]). Version 4 is the oldest supported; version 5 added
+/// [`crate::control::Command::Hello`] and [`crate::control::Command::Limit`].
 pub const CONTROL: Protocol = Protocol {
     name: "control",
     current: 5,
@@ -44,7 +44,7 @@ pub const ACCESS: Protocol = Protocol {
     read: WITH_CONTROL,
 };
 
-/// A thaw-share's relay ([`crate::share`]).
+/// The relay between a VMM and its thaw-share ([`crate::share`]).
 pub const RELAY: Protocol = Protocol {
     name: "share relay",
     current: 1,
@@ -52,7 +52,7 @@ pub const RELAY: Protocol = Protocol {
     read: WITH_CONTROL,
 };
 
-/// These go over sockets that a control connection hands over, after its version is agreed.
+/// For protocols over sockets that a control connection hands over after its version is agreed.
 const WITH_CONTROL: &str =
     "that of the control connection which hands over the socket: 1 with `control` 4 and 5";
 
@@ -64,7 +64,7 @@ pub const HANDSHAKE: Protocol = Protocol {
     read: "the first field of an identity and of its answer, read before the rest",
 };
 
-/// What thawd does for containerd's shim (`protocol/proto/pods.proto`).
+/// The service that thawd offers to containerd's shim (`protocol/proto/pods.proto`).
 pub const PODS: Protocol = Protocol {
     name: "pods",
     current: 2,
@@ -72,10 +72,10 @@ pub const PODS: Protocol = Protocol {
     read: "`Pods.Version`, before a pod is made; a thawd without that method has version 1",
 };
 
-/// All of them.
+/// Every protocol.
 pub const ALL: [Protocol; 6] = [CONTROL, MISS, ACCESS, RELAY, HANDSHAKE, PODS];
 
-/// A peer speaks a version that is not understood.
+/// The peer's version is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionError {
     protocol: Protocol,
@@ -83,11 +83,11 @@ pub struct VersionError {
 }
 
 impl Protocol {
-    /// The newest version that both sides have, if the other's newest is `theirs`: it may be a later release, which says
-    /// itself whether it understands this one.
+    /// Returns the newest version both sides support, given that the peer's newest is `theirs`. A peer of a
+    /// later release decides itself whether it supports this one.
     ///
     /// # Errors
-    /// The other side is too old.
+    /// The peer is too old.
     pub fn agree(self, theirs: u32) -> Result<u32, VersionError> {
         match theirs < self.oldest {
             true => Err(VersionError {
@@ -98,7 +98,7 @@ impl Protocol {
         }
     }
 
-    /// Whether what is of this version can be read.
+    /// Checks that data of version `theirs` can be read.
     ///
     /// # Errors
     /// It is too old, or of a later release.

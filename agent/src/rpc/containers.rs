@@ -50,7 +50,7 @@ pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest)
 
 /// Removes what was copied for a container. Blocks.
 fn remove_files(id: &str) {
-    let files = layout::files_of(id);
+    let files = layout::files_path(id);
     match std::fs::remove_dir_all(&files) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => warning!("container {id}: remove {files}: {e}"),
         _ => {}
@@ -58,7 +58,7 @@ fn remove_files(id: &str) {
 }
 
 /// Names the PID namespace a container joins by its file: the sandbox's, where the request asks for that, or another
-/// container's, where the specification names it as [`layout::pids_of`] does.
+/// container's, where the specification names it as [`layout::pid_namespace_path`] does.
 fn share_pids(sandbox: &Sandbox, request: &mut CreateContainerRequest) -> Result<()> {
     let Some(spec) = request.OCI.as_mut() else {
         return Ok(());
@@ -73,7 +73,7 @@ fn share_pids(sandbox: &Sandbox, request: &mut CreateContainerRequest) -> Result
         });
     }
     for namespace in namespaces.iter_mut().filter(|namespace| namespace.Type == PIDS) {
-        if let Some(id) = layout::whose_pids(&namespace.Path) {
+        if let Some(id) = layout::container_of_pid_namespace(&namespace.Path) {
             let target = sandbox.container(id)?;
             if target.init.exit_code().is_some() {
                 return Err(Error::State(format!(

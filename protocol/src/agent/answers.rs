@@ -1,7 +1,8 @@
-//! A connection to a guest's agent, for whoever asks it: nothing comes of it but answers, and none larger than may be asked for.
+//! A connection to a guest's agent that accepts only responses, and only of a bounded size.
 //!
-//! Invariant: whatever the guest sends, the reader sees whole frames that are answers (ttrpc's type 2) of at most [`MOST`] bytes, or
-//! the error that ends the connection. ttrpc itself takes 4 MiB, and keeps streams that nobody opened.
+//! Invariant: whatever the guest sends, the reader gets whole ttrpc response frames (type 2) of at most
+//! [`MAX_RESPONSE`] bytes, or the error that ends the connection. The ttrpc crate alone accepts 4 MiB, and keeps
+//! streams that its client did not open.
 
 use std::io;
 use std::pin::Pin;
@@ -9,88 +10,92 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes of the largest answer: pieces of files and of output are at most 256 KiB.
-pub const MOST: u32 = 320 << 10;
-/// ttrpc's header: length and stream, 4 bytes each, big-endian; type and flags, one each (ttrpc, PROTOCOL.md).
+/// Largest response in bytes. Pieces of files and of output are at most 256 KiB.
+pub const MAX_RESPONSE: u32 = 320 << 10;
+/// Size of a ttrpc header: length and stream id (4 bytes each, big-endian), type and flags (1 byte each);
+/// ttrpc's PROTOCOL.md.
 const HEADER: usize = 10;
-/// Where in it the type is.
-const TYPE: usize = 8;
-const ANSWER: u8 = 2;
+/// Offset of the type in the header.
+const TYPE_OFFSET: usize = 8;
+const RESPONSE: u8 = 2;
 
-/// The connection.
+/// A connection that passes only valid responses.
 #[derive(Debug)]
 pub struct Answers<S> {
     stream: S,
-    at: At,
+    position: Position,
 }
 
-/// Where in a frame the stream is.
+/// The position within the current frame.
 #[derive(Debug)]
-enum At {
+enum Position {
     Header { bytes: [u8; HEADER], have: usize },
     Body { left: usize },
 }
 
-impl At {
-    const BEGIN: At = At::Header {
+impl Position {
+    const BEGIN: Position = Position::Header {
         bytes: [0; HEADER],
         have: 0,
     };
 
-    /// Goes on by the bytes that came.
-    fn pass(&mut self, mut came: &[u8]) -> io::Result<()> {
-        while !came.is_empty() {
+    /// Advances by received bytes.
+    ///
+    /// # Errors
+    /// A header is not that of a response, or the response is too large.
+    fn advance(&mut self, mut received: &[u8]) -> io::Result<()> {
+        while !received.is_empty() {
             let taken = match self {
-                At::Header { bytes, have } => {
-                    let taken = came.len().min(HEADER - *have);
-                    bytes[*have..*have + taken].copy_from_slice(&came[..taken]);
+                Position::Header { bytes, have } => {
+                    let taken = received.len().min(HEADER - *have);
+                    bytes[*have..*have + taken].copy_from_slice(&received[..taken]);
                     *have += taken;
                     if *have == HEADER {
                         *self = body(*bytes)?;
                     }
                     taken
                 }
-                At::Body { left } => {
-                    let taken = came.len().min(*left);
+                Position::Body { left } => {
+                    let taken = received.len().min(*left);
                     *left -= taken;
                     taken
                 }
             };
-            came = &came[taken..];
-            if let At::Body { left: 0 } = self {
-                *self = At::BEGIN;
+            received = &received[taken..];
+            if let Position::Body { left: 0 } = self {
+                *self = Position::BEGIN;
             }
         }
         Ok(())
     }
 }
 
-/// What follows a header.
-fn body(header: [u8; HEADER]) -> io::Result<At> {
+/// Checks a header and starts its body.
+fn body(header: [u8; HEADER]) -> io::Result<Position> {
     let refuse = |what: String| Err(io::Error::new(io::ErrorKind::InvalidData, what));
     let length = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
-    if header[TYPE] != ANSWER {
+    if header[TYPE_OFFSET] != RESPONSE {
         return refuse(format!(
-            "the guest's agent sent a frame of type {}, which is no answer",
-            header[TYPE]
+            "the guest's agent sent a frame of type {}, not a response",
+            header[TYPE_OFFSET]
         ));
     }
-    if length > MOST {
+    if length > MAX_RESPONSE {
         return refuse(format!(
-            "the guest's agent sent an answer of {length} bytes, of at most {MOST}"
+            "the guest's agent sent a response of {length} bytes; the limit is {MAX_RESPONSE}"
         ));
     }
-    Ok(At::Body {
+    Ok(Position::Body {
         left: length as usize,
     })
 }
 
 impl<S> Answers<S> {
-    /// Over a connection of which nothing was read.
+    /// Wraps a connection from which nothing has been read.
     pub fn over(stream: S) -> Answers<S> {
         Answers {
             stream,
-            at: At::BEGIN,
+            position: Position::BEGIN,
         }
     }
 }
@@ -103,7 +108,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Answers<S> {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        Poll::Ready(self.at.pass(&buf.filled()[before..]))
+        Poll::Ready(self.position.advance(&buf.filled()[before..]))
     }
 }
 
@@ -134,27 +139,27 @@ mod tests {
     }
 
     fn pass(bytes: &[u8], cuts: &[usize]) -> io::Result<()> {
-        let (mut at, mut rest) = (At::BEGIN, bytes);
+        let (mut position, mut rest) = (Position::BEGIN, bytes);
         for cut in cuts {
             let (now, later) = rest.split_at(cut % (rest.len() + 1));
-            at.pass(now)?;
+            position.advance(now)?;
             rest = later;
         }
-        at.pass(rest)
+        position.advance(rest)
     }
 
     proptest! {
         #[test]
         fn answers_pass_however_they_are_cut(lengths in prop::collection::vec(0_u32..300, 0..8), cuts in prop::collection::vec(any::<usize>(), 0..16)) {
-            let bytes: Vec<u8> = lengths.iter().flat_map(|&length| frame(ANSWER, length, length as usize)).collect();
+            let bytes: Vec<u8> = lengths.iter().flat_map(|&length| frame(RESPONSE, length, length as usize)).collect();
             prop_assert!(pass(&bytes, &cuts).is_ok());
         }
 
         #[test]
         fn a_frame_that_is_none_is_refused_after_any_others(before in prop::collection::vec(0_u32..300, 0..4), kind: u8, length: u32, cuts in prop::collection::vec(any::<usize>(), 0..16)) {
-            let mut bytes: Vec<u8> = before.iter().flat_map(|&length| frame(ANSWER, length, length as usize)).collect();
+            let mut bytes: Vec<u8> = before.iter().flat_map(|&length| frame(RESPONSE, length, length as usize)).collect();
             bytes.extend(frame(kind, length, 0));
-            prop_assert_eq!(pass(&bytes, &cuts).is_ok(), kind == ANSWER && length <= MOST);
+            prop_assert_eq!(pass(&bytes, &cuts).is_ok(), kind == RESPONSE && length <= MAX_RESPONSE);
         }
 
         #[test]

@@ -1,82 +1,84 @@
-//! Where a guest has its images, its disk and its containers' roots, and what to ask the agent to mount for that: the same
-//! whoever asks (docs/agent-api.md, "A container's life").
+//! Paths of a guest's images, disk and container roots, and the mounts of them that a caller requests from
+//! the agent (docs/agent-api.md, "A container's life").
 
 use super::agent::{Device, Storage};
 use crate::share::TAG;
 
-/// The root device.
+/// Mount point of the root device, which has a directory for each image.
 pub const IMAGES: &str = "/run/thaw/images";
-/// The device of what is shared with the host.
+/// Mount point of the device with the host's shared directories.
 pub const SHARED: &str = "/run/thaw/shared";
-/// Below it, what of that containers have.
+/// Directory of the shares that containers use.
 const SHARES: &str = "/run/thaw/shares";
-/// Below it are the containers.
+/// Directory of the containers.
 const CONTAINERS: &str = "/run/thaw/containers";
-/// Below it are the files copied for each container.
+/// Directory of the files copied for each container.
 const FILES: &str = "/run/thaw/files";
 const PIDS: &str = "ns/pid";
-/// The sandbox's disk.
+/// Mount point of the sandbox's disk.
 const DISK: &str = "/run/thaw/disk";
-/// Driver option that names a directory the agent makes before it mounts the overlay.
+/// Kata's driver option that names a directory to create before the overlay is mounted.
 const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory";
-/// Driver option of a `bind`: what the guest's kernel mounted at the source by itself goes with it.
+/// Driver option of a `bind` mount: unmounting it also unmounts what the guest's kernel automounted at its
+/// source.
 pub const RELEASE_SOURCE: &str = "release-source";
 
-/// Where container `id` has its root.
+/// Path of container `id`'s root file system.
 pub fn root_path(id: &str) -> String {
     format!("{CONTAINERS}/{id}/rootfs")
 }
 
-/// Where the files are that container `id` has copies of, for as long as it is there.
-pub fn files_of(id: &str) -> String {
+/// Directory of the files copied for container `id`. It is removed with the container.
+pub fn files_path(id: &str) -> String {
     format!("{FILES}/{id}")
 }
 
-/// The PID namespace of container `id`, for another to join.
-pub fn pids_of(id: &str) -> String {
+/// Path of container `id`'s PID namespace, which another container can join.
+pub fn pid_namespace_path(id: &str) -> String {
     format!("{CONTAINERS}/{id}/{PIDS}")
 }
 
-/// Of which container a path is the PID namespace, as [`pids_of`] names it.
-pub fn whose_pids(path: &str) -> Option<&str> {
+/// The container whose PID namespace `path` is, the inverse of [`pid_namespace_path`]. `None` if it is not such a path.
+pub fn container_of_pid_namespace(path: &str) -> Option<&str> {
     path.strip_prefix(CONTAINERS)?
         .strip_prefix('/')?
         .strip_suffix(PIDS)?
         .strip_suffix('/')
 }
 
-/// The root device, with a directory for each image.
+/// Mount of the root device.
 pub fn images() -> Storage {
     Storage {
         driver: "virtio-fs".into(),
         source: "thaw".into(),
         fstype: "virtiofs".into(),
-        // Files the device says so of are mapped, the others read.
+        // The device decides per file whether the guest maps it (DAX) or reads it.
         options: vec!["ro".into(), "dax=inode".into()],
         mount_point: IMAGES.into(),
         ..Default::default()
     }
 }
 
-/// What is shared with the host, with an entry for each share.
+/// Mount of the shared directories, with an entry for each share.
 pub fn shared() -> Storage {
     Storage {
         driver: "virtio-fs".into(),
         source: TAG.into(),
         fstype: "virtiofs".into(),
-        // What a program of it may become is as with any other container's files.
+        // Set-user-ID stays in force, as for any other file of a container.
         options: vec!["nodev".into()],
         mount_point: SHARED.into(),
         ..Default::default()
     }
 }
 
-/// Where containers have the share of this name.
+/// Path at which containers use the share `name`.
 pub fn share_path(name: &str) -> String {
     format!("{SHARES}/{name}")
 }
 
-/// A share, for as long as a container has it: after that the guest keeps nothing of it, in memory or open.
+/// Mount of one share, for as long as a container has it. Afterwards the guest caches nothing of it and has
+/// no file of it open.
 pub fn share(name: &str) -> Storage {
     Storage {
         driver: "bind".into(),
@@ -87,12 +89,12 @@ pub fn share(name: &str) -> Storage {
     }
 }
 
-/// The type of a device of a container that is a block device of the host.
+/// `Device.type` of a block device of the host.
 pub const HOST_DISK: &str = "thaw-disk";
 /// Option of such a device.
 pub const READ_ONLY: &str = "ro";
 
-/// The block device of the host in the slot of this number, as the one the specification has at `path` of the container.
+/// The block device of the host in slot `slot`, which the container has at `path`.
 pub fn host_disk(slot: &str, path: &str, read_only: bool) -> Device {
     let options = read_only.then(|| READ_ONLY.to_owned());
     Device {
@@ -104,11 +106,11 @@ pub fn host_disk(slot: &str, path: &str, read_only: bool) -> Device {
     }
 }
 
-/// The disk all containers write to.
+/// Mount of the disk that all containers write to.
 pub fn disk() -> Storage {
     Storage {
         driver: "mmioblk".into(),
-        // It may have been given more room than what is on it was made for.
+        // The disk may be larger than the file system that was made for it: grow it.
         driver_options: vec!["fill-disk".into()],
         source: "/dev/vda".into(),
         fstype: "ext4".into(),
@@ -118,7 +120,7 @@ pub fn disk() -> Storage {
     }
 }
 
-/// The root of container `id`: a directory of the disk over `lower`.
+/// Root of container `id`: an overlay over `lower` that writes to a directory of the disk.
 pub fn root(id: &str, lower: &str) -> Storage {
     let (upper, work) = (format!("{DISK}/{id}/upper"), format!("{DISK}/{id}/work"));
     Storage {

@@ -1,18 +1,18 @@
-//! Processes run in a sandbox's container.
+//! Processes that a caller runs in a sandbox's container.
 
 use serde::{Deserialize, Serialize};
 
 use super::problem::Problem;
 
-/// How bytes are written in a text of JSON.
+/// How bytes are represented in a JSON string.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Encoding {
-    /// As they are.
+    /// As text.
     #[default]
     #[serde(rename = "utf-8")]
     Utf8,
-    /// RFC 4648, with padding.
+    /// RFC 4648 base64, with padding.
     #[serde(rename = "base64")]
     Base64,
 }
@@ -25,33 +25,33 @@ pub struct ExecProcess {
     /// The program and its arguments.
     #[cfg_attr(feature = "openapi", schema(min_items = 1))]
     pub command: Vec<String>,
-    /// `NAME=VALUE`, over the container's.
+    /// `NAME=VALUE`, added to the container's environment.
     #[serde(default)]
     pub env: Vec<String>,
-    /// Absolute. None: the container's.
+    /// Absolute path. The container's if absent.
     #[serde(default)]
     pub workdir: Option<String>,
-    /// `USER[:GROUP]`, names or numbers. None: the container's.
+    /// `USER[:GROUP]`, names or numbers. The container's if absent.
     #[serde(default)]
     pub user: Option<String>,
-    /// Give it a terminal: what it writes is all stdout.
+    /// Run it on a terminal; all its output is then stdout.
     #[serde(default)]
     pub tty: bool,
-    /// The terminal's.
+    /// The terminal's size.
     #[serde(default)]
     pub size: Option<TerminalSize>,
-    /// All it is to read; over a WebSocket its input comes in messages instead.
+    /// All of its input. Over a WebSocket, input comes in messages instead.
     #[serde(default)]
     pub stdin: Option<String>,
-    /// How `stdin` is written.
+    /// The encoding of `stdin`.
     #[serde(default)]
     pub encoding: Encoding,
-    /// Answer with one ExecEvent a line, as they happen.
+    /// Answer with ExecEvents as they happen, one per line.
     #[serde(default)]
     pub stream: bool,
 }
 
-/// A terminal's size, each at least one.
+/// A terminal's size; both are at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -60,41 +60,41 @@ pub struct TerminalSize {
     pub columns: u16,
 }
 
-/// What a process came to.
+/// The result of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ExecResult {
-    /// Its exit code, or 128 and the number of the signal that ended it.
+    /// Its exit code, or 128 plus the number of the signal that ended it.
     pub exit_code: i32,
     pub stdout: String,
     pub stderr: String,
-    /// How both are written: `base64` where one is not UTF-8.
+    /// The encoding of both: `base64` if either is not UTF-8.
     pub encoding: Encoding,
-    /// It wrote more than this holds: the first 256 KiB of each are here.
+    /// The output exceeded the limit: only the first 256 KiB of each stream are included.
     pub truncated: bool,
 }
 
-/// What happens to a process.
+/// An event of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
 pub enum ExecEvent {
-    /// It wrote this.
+    /// Output to stdout.
     Stdout(Piece),
-    /// It wrote this.
+    /// Output to stderr.
     Stderr(Piece),
-    /// It ended; the last.
+    /// The process ended. The last event.
     Exit(Exit),
-    /// It was not started, or what became of it is not known; the last.
+    /// The process did not start, or its result is unknown. The last event.
     Error(Problem),
 }
 
-/// Some of what a process wrote.
+/// A piece of a process's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Piece {
     pub data: String,
-    /// How `data` is written: `base64` where it is not UTF-8.
+    /// The encoding of `data`: `base64` if it is not UTF-8.
     pub encoding: Encoding,
 }
 
@@ -102,11 +102,11 @@ pub struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Exit {
-    /// Its exit code, or 128 and the number of the signal that ended it.
+    /// Its exit code, or 128 plus the number of the signal that ended it.
     pub exit_code: i32,
 }
 
-/// A message of text to a process that is attended over a WebSocket.
+/// A text message from the caller to a process over a WebSocket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(
@@ -118,13 +118,13 @@ pub struct Exit {
 pub enum ExecInput {
     /// The terminal's size changed.
     Resize(TerminalSize),
-    /// There is no more input.
+    /// End of input.
     Eof,
     /// Send it this signal, by number.
     Signal(u8),
 }
 
-/// The first byte of a binary message with what the process wrote to stdout.
+/// First byte of a binary message with output to stdout.
 pub const STDOUT_CHANNEL: u8 = 1;
-/// The same of stderr.
+/// First byte of a binary message with output to stderr.
 pub const STDERR_CHANNEL: u8 = 2;

@@ -1,25 +1,26 @@
-//! Why a sandbox failed: it ended though no request had ended it.
+//! Why a sandbox failed, that is, ended without a request to end it.
 
 use serde::{Deserialize, Serialize};
 
 /// [`Sandbox::state`](super::Sandbox::state) of a sandbox that failed.
 pub const FAILED: &str = "failed";
 
-/// How a sandbox failed, and what was last seen of it.
+/// How a sandbox failed, and its last output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SandboxFailure {
-    /// A stable name for programs: `out-of-memory`, `signal`, `forbidden-call`, `vmm-error`, `vmm-lost`, `guest-panic`,
-    /// `agent-died`, `guest-reset`, `guest-power-off`, `cpu-fault` or `unknown`. docs/operations.md says what each means.
+    /// A stable code for programs: `out-of-memory`, `signal`, `forbidden-call`, `vmm-error`, `vmm-lost`,
+    /// `guest-panic`, `agent-died`, `guest-reset`, `guest-power-off`, `cpu-fault` or `unknown`.
+    /// docs/operations.md explains each.
     pub reason: String,
     /// A sentence for people.
     pub message: String,
-    /// When thawd noticed, seconds since the Unix epoch.
+    /// When thawd detected the failure, in seconds since the Unix epoch.
     pub at: u64,
-    /// What the VMM exited with, if it did and that is known.
+    /// The VMM's exit status, if it exited and the status is known.
     #[serde(default)]
     pub exit_status: Option<i32>,
-    /// The signal that ended the VMM, if one did and that is known.
+    /// The signal that killed the VMM, if one did and it is known.
     #[serde(default)]
     pub signal: Option<i32>,
     /// The last lines of the guest's console, oldest first.
@@ -28,7 +29,7 @@ pub struct SandboxFailure {
     /// The last lines of the VMM's log, oldest first.
     #[serde(default)]
     pub log: Vec<String>,
-    /// The last lines its container's process wrote, oldest first, where thawd keeps those.
+    /// The last lines of its container's output, oldest first, if thawd keeps that output.
     #[serde(default)]
     pub output: Vec<String>,
 }

@@ -1,6 +1,6 @@
-//! How much the disks and the network of a sandbox may do.
+//! Rate limits of a sandbox's disks and network.
 //!
-//! Each limit is a token bucket: it lets the rate through, and the burst at once after a pause.
+//! Each limit is a token bucket: it permits a steady rate, and a burst after a pause.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -8,64 +8,65 @@ use std::ops::RangeInclusive;
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// What a rate or burst of bytes may be.
+/// Valid rates and bursts of bytes.
 pub const RATE_BYTES: RangeInclusive<u64> = 4096..=1 << 40;
-/// What a rate or burst of operations may be.
+/// Valid rates and bursts of operations.
 pub const RATE_OPS: RangeInclusive<u64> = 1..=1_000_000_000;
 
-/// The limits of a sandbox. What is left out has none; in a change, it stays as it is.
+/// A sandbox's rate limits. In a new sandbox, an absent limit is unlimited; in a change, it keeps its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RateLimits {
-    /// What it reads and writes of its writable layer, and of each block device of the host; not its image.
+    /// Reads and writes of the writable layer, and of each block device of the host; not of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<RateLimit>,
-    /// What it sends.
+    /// What the sandbox sends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net_out: Option<RateLimit>,
-    /// What it receives.
+    /// What the sandbox receives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net_in: Option<RateLimit>,
 }
 
-/// A limit. One that says nothing is none: in a change, it lifts what there was.
+/// A rate limit. In a change, an empty one removes the limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RateLimit {
-    /// Bytes each second; of a network, those of its frames.
+    /// Bytes per second. For a network, bytes of frames.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "amount")]
     #[cfg_attr(feature = "openapi", schema(minimum = 4096, maximum = 1099511627776u64))]
     pub bytes_per_s: Option<u64>,
-    /// Bytes at once; those of one second where it is left out.
+    /// Burst in bytes. The bytes of one second if absent.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "amount")]
     #[cfg_attr(feature = "openapi", schema(minimum = 4096, maximum = 1099511627776u64))]
     pub burst_bytes: Option<u64>,
-    /// Bytes on top of that, which do not come again.
+    /// Extra bytes that are permitted once.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "amount")]
     #[cfg_attr(feature = "openapi", schema(minimum = 4096, maximum = 1099511627776u64))]
     pub once_bytes: Option<u64>,
-    /// Requests to a disk, or frames, each second. A frame the guest leaves to the host to cut counts as one.
+    /// Disk requests or network frames per second. A frame that the guest leaves to the host to segment
+    /// counts as one.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "amount")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1000000000))]
     pub ops_per_s: Option<u64>,
-    /// As of bytes.
+    /// Burst in operations. The operations of one second if absent.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "amount")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1000000000))]
     pub burst_ops: Option<u64>,
-    /// As of bytes.
+    /// Extra operations that are permitted once.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "amount")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1000000000))]
     pub once_ops: Option<u64>,
 }
 
-/// What of a sandbox may be changed while it runs.
+/// Changes to a running sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ChangeSandbox {
-    /// How much its disks and its network may do from now on.
+    /// New rate limits of its disks and its network.
     pub rate_limits: RateLimits,
 }
 
@@ -80,7 +81,7 @@ impl RateLimits {
         disk.is_none() && net_out.is_none() && net_in.is_none()
     }
 
-    /// These, but where a change says otherwise.
+    /// These limits with a change applied.
     pub fn changed(self, change: RateLimits) -> RateLimits {
         let either = |before: Option<RateLimit>, after: Option<RateLimit>| {
             after.or(before).filter(|limit| *limit != RateLimit::default())
@@ -92,10 +93,10 @@ impl RateLimits {
         }
     }
 
-    /// Whether they can be.
+    /// Checks all values.
     ///
     /// # Errors
-    /// Which field cannot, and what it may be.
+    /// Names the invalid field and its valid range.
     pub fn check(&self) -> Result<(), String> {
         let limits = [
             ("disk", &self.disk),
@@ -152,8 +153,8 @@ impl RateLimit {
     }
 }
 
-/// A number, whatever it is: what is below 0 is 0, and what is huge the largest there is, so that [`RateLimits::check`] refuses
-/// it by its field's name, which a deserializer does not know.
+/// Accepts any number and clamps it to `u64`, so that [`RateLimits::check`] can report the field's name and
+/// range, which a deserializer does not know.
 fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     struct Amount;
 
@@ -186,7 +187,7 @@ fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::
 
         fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Option<u64>, E> {
             match value {
-                // Beyond 64 bits, JSON's numbers come as these.
+                // JSON numbers beyond 64 bits arrive as floats.
                 v if v >= u64::MAX as f64 => Ok(Some(u64::MAX)),
                 v if v <= i64::MIN as f64 => Ok(Some(0)),
                 v => Err(E::invalid_value(serde::de::Unexpected::Float(v), &self)),

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 use super::Sandbox;
 use super::problem::Problem;
 
-/// Sandboxes as they were at one resource version, by id.
+/// All matching sandboxes at one resource version, ordered by id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SandboxList {
-    /// A watch from here misses nothing that happened since.
+    /// A watch from this version reports every later change.
     pub resource_version: u64,
     pub items: Vec<Sandbox>,
-    /// There are more: ask again with `continue` set to this, and the same selectors.
+    /// Present if there are more: repeat the request with `continue` set to this and the same selectors.
     #[serde(rename = "continue", default, skip_serializing_if = "Option::is_none")]
     pub continue_token: Option<String>,
 }
@@ -22,19 +22,19 @@ pub struct SandboxList {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
 pub enum WatchEvent {
-    /// It is new, or began to match the selectors.
+    /// The sandbox is new, or now matches the selectors.
     Added(Sandbox),
-    /// It changed.
+    /// The sandbox changed.
     Modified(Sandbox),
-    /// It is gone, or matches no longer: as it was last.
+    /// The sandbox is gone or no longer matches the selectors. Its last state.
     Deleted(Sandbox),
-    /// Nothing that matches happened up to this version.
+    /// No matching change happened up to this version.
     Bookmark(Bookmark),
-    /// The watch ends, and why; the last line.
+    /// The reason why the watch ends. The last line.
     Error(Problem),
 }
 
-/// How far a watch is.
+/// Progress of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Bookmark {

@@ -1,9 +1,9 @@
-//! What a sandbox's network lets through.
+//! Network policy and published ports of a sandbox.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a sandbox may connect to. Whatever this says, it reaches neither the host nor other sandboxes, nor link-local
-/// addresses (those of cloud metadata among them).
+/// Where a sandbox may connect to. No policy permits connections to the host, to other sandboxes or to
+/// link-local addresses (which include cloud metadata services).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -11,12 +11,12 @@ pub struct NetworkPolicy {
     /// The first rule that matches decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub egress: Vec<EgressRule>,
-    /// What holds where none does.
+    /// Applies if no rule matches.
     #[serde(default)]
     pub default: Egress,
 }
 
-/// What becomes of a connection.
+/// Whether a connection is permitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -31,29 +31,29 @@ pub enum Egress {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct EgressRule {
-    /// An IPv4 network to be reached, `192.0.2.0/24`, or one address.
+    /// IPv4 network to allow, such as `192.0.2.0/24`, or one address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow: Option<String>,
-    /// One that is not.
+    /// IPv4 network to deny, or one address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deny: Option<String>,
-    /// Ports, `443` or `8000-8999`; none: all.
+    /// Ports, such as `443` or `8000-8999`. All if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<String>,
-    /// `tcp`, `udp` or `icmp`; without: any, or with ports TCP and UDP.
+    /// `tcp`, `udp` or `icmp`. If absent: any, or TCP and UDP if there are ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
 }
 
-/// A port of the host that leads to one of the sandbox.
+/// A port of the host that is forwarded to one of the sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PublishedPort {
-    /// The host's IPv4 address; without: any it has.
+    /// The host's IPv4 address. All its addresses if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The host's port; 0: one that is free, told in the answer.
+    /// The host's port. 0 chooses a free one, which the answer contains.
     #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 65535))]
     pub host: u16,
     /// The sandbox's port, at least 1.
@@ -65,11 +65,11 @@ pub struct PublishedPort {
     pub protocol: String,
 }
 
-/// A sandbox's network, where it has one that leads outside.
+/// A sandbox's network, if it reaches beyond the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SandboxNetwork {
-    /// Where this host reaches it, on any port.
+    /// The address at which the host reaches the sandbox, on any port.
     pub address: String,
     #[serde(default)]
     pub published: Vec<PublishedPort>,

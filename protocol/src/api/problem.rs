@@ -4,31 +4,31 @@ use serde::{Deserialize, Serialize};
 
 /// The media type of a [`Problem`].
 pub const PROBLEM_TYPE: &str = "application/problem+json";
-/// What [`Problem::type_uri`] begins with; the code follows.
+/// The prefix of [`Problem::type_uri`]; the code follows.
 pub const PROBLEM_URN: &str = "urn:thaw:problem:";
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Problem {
-    /// `urn:thaw:problem:` and the code: the same for ever.
+    /// `urn:thaw:problem:` and the code. It never changes.
     #[serde(rename = "type")]
     pub type_uri: String,
-    /// What the code means.
+    /// The meaning of the code.
     pub title: String,
-    /// The answer's HTTP status.
+    /// The HTTP status of the response.
     pub status: u16,
-    /// What happened this time.
+    /// What happened in this case.
     pub detail: String,
-    /// The path that was asked for.
+    /// The path of the request.
     pub instance: String,
-    /// A stable name for programs, as docs/api.md and docs/exit-codes.md have it.
+    /// A stable code for programs, listed in docs/api.md and docs/exit-codes.md.
     pub code: String,
-    /// What to do about it.
+    /// How to fix it.
     pub remedy: String,
-    /// What `thaw` exits with.
+    /// The exit code of `thaw` for this problem.
     pub exit: u8,
-    /// Lines that explain it: the guest's console, the VMM's log.
+    /// Explanatory lines from the guest's console or the VMM's log.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub context: Vec<String>,
 }

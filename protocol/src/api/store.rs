@@ -1,4 +1,4 @@
-//! What a node has to make sandboxes of: images and templates.
+//! Images and templates of a node.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,26 +13,26 @@ pub struct ImageList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Image {
-    /// Its manifest's, `sha256:` and 64 digits.
+    /// Digest of its manifest: `sha256:` and 64 hexadecimal digits.
     pub digest: String,
-    /// What it was pulled by.
+    /// The reference it was pulled by.
     pub reference: String,
-    /// It is the lowest layers of an image, put together for one of containerd's snapshots.
+    /// It consists of the lowest layers of an image, assembled for a containerd snapshot.
     pub for_snapshot: bool,
-    /// Bytes its files take on the disk.
+    /// Bytes its files occupy on the disk.
     pub bytes: u64,
     pub layers: u32,
-    /// `full`, or `lazy:` and how its missing file data can be read.
+    /// `full`, or `lazy:` and the format through which missing file data is fetched.
     pub form: String,
-    /// Bytes of file data that are there.
+    /// Bytes of file data in the store.
     pub present_bytes: u64,
-    /// Bytes of file data it has.
+    /// Bytes of file data in the image.
     pub total_bytes: u64,
     /// A sandbox uses it.
     pub in_use: bool,
 }
 
-/// An image, layer by layer.
+/// An image and its layers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ImageDetail {
@@ -41,14 +41,14 @@ pub struct ImageDetail {
     pub for_snapshot: bool,
     pub form: String,
     pub in_use: bool,
-    /// Bytes of its tree.
+    /// Bytes of its file system metadata.
     pub metadata_bytes: u64,
     pub present_bytes: u64,
     pub total_bytes: u64,
     pub layers: Vec<ImageLayer>,
-    /// What starts read ahead.
+    /// The file data that is prefetched at a start.
     pub load_order: Option<LoadOrder>,
-    /// JSON as the OCI image specification has it.
+    /// The image's configuration: JSON of the OCI image specification.
     pub image_config: String,
 }
 
@@ -56,32 +56,32 @@ pub struct ImageDetail {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ImageLayer {
-    /// Its name in the store.
+    /// Its key in the store.
     pub key: String,
     pub form: String,
-    /// As the registry has it.
+    /// Its digest in the registry.
     pub stored_digest: Option<String>,
     pub stored_bytes: Option<u64>,
-    /// Of file data.
+    /// Bytes of file data.
     pub bytes: u64,
     pub present_bytes: u64,
     pub chunks: u64,
     pub ready_chunks: u64,
     pub index_bytes: Option<u64>,
-    /// From how many places it can be read.
+    /// Number of ranges from which it can be read independently.
     pub spans: Option<u64>,
     pub disk_bytes: u64,
 }
 
-/// What is read ahead of an image.
+/// The file data that is prefetched from an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LoadOrder {
-    /// `recorded` here, or `shipped` with the image.
+    /// `recorded` on this node, or `shipped` with the image.
     pub source: String,
     pub runs: u64,
     pub bytes: u64,
-    /// Accesses that were not recorded.
+    /// Accesses that were not recorded because they came too fast.
     pub dropped: u64,
 }
 
@@ -90,16 +90,16 @@ pub struct LoadOrder {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PullImage {
-    /// As `thaw image pull` takes it, paths absolute.
+    /// An image as `thaw image pull` takes it; paths are absolute.
     #[cfg_attr(
         feature = "openapi",
         schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
     )]
     pub image: String,
-    /// Fetch everything now, also of an image that could be read as needed.
+    /// Fetch all data now, even if the image could be fetched lazily.
     #[serde(default)]
     pub full: bool,
-    /// Speak to the registry in clear.
+    /// Use HTTP without TLS.
     #[serde(default)]
     pub plain_http: bool,
 }
@@ -111,25 +111,26 @@ pub struct TemplateList {
     pub items: Vec<Template>,
 }
 
-/// A guest that was booted once, which sandboxes are thawed from.
+/// A guest that was booted once and from which sandboxes are thawed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Template {
     pub key: String,
-    /// Seconds since the Unix epoch; none of one that cannot be read, as all below but `disk_bytes`.
+    /// Seconds since the Unix epoch. If the template cannot be read, this and all fields below except
+    /// `disk_bytes` are absent.
     pub created: Option<u64>,
     /// The version of Thaw that made it.
     pub thaw: Option<String>,
-    /// CPUs a sandbox of it has at most.
+    /// Most CPUs of its sandboxes.
     pub cpus_max: Option<u8>,
-    /// Memory a sandbox of it has at least.
+    /// Least memory of its sandboxes, in MiB.
     pub memory_mib: Option<u32>,
-    /// What its CPUs are.
+    /// The CPU baseline.
     pub baseline: Option<String>,
-    /// Bytes of memory that are no zeros.
+    /// Bytes of memory that are not zero.
     pub memory_data_bytes: Option<u64>,
     pub disk_bytes: u64,
-    /// Why no sandbox would be thawed from it now.
+    /// Why new sandboxes do not use this template.
     pub stale: Option<String>,
     /// Why it cannot be read, or which of its files is damaged.
     pub error: Option<String>,

@@ -1,24 +1,24 @@
-//! What sandboxes take of their host.
+//! Resource usage of sandboxes and pools.
 
 use serde::{Deserialize, Serialize};
 
-/// What one sandbox takes. Numbers nobody counts on this host are absent.
+/// Resource usage of one sandbox. A value is absent if this host does not count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Usage {
-    /// When this was so, CLOCK_MONOTONIC nanoseconds: two of these make a rate.
+    /// When this was measured, in nanoseconds of CLOCK_MONOTONIC. Two measurements give a rate.
     pub at_ns: u64,
-    /// Time on CPUs since it was made, nanoseconds; of a sandbox of many CPUs it grows faster than time.
+    /// CPU time since it was made, in nanoseconds, summed over its CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_ns: Option<u64>,
-    /// Memory now, bytes: what its cgroup is charged with, or else what is resident of its VMM, which counts what it shares
-    /// with other clones of a template.
+    /// Current memory in bytes: the charge of its cgroup, or without a cgroup the resident memory of its VMM,
+    /// which includes pages shared with other clones of a template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Bytes that came from the host's disks.
+    /// Bytes read from the host's disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bytes: Option<u64>,
-    /// Bytes that went to the host's disks, or will.
+    /// Bytes written to the host's disks, or still to be written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
     /// Page faults that waited for a disk.
@@ -27,21 +27,21 @@ pub struct Usage {
     /// Bytes its network interface received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub received_bytes: Option<u64>,
-    /// Packets it received.
+    /// Packets its network interface received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub received_packets: Option<u64>,
-    /// Bytes it sent.
+    /// Bytes its network interface sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sent_bytes: Option<u64>,
-    /// Packets it sent.
+    /// Packets its network interface sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sent_packets: Option<u64>,
-    /// Bytes of its image that were fetched for it. Not known of one that was taken over from an earlier thawd.
+    /// Bytes of its image that were fetched for it. Absent if an earlier thawd created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_bytes: Option<u64>,
 }
 
-/// One sandbox and what it takes.
+/// One sandbox and its resource usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SandboxUsage {
@@ -57,25 +57,25 @@ pub struct SandboxUsage {
     pub usage: Usage,
 }
 
-/// One pool: what it has, and what it did since thawd began.
+/// A pool's level, and its counters since thawd started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolUsage {
     /// `disk`, `network`, `cgroup`, `shell` or `parked`.
     pub pool: String,
     pub ready: usize,
-    /// It is filled until so many are ready.
+    /// The level up to which the pool is filled.
     pub high: usize,
-    /// Claims, and those of them that found one ready.
+    /// Number of claims, and of claims that a ready resource satisfied.
     pub claims: u64,
     pub hits: u64,
 }
 
-/// What a node has and its sandboxes take.
+/// The pools of a node, and the resource usage of its sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NodeUsage {
     pub pools: Vec<PoolUsage>,
-    /// By id.
+    /// Ordered by id.
     pub sandboxes: Vec<SandboxUsage>,
 }

@@ -59,7 +59,7 @@ impl Shared {
         match (joined, apart) {
             (None, _) | (Some(_), []) => Ok(()),
             (Some(namespace), [only]) => {
-                namespace.path = layout::pids_of(only);
+                namespace.path = layout::pid_namespace_path(only);
                 Ok(())
             }
             (Some(_), several) => Err(Error::Unsupported(format!(
@@ -146,7 +146,10 @@ mod tests {
         pod.join("c", &mut shared, &[]).unwrap();
         assert_eq!(pids(&shared), Some("/proc/7/ns/pid"));
         pod.join("c", &mut shared, &["a".into()]).unwrap();
-        assert_eq!(layout::whose_pids(pids(&shared).unwrap()), Some("a"));
+        assert_eq!(
+            layout::container_of_pid_namespace(pids(&shared).unwrap()),
+            Some("a")
+        );
         let mut unclear = with_pids("/proc/7/ns/pid");
         let error = pod
             .join("c", &mut unclear, &["a".into(), "b".into()])

@@ -190,7 +190,7 @@ fn namespace(given: &Namespace) -> Option<oci::LinuxNamespace> {
 
 /// Whether a namespace is named that was there before, and not another container's of the guest.
 fn is_of_the_host(path: &str) -> bool {
-    !path.is_empty() && layout::whose_pids(path).is_none()
+    !path.is_empty() && layout::container_of_pid_namespace(path).is_none()
 }
 
 fn seccomp(given: &config::Seccomp) -> oci::LinuxSeccomp {

@@ -109,7 +109,7 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
                 ("bind", place)
             }
             (true, _) if COPIED.contains(&mount.destination.as_str()) => {
-                let path = format!("{}/{}", layout::files_of(id), made.files.len());
+                let path = format!("{}/{}", layout::files_path(id), made.files.len());
                 made.files.push(copy(&mount.source, path.clone())?);
                 ("bind", path)
             }

@@ -73,7 +73,7 @@ fn a_container_joins_the_processes_of_another_by_its_name() {
         let joining = |id: &str| {
             let mut s = spec(&g, &["sh", "-c", "cat /proc/1/comm"]);
             let namespaces = &mut s.Linux.as_mut().unwrap().Namespaces;
-            namespaces.iter_mut().find(|n| n.Type == "pid").unwrap().Path = layout::pids_of(id);
+            namespaces.iter_mut().find(|n| n.Type == "pid").unwrap().Path = layout::pid_namespace_path(id);
             s
         };
         g.create("debugger", joining("target")).await.unwrap();

@@ -1,0 +1,113 @@
+//! A sandbox, and how its start went.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{RateLimits, Readiness, SandboxFailure, SandboxNetwork};
+
+/// One process: its PID, and its start time in clock ticks since boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ProcessIdentity {
+    pub pid: i32,
+    pub start_time: u64,
+}
+
+/// A created sandbox, whose agent accepts containers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CreatedSandbox {
+    pub sandbox: Sandbox,
+    /// The image's configuration, JSON of the OCI image specification; `null` if unknown.
+    pub image_config: String,
+    /// How long each step took.
+    pub account: Account,
+}
+
+/// How long each step of a start took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Account {
+    /// Ordered by start time.
+    pub stages: Vec<Stage>,
+    /// Why the start was slower than it could be.
+    pub reasons: Vec<Reason>,
+    /// Counters by name: `faults`, `populated_pages`.
+    pub counts: BTreeMap<String, u64>,
+    /// Remarks by stage name, such as how the image was obtained.
+    #[serde(default)]
+    pub notes: BTreeMap<String, String>,
+}
+
+/// One stage of a start; times are nanoseconds since the start's beginning.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Stage {
+    pub name: String,
+    pub start_ns: u64,
+    pub duration_ns: u64,
+}
+
+/// Why a start was slower than it could be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Reason {
+    /// A stable code for programs.
+    pub code: String,
+    /// A sentence for people.
+    pub text: String,
+}
+
+/// A sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Sandbox {
+    pub id: String,
+    /// The tenant that owns it, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    pub name: Option<String>,
+    pub image: String,
+    pub command: Vec<String>,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    pub cpus: u8,
+    pub memory_mib: u32,
+    /// `running`, `paused`, `exited` (its container's process ended), `ended` (its machine ended, and its
+    /// resources on the host are being removed) or `failed` (it ended without a request, and only this record
+    /// is left).
+    pub state: String,
+    /// Why it ended.
+    pub reason: Option<String>,
+    /// How it failed, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<SandboxFailure>,
+    /// The exit code of its container's process, or 128 plus the number of the signal that ended it, if thawd
+    /// started or thawed that container.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
+    /// Whether its container is ready, if the request had a readiness probe.
+    #[serde(default)]
+    pub readiness: Option<Readiness>,
+    /// Path of its vsock socket, to which a client sends `CONNECT <port>\n`.
+    pub vsock: String,
+    /// PID of the VMM.
+    pub vmm_pid: Option<i32>,
+    #[serde(default)]
+    pub network: Option<SandboxNetwork>,
+    /// Rate limits of its disks and its network.
+    #[serde(default)]
+    pub rate_limits: RateLimits,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// It is deleted this many seconds after its creation.
+    #[serde(default)]
+    pub timeout_s: Option<u32>,
+    /// The version of its last change. Each change of any sandbox gets a higher number.
+    #[serde(default)]
+    pub resource_version: u64,
+    /// Why its volumes fail for good: the process that served them died, and no other is started.
+    #[serde(default)]
+    pub volumes_error: Option<String>,
+}

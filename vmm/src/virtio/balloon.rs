@@ -4,18 +4,20 @@
 //! again. The size of the balloon is 0, so a driver inflates nothing; a page it gives back nevertheless is taken.
 //! Every page is checked to be guest memory before it is.
 
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vm_memory::{GuestAddress, GuestMemory as _};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::config::ConfigSpace;
+use super::chain::Chain;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError};
 use super::guest_io;
 use super::looped::{Handler, Looped};
-use super::queue::Chain;
 use crate::memory::GuestMemory;
 
 /// `VIRTIO_BALLOON_F_DEFLATE_ON_OOM`: the guest may take pages back when it runs out.
@@ -34,16 +36,28 @@ const PAGE: u64 = 4096;
 /// Page numbers looked at in one request; Linux sends at most 256.
 const MAX_PAGES: usize = 4096;
 
+/// `struct virtio_balloon_config` (§5.5.4).
+#[derive(Default, FromBytes, Immutable, IntoBytes)]
+#[repr(C)]
+struct BalloonConfig {
+    /// Pages the driver is asked to give up: none.
+    num_pages: u32,
+    /// Pages it has given up, which it says itself.
+    actual: u32,
+    free_page_hint_cmd_id: u32,
+    poison_val: u32,
+}
+
 /// The device.
 pub struct Balloon {
-    config: Arc<ConfigSpace>,
+    config: Config<BalloonConfig>,
 }
 
 impl Balloon {
     pub fn new() -> Looped<Balloon> {
-        // struct virtio_balloon_config: num_pages, actual (the driver's), free_page_hint_cmd_id, poison_val.
+        let actual = offset_of!(BalloonConfig, actual)..offset_of!(BalloonConfig, free_page_hint_cmd_id);
         Looped::new(Balloon {
-            config: Arc::new(ConfigSpace::with_writable(vec![0; 16], 4..8)),
+            config: Config::with_writable(BalloonConfig::default(), actual),
         })
     }
 }
@@ -62,7 +76,7 @@ impl Handler for Balloon {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {

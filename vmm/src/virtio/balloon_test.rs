@@ -116,10 +116,10 @@ fn what_is_not_whole_pages_of_memory_is_left_alone() {
 
 #[test]
 fn the_driver_may_say_how_large_the_balloon_is() {
-    let balloon = Balloon::new();
-    balloon.config.write(4, &5u32.to_le_bytes());
-    balloon.config.write(0, &5u32.to_le_bytes());
-    assert_eq!(balloon.config.bytes()[..8], [0, 0, 0, 0, 5, 0, 0, 0]);
+    let config = Balloon::new().config();
+    config.write(4, &5u32.to_le_bytes());
+    config.write(0, &5u32.to_le_bytes());
+    assert_eq!(config.bytes()[..8], [0, 0, 0, 0, 5, 0, 0, 0]);
 }
 
 proptest! {

@@ -12,6 +12,7 @@ mod disk;
 pub mod image;
 mod request;
 
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -20,12 +21,14 @@ use thaw_protocol::control::{Backend, DeviceId};
 use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_blk as b;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::disk::Disk;
 use self::image::ImageDisk;
 use self::request::{Kind, Request, Status};
 use super::accesses::AccessLog;
-use super::config::ConfigSpace;
+use super::chain::Chain;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, one_descriptor};
 use super::event_loop::Registrar;
 use super::guest_io;
@@ -47,16 +50,58 @@ const MAX_RANGES: u32 = 32;
 const MAX_DISCARD: u32 = 1 << 21;
 const MAX_ZEROES: u32 = 1 << 15;
 
-/// Offsets in `struct virtio_blk_config` (§5.2.4).
-const CAPACITY: usize = 0;
-const BLOCK_SIZE: usize = 20;
-
 /// The token of the miss socket in the event loop.
 const MISSES: u32 = 0;
 
+/// `struct virtio_blk_config` (§5.2.4), whose size is no multiple of 8.
+#[derive(Default, FromBytes, Immutable, IntoBytes)]
+#[repr(C, packed(4))]
+struct BlkConfig {
+    /// In sectors.
+    capacity: u64,
+    size_max: u32,
+    seg_max: u32,
+    cylinders: u16,
+    heads: u8,
+    sectors: u8,
+    blk_size: u32,
+    physical_block_exp: u8,
+    alignment_offset: u8,
+    min_io_size: u16,
+    opt_io_size: u32,
+    writeback: u8,
+    unused0: u8,
+    num_queues: u16,
+    max_discard_sectors: u32,
+    max_discard_seg: u32,
+    discard_sector_alignment: u32,
+    max_write_zeroes_sectors: u32,
+    max_write_zeroes_seg: u32,
+    write_zeroes_may_unmap: u8,
+    unused1: [u8; 3],
+}
+
+impl BlkConfig {
+    /// Of a device with no backend.
+    fn empty() -> BlkConfig {
+        BlkConfig {
+            seg_max: SEG_MAX,
+            blk_size: SECTOR as u32,
+            max_discard_sectors: MAX_DISCARD,
+            max_discard_seg: MAX_RANGES,
+            // Discards are best in whole pages of the host's file.
+            discard_sector_alignment: 8,
+            max_write_zeroes_sectors: MAX_ZEROES,
+            max_write_zeroes_seg: MAX_RANGES,
+            write_zeroes_may_unmap: 1,
+            ..BlkConfig::default()
+        }
+    }
+}
+
 /// The device.
 pub struct Blk {
-    config: Arc<ConfigSpace>,
+    config: Config<BlkConfig>,
     backend: Option<Backing>,
     /// The disk the guest was frozen with.
     frozen: Option<Frozen>,
@@ -111,9 +156,9 @@ struct Frozen {
 
 impl Blk {
     pub fn new(id: DeviceId, registrar: Registrar) -> Looped<Blk> {
-        let config = Arc::new(ConfigSpace::new(config()).varying(0..8));
+        let capacity = 0..offset_of!(BlkConfig, size_max);
         Looped::new(Blk {
-            config,
+            config: Config::with_varying(BlkConfig::empty(), capacity),
             backend: None,
             frozen: None,
             serial: format!("{id:?}").to_lowercase(),
@@ -131,8 +176,10 @@ impl Blk {
         let disk = self.backend.as_ref();
         let capacity = disk.map_or(0, Backing::sectors);
         let block_size = disk.map_or(SECTOR as u32, Backing::block_size);
-        let resized = self.config.set(CAPACITY, &capacity.to_le_bytes());
-        self.config.set(BLOCK_SIZE, &block_size.to_le_bytes()) || resized
+        self.config.change(|config| {
+            config.capacity = capacity;
+            config.blk_size = block_size;
+        })
     }
 
     /// A disk for a restored guest holds all that the guest may have on the frozen one.
@@ -154,21 +201,6 @@ impl Blk {
     }
 }
 
-/// `struct virtio_blk_config` (§5.2.4), of a device with no backend.
-fn config() -> Vec<u8> {
-    let mut c = vec![0; 60];
-    c[12..16].copy_from_slice(&SEG_MAX.to_le_bytes());
-    c[BLOCK_SIZE..24].copy_from_slice(&(SECTOR as u32).to_le_bytes());
-    c[36..40].copy_from_slice(&MAX_DISCARD.to_le_bytes());
-    c[40..44].copy_from_slice(&MAX_RANGES.to_le_bytes());
-    // Discards are best in whole pages of the host's file.
-    c[44..48].copy_from_slice(&8u32.to_le_bytes());
-    c[48..52].copy_from_slice(&MAX_ZEROES.to_le_bytes());
-    c[52..56].copy_from_slice(&MAX_RANGES.to_le_bytes());
-    c[56] = 1;
-    c
-}
-
 impl Handler for Blk {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_BLOCK
@@ -187,7 +219,7 @@ impl Handler for Blk {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
@@ -380,7 +412,7 @@ impl Handler for Blk {
     }
 }
 
-fn request_of(queue: &DeviceQueue, chain: super::queue::Chain) -> misses::Request {
+fn request_of(queue: &DeviceQueue, chain: Chain) -> misses::Request {
     misses::Request {
         queue: queue.index(),
         chain,

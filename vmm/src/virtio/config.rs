@@ -1,11 +1,70 @@
 //! A device's configuration space (virtio 1.2 §2.5): the bytes the guest sees, and their generation.
 //!
-//! Read by vCPU threads and changed by the device, it has a lock of its own, held for a copy and no longer. The
+//! A device sees the fields of its device type's structure ([`Config`]); the transport sees bytes ([`ConfigSpace`]).
+//!
+//! vCPU threads read it and the device changes it, so it has a lock of its own, held for a copy and no longer. The
 //! generation changes with every change the device makes, so a driver that reads it before and after a multi-byte
 //! read knows whether the bytes belong together.
 
+use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A configuration structure as the specification lays it out: `#[repr(C)]`, no padding, and integers in little-endian
+/// order, which is that of the only architecture there is.
+pub trait Fields: FromBytes + IntoBytes + Immutable {}
+
+impl<T: FromBytes + IntoBytes + Immutable> Fields for T {}
+
+/// The configuration space of a device type whose structure is `T`.
+#[derive(Debug)]
+pub struct Config<T> {
+    space: Arc<ConfigSpace>,
+    fields: PhantomData<fn() -> T>,
+}
+
+impl<T: Fields> Config<T> {
+    /// A configuration that stays as it is.
+    pub fn new(fields: T) -> Config<T> {
+        Config::of(ConfigSpace::new(fields.as_bytes().to_vec()))
+    }
+
+    /// A configuration of which the driver may write the bytes `writable`.
+    pub fn with_writable(fields: T, writable: Range<usize>) -> Config<T> {
+        Config::of(ConfigSpace::with_writable(fields.as_bytes().to_vec(), writable))
+    }
+
+    /// A configuration of which the device changes the bytes `varying`, so that a restored machine may differ there.
+    pub fn with_varying(fields: T, varying: Range<usize>) -> Config<T> {
+        Config::of(ConfigSpace::new(fields.as_bytes().to_vec()).varying(varying))
+    }
+
+    /// `space` has the bytes of a `T`.
+    pub(super) fn of(space: ConfigSpace) -> Config<T> {
+        Config {
+            space: Arc::new(space),
+            fields: PhantomData,
+        }
+    }
+
+    /// What the transport serves the guest's reads from.
+    pub fn space(&self) -> Arc<ConfigSpace> {
+        self.space.clone()
+    }
+
+    /// The device changes fields. True if one has another value now: the driver wants an interrupt then.
+    pub fn change(&self, change: impl FnOnce(&mut T)) -> bool {
+        let mut inner = self.space.lock();
+        // Never fails: the bytes were those of a `T`, and their number does not change.
+        let Ok(mut fields) = T::read_from_bytes(&inner.bytes) else {
+            return false;
+        };
+        change(&mut fields);
+        inner.replace(fields.as_bytes())
+    }
+}
 
 /// Configuration bytes shared by a device and its transport.
 #[derive(Debug)]
@@ -28,6 +87,18 @@ pub enum ConfigMismatch {
 struct Inner {
     bytes: Vec<u8>,
     generation: u32,
+}
+
+impl Inner {
+    /// Takes as many bytes as there are. True if they differ.
+    fn replace(&mut self, bytes: &[u8]) -> bool {
+        if self.bytes == bytes {
+            return false;
+        }
+        self.bytes.copy_from_slice(bytes);
+        self.generation = self.generation.wrapping_add(1);
+        true
+    }
 }
 
 impl ConfigMismatch {
@@ -87,18 +158,6 @@ impl ConfigSpace {
     /// Changes with every change the device makes.
     pub fn generation(&self) -> u32 {
         self.lock().generation
-    }
-
-    /// The device replaces the bytes at `offset`. True if that changed anything: the driver wants an interrupt then.
-    pub fn set(&self, offset: usize, data: &[u8]) -> bool {
-        let mut inner = self.lock();
-        let old = &mut inner.bytes[offset..offset + data.len()];
-        if old == data {
-            return false;
-        }
-        old.copy_from_slice(data);
-        inner.generation = inner.generation.wrapping_add(1);
-        true
     }
 
     /// All bytes.
@@ -195,11 +254,23 @@ mod tests {
     }
 
     #[test]
+    fn device_change_keeps_what_the_driver_wrote() {
+        let config = Config::with_writable([0u32; 2], 4..8);
+        config.space().write(4, &[7; 4]);
+        assert!(config.change(|words| words[0] = 1));
+        assert_eq!(config.space().bytes(), [1, 0, 0, 0, 7, 7, 7, 7]);
+    }
+
+    #[test]
     fn the_generation_counts_changes_not_writes() {
-        let config = ConfigSpace::new(vec![0; 8]);
-        assert!(config.set(0, &[1]));
-        assert!(!config.set(0, &[1]));
-        assert!(config.set(0, &[2]));
-        assert_eq!(config.generation(), 2);
+        let config = Config::new([0u32; 2]);
+        assert!(config.change(|words| words[0] = 1));
+        assert!(!config.change(|words| words[0] = 1));
+        assert!(config.change(|words| words[0] = 2));
+        let space = config.space();
+        assert_eq!(
+            (space.bytes(), space.generation()),
+            (vec![2, 0, 0, 0, 0, 0, 0, 0], 2)
+        );
     }
 }

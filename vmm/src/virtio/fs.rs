@@ -18,11 +18,12 @@ use std::sync::Arc;
 use thaw_imagefs::fs::RootFs;
 use thaw_protocol::control::{Backend, ImageSpec};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::dax::Dax;
 use self::worker::Worker;
 use super::blk::image::placed_blobs;
-use super::config::ConfigSpace;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, SharedMemory, VirtioDevice};
 use super::gate::Gate;
 use super::looped::another_kind;
@@ -38,12 +39,31 @@ pub const ROOT_TAG: &str = "thaw";
 pub(super) const QUEUE_SIZES: [u16; 2] = [128, 512];
 /// The region files are mapped into for DAX (§5.11.4.1, `VIRTIO_FS_SHMCAP_ID_CACHE`).
 const CACHE_REGION: u8 = 0;
-/// Bytes of a tag in the configuration.
-const TAG_LENGTH: usize = 36;
+
+/// `struct virtio_fs_config` (§5.11.4).
+#[derive(Debug, FromBytes, Immutable, IntoBytes)]
+#[repr(C)]
+pub(super) struct FsConfig {
+    /// What the guest mounts it by, filled up with zeros.
+    tag: [u8; 36],
+    num_request_queues: u32,
+}
+
+impl FsConfig {
+    /// `tag` has at most 36 bytes.
+    pub(super) fn new(tag: &str) -> FsConfig {
+        let mut config = FsConfig {
+            tag: [0; 36],
+            num_request_queues: QUEUE_SIZES.len() as u32 - 1,
+        };
+        config.tag[..tag.len()].copy_from_slice(tag.as_bytes());
+        config
+    }
+}
 
 /// The device.
 pub struct Fs {
-    config: Arc<ConfigSpace>,
+    config: Config<FsConfig>,
     regions: Vec<SharedMemory>,
     images: Arc<RootFs>,
     /// An image or a miss socket has come.
@@ -62,7 +82,7 @@ impl Fs {
         let images = Arc::new(RootFs::with_window());
         let worker = Worker::start(ROOT_TAG, images.clone(), Dax::new(dax), gate);
         Fs {
-            config: Arc::new(ConfigSpace::new(config(ROOT_TAG))),
+            config: Config::new(FsConfig::new(ROOT_TAG)),
             regions,
             images,
             backed: false,
@@ -113,14 +133,6 @@ impl Fs {
     }
 }
 
-/// `struct virtio_fs_config` (§5.11.4): tag, number of request queues.
-pub(super) fn config(tag: &str) -> Vec<u8> {
-    let mut bytes = tag.as_bytes().to_vec();
-    bytes.resize(TAG_LENGTH, 0);
-    bytes.extend((QUEUE_SIZES.len() as u32 - 1).to_le_bytes());
-    bytes
-}
-
 impl VirtioDevice for Fs {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_FS
@@ -135,7 +147,7 @@ impl VirtioDevice for Fs {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn shared_memory(&self) -> &[SharedMemory] {

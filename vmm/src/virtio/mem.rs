@@ -8,20 +8,22 @@
 mod blocks;
 mod slots;
 
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_log::LogLimit;
 use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::blocks::{Blocks, Span};
 pub use self::slots::{MemorySlots, Slots, reserve};
-use super::config::ConfigSpace;
+use super::chain::Chain;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError};
 use super::guest_io;
 use super::looped::{Handler, Looped, another_kind};
-use super::queue::Chain;
 use super::state::{DeviceRecord, DeviceState};
 use crate::layout::{self, Window};
 use crate::memory::GuestMemory;
@@ -38,11 +40,18 @@ pub const BLOCK: u64 = 2 << 20;
 /// plugged never exceeds what was requested.
 const USABLE_EXTENT: u64 = 256 << 20;
 
-/// Offsets in `struct virtio_mem_config` (§5.15.4).
-mod offset {
-    pub const USABLE_REGION_SIZE: usize = 32;
-    pub const PLUGGED_SIZE: usize = 40;
-    pub const REQUESTED_SIZE: usize = 48;
+/// `struct virtio_mem_config` (§5.15.4): addresses and bytes.
+#[derive(Default, FromBytes, Immutable, IntoBytes)]
+#[repr(C)]
+struct MemConfig {
+    block_size: u64,
+    node_id: u16,
+    padding: [u8; 6],
+    addr: u64,
+    region_size: u64,
+    usable_region_size: u64,
+    plugged_size: u64,
+    requested_size: u64,
 }
 
 /// Bytes of a request and of a response (§5.15.6).
@@ -86,7 +95,7 @@ enum State {
 
 /// The device.
 pub struct Mem {
-    config: Arc<ConfigSpace>,
+    config: Config<MemConfig>,
     /// Which blocks are plugged, and the sizes the configuration states.
     plan: Plan,
     /// The memory itself.
@@ -123,13 +132,15 @@ impl Mem {
             usable: 0,
             log: LogLimit::default(),
         };
-        let mut config = vec![0; 56];
-        config[0..8].copy_from_slice(&BLOCK.to_le_bytes());
-        config[16..24].copy_from_slice(&start.to_le_bytes());
-        config[24..32].copy_from_slice(&size.to_le_bytes());
-        let varying = offset::USABLE_REGION_SIZE..config.len();
+        let config = MemConfig {
+            block_size: BLOCK,
+            addr: start,
+            region_size: size,
+            ..MemConfig::default()
+        };
+        let sizes = offset_of!(MemConfig, usable_region_size)..size_of::<MemConfig>();
         Looped::new(Mem {
-            config: Arc::new(ConfigSpace::new(config).varying(varying)),
+            config: Config::with_varying(config, sizes),
             plan,
             slots,
         })
@@ -170,13 +181,10 @@ impl Mem {
 
     /// Writes the plan's sizes to the configuration. True if any changed.
     fn publish(&self) -> bool {
-        let sizes = [
-            (offset::USABLE_REGION_SIZE, self.plan.usable),
-            (offset::PLUGGED_SIZE, self.plan.plugged()),
-            (offset::REQUESTED_SIZE, self.plan.requested),
-        ];
-        sizes.iter().fold(false, |changed, (at, size)| {
-            self.config.set(*at, &size.to_le_bytes()) || changed
+        self.config.change(|config| {
+            config.usable_region_size = self.plan.usable;
+            config.plugged_size = self.plan.plugged();
+            config.requested_size = self.plan.requested;
         })
     }
 }
@@ -300,7 +308,7 @@ impl Handler for Mem {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
@@ -406,7 +414,7 @@ fn answer(
     chain: &Chain,
     plan: &mut Plan,
     slots: &mut MemorySlots,
-    config: &ConfigSpace,
+    config: &Config<MemConfig>,
 ) -> Result<u32, DeviceError> {
     let unanswerable = |what| DeviceError::Unanswerable {
         head: chain.head(),
@@ -427,8 +435,10 @@ fn answer(
         None => (Answer::Error, State::Plugged),
     };
     // The driver has this from the answer: no interrupt, but the next read of the configuration must agree.
-    config.set(offset::PLUGGED_SIZE, &plan.plugged().to_le_bytes());
-    config.set(offset::USABLE_REGION_SIZE, &plan.usable.to_le_bytes());
+    config.change(|config| {
+        config.plugged_size = plan.plugged();
+        config.usable_region_size = plan.usable;
+    });
 
     let mut bytes = [0; RESPONSE];
     bytes[0..2].copy_from_slice(&(answer as u16).to_le_bytes());

@@ -6,6 +6,7 @@ use thaw_protocol::encoding::EncodingError;
 use super::register::*;
 use super::*;
 use crate::layout::Window;
+use crate::virtio::config::Config;
 use crate::virtio::device::{AttachError, DeviceError, Saved};
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::looped::plain;
@@ -78,7 +79,7 @@ impl VirtioDevice for Probe {
 struct Rig {
     transport: MmioDevice,
     activation: Arc<Mutex<Option<Activation>>>,
-    config: Arc<ConfigSpace>,
+    config: Config<[u8; 8]>,
     interrupt: Arc<Interrupt>,
     kicks: Vec<Arc<EventFd>>,
 }
@@ -90,9 +91,10 @@ impl Rig {
 
     fn with(refuse: bool) -> Rig {
         let activation = Arc::new(Mutex::new(None));
-        let config = Arc::new(ConfigSpace::with_writable(vec![1, 2, 3, 4, 5, 6, 7, 8], 4..8).varying(0..1));
+        let config = ConfigSpace::with_writable(vec![1, 2, 3, 4, 5, 6, 7, 8], 4..8).varying(0..1);
+        let config: Config<[u8; 8]> = Config::of(config);
         let probe = Probe {
-            config: config.clone(),
+            config: config.space(),
             activation: activation.clone(),
             refuse,
         };
@@ -352,13 +354,13 @@ fn the_configuration_is_read_in_any_width_and_its_generation_follows_it() {
     let before = rig.get(CONFIG_GENERATION);
     rig.transport.write(CONFIG, &[9; 4]);
     rig.transport.write(CONFIG + 4, &[9; 4]);
-    assert_eq!(rig.config.bytes(), [1, 2, 3, 4, 9, 9, 9, 9]);
+    assert_eq!(rig.config.space().bytes(), [1, 2, 3, 4, 9, 9, 9, 9]);
     assert_eq!(
         rig.get(CONFIG_GENERATION),
         before,
         "the driver's own writes are no news to it"
     );
-    rig.config.set(0, &[7]);
+    rig.config.change(|bytes| bytes[0] = 7);
     assert_ne!(rig.get(CONFIG_GENERATION), before);
 }
 
@@ -410,7 +412,7 @@ fn a_frozen_device_is_the_same_register_by_register() {
     let rig = Rig::new();
     rig.start();
     rig.interrupt.used_buffer();
-    rig.config.set(0, &[9]);
+    rig.config.change(|bytes| bytes[0] = 9);
     rig.transport.write(CONFIG + 4, &[8; 4]);
     rig.set(QUEUE_SEL, 1);
     rig.set(SHM_SEL, 2);

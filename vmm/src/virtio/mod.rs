@@ -22,6 +22,7 @@ pub mod accesses;
 pub mod alarms;
 pub mod balloon;
 pub mod blk;
+pub mod chain;
 pub mod config;
 pub mod device;
 pub mod device_thread;
@@ -50,11 +51,12 @@ pub mod window;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use chain::Chain;
 pub use config::ConfigSpace;
 pub use device::{Activation, AttachError, DeviceError, SharedMemory, VirtioDevice};
 pub use interrupt::Interrupt;
 pub use inventory::{Inventory, InventoryError, Windows};
-pub use queue::{Chain, DeviceQueue, QueueError};
+pub use queue::{DeviceQueue, QueueError};
 pub use state::{BusRecords, ConsoleRecord, DeviceRecord, DeviceState, RestoreError};
 pub use swap::Unsettled;
 pub use window::HostWindow;

@@ -13,6 +13,7 @@ mod receive;
 mod tap;
 mod transmit;
 
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -22,11 +23,12 @@ use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net as b;
 use vmm_sys_util::epoll::EventSet;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::receive::Receiver;
 use self::tap::Tap;
 use self::transmit::Stop;
-use super::config::ConfigSpace;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
 use super::looped::plain;
@@ -45,9 +47,19 @@ const DEFAULT_MAC: [u8; 6] = [0x02, 0x54, 0x48, 0x41, 0x57, 0x00];
 /// The only descriptor registered with the event loop.
 const TAP: u32 = 0;
 
+/// `struct virtio_net_config` (§5.1.4) as far as the features need it.
+#[derive(FromBytes, Immutable, IntoBytes)]
+#[repr(C)]
+struct NetConfig {
+    mac: [u8; 6],
+    status: u16,
+    max_virtqueue_pairs: u16,
+    mtu: u16,
+}
+
 /// The device.
 pub struct Net {
-    config: Arc<ConfigSpace>,
+    config: Config<NetConfig>,
     active: Option<Activation>,
     /// Buffers popped for frames to come.
     receiver: Receiver,
@@ -64,11 +76,14 @@ pub struct Net {
 
 impl Net {
     pub fn new(registrar: Registrar) -> Net {
-        // struct virtio_net_config: mac, status, max_virtqueue_pairs, mtu.
-        let mut config = vec![0; 12];
-        config[..6].copy_from_slice(&DEFAULT_MAC);
+        let config = NetConfig {
+            mac: DEFAULT_MAC,
+            status: 0,
+            max_virtqueue_pairs: 0,
+            mtu: 0,
+        };
         Net {
-            config: Arc::new(ConfigSpace::new(config).varying(0..6)),
+            config: Config::with_varying(config, 0..offset_of!(NetConfig, status)),
             active: None,
             receiver: Receiver::default(),
             transmit_blocked: false,
@@ -194,7 +209,7 @@ impl VirtioDevice for Net {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
@@ -224,7 +239,7 @@ impl VirtioDevice for Net {
             false => Tap::open(fd)?,
         };
         self.connect(tap)?;
-        if self.config.set(0, &mac)
+        if self.config.change(|config| config.mac = mac)
             && let Some(active) = &self.active
         {
             active.config_changed();

@@ -10,14 +10,16 @@ use std::sync::Arc;
 use rustix::fs::{FileType, fstat};
 use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_PMEM;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::config::ConfigSpace;
+use super::chain::Chain;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, one_descriptor};
 use super::guest_io;
 use super::looped::{Handler, Looped, another_kind};
-use super::queue::Chain;
 use super::state::DeviceState;
 use super::window::HostWindow;
+use crate::layout::Window;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -27,9 +29,17 @@ const FLUSH: u32 = 0;
 /// `ret` of a request that is not understood.
 const FAILED: u32 = u32::MAX;
 
+/// `struct virtio_pmem_config` (§5.19.4).
+#[derive(FromBytes, Immutable, IntoBytes)]
+#[repr(C)]
+struct PmemConfig {
+    start: u64,
+    size: u64,
+}
+
 /// The device.
 pub struct Pmem {
-    config: Arc<ConfigSpace>,
+    config: Config<PmemConfig>,
     window: HostWindow,
     /// Bytes of the window the backend's mapping covers.
     mapped: u64,
@@ -39,11 +49,9 @@ pub struct Pmem {
 
 impl Pmem {
     pub fn new(window: HostWindow) -> Looped<Pmem> {
-        let at = window.window();
-        // struct virtio_pmem_config: start, size.
-        let config = [at.start.to_le_bytes(), at.size.to_le_bytes()].concat();
+        let Window { start, size } = window.window();
         Looped::new(Pmem {
-            config: Arc::new(ConfigSpace::new(config)),
+            config: Config::new(PmemConfig { start, size }),
             window,
             mapped: 0,
             frozen: 0,
@@ -92,7 +100,7 @@ impl Handler for Pmem {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {

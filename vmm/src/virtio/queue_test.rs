@@ -1,6 +1,9 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
+use virtio_queue::QueueState;
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::Bytes;
 
 use super::*;
 use crate::virtio::device::DeviceError;
@@ -200,7 +203,7 @@ proptest! {
         for _ in 0..20 {
             match queue.pop() {
                 Ok(Some(chain)) => {
-                    prop_assert!(chain.buffers.len() <= 16);
+                    prop_assert!(chain.readable_buffers().len() + chain.writable_buffers().len() <= 16);
                     let _ = (chain.readable(memory), chain.writable(memory), chain.last_writable_byte(memory));
                     prop_assert!(queue.add_used(chain.head(), 0).is_ok());
                 }

@@ -7,11 +7,11 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
-use super::config::ConfigSpace;
+use super::chain::Chain;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError};
 use super::guest_io;
 use super::looped::{Handler, Looped};
-use super::queue::Chain;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -20,13 +20,13 @@ const MAX_REQUEST: usize = 4096;
 
 /// The device.
 pub struct Rng {
-    config: Arc<ConfigSpace>,
+    config: Config<[u8; 0]>,
 }
 
 impl Rng {
     pub fn new() -> Looped<Rng> {
         Looped::new(Rng {
-            config: Arc::new(ConfigSpace::new(Vec::new())),
+            config: Config::new([]),
         })
     }
 }
@@ -45,7 +45,7 @@ impl Handler for Rng {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {

@@ -25,16 +25,16 @@ use thaw_protocol::share::{PATIENCE_MS, TAG};
 use virtio_bindings::virtio_ids::VIRTIO_ID_FS;
 
 use self::worker::Worker;
-use super::config::ConfigSpace;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
-use super::fs::{QUEUE_SIZES, config};
+use super::fs::{FsConfig, QUEUE_SIZES};
 use super::gate::Gate;
 use super::looped::another_kind;
 use super::state::{DeviceState, QueueRecord};
 
 /// The device.
 pub struct Share {
-    config: Arc<ConfigSpace>,
+    config: Config<FsConfig>,
     /// The thread, or why there is none: then the device cannot be activated.
     worker: io::Result<Worker>,
     /// It has, or had, somebody to ask.
@@ -50,7 +50,7 @@ impl Share {
     /// The same; its guest waits so long for another thaw-share.
     pub fn patient(gate: Arc<Gate>, patience: Duration) -> Share {
         Share {
-            config: Arc::new(ConfigSpace::new(config(TAG))),
+            config: Config::new(FsConfig::new(TAG)),
             worker: Worker::start(gate, patience),
             backed: false,
         }
@@ -86,7 +86,7 @@ impl VirtioDevice for Share {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn has_own_threads(&self) -> bool {

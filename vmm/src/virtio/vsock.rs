@@ -27,15 +27,16 @@ use thaw_protocol::control::Backend;
 use thaw_protocol::handshake::GUEST_CID;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::epoll::EventSet;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::muxer::Muxer;
 use self::packet::Header;
-use super::config::ConfigSpace;
+use super::chain::Chain;
+use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
 use super::guest_io;
 use super::looped::another_kind;
-use super::queue::Chain;
 use super::state::{DeviceState, QueueRecord};
 use crate::events::EventSink;
 use crate::memory::GuestMemory;
@@ -45,11 +46,18 @@ const RX: usize = 0;
 const TX: usize = 1;
 const EVENT: usize = 2;
 
+/// `struct virtio_vsock_config` (§5.10.4).
+#[derive(FromBytes, Immutable, IntoBytes)]
+#[repr(C)]
+struct VsockConfig {
+    guest_cid: u64,
+}
+
 /// The device. The third queue, for events, holds the driver's buffers for ever: connections a thaw ends are reset one
 /// by one, which the guest handles in order with what follows; a transport reset it handles on another work item, and
 /// may end with it a connection made since.
 pub struct Vsock {
-    config: Arc<ConfigSpace>,
+    config: Config<VsockConfig>,
     active: Option<Activation>,
     /// The connections; the listening socket among them is the backend.
     muxer: Muxer,
@@ -59,9 +67,9 @@ pub struct Vsock {
 
 impl Vsock {
     pub fn new(registrar: Registrar, events: EventSink) -> Vsock {
-        let config = u64::from(GUEST_CID).to_le_bytes().to_vec();
+        let guest_cid = GUEST_CID.into();
         Vsock {
-            config: Arc::new(ConfigSpace::new(config)),
+            config: Config::new(VsockConfig { guest_cid }),
             active: None,
             muxer: Muxer::new(registrar, events),
             transmit_paused: false,
@@ -185,7 +193,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
-        self.config.clone()
+        self.config.space()
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {

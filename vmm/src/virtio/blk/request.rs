@@ -5,8 +5,8 @@
 use virtio_bindings::virtio_blk as b;
 use vm_memory::VolatileSlice;
 
+use super::super::chain::Chain;
 use super::super::guest_io;
-use super::super::queue::Chain;
 use super::{MAX_DISCARD, MAX_RANGES, MAX_ZEROES, SECTOR};
 use crate::memory::GuestMemory;
 

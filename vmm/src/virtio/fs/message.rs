@@ -20,8 +20,8 @@ use vm_memory::{ByteValued, Bytes, GuestAddress, GuestRegionMmap, MmapRegion, Vo
 use super::dax::Dax;
 use crate::memory::GuestMemory;
 use crate::virtio::accesses::AccessLog;
+use crate::virtio::chain::Chain;
 use crate::virtio::guest_io;
-use crate::virtio::queue::Chain;
 
 /// Where the scratch region is in this process's view: beyond any guest address.
 const SCRATCH: u64 = 1 << 60;

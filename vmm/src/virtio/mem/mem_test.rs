@@ -81,7 +81,11 @@ fn ask(rig: &mut Rig<Looped<Mem>>, kind: u16, address: u64, blocks: u16) -> (u16
 }
 
 fn size(rig: &Rig<Looped<Mem>>, offset: usize) -> u64 {
-    u64::from_le_bytes(rig.device.config.bytes()[offset..offset + 8].try_into().unwrap())
+    u64::from_le_bytes(
+        rig.device.config().bytes()[offset..offset + 8]
+            .try_into()
+            .unwrap(),
+    )
 }
 
 const ACK: u16 = Answer::Ack as u16;
@@ -409,8 +413,8 @@ fn plugged_memory_is_shown_again_after_a_thaw_and_goes_on_from_there() {
         "the piece with the plugged blocks"
     );
     assert_eq!(thawed.device.plugged(), plugged);
-    assert_eq!(size(&thawed, offset::PLUGGED_SIZE), 4 * BLOCK);
-    assert_eq!(size(&thawed, offset::REQUESTED_SIZE), 6 * BLOCK);
+    assert_eq!(size(&thawed, offset_of!(MemConfig, plugged_size)), 4 * BLOCK);
+    assert_eq!(size(&thawed, offset_of!(MemConfig, requested_size)), 6 * BLOCK);
     assert_eq!(ask(&mut thawed, STATE, START + 3 * BLOCK, 1), (0, 1));
     assert_eq!(ask(&mut thawed, PLUG, START, 1).0, 3, "plugged already");
     region.write_obj(7u8, MemoryRegionAddress(0)).unwrap();

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use thaw_imagefs::fs::MissingRange;
 use thaw_protocol::miss::{Filled, Miss};
 
-use crate::virtio::queue::Chain;
+use crate::virtio::chain::Chain;
 
 /// Most bytes of one [`Miss`].
 const MAX_MISS: u64 = 1 << 20;

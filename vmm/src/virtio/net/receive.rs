@@ -10,9 +10,10 @@ use std::os::fd::AsFd;
 
 use super::HEADER;
 use super::tap::Tap;
+use crate::virtio::chain::Chain;
 use crate::virtio::device::DeviceError;
 use crate::virtio::guest_io::{self, MAX_SLICES};
-use crate::virtio::queue::{Chain, DeviceQueue};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::throttle::Throttle;
 
 /// Header and the largest frame a tap gives: 64 KiB of segments, Ethernet header, VLAN tag.

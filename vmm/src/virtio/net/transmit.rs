@@ -5,9 +5,10 @@ use std::os::fd::AsFd;
 
 use super::HEADER;
 use super::tap::Tap;
+use crate::virtio::chain::Chain;
 use crate::virtio::device::DeviceError;
 use crate::virtio::guest_io::{self, MAX_SLICES};
-use crate::virtio::queue::{Chain, DeviceQueue};
+use crate::virtio::queue::DeviceQueue;
 use crate::virtio::throttle::Throttle;
 
 /// Least bytes of a frame: an Ethernet header.

@@ -14,8 +14,8 @@ use thaw_protocol::share::{HeaderError, OUTSTANDING, ReplyHeader, RequestHeader}
 use vm_memory::{ByteValued, VolatileSlice};
 
 use crate::memory::GuestMemory;
+use crate::virtio::chain::Chain;
 use crate::virtio::guest_io::{self, MAX_SLICES};
-use crate::virtio::queue::Chain;
 
 /// Bytes thrown away, or zeros sent, at a time.
 const SCRATCH: usize = 4096;

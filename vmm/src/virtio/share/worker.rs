@@ -17,13 +17,14 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use super::relay::{Broken, Relay, Request, Step};
 use crate::jail::threads::Thread;
 use crate::memory::GuestMemory;
+use crate::virtio::chain::Chain;
 use crate::virtio::device::{Activation, DeviceError};
 use crate::virtio::device_thread::{
     DeviceThread, TIMEOUT, Timeout, WAKE, epoll_error, forget_kicks, wait_for_kicks,
 };
 use crate::virtio::gate::Gate;
 use crate::virtio::guest_io;
-use crate::virtio::queue::{Chain, DeviceQueue, QueueError};
+use crate::virtio::queue::{DeviceQueue, QueueError};
 use crate::virtio::state::QueueRecord;
 
 /// Epoll data of the relay; below it are queues.

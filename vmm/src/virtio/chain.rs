@@ -1,0 +1,175 @@
+//! A request of a driver: a chain of buffers, first those the device reads, then those it may write.
+//!
+//! A [`Chain`] is checked whole before a device sees it, each descriptor read once: it does not loop, it ends, its readable
+//! buffers come before its writable ones (virtio 1.2 §2.7.4.2), it is not over 2^32 bytes, and it has no more buffers than the
+//! queue can have descriptors (§2.7.5.3.1), whether they lie in an indirect table or not. Where its buffers are is checked
+//! when they are used ([`Chain::readable`], [`Chain::writable`]), so a device can answer a request whose data lies outside
+//! memory.
+
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, VolatileSlice};
+
+use crate::memory::GuestMemory;
+
+/// A buffer of a chain that is not in guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("buffer at {address:#x}, {length} bytes, is outside guest memory")]
+pub struct OutsideMemory {
+    pub address: u64,
+    pub length: u32,
+}
+
+/// A guest buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    pub address: GuestAddress,
+    pub length: u32,
+}
+
+/// A request: what the driver wrote for the device, then where the device may write.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    head: u16,
+    buffers: Vec<Buffer>,
+    /// Buffers before this are readable, the rest writable.
+    split: usize,
+}
+
+impl Chain {
+    /// Reads the chain of descriptor `head` of a table of `size` descriptors; none if it is malformed or has more than
+    /// `longest` buffers.
+    pub(super) fn read(
+        memory: &GuestMemory,
+        table: GuestAddress,
+        size: u16,
+        head: u16,
+        longest: usize,
+    ) -> Option<Chain> {
+        let mut buffers = Vec::new();
+        let mut split = None;
+        let mut bytes: u32 = 0;
+        let mut table = Table {
+            start: table,
+            size,
+            is_indirect: false,
+        };
+        let mut index = head;
+        let mut left = size;
+        loop {
+            // More descriptors than the table has: a loop.
+            left = left.checked_sub(1)?;
+            let descriptor = table.descriptor(memory, index)?;
+            if descriptor.refers_to_indirect_table() {
+                table = table.indirect(&descriptor)?;
+                (index, left) = (0, table.size);
+                continue;
+            }
+            if buffers.len() == longest {
+                return None;
+            }
+            match (descriptor.is_write_only(), split) {
+                (true, None) => split = Some(buffers.len()),
+                (false, Some(_)) => return None,
+                _ => {}
+            }
+            bytes = bytes.checked_add(descriptor.len())?;
+            buffers.push(Buffer {
+                address: descriptor.addr(),
+                length: descriptor.len(),
+            });
+            if !descriptor.has_next() {
+                let split = split.unwrap_or(buffers.len());
+                return Some(Chain { head, buffers, split });
+            }
+            index = descriptor.next();
+        }
+    }
+
+    /// The head descriptor's index, which names the chain in the used ring.
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// The buffers the device may only read.
+    pub fn readable_buffers(&self) -> &[Buffer] {
+        &self.buffers[..self.split]
+    }
+
+    /// The buffers the device may only write.
+    pub fn writable_buffers(&self) -> &[Buffer] {
+        &self.buffers[self.split..]
+    }
+
+    /// Bytes the device may read.
+    pub fn readable_len(&self) -> u64 {
+        self.readable_buffers().iter().map(|b| u64::from(b.length)).sum()
+    }
+
+    /// Bytes the device may write.
+    pub fn writable_len(&self) -> u64 {
+        self.writable_buffers().iter().map(|b| u64::from(b.length)).sum()
+    }
+
+    /// The readable bytes as slices of guest memory.
+    pub fn readable<'m>(&self, memory: &'m GuestMemory) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
+        slices(memory, self.readable_buffers())
+    }
+
+    /// The writable bytes as slices of guest memory.
+    pub fn writable<'m>(&self, memory: &'m GuestMemory) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
+        slices(memory, self.writable_buffers())
+    }
+
+    /// The last byte the device may write, where some device types want a status; none if that is nowhere.
+    pub fn last_writable_byte<'m>(&self, memory: &'m GuestMemory) -> Option<VolatileSlice<'m>> {
+        let last = self.writable_buffers().iter().rev().find(|b| b.length > 0)?;
+        memory
+            .get_slice(last.address.checked_add(u64::from(last.length) - 1)?, 1)
+            .ok()
+    }
+}
+
+/// The descriptors a chain goes through: the queue's, then an indirect table's, of which there is one at most (§2.7.5.3).
+struct Table {
+    start: GuestAddress,
+    size: u16,
+    is_indirect: bool,
+}
+
+impl Table {
+    fn descriptor(&self, memory: &GuestMemory, index: u16) -> Option<Descriptor> {
+        if index >= self.size {
+            return None;
+        }
+        let offset = u64::from(index) * size_of::<Descriptor>() as u64;
+        memory.read_obj(self.start.checked_add(offset)?).ok()
+    }
+
+    /// The table that `descriptor`, one of this table's, refers to.
+    fn indirect(&self, descriptor: &Descriptor) -> Option<Table> {
+        let size = size_of::<Descriptor>() as u32;
+        if self.is_indirect || !descriptor.len().is_multiple_of(size) {
+            return None;
+        }
+        Some(Table {
+            start: descriptor.addr(),
+            size: u16::try_from(descriptor.len() / size).ok()?,
+            is_indirect: true,
+        })
+    }
+}
+
+fn slices<'m>(memory: &'m GuestMemory, buffers: &[Buffer]) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
+    buffers
+        .iter()
+        .filter(|b| b.length > 0)
+        .map(|b| {
+            memory
+                .get_slice(b.address, b.length as usize)
+                .map_err(|_| OutsideMemory {
+                    address: b.address.raw_value(),
+                    length: b.length,
+                })
+        })
+        .collect()
+}

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_who_has_a_disk_binds_its_driver_and_the_last_unbinds_it() {
+    fn disk_driver_is_bound_by_first_user_unbound_by_last() {
         let guest = Guest::new();
         let device = [layout::host_disk("3", "/dev/xvda", false)];
         for (container, told) in [("a", &["unbind", "bind"][..]), ("b", &[])] {

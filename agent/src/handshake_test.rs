@@ -125,7 +125,7 @@ fn exchange_and<T>(
 }
 
 #[test]
-fn an_identity_is_applied_entropy_first_workloads_last_and_acknowledged_with_its_nonce() {
+fn identity_is_applied_in_order_and_acknowledged() {
     let mut guest = Record::default();
     let before = (clock::boottime_ns(), clock::wall_clock_ns());
     let (outcome, ack) = exchange(&identity(), &mut guest);
@@ -140,7 +140,7 @@ fn an_identity_is_applied_entropy_first_workloads_last_and_acknowledged_with_its
 }
 
 #[test]
-fn whatever_cannot_be_applied_nothing_after_it_is_and_workloads_stay_stopped() {
+fn identity_step_that_fails_stops_all_later_steps() {
     for (at, step) in ORDER.into_iter().enumerate() {
         let mut guest = Record {
             fail_at: Some(step),
@@ -230,7 +230,7 @@ fn a_wrong_version_or_too_little_entropy_touches_nothing() {
 }
 
 #[test]
-fn a_host_that_does_not_tell_the_time_is_answered_with_the_reason() {
+fn host_that_sends_no_time_gets_the_reason() {
     let mut guest = Record::default();
     let (mut host, agent) = UnixStream::pair().unwrap();
     write_frame(&mut host, &Greeting::Become(Box::new(identity()))).unwrap();

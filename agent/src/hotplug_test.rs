@@ -30,7 +30,7 @@ fn machine(iomem: &str, blocks: &[(u64, &str)], cpus: &[(u8, &str)]) -> (tempfil
 }
 
 #[test]
-fn boot_memory_counts_what_firmware_reserves_and_nothing_that_was_plugged() {
+fn boot_memory_counts_firmware_and_no_plugged_memory() {
     let small = boot_memory(SMALL).unwrap();
     assert_eq!((small.size, small.end), (128 * MIB, 128 * MIB));
     let large = "00100000-bfffffff : System RAM\n100000000-13fffffff : System RAM\n";
@@ -48,7 +48,7 @@ fn boot_memory_counts_what_firmware_reserves_and_nothing_that_was_plugged() {
 }
 
 #[test]
-fn cpus_that_wait_are_brought_online_and_those_missing_are_named() {
+fn offline_cpus_are_brought_online_and_missing_ones_named() {
     let (dir, hotplug) = machine(SMALL, &[], &[(1, "0"), (2, "1"), (3, "0")]);
     hotplug.cpus(3).unwrap();
     let online = |n: u8| fs::read_to_string(dir.path().join(format!("system/cpu/cpu{n}/online"))).unwrap();

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_say_no_size_of_pages_or_none_that_is_one_are_refused() {
+    fn huge_page_options_without_a_valid_size_are_refused() {
         for bad in [&["size=2M"][..], &["pagesize=2M,size=x"], &["pagesize=2T"], &[]] {
             let options: Vec<_> = bad.iter().map(|o| (*o).to_owned()).collect();
             assert!(of_options(&options).is_err(), "{bad:?}");

@@ -128,7 +128,7 @@ fn raise_own_a_limit_that_is_higher_leaves_it() {
 }
 
 #[test]
-fn follow_memory_where_the_agent_did_not_boot_the_system_touches_nothing() {
+fn follow_memory_changes_nothing_unless_agent_booted() {
     follow_memory();
     assert_eq!(MADE_FOR.load(Ordering::Relaxed), 0);
 }

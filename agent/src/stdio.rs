@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_connection_may_not_have_got_the_next_one_gets_again() {
+    fn output_that_a_lost_connection_missed_is_sent_again() {
         on_runtime(async {
             let (theirs, ours) = pipes().unwrap();
             let stdio = Stdio::of_pipes(ours).unwrap();

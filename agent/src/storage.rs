@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_and_a_driver_that_is_not_known_are_named() {
+    fn missing_device_and_unknown_driver_are_named() {
         let storages = Storages::default();
         let mut s = Storage {
             driver: "mmioblk".into(),

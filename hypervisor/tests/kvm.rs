@@ -72,7 +72,7 @@ fn ports_carry_data_both_ways() {
 }
 
 #[test]
-fn what_no_slot_has_exits_as_mmio_and_a_read_only_slot_takes_no_writes() {
+fn unbacked_memory_exits_as_mmio_and_read_only_stays() {
     // mov ax, 0x2000; mov ds, ax; mov [0], al; mov al, [0]; mov byte [0x1000], 5; out 0x43, al
     let code = [
         0xb8, 0x00, 0x20, 0x8e, 0xd8, 0xa2, 0x00, 0x00, 0xa0, 0x00, 0x00, 0xc6, 0x06, 0x00, 0x10, 0x05, 0xe6,

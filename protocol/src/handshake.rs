@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_frame_is_closed_and_a_huge_one_is_refused_before_it_is_read() {
+    fn cut_frame_ends_and_huge_frame_is_refused_unread() {
         let mut wire = Vec::new();
         write_frame(&mut wire, &identity()).unwrap();
         wire.pop();

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_option_is_found_in_what_containerd_gives_and_in_nothing_else() {
+    fn shim_cgroup_is_read_from_containerds_runc_options_only() {
         assert_eq!(wanted(&options(OPTIONS, "/a/b")).as_deref(), Some("/a/b"));
         assert_eq!(wanted(&options(OPTIONS, "")), None);
         assert_eq!(wanted(&options("runtimeoptions.v1.Options", "/a")), None);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_joined_in_every_hierarchy_that_has_it_and_never_outside() {
+    fn shim_cgroup_is_joined_in_every_hierarchy_that_has_it() {
         let root = tempfile::tempdir().unwrap();
         let make = |place: &str| {
             let directory = root.path().join(place);

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_says_which_sandbox_a_container_is_in_if_annotations_do_not() {
+    fn sandbox_id_comes_from_the_bundle_without_annotations() {
         let bundle = tempfile::tempdir().unwrap();
         let of = |annotations: &BTreeMap<_, _>| Role::of_bundle("me", annotations, bundle.path()).unwrap();
         assert_eq!(of(&BTreeMap::new()), Role::Single);

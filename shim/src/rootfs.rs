@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_the_store_is_known_by_its_source_and_all_else_is_the_hosts() {
+    fn rootfs_mount_of_our_snapshotter_is_an_image_else_the_hosts() {
         let of = |mounts: &[Mount]| Rootfs::of(mounts, Path::new("/bundle/rootfs"));
         let digest = "sha256:ab".to_owned();
         assert_eq!(

@@ -78,7 +78,7 @@ mod tests {
     use crate::spec::config::{Cpu, Memory};
 
     #[test]
-    fn a_pod_is_as_large_as_what_it_may_use_and_what_the_guest_needs() {
+    fn pod_size_is_its_limits_plus_the_guests_overhead() {
         let mut spec = Spec::default();
         let default = Shape {
             cpus: 1,
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn katas_settings_stand_for_the_guests_own_part_and_bound_the_whole() {
+    fn kata_settings_set_the_overhead_and_bound_the_pod_size() {
         let mut spec = Spec::default();
         let mut kata = Settings {
             vcpus: Some(0.5),

@@ -85,7 +85,7 @@ fn all_that_makes_sense_in_a_guest_is_there() {
 }
 
 #[test]
-fn namespaces_of_the_pod_are_the_guests_own_and_others_are_made_there() {
+fn pod_namespaces_are_dropped_and_others_made_in_the_guest() {
     let made = guest("c", Path::new("/bundle"), &spec(whole()), "/root".into())
         .unwrap()
         .spec;
@@ -102,7 +102,7 @@ fn namespaces_of_the_pod_are_the_guests_own_and_others_are_made_there() {
 }
 
 #[test]
-fn file_systems_of_the_guests_are_made_there_and_the_rest_is_shared_or_refused_by_name() {
+fn mounts_are_made_in_the_guest_shared_or_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let of_the_host = directory.path().to_str().unwrap();
     let hosts = directory.path().join("hosts");
@@ -173,7 +173,7 @@ fn only_a_file_system_in_memory_is_the_pods_shared_memory() {
 }
 
 #[test]
-fn a_block_device_of_the_host_is_to_be_a_disk_where_the_rules_let_the_container_have_it() {
+fn host_block_device_becomes_a_disk_if_rules_allow_it() {
     let mut given = whole();
     given["linux"]["devices"] = json!([
         {"path": "/dev/xvda", "type": "b", "major": 202, "minor": 1, "fileMode": 0o640, "uid": 3, "gid": 4}

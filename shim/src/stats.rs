@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_guest_has_no_more_devices_and_no_larger_sums_than_there_can_be() {
+    fn hostile_guest_statistics_are_bounded() {
         let entry = |major| BlkioStatsEntry {
             major,
             op: "Read".into(),

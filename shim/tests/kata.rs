@@ -46,7 +46,7 @@ fn request(rig: &Rig, id: &str, annotations: serde_json::Value) -> CreateTaskReq
 }
 
 #[tokio::test]
-async fn a_pod_is_as_large_as_the_file_and_its_annotations_say_and_its_containers_have_the_same() {
+async fn kata_file_and_annotations_set_pod_and_container_sizes() {
     let rig = Rig::new().await;
     let pause = json!({
         "io.kubernetes.cri.container-type": "sandbox",

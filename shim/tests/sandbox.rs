@@ -281,7 +281,7 @@ async fn with_its_machine_a_sandbox_ends_and_its_containers() {
 }
 
 #[tokio::test]
-async fn after_a_shim_that_was_killed_its_sandbox_is_ended_by_its_bundle() {
+async fn delete_after_a_killed_shim_ends_its_sandbox() {
     let rig = Rig::new().await;
     create(&rig).await;
     rig.served.lock().unwrap().take().unwrap().abort();
@@ -290,7 +290,7 @@ async fn after_a_shim_that_was_killed_its_sandbox_is_ended_by_its_bundle() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_accepts_the_guests_namespaces_for_the_hosts_is_made() {
+async fn sandbox_maps_host_namespaces_to_the_guests_if_annotated() {
     let rig = Rig::new().await;
     let namespaces = NamespaceOption {
         pid: NamespaceMode::NODE.into(),

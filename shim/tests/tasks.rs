@@ -30,7 +30,7 @@ use ttrpc::context::Context;
 const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 
 #[tokio::test]
-async fn a_task_is_told_of_from_its_creation_to_its_removal_and_takes_its_machine_along() {
+async fn task_publishes_events_and_its_delete_ends_the_machine() {
     let rig = Rig::new().await;
     let out = fifo(&rig.path("out"));
     let request = CreateTaskRequest {
@@ -263,7 +263,7 @@ async fn want_of_memory_is_told_before_the_end_it_made() {
 }
 
 #[tokio::test]
-async fn a_machine_ends_with_its_only_container_once_its_output_is_taken_and_no_pod_does_with_one_of_many() {
+async fn machine_ends_with_its_only_container_but_a_pod_does_not() {
     let rig = Rig::new().await;
     let out = fifo(&rig.path("out"));
     let request = CreateTaskRequest {
@@ -315,7 +315,7 @@ async fn with_its_machine_every_task_ends_once() {
 }
 
 #[tokio::test]
-async fn a_vmm_that_is_killed_ends_its_tasks_though_thawd_says_nothing() {
+async fn killed_vmm_ends_its_tasks_even_if_thawd_is_silent() {
     let mut vmm = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let rig = Rig::with_vmm(vmm.id() as i32).await;
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
@@ -359,7 +359,7 @@ async fn what_cannot_be_made_or_started_says_why_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn streams_are_carried_as_they_are_and_input_ends_when_it_is_closed() {
+async fn streams_are_passed_unchanged_and_close_io_ends_input() {
     let rig = Rig::new().await;
     let (stdin, stdout) = (fifo(&rig.path("in")), fifo(&rig.path("out")));
     let request = CreateTaskRequest {
@@ -396,7 +396,7 @@ async fn streams_are_carried_as_they_are_and_input_ends_when_it_is_closed() {
 }
 
 #[tokio::test]
-async fn what_is_typed_after_the_end_is_dropped_and_breaks_no_pipe_until_the_removal() {
+async fn input_after_exit_is_dropped_without_a_broken_pipe() {
     let rig = Rig::new().await;
     let (stdin, stdout) = (fifo(&rig.path("in")), fifo(&rig.path("out")));
     let request = CreateTaskRequest {
@@ -474,7 +474,7 @@ async fn a_container_is_paused_changed_and_looked_at() {
 }
 
 #[tokio::test]
-async fn after_a_shim_that_was_killed_its_machine_is_ended_by_its_bundle() {
+async fn delete_after_a_killed_shim_ends_its_machine() {
     let rig = Rig::new().await;
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
     // Nothing of the shim is asked: the bundle says what there is.

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_when_it_is_whole_and_a_replaced_one_stays_as_it_was() {
+    fn file_appears_whole_and_replaces_no_open_one() {
         let (outer, root) = root();
         let inner = outer.path().join("root");
         write(&root, &put("/etc/new", 0, "hello ", false)).unwrap();

@@ -110,7 +110,7 @@ fn several_rules_for_one_call_are_tried_in_turn() {
 }
 
 #[test]
-fn conditions_on_different_arguments_must_all_hold_and_on_one_any() {
+fn seccomp_arguments_are_anded_and_values_of_one_ored() {
     let f = profile(
         "SCMP_ACT_ALLOW",
         &[

@@ -14,7 +14,7 @@ fn minimal() -> oci::Spec {
 }
 
 #[test]
-fn a_minimal_specification_gets_a_mount_namespace_and_a_cgroup_of_its_own() {
+fn minimal_spec_gets_own_mount_namespace_and_cgroup() {
     let spec = Spec::new("c1", &minimal(), None).unwrap();
     assert_eq!(spec.unshare, UnshareFlags::NEWNS);
     assert_eq!(spec.cgroup, Path::new("thaw/c1"));

@@ -52,7 +52,7 @@ fn the_handshake_made_this_guest_itself() {
 }
 
 #[test]
-fn everything_stands_still_for_a_freeze_and_what_its_user_paused_stays_paused_after_it() {
+fn freeze_stops_all_and_paused_containers_stay_paused() {
     with_guest(|mut g| async move {
         for id in ["runs", "paused"] {
             g.create(id, spec(&g, TICKS)).await.unwrap();
@@ -178,7 +178,7 @@ fn a_second_identity_replaces_the_first_while_containers_run() {
 }
 
 #[test]
-fn containers_called_as_the_guest_was_are_renamed_with_it_and_others_are_not() {
+fn containers_with_the_guests_hostname_are_renamed_with_it() {
     with_guest(|g| async move {
         assert_eq!(g.becomes(identity(8)).failure, None);
         for (id, hostname) in [("same", "guest-8"), ("other", "its-own")] {

@@ -68,7 +68,7 @@ fn a_container_runs_and_its_output_and_exit_code_arrive() {
 }
 
 #[test]
-fn the_host_reaches_what_listens_on_localhost_and_is_let_go_where_nothing_does() {
+fn host_reaches_listeners_on_the_guests_localhost() {
     with_guest(|g| async move {
         let serve = "echo ready; exec busybox nc -l -p 8080 -e echo hello";
         g.create("c", spec(&g, &["sh", "-c", serve])).await.unwrap();

@@ -20,7 +20,7 @@ fn stdin_reaches_the_process_and_its_end_too_however_much_it_is() {
 }
 
 #[test]
-fn a_container_that_waits_for_its_start_holds_nobody_elses_pipes() {
+fn container_before_its_start_holds_no_other_pipes() {
     with_guest(|g| async move {
         g.create("reader", spec(&g, &["cat"])).await.unwrap();
         g.start("reader").await.unwrap();

@@ -115,7 +115,7 @@ fn entry_is_believed(entry: &[u8]) -> [u64; 2] {
 /// A guest's kernel asks again when a reply's time is over, and the answer is what the host has then. So it sees each
 /// change on the host within [`FRESH_MS`].
 #[test]
-fn the_hosts_changes_are_told_at_once_and_nothing_is_believed_for_longer_than_a_second() {
+fn host_changes_invalidate_caches_within_a_second() {
     assert_eq!(FRESH_MS, 1000, "docs/volumes.md");
     let place = tempfile::tempdir().unwrap();
     let data = place.path().join("data");

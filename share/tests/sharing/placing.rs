@@ -275,7 +275,7 @@ impl Drop for Host {
 }
 
 #[test]
-fn paths_are_the_callers_and_its_later_mounts_are_seen_where_asked() {
+fn share_uses_callers_paths_and_its_later_mounts_if_asked() {
     let directory = tempfile::tempdir().unwrap();
     let [data] = directories(directory.path(), ["data"]);
     fs::create_dir(data.join("sub")).unwrap();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_or_is_no_file_is_refused_and_nothing_comes_of_it() {
+    fn packed_checkpoint_with_links_or_outside_paths_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let archive = root.path().join("tar");
         let put = |kind: EntryType, name: &[u8], link: &str| {

@@ -199,7 +199,7 @@ fn files_that_say_what_cannot_be_are_refused_with_their_name() {
 }
 
 #[test]
-fn a_file_the_runtimes_options_name_is_read_with_what_is_dropped_in_beside_it() {
+fn kata_configuration_is_read_with_its_drop_in_files() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("configuration.toml");
     write(&file, FILE);

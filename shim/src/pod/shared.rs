@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_the_pods_or_the_only_others_or_all_of_the_guests() {
+    fn pid_namespace_is_the_pods_anothers_or_the_guests() {
         let pod = Shared::of(&with_pids("")).unwrap();
         let mut own = with_pids("");
         pod.join("c", &mut own, &["a".into(), "b".into()]).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn host_namespaces_are_refused_unless_the_pod_accepts_the_guests() {
+    fn host_namespaces_are_refused_unless_mapped_to_the_guests() {
         for (own, word) in [("ipc", "hostPID"), ("pid", "hostIPC")] {
             let asking = spec(json!({"namespaces": [{"type": own}]}));
             let error = Shared::of(&asking).unwrap_err();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_asks_for_the_hosts_processes_is_refused_as_its_pod_would_be() {
+    fn container_with_host_pid_namespace_is_refused_as_its_pod() {
         let ipc_alone = || spec(json!({"namespaces": [{"type": "ipc"}]}));
         let pod = Shared::of(&with_pids("")).unwrap();
         let error = pod.join("c", &mut ipc_alone(), &[]).unwrap_err();

@@ -118,7 +118,7 @@ mod tests {
     use thaw_protocol::shim::pod_sandbox::DNSConfig;
 
     #[test]
-    fn a_container_gets_what_its_pod_has_and_keeps_what_it_was_given() {
+    fn container_gets_its_pods_hostname_and_dns_files() {
         let bundle = tempfile::tempdir().unwrap();
         let dns = DNSConfig {
             servers: vec!["10.0.0.10".into(), "fd00::10".into()],

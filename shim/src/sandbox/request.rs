@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_namespace_the_network_is_its_own_and_the_hosts_is_nobodys() {
+    fn sandbox_without_netns_gets_own_network_and_no_host_one() {
         let request = CreateSandboxRequest::new();
         let own = spec(&request, &PodSandboxConfig::new(), None).unwrap();
         assert_eq!(own.linux.namespace("network").unwrap().path, "");
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_another_kind_say_nothing_and_broken_ones_are_refused() {
+    fn unknown_runtime_options_are_ignored_and_broken_refused() {
         let mut any = any(&PodSandboxConfig {
             hostname: "h".into(),
             ..Default::default()

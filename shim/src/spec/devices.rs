@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_done_with_a_device_is_what_the_last_rule_about_it_says() {
+    fn last_matching_device_rule_decides_the_access() {
         let device = json!([
             {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229},
             {"path": "/dev/xvda", "type": "b", "major": 7, "minor": 3},

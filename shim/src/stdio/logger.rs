@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_program_gets_both_outputs_and_is_waited_for_until_it_is_ready() {
+    async fn log_program_gets_both_outputs_once_it_is_ready() {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("out");
         let text = format!(

@@ -36,7 +36,7 @@ fn bind(rig: &Rig, directory: &str, destination: &str, options: &[&str]) -> serd
 }
 
 #[tokio::test]
-async fn what_two_containers_have_is_shared_once_and_taken_away_by_the_last() {
+async fn share_of_two_containers_is_added_once_removed_with_last() {
     let rig = Rig::new().await;
     rig.pod(&[]).await;
     let volume = bind(&rig, "volume", "/data", &["rbind", "rprivate", "rw"]);
@@ -98,7 +98,7 @@ async fn what_two_containers_have_is_shared_once_and_taken_away_by_the_last() {
 }
 
 #[tokio::test]
-async fn what_is_removed_while_thawd_is_away_is_taken_away_by_the_next() {
+async fn share_removal_is_retried_until_thawd_is_back() {
     let rig = Rig::new().await;
     rig.pod(&[]).await;
     rig.create(request(&rig, "a", member(), json!([]))).await.unwrap();
@@ -153,7 +153,7 @@ fn with_disk(rig: &Rig, id: &str, (major, minor): (u32, u32), read_only: bool) -
 }
 
 #[tokio::test]
-async fn a_block_device_is_a_disk_of_the_pod_for_as_long_as_a_container_has_it() {
+async fn block_device_is_a_disk_while_a_container_has_it() {
     let rig = Rig::new().await;
     rig.pod(&[]).await;
     let disks = |rig: &Rig| rig.thawd.disks.lock().unwrap().clone();

@@ -52,7 +52,7 @@ async fn a_removal_nobody_waits_for_is_done_to_its_end() {
 }
 
 #[tokio::test]
-async fn a_first_task_that_is_given_up_while_it_is_made_leaves_neither_shim_nor_machine() {
+async fn first_create_that_times_out_leaves_no_shim_or_machine() {
     let rig = Rig::new().await;
     hang(&rig, "one");
     let request = rig.request("one", &["cat"], json!({}));
@@ -65,7 +65,7 @@ async fn a_first_task_that_is_given_up_while_it_is_made_leaves_neither_shim_nor_
 }
 
 #[tokio::test]
-async fn a_shim_that_ends_is_not_found_any_more_by_who_starts_the_next() {
+async fn ended_shim_is_not_found_by_the_next_start() {
     let rig = Rig::new().await;
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
     rig.delete("one", "").await.unwrap();

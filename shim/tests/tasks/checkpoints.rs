@@ -43,7 +43,7 @@ async fn checkpoint_by(rig: &Rig, exit: bool) -> String {
 }
 
 #[tokio::test]
-async fn a_task_out_of_a_checkpoint_is_held_until_its_start_and_is_known_by_its_new_name() {
+async fn checkpoint_task_waits_for_start_under_its_new_name() {
     let old = Rig::new().await;
     let place = checkpoint(&old).await;
     let rig = Rig::new().await;
@@ -109,7 +109,7 @@ async fn a_container_ends_with_its_checkpoint_where_that_is_wanted() {
 }
 
 #[tokio::test]
-async fn what_cannot_come_out_of_a_checkpoint_is_refused_and_leaves_nothing() {
+async fn unusable_checkpoint_is_refused_and_leaves_nothing() {
     let old = Rig::new().await;
     let place = checkpoint(&old).await;
     let rig = Rig::new().await;

@@ -37,7 +37,7 @@ fn noted(rig: &Rig) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn each_runs_at_its_time_and_one_that_fails_at_the_end_stops_no_other() {
+async fn hooks_run_in_order_and_failing_poststop_stops_no_other() {
     let rig = Rig::new().await;
     let hooks = json!({
         "prestart": [{"path": hook(&rig, "prestart", false)}],

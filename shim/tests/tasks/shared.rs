@@ -17,7 +17,7 @@ fn config(kind: &str, linux: Value, mounts: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_pods_memory_outlives_its_containers_and_its_settings_are_theirs() {
+async fn pod_shared_memory_outlives_containers_and_sysctls_apply() {
     let rig = Rig::new().await;
     // A tmpfs, as CRI makes for a pod.
     let shm = tempfile::tempdir_in("/dev/shm").unwrap();

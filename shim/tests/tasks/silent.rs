@@ -78,7 +78,7 @@ async fn a_guest_that_does_not_kill_a_container_is_ended() {
 }
 
 #[tokio::test]
-async fn a_guest_that_says_it_has_killed_a_container_and_has_not_is_ended() {
+async fn guest_is_ended_if_a_killed_container_does_not_exit() {
     let rig = rig().await;
     rig.agent.hung.lock().unwrap().clear();
     rig.agent.lies.store(true, Ordering::Relaxed);
@@ -88,7 +88,7 @@ async fn a_guest_that_says_it_has_killed_a_container_and_has_not_is_ended() {
 }
 
 #[tokio::test]
-async fn a_guest_that_answers_nothing_is_ended_when_a_container_is_to_be_removed() {
+async fn silent_guest_is_ended_when_a_container_is_removed() {
     let rig = rig().await;
     rig.agent.hung.lock().unwrap().clear();
     rig.kill("hung", "", libc::SIGKILL).await.unwrap();
@@ -109,7 +109,7 @@ async fn a_guest_that_answers_nothing_is_ended_when_a_container_is_to_be_removed
 }
 
 #[tokio::test]
-async fn a_guest_that_takes_its_time_to_remove_a_container_has_it_and_may_have_removed_it_since() {
+async fn slow_container_removal_times_out_and_can_be_retried() {
     let rig = rig().await;
     rig.agent.hung.lock().unwrap().clear();
     rig.kill("hung", "", libc::SIGKILL).await.unwrap();
@@ -138,7 +138,7 @@ async fn an_agent_that_is_gone_takes_its_machine_with_it() {
 }
 
 #[tokio::test]
-async fn what_does_not_kill_ends_no_guest_and_waits_no_longer_than_its_limit() {
+async fn silent_guest_survives_signals_and_calls_time_out() {
     let rig = rig().await;
     rig.agent.hung.lock().unwrap().insert(Rig::HEALTH.into());
     let told = kill(&rig, "hung", libc::SIGTERM);
@@ -167,7 +167,7 @@ async fn what_does_not_kill_ends_no_guest_and_waits_no_longer_than_its_limit() {
 }
 
 #[tokio::test]
-async fn out_of_memory_is_told_of_containers_there_are_and_not_again_at_once() {
+async fn oom_events_are_for_known_containers_and_rate_limited() {
     let rig = rig().await;
     let before = rig.events(0).await.len();
     for said in ["hun", "other", "hung", "hung", "well"] {

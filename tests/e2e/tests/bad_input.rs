@@ -39,7 +39,7 @@ fn bad_image(change: impl FnOnce(&mut Layout), words: &[&str]) -> i32 {
 
 /// Every kind of wrong input has a code of its own: codes are collected here and compared at the end.
 #[test]
-fn wrong_images_and_registries_are_refused_each_with_its_own_code() {
+fn bad_images_and_registries_each_have_an_exit_code() {
     let mut codes = BTreeMap::new();
     let mut seen = |what: &'static str, code: i32| {
         assert!((64..=125).contains(&code), "{what}: {code}");
@@ -140,7 +140,7 @@ fn a_full_disk_is_said_and_leaves_no_half_image() {
 }
 
 #[test]
-fn a_kvm_that_is_missing_or_denied_is_named_each_with_its_own_code() {
+fn missing_and_denied_kvm_each_have_an_exit_code() {
     // /dev is empty in a mount namespace of the command's own; then it is there, but root's.
     let missing = "mount -t tmpfs none /dev && exec \"$@\"";
     let denied = "chown 65534 \"$THAW_DATA\" && mknod \"$THAW_DATA/kvm\" c 10 232 && chmod 600 \"$THAW_DATA/kvm\" && \

@@ -182,7 +182,7 @@ fn no_two_clones_share_randomness_identity_or_a_secret() {
 /// The first bytes after the handshake's first step, with the kernel's own answer to a new generation ID switched off:
 /// different when the agent reseeds, and the same, noticed by the same comparison, when it does not.
 #[test]
-fn the_first_random_bytes_differ_because_the_agent_reseeds_and_for_no_other_reason() {
+fn clones_first_random_bytes_differ_only_by_agents_reseed() {
     let all_differ = |kernel_arguments: &str| {
         let found = clones(4, kernel_arguments);
         let told = found
@@ -202,7 +202,7 @@ fn the_first_random_bytes_differ_because_the_agent_reseeds_and_for_no_other_reas
 }
 
 #[test]
-fn one_template_serves_many_sizes_and_none_falls_back_to_a_cold_boot() {
+fn template_serves_many_sizes_without_a_cold_boot() {
     let folder = tempfile::tempdir().unwrap();
     let reference = probe::image(folder.path(), env!("CARGO_BIN_EXE_thaw-probe"));
     let mut templates = Vec::new();

@@ -103,7 +103,7 @@ fn fetch(address: SocketAddr) -> String {
 
 #[test]
 #[ignore = "long"]
-fn pods_on_a_bridge_reach_it_the_host_and_one_another_and_are_reached() {
+fn cni_bridge_pods_reach_bridge_host_and_each_other() {
     let node = node(|state| {
         format!(
             r#"{{"cniVersion":"0.4.0","name":"e2e","plugins":[{{"type":"bridge","bridge":"{BRIDGE}","isGateway":true,"mtu":1400,
@@ -209,7 +209,7 @@ impl Drop for Namespace {
 
 #[test]
 #[ignore = "long"]
-fn a_namespace_is_as_it_was_when_its_pod_ends_whichever_thawd_ended_it() {
+fn cni_namespace_is_restored_when_its_pod_ends() {
     let mut node = Node::new();
     let namespace = Namespace::new("e2e");
     let before = namespace.has();

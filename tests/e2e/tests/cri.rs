@@ -25,7 +25,7 @@ fn limits(config: &mut cri::ContainerConfig, resources: cri::LinuxContainerResou
 
 #[test]
 #[ignore = "long"]
-fn a_pods_containers_run_are_restarted_logged_measured_and_limited() {
+fn cri_containers_run_restart_log_and_have_limits() {
     let node = Node::new();
     let pod = node.pod("the-pod");
     let first = pod.container_with(
@@ -459,7 +459,7 @@ fn a_volume_its_image_declares_has_what_the_image_has_there() {
 
 #[test]
 #[ignore = "long"]
-fn images_that_only_a_pods_secret_opens_are_pulled_whole_and_run() {
+fn image_with_a_pull_secret_is_pulled_whole_and_runs() {
     let node = Node::of_registry("entrypoint", Upstream::private, Networks::nothing);
     // The lowest layer of two of them is in the store already.
     let public = Upstream::test_images(&node.home.scratch("public"), None);

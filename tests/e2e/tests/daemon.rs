@@ -52,7 +52,7 @@ fn a_sandbox_outlives_its_thawd_and_is_taken_over_by_the_next() {
 }
 
 #[test]
-fn machines_made_ahead_are_taken_and_one_that_nobody_took_goes_with_its_maker() {
+fn parked_machines_are_claimed_and_unclaimed_end_with_thawd() {
     let home = Home::new();
     let mut first = home.thawd(&[]);
     let busybox = image("busybox");
@@ -273,7 +273,7 @@ fn a_guest_out_of_memory_ends_its_container_and_not_its_vmm() {
 }
 
 #[test]
-fn a_disk_budget_refuses_what_does_not_fit_and_counts_adopted_sandboxes() {
+fn disk_budget_refuses_excess_and_counts_adopted_sandboxes() {
     let home = Home::new();
     let config = home.scratch("config").join("thawd.toml");
     std::fs::write(&config, "[disk]\nlimit = \"1g\"\n").unwrap();

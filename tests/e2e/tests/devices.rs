@@ -78,7 +78,7 @@ fn write(word: &str, device: &str, at: u64) -> String {
 
 #[test]
 #[ignore = "long"]
-fn ctr_gives_a_container_block_devices_and_they_are_free_after_it() {
+fn ctr_container_gets_block_devices_and_frees_them() {
     let node = Node::new();
     let ctr = &node.containerd;
     let place = node.home.scratch("disks");
@@ -159,7 +159,7 @@ fn ctr_gives_a_container_block_devices_and_they_are_free_after_it() {
 
 #[test]
 #[ignore = "long"]
-fn a_pods_containers_share_block_devices_read_only_where_asked_and_slots_are_used_again() {
+fn pod_containers_share_block_devices_and_slots_are_reused() {
     let node = Node::new();
     let place = node.home.scratch("disks");
     let data = Loop::new(place.join("data"), SIZE, "the-data", &[]);

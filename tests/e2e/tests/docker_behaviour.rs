@@ -65,7 +65,7 @@ fn a_large_output_arrives_whole() {
 }
 
 #[test]
-fn environment_directory_user_hostname_and_entrypoint_are_as_told() {
+fn docker_env_workdir_user_hostname_entrypoint_apply() {
     let flags = [
         "-e",
         "COLOUR=blue",

@@ -59,7 +59,7 @@ fn create(pod: &Pod<'_>, name: &str, volume: &Volume<'_>, limit: Option<u64>) ->
 
 #[test]
 #[ignore = "long"]
-fn a_pods_huge_pages_are_its_guests_own_and_its_containers_share_a_volume_of_them() {
+fn pod_huge_pages_are_the_guests_and_shared_by_containers() {
     let node = Node::new();
     let place = node.home.scratch("huge");
     let volume = Volume::new(&place);

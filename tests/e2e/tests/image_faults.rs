@@ -55,7 +55,7 @@ fn after_line(child: &mut Child, text: &str) -> std::thread::JoinHandle<String> 
 
 #[test]
 #[ignore = "long: run with --all yes"]
-fn a_registry_that_stops_in_the_middle_and_comes_back_is_waited_for() {
+fn running_image_waits_out_a_registry_outage() {
     let forms = forms();
     let mut child = reads(&forms, "soci", 60, 30).spawn().unwrap();
     let rest = after_line(&mut child, "read 5");
@@ -108,7 +108,7 @@ fn one_wrong_answer_of_each_kind_is_asked_for_again() {
 
 #[test]
 #[ignore = "long: make e2e-images"]
-fn what_stays_wrong_is_an_error_that_says_so_and_never_wrong_bytes() {
+fn lasting_registry_fault_is_an_error_never_wrong_bytes() {
     let forms = forms();
     for form in ["soci", "fixed"] {
         forms.home.forget_images();
@@ -191,7 +191,7 @@ fn two_that_fetch_the_same_at_once_both_read_it_right() {
 }
 
 #[test]
-fn a_store_file_flipped_or_cut_behind_our_back_is_found_and_fetched_again() {
+fn damaged_store_file_is_detected_and_fetched_again() {
     let forms = forms();
     let reference = forms.reference("soci");
     for spoil in ["flipped", "overwritten", "cut"] {

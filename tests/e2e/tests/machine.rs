@@ -7,7 +7,7 @@ use thaw_e2e::{image, run, thaw, wait_for_line};
 
 #[test]
 #[ignore = "long: run with --all yes"]
-fn a_guest_above_four_gibibytes_uses_memory_on_both_sides_of_the_hole() {
+fn guest_above_4_gib_uses_memory_on_both_sides_of_the_hole() {
     // A zone that starts above 4 GiB (page 1048576) has the memory that did not fit below the hole.
     let script = "awk '/MemTotal/{print ($2 > 4500000) ? \"large\" : \"small\"}' /proc/meminfo; \
                   awk '/present/{p=$2} /start_pfn/{if (p > 0 && $2 >= 1048576) n=p} END{print n}' /proc/zoneinfo; \

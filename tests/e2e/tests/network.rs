@@ -235,7 +235,7 @@ fn a_policy_holds_from_the_start_and_another_at_once() {
 }
 
 #[test]
-fn limited_network_is_as_slow_as_it_shall_and_its_neighbour_is_not() {
+fn network_limit_slows_its_sandbox_and_no_neighbour() {
     let outside = Outside::new();
     // A mebibyte at 128 KiB a second, of which 64 KiB come at once: 7.5 s.
     const BYTES: usize = 1 << 20;

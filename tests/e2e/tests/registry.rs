@@ -63,7 +63,7 @@ fn thaw_at_registry(folder: &Path, authority: Option<&Path>, args: &[&str]) -> O
 }
 
 #[test]
-fn an_image_is_pulled_over_https_from_a_registry_whose_authority_is_trusted() {
+fn image_is_pulled_over_https_with_a_trusted_authority() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path());
     let state = folder.path().join("registry");

@@ -84,7 +84,7 @@ fn mounts(pid: &str) -> String {
 
 #[test]
 #[ignore = "long"]
-fn roots_of_any_snapshotter_are_served_and_what_is_written_is_in_the_snapshot() {
+fn root_of_any_snapshotter_is_served_and_gets_the_writes() {
     let host = Host::new();
     let ctr = &host.node.containerd;
     host.pull("overlayfs");

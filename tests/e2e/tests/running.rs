@@ -202,7 +202,7 @@ fn a_paused_sandbox_does_nothing_and_goes_on_where_it_was() {
 /// An open file, a mapped file, a timer, a process tree, a TCP connection, a reading thread, a written file: all of it in
 /// the original, in two clones, and in a clone of a clone.
 #[test]
-fn a_workload_survives_its_freeze_and_so_do_its_clones_and_theirs() {
+fn workload_survives_freeze_in_clones_and_clones_of_clones() {
     let place = Place::new();
     let before = place.before();
     let name = name("freeze");
@@ -298,7 +298,7 @@ fn a_fork_makes_many_of_one_each_on_a_disk_of_its_own() {
 }
 
 #[test]
-fn a_sandbox_that_is_stopped_by_its_freeze_goes_on_when_it_is_thawed() {
+fn sandbox_stopped_by_freeze_continues_when_thawed() {
     let place = Place::new();
     let before = place.before();
     let (name, again) = (name("stop"), name("again"));

@@ -119,7 +119,7 @@ fn ownership_and_permissions_are_the_hosts() {
 
 #[test]
 #[ignore = "long: run with --all yes"]
-fn what_is_read_only_cannot_be_changed_and_a_file_can_be_shared_alone() {
+fn read_only_share_refuses_writes_and_one_file_can_be_shared() {
     let place = tempfile::tempdir().unwrap();
     fs::create_dir(place.path().join("d")).unwrap();
     fs::write(place.path().join("d/file"), "as it was").unwrap();

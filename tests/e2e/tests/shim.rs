@@ -27,7 +27,7 @@ fn only_shim() -> i32 {
 
 /// In every run.
 #[test]
-fn ctr_runs_a_program_and_a_shim_that_is_killed_takes_its_microvm_along() {
+fn ctr_runs_a_program_and_a_killed_shim_ends_its_microvm() {
     let node = Node::new();
     let ctr = &node.containerd;
     let code = ctr.run_ctr(&node.run(&["--rm"], "one", &["sh", "-c", "echo out; echo err >&2; exit 3"]));

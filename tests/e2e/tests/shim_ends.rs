@@ -166,7 +166,7 @@ fn overwrite_agent(node: &Node, container: &cri::Container, code: &str) {
 
 #[test]
 #[ignore = "long"]
-fn whatever_ends_a_pod_its_containers_are_told_killed_once_and_nothing_is_left() {
+fn every_end_of_a_pod_reports_containers_killed_once() {
     let node = Node::new();
     // What a first pod leaves for others, as the parent of their cgroups, is no trace of it.
     node.pod("first").remove();
@@ -265,7 +265,7 @@ fn a_pod_outlives_its_thaw_share() {
 
 #[test]
 #[ignore = "long"]
-fn a_pod_outlives_containerd_and_thawd_and_its_end_is_told_to_the_next() {
+fn pod_outlives_containerd_and_thawd_that_learn_of_its_end() {
     let mut node = Node::new();
     {
         let pod = node.pod("first");

@@ -507,7 +507,7 @@ fn a_damaged_template_is_built_again_once_and_then_thawed() {
 }
 
 #[test]
-fn a_frozen_sandbox_that_is_not_what_it_was_is_refused_wherever_it_differs() {
+fn altered_snapshot_is_refused_wherever_it_is_altered() {
     let place = Place::new();
     place.run_one();
     let whole = place.freeze("whole", &[]);

@@ -35,14 +35,14 @@ e2e: 5 passed, 0 failed, 2 not run
 }
 
 #[test]
-fn end_to_end_tests_that_were_cut_off_count_as_their_programs_said() {
+fn e2e_tests_cut_off_are_counted_from_their_programs() {
     let output =
         "== running\ntest result: FAILED. 4 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out\n";
     assert_eq!(of(output), counts(4, 1, 2, 0));
 }
 
 #[test]
-fn a_foreign_suite_counts_what_thaw_passes_and_what_has_a_reason() {
+fn suite_table_counts_passes_and_explained_failures() {
     let output = "runc: 167 pass, 4 fail, 7 skip. Thaw: 155 pass, 11 fail, 10 skip. Passing with runc alone: 12, of which 2 without a reason.\n";
     assert_eq!(of(output), counts(155, 2, 0, 10));
     let none = "runc: 2 pass. Thaw: 2 fail. Passing with runc alone: 2, of which 2 without a reason.\n";

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn each_chunk_is_a_member_at_its_offset_and_the_footer_finds_the_toc() {
+    fn estargz_chunks_are_members_and_the_footer_finds_the_toc() {
         let mut builder = tar::Builder::new(Vec::new());
         let large: Vec<u8> = (0..CHUNK + 1000).map(|i| ((i * 7) >> 3) as u8).collect();
         for (name, content) in [("small", b"abc".as_slice()), ("empty", b""), ("large", &large)] {

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn padding_is_reproducible_as_large_as_asked_and_half_of_it_compresses() {
+    fn padding_is_reproducible_sized_and_half_compressible() {
         let (once, again) = (tar(1, 8 << 20), tar(1, 8 << 20));
         assert!(once == again && once != tar(2, 8 << 20));
         assert!(

@@ -170,7 +170,7 @@ fn a_status_that_is_not_good_is_asked_for_again_until_it_is() {
 }
 
 #[test]
-fn what_cannot_be_asked_for_is_refused_and_what_is_not_waited_for_goes_with_its_container() {
+fn invalid_probes_are_refused_and_end_with_their_container() {
     with_guest(|g| async move {
         let client = client(&g).await;
         g.create("c", spec(&g, &["true"])).await.unwrap();

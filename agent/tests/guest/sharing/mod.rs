@@ -19,7 +19,7 @@ async fn said(g: &support::Guest, id: &str, exec: &str, script: &str) -> String 
 }
 
 #[test]
-fn containers_that_share_their_processes_see_one_another_and_nothing_of_the_agent() {
+fn shared_pid_namespace_shows_containers_but_not_the_agent() {
     with_guest(|g| async move {
         let orphans = "(true & exit 0); (sleep 1000 & exit 0); exec sleep 2000";
         g.create_sharing("a", spec(&g, &["sh", "-c", orphans]))

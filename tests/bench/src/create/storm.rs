@@ -140,7 +140,7 @@ mod tests {
     use thaw_protocol::api::Reason;
 
     #[test]
-    fn every_miss_that_can_be_named_is_counted_where_it_was_to_be_ready() {
+    fn every_named_miss_is_counted_for_its_readiness() {
         let account = |code: &str| Account {
             reasons: vec![Reason {
                 code: code.into(),

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_measured_is_in_its_row_and_column_and_nothing_else_has_one() {
+    fn pivot_puts_each_measure_in_its_row_and_column() {
         let mut report = Report::new("image");
         let cold = row("padded", Form::Soci, "cold");
         report.sample(&cold, "ms", 12.4);

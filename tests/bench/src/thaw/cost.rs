@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_counts_once_as_the_vmms_as_written_or_as_the_templates() {
+    fn page_counts_once_as_vmm_written_or_template() {
         let smaps = "\
 7ef0000-7f00000 rw-p 00000000 00:00 0
 Pss:                   3 kB

@@ -10,8 +10,6 @@ use serde::de::{self, Deserialize, Deserializer};
 use serde::{Serialize, Serializer};
 
 use crate::exit::{ExitCode, Failure};
-use crate::snapshot::Signatures;
-use crate::state::failed::{self, Retention};
 
 pub mod api;
 pub mod default;
@@ -21,6 +19,8 @@ pub mod pools;
 pub const VARIABLE: &str = "THAW_CONFIG";
 /// Bytes of a file that is read.
 const MAX_FILE: u64 = 1 << 20;
+/// Most failed sandboxes that are kept, whatever the file says.
+pub const MOST_FAILED: usize = 10_000;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, serde::Deserialize)]
@@ -53,17 +53,6 @@ pub struct SnapshotsConfig {
     pub require_signature: Option<bool>,
 }
 
-impl SnapshotsConfig {
-    /// What that comes to.
-    pub fn signatures(&self) -> Signatures {
-        match self.require_signature {
-            None => Signatures::AsKeysSay,
-            Some(true) => Signatures::Required,
-            Some(false) => Signatures::Optional,
-        }
-    }
-}
-
 /// `[disk]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -85,7 +74,7 @@ pub struct SandboxConfig {
     pub require_jail: Option<bool>,
     /// How long a failed sandbox stays listed, seconds. 0: it is logged and counted alone.
     pub failed_retention_s: u64,
-    /// How many stay listed at most, 0 to [`failed::MOST_FILES`].
+    /// How many stay listed at most, 0 to [`MOST_FAILED`].
     #[serde(deserialize_with = "most_failed")]
     pub failed_most: usize,
 }
@@ -101,21 +90,11 @@ impl Default for SandboxConfig {
     }
 }
 
-impl SandboxConfig {
-    /// How long failed sandboxes stay listed, and how many.
-    pub fn retention(&self) -> Retention {
-        Retention {
-            seconds: self.failed_retention_s,
-            most: self.failed_most,
-        }
-    }
-}
-
 fn most_failed<'de, D: Deserializer<'de>>(given: D) -> Result<usize, D::Error> {
     let given = usize::deserialize(given)?;
-    match given <= failed::MOST_FILES {
+    match given <= MOST_FAILED {
         true => Ok(given),
-        false => Err(de::Error::custom(format!("at most {}", failed::MOST_FILES))),
+        false => Err(de::Error::custom(format!("at most {}", MOST_FAILED))),
     }
 }
 
@@ -140,7 +119,7 @@ pub struct TracingConfig {
 fn collector<'de, D: Deserializer<'de>>(given: D) -> Result<Option<String>, D::Error> {
     let given = String::deserialize(given)?;
     let good = given
-        .parse::<axum::http::Uri>()
+        .parse::<http::Uri>()
         .is_ok_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.query().is_none());
     match good {
         true => Ok(Some(given)),

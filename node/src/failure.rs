@@ -15,7 +15,6 @@ use thaw_protocol::api::SandboxFailure;
 use thaw_protocol::control::{ExitReason, FORBIDDEN_CALL, FORBIDDEN_CODE};
 
 use crate::journal::Journal;
-use crate::state::Record;
 
 /// The VMM's log, in its sandbox's directory.
 pub const VMM_LOG: &str = "vmm.log";
@@ -112,8 +111,8 @@ pub struct Evidence {
 
 impl Evidence {
     /// Of a sandbox whose directory alone is left: its VMM and its owner have both ended.
-    pub fn left_in(directory: &Path, record: &Record, cgroups: &Hierarchy) -> Evidence {
-        let cgroup = record.cgroup.as_deref().map(|name| cgroups.adopt(name));
+    pub fn left_in(directory: &Path, cgroup: Option<&str>, cgroups: &Hierarchy) -> Evidence {
+        let cgroup = cgroup.map(|name| cgroups.adopt(name));
         Evidence {
             vmm: VmmEnd::WithoutThawd,
             oom_kills: cgroup.map_or(0, |cgroup| cgroup.oom_kills()),

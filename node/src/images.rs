@@ -19,7 +19,7 @@ use thaw_protocol::control::{BlobRange, ImageSpec};
 
 use crate::config::Config;
 use crate::exit::{ExitCode, Failure};
-use crate::misses::MissCounts;
+use crate::miss_counts::MissCounts;
 
 mod failure;
 mod file;
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Images {
 }
 
 /// When to ask the source for an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pull {
     /// Only when it is not in the store.

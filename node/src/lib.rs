@@ -33,6 +33,7 @@
 
 pub mod agent_client;
 pub mod api;
+pub mod blocking;
 pub mod cli;
 pub mod config;
 pub mod console;
@@ -44,11 +45,14 @@ pub mod failure;
 #[cfg(test)]
 mod fixtures;
 pub mod handshake;
+pub mod human_bytes;
+pub mod id;
 pub mod image;
 pub mod images;
 pub mod install;
 pub mod journal;
 pub mod metrics;
+pub mod miss_counts;
 pub mod misses;
 pub mod page_server;
 pub mod paths;

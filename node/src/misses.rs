@@ -19,11 +19,12 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::images::Images;
+use crate::miss_counts::Refusal;
 use crate::readiness::{BOTH, register};
 
 mod given;
 
-pub use given::{Given, MissCounts, Refusal};
+pub use given::Given;
 
 /// Misses of one socket worked on at once.
 const AT_ONCE: usize = 16;

@@ -26,9 +26,11 @@ use crate::api::daemon::Daemon;
 use crate::api::maker::{CreatePod, ThawPod};
 use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
+use crate::blocking::blocking;
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{HostDisk, NetworkMode, NetworkSource, PodNamespace, blocking};
+use crate::sandbox::{NetworkMode, NetworkSource};
 use crate::snapshotter::bind;
+use crate::state::{HostDisk, PodNamespace};
 
 mod cgroup;
 

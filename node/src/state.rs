@@ -23,22 +23,28 @@ use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{SandboxNetwork, Volume};
 use thaw_protocol::control::DeviceId;
 
+use crate::container::RootServing;
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{HostDisk, PodNamespace, Provenance, RootServing, Terms};
 use crate::tenant::Tenant;
 use crate::versioned::{self, RecordError};
 
+mod host_disk;
+mod pod_namespace;
+mod provenance;
 mod recorded;
+mod terms;
 mod unreadable;
 
+pub use host_disk::HostDisk;
+pub use pod_namespace::PodNamespace;
+pub use provenance::{FileIdentity, Provenance, ShownRecord};
+pub use terms::{Asked, Behalf, Terms, Timeout};
 pub use unreadable::Living;
 use unreadable::Remains;
 
 pub mod failed;
 
 const RECORD: &str = "record.json";
-/// Digits of an id.
-const ID_DIGITS: usize = 12;
 /// How long a process that a dead owner had begun may take to execute its program, and between two looks.
 const LOCK_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_STEP: Duration = Duration::from_millis(5);
@@ -603,20 +609,6 @@ impl Drop for SandboxDirectory {
             remove_if_empty(sandboxes, &all);
         }
     }
-}
-
-/// Whether a text has the form of a sandbox's id.
-pub fn is_id(text: &str) -> bool {
-    let is_digit = |b: u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
-    text.len() == ID_DIGITS && text.bytes().all(is_digit)
-}
-
-/// A new sandbox's id: 12 hexadecimal digits.
-pub fn new_id() -> io::Result<String> {
-    Ok(crate::random::<{ ID_DIGITS / 2 }>()?
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect())
 }
 
 #[cfg(test)]

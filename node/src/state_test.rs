@@ -3,6 +3,8 @@ use std::process::{Child, Command};
 
 use thaw_protocol::control::CONTROL_VERSION;
 
+use crate::id::new_id;
+
 pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
     Record {
         id: id.into(),

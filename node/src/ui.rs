@@ -9,12 +9,13 @@ use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use thaw_imagefs::digest::Digest;
 use thaw_images::progress::{Event, Progress};
 
 use crate::exit::Failure;
+use crate::human_bytes::HumanBytes;
 use crate::trace::{Account, Stage};
 
 /// How to speak.

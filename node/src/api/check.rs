@@ -17,7 +17,7 @@ use super::problem::{ApiCode, Refusal};
 use super::watch::selector::check_labels;
 use crate::container::{Options, check_volumes, ready};
 use crate::exit::{ExitCode, Failure};
-use crate::state;
+use crate::id;
 
 /// Longest image or path, characters.
 const MAX_TEXT: usize = 1024;
@@ -244,7 +244,7 @@ fn terms(labels: &BTreeMap<String, String>, timeout_s: Option<u32>) -> Result<()
 /// learn which ids there are.
 pub fn name(name: &Option<String>, peer: &Peer) -> Result<(), Refusal> {
     match name {
-        Some(name) if peer.tenant().is_some() && state::is_id(name) => {
+        Some(name) if peer.tenant().is_some() && id::is_id(name) => {
             Err(invalid("name is not 12 hexadecimal digits: those are ids"))
         }
         _ => Ok(()),

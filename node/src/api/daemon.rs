@@ -32,9 +32,10 @@ use crate::container::Options;
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
 use crate::metrics::{Families, Metrics};
-use crate::sandbox::{HostDisk, Node, Sandbox, Tenants};
+use crate::sandbox::{Node, Sandbox, Tenants};
 use crate::spans::{Creation, Spans};
-use crate::state::Record;
+use crate::state::failed::Retention;
+use crate::state::{HostDisk, Record};
 
 mod attend;
 mod describe;
@@ -109,7 +110,7 @@ impl Daemon {
         let fail = |e: io::Error| Failure::system(format!("cannot write {}", file.display()), &e);
         let kept = Kept {
             run: Some(node.run.clone()),
-            retention: node.images.config.sandbox.retention(),
+            retention: Retention::of(&node.images.config.sandbox),
             more: Notify::new(),
         };
         let daemon = Daemon::keeping(
@@ -134,7 +135,7 @@ impl Daemon {
     pub fn new(maker: Option<Arc<dyn Maker>>, versions: Versions) -> Arc<Daemon> {
         let kept = Kept {
             run: None,
-            retention: SandboxConfig::default().retention(),
+            retention: Retention::of(&SandboxConfig::default()),
             more: Notify::new(),
         };
         Daemon::keeping(kept, maker, versions)

@@ -9,8 +9,8 @@ use thaw_protocol::api::{CreateSandbox, WatchEvent};
 use super::*;
 use crate::api::fake::{Fake, FakeMachine, UNOWNED, request};
 use crate::api::watch::{Selector, Watcher};
-use crate::sandbox::{Behalf, Terms, Timeout};
 use crate::service;
+use crate::state::{Behalf, Terms, Timeout};
 
 fn on_node(wanted: impl Into<String>) -> Wanted {
     Wanted::on_node(wanted)

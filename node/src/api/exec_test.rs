@@ -13,7 +13,7 @@ use crate::api::asking::{JSON, ask, read, refused, routes, send, whole};
 use crate::api::fake::{Fake, request};
 use crate::api::peer::Access;
 use crate::api::server::{OverTcp, serve};
-use crate::sandbox::Behalf;
+use crate::state::Behalf;
 
 /// A daemon of fakes that serves, with one sandbox.
 struct Served {

@@ -31,8 +31,8 @@ use crate::exit::{ExitCode, Failure};
 use crate::failure::{Evidence, VmmEnd};
 use crate::journal::Journal;
 use crate::metrics::{Families, Names};
-use crate::sandbox::{Behalf, HostDisk, NetworkMode, NetworkSource, Terms, Timeout};
-use crate::state::Record;
+use crate::sandbox::{NetworkMode, NetworkSource};
+use crate::state::{Behalf, HostDisk, Record, Terms, Timeout};
 
 mod files;
 mod process;

@@ -8,19 +8,18 @@
 //! another's keys forgotten.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs;
-use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use axum::body::Bytes;
 use thaw_failpoint::{Failpoint, reach};
 use tokio::sync::OnceCell;
 
 use super::problem::{ApiCode, Refusal};
-use crate::sandbox::Asked;
 use crate::snapshot::Hash;
+use crate::state::Asked;
 
 /// How long an answer is remembered.
 pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);

@@ -19,8 +19,7 @@ use super::process::Process;
 use crate::container::Options;
 use crate::exit::Failure;
 use crate::journal::Journal;
-use crate::sandbox::HostDisk;
-use crate::state::Record;
+use crate::state::{HostDisk, Record};
 
 /// How a machine is.
 #[derive(Clone, Debug, PartialEq, Eq)]

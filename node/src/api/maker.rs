@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use thaw_images::progress::Silent;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
@@ -23,18 +25,18 @@ use super::problem::{ApiCode, Refusal};
 use super::readying::Readying;
 use super::stock::Stock;
 use crate::agent_client::AgentClient;
-use crate::container::{self, Options, RUNNING_FILE, Running, ready};
+use crate::blocking::blocking;
+use crate::container::{self, Options, RUNNING_FILE, RootServing, Running, ready};
 use crate::exit::{ExitCode, Failure};
 use crate::image::record::{Recorded, Recording};
 use crate::images::Pull;
 use crate::metrics::{self, Families, Names};
 use crate::sandbox::{
-    Behalf, NetworkMode, NetworkSource, Node, READY_LIMIT, RootServing, Sandbox, SandboxSpec, Tenants, Terms,
-    ThawSpec, Timeout, blocking, network,
+    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
 };
 use crate::slow::Slow;
 use crate::snapshot::Scratch;
-use crate::state::Record;
+use crate::state::{Behalf, Record, Terms, Timeout};
 use crate::trace::{Reason, Trace};
 
 /// A place for one snapshot. Dropped, it is gone.
@@ -126,12 +128,12 @@ impl Maker for Tenants {
 
     async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
         let node = self.for_new(behalf.tenant.as_ref()).await?;
-        node.create(request, behalf).await
+        create_sandbox(&node, request, behalf).await
     }
 
     async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
         let node = self.for_new(behalf.tenant.as_ref()).await?;
-        node.thaw(request, behalf).await
+        thaw_sandbox(&node, request, behalf).await
     }
 
     async fn thaw_clone(
@@ -141,15 +143,15 @@ impl Maker for Tenants {
         behalf: Behalf,
     ) -> Result<Made, Refusal> {
         let node = self.with_stock(original.stock.as_ref()).await?;
-        node.thaw(request, behalf).await
+        thaw_sandbox(&node, request, behalf).await
     }
 
     async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal> {
-        self.shared().create_pod(request).await
+        create_pod(self.shared(), request).await
     }
 
     async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal> {
-        self.shared().thaw_pod(request).await
+        thaw_pod(self.shared(), request).await
     }
 
     async fn end_unowned(&self, id: &str) -> bool {
@@ -161,12 +163,7 @@ impl Maker for Tenants {
     }
 
     fn pools(&self) -> Vec<PoolStatistics> {
-        let node = self.shared();
-        let mut all = Vec::from(node.pools.statistics());
-        all.push(node.shells.statistics());
-        let parked = self.all().into_iter().map(|node| node.parked.statistics());
-        all.extend(parked.reduce(|sum, more| sum.and(&more)));
-        all
+        self.pool_statistics()
     }
 
     fn count(&self, endpoints: &Names, families: &mut Families) {
@@ -174,165 +171,163 @@ impl Maker for Tenants {
     }
 }
 
-impl Node {
-    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
-        let (recording, record) = match request.record {
-            true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
-            false => (None, None),
-        };
-        let spec = SandboxSpec {
-            image: Some(request.image),
-            pull: parse::<Pull>("pull", &request.pull)?,
-            plain_http: request.plain_http,
-            vcpus: request.cpus,
-            memory_mib: request.memory_mib,
-            disk_mib: request.disk_mib,
-            hostname: request.hostname.clone(),
-            name: request.name,
-            network: NetworkSource::Ours(parse::<NetworkMode>("network", &request.network)?),
-            network_terms: network::read(request.network_policy.as_ref(), &request.publish)?,
-            command: match &request.container {
-                Some(container) => container.command.clone(),
-                None => request.command,
-            },
-            tethered: false,
-            client: request.client.map(process),
-            cold: request.cold,
-            memory_mode: request.memory_mode,
-            root: parse::<RootServing>("root", &request.root)?,
-            record,
-            prefetch: request.prefetch,
-            terms: Terms {
-                tenant: behalf.tenant,
-                labels: request.labels,
-                timeout: request.timeout_s.map(Timeout::after),
-                delete_on_exit: request
-                    .container
-                    .as_ref()
-                    .is_some_and(|c| c.on_exit == OnExit::Delete),
-                asked: behalf.asked,
-                rate_limits: Some(request.rate_limits),
-            },
-            volumes: request.volumes,
-            cpu_limit_millis: request.cpu_limit_millis,
-        };
-        let (trace, root) = (Trace::new(), spec.root);
-        let building = Arc::new(|step| tracing::info!("template: {step:?}"));
-        let sandbox = Sandbox::create(self, spec, &trace, Arc::new(Silent), building).await?;
-        if let (Some(mut recording), Some(image)) = (recording, sandbox.image()) {
-            recording.keep_journal(&self.images, &image);
-            let (images, file) = (self.images.clone(), request.record_to);
-            tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
-        }
-        let probe = request.container.as_ref().and_then(|c| c.readiness.clone());
-        let started = match request.container {
-            Some(container) => Some(tokio::select! {
-                started = start(&sandbox, container, request.hostname, root, &trace) => started?,
-                // The agent's answer would never come: the VMM and its sockets stay until they are told to go.
-                reason = sandbox.wait_end() => return Err(Failure::new(ExitCode::GuestEnded, reason).into()),
-            }),
-            None => None,
-        };
-        sandbox.note_fetched(&trace, "the sandbox was there");
-        sandbox.note_read_ahead(&trace);
-        let Some((agent, running)) = started else {
-            return made(self, sandbox, None, None, &trace);
-        };
-        // Before its readiness is waited for: it may write more than a pipe holds until then.
-        let attendance = Attendance::start(&sandbox, running, Some(agent.clone()))?;
-        let readying = probe.map(|probe| Readying::begin(&sandbox, &attendance, agent, probe, &trace));
-        made(self, sandbox, Some(attendance), readying, &trace)
+async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
+    let (recording, record) = match request.record {
+        true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
+        false => (None, None),
+    };
+    let spec = SandboxSpec {
+        image: Some(request.image),
+        pull: parse::<Pull>("pull", &request.pull)?,
+        plain_http: request.plain_http,
+        vcpus: request.cpus,
+        memory_mib: request.memory_mib,
+        disk_mib: request.disk_mib,
+        hostname: request.hostname.clone(),
+        name: request.name,
+        network: NetworkSource::Ours(parse::<NetworkMode>("network", &request.network)?),
+        network_terms: network::read(request.network_policy.as_ref(), &request.publish)?,
+        command: match &request.container {
+            Some(container) => container.command.clone(),
+            None => request.command,
+        },
+        tethered: false,
+        client: request.client.map(process),
+        cold: request.cold,
+        memory_mode: request.memory_mode,
+        root: parse::<RootServing>("root", &request.root)?,
+        record,
+        prefetch: request.prefetch,
+        terms: Terms {
+            tenant: behalf.tenant,
+            labels: request.labels,
+            timeout: request.timeout_s.map(Timeout::after),
+            delete_on_exit: request
+                .container
+                .as_ref()
+                .is_some_and(|c| c.on_exit == OnExit::Delete),
+            asked: behalf.asked,
+            rate_limits: Some(request.rate_limits),
+        },
+        volumes: request.volumes,
+        cpu_limit_millis: request.cpu_limit_millis,
+    };
+    let (trace, root) = (Trace::new(), spec.root);
+    let building = Arc::new(|step| tracing::info!("template: {step:?}"));
+    let sandbox = Sandbox::create(node, spec, &trace, Arc::new(Silent), building).await?;
+    if let (Some(mut recording), Some(image)) = (recording, sandbox.image()) {
+        recording.keep_journal(&node.images, &image);
+        let (images, file) = (node.images.clone(), request.record_to);
+        tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
     }
+    let probe = request.container.as_ref().and_then(|c| c.readiness.clone());
+    let started = match request.container {
+        Some(container) => Some(tokio::select! {
+            started = start(&sandbox, container, request.hostname, root, &trace) => started?,
+            // The agent's answer would never come: the VMM and its sockets stay until they are told to go.
+            reason = sandbox.wait_end() => return Err(Failure::new(ExitCode::GuestEnded, reason).into()),
+        }),
+        None => None,
+    };
+    sandbox.note_fetched(&trace, "the sandbox was there");
+    sandbox.note_read_ahead(&trace);
+    let Some((agent, running)) = started else {
+        return made(node, sandbox, None, None, &trace);
+    };
+    // Before its readiness is waited for: it may write more than a pipe holds until then.
+    let attendance = Attendance::start(&sandbox, running, Some(agent.clone()))?;
+    let readying = probe.map(|probe| Readying::begin(&sandbox, &attendance, agent, probe, &trace));
+    made(node, sandbox, Some(attendance), readying, &trace)
+}
 
-    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal> {
-        let spec = SandboxSpec {
-            image: None,
-            pull: Pull::Never,
-            plain_http: false,
-            vcpus: request.cpus,
-            memory_mib: request.memory_mib,
-            disk_mib: request.disk_mib,
-            hostname: request.hostname,
-            name: None,
-            network: request.network,
-            network_terms: network::read(None, &[])?,
-            command: Vec::new(),
-            tethered: false,
-            client: request.client,
-            cold: false,
-            memory_mode: MemoryMode::default(),
-            root: RootServing::Virtiofs,
-            record: None,
-            prefetch: true,
-            terms: Terms {
-                labels: request.labels,
-                rate_limits: Some(request.rate_limits),
-                ..Terms::default()
-            },
-            volumes: Vec::new(),
-            // Kubernetes limits the pod's cgroup.
-            cpu_limit_millis: None,
-        };
-        let trace = Trace::new();
-        let building = Arc::new(|step| tracing::info!("template: {step:?}"));
-        let sandbox = Sandbox::create(self, spec, &trace, Arc::new(Silent), building).await?;
-        let built = |reason: &Reason| reason.code == Slow::TemplateBuilt.code();
-        trace.count(
-            "template_hit",
-            u64::from(!trace.account().reasons.iter().any(built)),
-        );
-        of_pod(self, sandbox, request.cgroup, &trace).await
-    }
+async fn create_pod(node: &Node, request: CreatePod) -> Result<Made, Refusal> {
+    let spec = SandboxSpec {
+        image: None,
+        pull: Pull::Never,
+        plain_http: false,
+        vcpus: request.cpus,
+        memory_mib: request.memory_mib,
+        disk_mib: request.disk_mib,
+        hostname: request.hostname,
+        name: None,
+        network: request.network,
+        network_terms: network::read(None, &[])?,
+        command: Vec::new(),
+        tethered: false,
+        client: request.client,
+        cold: false,
+        memory_mode: MemoryMode::default(),
+        root: RootServing::Virtiofs,
+        record: None,
+        prefetch: true,
+        terms: Terms {
+            labels: request.labels,
+            rate_limits: Some(request.rate_limits),
+            ..Terms::default()
+        },
+        volumes: Vec::new(),
+        // Kubernetes limits the pod's cgroup.
+        cpu_limit_millis: None,
+    };
+    let trace = Trace::new();
+    let building = Arc::new(|step| tracing::info!("template: {step:?}"));
+    let sandbox = Sandbox::create(node, spec, &trace, Arc::new(Silent), building).await?;
+    let built = |reason: &Reason| reason.code == Slow::TemplateBuilt.code();
+    trace.count(
+        "template_hit",
+        u64::from(!trace.account().reasons.iter().any(built)),
+    );
+    of_pod(node, sandbox, request.cgroup, &trace).await
+}
 
-    async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal> {
-        let spec = ThawSpec {
-            directory: request.directory,
-            hostname: request.hostname,
-            name: None,
-            tethered: false,
-            client: request.client,
-            memory_mode: MemoryMode::default(),
-            network_policy: None,
-            publish: Vec::new(),
-            terms: Terms {
-                labels: request.labels,
-                ..Terms::default()
-            },
-        };
-        let trace = Trace::new();
-        let sandbox = Sandbox::thaw(self, spec, &trace).await?;
-        of_pod(self, sandbox, request.cgroup, &trace).await
-    }
+async fn thaw_pod(node: &Node, request: ThawPod) -> Result<Made, Refusal> {
+    let spec = ThawSpec {
+        directory: request.directory,
+        hostname: request.hostname,
+        name: None,
+        tethered: false,
+        client: request.client,
+        memory_mode: MemoryMode::default(),
+        network_policy: None,
+        publish: Vec::new(),
+        terms: Terms {
+            labels: request.labels,
+            ..Terms::default()
+        },
+    };
+    let trace = Trace::new();
+    let sandbox = Sandbox::thaw(node, spec, &trace).await?;
+    of_pod(node, sandbox, request.cgroup, &trace).await
+}
 
-    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
-        let spec = ThawSpec {
-            directory: request.directory,
-            hostname: request.hostname,
-            name: request.name,
-            tethered: false,
-            client: request.client.map(process),
-            memory_mode: request.memory_mode,
-            network_policy: request.network_policy,
-            publish: request.publish,
-            terms: Terms {
-                tenant: behalf.tenant,
-                labels: request.labels,
-                timeout: request.timeout_s.map(Timeout::after),
-                asked: behalf.asked,
-                rate_limits: Some(request.rate_limits),
-                ..Terms::default()
-            },
-        };
-        // Who has a process of its own for the sandbox attends what runs in it.
-        let attended = spec.client.is_none();
-        let trace = Trace::new();
-        let sandbox = Sandbox::thaw(self, spec, &trace).await?;
-        let attendance = match attended && sandbox.directory().join(RUNNING_FILE).exists() {
-            true => Some(Attendance::again(&sandbox)?),
-            false => None,
-        };
-        made(self, sandbox, attendance, None, &trace)
-    }
+async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
+    let spec = ThawSpec {
+        directory: request.directory,
+        hostname: request.hostname,
+        name: request.name,
+        tethered: false,
+        client: request.client.map(process),
+        memory_mode: request.memory_mode,
+        network_policy: request.network_policy,
+        publish: request.publish,
+        terms: Terms {
+            tenant: behalf.tenant,
+            labels: request.labels,
+            timeout: request.timeout_s.map(Timeout::after),
+            asked: behalf.asked,
+            rate_limits: Some(request.rate_limits),
+            ..Terms::default()
+        },
+    };
+    // Who has a process of its own for the sandbox attends what runs in it.
+    let attended = spec.client.is_none();
+    let trace = Trace::new();
+    let sandbox = Sandbox::thaw(node, spec, &trace).await?;
+    let attendance = match attended && sandbox.directory().join(RUNNING_FILE).exists() {
+        true => Some(Attendance::again(&sandbox)?),
+        false => None,
+    };
+    made(node, sandbox, attendance, None, &trace)
 }
 
 /// A pod's sandbox, in the cgroup it brings. Its containers are the shim's to attend.
@@ -438,6 +433,8 @@ fn process(identity: ProcessIdentity) -> ProcessRecord {
     }
 }
 
-fn parse<T: clap::ValueEnum>(field: &str, value: &str) -> Result<T, Refusal> {
-    T::from_str(value, false).map_err(|_| Refusal::new(ApiCode::Invalid, format!("bad {field}: {value:?}")))
+/// One of an enumeration's words, as its record has them.
+fn parse<T: DeserializeOwned>(field: &str, value: &str) -> Result<T, Refusal> {
+    let word: StrDeserializer<'_, serde::de::value::Error> = value.into_deserializer();
+    T::deserialize(word).map_err(|_| Refusal::new(ApiCode::Invalid, format!("bad {field}: {value:?}")))
 }

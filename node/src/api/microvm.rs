@@ -21,8 +21,8 @@ use crate::agent_client::AgentClient;
 use crate::container::{self, Options, Running, ready};
 use crate::exit::{ExitCode, Failure};
 use crate::journal::Journal;
-use crate::sandbox::{FreezeOptions, HostDisk, Node, READY_LIMIT, Sandbox, usage};
-use crate::state::Record;
+use crate::sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
+use crate::state::{HostDisk, Record};
 
 /// A sandbox of this node.
 #[derive(Debug)]

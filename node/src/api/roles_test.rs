@@ -22,7 +22,7 @@ use super::peer::Peer;
 use super::reserved::Reserved;
 use super::router::{document, router};
 use super::scope::Wanted;
-use crate::state::is_id;
+use crate::id::is_id;
 
 /// What the descriptions of fields say that only an administrator may use.
 const MARK: &str = "Takes the role admin.";

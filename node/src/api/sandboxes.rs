@@ -28,9 +28,9 @@ use super::timing::{SERVER_TIMING, server_timing};
 use super::watch::ring::encode;
 use super::watch::{Page, Query, Selector, Watcher, page::Token};
 use crate::metrics::How;
-use crate::sandbox::{Asked, Behalf};
 use crate::snapshot::Hash;
 use crate::spans::{self, Creation, Told};
+use crate::state::{Asked, Behalf};
 
 /// The media type of a watch.
 pub const LINES: &str = "application/x-ndjson";

@@ -11,7 +11,7 @@ use crate::api::asking::{JSON, ask as request_of, send};
 use crate::api::fake::{Fake, request};
 use crate::api::limits::Bounds;
 use crate::api::router::document;
-use crate::sandbox::Behalf;
+use crate::state::Behalf;
 
 /// Serves until it is dropped.
 struct Served {

@@ -14,9 +14,11 @@ use super::check;
 use super::daemon::Daemon;
 use super::extract::{Body, Named, Referred};
 use super::problem::Refusal;
+use crate::blocking::blocking;
 use crate::exit::Failure;
 use crate::images::{Pull, failure, shown};
-use crate::sandbox::{Tenants, blocking, cold};
+use crate::sandbox::Tenants;
+use crate::template::command_line::command_line;
 
 /// Images and templates of a node; of tenants with a stock of their own, none.
 #[async_trait]
@@ -70,7 +72,7 @@ impl Stock for Tenants {
     async fn templates(&self) -> Result<Vec<Template>, Failure> {
         let templates = self.shared().templates.clone();
         blocking(move || {
-            let entries = templates.list(&cold::command_line());
+            let entries = templates.list(&command_line());
             Ok(entries.iter().map(crate::template::describe).collect())
         })
         .await

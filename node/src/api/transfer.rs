@@ -21,7 +21,7 @@ use super::files::{Files, PIECE, Piece, Upload};
 use super::problem::{ApiCode, Refusal};
 use super::scope::Wanted;
 use crate::exit::Failure;
-use crate::state::new_id;
+use crate::id::new_id;
 
 /// Which file is read.
 #[derive(Debug, Deserialize, IntoParams)]

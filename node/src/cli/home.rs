@@ -18,9 +18,10 @@ use crate::exit::{ExitCode, Failure};
 use crate::image::record::Recording;
 use crate::images::Images;
 use crate::paths::Paths;
-use crate::sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Terms, ThawSpec, network};
+use crate::sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, ThawSpec, network};
 use crate::slow::Slow;
-use crate::state::{RunDirectory, vsock_socket};
+use crate::state::failed::Retention;
+use crate::state::{RunDirectory, Terms, vsock_socket};
 use crate::trace::Trace;
 use crate::ui::Ui;
 
@@ -102,21 +103,21 @@ impl Home {
         };
         let spec = SandboxSpec {
             image: Some(image.to_owned()),
-            pull: arguments.source.pull,
+            pull: arguments.source.pull.into(),
             plain_http: arguments.source.plain_http,
             vcpus: arguments.cpus,
             memory_mib: arguments.memory.mebibytes(),
             disk_mib: arguments.disk.mebibytes(),
             hostname: arguments.hostname.clone(),
             name: arguments.name.clone(),
-            network: NetworkSource::Ours(arguments.network),
+            network: NetworkSource::Ours(arguments.network.into()),
             network_terms: network::read(arguments.through.policy()?.as_ref(), &arguments.through.publish)?,
             command: command.to_vec(),
             tethered: true,
             client: None,
             cold: arguments.cold,
             memory_mode,
-            root: arguments.root,
+            root: arguments.root.into(),
             record,
             prefetch: !arguments.no_prefetch,
             terms: Terms {
@@ -311,7 +312,7 @@ async fn note_failed(run: &Path, sandbox: &Sandbox) {
     let failed = sandbox.record().failed(None, sandbox.failure().await);
     let noted = RunDirectory::open(run).and_then(|run| {
         run.note_failed(&failed)?;
-        run.expire_failed(Config::from_env()?.sandbox.retention());
+        run.expire_failed(Retention::of(&Config::from_env()?.sandbox));
         Ok(())
     });
     if let Err(e) = noted {

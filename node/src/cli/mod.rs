@@ -5,9 +5,7 @@ use thaw_protocol::api::{SeccompProfile, Volume};
 use thaw_protocol::control::MemoryMode;
 
 use crate::exit::{ExitCode, Failure};
-use crate::images::Pull;
 use crate::paths::VARIABLES;
-use crate::sandbox::{NetworkMode, RootServing};
 use crate::ui::Ui;
 
 mod detach;
@@ -27,6 +25,7 @@ mod size;
 mod template;
 mod thaw;
 mod top;
+mod values;
 
 pub use image::ImageCommand;
 pub use install::InstallArguments;
@@ -35,6 +34,7 @@ pub use network::{ChangeArguments, NetworkArguments};
 pub use ready::ReadyArguments;
 pub use size::{ByteSize, CpuLimit};
 pub use template::TemplateCommand;
+pub use values::{NetworkMode, Pull, RootServing};
 
 /// Runs each container in a microVM of its own.
 #[derive(Debug, Parser)]

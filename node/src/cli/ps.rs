@@ -17,7 +17,7 @@ pub(super) fn ps(all: bool, ui: &Ui) -> Result<u8, Failure> {
     // What is wrong with records that cannot be read is in the log, which the cleaning has written to.
     let (running, unreadable) = (run.running(), run.unreadable());
     let failed = match all {
-        true => listed(run.failed(), Config::from_env()?.sandbox.retention()),
+        true => listed(run.failed(), Retention::of(&Config::from_env()?.sandbox)),
         false => Vec::new(),
     };
     match ui.mode() {

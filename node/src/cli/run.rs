@@ -11,9 +11,9 @@ use super::home::Home;
 use super::{ProcessArguments, RunArguments, detach};
 use crate::agent_client::{AgentClient, ProcessId};
 use crate::container::ready::{self, Unready};
-use crate::container::{self, Options, Running};
+use crate::container::{self, Options, RootServing, Running};
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{READY_LIMIT, RootServing};
+use crate::sandbox::READY_LIMIT;
 use crate::stdio::{Attendance, Signals, Stdin, attend, terminal};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -78,7 +78,7 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     let result = match Signals::new() {
         Ok(signals) => tokio::select! {
             // Once it is started, signals are the container's.
-            started = start(&home, &config, &options, arguments.root, probe.as_ref(), &trace) => match started {
+            started = start(&home, &config, &options, arguments.root.into(), probe.as_ref(), &trace) => match started {
                 Ok(started) => {
                     ui.fact(serde_json::json!({"event": "started", "id": home.id}));
                     match &probe {

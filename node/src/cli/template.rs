@@ -4,16 +4,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Subcommand;
-use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use thaw_protocol::control::{CpuBaseline, MEMORY_MIB};
 
 use super::ByteSize;
 use crate::config::Config;
 use crate::exit::{ExitCode, Failure};
+use crate::human_bytes::HumanBytes;
 use crate::paths::Paths;
-use crate::sandbox::{Node, cold};
-use crate::snapshot::{Hold, SigningKey};
+use crate::sandbox::Node;
+use crate::snapshot::{Hold, Signatures, SigningKey};
+use crate::template::command_line::command_line;
 use crate::template::{Entry, Progress, Shape, Step, Templates, baseline};
 use crate::ui::Ui;
 
@@ -69,7 +70,7 @@ fn parse_baseline(text: &str) -> Result<CpuBaseline, String> {
 
 pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> Result<u8, Failure> {
     let paths = Paths::from_env();
-    let signatures = Config::from_env()?.snapshots.signatures();
+    let signatures = Signatures::of(&Config::from_env()?.snapshots);
     let store = Templates::open(&paths, Hold::Files, signatures)?;
     match command {
         TemplateCommand::Build {
@@ -96,9 +97,9 @@ pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> 
                 false => built.key.to_string(),
             });
         }
-        TemplateCommand::Ls => list(&store.list(&cold::command_line()), json),
+        TemplateCommand::Ls => list(&store.list(&command_line()), json),
         TemplateCommand::Inspect { template } => {
-            inspect(store.entry(store.find(template)?, &cold::command_line()), json)?;
+            inspect(store.entry(store.find(template)?, &command_line()), json)?;
         }
         TemplateCommand::Verify { templates } => {
             for wanted in templates {

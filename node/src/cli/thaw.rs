@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::container::Running;
 use crate::exit::Failure;
 use crate::paths::Paths;
-use crate::snapshot::{Hold, Registry, Scratch};
+use crate::snapshot::{Hold, Registry, Scratch, Signatures};
 use crate::stdio::{Attendance, Signals, Stdin};
 use crate::trace::Trace;
 use crate::ui::Ui;
@@ -69,7 +69,7 @@ async fn attend(
 pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failure> {
     let owner = Owner::find(&arguments.sandbox)?;
     let data = Paths::from_env().data;
-    let signatures = Config::from_env()?.snapshots.signatures();
+    let signatures = Signatures::of(&Config::from_env()?.snapshots);
     let registry = Registry::open(&data, Hold::Files, signatures)?;
     let scratch = Scratch::for_clones(&data, &registry, arguments.sign.is_some())?;
     let directory = scratch.snapshot();

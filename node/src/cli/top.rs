@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use indicatif::HumanBytes;
 use serde::Serialize;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{NodeUsage, PoolUsage, SandboxUsage, Usage};
@@ -16,6 +15,7 @@ use super::TopArguments;
 use super::ps::{age, printable};
 use crate::api::client::Client;
 use crate::exit::Failure;
+use crate::human_bytes::HumanBytes;
 use crate::paths::Paths;
 use crate::sandbox::usage;
 use crate::state::{Record, RunDirectory};

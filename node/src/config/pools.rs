@@ -1,13 +1,9 @@
 //! `[pools]`: how much of what sandboxes need thawd makes ahead.
 
 use std::num::NonZero;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thaw_pools::demand::Sizing;
 use thaw_pools::plan::{Watermarks, WatermarksError};
-
-use crate::sandbox::HotPlan;
 
 /// `[pools]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,18 +32,6 @@ pub struct ShellsConfig {
     pub each: Marks,
 }
 
-impl ShellsConfig {
-    /// With so many makers of each shape.
-    pub fn plan(&self, makers: usize) -> HotPlan {
-        HotPlan {
-            wants: self.shapes.into(),
-            marks: self.each.0,
-            sizing: Sizing::Full,
-            makers,
-        }
-    }
-}
-
 /// `[pools.parked]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -58,19 +42,6 @@ pub struct ParkedConfig {
     pub each: Marks,
     /// What is lately, seconds.
     pub within_s: NonZero<u32>,
-}
-
-impl ParkedConfig {
-    /// With so many makers of each template.
-    pub fn plan(&self, makers: usize) -> HotPlan {
-        let within = Duration::from_secs(self.within_s.get().into());
-        HotPlan {
-            wants: self.templates.into(),
-            marks: self.each.0,
-            sizing: Sizing::Demand { within },
-            makers,
-        }
-    }
 }
 
 impl Default for ParkedConfig {

@@ -6,7 +6,7 @@ use thaw_protocol::agent::agent::ExecProcessRequest;
 use super::{Options, Running, exec_process};
 use crate::agent_client::{AgentClient, ProcessId};
 use crate::exit::Failure;
-use crate::state::new_id;
+use crate::id::new_id;
 
 /// Starts a process: returns when its program is executed.
 ///

@@ -28,7 +28,7 @@ pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
 pub use seccomp::parse_security_option;
 pub use start::{create, start};
-pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name, storages};
+pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name, storages};
 pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
 
 /// What the flags of `thaw run` say about the container.

@@ -3,14 +3,13 @@
 use std::path::Path;
 
 use oci_spec::image::ImageConfiguration;
-use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::CreateContainerRequest;
-use thaw_protocol::agent::layout;
+use thaw_protocol::agent::{MessageField, layout};
 
 use super::{Options, Running, running, spec, storages};
 use crate::agent_client::AgentClient;
+use crate::container::RootServing;
 use crate::exit::Failure;
-use crate::sandbox::RootServing;
 
 /// Makes the container `id`, up to the point of executing its program.
 ///

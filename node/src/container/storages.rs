@@ -1,11 +1,10 @@
 //! How the agent makes the root filesystem: the image below, read-only, over virtio-fs or as a disk with EROFS on it; the
 //! sandbox's disk above; an overlay of both. One disk per sandbox, one directory per container.
 
+use serde::{Deserialize, Serialize};
 use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::layout;
 use thaw_protocol::control::DeviceId;
-
-use crate::sandbox::RootServing;
 
 /// The slot of the root device the sandbox's image is shown in.
 pub const IMAGE_SLOT: u16 = 1;
@@ -18,6 +17,17 @@ const IMAGE_DISK_PATH: &str = "/dev/vdd";
 
 /// Where the guest has an image that is a disk.
 const IMAGE: &str = "/run/thaw/image";
+
+/// How the guest gets its image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RootServing {
+    /// As files, over virtio-fs: what clones read is once in the host's memory.
+    #[default]
+    Virtiofs,
+    /// As a read-only disk with EROFS on it, which the guest mounts itself.
+    Erofs,
+}
 
 /// The image's directory in the root device.
 pub fn image_name(slot: u16) -> String {

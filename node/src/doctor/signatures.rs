@@ -12,7 +12,7 @@ const FIX: &str = "put a public key there, *.pub: docs/snapshot-format.md";
 pub(super) fn check(paths: &Paths, config: Result<Config, Failure>) -> Check {
     let keys = paths.data.join(KEYS);
     let signatures = match config {
-        Ok(config) => config.snapshots.signatures(),
+        Ok(config) => Signatures::of(&config.snapshots),
         Err(e) => {
             let cost = "neither thaw nor thawd starts";
             return Check::missing(NAME, e.what, cost, "thawd config check");

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use indicatif::HumanBytes;
 use thaw_imagefs::digest::Digest;
 use thaw_images::progress::{Event, Progress};
 use thaw_images::store::Form;
+
+use crate::human_bytes::HumanBytes;
 
 /// Counts what it passes on.
 pub struct Counting {

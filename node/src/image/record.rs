@@ -56,7 +56,7 @@ pub struct Recorded {
 impl std::fmt::Display for Recorded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let paths: Vec<String> = self.paths.iter().map(|path| path.display().to_string()).collect();
-        let (bytes, runs) = (indicatif::HumanBytes(self.bytes), self.runs);
+        let (bytes, runs) = (crate::human_bytes::HumanBytes(self.bytes), self.runs);
         write!(f, "recorded {bytes} in {runs} runs: {}", paths.join(", "))?;
         match self.dropped {
             0 => Ok(()),

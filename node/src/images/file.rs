@@ -13,7 +13,7 @@ impl Images {
     /// The bytes of a regular file of at most `most` bytes; none where there is no such one. No link is followed.
     pub async fn read_file(&self, image: &Image, path: &str, most: u64) -> Result<Option<Vec<u8>>, Failure> {
         let (metadata, path) = (image.metadata.clone(), path.to_owned());
-        let found = super::super::sandbox::blocking(move || {
+        let found = crate::blocking::blocking(move || {
             let bytes = std::fs::read(&metadata);
             let bytes =
                 bytes.map_err(|e| Failure::system(format!("cannot read {}", metadata.display()), &e))?;

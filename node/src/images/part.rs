@@ -159,7 +159,7 @@ impl Images {
             return Ok(Part::none());
         }
         let (images, image) = (self.clone(), image.clone());
-        crate::sandbox::blocking(move || {
+        crate::blocking::blocking(move || {
             let path = &image.metadata;
             let bytes = std::fs::read(path);
             let bytes = bytes.map_err(|e| Failure::system(format!("cannot read {}", path.display()), &e))?;

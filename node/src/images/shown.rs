@@ -1,6 +1,5 @@
 //! An image of the store as it is shown: to people by `thaw image`, to programs by it and by thawd's API.
 
-use indicatif::HumanBytes;
 use thaw_imagefs::blob::CHUNK_SIZE;
 use thaw_images::prefetch;
 use thaw_images::store::{Form, Image, Inspection, LayerInspection};
@@ -8,6 +7,7 @@ use thaw_protocol::api;
 
 use super::{Images, failure, size};
 use crate::exit::{ExitCode, Failure};
+use crate::human_bytes::HumanBytes;
 
 /// An image in short.
 pub fn image(images: &Images, image: &Image) -> Result<api::Image, Failure> {

@@ -7,15 +7,14 @@ use thaw_images::fill::FillStats;
 use thaw_pools::statistics::PoolStatistics;
 
 use super::{Families, Names, OTHER};
-use crate::api::maker::Maker;
 use crate::images::Size;
-use crate::misses::{MissCounts, Refusal};
+use crate::miss_counts::{MissCounts, Refusal};
 use crate::sandbox::{BudgetStatistics, Tenants};
 
 /// Asks nobody: all of it was counted as it happened. The stores of tenants count with the node's.
 pub fn collect(tenants: &Tenants, endpoints: &Names, families: &mut Families) {
     let (node, all) = (tenants.shared(), tenants.all());
-    pools(&tenants.pools(), families);
+    pools(&tenants.pool_statistics(), families);
     let filled: Vec<_> = all.iter().map(|node| node.images.filler().stats()).collect();
     fills(&filled, families);
     let missed: Vec<_> = all.iter().map(|node| node.images.miss_counts()).collect();

@@ -4,7 +4,6 @@
 //! VMM that asks for what it has is never refused, and bytes of other images are never fetched for it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thaw_imagefs::blob::CHUNK_SIZE;
@@ -12,80 +11,7 @@ use thaw_imagefs::digest::Digest;
 use thaw_images::store::Image;
 use thaw_protocol::miss::Miss;
 
-/// Bytes of the largest miss ([`Miss::length`]).
-const MAX_LENGTH: u32 = 1 << 20;
-
-/// Why a VMM's miss is not filled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// Its blob is of no image the VMM was given.
-    NotGiven,
-    /// It ends beyond its blob.
-    OutOfRange,
-    /// It is for more bytes than a miss may be, or for none.
-    Length,
-    /// It could not be decoded. The VMM's miss socket is closed.
-    Malformed,
-}
-
-impl Refusal {
-    /// All of them.
-    pub const ALL: [Refusal; 4] = [
-        Refusal::NotGiven,
-        Refusal::OutOfRange,
-        Refusal::Length,
-        Refusal::Malformed,
-    ];
-
-    /// As a metric's label has it.
-    pub const fn slug(self) -> &'static str {
-        match self {
-            Refusal::NotGiven => "not-given",
-            Refusal::OutOfRange => "out-of-range",
-            Refusal::Length => "length",
-            Refusal::Malformed => "malformed",
-        }
-    }
-
-    /// As the VMM is told.
-    pub(super) fn sentence(self, miss: &Miss) -> String {
-        let (offset, length) = (miss.offset, miss.length);
-        match self {
-            Refusal::NotGiven => format!("blob {} is of no image of this machine", Digest::from(miss.blob)),
-            Refusal::OutOfRange => format!("{length} bytes at {offset} end beyond the blob"),
-            Refusal::Length => format!("a miss is of 1 to {MAX_LENGTH} bytes, this one is of {length}"),
-            Refusal::Malformed => "it cannot be decoded".into(),
-        }
-    }
-}
-
-/// What VMMs were refused, in this process.
-#[derive(Debug, Default)]
-pub struct MissCounts {
-    refused: [AtomicU64; Refusal::ALL.len()],
-    /// How often a VMM asked faster than it may, and was made to wait.
-    held_back: AtomicU64,
-}
-
-impl MissCounts {
-    /// Misses refused for this reason.
-    pub fn refused(&self, why: Refusal) -> u64 {
-        self.refused[why as usize].load(Ordering::Relaxed)
-    }
-
-    /// How often a VMM was made to wait.
-    pub fn held_back(&self) -> u64 {
-        self.held_back.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn count(&self, why: Refusal) {
-        self.refused[why as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn hold_back(&self) {
-        self.held_back.fetch_add(1, Ordering::Relaxed);
-    }
-}
+use crate::miss_counts::{MAX_LENGTH, Refusal};
 
 /// The images of one VMM, by slot. Clones share them.
 #[derive(Clone, Debug, Default)]

@@ -5,23 +5,16 @@
 //! hexadecimal. Invariant: only a guest whose kernel command line has [`BARE`], a test's word, is taken so, and nobody takes
 //! one without --test-templates: no other path skips the handshake.
 
-use super::cold::command_line;
 use super::create::Making;
 use super::machine::{describe, explain};
 use super::{READY_LIMIT, Resources};
 use crate::exit::{ExitCode, Failure};
+use crate::template::command_line::{command_line, is_bare};
 
-/// The word for them.
-const BARE: &str = "thaw.test=bare";
 /// What one prints at boot.
 const READY: &[u8] = b"bare";
 /// Digits of a generation ID.
 const DIGITS: usize = 32;
-
-/// Whether guests booted with this command line are bare.
-pub fn is_bare(command_line: &str) -> bool {
-    command_line.split_whitespace().any(|word| word == BARE)
-}
 
 /// Whether those of this process are.
 pub(super) fn expected() -> bool {
@@ -82,9 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_guest_is_one_by_its_word_and_acknowledges_by_all_digits() {
-        assert!(is_bare("console=ttyS0 thaw.test=bare"));
-        assert!(!is_bare("thaw.test=barely thaw.test=keep-entropy"));
+    fn bare_guest_acknowledges_by_all_digits() {
         assert!(is_generation(b"000102030405060708090a0b0c0d0eff"));
         for other in [&b"bare"[..], b"", b"000102030405060708090A0b0c0d0eff"] {
             assert!(!is_generation(other));

@@ -9,16 +9,15 @@
 //! file under the data directory, for the next thawd.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::create::blocking;
+use crate::blocking::blocking;
 use crate::config::{DiskConfig, DiskLimit, Size};
 use crate::exit::{ExitCode, Failure};
 

@@ -10,7 +10,6 @@ use thaw_pools::vmm;
 use thaw_protocol::control::{
     Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response,
 };
-use thaw_protocol::handshake::WARM;
 
 use super::again::once_more;
 use super::backends::{Backends, Ends};
@@ -20,46 +19,11 @@ use super::pagemap::pagemap;
 use super::{Node, SandboxSpec};
 use crate::exit::Failure;
 use crate::handshake::Performed;
+use crate::snapshot::SigningKey;
 use crate::state::Record;
-use crate::template::{FrozenInto, Progress, Recipe, Step};
+use crate::template::command_line::cold_command_line;
+use crate::template::{FrozenInto, Progress, Recipe, Shape, Step, Template, Templates};
 use crate::trace::{Trace, monotonic_ns};
-
-/// The guest kernel's command line; `guest-kernel-config/README.md` says why for each word. One CPU comes up at boot,
-/// the agent brings the others online. As under docker ports below 1024 are anybody's, and a process may reserve more
-/// memory than there is: what it touches counts, and who touches too much is killed.
-const CMDLINE: &str = "console=ttyS0 loglevel=3 reboot=k panic=-1 root=/dev/pmem0 rootfstype=erofs rootflags=dax \
-                       rootwait ro init=/sbin/init pci=off tsc=reliable swiotlb=noforce noreplace-smp maxcpus=1 \
-                       rcupdate.rcu_expedited=1 memhp_default_state=online dummy.numdummies=0 \
-                       sysctl.net.ipv4.ip_unprivileged_port_start=0 sysctl.vm.overcommit_memory=1";
-
-/// Words to add to it, for whoever looks into a guest that does not start.
-const KERNEL_ARGUMENTS: &str = "THAW_KERNEL_ARGS";
-/// What such words begin with when they weaken the guest for a test.
-const TEST_WORD: &str = "thaw.test=";
-
-/// A template's command line here: part of what it is made of. Its agent does ahead what clones would do first.
-pub fn command_line() -> String {
-    format!("{} {WARM}", cold_command_line())
-}
-
-/// That of a sandbox that is booted.
-fn cold_command_line() -> String {
-    with_words(std::env::var(KERNEL_ARGUMENTS).ok().as_deref())
-}
-
-fn with_words(more: Option<&str>) -> String {
-    match more {
-        Some(more) if !more.trim().is_empty() => format!("{CMDLINE} {}", more.trim()),
-        _ => CMDLINE.into(),
-    }
-}
-
-/// Whether a guest booted with this command line is weaker than it must be outside tests.
-pub fn has_test_hooks(command_line: &str) -> bool {
-    command_line
-        .split_whitespace()
-        .any(|word| word.starts_with(TEST_WORD))
-}
 
 impl Making<'_> {
     /// A machine of the sandbox's own size, to be booted.
@@ -113,10 +77,31 @@ impl Making<'_> {
     }
 }
 
+impl Templates {
+    /// The template of this shape, built if it is not there, and then signed if there is a key.
+    ///
+    /// A damaged one is removed and built again, once.
+    ///
+    /// # Errors
+    /// [`ExitCode::SnapshotDamaged`] when it is damaged and cannot be built again, or the one built again is damaged too.
+    /// [`ExitCode::SnapshotSignature`] when keys are trusted here and none of them signed it, or would.
+    pub async fn get(
+        &self,
+        node: &Node,
+        shape: Shape,
+        key: Option<SigningKey>,
+        progress: &Progress,
+    ) -> Result<Template, Failure> {
+        let recipe = Recipe::of(shape);
+        let freeze = async |files| freeze_template(node, &recipe, files, progress).await;
+        self.get_by(recipe.clone(), key, progress, freeze).await
+    }
+}
+
 /// Boots a guest as `recipe` says, freezes it once its agent listens, and thaws it once to see that it does and which
 /// pages it touches until it is somebody. It has nothing a clone may not do without: the guest image, a vsock and a
 /// console. Its directory is a sandbox's, so what a killed builder leaves is removed as theirs is.
-pub async fn freeze_template(
+async fn freeze_template(
     node: &Node,
     recipe: &Recipe,
     into: FrozenInto,
@@ -249,19 +234,4 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
     reach(Failpoint::TemplateRehearsed);
     drop(tokio::task::spawn_blocking(move || drop(making.resources)).await);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_are_added_and_test_hooks_are_seen() {
-        assert_eq!(with_words(None), CMDLINE);
-        assert_eq!(with_words(Some("  ")), CMDLINE);
-        assert!(!has_test_hooks(CMDLINE));
-        let weak = with_words(Some(" thaw.test=keep-entropy "));
-        assert!(weak.ends_with(" thaw.test=keep-entropy") && has_test_hooks(&weak));
-        assert!(!has_test_hooks("xthaw.test=no"));
-    }
 }

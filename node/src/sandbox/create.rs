@@ -29,17 +29,18 @@ use super::files::MachineFiles;
 use super::machine::explain;
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
-use super::provenance::Provenance;
 use super::share::{Served, Tended};
-use super::{Node, Origin, READY_LIMIT, Resources, RootServing, Sandbox, SandboxSpec, Shown, Terms, locked};
-use super::{limits, network, share};
-use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, image_name};
+use super::{
+    Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, limits, locked, network, share,
+};
+use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::handshake::{self, Performed, Wanted};
+use crate::id::new_id;
 use crate::image::account::Counting;
 use crate::images::{self, Images};
 use crate::slow::Slow;
-use crate::state::{Record, new_id};
+use crate::state::{Provenance, Record, Terms};
 use crate::template::Progress as TemplateProgress;
 use crate::trace::Trace;
 
@@ -501,13 +502,4 @@ async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Claimed<Disks>
     disk.enlarge(size)
         .map_err(|e| Failure::system("cannot enlarge a disk", &e))?;
     Ok(disk)
-}
-
-/// Work that blocks, on a thread for it.
-pub async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-) -> Result<T, Failure> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?
 }

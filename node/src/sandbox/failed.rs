@@ -8,7 +8,7 @@ use thaw_protocol::api::SandboxFailure;
 use tokio::io::Interest;
 
 use super::Sandbox;
-use super::create::blocking;
+use crate::blocking::blocking;
 use crate::failure::{Evidence, VmmEnd};
 use crate::readiness::register;
 

@@ -13,16 +13,15 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{NetworkPolicy, RateLimits};
 use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 
-use super::create::blocking;
 use super::freezing::Freezing;
 use super::machine::odd;
 use super::pagemap::pagemap;
 use super::{Node, READY_LIMIT, Sandbox, kept, limits, locked};
+use crate::blocking::blocking;
 use crate::container::{RUNNING_FILE, Running};
 use crate::exit::{ExitCode, Failure};
-use crate::handshake;
 use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Subject};
-use crate::versioned;
+use crate::{handshake, versioned};
 
 /// The writable layer's name in a snapshot.
 pub(super) const DISK_ID: &str = "blk0";

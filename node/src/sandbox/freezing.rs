@@ -87,7 +87,7 @@ async fn go_on(node: &Node, directory: &SandboxDirectory, control: &ControlClien
         return Ok(());
     }
     let vsock = directory.vsock_socket();
-    super::create::blocking(move || handshake::resume(&vsock, READY_LIMIT)).await
+    crate::blocking::blocking(move || handshake::resume(&vsock, READY_LIMIT)).await
 }
 
 #[cfg(test)]

@@ -5,24 +5,15 @@
 
 use std::os::fd::OwnedFd;
 
-use serde::{Deserialize, Serialize};
 use thaw_pools::block;
 use thaw_protocol::control::{Backend, Command, DeviceId, HOST_DISKS};
 
 use super::backends::{Backends, has_image_disk};
-use super::create::blocking;
 use super::{Sandbox, locked};
+use crate::blocking::blocking;
 use crate::container::IMAGE_DISK;
 use crate::exit::{ExitCode, Failure};
-
-/// A block device of the host, by its numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostDisk {
-    pub major: u32,
-    pub minor: u32,
-    /// The guest cannot change it.
-    pub read_only: bool,
-}
+use crate::state::HostDisk;
 
 impl Sandbox {
     /// Gives it a block device; the slot its guest has it in.

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::time::{Duration, SystemTime};
 
 use super::Node;
-use super::create::blocking;
+use crate::blocking::blocking;
 use crate::exit::{ExitCode, Failure};
 use crate::snapshot::{Hash, Registered, Scratch, SnapshotDir, Subject};
 

@@ -12,7 +12,7 @@ use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::Volume;
 
 use super::Resources;
-use super::create::blocking;
+use crate::blocking::blocking;
 use crate::exit::{ExitCode, Failure};
 use crate::state::Record;
 

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use indicatif::HumanBytes;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_images::prefetch::{Ahead, Prefetch};
@@ -26,13 +25,16 @@ use tokio::sync::watch;
 use crate::config::api::{ApiConfig, MetricsConfig};
 use crate::config::{Config, SandboxConfig};
 use crate::console::Console;
+use crate::container::RootServing;
 use crate::control_client::Life;
 use crate::exit::Failure;
+use crate::human_bytes::HumanBytes;
 use crate::images::{Images, Pull};
 use crate::paths::Paths;
-use crate::snapshot::{Hash, Hold, Registered, Scratch, Subject};
-use crate::state::{Record, RunDirectory, SandboxDirectory};
+use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, Subject};
+use crate::state::{PodNamespace, Record, RunDirectory, SandboxDirectory, Terms};
 use crate::template::Templates;
+use crate::template::command_line::{command_line, has_test_hooks};
 use crate::tenant::Tenant;
 use crate::trace::Trace;
 
@@ -41,7 +43,7 @@ mod again;
 mod backends;
 mod bare;
 mod budget;
-pub mod cold;
+mod cold;
 mod create;
 mod disk;
 mod failed;
@@ -49,7 +51,6 @@ mod files;
 pub mod freeze;
 mod freezing;
 mod host_disk;
-mod hot;
 mod kept;
 mod limits;
 mod loopback;
@@ -58,10 +59,10 @@ pub mod network;
 mod pagemap;
 mod parked;
 mod place;
-mod pod_network;
 mod pools;
 mod provenance;
 mod rate_limits;
+mod recent_pools;
 mod resources;
 mod share;
 mod shells;
@@ -69,28 +70,21 @@ mod show;
 mod snapshot;
 mod spare;
 mod tenants;
-mod terms;
 mod thaw;
 mod usage;
 
 pub use adoption::NotAdopted;
 use again::with_end;
-pub use bare::is_bare;
 pub use budget::{Budget, BudgetStatistics};
-pub use create::blocking;
 pub use freeze::{FreezeOptions, Frozen};
-pub use host_disk::HostDisk;
-pub use hot::HotPlan;
 use machine::{describe, explain, odd};
 pub use parked::ParkedPools;
-pub use pod_network::PodNamespace;
 pub use pools::Pools;
-pub use provenance::Provenance;
+pub use recent_pools::RecentPlan;
 use resources::Resources;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
 pub use tenants::Tenants;
-pub use terms::{Asked, Behalf, Terms, Timeout};
 pub use usage::usage;
 
 /// How long a guest may take to ring, and the agent to take its identity.
@@ -101,7 +95,7 @@ const CONSOLE_LINES: usize = 10;
 const LOOKERS_LINGER: Duration = Duration::from_secs(5);
 
 /// Which network a sandbox has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkMode {
     /// Loopback only.
@@ -127,17 +121,6 @@ impl NetworkSource {
             NetworkSource::Pod(namespace) => Some(namespace),
         }
     }
-}
-
-/// How the guest gets its image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum RootServing {
-    /// As files, over virtio-fs: what clones read is once in the host's memory.
-    #[default]
-    Virtiofs,
-    /// As a read-only disk with EROFS on it, which the guest mounts itself.
-    Erofs,
 }
 
 /// What is asked for.
@@ -264,7 +247,7 @@ impl Node {
     /// For a process that makes one sandbox, or a few commands' worth. Guests weakened for a test are taken if this
     /// process's environment makes them so.
     pub fn open(paths: Paths) -> Result<Node, Failure> {
-        let test_templates = cold::has_test_hooks(&cold::command_line());
+        let test_templates = has_test_hooks(&command_line());
         Node::open_as(paths, Hold::Files, test_templates)
     }
 
@@ -276,7 +259,7 @@ impl Node {
         run.clean(&cgroups);
         Scratch::sweep(&paths.data);
         let config = Config::from_env()?;
-        let templates = Templates::open(&paths, hold, config.snapshots.signatures())?;
+        let templates = Templates::open(&paths, hold, Signatures::of(&config.snapshots))?;
         templates.sweep();
         let images = Images::open_with(&paths.images(), config)?;
         let require = Required::of(&images.config.sandbox, false);
@@ -333,8 +316,8 @@ impl Node {
             tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");
         }
         let makers = config.makers.get().into();
-        self.shells = Arc::new(ShellPools::new(config.shells.plan(makers)));
-        self.parked = Arc::new(ParkedPools::new(config.parked.plan(makers)));
+        self.shells = Arc::new(ShellPools::new(RecentPlan::of_shells(&config.shells, makers)));
+        self.parked = Arc::new(ParkedPools::new(RecentPlan::of_parked(&config.parked, makers)));
         Ok(())
     }
 }

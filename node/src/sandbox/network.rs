@@ -13,10 +13,10 @@ use thaw_pools::network::{NetworkSlot, Networks, Terms, Traffic, Uplink};
 use thaw_protocol::api::{NetworkPolicy, PublishedPort, SandboxNetwork};
 use thaw_protocol::handshake::Network;
 
-use super::create::blocking;
 use super::loopback::Loopback;
 use super::pools::{self, Claimed};
 use super::{NetworkMode, NetworkSource, Node, Sandbox};
+use crate::blocking::blocking;
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
 use crate::state::{Record, vsock_socket};

@@ -1,4 +1,4 @@
-//! Parked machines: each has a hot template in it and only waits for its backends.
+//! Parked machines: each has a recently used template in it and only waits for its backends.
 //!
 //! How many there are follows the demand of the last minutes. Nothing has run in any, so what they cost is the pages their
 //! restore wrote.
@@ -11,13 +11,13 @@ use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::{MachineSpec, MemoryMode};
 
 use super::Node;
-use super::hot::HotPools;
+use super::recent_pools::RecentPools;
 use super::spare::{Spare, Spares};
 use crate::exit::Failure;
 use crate::snapshot::Registered;
 
 /// A pool each for the templates lately used.
-pub type ParkedPools = HotPools<ParkedVms>;
+pub type ParkedPools = RecentPools<ParkedVms>;
 
 /// The kind.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::DEFAULT_DISK_MIB;
 use tokio::sync::watch;
 
-use super::create::blocking;
+use crate::blocking::blocking;
 use crate::config::pools::{Marks, PoolsConfig};
 use crate::exit::Failure;
 use crate::paths::Paths;

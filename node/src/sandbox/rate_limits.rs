@@ -10,9 +10,9 @@ use thaw_protocol::api::{RateLimit, RateLimits};
 use thaw_protocol::control::{Command, DeviceId};
 use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit as DeviceLimit};
 
-use super::create::blocking;
-use super::{RootServing, Sandbox, locked};
-use crate::container::IMAGE_DISK;
+use super::{Sandbox, locked};
+use crate::blocking::blocking;
+use crate::container::{IMAGE_DISK, RootServing};
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
 use crate::state::Record;

@@ -15,20 +15,18 @@ use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{DeviceId, FORBIDDEN_CODE};
 use tokio::sync::watch;
 
-use super::budget;
-use super::host_disk::HostDisk;
 use super::machine::{LOG, log_tail};
 use super::network::Attached;
 use super::pools::Claimed;
 use super::share::Served;
-use super::{Shown, locked};
+use super::{Shown, budget, locked};
 use crate::console::Console;
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
 use crate::images::Images;
 use crate::misses::{Given, MissServer};
 use crate::page_server::PageServer;
-use crate::state::SandboxDirectory;
+use crate::state::{HostDisk, SandboxDirectory};
 
 /// Everything a sandbox has on the host. Dropping it removes all of it.
 #[derive(Debug)]

@@ -19,9 +19,9 @@ use thaw_protocol::share::{SLOTS, Serve, Share};
 
 pub(super) use self::tend::{Served, Tended};
 use super::backends::Backends;
-use super::create::blocking;
 use super::machine::log_tail;
 use super::{Sandbox, limits, locked};
+use crate::blocking::blocking;
 use crate::container::volume_name;
 use crate::exit::{ExitCode, Failure};
 

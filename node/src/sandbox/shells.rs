@@ -5,12 +5,12 @@ use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::MachineSpec;
 
 use super::Node;
-use super::hot::HotPools;
+use super::recent_pools::RecentPools;
 use super::spare::{Spare, Spares};
 use crate::exit::Failure;
 
 /// A pool each for the shapes lately used.
-pub type ShellPools = HotPools<Shells>;
+pub type ShellPools = RecentPools<Shells>;
 
 /// The kind: told apart by their machines.
 #[derive(Debug)]

@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 
 use super::backends::Backends;
 use super::share::Served;
-use super::{Node, Sandbox, Shown, Terms, locked};
+use super::{Node, Sandbox, Shown, locked};
 use crate::container::{IMAGE_SLOT, image_name};
 use crate::exit::{ExitCode, Failure};
 use crate::images;
-use crate::state::Record;
+use crate::state::{Record, Terms};
 
 impl Sandbox {
     /// Shows an image of the store, by its manifest's digest; its directory in the root device. One that is shown keeps its own.

@@ -13,18 +13,18 @@ use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
 
 use super::again::once_more;
-use super::create::{Making, Parts, blocking, new_record};
+use super::create::{Making, Parts, new_record};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
 use super::pools::Claimed;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
-use super::{NetworkMode, NetworkSource, Node, RootServing, Sandbox, Shown, Terms, disk};
-use super::{kept, network};
-use crate::container::IMAGE_DISK_SLOT;
+use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, disk, kept, network};
+use crate::blocking::blocking;
+use crate::container::{IMAGE_DISK_SLOT, RootServing};
 use crate::exit::{ExitCode, Failure};
 use crate::slow::Slow;
 use crate::snapshot::{Kind, Registered, Subject};
-use crate::state::Record;
+use crate::state::{Record, Terms};
 use crate::template::Shape;
 use crate::trace::Trace;
 

@@ -12,11 +12,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use thaw_pools::statistics::PoolStatistics;
 use tokio::sync::OnceCell;
 
-use super::create::blocking;
 use super::snapshot::Snapshots;
 use super::{Node, locked};
+use crate::blocking::blocking;
 use crate::exit::Failure;
 use crate::paths::Paths;
 use crate::snapshot::Scratch;
@@ -79,6 +80,16 @@ impl Tenants {
         let opened = locked(&self.opened);
         let nodes = opened.values().filter_map(|cell| cell.get()).cloned();
         std::iter::once(self.shared.clone()).chain(nodes).collect()
+    }
+
+    /// What the pools have and did; those of parked machines, of which each tenant with a stock of its own has one, as one.
+    pub fn pool_statistics(&self) -> Vec<PoolStatistics> {
+        let node = self.shared();
+        let mut all = Vec::from(node.pools.statistics());
+        all.push(node.shells.statistics());
+        let parked = self.all().into_iter().map(|node| node.parked.statistics());
+        all.extend(parked.reduce(|sum, more| sum.and(&more)));
+        all
     }
 
     /// Ends every parked machine, and parks no more. Blocks until that is done.

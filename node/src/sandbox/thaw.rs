@@ -9,7 +9,6 @@ use thaw_pools::resource::SlowReason;
 use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
 
 use super::again::with_end;
-use super::cold::{command_line, has_test_hooks};
 use super::create::Making;
 use super::machine::{explain, odd, spawn};
 use super::parked::{self, ParkedWant};
@@ -19,6 +18,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::page_server::{FileSource, PageServer};
 use crate::slow::Slow;
 use crate::snapshot::Registered;
+use crate::template::command_line::{command_line, has_test_hooks};
 use crate::template::{Progress, Shape, Step};
 use crate::trace::Trace;
 
@@ -47,7 +47,7 @@ impl Making<'_> {
                 let shape = store.shape_for(cpus, memory, &command_line());
                 Ok((shape, store.held(shape)))
             };
-            super::create::blocking(look).await?
+            crate::blocking::blocking(look).await?
         };
         let machine = machine(shape, spec.tethered);
         let why = match held {

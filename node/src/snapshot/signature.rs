@@ -14,6 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 
 use super::error::SnapshotError;
+use crate::config::SnapshotsConfig;
 
 /// Where trusted keys are, under the data directory.
 pub const KEYS: &str = "keys";
@@ -73,6 +74,17 @@ pub enum Signatures {
     Required,
     /// An unsigned one is used too; a signature that is there must be right, once there is a key.
     Optional,
+}
+
+impl Signatures {
+    /// As the configuration says.
+    pub fn of(config: &SnapshotsConfig) -> Signatures {
+        match config.require_signature {
+            None => Signatures::AsKeysSay,
+            Some(true) => Signatures::Required,
+            Some(false) => Signatures::Optional,
+        }
+    }
 }
 
 /// Whose snapshots are used here.

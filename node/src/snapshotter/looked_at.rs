@@ -83,7 +83,7 @@ impl LookedAt {
     ) -> Result<(), Failure> {
         let root = self.root.clone();
         let runtime = tokio::runtime::Handle::current();
-        crate::sandbox::blocking(move || {
+        crate::blocking::blocking(move || {
             let fail = |e: io::Error| Failure::system(format!("cannot make {}", place.display()), &e);
             let draft = begin(&root).map_err(fail)?;
             copied::copy(draft.path(), &part, &runtime)?;

@@ -3,7 +3,7 @@
 //! Invariants: a sandbox's file is written before anything of the sandbox is removed, so a failure is not lost whoever is
 //! killed; one whose end was asked for is marked before its VMM is ended ([`SandboxDirectory::note_end`]), so its remains are
 //! taken for no failure; the files are bounded in number and age ([`Retention`]), and in number whatever the configuration
-//! says ([`MOST_FILES`]). The directory goes with its last file, under its lock.
+//! says ([`MOST_FAILED`](crate::config::MOST_FAILED)). The directory goes with its last file, under its lock.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -16,6 +16,7 @@ use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{FAILED, Readiness, Sandbox, SandboxFailure};
 
 use super::{Record, RunDirectory, SandboxDirectory, lock_all, read_record, remove_if_empty, try_lock};
+use crate::config::SandboxConfig;
 use crate::container::ready;
 use crate::exit::{ExitCode, Failure};
 use crate::failure::Evidence;
@@ -24,9 +25,6 @@ use crate::failure::Evidence;
 const ENDING: &str = "ending";
 /// The form of a file. One of another is not read, and goes when its time is over.
 const VERSION: u32 = 1;
-/// Most files, whatever the configuration says.
-pub const MOST_FILES: usize = 10_000;
-
 /// Lines of the console said in the log.
 const LOGGED_LINES: usize = 10;
 
@@ -38,6 +36,14 @@ pub struct Retention {
 }
 
 impl Retention {
+    /// As the configuration says.
+    pub fn of(config: &SandboxConfig) -> Retention {
+        Retention {
+            seconds: config.failed_retention_s,
+            most: config.failed_most,
+        }
+    }
+
     /// Those of `failed`, oldest first, that are to go now: the ids.
     pub fn overdue<'a>(self, failed: &[&'a Sandbox], now: u64) -> Vec<&'a str> {
         let excess = failed.len().saturating_sub(self.most);
@@ -256,7 +262,7 @@ impl RunDirectory {
         if !is_failure(path, &record) || self.failed_file(&record.id).exists() {
             return;
         }
-        let evidence = Evidence::left_in(path, &record, cgroups);
+        let evidence = Evidence::left_in(path, record.cgroup.as_deref(), cgroups);
         let failed = record.failed(None, evidence.failure());
         tell(&failed);
         if let Err(e) = self.note_failed(&failed) {

@@ -6,8 +6,9 @@ use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::CONTROL_VERSION;
 
 use super::*;
+use crate::container::RootServing;
 use crate::failure::VMM_LOG;
-use crate::sandbox::{RootServing, Terms};
+use crate::state::Terms;
 
 fn record(id: &str, vmm: Option<ProcessRecord>) -> Record {
     Record {

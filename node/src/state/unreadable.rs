@@ -17,7 +17,7 @@ use thaw_protocol::control::{Command, Request};
 use thaw_protocol::packet;
 
 use super::{CONTROL_SOCKET, RECORD, Record};
-use crate::sandbox::PodNamespace;
+use crate::state::PodNamespace;
 
 /// What the file is called that names a sandbox's VMM, before `.PID.START`.
 const MARK: &str = "vmm";

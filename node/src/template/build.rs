@@ -1,6 +1,6 @@
 //! Making a template: once, however many ask at once.
 //!
-//! The machine itself is booted and frozen by [`crate::sandbox::cold`]; here is what is around it: the lock, the
+//! The machine itself is booted and frozen by the caller; here is what is around it: the lock, the
 //! directory, the hashes, the signature. Invariant: whatever ends a build, the store has the whole template or nothing.
 
 use std::fs::{self, File};
@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use thaw_failpoint::{Failpoint, reach};
 
 use super::Shape;
+use super::command_line::{command_line, is_bare};
 use super::key::{Ingredients, Key, Processor};
 use super::store::{Found, Templates};
 use crate::exit::{ExitCode, Failure};
-use crate::sandbox::{Node, cold, is_bare};
 use crate::snapshot::{
     Cpu, Draft, Kind, Machine, Manifest, Registered, SigningKey, SnapshotError, Subject, inventory,
 };
@@ -36,12 +36,12 @@ impl Recipe {
     pub fn of(shape: Shape) -> Recipe {
         Recipe {
             shape,
-            command_line: cold::command_line(),
+            command_line: command_line(),
         }
     }
 }
 
-/// Where [`cold::freeze_template`] has the VMM write: empty files, open for reading and writing.
+/// Where the VMM is to write: empty files, open for reading and writing.
 #[derive(Debug)]
 pub struct FrozenInto {
     pub state: File,
@@ -80,26 +80,7 @@ pub struct Template {
 }
 
 impl Templates {
-    /// The template of this shape, built if it is not there, and then signed if there is a key.
-    ///
-    /// A damaged one is removed and built again, once.
-    ///
-    /// # Errors
-    /// [`ExitCode::SnapshotDamaged`] when it is damaged and cannot be built again, or the one built again is damaged too.
-    /// [`ExitCode::SnapshotSignature`] when keys are trusted here and none of them signed it, or would.
-    pub async fn get(
-        &self,
-        node: &Node,
-        shape: Shape,
-        key: Option<SigningKey>,
-        progress: &Progress,
-    ) -> Result<Template, Failure> {
-        let recipe = Recipe::of(shape);
-        let freeze = async |files| cold::freeze_template(node, &recipe, files, progress).await;
-        self.get_by(recipe.clone(), key, progress, freeze).await
-    }
-
-    /// The same, if this process holds it already. Blocks as [`Templates::ingredients`] does.
+    /// The template of this shape, if this process holds it already. Blocks as [`Templates::ingredients`] does.
     pub fn held(&self, shape: Shape) -> Option<Arc<Registered>> {
         let recipe = Recipe::of(shape);
         let ingredients = self.ingredients(&recipe).ok()?;
@@ -108,8 +89,8 @@ impl Templates {
         Some(registered)
     }
 
-    /// The same with another way to make it.
-    async fn get_by(
+    /// The template of a recipe, made with `freeze` if it is not there.
+    pub(crate) async fn get_by(
         &self,
         recipe: Recipe,
         key: Option<SigningKey>,

@@ -2,6 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
+//! | [`command_line`] | what guests' kernels are booted with |
 //! | [`key`] | what a template was made of: another kernel, guest image, VMM or processor is another template |
 //! | [`store`] | the templates of this node, `THAW_DATA/templates/<key>` |
 //! | [`build`] | making one: once, however many ask at once |
@@ -11,6 +12,7 @@
 use thaw_protocol::control::{CpuBaseline, VCPUS};
 
 pub mod build;
+pub mod command_line;
 pub mod key;
 mod shown;
 pub mod store;

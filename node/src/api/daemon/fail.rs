@@ -14,8 +14,8 @@ use tokio::sync::{Notify, watch};
 use super::Daemon;
 use crate::api::machine::Condition;
 use crate::api::scope::Wanted;
+use crate::blocking::blocking;
 use crate::exit::Failure;
-use crate::sandbox::blocking;
 use crate::state::RunDirectory;
 use crate::state::failed::{Retention, failed_at, now, tell};
 

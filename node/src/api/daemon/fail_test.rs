@@ -8,7 +8,7 @@ use crate::api::maker::Maker;
 use crate::api::scope::Scope;
 use crate::api::watch::{Selector, Versions, Watcher};
 use crate::exit::ExitCode;
-use crate::sandbox::Behalf;
+use crate::state::Behalf;
 
 /// A daemon of fake machines that writes failures down.
 fn daemon(run: &RunDirectory, retention: Retention) -> (Arc<Fake>, Arc<Daemon>) {

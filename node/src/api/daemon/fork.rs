@@ -12,8 +12,8 @@ use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
 use crate::exit::Failure;
 use crate::metrics::How;
-use crate::sandbox::{Asked, Behalf};
 use crate::spans::{Creation, Sibling, Told};
+use crate::state::{Asked, Behalf};
 use crate::trace::Trace;
 
 impl Daemon {

@@ -14,7 +14,7 @@ use crate::api::machine::Condition;
 use crate::api::maker::{CreatePod, Made, ThawPod};
 use crate::api::problem::{ApiCode, Refusal};
 use crate::metrics::How;
-use crate::sandbox::Behalf;
+use crate::state::Behalf;
 
 /// Whether sandboxes may be made, and how many are.
 #[derive(Clone, Copy, Debug, Default)]

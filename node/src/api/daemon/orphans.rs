@@ -17,8 +17,9 @@ use thaw_protocol::api::{Account, CreatedSandbox, Readiness};
 use super::{Daemon, Described, Microvm};
 use crate::api::idempotency;
 use crate::api::machine::Machine;
-use crate::sandbox::{Asked, Node, NotAdopted, Sandbox, Tenants, blocking};
-use crate::state::{Record, RunDirectory, SandboxDirectory};
+use crate::blocking::blocking;
+use crate::sandbox::{Node, NotAdopted, Sandbox, Tenants};
+use crate::state::{Asked, Record, RunDirectory, SandboxDirectory};
 
 /// A sandbox without an owner.
 struct Orphan {

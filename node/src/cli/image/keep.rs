@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use indicatif::HumanBytes;
 use serde_json::json;
 use thaw_imagefs::digest::Digest;
 use thaw_images::store::{Image, Pruned};
@@ -10,6 +9,7 @@ use thaw_images::store::{Image, Pruned};
 use super::super::print;
 use crate::config::Size;
 use crate::exit::{ExitCode, Failure};
+use crate::human_bytes::HumanBytes;
 use crate::images::{Images, failure};
 use crate::ui::Ui;
 

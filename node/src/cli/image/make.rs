@@ -1,12 +1,12 @@
 //! What is made of images: `thaw image index`, `convert`.
 
-use indicatif::HumanBytes;
 use serde_json::json;
 use thaw_images::accelerated::{Facts, Options};
 
 use super::super::print;
 use super::{ConvertArguments, IndexArguments};
 use crate::exit::Failure;
+use crate::human_bytes::HumanBytes;
 use crate::image::convert::{self, Wanted};
 use crate::image::index;
 use crate::images::Images;

@@ -1,10 +1,10 @@
 //! What there is: `thaw image ls`, `inspect`, `du`.
 
-use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
 use super::super::print;
 use crate::exit::Failure;
+use crate::human_bytes::HumanBytes;
 use crate::images::shown::{self, Presence};
 use crate::images::{Images, failure};
 

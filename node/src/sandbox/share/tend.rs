@@ -20,11 +20,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{Shared, run};
+use crate::blocking::blocking;
 use crate::control_client::ControlClient;
 use crate::exit::{ExitCode, Failure};
 use crate::readiness::register;
 use crate::sandbox::backends::Backends;
-use crate::sandbox::create::blocking;
 use crate::sandbox::resources::Resources;
 use crate::sandbox::{limits, locked};
 use crate::state::{Record, SandboxDirectory};

@@ -44,7 +44,7 @@ pub struct Behalf {
 pub struct Asked {
     /// Whose key.
     pub client: u64,
-    /// Whose share of the answers that are remembered ([`crate::api::peer::Peer::share`]); 0 in a record of before tenants.
+    /// Whose share of the answers that are remembered; 0 in a record of before tenants.
     #[serde(default)]
     pub share: u64,
     pub key: String,

@@ -1,11 +1,12 @@
-//! Pools for what is hot: one each for the wants that were lately asked for.
+//! One pool for each want that was recently asked for: for machines that come in many kinds.
 //!
-//! Invariant: never more pools than planned; a want that is asked for again has one, and the pool of the want that was not asked
-//! for the longest time is closed to make room.
+//! Invariant: there are never more pools than planned. A want that is asked for twice gets a pool, and the least recently used pool
+//! is closed to make room.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use thaw_pools::demand::Sizing;
 use thaw_pools::plan::{Plan, Watermarks};
@@ -13,9 +14,11 @@ use thaw_pools::pool::Pool;
 use thaw_pools::resource::{Kind, SlowReason};
 use thaw_pools::statistics::PoolStatistics;
 
-/// How much of what is hot is made ahead.
+use crate::config::pools::{ParkedConfig, ShellsConfig};
+
+/// How many wants have a pool, and how much of each is made ahead.
 #[derive(Clone, Copy, Debug)]
-pub struct HotPlan {
+pub struct RecentPlan {
     /// How many wants have a pool. 0: none.
     pub wants: usize,
     /// How many of each.
@@ -25,10 +28,33 @@ pub struct HotPlan {
     pub makers: usize,
 }
 
+impl RecentPlan {
+    /// For shells, with so many makers of each shape.
+    pub fn of_shells(config: &ShellsConfig, makers: usize) -> RecentPlan {
+        RecentPlan {
+            wants: config.shapes.into(),
+            marks: config.each.into(),
+            sizing: Sizing::Full,
+            makers,
+        }
+    }
+
+    /// For parked machines, with so many makers of each template.
+    pub fn of_parked(config: &ParkedConfig, makers: usize) -> RecentPlan {
+        let within = Duration::from_secs(config.within_s.get().into());
+        RecentPlan {
+            wants: config.templates.into(),
+            marks: config.each.into(),
+            sizing: Sizing::Demand { within },
+            makers,
+        }
+    }
+}
+
 /// Pools of one kind, one each for the wants lately in demand.
-pub struct HotPools<K: Kind> {
+pub struct RecentPools<K: Kind> {
     /// None: nothing is made ahead.
-    plan: Option<HotPlan>,
+    plan: Option<RecentPlan>,
     recent: Mutex<Recent<K>>,
 }
 
@@ -42,9 +68,9 @@ struct Recent<K: Kind> {
     once: VecDeque<K::Want>,
 }
 
-impl<K: Kind> Default for HotPools<K> {
+impl<K: Kind> Default for RecentPools<K> {
     fn default() -> Self {
-        HotPools {
+        RecentPools {
             plan: None,
             recent: Mutex::new(Recent {
                 closed: false,
@@ -56,31 +82,31 @@ impl<K: Kind> Default for HotPools<K> {
     }
 }
 
-impl<K: Kind> fmt::Debug for HotPools<K> {
+impl<K: Kind> fmt::Debug for RecentPools<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HotPools")
+        f.debug_struct("RecentPools")
             .field("kind", &K::NAME)
             .field("plan", &self.plan)
             .finish_non_exhaustive()
     }
 }
 
-impl<K: Kind> HotPools<K>
+impl<K: Kind> RecentPools<K>
 where
     K::Want: Clone,
 {
-    pub fn new(plan: HotPlan) -> Self {
-        HotPools {
+    pub fn new(plan: RecentPlan) -> Self {
+        RecentPools {
             plan: (plan.wants > 0 && plan.marks.high() > 0).then_some(plan),
-            ..HotPools::default()
+            ..RecentPools::default()
         }
     }
 
     /// Others, as many and as large as these may be, with nothing in them.
     pub(super) fn others(&self) -> Self {
-        HotPools {
+        RecentPools {
             plan: self.plan,
-            ..HotPools::default()
+            ..RecentPools::default()
         }
     }
 
@@ -233,8 +259,8 @@ mod tests {
         fn destroy(&self, _: u8) {}
     }
 
-    fn plan(wants: usize, high: usize) -> HotPlan {
-        HotPlan {
+    fn plan(wants: usize, high: usize) -> RecentPlan {
+        RecentPlan {
             wants,
             marks: Watermarks::half_of(high),
             sizing: Sizing::Full,
@@ -244,7 +270,7 @@ mod tests {
 
     #[test]
     fn what_is_wanted_twice_gets_a_pool_and_the_longest_unused_loses_its_own() {
-        let pools = HotPools::default();
+        let pools = RecentPools::default();
         let mut recent = pools.lock();
         let mut used = |want: u8| {
             let pool = recent.used(&want, 2, || Ok(Pool::empty(Numbers))).is_some();
@@ -267,7 +293,7 @@ mod tests {
 
     #[test]
     fn retiring_a_want_closes_its_pool_and_no_other() {
-        let pools = HotPools::new(plan(4, 0));
+        let pools = RecentPools::new(plan(4, 0));
         {
             let mut recent = pools.lock();
             for want in [1, 1, 2, 2, 3] {
@@ -282,11 +308,11 @@ mod tests {
 
     #[test]
     fn without_a_plan_there_is_no_pool_and_after_the_end_none_either() {
-        let why = |pools: &HotPools<Numbers>| pools.ready(&1, || Numbers).unwrap_err();
-        assert_eq!(why(&HotPools::default()), SlowReason::NoPool);
-        assert_eq!(why(&HotPools::new(plan(0, 4))), SlowReason::NoPool);
-        assert_eq!(why(&HotPools::new(plan(4, 0))), SlowReason::NoPool);
-        let pools = HotPools::new(plan(2, 4));
+        let why = |pools: &RecentPools<Numbers>| pools.ready(&1, || Numbers).unwrap_err();
+        assert_eq!(why(&RecentPools::default()), SlowReason::NoPool);
+        assert_eq!(why(&RecentPools::new(plan(0, 4))), SlowReason::NoPool);
+        assert_eq!(why(&RecentPools::new(plan(4, 0))), SlowReason::NoPool);
+        let pools = RecentPools::new(plan(2, 4));
         assert_eq!(why(&pools), SlowReason::NoPool);
         let counted = pools.statistics();
         assert_eq!((counted.claims, counted.ready, counted.high), (1, 0, 0));

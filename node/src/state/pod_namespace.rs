@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thaw_pools::network::pod::{self, PodNetwork};
 
-use super::provenance::FileIdentity;
+use super::FileIdentity;
 use crate::exit::{ExitCode, Failure};
 
 /// One of the host's, by its path; what has the path later may be another.
@@ -47,12 +47,12 @@ impl PodNamespace {
     ///
     /// # Errors
     /// Why it cannot be a guest's; it is as it was then.
-    pub(super) fn attach(&self) -> Result<Option<PodNetwork>, Failure> {
+    pub(crate) fn attach(&self) -> Result<Option<PodNetwork>, Failure> {
         PodNetwork::attach(self.open()?).map_err(|e| self.unavailable(e))
     }
 
     /// That of a sandbox whose owner is gone. None where it is gone too.
-    pub(super) fn adopt(&self) -> Option<PodNetwork> {
+    pub(crate) fn adopt(&self) -> Option<PodNetwork> {
         let found = self.open();
         let found = found.inspect_err(|e| tracing::warn!("adopted, but its network is not there: {e}"));
         let adopted = PodNetwork::adopt(found.ok()?);

@@ -1,0 +1,69 @@
+//! The guest kernel's command line: what every guest is booted with, and the words that weaken one for a test.
+
+use thaw_protocol::handshake::WARM;
+
+/// The guest kernel's command line; `guest-kernel-config/README.md` says why for each word. One CPU comes up at boot,
+/// the agent brings the others online. As under docker ports below 1024 are anybody's, and a process may reserve more
+/// memory than there is: what it touches counts, and who touches too much is killed.
+const CMDLINE: &str = "console=ttyS0 loglevel=3 reboot=k panic=-1 root=/dev/pmem0 rootfstype=erofs rootflags=dax \
+                       rootwait ro init=/sbin/init pci=off tsc=reliable swiotlb=noforce noreplace-smp maxcpus=1 \
+                       rcupdate.rcu_expedited=1 memhp_default_state=online dummy.numdummies=0 \
+                       sysctl.net.ipv4.ip_unprivileged_port_start=0 sysctl.vm.overcommit_memory=1";
+
+/// Words to add to it, for whoever looks into a guest that does not start.
+const KERNEL_ARGUMENTS: &str = "THAW_KERNEL_ARGS";
+/// What such words begin with when they weaken the guest for a test.
+const TEST_WORD: &str = "thaw.test=";
+
+/// A template's command line here: part of what it is made of. Its agent does ahead what clones would do first.
+pub fn command_line() -> String {
+    format!("{} {WARM}", cold_command_line())
+}
+
+/// That of a sandbox that is booted.
+pub fn cold_command_line() -> String {
+    with_words(std::env::var(KERNEL_ARGUMENTS).ok().as_deref())
+}
+
+fn with_words(more: Option<&str>) -> String {
+    match more {
+        Some(more) if !more.trim().is_empty() => format!("{CMDLINE} {}", more.trim()),
+        _ => CMDLINE.into(),
+    }
+}
+
+/// Whether a guest booted with this command line is weaker than it must be outside tests.
+pub fn has_test_hooks(command_line: &str) -> bool {
+    command_line
+        .split_whitespace()
+        .any(|word| word.starts_with(TEST_WORD))
+}
+
+/// The word for a test guest without an agent.
+const BARE: &str = "thaw.test=bare";
+
+/// Whether guests booted with this command line are bare.
+pub fn is_bare(command_line: &str) -> bool {
+    command_line.split_whitespace().any(|word| word == BARE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_added_and_test_hooks_are_seen() {
+        assert_eq!(with_words(None), CMDLINE);
+        assert_eq!(with_words(Some("  ")), CMDLINE);
+        assert!(!has_test_hooks(CMDLINE));
+        let weak = with_words(Some(" thaw.test=keep-entropy "));
+        assert!(weak.ends_with(" thaw.test=keep-entropy") && has_test_hooks(&weak));
+        assert!(!has_test_hooks("xthaw.test=no"));
+    }
+
+    #[test]
+    fn bare_guest_is_one_by_its_word() {
+        assert!(is_bare("console=ttyS0 thaw.test=bare"));
+        assert!(!is_bare("thaw.test=barely thaw.test=keep-entropy"));
+    }
+}

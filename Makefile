@@ -169,7 +169,7 @@ bench-tenants: ## what it costs that tenants share no image and no template; `QU
 	@./setup test
 	@tests/bench/run tenants $(if $(QUICK),--quick)
 
-bench-report: ## render the README's tables from target/bench; `CHECK=1`: only say which of the README's results must be measured again
+bench-report: ## render docs/benchmarks.md and the README's ratios from target/bench; `CHECK=1`: only say which results must be measured again
 	@cargo build --release --quiet --bins
 	@$(BIN)/bench-report $(if $(CHECK),--check)
 

@@ -7,6 +7,7 @@
 pub mod boot;
 pub mod clock;
 pub mod create;
+pub mod headlines;
 pub mod host;
 pub mod image;
 pub mod machine;

@@ -1,4 +1,4 @@
-//! Whether a result may stand in the README. Invariant: what is shown was measured by a release build of a clean commit that
+//! Whether a result may be shown in the documents. Invariant: what is shown was measured by a release build of a clean commit that
 //! is in the history and at most [`MOST_COMMITS`] behind it.
 
 use std::fmt;

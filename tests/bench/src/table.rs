@@ -1,4 +1,4 @@
-//! A report as text: aligned columns for a terminal, Markdown for the README.
+//! A report as text: aligned columns for a terminal, Markdown for `docs/benchmarks.md`.
 
 use crate::image::pivot::Cells;
 use crate::report::{Report, Row};

@@ -10,7 +10,7 @@ const HEAD: &str = "\
 
 `make nightly` runs every test of the repository, one part after the other, and writes this document from `docs/nightly.json`; nobody
 edits either. `make nightly ONLY=\"fuzz upgrade\"` runs some parts, `make nightly MINUTES=30` fuzzes longer. Benchmarks are no part of it:
-`make bench-report` renders their results into the README.
+`make bench-report` renders their results into `docs/benchmarks.md`.
 
 Each row is a part's latest result, of the commit it names. Skipped tests and reruns are listed below the table with their reasons.
 ";

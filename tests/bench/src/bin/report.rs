@@ -1,15 +1,21 @@
-//! `make bench-report`: renders every `target/bench/NAME.json` into the README, between `<!-- bench:NAME -->` and
+//! `make bench-report`: renders every `target/bench/NAME.json` into `docs/benchmarks.md`, between `<!-- bench:NAME -->` and
 //! `<!-- /bench:NAME -->`, and keeps the file and its picture in `docs/bench`. A result that may not be shown
-//! (`provenance.rs` says which) is refused: it changes nothing, and the program exits 1 after it rendered the others.
+//! (`provenance.rs` says which) is refused: it changes nothing, and the program exits 1 after it rendered the others. Then it
+//! renders the README's table of ratios from what `docs/bench` keeps.
 //! `make bench-report CHECK=1` (`bench-report --check`) renders nothing and looks at the results in `docs/bench`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use thaw_bench::{Report, provenance, svg, table};
+use thaw_bench::{Report, headlines, provenance, svg, table};
 
 const MEASURED: &str = "target/bench";
 const KEPT: &str = "docs/bench";
+/// Has a section for each benchmark.
+const DOCUMENT: &str = "docs/benchmarks.md";
+/// Has the table of ratios, between the markers of [`HEADLINES`].
+const FRONT_PAGE: &str = "README.md";
+const HEADLINES: &str = "headlines";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -35,8 +41,7 @@ fn main() -> ExitCode {
 
 /// Renders the results that may be shown; says what is wrong with each of the others.
 fn render() -> Result<Vec<String>, String> {
-    let readme_path = Path::new("README.md");
-    let mut readme = std::fs::read_to_string(readme_path).map_err(|e| format!("README.md: {e}"))?;
+    let mut document = read(Path::new(DOCUMENT))?;
     let kept = Path::new(KEPT);
     std::fs::create_dir_all(kept).map_err(|e| format!("{KEPT}: {e}"))?;
     let mut refused = Vec::new();
@@ -45,14 +50,12 @@ fn render() -> Result<Vec<String>, String> {
         return Err(format!("nothing in {MEASURED} yet: run `make bench-boot` first"));
     }
     for path in results {
-        let mut report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let report = report(&path)?;
         if let Some(why) = refusal(&path, &report) {
             refused.push(why);
             continue;
         }
-        leave_out_details(&mut report);
-        readme = between(&readme, &report.name, &section(&report))
-            .ok_or(format!("README.md has no <!-- bench:{} -->", report.name))?;
+        document = with_section(&document, &report)?;
         for file in [
             format!("{}.json", report.name),
             format!("{}.samples.json", report.name),
@@ -61,18 +64,46 @@ fn render() -> Result<Vec<String>, String> {
                 .map_err(|e| format!("{file}: {e}"))?;
         }
         let picture = kept.join(format!("{}.svg", report.name));
-        std::fs::write(&picture, svg::draw(&report)).map_err(|e| format!("{}: {e}", picture.display()))?;
+        std::fs::write(&picture, svg::draw(&shown(report.clone())))
+            .map_err(|e| format!("{}: {e}", picture.display()))?;
         println!("{}: rendered", report.name);
     }
-    std::fs::write(readme_path, readme).map_err(|e| format!("README.md: {e}"))?;
+    let front_page = with_headlines(&read(Path::new(FRONT_PAGE))?, kept)?;
+    for (path, text) in [(DOCUMENT, document), (FRONT_PAGE, front_page)] {
+        std::fs::write(path, text).map_err(|e| format!("{path}: {e}"))?;
+    }
     Ok(refused)
 }
 
-/// What is wrong with the results that the README's tables were rendered from.
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn report(path: &Path) -> Result<Report, String> {
+    Report::read(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// `document` with the section of `report` rendered.
+fn with_section(document: &str, report: &Report) -> Result<String, String> {
+    between(document, &report.name, &section(&shown(report.clone())))
+        .ok_or(format!("{DOCUMENT} has no <!-- bench:{} -->", report.name))
+}
+
+/// `front_page` with the table of ratios rendered from the results in the directory `kept`.
+fn with_headlines(front_page: &str, kept: &Path) -> Result<String, String> {
+    let reports: Vec<Report> = results(kept)?
+        .iter()
+        .map(|path| report(path))
+        .collect::<Result<_, _>>()?;
+    between(front_page, HEADLINES, &headlines::markdown(&reports)?)
+        .ok_or(format!("{FRONT_PAGE} has no <!-- bench:{HEADLINES} -->"))
+}
+
+/// What is wrong with the results that the tables of both documents were rendered from.
 fn check() -> Result<Vec<String>, String> {
     let mut refused = Vec::new();
     for path in results(Path::new(KEPT))? {
-        let report = Report::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let report = report(&path)?;
         match refusal(&path, &report) {
             Some(why) => refused.push(why),
             None => println!("{}: good", path.display()),
@@ -115,9 +146,9 @@ fn refusal(path: &Path, report: &Report) -> Option<String> {
     })
 }
 
-/// A report of many stages, or of crowds of several sizes, is too long for a README: it shows no stages and the largest crowd alone.
-/// The others are in the file that is kept, and that is said.
-fn leave_out_details(report: &mut Report) {
+/// What is shown of `report`: no stages of creations, and of VMMs killed at once the largest number alone. A note says where the other
+/// rows are.
+fn shown(mut report: Report) -> Report {
     let largest = report.rows.iter().filter_map(|row| killed(&row.name)).max();
     let is_detail = |name: &str| name.contains(": stage ") || killed(name).is_some_and(|n| Some(n) < largest);
     let all = report.rows.len();
@@ -125,6 +156,7 @@ fn leave_out_details(report: &mut Report) {
     if report.rows.len() < all {
         report.note(format!("The other rows are in docs/bench/{}.json.", report.name));
     }
+    report
 }
 
 /// How many VMMs were killed at once, in a row's name: the number in `start, before 200 were killed` and in `200 killed: …`.
@@ -135,7 +167,7 @@ fn killed(name: &str) -> Option<usize> {
 
 fn section(report: &Report) -> String {
     format!(
-        "{}\n![{name}](docs/bench/{name}.svg)\n",
+        "{}\n![{name}](bench/{name}.svg)\n",
         table::markdown(report),
         name = report.name
     )
@@ -170,7 +202,7 @@ mod tests {
             report.sample(name, "ms", 1.0);
         }
         report.summarise();
-        leave_out_details(&mut report);
+        let report = shown(report);
         let names: Vec<_> = report.rows.iter().map(|row| &row.name).collect();
         assert_eq!(
             names,
@@ -181,8 +213,7 @@ mod tests {
             ]
         );
         assert_eq!(report.notes, ["The other rows are in docs/bench/x.json."]);
-        leave_out_details(&mut report);
-        assert_eq!(report.notes.len(), 1);
+        assert_eq!(shown(report.clone()).notes.len(), 1);
     }
 
     #[test]
@@ -210,6 +241,40 @@ mod tests {
             ["a.json", "b.json"].map(|name| directory.path().join(name))
         );
         assert!(results(&directory.path().join("none")).unwrap().is_empty());
+    }
+
+    /// So that no number in them was typed, and none is of another result than `docs/bench` keeps.
+    #[test]
+    fn documents_show_the_kept_results() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let kept = root.join(KEPT);
+        let (document, front_page) = (
+            read(&root.join(DOCUMENT)).unwrap(),
+            read(&root.join(FRONT_PAGE)).unwrap(),
+        );
+        let mut rendered = document.clone();
+        for path in results(&kept).unwrap() {
+            rendered = with_section(&rendered, &report(&path).unwrap()).unwrap();
+        }
+        let front_rendered = with_headlines(&front_page, &kept).unwrap();
+        if std::env::var_os("THAW_WRITE_DOCS").is_some() {
+            std::fs::write(root.join(DOCUMENT), &rendered).unwrap();
+            std::fs::write(root.join(FRONT_PAGE), &front_rendered).unwrap();
+            return;
+        }
+        for (path, is, renders) in [
+            (DOCUMENT, document, rendered),
+            (FRONT_PAGE, front_page, front_rendered),
+        ] {
+            let differs = is
+                .lines()
+                .zip(renders.lines())
+                .find(|(is, renders)| is != renders);
+            assert!(
+                is == renders,
+                "{path} is stale, at {differs:?}: run the tests with THAW_WRITE_DOCS=1"
+            );
+        }
     }
 
     #[test]

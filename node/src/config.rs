@@ -29,7 +29,7 @@ pub struct Config {
     pub store: StoreConfig,
     pub prefetch: PrefetchConfig,
     /// Mirrors, budgets and limits of reading registries.
-    pub fetch: thaw_images::fetch::Config,
+    pub fetch: thaw_images::registry::Config,
     /// Addresses and name servers of sandboxes.
     pub network: thaw_pools::network::Setup,
     /// What thawd makes ahead.
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(config.pools, pools::PoolsConfig::default());
         assert_eq!(config.network, thaw_pools::network::Setup::default());
         assert_eq!(config.fetch.mirrors_of("quay.io").len(), 1);
-        let defaults = thaw_images::fetch::Config {
+        let defaults = thaw_images::registry::Config {
             mirrors: config.fetch.mirrors.clone(),
             prefetch_bandwidth: config.fetch.prefetch_bandwidth,
             ..Default::default()

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thaw_imagefs::digest::Digest;
-use thaw_images::fetch::{FetchOptions, Fetcher, Priority};
+use thaw_images::fetch::FetchOptions;
 use thaw_images::fill::Filler;
 use thaw_images::prefetch::{self, Prefetch};
 use thaw_images::progress::Progress;
+use thaw_images::ranges::Priority;
 use thaw_images::reference::ImageRef;
+use thaw_images::registry::Client;
 use thaw_images::source::{Platform, SourceOptions};
 use thaw_images::store::{Image, PullOptions, PullPolicy, Store};
 use thaw_protocol::control::{BlobRange, ImageSpec};
@@ -36,7 +38,7 @@ const MEASURED_EVERY: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Images {
     pub(crate) store: Store,
-    pub(crate) fetcher: Arc<Fetcher>,
+    pub(crate) client: Arc<Client>,
     pub(crate) config: Arc<Config>,
     filler: Filler,
     size: Arc<Mutex<Option<Size>>>,
@@ -100,30 +102,30 @@ impl Images {
     /// Opens the store, making it where it is missing.
     pub fn open_with(directory: &Path, config: Config) -> Result<Images, Failure> {
         let store = Store::open(directory).map_err(failure)?;
-        let fetcher = Fetcher::new(config.fetch.clone())
+        let client = Client::new(config.fetch.clone())
             .map_err(|e| Failure::new(ExitCode::ConfigInvalid, format!("[fetch]: {}", failure(e).what)))?;
-        Ok(Images::over(store, fetcher, Arc::new(config)))
+        Ok(Images::over(store, client, Arc::new(config)))
     }
 
     /// Another store, making it where it is missing: with the same configuration, and within the same limits of what is fetched. What is
     /// in it, what it fetches and what it counts is its own.
     pub fn beside(&self, directory: &Path) -> Result<Images, Failure> {
         let store = Store::open(directory).map_err(failure)?;
-        Ok(Images::over(store, self.fetcher.clone(), self.config.clone()))
+        Ok(Images::over(store, self.client.clone(), self.config.clone()))
     }
 
-    fn over(store: Store, fetcher: Arc<Fetcher>, config: Arc<Config>) -> Images {
+    fn over(store: Store, client: Arc<Client>, config: Arc<Config>) -> Images {
         let options = FetchOptions {
             source: SourceOptions {
                 scratch: store.root().to_owned(),
                 ..SourceOptions::default()
             },
-            fetcher: fetcher.clone(),
+            client: client.clone(),
         };
         Images {
             filler: Filler::new(store.clone(), options),
             store,
-            fetcher,
+            client,
             config,
             size: Arc::default(),
             misses: Arc::default(),
@@ -156,7 +158,7 @@ impl Images {
                 Pull::Never => PullPolicy::Never,
             },
             plain_http,
-            fetcher: Some(self.fetcher.clone()),
+            client: Some(self.client.clone()),
             ..PullOptions::default()
         }
     }

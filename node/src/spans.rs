@@ -108,7 +108,7 @@ impl Spans {
             let what = format!("[tracing]: nothing can be sent to {collector}: {e}");
             Failure::new(ExitCode::ConfigInvalid, what)
         };
-        let client = thaw_images::source::http_client(collector).map_err(|e| refuse(&e))?;
+        let client = thaw_images::registry::http_client(collector).map_err(|e| refuse(&e))?;
         let mut exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
             .with_http_client(client)

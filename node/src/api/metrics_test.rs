@@ -4,7 +4,7 @@ use axum::body::Body;
 use http_body_util::BodyExt;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use thaw_images::fetch::EndpointCounts;
+use thaw_images::registry::EndpointCounts;
 use thaw_protocol::api::{Account, Reason, Stage};
 
 use super::*;

@@ -29,7 +29,7 @@ pub fn check(file: Option<&Path>) -> Result<String, Failure> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use thaw_images::fetch::{Config as FetchConfig, Mirror, MirrorKind};
+    use thaw_images::registry::{Config as FetchConfig, Mirror, MirrorKind};
     use thaw_pools::network::Setup;
 
     use super::super::api::{ApiConfig, MetricsConfig};

@@ -15,9 +15,9 @@ use thaw_imagefs::digest::Digest;
 use thaw_images::index::form::FormError;
 use thaw_images::index::soci::{self, Ztoc};
 use thaw_images::layer::Limits;
+use thaw_images::manifest::{Form, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
 use thaw_images::progress::{Event, Progress};
 use thaw_images::reference::ImageRef;
-use thaw_images::source::manifest::{Form, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
 use thaw_images::source::{self, LayerSource, Platform, Push, Resolved, Source, Turns};
 
 use super::place::{self, Place};

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use thaw_images::fetch::EndpointCounts;
 use thaw_images::fill::FillStats;
+use thaw_images::registry::EndpointCounts;
 use thaw_pools::statistics::PoolStatistics;
 
 use super::{Families, Names, OTHER};
@@ -19,7 +19,7 @@ pub fn collect(tenants: &Tenants, endpoints: &Names, families: &mut Families) {
     fills(&filled, families);
     let missed: Vec<_> = all.iter().map(|node| node.images.miss_counts()).collect();
     misses(&missed, families);
-    fetches(few(node.images.fetcher.stats().snapshot(), endpoints), families);
+    fetches(few(node.images.client.stats().snapshot(), endpoints), families);
     budget(node.budget.statistics(), families);
     let sizes = all.iter().filter_map(|node| node.images.size());
     if let Some(size) = sizes.reduce(Size::and) {

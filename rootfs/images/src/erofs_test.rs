@@ -9,11 +9,11 @@ use std::path::Path;
 use std::process::Command;
 
 use proptest::prelude::*;
-
 use thaw_imagefs::erofs::*;
 use thaw_imagefs::tree::{Attributes, BlobExtent, Inode as TreeInode, Kind, PAGE, Timestamp, Tree, Xattr};
 
 use crate::layer::testing::{END, header, padded};
+
 use made::make;
 pub(crate) use made::{Made, random};
 use walk::{Walk, walk_directory, walk_image, walk_tree};

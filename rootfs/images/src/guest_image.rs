@@ -191,8 +191,9 @@ fn add(tree: &mut Tree, path: &str, mode: u16, kind: Kind) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use thaw_imagefs::erofs::Reader;
+
+    use super::*;
 
     #[test]
     fn the_agent_is_init_and_the_image_is_whole_huge_pages() {

@@ -2,8 +2,9 @@
 
 use thaw_imagefs::tree::{PAGE, Timestamp};
 
-use super::*;
 use crate::layer::tree::{Extent, LayerEntry};
+
+use super::*;
 
 fn attributes(mode: u16) -> Attributes {
     Attributes {

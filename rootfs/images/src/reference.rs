@@ -3,6 +3,7 @@
 //! Invariant: [`ImageRef`]'s text form parses back to the same reference.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -37,8 +38,17 @@ pub struct RegistryRef {
 impl RegistryRef {
     /// Whether its registry is this host's loopback, which is spoken to over plain HTTP without being asked to.
     pub fn is_loopback(&self) -> bool {
-        crate::source::registry::is_loopback(&self.registry)
+        is_loopback(&self.registry)
     }
+}
+
+/// Loopback is the one place where plain HTTP is safe without asking.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or(rest),
+        None => host.split(':').next().unwrap_or(host),
+    };
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// The registry of names that mention none.

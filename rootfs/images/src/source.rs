@@ -5,18 +5,12 @@
 //! the descriptor's digest, their tar against the DiffID.
 
 pub(crate) mod archive;
-pub(crate) mod auth;
-mod download;
-pub(crate) mod http;
 pub(crate) mod layout;
-pub mod manifest;
 pub mod push;
 mod referrers;
-pub(crate) mod registry;
+mod registry;
 mod resolve;
-pub(crate) mod token;
 mod turns;
-pub(crate) mod wire;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -29,26 +23,17 @@ use thaw_imagefs::digest::Digest;
 use tokio::task::AbortHandle;
 
 use crate::error::Error;
-use crate::fetch::Fetcher;
+use crate::manifest;
 use crate::progress::Progress;
 use crate::reference::ImageRef;
+use crate::registry::Client;
 
-pub use auth::Credentials;
-pub(crate) use auth::Login;
-pub use http::Retry;
-pub use manifest::{Descriptor, Document, OCI_CONFIG, OCI_MANIFEST, Platform};
+pub use crate::manifest::{Descriptor, Document, OCI_CONFIG, OCI_MANIFEST, Platform};
+pub use crate::registry::{Credentials, Retry};
 pub use push::{Push, Upload};
 pub use referrers::{Referrer, referrers};
 pub use resolve::resolve;
 pub use turns::{Sender, Turns};
-
-/// An HTTP client as registries are asked with, for `host`: TLS by the host's certificates, names without glibc.
-///
-/// # Errors
-/// `RegistryUnreachable`: this host's certificates cannot be read.
-pub fn http_client(host: &str) -> Result<reqwest::Client, Error> {
-    wire::client().map_err(|failure| registry::no_client(host, &failure))
-}
 
 /// What a reference names, before a platform is chosen.
 pub enum Root {
@@ -173,8 +158,8 @@ pub struct SourceOptions {
     pub retry: Retry,
     /// Where a compressed archive is expanded, as a file without a name.
     pub scratch: PathBuf,
-    /// Whose mirrors are asked for whole layers before the registry is.
-    pub fetcher: Option<Arc<Fetcher>>,
+    /// Shared with others: its mirrors are asked for whole layers before the registry is. Without, one is made.
+    pub client: Option<Arc<Client>>,
 }
 
 impl Default for SourceOptions {
@@ -184,7 +169,26 @@ impl Default for SourceOptions {
             credentials: Credentials::default(),
             retry: Retry::default(),
             scratch: std::env::temp_dir(),
-            fetcher: None,
+            client: None,
+        }
+    }
+}
+
+impl SourceOptions {
+    /// What of it registries are about.
+    pub fn registry(&self) -> crate::registry::Options {
+        crate::registry::Options {
+            plain_http: self.plain_http,
+            credentials: self.credentials.clone(),
+            retry: self.retry,
+        }
+    }
+
+    /// The client to share, or a new one.
+    pub(crate) fn client(&self) -> Result<Arc<Client>, Error> {
+        match &self.client {
+            Some(client) => Ok(client.clone()),
+            None => Client::new(Default::default()),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::fetch::Ranges;
+use crate::ranges::Ranges;
 
 use super::cut::Chunking;
 use super::manifest::{Manifest, StoredTable};

@@ -7,10 +7,11 @@ use serde::Serialize;
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
-use crate::fetch::{self, FetchOptions, Fetcher};
+use crate::fetch::{self, FetchOptions};
 use crate::prefetch::LoadOrder;
 use crate::progress::Progress;
 use crate::reference::ImageRef;
+use crate::registry::Client;
 use crate::source::{self, Platform, Push, SourceOptions};
 use crate::store::{PullOptions, PullPolicy, Store};
 
@@ -56,7 +57,7 @@ impl Job<'_> {
             credentials: self.pull.credentials.clone(),
             retry: self.pull.retry,
             scratch: self.store.root().to_owned(),
-            fetcher: self.pull.fetcher.clone(),
+            client: self.pull.client.clone(),
         };
         // Before anything takes long: whether the result can be written, and what it is made against.
         let push = Push::open(self.destination, &options, progress.clone()).await?;
@@ -130,13 +131,13 @@ impl Job<'_> {
         if self.dictionaries.is_empty() {
             return Ok(Vec::new());
         }
-        let fetcher = match &self.pull.fetcher {
-            Some(fetcher) => fetcher.clone(),
-            None => Fetcher::new(fetch::Config::default())?,
+        let client = match &self.pull.client {
+            Some(client) => client.clone(),
+            None => Client::new(crate::registry::Config::default())?,
         };
         let fetching = FetchOptions {
             source: options.clone(),
-            fetcher,
+            client,
         };
         let mut dictionaries = Vec::with_capacity(self.dictionaries.len());
         for reference in self.dictionaries {

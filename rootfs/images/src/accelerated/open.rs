@@ -7,8 +7,8 @@ use thaw_imagefs::digest::Digest;
 use thaw_imagefs::erofs::{self, BlobPlacement, Reader};
 
 use crate::error::Error;
-use crate::fetch::{Check, Priority, Ranges, StoredBlob};
 use crate::prefetch::{LoadOrder, MAX_DOCUMENT};
+use crate::ranges::{Check, Priority, Ranges, StoredBlob};
 use crate::source::Descriptor;
 use crate::store::{Form, ReadyMadeBlob, layer_key};
 

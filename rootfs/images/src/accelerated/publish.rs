@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::fetch::{Check, Priority, Ranges, StoredBlob};
+use crate::ranges::{Check, Priority, Ranges, StoredBlob};
 use crate::source::{Descriptor, Document, OCI_MANIFEST, Push, Root, Source};
 
 use super::convert::{Body, Converted};

@@ -13,13 +13,14 @@ use thaw_imagefs::digest::Digest;
 use thaw_imagefs::erofs::{BlobPlacement, Reader, Summary};
 use thaw_imagefs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 
-use super::*;
 use crate::erofs_test::walk::{walk_image, walk_tree};
 use crate::erofs_test::{Made, assert_same, random};
 use crate::error::Error;
-use crate::fetch::{Check, Priority, Ranges, StoredBlob};
 use crate::prefetch::{OrderedBlob, Run};
+use crate::ranges::{Check, Priority, Ranges, StoredBlob};
 use crate::store::layer_key;
+
+use super::*;
 
 /// A registry in memory.
 #[derive(Clone, Default)]

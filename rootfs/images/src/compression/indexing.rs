@@ -7,10 +7,11 @@ use std::io::{self, BufRead, Read};
 
 use zstd::stream::raw::{DParameter, Decoder as ZstdStream, InBuffer, Operation, OutBuffer};
 
-use super::recorder::Recorder;
-use super::{Form, Whole, ZSTD_WINDOW_LOG, form};
 use crate::span::inflate::{Inflate, Stop, Until, Wrap};
 use crate::span::{Expansion, Packer, SPAN, SpanTable};
+
+use super::recorder::Recorder;
+use super::{Form, Whole, ZSTD_WINDOW_LOG, form};
 
 /// A stored blob, uncompressed as it is read, and indexed.
 pub struct Indexing<R> {

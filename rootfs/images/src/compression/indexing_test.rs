@@ -4,9 +4,10 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use proptest::prelude::*;
 
-use super::*;
 use crate::compression::decoder;
 use crate::span::SpanDigest;
+
+use super::*;
 
 /// Bytes that compress somewhat, as files do, with stretches that do not and that do well.
 fn content(length: usize, seed: u64) -> Vec<u8> {

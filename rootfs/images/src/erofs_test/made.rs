@@ -2,12 +2,13 @@
 
 use thaw_imagefs::tree::Tree;
 
-use super::walk::{Walk, walk_tree};
-use super::{Summary, write, write_with_data};
 use crate::layer::testing::{END, header, padded, pax, seal};
 use crate::layer::tree::LayerTree;
 use crate::layer::{Limits, unpack};
 use crate::merge::flatten;
+
+use super::walk::{Walk, walk_tree};
+use super::{Summary, write, write_with_data};
 
 /// A small generator of numbers: the tests want variety, not chance.
 struct Numbers(u64);

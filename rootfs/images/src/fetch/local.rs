@@ -13,11 +13,10 @@ use bytes::Bytes;
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::ranges::{Check, Priority, Ranges, StoredBlob, checked_range, run_check};
+use crate::registry::stats::{Count, EndpointStats};
 use crate::source::archive::{Archive, Section};
 use crate::source::layout::Layout;
-
-use super::stats::EndpointStats;
-use super::{Check, Priority, Ranges, StoredBlob, checked_range, run_check};
 
 /// Open files kept.
 const MAX_OPEN: usize = 64;
@@ -124,7 +123,7 @@ impl Ranges for LocalRanges {
         let (bytes, path) = read.map_err(|_| Error::Cancelled)??;
         self.stats.bytes(priority, length);
         run_check(&check, bytes).await?.map_err(|problem| {
-            self.stats.count(super::stats::Count::Wrong);
+            self.stats.count(Count::Wrong);
             let what = format!(
                 "bytes {start}-{} of blob {digest} in {}",
                 range.end - 1,

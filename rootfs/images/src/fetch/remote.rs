@@ -5,29 +5,31 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use tokio::time::{Instant, sleep_until};
 
 use crate::error::Error;
-
-use super::backoff::Backoff;
-use super::breaker::{Admission, Permit};
-use super::budget::Budget;
-use super::endpoint::{Endpoint, Kind, Want};
-use super::stats::Count;
-use super::{Check, Fetcher, Priority, Ranges, StoredBlob, checked_range, run_check};
+use crate::ranges::{Check, Priority, Ranges, StoredBlob, checked_range, run_check};
+use crate::registry::Client;
+use crate::registry::breaker::{Admission, Permit};
+use crate::registry::budget::Budget;
+use crate::registry::endpoint::{Endpoint, Fault, Kind, Want};
+use crate::registry::retries::Retries;
+use crate::registry::stats::Count;
 
 /// Wrong answers of one endpoint after which it is not asked again for a read.
 const MAX_WRONG: u32 = 2;
 /// Addresses of a descriptor that are tried.
 const MAX_FOREIGN: usize = 4;
 
+/// A reader of one repository's blobs.
 pub struct Remote {
-    pub fetcher: Arc<Fetcher>,
+    client: Arc<Client>,
     /// Mirrors first.
-    pub endpoints: Vec<Arc<Endpoint>>,
+    endpoints: Vec<Arc<Endpoint>>,
 }
 
 /// An endpoint in one read.
@@ -88,13 +90,13 @@ impl Ranges for Remote {
         check: Check,
     ) -> Result<Bytes, Error> {
         let length = checked_range(blob, &range)?;
-        let gate = &self.fetcher.gate;
+        let gate = &self.client.gate;
         let (_demand, _turn) = match priority {
             Priority::Demand => (Some(gate.demand()), None),
             Priority::Prefetch => (None, Some(gate.prefetch(length).await.ok_or(Error::Cancelled)?)),
         };
         let what = format!("bytes {}-{} of blob {}", range.start, range.end - 1, blob.digest);
-        let budget = Budget::new(self.fetcher.config.budget());
+        let budget = Budget::new(self.client.config.budget());
         let want = Want {
             blob,
             range: range.clone(),
@@ -103,25 +105,32 @@ impl Ranges for Remote {
             gate,
             budget: &budget,
         };
-        self.attempts(&want, check)
-            .await
-            .map_err(|source| Error::Unreadable {
-                blob: blob.digest,
-                start: range.start,
-                end: range.end,
-                source: Box::new(source),
-            })
+        let bytes = match self.candidates(blob) {
+            Ok(candidates) => Reading::new(self, want, candidates, check).bytes().await,
+            Err(error) => Err(error),
+        };
+        bytes.map_err(|source| Error::Unreadable {
+            blob: blob.digest,
+            start: range.start,
+            end: range.end,
+            source: Box::new(source),
+        })
     }
 }
 
 impl Remote {
+    /// A reader that asks these endpoints, in their order.
+    pub fn new(client: Arc<Client>, endpoints: Vec<Arc<Endpoint>>) -> Self {
+        Self { client, endpoints }
+    }
+
     fn candidates(&self, blob: &StoredBlob) -> Result<Vec<Candidate>, Error> {
         let foreign = blob
             .urls
             .iter()
             .filter(|url| url.starts_with("https://") || url.starts_with("http://"))
             .take(MAX_FOREIGN)
-            .map(|url| self.fetcher.foreign(url));
+            .map(|url| self.client.foreign(url));
         let endpoints = self.endpoints.iter().cloned().map(Ok).chain(foreign);
         endpoints
             .map(|endpoint| {
@@ -137,107 +146,90 @@ impl Remote {
             .collect()
     }
 
-    async fn attempts(&self, want: &Want<'_>, check: Check) -> Result<Bytes, Error> {
-        let config = &self.fetcher.config;
-        let length = (want.range.end - want.range.start) as usize;
-        let mut candidates = self.candidates(want.blob)?;
-        let mut backoff = Backoff::new(config.pause(), config.longest_pause());
-        // What came of an attempt that broke off, and whom it came from: the same endpoint continues it.
-        let mut begun: Option<(usize, BytesMut)> = None;
-        let mut last: Option<Error> = None;
-        // Who failed last, and the pause that was asked for.
-        let mut failed: Option<usize> = None;
-        let mut asked_pause = None;
-        let mut attempt = 0;
+    /// The budget was spent without an answer.
+    fn silence(&self) -> Error {
+        let registry = self
+            .endpoints
+            .last()
+            .map_or_else(String::new, |it| it.connection.registry.clone());
+        let seconds = self.client.config.budget().as_secs_f32();
+        Error::RegistryUnreachable {
+            registry,
+            reason: format!("no answer within the {seconds} seconds a read may take"),
+            advice: "check the network, and whether it runs".into(),
+        }
+    }
+}
+
+/// One read under way.
+struct Reading<'a> {
+    remote: &'a Remote,
+    want: Want<'a>,
+    check: Check,
+    candidates: Vec<Candidate>,
+    /// What came of an attempt that broke off, and whom it came from: the same endpoint continues it.
+    begun: Option<(usize, BytesMut)>,
+    /// The error that is told if the read fails.
+    last: Option<Error>,
+    /// Who failed last.
+    failed: Option<usize>,
+    /// The longest pause a server asked for in this round.
+    asked_pause: Option<Duration>,
+    attempt: u32,
+}
+
+/// How an attempt ended.
+enum Attempt {
+    Read(Bytes),
+    Failed(Kind),
+    /// The read's time is over.
+    TimedOut,
+}
+
+impl<'a> Reading<'a> {
+    fn new(remote: &'a Remote, want: Want<'a>, candidates: Vec<Candidate>, check: Check) -> Self {
+        Self {
+            remote,
+            want,
+            check,
+            candidates,
+            begun: None,
+            last: None,
+            failed: None,
+            asked_pause: None,
+            attempt: 0,
+        }
+    }
+
+    /// Asks one endpoint after the other until one has sent the right bytes, or the time is over.
+    async fn bytes(mut self) -> Result<Bytes, Error> {
+        let config = &self.remote.client.config;
+        let budget = self.want.budget;
+        let mut retries = Retries::within(budget, config.pause(), config.longest_pause());
         loop {
-            let changed = self.fetcher.breakers.changed.notified();
+            let changed = self.remote.client.breaker_changed().notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            match choose(&candidates) {
-                Choice::Try(index, permit) => {
-                    if let Some(failed) = failed.take() {
-                        candidates[failed].endpoint.stats.count(Count::Retry);
+            match choose(&self.candidates) {
+                Choice::Try(index, permit) => match self.attempt(index).await? {
+                    Attempt::Read(bytes) => {
+                        permit.succeeded();
+                        return Ok(bytes);
                     }
-                    let candidate = &mut candidates[index];
-                    candidate.tried = true;
-                    let endpoint = &candidate.endpoint;
-                    let mut got = match begun.take() {
-                        Some((whose, got)) if whose == index => got,
-                        _ => BytesMut::with_capacity(length),
-                    };
-                    attempt += 1;
-                    let read = want.budget.within(endpoint.read(want, &mut got));
-                    let kind = match endpoint.connection.wait_for(attempt, read).await {
-                        None => {
-                            permit.failed();
-                            break;
-                        }
-                        Some(Ok(())) => match run_check(&check, got.freeze()).await? {
-                            Ok(bytes) => {
-                                permit.succeeded();
-                                return Ok(bytes);
-                            }
-                            Err(problem) => {
-                                endpoint.distrust(&want.blob.digest);
-                                let what =
-                                    format!("{} as {} sent it", want.what, endpoint.connection.registry);
-                                tracing::warn!(what, problem, "wrong bytes");
-                                last = Some(Error::malformed(what, problem));
-                                Kind::Wrong
-                            }
-                        },
-                        Some(Err(fault)) => {
-                            tracing::debug!(what = want.what, error = %fault.error, "a range could not be read");
-                            if matches!(fault.kind, Kind::Passing(_)) {
-                                begun = Some((index, got));
-                            }
-                            // What says most is what the last one who had the blob said.
-                            if fault.kind != Kind::Refused
-                                || last.is_none()
-                                || index + 1 == self.endpoints.len()
-                            {
-                                last = Some(fault.error);
-                            }
-                            fault.kind
-                        }
-                    };
-                    failed = Some(index);
-                    match kind {
-                        Kind::Refused => {
-                            candidate.out = true;
-                            permit.succeeded();
-                        }
-                        Kind::Wrong => {
-                            candidate.wrong += 1;
-                            candidate.out = candidate.wrong >= MAX_WRONG;
-                            permit.failed();
-                        }
-                        Kind::Passing(pause) => {
-                            let until = Instant::now() + pause.unwrap_or_default();
-                            match until < want.budget.deadline() {
-                                true => asked_pause = asked_pause.max(pause),
-                                // Others may do it before.
-                                false => candidate.out = true,
-                            }
-                            permit.failed();
-                        }
-                    }
-                }
-                Choice::Pause => {
-                    let own = backoff.next();
-                    let pause = asked_pause.take().map_or(own, |asked| own.max(asked));
-                    if Instant::now() + pause >= want.budget.deadline() {
+                    Attempt::TimedOut => {
+                        permit.failed();
                         break;
                     }
-                    if let Some(failed) = failed {
-                        let reason = last.as_ref().map(ToString::to_string).unwrap_or_default();
-                        candidates[failed].endpoint.connection.retrying(pause, reason);
-                    }
-                    tokio::time::sleep(pause).await;
-                    candidates.iter_mut().for_each(|it| it.tried = false);
+                    Attempt::Failed(kind) => self.blame(index, kind, permit),
+                },
+                Choice::Pause => {
+                    let Some(pause) = retries.next(self.asked_pause.take()) else {
+                        break;
+                    };
+                    self.pause(pause).await;
                 }
                 Choice::Wait(until) => {
-                    let deadline = want.budget.deadline();
+                    let deadline = budget.deadline();
                     let until = until.map_or(deadline, |until| until.min(deadline));
                     tokio::select! {
                         () = sleep_until(until) => {}
@@ -250,20 +242,86 @@ impl Remote {
                 Choice::Nobody => break,
             }
         }
-        Err(last.unwrap_or_else(|| self.silence()))
+        Err(self.last.unwrap_or_else(|| self.remote.silence()))
     }
 
-    /// The budget was spent without an answer.
-    fn silence(&self) -> Error {
-        let registry = self
-            .endpoints
-            .last()
-            .map_or_else(String::new, |it| it.connection.registry.clone());
-        let seconds = self.fetcher.config.budget().as_secs_f32();
-        Error::RegistryUnreachable {
-            registry,
-            reason: format!("no answer within the {seconds} seconds a read may take"),
-            advice: "check the network, and whether it runs".into(),
+    /// Asks one endpoint once.
+    async fn attempt(&mut self, index: usize) -> Result<Attempt, Error> {
+        if let Some(failed) = self.failed.take() {
+            self.candidates[failed].endpoint.stats.count(Count::Retry);
         }
+        self.candidates[index].tried = true;
+        let endpoint = self.candidates[index].endpoint.clone();
+        let want = &self.want;
+        let mut got = match self.begun.take() {
+            Some((whose, got)) if whose == index => got,
+            _ => BytesMut::with_capacity((want.range.end - want.range.start) as usize),
+        };
+        self.attempt += 1;
+        let read = want.budget.within(endpoint.read(want, &mut got));
+        match endpoint.connection.wait_for(self.attempt, read).await {
+            None => Ok(Attempt::TimedOut),
+            Some(Ok(())) => match run_check(&self.check, got.freeze()).await? {
+                Ok(bytes) => Ok(Attempt::Read(bytes)),
+                Err(problem) => {
+                    endpoint.distrust(&want.blob.digest);
+                    let what = format!("{} as {} sent it", want.what, endpoint.connection.registry);
+                    tracing::warn!(what, problem, "wrong bytes");
+                    self.last = Some(Error::malformed(what, problem));
+                    Ok(Attempt::Failed(Kind::Wrong))
+                }
+            },
+            Some(Err(Fault { kind, error })) => {
+                tracing::debug!(what = want.what, %error, "a range could not be read");
+                if matches!(kind, Kind::Passing(_)) {
+                    self.begun = Some((index, got));
+                }
+                // What says most is what the last one who had the blob said.
+                let is_registry = index + 1 == self.remote.endpoints.len();
+                if kind != Kind::Refused || self.last.is_none() || is_registry {
+                    self.last = Some(error);
+                }
+                Ok(Attempt::Failed(kind))
+            }
+        }
+    }
+
+    /// Decides whether an endpoint that failed is asked again, and tells its breaker.
+    fn blame(&mut self, index: usize, kind: Kind, permit: Permit) {
+        self.failed = Some(index);
+        let candidate = &mut self.candidates[index];
+        match kind {
+            Kind::Refused => {
+                candidate.out = true;
+                permit.succeeded();
+            }
+            Kind::Wrong => {
+                candidate.wrong += 1;
+                candidate.out = candidate.wrong >= MAX_WRONG;
+                permit.failed();
+            }
+            Kind::Passing(pause) => {
+                let until = Instant::now() + pause.unwrap_or_default();
+                match until < self.want.budget.deadline() {
+                    true => self.asked_pause = self.asked_pause.max(pause),
+                    // Others may do it before.
+                    false => candidate.out = true,
+                }
+                permit.failed();
+            }
+        }
+    }
+
+    /// Pauses before the next round.
+    async fn pause(&mut self, pause: Duration) {
+        match self.failed {
+            Some(failed) => {
+                let reason = self.last.as_ref().map(ToString::to_string).unwrap_or_default();
+                let endpoint = self.candidates[failed].endpoint.clone();
+                endpoint.connection.pause(pause, reason).await;
+            }
+            None => tokio::time::sleep(pause).await,
+        }
+        self.candidates.iter_mut().for_each(|it| it.tried = false);
     }
 }

@@ -11,9 +11,10 @@ use thaw_imagefs::digest::Digest;
 use tokio::sync::OnceCell;
 
 use crate::error::Error;
-use crate::fetch::{self, FetchOptions, Ranges};
+use crate::fetch::{self, FetchOptions};
 use crate::index::{Content, Piece, Pieces};
 use crate::progress::Silent;
+use crate::ranges::Ranges;
 use crate::store::{BlobFiles, BlobOrigin, blocking};
 
 use super::{Inner, count, lock};
@@ -122,7 +123,7 @@ impl Inner {
         let open = || async {
             let mut options = FetchOptions {
                 source: self.options.source.clone(),
-                fetcher: self.options.fetcher.clone(),
+                client: self.options.client.clone(),
             };
             options.source.plain_http = plain_http;
             options.source.scratch = self.store.root().to_owned();

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
-use crate::fetch::{Check, Priority};
+use crate::ranges::{Check, Priority};
 use crate::span::{Run, SpanError};
 
 use super::blob::Blob;

@@ -26,8 +26,9 @@ use thaw_imagefs::digest::Digest;
 use tokio::sync::Semaphore;
 
 use crate::error::Error;
-use crate::fetch::{FetchOptions, Priority};
+use crate::fetch::FetchOptions;
 use crate::progress::Silent;
+use crate::ranges::Priority;
 use crate::store::{PullOptions, Store, blocking};
 
 use blob::{Blob, Blobs, Origins};
@@ -271,7 +272,7 @@ impl Inner {
             plain_http: self.options.source.plain_http,
             credentials: self.options.source.credentials.clone(),
             retry: self.options.source.retry,
-            fetcher: Some(self.options.fetcher.clone()),
+            client: Some(self.options.client.clone()),
             ..PullOptions::default()
         };
         for chunk in chunks {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::fetch::Priority;
+use crate::ranges::Priority;
 use crate::span::{Run, SpanTable};
 
 /// Bytes between spans that are read and not used, rather than asking twice.
@@ -45,8 +45,9 @@ pub fn runs(table: &SpanTable, spans: &[usize], priority: Priority) -> Vec<Run> 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::span::{Expansion, Span, SpanDigest};
+
+    use super::*;
 
     fn table(stored: &[Range<u64>]) -> SpanTable {
         let mut at = 0;

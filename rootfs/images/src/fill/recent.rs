@@ -53,8 +53,9 @@ impl Recent {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use thaw_imagefs::digest::Digest;
+
+    use super::*;
 
     #[test]
     fn what_was_used_longest_ago_goes_first_and_bytes_are_bounded() {

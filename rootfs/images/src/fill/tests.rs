@@ -13,11 +13,13 @@ use bytes::Bytes;
 use flate2::write::GzEncoder;
 use thaw_imagefs::blob::{BlobFile, CHUNK_SIZE};
 
-use super::*;
-use crate::fetch::{Check, Config, Fetcher, Ranges, StoredBlob};
+use crate::ranges::{Check, Ranges, StoredBlob};
+use crate::registry::{Client, Config};
 use crate::source::fixture::{self, Blobs, Layer, TAR_GZIP};
 use crate::source::{Platform, SourceOptions};
 use crate::store::{Image, ImageBlob};
+
+use super::*;
 
 /// A store, an image in a layout beside it, and what its blobs hold.
 struct Bench {
@@ -59,7 +61,7 @@ fn options() -> PullOptions {
 fn fetch_options() -> FetchOptions {
     FetchOptions {
         source: SourceOptions::default(),
-        fetcher: Fetcher::new(Config::default()).unwrap(),
+        client: Client::new(Config::default()).unwrap(),
     }
 }
 

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::layer::tree::LayerTree;
+use crate::layer::{Limits, unpack};
+
 use super::estargz::{self, Bound};
 use super::form::FormError;
 use super::soci;
 use super::testing::assert_like_unpacked;
 use super::{LayerIndex, testing};
-use crate::layer::tree::LayerTree;
-use crate::layer::{Limits, unpack};
 
 fn layers(form: &str) -> Vec<PathBuf> {
     let directory = std::env::var("THAW_INTEROP").expect("tests/interop/run says where the layers are");

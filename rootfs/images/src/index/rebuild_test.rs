@@ -8,12 +8,13 @@ use proptest::prelude::*;
 use thaw_imagefs::digest::Digest;
 use thaw_imagefs::tree::PAGE;
 
-use super::kept::{self, Kept};
-use super::{Content, Pieces};
 use crate::compression::Indexing;
 use crate::layer::testing::{END, header, padded, pax};
 use crate::layer::{Limits, unpack_indexed};
 use crate::span::Expansion;
+
+use super::kept::{self, Kept};
+use super::{Content, Pieces};
 
 /// A part of a file: so many bytes of a kind.
 type Part = (u8, usize);

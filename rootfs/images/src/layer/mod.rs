@@ -32,6 +32,7 @@ use thaw_imagefs::tree::{Attributes, Timestamp};
 
 use crate::index::Piece;
 use crate::layer::tree::{Change, Extent, LayerEntry, LayerTree, Leaf};
+
 use data::FilePages;
 use header::{Header, TypeFlag};
 use path::Place;

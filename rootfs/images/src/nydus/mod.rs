@@ -14,7 +14,7 @@ use thaw_imagefs::erofs;
 use crate::accelerated::{Opened, document};
 use crate::compression;
 use crate::error::Error;
-use crate::fetch::{Ranges, StoredBlob};
+use crate::ranges::{Ranges, StoredBlob};
 use crate::source::Descriptor;
 use crate::store::{Form, ReadyMadeBlob};
 

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use thaw_imagefs::erofs::{BlobPlacement, Reader, Summary};
 
-use super::*;
 use crate::accelerated::tests::{Memory, block_on};
 use crate::erofs_test::assert_same;
 use crate::erofs_test::walk::{walk_directory, walk_image};
+
+use super::*;
 
 /// Little-endian fields at offsets of a growing image.
 struct Image(Vec<u8>);

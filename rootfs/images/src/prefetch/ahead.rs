@@ -161,10 +161,12 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::progress::Silent;
     use std::sync::Mutex;
     use std::sync::atomic::AtomicUsize;
+
+    use crate::progress::Silent;
+
+    use super::*;
 
     fn pieces(count: u64) -> Vec<Wanted> {
         (0..count)

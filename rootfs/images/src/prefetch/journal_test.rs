@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
-use super::*;
 use crate::prefetch::{Provenance, find};
+
+use super::*;
 
 fn image(directory: &Path) -> (Image, Vec<OrderedBlob>) {
     let blobs = [b"one", b"two"].map(|name| OrderedBlob {

@@ -163,8 +163,9 @@ impl Recorded {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn blobs(lengths: &[u64]) -> (Vec<OrderedBlob>, Vec<Digest>) {
         let digests: Vec<_> = (0..lengths.len()).map(|it| Digest::of(&[it as u8])).collect();

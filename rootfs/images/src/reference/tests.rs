@@ -105,3 +105,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn loopback_hosts_are_known() {
+    for host in [
+        "localhost",
+        "localhost:5000",
+        "127.0.0.1",
+        "127.1.2.3:80",
+        "[::1]:5000",
+    ] {
+        assert!(is_loopback(host), "{host}");
+    }
+    for host in [
+        "localhost.example",
+        "10.0.0.1",
+        "[2001:db8::1]:5000",
+        "registry-1.docker.io",
+    ] {
+        assert!(!is_loopback(host), "{host}");
+    }
+}

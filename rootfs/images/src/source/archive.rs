@@ -19,9 +19,9 @@ use thaw_imagefs::digest::Digest;
 
 use crate::compression;
 use crate::error::Error;
+use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, OCI_CONFIG, OCI_MANIFEST};
 
 use super::layout::read_limited;
-use super::manifest::{MAX_CONFIG, MAX_MANIFEST, OCI_CONFIG, OCI_MANIFEST};
 use super::resolve::diff_ids;
 use super::{Descriptor, LayerBody, LayerSource, Root, Source};
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use thaw_imagefs::digest::Digest;
 
-use super::manifest::{OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
+use crate::manifest::{OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
 
 pub const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
 pub const TAR_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";

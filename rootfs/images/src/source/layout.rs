@@ -10,9 +10,9 @@ use serde::Deserialize;
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::manifest::{Document, MAX_CONFIG, MAX_MANIFEST};
 
 use super::archive::Section;
-use super::manifest::{Document, MAX_CONFIG, MAX_MANIFEST};
 use super::{Descriptor, LayerBody, LayerSource, Root, Source, verify};
 
 const REF_NAME: &str = "org.opencontainers.image.ref.name";

@@ -18,11 +18,11 @@ use serde_json::{Value, json};
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::manifest::MAX_MANIFEST;
 use crate::progress::Progress;
 use crate::reference::ImageRef;
 
 use super::SourceOptions;
-use super::manifest::MAX_MANIFEST;
 use content::Content;
 
 /// Bytes that can be read again when sending them broke off: a file, or a cursor over memory.
@@ -163,7 +163,7 @@ impl Document {
             subject: parts.subject.map(|subject| subject.digest),
             artifact_type: parts
                 .artifact_type
-                .or_else(|| config.filter(|_| media_type == super::manifest::OCI_MANIFEST)),
+                .or_else(|| config.filter(|_| media_type == crate::manifest::OCI_MANIFEST)),
             annotations: parts.annotations,
         })
     }
@@ -190,7 +190,7 @@ pub(super) fn fallback_tag(subject: &Digest) -> String {
 /// An index with one more manifest. `None` if it has it already.
 fn with_manifest(what: &str, index: Option<&[u8]>, descriptor: Value) -> Result<Option<Vec<u8>>, Error> {
     let mut index: Value = match index {
-        None => json!({"schemaVersion": 2, "mediaType": super::manifest::OCI_INDEX, "manifests": []}),
+        None => json!({"schemaVersion": 2, "mediaType": crate::manifest::OCI_INDEX, "manifests": []}),
         Some(bytes) => serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?,
     };
     let Some(manifests) = index.get_mut("manifests").and_then(Value::as_array_mut) else {

@@ -10,14 +10,15 @@ use serde::Deserialize;
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::manifest::{MAX_MANIFEST, OCI_INDEX};
 use crate::progress::Progress;
 use crate::reference::ImageRef;
+use crate::registry::Rights;
+use crate::registry::repository::Repository;
+use crate::registry::request::Request;
 
-use super::http::Request;
 use super::layout::Layout;
-use super::manifest::{MAX_MANIFEST, OCI_INDEX};
 use super::push::fallback_tag;
-use super::registry::Registry;
 use super::{Descriptor, SourceOptions};
 
 /// Pages of a listing that are read.
@@ -73,7 +74,10 @@ pub async fn referrers(
 ) -> Result<Vec<Referrer>, Error> {
     match reference {
         ImageRef::Registry(reference) => {
-            let registry = Registry::connect(reference.clone(), options, false, progress).await?;
+            let client = options.client()?;
+            let registry = client
+                .repository(reference, &options.registry(), Rights::Pull, progress)
+                .await?;
             match listed(&registry, digest).await? {
                 Some(referrers) => Ok(referrers),
                 None => tagged(&registry, digest).await,
@@ -91,7 +95,7 @@ pub async fn referrers(
 }
 
 /// What the registry lists; `None` if it does not know how to.
-async fn listed(registry: &Registry, digest: &Digest) -> Result<Option<Vec<Referrer>>, Error> {
+async fn listed(registry: &Repository, digest: &Digest) -> Result<Option<Vec<Referrer>>, Error> {
     let what = format!("the referrers of {digest}");
     let mut url = format!("{}/referrers/{digest}", registry.base);
     let mut referrers = Vec::new();
@@ -136,7 +140,7 @@ fn next_page(link: &str) -> Option<&str> {
     next.then_some(url)
 }
 
-async fn tagged(registry: &Registry, digest: &Digest) -> Result<Vec<Referrer>, Error> {
+async fn tagged(registry: &Repository, digest: &Digest) -> Result<Vec<Referrer>, Error> {
     let tag = fallback_tag(digest);
     let what = format!("the index {tag} of referrers");
     match registry.manifest_at(&tag, &what).await {

@@ -6,8 +6,8 @@ use oci_spec::image::ImageConfiguration;
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::manifest::{Document, Form, MAX_LAYERS, Manifest};
 
-use super::manifest::{Document, Form, MAX_LAYERS, Manifest};
 use super::{Descriptor, LayerSource, Platform, Resolved, Root, Source};
 
 /// How deep indexes may nest, and how many documents without a platform are looked into.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Error;
-use crate::fetch::EndpointStats;
+use crate::registry::stats::EndpointStats;
 
 use super::{LayerBody, LayerSource, Source};
 

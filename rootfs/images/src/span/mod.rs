@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub(crate) use window::Packer;
 pub use window::{WINDOW, Window};
 
-use crate::fetch::Check;
+use crate::ranges::Check;
 
 /// Most bytes a span may yield or take: bounds the memory one read costs.
 pub const MAX_SPAN: u64 = 64 << 20;
@@ -283,7 +283,7 @@ impl SpanTable {
             })
     }
 
-    /// Checks all spans of a run against its stored bytes: what [`crate::fetch::Ranges::read`] wants to know.
+    /// Checks all spans of a run against its stored bytes: what [`crate::ranges::Ranges::read`] wants to know.
     pub fn run_check(self: &Arc<SpanTable>, run: &Run) -> Check {
         let (table, run) = (Arc::clone(self), run.clone());
         Arc::new(move |stored| {

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
-use crate::fetch::{Check, Priority, Ranges, StoredBlob};
 use crate::index::LayerIndex;
 use crate::index::estargz;
 use crate::index::form::FormError;
 use crate::index::soci;
 use crate::layer::Limits;
+use crate::ranges::{Check, Priority, Ranges, StoredBlob};
 use crate::source::{Descriptor, LayerSource, Resolved, Source};
 
 use super::form::Form;
@@ -202,7 +202,7 @@ impl Bound {
 async fn soci_index(source: &dyn Source, digest: Digest) -> Result<soci::Index, Error> {
     // Its size is not known: the annotation has only the digest.
     let descriptor = Descriptor {
-        media_type: crate::source::manifest::OCI_MANIFEST.into(),
+        media_type: crate::manifest::OCI_MANIFEST.into(),
         digest,
         size: 0,
         urls: Vec::new(),

@@ -8,9 +8,9 @@ use thaw_imagefs::digest::Digest;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
-use crate::fetch::StoredBlob;
 use crate::index::Content;
 use crate::progress::Progress;
+use crate::ranges::StoredBlob;
 use crate::reference::ImageRef;
 use crate::source::{self, LayerSource, Platform};
 

@@ -12,9 +12,9 @@ use thaw_imagefs::digest::Digest;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
-use crate::fetch::StoredBlob;
 use crate::index::kept::{self, INDEX, Kept, KeptError};
 use crate::progress::{Event, Progress};
+use crate::ranges::StoredBlob;
 use crate::reference::ImageRef;
 use crate::source::{self, LayerSource, Turns};
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thaw_imagefs::digest::Digest;
 
-use crate::fetch::StoredBlob;
+use crate::ranges::StoredBlob;
 use crate::source::LayerSource;
 
 /// Where a layer's tree, and the way to its data, came from.

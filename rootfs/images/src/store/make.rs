@@ -12,11 +12,11 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
-use crate::fetch::StoredBlob;
 use crate::index::kept::{self, INDEX, Kept};
 use crate::index::{Content, LayerIndex};
 use crate::layer::tree::LayerTree;
 use crate::progress::{Event, Progress};
+use crate::ranges::StoredBlob;
 use crate::source::{LayerSource, Source, Turns};
 use crate::span::SpanDigest;
 

@@ -12,12 +12,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::accelerated::Opened;
 use crate::error::Error;
-use crate::fetch::{self, FetchOptions, Fetcher, Priority, Ranges};
+use crate::fetch::{self, FetchOptions};
 use crate::fill::Filler;
+use crate::manifest;
 use crate::progress::{Event, Progress};
+use crate::ranges::{Priority, Ranges};
 use crate::reference::ImageRef;
+use crate::registry::Client;
 use crate::source::{
-    self, Credentials, Descriptor, LayerSource, Platform, Resolved, Retry, Source, SourceOptions, manifest,
+    self, Credentials, Descriptor, LayerSource, Platform, Resolved, Retry, Source, SourceOptions,
 };
 use crate::{accelerated, nydus};
 
@@ -55,7 +58,7 @@ pub struct PullOptions {
     /// Whether file data may stay in the registry until it is read. Without, all of it is in the store at the end.
     pub lazy: bool,
     /// What reads ranges, to share its limits and connections; without, one is made for the pull.
-    pub fetcher: Option<Arc<Fetcher>>,
+    pub client: Option<Arc<Client>>,
 }
 
 impl Default for PullOptions {
@@ -66,7 +69,7 @@ impl Default for PullOptions {
             credentials: Credentials::default(),
             retry: Retry::default(),
             lazy: true,
-            fetcher: None,
+            client: None,
         }
     }
 }
@@ -259,13 +262,13 @@ impl Store {
     }
 
     pub(super) fn fetch_options(&self, options: &PullOptions) -> Result<FetchOptions, Error> {
-        let fetcher = match &options.fetcher {
-            Some(fetcher) => fetcher.clone(),
-            None => Fetcher::new(fetch::Config::default())?,
+        let client = match &options.client {
+            Some(client) => client.clone(),
+            None => Client::new(crate::registry::Config::default())?,
         };
         Ok(FetchOptions {
             source: self.source_options(options),
-            fetcher,
+            client,
         })
     }
 
@@ -275,7 +278,7 @@ impl Store {
             credentials: options.credentials.clone(),
             retry: options.retry,
             scratch: self.root.clone(),
-            fetcher: options.fetcher.clone(),
+            client: options.client.clone(),
         }
     }
 

@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_imagefs::digest::Digest;
 
-use super::Store;
-use super::form::{Form, Origin};
 use crate::error::Error;
 use crate::prefetch::LoadOrder;
+
+use super::Store;
+use super::form::{Form, Origin};
 
 pub const RECORD: &str = "record.json";
 pub const CONFIG: &str = "config.json";

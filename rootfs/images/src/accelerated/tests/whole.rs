@@ -5,14 +5,16 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::*;
-use crate::fetch::{Config, FetchOptions, Fetcher};
+use crate::fetch::FetchOptions;
 use crate::fill::Filler;
 use crate::progress::Silent;
 use crate::reference::ImageRef;
+use crate::registry::{Client, Config};
 use crate::source::fixture::{Blobs, Layer, noise, tagged, tar};
 use crate::source::{Platform, SourceOptions};
 use crate::store::{Image, PullOptions, Store};
+
+use super::*;
 
 const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
 
@@ -97,7 +99,7 @@ async fn pull(store: &Store, reference: &ImageRef) -> Image {
     let image = pull(PullOptions::default()).await;
     let options = FetchOptions {
         source: SourceOptions::default(),
-        fetcher: Fetcher::new(Config::default()).unwrap(),
+        client: Client::new(Config::default()).unwrap(),
     };
     let filler = Filler::new(store.clone(), options);
     for blob in &image.blobs {

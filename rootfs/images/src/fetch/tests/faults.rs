@@ -7,7 +7,8 @@ use futures_util::FutureExt;
 use reqwest::header::{CONTENT_RANGE, RETRY_AFTER};
 use tokio::time::Instant;
 
-use super::wire::{Network, Reply, wanted};
+use crate::registry::testing::{Network, Reply, wanted};
+
 use super::*;
 
 const REFERENCE: &str = "registry.example/app:1";
@@ -20,19 +21,19 @@ fn blob() -> Vec<u8> {
 async fn alone(
     config: Config,
     handler: impl Fn(&reqwest::Request, u64) -> Reply + Send + Sync + 'static,
-) -> (Arc<Network>, Arc<Fetcher>, Arc<dyn Ranges>) {
+) -> (Arc<Network>, Arc<Client>, Arc<dyn Ranges>) {
     let calls = Calls::default();
     let network = Network::new(move |request| handler(request, calls.next()));
-    let fetcher = Fetcher::with_wire(config, network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
-    (network, fetcher, reader)
+    let client = Client::with_wire(config, network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
+    (network, client, reader)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_range_is_read_and_nothing_else() {
     let blob = blob();
     let content = blob.clone();
-    let (network, fetcher, reader) = alone(Config::default(), move |request, _| {
+    let (network, client, reader) = alone(Config::default(), move |request, _| {
         Reply::range(request, &content)
     })
     .await;
@@ -47,7 +48,7 @@ async fn a_range_is_read_and_nothing_else() {
     );
     assert_eq!(seen[0].header("range"), Some("bytes=1000-4999"));
     assert_eq!(seen[0].header("accept-encoding"), Some("identity"));
-    let counts = counts(&fetcher, "registry.example");
+    let counts = counts(&client, "registry.example");
     assert_eq!(
         (counts.requests, counts.demand_bytes, counts.retries),
         (1, 4000, 0)
@@ -69,7 +70,7 @@ async fn a_range_outside_of_the_blob_is_refused_unasked() {
 async fn a_registry_that_stops_mid_read_and_comes_back_is_survived_and_continued() {
     let blob = blob();
     let content = blob.clone();
-    let (network, fetcher, reader) = alone(Config::default(), move |request, call| match call {
+    let (network, client, reader) = alone(Config::default(), move |request, call| match call {
         0 => Reply::range(request, &content).cut(3000),
         1..=7 => Reply::refused(),
         _ => Reply::range(request, &content),
@@ -79,7 +80,7 @@ async fn a_registry_that_stops_mid_read_and_comes_back_is_survived_and_continued
     assert_eq!(bytes, blob[..10_000]);
     let seen = network.to("registry.example");
     assert_eq!(seen.last().unwrap().header("range"), Some("bytes=3000-9999"));
-    let counts = counts(&fetcher, "registry.example");
+    let counts = counts(&client, "registry.example");
     assert_eq!((counts.requests, counts.retries), (9, 8));
     assert!(counts.breaker_opens >= 1 && counts.breaker_probes >= 1);
 }
@@ -112,7 +113,7 @@ async fn a_registry_that_stays_away_ends_the_read_within_its_budget() {
 #[tokio::test(start_paused = true)]
 async fn silence_ends_with_the_budget_too() {
     let blob = blob();
-    let (_, fetcher, reader) = alone(Config::default(), |_, _| Reply::silence()).await;
+    let (_, client, reader) = alone(Config::default(), |_, _| Reply::silence()).await;
     let start = Instant::now();
     let error = read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap_err();
     assert_eq!(error.code(), "registry_unreachable");
@@ -121,7 +122,7 @@ async fn silence_ends_with_the_budget_too() {
         "{:?}",
         start.elapsed()
     );
-    assert!(counts(&fetcher, "registry.example").too_slow >= 2);
+    assert!(counts(&client, "registry.example").too_slow >= 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,14 +134,14 @@ async fn a_slow_loris_is_left_for_another_mirror() {
         Some("slow.example") => Reply::range(request, &content).trickle(1, Duration::from_secs(1)),
         _ => Reply::range(request, &content),
     });
-    let fetcher = Fetcher::with_wire(mirrored(&["https://slow.example"]), network);
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(mirrored(&["https://slow.example"]), network);
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     let start = Instant::now();
     let bytes = read(&*reader, &blob, 0..200_000, Priority::Demand).await.unwrap();
     assert_eq!(bytes, blob[..200_000]);
     assert!(start.elapsed() < Duration::from_secs(12));
-    assert_eq!(counts(&fetcher, "slow.example").too_slow, 1);
-    assert_eq!(counts(&fetcher, "slow.example").retries, 1);
+    assert_eq!(counts(&client, "slow.example").too_slow, 1);
+    assert_eq!(counts(&client, "slow.example").retries, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,12 +149,12 @@ async fn a_slow_but_honest_link_is_waited_for() {
     let blob = blob();
     let content = blob.clone();
     // 10 KiB a second: above the least there has to be.
-    let (_, fetcher, reader) = alone(Config::default(), move |request, _| {
+    let (_, client, reader) = alone(Config::default(), move |request, _| {
         Reply::range(request, &content).trickle(10 << 10, Duration::from_secs(1))
     })
     .await;
     assert!(read(&*reader, &blob, 0..400_000, Priority::Demand).await.is_ok());
-    assert_eq!(counts(&fetcher, "registry.example").requests, 1);
+    assert_eq!(counts(&client, "registry.example").requests, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,26 +169,26 @@ async fn wrong_bytes_are_refused_counted_and_another_mirror_asked() {
         }
         _ => Reply::range(request, &content),
     });
-    let fetcher = Fetcher::with_wire(mirrored(&["https://wrong.example"]), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(mirrored(&["https://wrong.example"]), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     let bytes = read(&*reader, &blob, 100..200, Priority::Demand).await.unwrap();
     assert_eq!(bytes, blob[100..200]);
-    assert_eq!(counts(&fetcher, "wrong.example").wrong_bytes, 1);
-    assert_eq!(counts(&fetcher, "registry.example").wrong_bytes, 0);
+    assert_eq!(counts(&client, "wrong.example").wrong_bytes, 1);
+    assert_eq!(counts(&client, "registry.example").wrong_bytes, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn wrong_bytes_everywhere_are_a_typed_error() {
     let blob = blob();
     let wrong = vec![0; 1 << 20];
-    let (network, fetcher, reader) =
+    let (network, client, reader) =
         alone(Config::default(), move |request, _| Reply::range(request, &wrong)).await;
     let error = read(&*reader, &blob, 100..200, Priority::Demand)
         .await
         .unwrap_err();
     assert_eq!(error.code(), "malformed");
     assert!(error.to_string().contains("its digest is another"), "{error}");
-    assert_eq!(counts(&fetcher, "registry.example").wrong_bytes, 2);
+    assert_eq!(counts(&client, "registry.example").wrong_bytes, 2);
     assert_eq!(network.seen.lock().unwrap().len(), 2);
 }
 
@@ -199,10 +200,10 @@ async fn two_hundred_for_a_range_is_cut_where_that_is_cheap() {
         whole_skip: 1000,
         ..Config::default()
     };
-    let (_, fetcher, reader) = alone(config, move |_, _| Reply::status(200).body(&content)).await;
+    let (_, client, reader) = alone(config, move |_, _| Reply::status(200).body(&content)).await;
     let bytes = read(&*reader, &blob, 1000..2000, Priority::Demand).await.unwrap();
     assert_eq!(bytes, blob[1000..2000]);
-    assert_eq!(counts(&fetcher, "registry.example").requests, 1);
+    assert_eq!(counts(&client, "registry.example").requests, 1);
     let error = read(&*reader, &blob, 1001..2000, Priority::Demand)
         .await
         .unwrap_err();
@@ -218,8 +219,8 @@ async fn two_hundred_for_a_range_far_inside_is_left_for_another_and_remembered()
         Some("whole.example") => Reply::status(200).body(&content),
         _ => Reply::range(request, &content),
     });
-    let fetcher = Fetcher::with_wire(mirrored(&["https://whole.example"]), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(mirrored(&["https://whole.example"]), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     for start in [2 << 20, (2 << 20) + 5000] {
         read(&*reader, &blob, start..start + 100, Priority::Demand)
             .await
@@ -239,11 +240,11 @@ async fn a_lying_content_range_is_refused_and_another_mirror_asked() {
             .body(&content[..100]),
         _ => Reply::range(request, &content),
     });
-    let fetcher = Fetcher::with_wire(mirrored(&["https://liar.example"]), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(mirrored(&["https://liar.example"]), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     read(&*reader, &blob, 500..600, Priority::Demand).await.unwrap();
-    assert_eq!(counts(&fetcher, "liar.example").wrong_bytes, 1);
-    assert_eq!(counts(&fetcher, "liar.example").demand_bytes, 0);
+    assert_eq!(counts(&client, "liar.example").wrong_bytes, 1);
+    assert_eq!(counts(&client, "liar.example").demand_bytes, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -303,8 +304,8 @@ async fn what_a_mirror_does_not_have_the_registry_is_asked_for_and_the_mirror_no
         Some("empty.example") => Reply::status(404),
         _ => Reply::range(request, &content),
     });
-    let fetcher = Fetcher::with_wire(mirrored(&["https://empty.example"]), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(mirrored(&["https://empty.example"]), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     for i in 0..5 {
         read(&*reader, &blob, i * 10..i * 10 + 10, Priority::Demand)
             .await
@@ -319,7 +320,7 @@ async fn what_a_mirror_does_not_have_the_registry_is_asked_for_and_the_mirror_no
     tokio::time::advance(Duration::from_secs(61)).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     assert_eq!(network.to("empty.example").len(), 2);
-    assert_eq!(counts(&fetcher, "empty.example").breaker_opens, 0);
+    assert_eq!(counts(&client, "empty.example").breaker_opens, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -342,22 +343,22 @@ async fn a_mirror_that_is_down_is_left_alone_and_tried_again_by_one() {
         Some("down.example") if is_back.count() == 0 => Reply::refused(),
         _ => Reply::range(request, &content),
     });
-    let fetcher = Fetcher::with_wire(mirrored(&["https://down.example"]), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(mirrored(&["https://down.example"]), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     let one = || read(&*reader, &blob, 0..10, Priority::Demand);
     for _ in 0..10 {
         one().await.unwrap();
     }
     assert_eq!(network.to("down.example").len(), 3);
-    assert_eq!(counts(&fetcher, "down.example").breaker_opens, 1);
+    assert_eq!(counts(&client, "down.example").breaker_opens, 1);
     // Half open: of many at once only one tries it.
     tokio::time::advance(Duration::from_secs(2)).await;
     for result in futures_util::future::join_all((0..5).map(|_| one())).await {
         result.unwrap();
     }
     assert_eq!(network.to("down.example").len(), 4);
-    assert_eq!(counts(&fetcher, "down.example").breaker_probes, 1);
-    assert_eq!(counts(&fetcher, "down.example").breaker_opens, 2);
+    assert_eq!(counts(&client, "down.example").breaker_probes, 1);
+    assert_eq!(counts(&client, "down.example").breaker_opens, 2);
     // Back: the probe closes it, and all go there again.
     back.next();
     tokio::time::advance(Duration::from_secs(3)).await;
@@ -395,7 +396,7 @@ async fn readers_of_a_registry_that_is_away_wait_for_one_probe() {
 async fn a_read_given_up_while_it_probes_does_not_shut_the_breaker() {
     let blob = blob();
     let content = blob.clone();
-    let (_, fetcher, reader) = alone(Config::default(), move |request, call| match call {
+    let (_, client, reader) = alone(Config::default(), move |request, call| match call {
         0..=2 => Reply::refused(),
         3 => Reply::silence(),
         _ => Reply::range(request, &content),
@@ -407,7 +408,7 @@ async fn a_read_given_up_while_it_probes_does_not_shut_the_breaker() {
             .await
             .is_err()
     );
-    assert_eq!(counts(&fetcher, "registry.example").breaker_probes, 1);
+    assert_eq!(counts(&client, "registry.example").breaker_probes, 1);
     let start = Instant::now();
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(1));
@@ -454,8 +455,8 @@ async fn a_mirror_that_asks_for_more_than_the_budget_does_not_end_the_read() {
         _ if calls.next() == 0 => Reply::status(503),
         _ => Reply::range(request, &content),
     });
-    let fetcher = Fetcher::with_wire(mirrored(&["https://busy.example"]), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(mirrored(&["https://busy.example"]), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     assert_eq!(network.to("busy.example").len(), 1);
 }
@@ -468,12 +469,12 @@ async fn a_foreign_blob_is_read_from_its_address_without_credentials() {
         Some("elsewhere.example") => Reply::range(request, &content),
         _ => Reply::status(404),
     });
-    let fetcher = Fetcher::with_wire(Config::default(), network.clone());
+    let client = Client::with_wire(Config::default(), network.clone());
     let credentials = Credentials::Basic {
         user: "u".into(),
         password: "p".into(),
     };
-    let reader = reader(&fetcher, REFERENCE, credentials).await;
+    let reader = reader(&client, REFERENCE, credentials).await;
     let stored = StoredBlob {
         urls: vec!["ftp://old.example/x".into(), "https://elsewhere.example/x".into()],
         ..stored(&blob)
@@ -492,10 +493,10 @@ async fn a_foreign_blob_is_read_from_its_address_without_credentials() {
 #[tokio::test(start_paused = true)]
 async fn a_read_that_is_dropped_leaves_nothing_behind() {
     let blob = blob();
-    let (_, fetcher, reader) = alone(Config::default(), |_, _| Reply::silence()).await;
+    let (_, client, reader) = alone(Config::default(), |_, _| Reply::silence()).await;
     let mut demand = Box::pin(read(&*reader, &blob, 0..10, Priority::Demand));
     assert!(demand.as_mut().now_or_never().is_none());
-    assert!(fetcher.gate.idle().now_or_never().is_none());
+    assert!(client.gate.idle().now_or_never().is_none());
     drop(demand);
-    assert!(fetcher.gate.idle().now_or_never().is_some());
+    assert!(client.gate.idle().now_or_never().is_some());
 }

@@ -27,18 +27,18 @@ fn serve(blob: &[u8], mut change: impl FnMut(&Asked, Answer) -> Answer + Send + 
     })
 }
 
-async fn of(server: &Server, config: Config) -> (Arc<Fetcher>, Arc<dyn Ranges>) {
-    let fetcher = Fetcher::new(config).unwrap();
+async fn of(server: &Server, config: Config) -> (Arc<Client>, Arc<dyn Ranges>) {
+    let client = Client::new(config).unwrap();
     let reference = format!("{}/app", server.address);
-    let reader = reader(&fetcher, &reference, Credentials::Anonymous).await;
-    (fetcher, reader)
+    let reader = reader(&client, &reference, Credentials::Anonymous).await;
+    (client, reader)
 }
 
 #[tokio::test]
 async fn connections_are_kept_and_reads_run_side_by_side() {
     let blob = pattern(1 << 18);
     let server = serve(&blob, |_, answer| answer);
-    let (fetcher, reader) = of(&server, config()).await;
+    let (client, reader) = of(&server, config()).await;
     for i in 0..20 {
         read(&*reader, &blob, i * 1000..i * 1000 + 5000, Priority::Demand)
             .await
@@ -51,10 +51,10 @@ async fn connections_are_kept_and_reads_run_side_by_side() {
     }
     let connections = server.connections.load(Ordering::Relaxed);
     assert!(
-        (1..=fetcher.config().prefetch_requests).contains(&connections),
+        (1..=client.config().prefetch_requests).contains(&connections),
         "{connections}"
     );
-    assert_eq!(counts(&fetcher, &server.address.to_string()).requests, 36);
+    assert_eq!(counts(&client, &server.address.to_string()).requests, 36);
 }
 
 #[tokio::test]
@@ -92,10 +92,10 @@ async fn huge_headers_are_refused_and_another_mirror_asked() {
         config
             .mirrors
             .insert("*".into(), vec![mirror(&url, MirrorKind::Registry)]);
-        let (fetcher, reader) = of(&good, config).await;
+        let (client, reader) = of(&good, config).await;
         read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
         assert_eq!(
-            counts(&fetcher, &huge.address.to_string()).retries,
+            counts(&client, &huge.address.to_string()).retries,
             1,
             "{count} of {length}"
         );
@@ -120,12 +120,12 @@ async fn a_server_that_ignores_ranges_does_not_cost_the_whole_blob() {
     config
         .mirrors
         .insert("*".into(), vec![mirror(&url, MirrorKind::Registry)]);
-    let (fetcher, reader) = of(&server, config).await;
+    let (client, reader) = of(&server, config).await;
     read(&*reader, &blob, 2 << 20..(2 << 20) + 10, Priority::Demand)
         .await
         .unwrap();
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
-    assert!(counts(&fetcher, &whole.address.to_string()).demand_bytes < 1 << 20);
+    assert!(counts(&client, &whole.address.to_string()).demand_bytes < 1 << 20);
 }
 
 /// A stand-in for Dragonfly's dfdaemon: told the registry by the header, it fetches from there with the client's own
@@ -172,7 +172,7 @@ async fn dragonfly_serves_ranges_of_a_registry_that_wants_a_login() {
     let mut blobs = Blobs::default();
     let digest = blobs.add(blob.clone());
     let upstream = Server::start(move |asked| match asked.headers.get("authorization") {
-        Some(shown) if *shown == crate::source::auth::basic("u", "p") => {
+        Some(shown) if *shown == crate::registry::auth::basic("u", "p") => {
             content(&blobs, "latest", digest, asked)
         }
         _ => Answer::new(401, "").header("www-authenticate", "Basic realm=\"x\""),
@@ -184,20 +184,20 @@ async fn dragonfly_serves_ranges_of_a_registry_that_wants_a_login() {
         config
             .mirrors
             .insert("*".into(), vec![mirror(&url, MirrorKind::Dragonfly)]);
-        let fetcher = Fetcher::new(config).unwrap();
+        let client = Client::new(config).unwrap();
         let credentials = Credentials::Basic {
             user: "u".into(),
             password: "p".into(),
         };
         let reference = format!("{}/app", upstream.address);
-        let reader = reader(&fetcher, &reference, credentials).await;
+        let reader = reader(&client, &reference, credentials).await;
         for i in 0..8 {
             read(&*reader, &blob, i * 5000..i * 5000 + 4096, Priority::Demand)
                 .await
                 .unwrap();
         }
-        let through = counts(&fetcher, &daemon.address.to_string());
-        let direct = counts(&fetcher, &upstream.address.to_string());
+        let through = counts(&client, &daemon.address.to_string());
+        let direct = counts(&client, &upstream.address.to_string());
         if broken {
             assert_eq!((through.demand_bytes, direct.demand_bytes), (0, 8 * 4096));
             assert!(through.breaker_opens >= 1);
@@ -217,9 +217,9 @@ async fn layouts_and_archives_are_read_in_place() {
     let mut blobs = Blobs::default();
     let image = blobs.image("amd64", &[layer]);
     blobs.write_layout(&layout, &[tagged(image, "1")]);
-    let fetcher = Fetcher::new(Config::default()).unwrap();
+    let client = Client::new(Config::default()).unwrap();
     let of_layout = reader(
-        &fetcher,
+        &client,
         &format!("oci:{}:1", layout.display()),
         Credentials::Anonymous,
     )
@@ -266,7 +266,7 @@ async fn layouts_and_archives_are_read_in_place() {
     let path = directory.path().join("saved.tar");
     std::fs::write(&path, archive).unwrap();
     let of_archive = reader(
-        &fetcher,
+        &client,
         &format!("docker-archive:{}", path.display()),
         Credentials::Anonymous,
     )
@@ -275,7 +275,7 @@ async fn layouts_and_archives_are_read_in_place() {
         .await
         .unwrap();
     assert_eq!(bytes, raw[512..1512]);
-    let counts = counts(&fetcher, "local");
+    let counts = counts(&client, "local");
     assert_eq!(
         (counts.demand_bytes, counts.prefetch_bytes, counts.wrong_bytes),
         (57, 1000, 1)
@@ -308,10 +308,10 @@ async fn whole_layers_come_from_a_mirror_and_go_on_from_the_registry_if_it_break
         config
             .mirrors
             .insert("*".into(), vec![mirror(&url, MirrorKind::Registry)]);
-        let fetcher = Fetcher::new(config).unwrap();
+        let client = Client::new(config).unwrap();
         let options = SourceOptions {
             credentials: Credentials::Anonymous,
-            fetcher: Some(fetcher.clone()),
+            client: Some(client.clone()),
             ..SourceOptions::default()
         };
         let reference: ImageRef = format!("{}/app", server.address).parse().unwrap();
@@ -327,7 +327,7 @@ async fn whole_layers_come_from_a_mirror_and_go_on_from_the_registry_if_it_break
         };
         let mut turns = crate::source::Turns::new(&*source, &layer);
         let first = whole(&mut turns).await;
-        let counted = counts(&fetcher, &near.address.to_string());
+        let counted = counts(&client, &near.address.to_string());
         assert_eq!(counted.wrong_bytes, u64::from(wrong.is_some()));
         if wrong.is_some() {
             // Whoever reads it sees that, and asks the next.

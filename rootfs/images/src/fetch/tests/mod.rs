@@ -5,7 +5,6 @@ mod faults;
 mod loopback;
 mod order;
 mod tokens;
-pub mod wire;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,11 +16,12 @@ use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
 use crate::progress::Silent;
+use crate::ranges::{Check, Priority, Ranges, StoredBlob};
 use crate::reference::ImageRef;
+use crate::registry::{Client, Config, EndpointCounts, Mirror, MirrorKind};
 use crate::source::{Credentials, SourceOptions};
 
-use super::stats::EndpointCounts;
-use super::{Check, Config, FetchOptions, Fetcher, Mirror, MirrorKind, Priority, Ranges, StoredBlob, open};
+use super::{FetchOptions, open};
 
 /// Bytes no two places of which look alike.
 pub fn pattern(length: usize) -> Vec<u8> {
@@ -90,21 +90,21 @@ pub fn mirrored(mirrors: &[&str]) -> Config {
     }
 }
 
-pub async fn reader(fetcher: &Arc<Fetcher>, reference: &str, credentials: Credentials) -> Arc<dyn Ranges> {
+pub async fn reader(client: &Arc<Client>, reference: &str, credentials: Credentials) -> Arc<dyn Ranges> {
     let options = FetchOptions {
         source: SourceOptions {
             credentials,
             ..SourceOptions::default()
         },
-        fetcher: fetcher.clone(),
+        client: client.clone(),
     };
     let reference: ImageRef = reference.parse().unwrap();
     open(&reference, &options, Arc::new(Silent)).await.unwrap()
 }
 
 /// The counters of one endpoint.
-pub fn counts(fetcher: &Fetcher, endpoint: &str) -> EndpointCounts {
-    let all = fetcher.stats().snapshot();
+pub fn counts(client: &Client, endpoint: &str) -> EndpointCounts {
+    let all = client.stats().snapshot();
     all.into_iter()
         .find(|it| it.endpoint == endpoint)
         .unwrap_or_default()

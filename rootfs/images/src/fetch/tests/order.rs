@@ -5,7 +5,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use super::wire::{Network, Reply};
+use crate::registry::testing::{Network, Reply};
+
 use super::*;
 
 const REFERENCE: &str = "registry.example/app:1";
@@ -15,8 +16,8 @@ async fn a_prefetch_never_begins_while_a_demand_is_under_way() {
     let blob = pattern(100_000);
     let content = blob.clone();
     let network = Network::new(move |request| Reply::range(request, &content).after(Duration::from_secs(1)));
-    let fetcher = Fetcher::with_wire(Config::default(), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(Config::default(), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     let demands = async {
         for i in 0..5 {
             read(&*reader, &blob, i * 100..i * 100 + 100, Priority::Demand)
@@ -36,15 +37,15 @@ async fn a_prefetch_never_begins_while_a_demand_is_under_way() {
         .position(|it| it.header("range") == Some("bytes=50000-59999"));
     // Between two demands of one reader there is a moment without any: the prefetch may take it, not before.
     assert!(position.unwrap() >= 1, "{position:?}");
-    assert_eq!(counts(&fetcher, "registry.example").prefetch_bytes, 10_000);
-    assert_eq!(counts(&fetcher, "registry.example").demand_bytes, 500);
+    assert_eq!(counts(&client, "registry.example").prefetch_bytes, 10_000);
+    assert_eq!(counts(&client, "registry.example").demand_bytes, 500);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_prefetch_under_way_stands_back_for_a_demand_and_is_not_punished_for_it() {
     let blob = pattern(1 << 20);
     let content = blob.clone();
-    let network = Network::new(move |request| match wire::wanted(request).0 {
+    let network = Network::new(move |request| match crate::registry::testing::wanted(request).0 {
         0 => Reply::range(request, &content).trickle(64 << 10, Duration::from_secs(1)),
         _ => Reply::range(request, &content).after(Duration::from_secs(14)),
     });
@@ -52,8 +53,8 @@ async fn a_prefetch_under_way_stands_back_for_a_demand_and_is_not_punished_for_i
         budget_ms: 30_000,
         ..Config::default()
     };
-    let fetcher = Fetcher::with_wire(config, network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(config, network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     let start = Instant::now();
     let prefetch = async {
         read(&*reader, &blob, 0..1 << 20, Priority::Prefetch)
@@ -65,7 +66,7 @@ async fn a_prefetch_under_way_stands_back_for_a_demand_and_is_not_punished_for_i
         tokio::time::sleep(Duration::from_secs(3)).await;
         for _ in 0..2 {
             read(&*reader, &blob, 4096..8192, Priority::Demand).await.unwrap();
-            let bytes = counts(&fetcher, "registry.example").prefetch_bytes;
+            let bytes = counts(&client, "registry.example").prefetch_bytes;
             // What was on its way when the demand came, and no more.
             assert!(bytes <= 5 * (64 << 10), "{bytes}");
         }
@@ -84,8 +85,8 @@ async fn prefetches_are_few_at_a_time_and_demands_are_not_counted_among_them() {
         prefetch_requests: 3,
         ..Config::default()
     };
-    let fetcher = Fetcher::with_wire(config, network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(config, network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     let mut prefetches: Vec<_> = (0..10)
         .map(|i| Box::pin(read(&*reader, &blob, i * 10..i * 10 + 10, Priority::Prefetch)))
         .collect();
@@ -107,8 +108,8 @@ async fn prefetches_keep_to_their_bandwidth_and_demands_do_not() {
         prefetch_bandwidth: Some(100_000),
         ..Config::default()
     };
-    let fetcher = Fetcher::with_wire(config, network);
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(config, network);
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     let start = Instant::now();
     for i in 0..11 {
         let range = i * 50_000..i * 50_000 + 50_000;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use reqwest::header::WWW_AUTHENTICATE;
 
-use super::wire::{Network, Reply};
+use crate::registry::testing::{Network, Reply};
+
 use super::*;
 
 const REFERENCE: &str = "registry.example/app:1";
@@ -17,7 +18,7 @@ fn header<'a>(request: &'a reqwest::Request, name: &str) -> &'a str {
 }
 
 fn base64(user: &str) -> String {
-    crate::source::auth::basic(user, "p")
+    crate::registry::auth::basic(user, "p")
 }
 
 /// What a registry and its token service think.
@@ -77,15 +78,15 @@ async fn a_token_that_expires_mid_run_is_replaced() {
     let blob = pattern(10_000);
     let issuer = Issuer::new(&blob, 3600);
     let network = issuer.network();
-    let fetcher = Fetcher::with_wire(Config::default(), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(Config::default(), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     read(&*reader, &blob, 10..20, Priority::Demand).await.unwrap();
     assert_eq!(issuer.issued.count(), 1);
     issuer.revoke();
     read(&*reader, &blob, 20..30, Priority::Demand).await.unwrap();
     assert_eq!(issuer.issued.count(), 2);
-    let counts = counts(&fetcher, "registry.example");
+    let counts = counts(&client, "registry.example");
     assert_eq!((counts.logins, counts.retries, counts.breaker_opens), (2, 0, 0));
     assert_eq!(
         network.to("auth.example")[0].url,
@@ -107,8 +108,8 @@ async fn credentials_that_changed_mid_run_are_read_again() {
     };
     write("monday");
     *issuer.user.lock().unwrap() = Some("monday");
-    let fetcher = Fetcher::with_wire(Config::default(), network);
-    let reader = reader(&fetcher, REFERENCE, Credentials::ConfigFile(path.clone())).await;
+    let client = Client::with_wire(Config::default(), network);
+    let reader = reader(&client, REFERENCE, Credentials::ConfigFile(path.clone())).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     // The password of yesterday is no good any more; a tool has written today's.
     *issuer.user.lock().unwrap() = Some("tuesday");
@@ -126,8 +127,8 @@ async fn credentials_that_changed_mid_run_are_read_again() {
 async fn many_readers_need_one_new_token() {
     let blob = pattern(10_000);
     let issuer = Issuer::new(&blob, 3600);
-    let fetcher = Fetcher::with_wire(Config::default(), issuer.network());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(Config::default(), issuer.network());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     for round in 1..=3 {
         let reads = (0..40).map(|i| read(&*reader, &blob, i * 100..i * 100 + 100, Priority::Demand));
         for result in futures_util::future::join_all(reads).await {
@@ -143,8 +144,8 @@ async fn a_token_about_to_expire_is_renewed_before_it_is_refused() {
     let blob = pattern(10_000);
     let issuer = Issuer::new(&blob, 100);
     let network = issuer.network();
-    let fetcher = Fetcher::with_wire(Config::default(), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(Config::default(), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     tokio::time::advance(Duration::from_secs(85)).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
@@ -169,8 +170,8 @@ async fn a_token_that_cannot_be_renewed_is_used_as_long_as_it_is_taken() {
             answers.answer(request)
         }
     });
-    let fetcher = Fetcher::with_wire(Config::default(), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(Config::default(), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     tokio::time::advance(Duration::from_secs(95)).await;
     for _ in 0..3 {
@@ -198,8 +199,8 @@ async fn a_password_that_expired_behind_a_403_is_read_again() {
         std::fs::write(&path, entry.to_string()).unwrap();
     };
     write("monday");
-    let fetcher = Fetcher::with_wire(Config::default(), network);
-    let reader = reader(&fetcher, REFERENCE, Credentials::ConfigFile(path.clone())).await;
+    let client = Client::with_wire(Config::default(), network);
+    let reader = reader(&client, REFERENCE, Credentials::ConfigFile(path.clone())).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     *good.lock().unwrap() = "tuesday";
     write("tuesday");
@@ -221,12 +222,12 @@ async fn a_redirect_is_kept_sees_no_credentials_and_is_asked_for_again_when_it_e
         }
         _ => Reply::redirect(&format!("https://cdn.example/data?signature={}", signed.next())),
     });
-    let fetcher = Fetcher::with_wire(Config::default(), network.clone());
+    let client = Client::with_wire(Config::default(), network.clone());
     let credentials = Credentials::Basic {
         user: "u".into(),
         password: "p".into(),
     };
-    let reader = reader(&fetcher, REFERENCE, credentials).await;
+    let reader = reader(&client, REFERENCE, credentials).await;
     for i in 0..5 {
         read(&*reader, &blob, i * 10..i * 10 + 10, Priority::Demand)
             .await
@@ -249,7 +250,7 @@ async fn a_redirect_is_kept_sees_no_credentials_and_is_asked_for_again_when_it_e
             .url
             .ends_with("signature=1")
     );
-    let counts = counts(&fetcher, "registry.example");
+    let counts = counts(&client, "registry.example");
     assert_eq!((counts.redirects, counts.retries, counts.wrong_bytes), (2, 0, 0));
     // In time it is forgotten anyway.
     tokio::time::advance(Duration::from_secs(301)).await;
@@ -273,8 +274,8 @@ async fn redirects_in_a_circle_without_end_or_to_plain_http_are_not_followed() {
             ("https://registry.example/b", "/c") => Reply::redirect("/b"),
             _ => Reply::redirect(location),
         });
-        let fetcher = Fetcher::with_wire(Config::default(), network.clone());
-        let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+        let client = Client::with_wire(Config::default(), network.clone());
+        let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
         let error = read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap_err();
         assert_eq!(error.code(), "registry_unreachable");
         assert!(error.to_string().contains(says), "{location}: {error}");
@@ -306,8 +307,8 @@ async fn a_refresh_token_is_not_sent_where_a_token_service_redirects_to_another_
                 Reply::status(200).body(br#"{"token": "t"}"#)
             }
         });
-        let fetcher = Fetcher::with_wire(Config::default(), network.clone());
-        let reader = reader(&fetcher, REFERENCE, Credentials::ConfigFile(path.clone())).await;
+        let client = Client::with_wire(Config::default(), network.clone());
+        let reader = reader(&client, REFERENCE, Credentials::ConfigFile(path.clone())).await;
         let got = read(&*reader, &blob, 0..10, Priority::Demand).await;
         match is_refused {
             true => assert!(got.unwrap_err().to_string().contains("another origin")),
@@ -335,12 +336,12 @@ async fn dragonfly_is_told_the_registry_and_shown_its_token_on_loopback_only() {
         let issuer = Issuer::new(&blob, 3600);
         *issuer.user.lock().unwrap() = Some("u");
         let network = issuer.network();
-        let fetcher = Fetcher::with_wire(dragonfly(url), network.clone());
+        let client = Client::with_wire(dragonfly(url), network.clone());
         let credentials = Credentials::Basic {
             user: "u".into(),
             password: "p".into(),
         };
-        let reader = reader(&fetcher, REFERENCE, credentials).await;
+        let reader = reader(&client, REFERENCE, credentials).await;
         read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
         let asked = network.to(host);
         assert!(
@@ -374,8 +375,8 @@ async fn dragonfly_that_keeps_the_challenge_to_itself_is_shown_the_token_the_reg
             _ => answers.answer(request),
         }
     });
-    let fetcher = Fetcher::with_wire(dragonfly("http://127.0.0.1:4001"), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(dragonfly("http://127.0.0.1:4001"), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     tokio::time::advance(Duration::from_secs(6)).await;
     let before = network.to("registry.example").len();
@@ -394,8 +395,8 @@ async fn dragonfly_is_not_believed_without_a_content_range_and_the_registry_is_a
         Some(4001) => Reply::status(200).body(&content),
         _ => Reply::range(request, &content),
     });
-    let fetcher = Fetcher::with_wire(dragonfly("http://127.0.0.1:4001"), network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(dragonfly("http://127.0.0.1:4001"), network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     assert_eq!(network.to("127.0.0.1:4001").len(), 1);
     assert_eq!(network.to("registry.example").len(), 1);
@@ -417,8 +418,8 @@ async fn headers_for_a_mirror_do_not_leave_it() {
     let mut config = mirrored(&["https://mirror.example/v2/proxied"]);
     let mirrors = config.mirrors.get_mut("*").unwrap();
     mirrors[0].headers.insert("X-Api-Key".into(), "secret".into());
-    let fetcher = Fetcher::with_wire(config, network.clone());
-    let reader = reader(&fetcher, REFERENCE, Credentials::Anonymous).await;
+    let client = Client::with_wire(config, network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     for _ in 0..2 {
         read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     }
@@ -447,20 +448,20 @@ fn mirrors_that_cannot_be_are_refused() {
         "https://x/v2?y=z",
         "https://",
     ] {
-        assert!(Fetcher::new(mirrored(&[url])).is_err(), "{url}");
+        assert!(Client::new(mirrored(&[url])).is_err(), "{url}");
     }
     for (name, value) in [("authorization", "x"), ("Range", "x"), ("a b", "x"), ("a", "\n")] {
         let mut config = mirrored(&["https://x"]);
         config.mirrors.get_mut("*").unwrap()[0]
             .headers
             .insert(name.into(), value.into());
-        assert!(Fetcher::new(config).is_err(), "{name}");
+        assert!(Client::new(config).is_err(), "{name}");
     }
     let none = Config {
         prefetch_bandwidth: Some(0),
         ..Config::default()
     };
-    assert!(Fetcher::new(none).is_err());
+    assert!(Client::new(none).is_err());
 }
 
 #[test]

@@ -6,8 +6,9 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use thaw_imagefs::blob::BootId;
 
-use super::*;
 use crate::source::fixture::{TAR_ZSTD, gzip};
+
+use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_bytes_are_refused_and_another_place_is_asked() {

@@ -7,13 +7,14 @@ use base64::Engine as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::index::rfc3339;
 use crate::index::testing::{assert_like_unpacked, tar, tricky};
 use crate::layer::header::TypeFlag;
 use crate::layer::testing::{END, header, padded};
 use crate::layer::walk::walk;
 use crate::span::SpanError;
+
+use super::*;
 
 /// A layer written as the tools write it.
 pub struct Made {

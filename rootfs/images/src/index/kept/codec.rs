@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::KeptError;
 use crate::index::{Content, Piece, Pieces};
 use crate::span::{Expansion, Span, SpanDigest, SpanTable, StreamPart, WINDOW, Window};
+
+use super::KeptError;
 
 const IDENTITY: u8 = 0;
 const MAP: u8 = 1;

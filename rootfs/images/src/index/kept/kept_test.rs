@@ -2,9 +2,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::*;
 use crate::index::{Piece, Pieces};
 use crate::span::{Expansion, MAX_SPAN, Span, SpanDigest, SpanTable, StreamPart, Window};
+
+use super::*;
 
 /// One span of each kind, with each digest, some of the stored blob twice and out of order.
 fn kept() -> Kept {

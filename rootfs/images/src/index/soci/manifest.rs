@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thaw_imagefs::digest::Digest;
 
 use crate::index::form::FormError;
-use crate::source::manifest::{Descriptor, OCI_MANIFEST};
+use crate::manifest::{Descriptor, OCI_MANIFEST};
 
 const FORM: &str = "SOCI index";
 

@@ -6,13 +6,14 @@ use std::io::Write;
 use proptest::prelude::*;
 use thaw_imagefs::digest::Digest;
 
-use super::*;
 use crate::index::LayerIndex;
 use crate::index::form::FormError;
 use crate::index::testing::{assert_like_unpacked, bytes, tar, tricky};
 use crate::layer::Limits;
 use crate::layer::testing::{END, header, padded, pax};
 use crate::span::{Expansion, Span, SpanDigest, SpanTable};
+
+use super::*;
 
 const TOOL: &str = "a tool";
 

@@ -16,8 +16,8 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::manifest::{MAX_MANIFEST, OCI_INDEX};
 use crate::source::layout::read_limited;
-use crate::source::manifest::{MAX_MANIFEST, OCI_INDEX};
 
 use super::Document;
 use super::content::Content;

@@ -16,10 +16,14 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::reference::RegistryRef;
+use crate::registry::connection::Unanswered;
+use crate::registry::refusal::passing;
+use crate::registry::repository::Repository;
+use crate::registry::request::{Payload, Request};
+use crate::registry::retries::Retries;
+use crate::registry::wire::{Failure, Sent, drain};
+use crate::registry::{Retry, Rights};
 use crate::source::SourceOptions;
-use crate::source::http::{Payload, Request, Retry, Unanswered, passing};
-use crate::source::registry::Registry;
-use crate::source::wire::{Failure, Sent, drain};
 
 use super::content::Content;
 use super::{Document, fallback_tag, with_manifest};
@@ -41,7 +45,7 @@ const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-diges
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
 pub struct Remote {
-    registry: Registry,
+    registry: Repository,
     retry: Retry,
 }
 
@@ -67,12 +71,15 @@ impl Remote {
         progress: Arc<dyn Progress>,
     ) -> Result<Self, Error> {
         Ok(Self {
-            registry: Registry::connect(reference, options, true, progress).await?,
+            registry: options
+                .client()?
+                .repository(&reference, &options.registry(), Rights::Push, progress)
+                .await?,
             retry: options.retry,
         })
     }
 
-    /// [`crate::source::http::Connection::ask`], for what takes no time.
+    /// [`crate::registry::connection::Connection::ask`], for what takes no time.
     async fn ask(&self, request: &Request<'_>) -> Result<Sent, Error> {
         let connection = &self.registry.connection;
         timeout(REQUEST_TIMEOUT, connection.ask(request))
@@ -142,18 +149,19 @@ impl Remote {
         let verified = content.clone();
         let verify = tokio::task::spawn_blocking(move || verified.read(|_| Ok(())));
         verify.await.map_err(|_| Error::Cancelled)??;
-        let mut fruitless = 1;
+        let patience = Retry {
+            attempts: self.retry.attempts.max(2),
+            ..self.retry
+        };
+        let mut retries = patience.begin();
         let mut last = error;
-        while fruitless < self.retry.attempts.max(2) {
-            let pause = self.retry.pause(fruitless);
-            self.registry.connection.retrying(pause, last.to_string());
-            tokio::time::sleep(pause).await;
-            match self.chunks(content, &what, &mut fruitless).await {
+        while let Some(pause) = retries.next(None) {
+            self.registry.connection.pause(pause, last.to_string()).await;
+            match self.chunks(content, &what, &mut retries).await {
                 Ok(()) => return Ok(()),
                 Err(Broken::Final(error)) => return Err(error),
                 Err(Broken::Perhaps(error)) => last = error,
             }
-            fruitless += 1;
         }
         Err(last)
     }
@@ -269,7 +277,7 @@ impl Remote {
         &self,
         content: &Content,
         what: &str,
-        fruitless: &mut u32,
+        retries: &mut Retries<'_>,
     ) -> Result<(), Broken> {
         let mut session = self.session(what).await.map_err(Broken::Final)?;
         let mut at = 0;
@@ -285,21 +293,22 @@ impl Remote {
                 payload: Payload::Stream(length, &body),
                 ..Request::get(session.place.as_str(), what)
             };
-            let (reached, trouble) = match self.send(content, &request).await {
+            let (reached, broke_off) = match self.send(content, &request).await {
                 Ok(sent) => {
                     session.place = self.place(&sent, what).map_err(Broken::Final)?;
                     let reached = received(sent.response.headers()).unwrap_or(at + length);
                     drain(sent.response).await;
-                    (reached, None)
+                    (reached, false)
                 }
-                Err(Broken::Perhaps(error)) if *fruitless < self.retry.attempts => {
-                    let pause = self.retry.pause(*fruitless);
-                    self.registry.connection.retrying(pause, error.to_string());
-                    tokio::time::sleep(pause).await;
+                Err(Broken::Perhaps(error)) => {
+                    let Some(pause) = retries.next(None) else {
+                        return Err(Broken::Perhaps(error));
+                    };
+                    self.registry.connection.pause(pause, error.to_string()).await;
                     let Ok(reached) = self.status(&mut session, what).await else {
                         return Err(Broken::Perhaps(error));
                     };
-                    (reached, Some(error))
+                    (reached, true)
                 }
                 Err(broken) => return Err(broken),
             };
@@ -311,14 +320,13 @@ impl Remote {
                 )));
             }
             if reached > at {
-                *fruitless = 1;
-            } else {
-                *fruitless += 1;
-                if *fruitless >= self.retry.attempts.max(2) {
-                    let problem = "the registry takes chunks without getting further";
-                    let stuck = || Error::malformed(format!("the upload of {what}"), problem);
-                    return Err(Broken::Final(trouble.unwrap_or_else(stuck)));
-                }
+                retries.progressed();
+            } else if !broke_off && retries.next(None).is_none() {
+                let problem = "the registry takes chunks without getting further";
+                return Err(Broken::Final(Error::malformed(
+                    format!("the upload of {what}"),
+                    problem,
+                )));
             }
             at = reached;
         }
@@ -399,7 +407,7 @@ impl Remote {
             let Some(index) = with_manifest(&what, there.as_deref(), document.descriptor(true))? else {
                 return Ok(());
             };
-            let index = Document::new(crate::source::manifest::OCI_INDEX, &index)?;
+            let index = Document::new(crate::manifest::OCI_INDEX, &index)?;
             self.put(&tag, &index).await?;
         }
         let problem = "others write it at the same time, and it never came to list what was added: try again";

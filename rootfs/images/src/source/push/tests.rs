@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::manifest::{OCI_CONFIG, OCI_MANIFEST, Platform};
 use crate::progress::Silent;
 use crate::reference::ImageRef;
 use crate::source::fixture::{Answer, Asked, Server, noise};
-use crate::source::manifest::{OCI_CONFIG, OCI_MANIFEST, Platform};
 use crate::source::{Credentials, Retry, SourceOptions, referrers, resolve};
 
 use super::*;
@@ -490,7 +490,12 @@ async fn a_real_registry_takes_it_and_gives_it_back() {
     };
     let chunked = noise(8, 300_000);
     let content = Content::new(Digest::of(&chunked), 300_000, Cursor::new(chunked.clone()));
-    assert!(remote.chunks(&content, "a blob", &mut 1).await.is_ok());
+    assert!(
+        remote
+            .chunks(&content, "a blob", &mut Retry::default().begin())
+            .await
+            .is_ok()
+    );
     assert_eq!(
         push.blob_exists(&Digest::of(&chunked)).await.unwrap(),
         Some(300_000)
@@ -522,20 +527,20 @@ async fn a_real_registry_takes_it_and_gives_it_back() {
     );
 
     // And ranges of it.
-    let fetcher = crate::fetch::Fetcher::new(Default::default()).unwrap();
+    let client = crate::registry::Client::new(Default::default()).unwrap();
     let source = options();
-    let options = crate::fetch::FetchOptions { source, fetcher };
+    let options = crate::fetch::FetchOptions { source, client };
     let reader = crate::fetch::open(&reference, &options, Arc::new(Silent))
         .await
         .unwrap();
-    let blob = crate::fetch::StoredBlob {
+    let blob = crate::ranges::StoredBlob {
         digest,
         size: 300_000,
         urls: Vec::new(),
     };
-    let check: crate::fetch::Check = Arc::new(|_| Ok(()));
+    let check: crate::ranges::Check = Arc::new(|_| Ok(()));
     let read = reader
-        .read(&blob, 1000..5000, crate::fetch::Priority::Demand, check)
+        .read(&blob, 1000..5000, crate::ranges::Priority::Demand, check)
         .await
         .unwrap();
     assert_eq!(read, bytes[1000..5000]);

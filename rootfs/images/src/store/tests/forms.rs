@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use crate::fetch::Priority;
 use crate::index::estargz::tests::estargz;
 use crate::index::testing::tar;
 use crate::layer::testing::header;
+use crate::manifest::{OCI_CONFIG, OCI_MANIFEST};
 use crate::nydus::tests::{image as nydus_image, layer_of};
 use crate::nydus::{BLOB_TYPE, BOOTSTRAP_ANNOTATION};
-use crate::source::manifest::{OCI_CONFIG, OCI_MANIFEST};
+use crate::ranges::Priority;
 
 use super::*;
 

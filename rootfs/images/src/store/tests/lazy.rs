@@ -5,13 +5,15 @@ use std::os::unix::fs::FileExt;
 use serde_json::json;
 
 use crate::accelerated::{self, Body, Input, Original};
-use crate::fetch::{Config, FetchOptions, Fetcher, Priority};
+use crate::fetch::FetchOptions;
 use crate::fill::Filler;
 use crate::index::soci;
 use crate::layer::Limits;
+use crate::manifest::OCI_MANIFEST;
 use crate::progress::Silent;
+use crate::ranges::Priority;
+use crate::registry::{Client, Config};
 use crate::source::SourceOptions;
-use crate::source::manifest::OCI_MANIFEST;
 
 use super::*;
 
@@ -19,7 +21,7 @@ impl Bench {
     pub(super) fn filler(&self) -> Filler {
         let fetch = FetchOptions {
             source: SourceOptions::default(),
-            fetcher: Fetcher::new(Config::default()).unwrap(),
+            client: Client::new(Config::default()).unwrap(),
         };
         Filler::new(self.store.clone(), fetch)
     }

@@ -1,7 +1,7 @@
 //! Mirrors that send something else than the layer they were asked for.
 
-use crate::fetch::Fetcher;
 use crate::fetch::tests::{counts, mirrored};
+use crate::registry::Client;
 use crate::source::fixture::{Answer, Server, content};
 
 use super::*;
@@ -10,7 +10,7 @@ use super::*;
 struct Places {
     registry: Server,
     mirrors: Vec<Server>,
-    fetcher: Arc<Fetcher>,
+    client: Arc<Client>,
     layer: Digest,
 }
 
@@ -66,7 +66,7 @@ fn places(registry: Change, mirrors: &[Change]) -> Places {
     Places {
         registry,
         mirrors,
-        fetcher: Fetcher::new(mirrored(&urls)).unwrap(),
+        client: Client::new(mirrored(&urls)).unwrap(),
         layer: digest,
     }
 }
@@ -78,7 +78,7 @@ impl Places {
 
     fn options(&self) -> PullOptions {
         PullOptions {
-            fetcher: Some(self.fetcher.clone()),
+            client: Some(self.client.clone()),
             ..options()
         }
     }
@@ -97,7 +97,7 @@ impl Places {
     }
 
     fn wrong(&self, server: &Server) -> u64 {
-        counts(&self.fetcher, &server.address.to_string()).wrong_bytes
+        counts(&self.client, &server.address.to_string()).wrong_bytes
     }
 }
 
@@ -156,7 +156,7 @@ async fn a_mirror_that_keeps_sending_wrong_layers_is_left_alone() {
     for opened in [0, 0, 1] {
         // It is not asked again soon for a blob it sent wrong; each process opens its endpoints anew.
         all.pull(&Bench::new(), &Arc::default()).await.unwrap();
-        assert_eq!(counts(&all.fetcher, &mirror).breaker_opens, opened);
+        assert_eq!(counts(&all.client, &mirror).breaker_opens, opened);
     }
 }
 

@@ -9,7 +9,7 @@ use futures_util::stream;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderName, HeaderValue, LOCATION, RANGE};
 use reqwest::{Body, Request, Response};
 
-use crate::source::wire::{Failure, Wire};
+use super::wire::{Failure, Wire};
 
 /// What is answered.
 pub struct Reply {

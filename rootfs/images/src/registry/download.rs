@@ -16,9 +16,11 @@ use tokio::task::AbortHandle;
 use tokio::time::{Duration, Instant, timeout};
 
 use crate::error::Error;
-use crate::fetch::{Endpoint, Permit};
 
-use super::http::{Connection, Request};
+use super::breaker::Permit;
+use super::connection::Connection;
+use super::endpoint::Endpoint;
+use super::request::Request;
 use super::wire::Failure;
 
 /// How often a body that breaks off is resumed without a byte of progress.
@@ -297,11 +299,13 @@ impl Drop for Body {
 mod tests {
     use std::sync::Mutex;
 
-    use super::*;
-    use crate::fetch::tests::wire::{Network, Reply};
     use crate::progress::{Event, Progress, Silent};
-    use crate::source::http::{Party, Unobserved};
-    use crate::source::{Credentials, Login, Retry};
+    use crate::registry::auth::{Credentials, Login};
+    use crate::registry::connection::{Party, Unobserved};
+    use crate::registry::retries::Retry;
+    use crate::registry::testing::{Network, Reply};
+
+    use super::*;
 
     #[derive(Default)]
     struct Told(Mutex<Vec<Event>>);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
-use super::Priority;
+use crate::ranges::Priority;
 
 /// Counters of a process, by endpoint (a registry's or mirror's host; `local` for files).
 #[derive(Debug, Default)]

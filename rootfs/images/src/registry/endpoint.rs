@@ -16,16 +16,18 @@ use thaw_imagefs::digest::Digest;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
-use crate::source::http::{Connection, Observer, Request, Unanswered, passing, retry_after};
-use crate::source::wire::{Failure, Wire, drain, same_origin};
+use crate::ranges::{Priority, StoredBlob};
 
 use super::answer::{Cut, Misfit, Terms, judge};
 use super::breaker::{Admission, Breaker, Permit};
 use super::budget::Budget;
+use super::connection::{Connection, Observer, Unanswered};
 use super::gate::Gate;
 use super::redirect::Redirects;
+use super::refusal::{passing, retry_after};
+use super::request::Request;
 use super::stats::{Count, EndpointStats};
-use super::{Priority, StoredBlob};
+use super::wire::{Failure, Wire, drain, same_origin};
 
 /// Answers of less than was asked for, one after the other in one attempt.
 const MAX_PARTS: u32 = 16;

@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use crate::error::Error;
 
 use super::auth::{Challenge, Credentials, Login, basic};
-use super::http::{Observer, Party, limited, retry_after, said};
+use super::connection::{Observer, Party};
+use super::refusal::{limited, retry_after, said};
 use super::wire::{Failure, Wire, follow, follow_within_origin};
 
 const MAX_TOKEN_BODY: usize = 1 << 20;

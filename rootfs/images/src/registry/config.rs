@@ -1,9 +1,12 @@
 //! How registries are read: mirrors, budgets and limits, as the configuration file has them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::breaker::Rules;
 
 /// The `[fetch]` table of the configuration. Everything has a default; an unknown key is an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,4 +159,26 @@ fn headers<'de, D: Deserializer<'de>>(given: D) -> Result<BTreeMap<String, Strin
     };
     mirror.checked().map_err(D::Error::custom)?;
     Ok(mirror.headers)
+}
+
+impl Config {
+    pub(super) fn breaker(&self) -> Rules {
+        Rules {
+            failures: self.breaker_failures,
+            first: Duration::from_millis(self.breaker_open_ms),
+            longest: Duration::from_millis(self.breaker_longest_ms.max(self.breaker_open_ms)),
+        }
+    }
+
+    pub(crate) fn budget(&self) -> Duration {
+        Duration::from_millis(self.budget_ms)
+    }
+
+    pub(crate) fn pause(&self) -> Duration {
+        Duration::from_millis(self.pause_ms)
+    }
+
+    pub(crate) fn longest_pause(&self) -> Duration {
+        Duration::from_millis(self.longest_pause_ms)
+    }
 }

@@ -1,0 +1,77 @@
+//! Reading ranges of stored blobs: what is read, for whom, and how the bytes are checked.
+//!
+//! [`crate::fetch`] opens a reader of an image's blobs; whoever needs no more than bytes takes a [`Ranges`].
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use thaw_imagefs::digest::Digest;
+
+use crate::error::Error;
+
+/// Most bytes one read may want: bounds the memory it costs.
+pub const MAX_READ: u64 = 256 << 20;
+/// A blob as its source stores it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StoredBlob {
+    /// SHA-256 of the whole.
+    pub digest: Digest,
+    /// Bytes.
+    pub size: u64,
+    /// Where else it may be (foreign layers).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub urls: Vec<String>,
+}
+
+/// Who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// A guest.
+    Demand,
+    /// Nobody yet: bounded in bandwidth, and behind every demand.
+    Prefetch,
+}
+
+/// Says whether bytes are the right ones, or what is wrong with them. May take a while (it hashes): called off the runtime.
+pub type Check = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
+
+/// A place whose blobs can be read in ranges. Cheap to share; connections and credentials are kept between reads.
+#[async_trait]
+pub trait Ranges: Send + Sync {
+    /// Bytes `range` of the stored form of `blob`, accepted by `check`.
+    ///
+    /// # Errors
+    /// What the last place asked said; `DigestMismatch` or `Malformed` when every place gave wrong bytes.
+    async fn read(
+        &self,
+        blob: &StoredBlob,
+        range: Range<u64>,
+        priority: Priority,
+        check: Check,
+    ) -> Result<Bytes, Error>;
+}
+
+/// The length of a range; an error if it is empty, too long or not in the blob.
+pub(crate) fn checked_range(blob: &StoredBlob, range: &Range<u64>) -> Result<u64, Error> {
+    let length = range.end.saturating_sub(range.start);
+    if length == 0 || length > MAX_READ || range.end > blob.size {
+        let problem = format!(
+            "bytes {} to {} of {} cannot be read: it has to be some, at most {MAX_READ}, and in the blob",
+            range.start, range.end, blob.size
+        );
+        return Err(Error::malformed(format!("blob {}", blob.digest), problem));
+    }
+    Ok(length)
+}
+
+/// Has the bytes checked by a thread that may take its time. They come back, or what is wrong with them.
+pub(crate) async fn run_check(check: &Check, bytes: Bytes) -> Result<Result<Bytes, String>, Error> {
+    let check = check.clone();
+    let run = move || check(&bytes).map(|()| bytes);
+    tokio::task::spawn_blocking(run)
+        .await
+        .map_err(|_| Error::Cancelled)
+}

@@ -1,0 +1,58 @@
+//! The one client of registries: pulls, pushes, reads of ranges and listings of referrers all go through it.
+//!
+//! A [`Client`] makes a [`connection::Connection`] for each party it talks to. A connection authenticates
+//! ([`token`]), follows redirects ([`wire`]) and asks again ([`retries`]). An [`endpoint::Endpoint`] is a connection to one
+//! place that has blobs, a registry or a mirror, with its circuit breaker ([`breaker`]) and counters ([`stats`]).
+//!
+//! Invariants: a registry sees only credentials that are meant for it; an operation ends, after a number of attempts or
+//! within its time; a place that keeps failing is left alone for a while.
+
+mod address;
+mod answer;
+pub(crate) mod auth;
+pub(crate) mod breaker;
+mod bucket;
+pub(crate) mod budget;
+mod client;
+mod config;
+pub(crate) mod connection;
+pub(crate) mod download;
+pub(crate) mod endpoint;
+pub(crate) mod gate;
+mod mirror;
+mod redirect;
+pub(crate) mod refusal;
+pub(crate) mod repository;
+pub(crate) mod request;
+pub(crate) mod retries;
+pub(crate) mod stats;
+#[cfg(test)]
+pub(crate) mod testing;
+pub(crate) mod token;
+pub(crate) mod wire;
+
+use crate::error::Error;
+
+pub use auth::Credentials;
+pub use client::{Client, Rights};
+pub use config::{Config, Mirror, MirrorKind};
+pub use retries::Retry;
+pub use stats::{EndpointCounts, Stats};
+
+/// How to reach registries.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// HTTP without TLS, for every registry. It is used for loopback addresses in any case, and for the registries
+    /// that the environment variable `THAW_PLAIN_HTTP` lists, separated by commas.
+    pub plain_http: bool,
+    pub credentials: Credentials,
+    pub retry: Retry,
+}
+
+/// An HTTP client as registries are asked with, for `host`: TLS by the host's certificates, names without glibc.
+///
+/// # Errors
+/// `RegistryUnreachable`: this host's certificates cannot be read.
+pub fn http_client(host: &str) -> Result<reqwest::Client, Error> {
+    wire::client().map_err(|failure| address::no_client(host, &failure))
+}

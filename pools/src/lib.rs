@@ -23,26 +23,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub mod block;
-mod bpf;
 pub mod cgroup;
 pub mod demand;
 pub mod disk;
 pub mod limits;
-mod link;
 pub mod machine;
-mod netlink;
 pub mod network;
-mod nft;
 pub mod plan;
 pub mod pool;
-pub mod prefix;
 pub mod process;
 pub mod resource;
 pub mod share;
 mod spawn;
 pub mod statistics;
-mod survey;
-mod tc;
 pub mod usage;
 pub mod vmm;
 

@@ -21,13 +21,12 @@ use thaw_protocol::api::SandboxNetwork;
 use thaw_protocol::handshake::{Address, Network, Route};
 
 use crate::Error;
-use crate::link;
 use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
 use host::Host;
 use tap::{Failure, Privileged, Step, Tapped};
+use thaw_sys::link;
 
-mod conntrack;
 mod earlier;
 mod fast;
 mod gone;

@@ -14,14 +14,16 @@ use rustix::fs::{Mode, OFlags, open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::bpf::{self, Ring};
+use thaw_sys::bpf::Ring;
+
+use super::bpf::{self, WORDS};
 use crate::error::{For, Result};
 use crate::stdio::watch;
 
 /// Watches a cgroup's sockets.
 #[derive(Debug)]
 pub struct Listens {
-    ring: Ring,
+    ring: Ring<WORDS>,
     readable: AsyncFd<OwnedFd>,
     /// The program runs as long as this is open.
     _link: OwnedFd,
@@ -34,7 +36,7 @@ impl Listens {
         let directory = open(cgroup, flags, Mode::empty()).for_(|| format!("open {}", cgroup.display()))?;
         let what = || "have the kernel tell what listens (CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF)".into();
         let (map, ring) = Ring::new().for_(what)?;
-        let link = bpf::tell_listening(directory.as_fd(), port, map.as_fd()).for_(what)?;
+        let link = bpf::report_listening(directory.as_fd(), port, map.as_fd()).for_(what)?;
         Ok(Listens {
             ring,
             readable: watch(map, Interest::READABLE)?,
@@ -58,7 +60,7 @@ impl Listens {
     }
 }
 
-fn address([family, four, six @ ..]: [u32; 6]) -> Option<IpAddr> {
+fn address([family, four, six @ ..]: [u32; WORDS]) -> Option<IpAddr> {
     match family as i32 {
         libc::AF_INET => Some(Ipv4Addr::from(four.to_ne_bytes()).into()),
         libc::AF_INET6 => {

@@ -74,7 +74,7 @@ fn rewrite_etc(r: &CreateSandboxRequest) -> Result<()> {
     let mut net = crate::network::open()?;
     let ethernet: Vec<u32> = crate::network::links(&mut net)?
         .iter()
-        .filter(|l| l.ethernet && !l.loopback)
+        .filter(|l| l.ethernet && !l.is_loopback())
         .map(|l| l.index)
         .collect();
     let addresses: Vec<_> = crate::network::addresses(&mut net)?

@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use thaw_protocol::agent::agent::{Interfaces, Routes};
 use thaw_protocol::agent::types::{ARPNeighbor, IPAddress, IPFamily, Interface, Route as RouteMessage};
 
+use thaw_sys::survey::{Address, Link, NUD_PERMANENT, Neighbour, RTNH_F_ONLINK, Route};
+
 use crate::error::{Error, Result};
-use crate::network::{self, Dressed, IFF_NOARP, Link, LinkAddress, Route};
+use crate::network::{self, Dressed};
 
 fn ip(text: &str) -> Result<IpAddr> {
     text.parse()
@@ -50,29 +52,30 @@ pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
     let mut net = network::open()?;
     let link = network::links(&mut net)?
         .into_iter()
-        .find(|l| l.mac == mac && !l.loopback)
+        .find(|l| l.mac.unwrap_or_default() == mac && !l.is_loopback())
         .ok_or_else(|| Error::Invalid(format!("there is no interface with MAC {}", wanted.hwAddr)))?;
     for old in network::addresses(&mut net)?
         .into_iter()
         .filter(|a| a.link == link.index)
     {
-        network::delete_address(&mut net, old)?;
+        network::delete_address(&mut net, &old)?;
     }
     let dressed = Dressed {
         mac,
         mtu,
         name: Some(wanted.name.as_str()).filter(|n| !n.is_empty()),
-        arp: wanted.raw_flags & IFF_NOARP == 0,
+        arp: wanted.raw_flags & libc::IFF_NOARP as u32 == 0,
     };
     network::dress(&mut net, &link, &dressed)?;
     for (ip, prefix) in addresses {
         network::add_address(
             &mut net,
-            LinkAddress {
+            &Address {
                 link: link.index,
                 ip,
                 prefix,
-                on_link: true,
+                peer: None,
+                flags: 0,
             },
         )?;
     }
@@ -106,7 +109,7 @@ fn route(r: &RouteMessage, links: &[Link]) -> Result<Route> {
             ip(text).map(Some)
         }
     };
-    let destination = match r.dest.as_str() {
+    let to = match r.dest.as_str() {
         "" | "default" => None,
         dest => {
             let (address, prefix) = dest
@@ -116,18 +119,18 @@ fn route(r: &RouteMessage, links: &[Link]) -> Result<Route> {
         }
     };
     let (gateway, source) = (optional(&r.gateway)?, optional(&r.source)?);
-    let some = destination.map(|(d, _)| d).or(gateway);
+    let some = to.map(|(to, _)| to).or(gateway);
     Ok(Route {
-        destination,
+        to,
         gateway,
         source,
-        link: by_name(links, &r.device)?.index,
+        by: Some(by_name(links, &r.device)?.index),
         scope: r.scope.min(255) as u8,
         v6: some.map_or(r.family.enum_value_or_default() == IPFamily::v6, |ip| {
             ip.is_ipv6()
         }),
-        onlink: r.flags & 4 != 0,
-        kernel: false,
+        flags: r.flags & RTNH_F_ONLINK,
+        ..Route::default()
     })
 }
 
@@ -139,7 +142,7 @@ pub fn list_interfaces() -> Result<Interfaces> {
         device: l.name.clone(),
         name: l.name.clone(),
         mtu: u64::from(l.mtu),
-        hwAddr: network::format_mac(l.mac),
+        hwAddr: network::format_mac(l.mac.unwrap_or_default()),
         IPAddresses: addresses
             .iter()
             .filter(|a| a.link == l.index)
@@ -163,20 +166,17 @@ pub fn list_routes() -> Result<Routes> {
     let links = network::links(&mut net)?;
     let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
     let message = |r: Route| RouteMessage {
-        dest: r
-            .destination
-            .map(|(ip, p)| format!("{ip}/{p}"))
-            .unwrap_or_default(),
+        dest: r.to.map(|(ip, p)| format!("{ip}/{p}")).unwrap_or_default(),
         gateway: text(r.gateway),
         device: links
             .iter()
-            .find(|l| l.index == r.link)
+            .find(|l| Some(l.index) == r.by)
             .map(|l| l.name.clone())
             .unwrap_or_default(),
         source: text(r.source),
         scope: u32::from(r.scope),
         family: if r.v6 { IPFamily::v6 } else { IPFamily::v4 }.into(),
-        flags: if r.onlink { 4 } else { 0 },
+        flags: r.flags & RTNH_F_ONLINK,
         ..Default::default()
     };
     Ok(Routes {
@@ -195,14 +195,17 @@ pub fn add_neighbours(neighbours: &[ARPNeighbor]) -> Result<()> {
             .ok_or_else(|| Error::Invalid("a neighbour without an address".into()))?;
         let link = by_name(&links, &n.device)?;
         let mac = network::parse_mac(&n.lladdr)?;
-        network::add_neighbour(
-            &mut net,
-            link.index,
-            ip(&to.address)?,
+        let neighbour = Neighbour {
+            link: link.index,
+            ip: ip(&to.address)?,
             mac,
-            n.state as u16,
-            n.flags as u8,
-        )?;
+            state: match n.state as u16 {
+                0 => NUD_PERMANENT,
+                state => state,
+            },
+            flags: n.flags as u8,
+        };
+        network::add_neighbour(&mut net, &neighbour)?;
     }
     Ok(())
 }

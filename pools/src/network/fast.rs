@@ -9,7 +9,7 @@
 //! It is for the policy of a slot nobody said anything of, and for no other: a slot that is given one leaves its fast path
 //! and does not come back to it. Invariants: the namespace has its rules all the time, and a packet that no program takes is
 //! decided by them; once [`FastPath::leave`] has returned, every packet is. What the namespace must know of connections it
-//! has not seen, the host's connection tracking tells it ([`super::conntrack::hand_over`]).
+//! has not seen, the host's connection tracking tells it ([`conntrack::hand_over`]).
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -17,13 +17,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use super::tap::{self, Privileged};
-use super::{TAP_INDEX, UPLINK_NAME, conntrack};
-use crate::bpf::{self, Table};
-use crate::netlink::Socket;
-use crate::prefix::Prefix;
-use crate::{Error, link, tc};
+use super::{TAP_INDEX, UPLINK_NAME};
+use crate::Error;
 pub(super) use program::Wiring;
 use thaw_failpoint::{Failpoint, reach};
+use thaw_sys::bpf::{self, Table};
+use thaw_sys::netlink::Socket;
+use thaw_sys::prefix::Prefix;
+use thaw_sys::{conntrack, link, tc};
 
 mod program;
 

@@ -22,10 +22,10 @@ use rustix::thread::{CpuSet, UnshareFlags, sched_getcpu, sched_setaffinity};
 use super::tap::enter;
 use super::world::*;
 use super::*;
-use crate::bpf;
-use crate::bpf::assembler::{Assembler, Register, Size, When};
-use crate::netlink::Socket;
-use crate::tc;
+use thaw_sys::bpf;
+use thaw_sys::bpf::assembler::{Assembler, Register, Size, When};
+use thaw_sys::netlink::Socket;
+use thaw_sys::tc;
 
 /// Sequences of packets; `THAW_PACKETS` says another number.
 const SEQUENCES: usize = 1500;

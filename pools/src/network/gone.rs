@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::host::Host;
 use crate::Error;
-use crate::link;
-use crate::netlink::Socket;
+use thaw_sys::link;
+use thaw_sys::netlink::Socket;
 
 /// Listens from now on, on a thread of its own that ends with the process.
 pub(super) fn listen(host: Arc<Host>) -> io::Result<()> {

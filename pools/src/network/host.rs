@@ -21,18 +21,17 @@ use super::earlier::Earlier;
 use super::fast::{FastPath, Programs, Wiring};
 use super::range::{Range, SLOT_LENGTH};
 use super::tap::Privileged;
-use super::{
-    GUEST_ADDRESS, GUEST_MAC, HOST_MAC, TAP_INDEX, UPLINK_MAC, UPLINK_NAME, conntrack, resolver, slot,
-};
+use super::{GUEST_ADDRESS, GUEST_MAC, HOST_MAC, TAP_INDEX, UPLINK_MAC, UPLINK_NAME, resolver, slot};
 use crate::Error;
-use crate::bpf;
-use crate::link;
-use crate::netlink::Socket;
-use crate::nft::rule::{ESTABLISHED, Interface, RELATED, Rule, TCP, UDP};
-use crate::nft::{self, Field, Hook, Transaction};
-use crate::prefix::Prefix;
-use crate::survey;
 use thaw_failpoint::{Failpoint, reach};
+use thaw_sys::bpf;
+use thaw_sys::conntrack;
+use thaw_sys::link;
+use thaw_sys::netlink::Socket;
+use thaw_sys::nft::rule::{ESTABLISHED, Interface, RELATED, Rule, TCP, UDP};
+use thaw_sys::nft::{self, Field, Hook, Transaction};
+use thaw_sys::prefix::Prefix;
+use thaw_sys::survey;
 
 /// What the host's ends of slots are called, before their numbers.
 pub(super) const LINKS: &str = "thaw-n";

@@ -10,8 +10,8 @@ use thaw_protocol::api::PublishedPort;
 use super::publish::Port;
 use super::world::*;
 use super::*;
-use crate::netlink::Socket;
-use crate::nft;
+use thaw_sys::netlink::Socket;
+use thaw_sys::nft;
 
 /// Metadata and platform services: link-local, Azure's, Alibaba's, Oracle's.
 const METADATA: [Ipv4Addr; 4] = [

@@ -7,7 +7,8 @@ use std::os::fd::AsRawFd;
 
 use super::world::*;
 use super::*;
-use crate::netlink::Socket;
+use thaw_sys::conntrack;
+use thaw_sys::netlink::Socket;
 
 fn udp(address: Ipv4Addr, port: u16) -> UdpSocket {
     let socket = UdpSocket::bind((address, port)).unwrap();

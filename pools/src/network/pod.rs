@@ -22,11 +22,12 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::handshake::Network;
 
 use super::tap::{move_into, on_a_thread, open_tap};
-use crate::netlink::Socket;
-use crate::survey::{self, Link};
-use crate::{Error, bpf, link, tc};
+use crate::Error;
 use describe::Surveyed;
 use filter::Identity;
+use thaw_sys::netlink::Socket;
+use thaw_sys::survey::{self, Link};
+use thaw_sys::{bpf, link, tc};
 
 mod describe;
 mod filter;

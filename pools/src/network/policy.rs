@@ -8,8 +8,8 @@ use std::ops::RangeInclusive;
 
 use thaw_protocol::api::{Egress, EgressRule, NetworkPolicy};
 
-use crate::nft::rule::{Rule, TCP, UDP};
-use crate::prefix::{Prefix, PrefixError};
+use thaw_sys::nft::rule::{Rule, TCP, UDP};
+use thaw_sys::prefix::{Prefix, PrefixError};
 
 /// Most rules of a policy, and most of nftables that they may come to.
 pub const MAX_RULES: usize = 128;

@@ -16,9 +16,9 @@ use thaw_protocol::api::PublishedPort;
 
 use super::host::{ANYWHERE, AT, Host};
 use crate::Error;
-use crate::netlink::Socket;
-use crate::nft::rule::{TCP, UDP};
-use crate::nft::{Field, Target, Transaction};
+use thaw_sys::netlink::Socket;
+use thaw_sys::nft::rule::{TCP, UDP};
+use thaw_sys::nft::{Field, Target, Transaction};
 
 /// Most ports one sandbox publishes.
 pub const MAX_PORTS: usize = 64;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::prefix::{Prefix, PrefixError};
+use thaw_sys::prefix::{Prefix, PrefixError};
 
 /// Addresses that are nobody's on the internet (RFC 1918, RFC 6598, RFC 2544).
 const PRIVATE: [(Ipv4Addr, u8); 5] = [

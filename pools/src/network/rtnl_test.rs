@@ -7,9 +7,9 @@ use std::sync::mpsc;
 
 use super::world::*;
 use super::*;
-use crate::netlink::Socket;
 use crate::plan::{Plan, Watermarks};
 use crate::pool::Pool;
+use thaw_sys::netlink::Socket;
 
 // include/uapi/linux/userfaultfd.h
 const UFFD_API: u64 = 0xaa;

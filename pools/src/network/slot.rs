@@ -8,9 +8,9 @@ use std::net::Ipv4Addr;
 use super::host::Host;
 use super::policy::Policy;
 use super::{GUEST_ADDRESS, TAP_NAME, UPLINK_NAME};
-use crate::nft::rule::{ESTABLISHED, Interface, NEW, RELATED, Rule, TCP, UDP};
-use crate::nft::{Hook, Transaction};
-use crate::prefix::Prefix;
+use thaw_sys::nft::rule::{ESTABLISHED, Interface, NEW, RELATED, Rule, TCP, UDP};
+use thaw_sys::nft::{Hook, Transaction};
+use thaw_sys::prefix::Prefix;
 
 const TABLE: &str = "thaw";
 const EGRESS: &str = "egress";

@@ -18,8 +18,8 @@ use rustix::thread::UnshareFlags;
 
 use super::{GATEWAY_MAC, HOST_ADDRESS, TAP_INDEX, TAP_NAME};
 use crate::Error;
-use crate::netlink::Socket;
 use thaw_failpoint::{Failpoint, reach};
+use thaw_sys::netlink::Socket;
 
 const NETMASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
 /// Bytes of the header before each frame: `virtio_net_hdr_v1`.

@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use thaw_protocol::api::{Egress, NetworkPolicy, PublishedPort, SandboxNetwork};
 
-use super::conntrack::Connection;
 use super::fast::FastPath;
 use super::host::Host;
 use super::policy::Policy;
 use super::publish::{Port, Publication};
 use super::tap::{self, Tapped};
-use super::{GUEST_ADDRESS, conntrack, slot};
+use super::{GUEST_ADDRESS, slot};
 use crate::Error;
-use crate::netlink::Socket;
 use crate::process::ProcessRecord;
 use thaw_failpoint::{Failpoint, reach};
+use thaw_sys::conntrack::{self, Connection, Translation};
+use thaw_sys::netlink::Socket;
 
 const PUT: &str = "put a network policy in force";
 const LEAVE: &str = "have a slot leave its fast path";
@@ -136,10 +136,14 @@ impl Uplink {
                     || policy.decides(to.destination, to.protocol, to.port) == Egress::Deny)
         };
         let allowed = |connection: &Connection| !denied(own, connection);
+        let translation = Translation {
+            inside: GUEST_ADDRESS,
+            outside: own,
+        };
         let filter = &mut in_force.filter;
         if in_force.fast.is_some() {
             // Before the namespace decides, it knows who began what; connections that began meanwhile follow.
-            conntrack::hand_over(&mut host, filter, own, allowed).map_err(failed(HAND_OVER))?;
+            conntrack::hand_over(&mut host, filter, translation, allowed).map_err(failed(HAND_OVER))?;
         }
         slot::change(&policy).commit(filter).map_err(failed(PUT))?;
         reach(Failpoint::PolicyInForce);
@@ -148,7 +152,7 @@ impl Uplink {
             in_force.fast = None;
             reach(Failpoint::PolicyFastLeft);
             tracing::info!(slot = self.number, "left its fast path for its policy");
-            conntrack::hand_over(&mut host, filter, own, allowed).map_err(failed(HAND_OVER))?;
+            conntrack::hand_over(&mut host, filter, translation, allowed).map_err(failed(HAND_OVER))?;
         }
         // The host's first: what it does not know any more brings nothing back to the slot.
         let ended = conntrack::end(&mut host, |connection| denied(own, connection))

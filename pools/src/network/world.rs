@@ -12,8 +12,8 @@ use thaw_protocol::api::NetworkPolicy;
 use super::policy::{Policy, parse_into};
 use super::tap::{enter, make_tap, move_into, on_a_thread};
 use super::*;
-use crate::netlink::Socket;
-use crate::nft;
+use thaw_sys::netlink::Socket;
+use thaw_sys::nft;
 
 /// The host's address outside, and that of a server there.
 pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);

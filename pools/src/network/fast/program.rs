@@ -17,10 +17,10 @@ use std::net::Ipv4Addr;
 use super::super::{
     GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, HOST_ADDRESS, HOST_MAC, PREFIX, TAP_INDEX, UPLINK_MAC,
 };
-use crate::bpf::Table;
-use crate::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
-use crate::prefix::Prefix;
 use Register::{R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10};
+use thaw_sys::bpf::Table;
+use thaw_sys::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
+use thaw_sys::prefix::Prefix;
 
 /// What the programs must know of a slot: words of 32 bits, which they read at these offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

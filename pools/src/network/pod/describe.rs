@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thaw_protocol::handshake;
 
-use crate::netlink::Socket;
-use crate::survey::{self, Address, Link, Neighbour, Route};
+use thaw_sys::netlink::Socket;
+use thaw_sys::survey::{self, Address, Link, Neighbour, Route};
 
 const IFA_F_TEMPORARY: u32 = 0x01;
 const IFA_F_DADFAILED: u32 = 0x08;
@@ -117,7 +117,7 @@ fn chosen(mut routes: Vec<Route>, link: &Link) -> Vec<Route> {
     let mut kept: Vec<Route> = Vec::new();
     for route in routes {
         let (to, by) = (route.to, route.by);
-        if route.odd {
+        if route.complex {
             tracing::warn!(
                 ?to,
                 "a pod's route of several ways, or by a gateway of another family, is not the guest's"

@@ -25,7 +25,7 @@ fn route(to: Option<(IpAddr, u8)>, by: u32) -> Route {
         scope: 0,
         flags: 0,
         kernel: false,
-        odd: false,
+        complex: false,
     }
 }
 
@@ -51,7 +51,7 @@ fn routes_are_those_a_guest_can_have() {
             ..route(Some((ip(0), 24)), 2)
         },
         Route {
-            odd: true,
+            complex: true,
             ..route(Some((ip(0), 25)), 2)
         },
         Route {

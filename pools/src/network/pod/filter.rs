@@ -23,8 +23,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::PodError;
-use crate::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
 use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R9, R10};
+use thaw_sys::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
 
 /// Most addresses of one family: each is some dozen instructions, and jumps are of 16 bits.
 pub(super) const MAX_ADDRESSES: usize = 256;

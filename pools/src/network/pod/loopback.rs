@@ -7,10 +7,10 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::AsFd;
 
-use crate::netlink::Socket;
-use crate::nft::rule::{Rule, TCP};
-use crate::nft::{Hook, Transaction};
-use crate::prefix::Prefix;
+use thaw_sys::netlink::Socket;
+use thaw_sys::nft::rule::{Rule, TCP};
+use thaw_sys::nft::{Hook, Transaction};
+use thaw_sys::prefix::Prefix;
 
 const TABLE: &str = "thaw_pod";
 const CHAIN: &str = "output";

@@ -1,7 +1,7 @@
-//! Netlink (netlink(7)): messages built and answers read by hand, for the few that networks need.
+//! Netlink (netlink(7)): sockets, and the encoding of messages and attributes.
 //!
-//! Invariants: a socket stays in the network namespace it was opened in, whoever uses it; an answer is only taken for the
-//! request it belongs to; what the kernel says is read without panic, however it is cut.
+//! Invariants: a socket stays in the network namespace it was opened in, whichever thread uses it; an answer is matched to its request
+//! by number; reading an answer never panics, however it is cut.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,14 +11,16 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 // include/uapi/linux/netlink.h
-pub(crate) const REQUEST: u16 = 1;
-pub(crate) const ACKNOWLEDGE: u16 = 4;
-pub(crate) const DUMP: u16 = 0x300;
+pub const REQUEST: u16 = 1;
+pub const ACKNOWLEDGE: u16 = 4;
+pub const DUMP: u16 = 0x300;
+/// Replaces what exists.
+pub const REPLACE: u16 = 0x100;
 /// Fails if it exists already.
-pub(crate) const EXCLUSIVE: u16 = 0x200;
-pub(crate) const CREATE: u16 = 0x400;
-pub(crate) const APPEND: u16 = 0x800;
-/// The group that is told of links.
+pub const EXCLUSIVE: u16 = 0x200;
+pub const CREATE: u16 = 0x400;
+pub const APPEND: u16 = 0x800;
+/// The multicast group of changes to links.
 const LINK_EVENTS: u32 = 1;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
@@ -30,17 +32,17 @@ const HEADER: usize = 16;
 const ATTRIBUTE: usize = 4;
 /// The kernel's own datagrams are at most half of that.
 const BUFFER: usize = 64 << 10;
-/// `net.core.wmem_max` as Linux has it; it counts double.
+/// The default of `net.core.wmem_max`, which the kernel doubles.
 const SEND_BUFFER: usize = 212_992;
 
-/// Attributes one after the other.
+/// A list of attributes, as it is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Attributes {
+pub struct Attributes {
     bytes: Vec<u8>,
 }
 
 impl Attributes {
-    /// Any bytes, padded to four.
+    /// Appends an attribute, padded to four bytes.
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         self.put(kind, value);
         self
@@ -55,12 +57,12 @@ impl Attributes {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// In the byte order of the network, as netfilter has numbers.
+    /// Appends a number in network byte order, as netfilter expects.
     pub fn be32(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// Ended by a zero.
+    /// Appends a string and its terminating zero.
     pub fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, format!("{value}\0").as_bytes())
     }
@@ -69,7 +71,7 @@ impl Attributes {
         self.nest_raw(kind, &inner.bytes)
     }
 
-    /// Attributes that were read, nested as they are.
+    /// Nests attributes that were read, unchanged.
     pub fn nest_raw(self, kind: u16, inner: &[u8]) -> Self {
         self.bytes(kind | NESTED, inner)
     }
@@ -82,14 +84,14 @@ impl Attributes {
 
 /// A request: a header, a fixed body, attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
+pub struct Message {
     kind: u16,
     flags: u16,
     payload: Vec<u8>,
 }
 
 impl Message {
-    /// `body` is of a multiple of four bytes.
+    /// The length of `body` is a multiple of four.
     pub fn new(kind: u16, flags: u16, body: &[u8], attributes: Attributes) -> Message {
         let mut payload = body.to_vec();
         payload.extend_from_slice(&attributes.bytes);
@@ -113,35 +115,35 @@ impl Message {
 
 /// An open netlink socket.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub struct Socket {
     socket: OwnedFd,
     sequence: u32,
     buffer: Vec<u8>,
 }
 
 impl Socket {
-    /// Of the calling thread's network namespace: links, addresses, routes.
+    /// Opens a socket in the calling thread's network namespace, for links, addresses and routes.
     pub fn route() -> io::Result<Socket> {
         // Protocol 0 of the family is NETLINK_ROUTE.
         Socket::open(None)
     }
 
-    /// The same: nftables and connection tracking.
+    /// The same, for nftables and connection tracking.
     pub fn netfilter() -> io::Result<Socket> {
         Socket::open(Some(rustix::net::netlink::NETFILTER))
     }
 
-    /// The same: told of every change of a link, from now on.
+    /// The same, for events: it receives every change of a link from now on.
     pub fn link_events() -> io::Result<Socket> {
         let socket = Socket::open(None)?;
         rustix::net::bind(&socket.socket, &SocketAddrNetlink::new(0, LINK_EVENTS))?;
         Ok(socket)
     }
 
-    /// Waits for what the kernel tells unasked, and gives some of it: kind and payload.
+    /// Waits for events and passes kind and payload of each to `each`.
     ///
     /// # Errors
-    /// `ENOBUFS`: there was more than was kept.
+    /// `ENOBUFS`: the kernel dropped events that did not fit the socket's buffer.
     pub fn hear(&mut self, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
         if let Some(length) = self.receive(RecvFlags::empty())? {
             for event in Answers(&self.buffer[..length]) {
@@ -158,7 +160,7 @@ impl Socket {
             SocketFlags::CLOEXEC,
             protocol,
         )?;
-        // A transaction is one datagram. What the system grants anybody is enough for the largest there is.
+        // A transaction is one datagram. What every process may ask for is enough for the largest.
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         Ok(Socket {
             socket,
@@ -167,18 +169,20 @@ impl Socket {
         })
     }
 
-    /// Sends a request; the kernel's verdict.
+    /// Sends a request and returns the kernel's verdict.
     pub fn request(&mut self, message: &Message) -> io::Result<()> {
         self.batch(std::slice::from_ref(message))
     }
 
-    /// Sends messages at once, in one system call: the first error of any, or that the last was done. The kernel tries
-    /// them all, in order.
+    /// Sends messages in one system call. The kernel tries them all, in order.
+    ///
+    /// # Errors
+    /// The first error of any.
     pub fn batch(&mut self, messages: &[Message]) -> io::Result<()> {
         self.batch_until(messages, messages.len().saturating_sub(1))
     }
 
-    /// The same, where the message at `last` is the last that the kernel acknowledges.
+    /// The same, where the message at index `last` is the last that the kernel acknowledges.
     pub fn batch_until(&mut self, messages: &[Message], last: usize) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(messages.iter().map(|m| HEADER + m.payload.len()).sum());
         let first = self.sequence.wrapping_add(1);
@@ -189,7 +193,7 @@ impl Socket {
         let acknowledged = first.wrapping_add(last as u32);
         self.send(&bytes)?;
         let mut verdict = Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-        // The kernel has done it all, and said so, before the call returned.
+        // The kernel has processed the messages and queued its answers before the send returned.
         while let Some(length) = self.receive(RecvFlags::DONTWAIT)? {
             for answer in Answers(&self.buffer[..length]) {
                 let ours = answer.sequence.wrapping_sub(first) < messages.len() as u32;
@@ -207,7 +211,7 @@ impl Socket {
         verdict
     }
 
-    /// Sends a dump request and gives each of its answers: kind and payload.
+    /// Sends a dump request and passes kind and payload of each answer to `each`.
     pub fn dump(&mut self, message: &Message, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut bytes = Vec::new();
@@ -234,7 +238,7 @@ impl Socket {
         Ok(())
     }
 
-    /// One datagram into the buffer: how many bytes. None where there is none and the flags say not to wait.
+    /// Receives a datagram into the buffer and returns its length; `None` if there is none and `flags` say not to wait.
     fn receive(&mut self, flags: RecvFlags) -> io::Result<Option<usize>> {
         self.buffer.resize(BUFFER, 0);
         let buffer = self.buffer.as_mut_slice();
@@ -260,7 +264,7 @@ struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// None where it is no verdict.
+    /// The verdict, if this message is one.
     fn error(&self) -> Option<io::Result<()>> {
         if self.kind != ERROR {
             return None;
@@ -292,9 +296,9 @@ impl<'a> Iterator for Answers<'a> {
     }
 }
 
-/// The attributes in `bytes`: kind, without its flags, and value.
+/// Attributes that were received: iterates over kinds, without their flags, and values.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parsed<'a>(pub &'a [u8]);
+pub struct Parsed<'a>(pub &'a [u8]);
 
 impl<'a> Parsed<'a> {
     /// The first of a kind.
@@ -323,7 +327,7 @@ impl<'a> IntoIterator for Parsed<'a> {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ParsedIter<'a>(&'a [u8]);
+pub struct ParsedIter<'a>(&'a [u8]);
 
 impl<'a> Iterator for ParsedIter<'a> {
     type Item = (u16, &'a [u8]);
@@ -339,47 +343,5 @@ impl<'a> Iterator for ParsedIter<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_is_read_back() {
-        let inner = Attributes::default().be32(1, 7).text(2, "name");
-        let attributes = Attributes::default().bytes(3, b"abcde").nest(4, inner);
-        let message = Message::new(9, CREATE, &[1, 2, 3, 4], attributes);
-        let mut bytes = Vec::new();
-        message.write(5, ACKNOWLEDGE, &mut bytes);
-        message.write(6, 0, &mut bytes);
-        let answers: Vec<_> = Answers(&bytes).collect();
-        assert_eq!(answers.len(), 2);
-        assert_eq!((answers[0].kind, answers[0].sequence), (9, 5));
-        assert_eq!(bytes[6..8], (REQUEST | CREATE | ACKNOWLEDGE).to_ne_bytes());
-        let parsed = Parsed(&answers[1].payload[4..]);
-        assert_eq!(parsed.get(3), Some(&b"abcde"[..]));
-        let inner = parsed.nested(4).unwrap();
-        assert_eq!(inner.array(1), Some(7u32.to_be_bytes()));
-        assert_eq!(inner.get(2), Some(&b"name\0"[..]));
-        assert_eq!(inner.array::<2>(1), None);
-    }
-
-    #[test]
-    fn the_kernel_refuses_what_is_nonsense_and_dumps_links() {
-        let mut socket = Socket::route().unwrap();
-        // RTM_DELLINK of no link.
-        let message = Message::new(17, 0, &[0; 16], Attributes::default());
-        socket.request(&message).unwrap_err();
-        let mut links = 0;
-        let message = Message::new(18, 0, &[0; 16], Attributes::default());
-        socket.dump(&message, |_, _| links += 1).unwrap();
-        assert!(links > 0);
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn reading_any_bytes_ends_and_never_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..192)) {
-            let answers: Vec<_> = Answers(&bytes).inspect(|a| { a.error(); }).collect();
-            assert!(answers.len() <= bytes.len());
-            assert!(Parsed(&bytes).into_iter().count() <= bytes.len());
-        }
-    }
-}
+#[path = "netlink_test.rs"]
+mod tests;

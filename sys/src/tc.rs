@@ -1,7 +1,7 @@
-//! Where the frames that arrive at an interface go: queueing disciplines and filters of tc(8), by rtnetlink.
+//! Ingress queueing disciplines and filters of tc(8), by rtnetlink(7): redirects arriving frames, or passes them to a BPF program.
 //!
-//! Invariant: what is made here is known again by whoever comes later, without a record: a redirect carries [`COOKIE`].
-//! Every change takes RTNL.
+//! Invariant: a later process recognises what was made here without a record, because a redirect carries [`COOKIE`]. Every change takes
+//! RTNL.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -17,20 +17,20 @@ const DELETE_FILTER: u16 = 45;
 const GET_FILTER: u16 = 46;
 const TCA_KIND: u16 = 1;
 const TCA_OPTIONS: u16 = 2;
-/// `TC_H_INGRESS`, which is `TC_H_CLSACT` too, and the one handle of either.
+/// `TC_H_INGRESS` (the same number as `TC_H_CLSACT`), and the handle that either has.
 const INGRESS: u32 = 0xffff_fff1;
 const INGRESS_HANDLE: u32 = 0xffff_0000;
-/// What arrives, of either.
+/// The parent of filters on arriving frames, of either.
 const ARRIVING: u32 = 0xffff_fff2;
 const U32_SELECTOR: u16 = 5;
 const U32_ACTION: u16 = 7;
-/// `struct tc_u32_sel` without keys: every packet, and that is the end of it.
+/// `struct tc_u32_sel` without keys: it matches every packet, and ends classification.
 const EVERYTHING: [u8; 16] = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const BPF_CLASS: u16 = 3;
 const BPF_FD: u16 = 6;
 const BPF_NAME: u16 = 7;
 const BPF_FLAGS: u16 = 8;
-/// `TCA_BPF_FLAG_ACT_DIRECT`: a program's answer is the verdict.
+/// `TCA_BPF_FLAG_ACT_DIRECT`: the program's return value is the verdict.
 const BPF_DECIDES: u32 = 1;
 const FIRST_ACTION: u16 = 1;
 const ACT_KIND: u16 = 1;
@@ -39,7 +39,7 @@ const ACT_COOKIE: u16 = 6;
 const MIRRED_PARAMETERS: u16 = 2;
 const STOLEN: i32 = 4;
 const EGRESS_REDIRECT: i32 = 1;
-/// What our redirects are known by.
+/// The cookie of our redirects.
 const COOKIE: &[u8] = b"thaw redirect";
 const PRIORITY: u32 = 1;
 /// `htons(ETH_P_ALL)`.
@@ -60,11 +60,11 @@ fn field(body: &[u8; BODY], number: usize) -> u32 {
     bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Gives an interface a discipline for what arrives, which filters are added to.
+/// Adds an ingress discipline to an interface, which filters can then be added to.
 ///
 /// # Errors
 /// `EEXIST`: it has one.
-pub(crate) fn add_ingress(socket: &mut Socket, link: u32) -> io::Result<()> {
+pub fn add_ingress(socket: &mut Socket, link: u32) -> io::Result<()> {
     let attributes = Attributes::default().text(TCA_KIND, "ingress");
     let body = body(link, INGRESS_HANDLE, INGRESS, 0);
     socket.request(&Message::new(
@@ -75,17 +75,17 @@ pub(crate) fn add_ingress(socket: &mut Socket, link: u32) -> io::Result<()> {
     ))
 }
 
-/// Takes it away, and all filters with it.
+/// Removes an interface's ingress discipline and all its filters.
 ///
 /// # Errors
-/// `ENOENT`, or `EINVAL` of older kernels: there is none.
-pub(crate) fn delete_ingress(socket: &mut Socket, link: u32) -> io::Result<()> {
+/// `ENOENT`, or `EINVAL` on older kernels: it has none.
+pub fn delete_ingress(socket: &mut Socket, link: u32) -> io::Result<()> {
     let body = body(link, INGRESS_HANDLE, INGRESS, 0);
     socket.request(&Message::new(DELETE_DISCIPLINE, 0, &body, Attributes::default()))
 }
 
-/// The interfaces that have such a discipline, whoever made it.
-pub(crate) fn with_ingress(socket: &mut Socket) -> io::Result<Vec<u32>> {
+/// The indices of interfaces that have an ingress discipline, whoever made it.
+pub fn with_ingress(socket: &mut Socket) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     let message = Message::new(GET_DISCIPLINE, 0, &body(0, 0, 0, 0), Attributes::default());
     socket.dump(&message, |kind, payload| {
@@ -98,13 +98,13 @@ pub(crate) fn with_ingress(socket: &mut Socket) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Sends every frame that arrives at an interface out by another.
-pub(crate) fn redirect(socket: &mut Socket, from: u32, to: u32) -> io::Result<()> {
+/// Redirects every frame that arrives at interface `from` out of interface `to`.
+pub fn redirect(socket: &mut Socket, from: u32, to: u32) -> io::Result<()> {
     redirect_as(COOKIE, socket, from, to)
 }
 
-/// The same, known by another cookie, of at most 16 bytes.
-pub(crate) fn redirect_as(cookie: &[u8], socket: &mut Socket, from: u32, to: u32) -> io::Result<()> {
+/// The same with another cookie, of at most 16 bytes.
+pub fn redirect_as(cookie: &[u8], socket: &mut Socket, from: u32, to: u32) -> io::Result<()> {
     // struct tc_mirred: index, capabilities, action, two counts, which kind, interface.
     let mut parameters = Vec::with_capacity(28);
     for number in [0, 0, STOLEN as u32, 0, 0, EGRESS_REDIRECT as u32, to] {
@@ -125,9 +125,9 @@ pub(crate) fn redirect_as(cookie: &[u8], socket: &mut Socket, from: u32, to: u32
     socket.request(&Message::new(NEW_FILTER, CREATE | EXCLUSIVE, &body, attributes))
 }
 
-/// Has a program (bpf(2)) decide what becomes of every frame that arrives at an interface; it finds `class` in the frame's
-/// `tc_classid`.
-pub(crate) fn run(socket: &mut Socket, link: u32, program: RawFd, class: u16) -> io::Result<()> {
+/// Runs a BPF program on every frame that arrives at an interface, and takes its return value as the verdict. The program reads `class`
+/// from `tc_classid`.
+pub fn run(socket: &mut Socket, link: u32, program: RawFd, class: u16) -> io::Result<()> {
     let options = Attributes::default()
         .bytes(BPF_CLASS, &u32::from(class).to_ne_bytes())
         .bytes(BPF_FD, &program.to_ne_bytes())
@@ -140,17 +140,17 @@ pub(crate) fn run(socket: &mut Socket, link: u32, program: RawFd, class: u16) ->
     socket.request(&Message::new(NEW_FILTER, CREATE | EXCLUSIVE, &body, attributes))
 }
 
-/// What filters are on what arrives at an interface.
+/// Which filters an interface has on arriving frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Filters {
-    /// [`redirect`] has made one.
+pub struct Filters {
+    /// One made by [`redirect`].
     pub ours: bool,
-    /// Somebody else has.
+    /// Another.
     pub others: bool,
 }
 
-/// What filters an interface has.
-pub(crate) fn filters(socket: &mut Socket, link: u32) -> io::Result<Filters> {
+/// Reads which filters an interface has.
+pub fn filters(socket: &mut Socket, link: u32) -> io::Result<Filters> {
     let mut found = Filters::default();
     let message = Message::new(GET_FILTER, 0, &body(link, 0, ARRIVING, 0), Attributes::default());
     socket.dump(&message, |kind, payload| {
@@ -165,7 +165,7 @@ pub(crate) fn filters(socket: &mut Socket, link: u32) -> io::Result<Filters> {
     Ok(found)
 }
 
-/// Whether a filter is ours. None of an entry that is the table of filters yet to come.
+/// Whether a filter is ours. `None` if the entry is a hash table, not a filter.
 fn whose(attributes: Parsed<'_>) -> Option<bool> {
     let kind = attributes.get(TCA_KIND);
     let options = attributes.nested(TCA_OPTIONS);
@@ -179,41 +179,13 @@ fn whose(attributes: Parsed<'_>) -> Option<bool> {
     Some(action.and_then(|action| action.get(ACT_COOKIE)) == Some(COOKIE))
 }
 
-/// Takes away what [`redirect`] made, and nothing else.
-pub(crate) fn delete_redirect(socket: &mut Socket, link: u32) -> io::Result<()> {
+/// Removes what [`redirect`] made, and nothing else.
+pub fn delete_redirect(socket: &mut Socket, link: u32) -> io::Result<()> {
     let body = body(link, 0, ARRIVING, PRIORITY << 16 | EVERY_PROTOCOL);
     let attributes = Attributes::default().text(TCA_KIND, "u32");
     socket.request(&Message::new(DELETE_FILTER, 0, &body, attributes))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_redirect_with_our_cookie_is_ours() {
-        let filter = |kind: &str, cookie: &[u8]| {
-            let action = Attributes::default()
-                .text(ACT_KIND, "mirred")
-                .bytes(ACT_COOKIE, cookie);
-            let options = Attributes::default()
-                .bytes(U32_SELECTOR, &EVERYTHING)
-                .nest(U32_ACTION, Attributes::default().nest(FIRST_ACTION, action));
-            Attributes::default()
-                .text(TCA_KIND, kind)
-                .nest(TCA_OPTIONS, options)
-        };
-        let whose = |filter: Attributes| whose(Parsed(filter.as_bytes()));
-        assert_eq!(whose(filter("u32", COOKIE)), Some(true));
-        assert_eq!(whose(filter("u32", b"somebody")), Some(false));
-        assert_eq!(whose(filter("bpf", COOKIE)), Some(false));
-        assert_eq!(whose(Attributes::default().text(TCA_KIND, "u32")), None);
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn reading_any_bytes_does_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..128)) {
-            whose(Parsed(&bytes));
-        }
-    }
-}
+#[path = "tc_test.rs"]
+mod tests;

@@ -1,33 +1,37 @@
-//! bpf(2): programs for what arrives at an interface, and tables of what they must know of each.
+//! bpf(2): loading and attaching programs, and the maps they share with us: hash tables and ring buffers.
 //!
-//! Invariant: every pointer the kernel is given is of memory that outlives the call, and of the size it is said to be.
+//! Invariant: every pointer passed to the kernel is to memory that outlives the call, and of the size stated beside it.
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-pub(crate) mod assembler;
+pub mod assembler;
+mod ring;
+
+pub use ring::Ring;
 
 // include/uapi/linux/bpf.h
 const MAP_CREATE: libc::c_int = 0;
 const MAP_UPDATE_ELEM: libc::c_int = 2;
 const MAP_DELETE_ELEM: libc::c_int = 3;
 const PROG_LOAD: libc::c_int = 5;
+const LINK_CREATE: libc::c_int = 28;
 const MAP_TYPE_HASH: u32 = 1;
 const MAP_NO_PREALLOC: u32 = 1;
 /// Of an update: `EEXIST` where there is such a key.
 const NO_EXIST: u64 = 1;
-const PROG_TYPE_SCHED_CLS: u32 = 3;
+const CGROUP_SOCK_OPS: u32 = 3;
 const LICENCE: &[u8] = b"Apache-2.0\0";
-/// Bytes the verifier may use to say why; it is cut to its end.
+/// Bytes of the verifier's log that are asked for, and how many of its last bytes an error message has.
 const LOG: usize = 64 << 10;
-const TOLD: usize = 200;
+const LOG_SHOWN: usize = 200;
 // include/uapi/linux/membarrier.h
 const MEMBARRIER_QUERY: libc::c_int = 0;
 const MEMBARRIER_GLOBAL: libc::c_int = 1;
 
-/// `union bpf_attr` of MAP_CREATE.
+/// `union bpf_attr` for MAP_CREATE.
 #[repr(C)]
 struct MapCreate {
     kind: u32,
@@ -37,7 +41,7 @@ struct MapCreate {
     flags: u32,
 }
 
-/// Of MAP_UPDATE_ELEM; MAP_DELETE_ELEM reads the beginning of it.
+/// For MAP_UPDATE_ELEM; MAP_DELETE_ELEM reads the beginning of it.
 #[repr(C)]
 struct MapElement {
     map: u32,
@@ -47,7 +51,7 @@ struct MapElement {
     flags: u64,
 }
 
-/// Of PROG_LOAD.
+/// For PROG_LOAD.
 #[repr(C)]
 struct ProgLoad {
     kind: u32,
@@ -61,9 +65,18 @@ struct ProgLoad {
     flags: u32,
 }
 
-/// Gives the kernel an attribute; a descriptor, where that is what it answers.
+/// For LINK_CREATE.
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Makes the system call; its result is a descriptor for the commands that make one.
 fn bpf<T>(command: libc::c_int, attribute: &T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads as many bytes as are said, which are `attribute`'s; addresses in it are of memory their
+    // SAFETY: the kernel reads as many bytes as are stated, which are those of `attribute`; addresses in it are of memory that the
     // callers below keep until this returns, of the sizes beside them.
     let answer = unsafe {
         libc::syscall(
@@ -80,21 +93,21 @@ fn bpf<T>(command: libc::c_int, attribute: &T) -> io::Result<libc::c_int> {
 }
 
 fn descriptor(answer: libc::c_int) -> OwnedFd {
-    // SAFETY: the kernel has made this descriptor for us, and nobody else knows of it.
+    // SAFETY: the kernel has just made this descriptor for us; nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(answer) }
 }
 
-/// A table of `T` that programs look up at every packet, by a number of 16 bits: as many as a filter can tell a program
-/// (`tc_classid`). `T` is words of 32 bits, so it has no padding.
+/// A hash table of `T` that programs look up for every packet, by a key of 16 bits: what a filter can pass to a program
+/// (`tc_classid`). `T` consists of 32-bit words, so it has no padding.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
+pub struct Table<T> {
     map: OwnedFd,
     next: AtomicU16,
     entries: PhantomData<T>,
 }
 
 impl<T: Copy> Table<T> {
-    /// Without entries.
+    /// An empty table.
     pub fn new() -> io::Result<Table<T>> {
         let attribute = MapCreate {
             kind: MAP_TYPE_HASH,
@@ -110,7 +123,7 @@ impl<T: Copy> Table<T> {
         })
     }
 
-    /// Adds an entry under a key that none has: the key.
+    /// Adds an entry under an unused key, and returns the key.
     ///
     /// # Errors
     /// `E2BIG`: there are 65,535 entries.
@@ -124,7 +137,7 @@ impl<T: Copy> Table<T> {
         }
     }
 
-    /// Removes one, for programs that begin from now on.
+    /// Removes an entry, if it is there: programs that begin from now on do not find it.
     pub fn remove(&self, key: u16) -> io::Result<()> {
         match bpf(MAP_DELETE_ELEM, &self.element(&key.into(), None)) {
             Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),
@@ -132,7 +145,7 @@ impl<T: Copy> Table<T> {
         }
     }
 
-    /// What is lent must outlive the call that is given it.
+    /// The references must outlive the call that the result is passed to.
     fn element(&self, key: &u32, value: Option<&T>) -> MapElement {
         MapElement {
             map: self.map.as_raw_fd() as u32,
@@ -143,19 +156,22 @@ impl<T: Copy> Table<T> {
         }
     }
 
-    /// For a program that looks entries up, [`assembler::Assembler::look_up`].
+    /// The descriptor's number, for [`assembler::Assembler::look_up`].
     pub fn number(&self) -> i32 {
         self.map.as_raw_fd()
     }
 }
 
-/// Waits for the programs that had begun, on every processor: some milliseconds.
-pub(crate) fn wait_for_running() -> io::Result<()> {
+/// Waits until every program that is running now has ended, on all CPUs: some milliseconds.
+pub fn wait_for_running() -> io::Result<()> {
     membarrier(MEMBARRIER_GLOBAL).map(drop)
 }
 
-/// Whether [`wait_for_running`] can be had; with `nohz_full` it cannot.
-pub(crate) fn can_wait() -> io::Result<()> {
+/// Checks that [`wait_for_running`] works.
+///
+/// # Errors
+/// `Unsupported`: the kernel runs with `nohz_full`.
+pub fn can_wait() -> io::Result<()> {
     match membarrier(MEMBARRIER_QUERY)? & MEMBARRIER_GLOBAL {
         0 => Err(io::ErrorKind::Unsupported.into()),
         _ => Ok(()),
@@ -170,18 +186,36 @@ fn membarrier(command: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// Has the kernel verify a program for what arrives at an interface.
+/// What a program is run for: `BPF_PROG_TYPE_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ProgramType {
+    /// Frames that arrive at an interface.
+    SchedCls = 3,
+    /// Events of a cgroup's sockets.
+    SockOps = 13,
+}
+
+/// Loads a program for frames that arrive at an interface ([`crate::tc::run`]).
 ///
 /// # Errors
-/// What it lacks, or does not believe of the program, in the verifier's words.
-pub(crate) fn load(instructions: &[u64]) -> io::Result<OwnedFd> {
-    match load_with(instructions, &mut []) {
+/// As [`load_as`].
+pub fn load(instructions: &[u64]) -> io::Result<OwnedFd> {
+    load_as(ProgramType::SchedCls, instructions)
+}
+
+/// Loads a program: the kernel verifies it.
+///
+/// # Errors
+/// The kernel lacks something, or rejects the program: then the error ends with the last lines of the verifier's log.
+pub fn load_as(kind: ProgramType, instructions: &[u64]) -> io::Result<OwnedFd> {
+    match load_with(kind, instructions, &mut []) {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => {
             let mut log = vec![0; LOG];
-            let loaded = load_with(instructions, &mut log);
+            let loaded = load_with(kind, instructions, &mut log);
             loaded.map_err(|e| {
                 let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
-                let said = String::from_utf8_lossy(&said[said.len().saturating_sub(TOLD)..]);
+                let said = String::from_utf8_lossy(&said[said.len().saturating_sub(LOG_SHOWN)..]);
                 io::Error::new(e.kind(), format!("{e}: {}", said.trim().replace('\n', "; ")))
             })
         }
@@ -189,9 +223,9 @@ pub(crate) fn load(instructions: &[u64]) -> io::Result<OwnedFd> {
     }
 }
 
-fn load_with(instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
+fn load_with(kind: ProgramType, instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
     let attribute = ProgLoad {
-        kind: PROG_TYPE_SCHED_CLS,
+        kind: kind as u32,
         instructions: instructions.len() as u32,
         first: instructions.as_ptr() as u64,
         licence: LICENCE.as_ptr() as u64,
@@ -205,4 +239,15 @@ fn load_with(instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
         flags: 0,
     };
     bpf(PROG_LOAD, &attribute).map(descriptor)
+}
+
+/// Runs a program for the sockets of a cgroup's processes, and of those below it, while the returned descriptor is open.
+pub fn attach_sock_ops(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let attribute = LinkCreate {
+        program: program.as_raw_fd() as u32,
+        target: cgroup.as_raw_fd() as u32,
+        attach_type: CGROUP_SOCK_OPS,
+        flags: 0,
+    };
+    bpf(LINK_CREATE, &attribute).map(descriptor)
 }

@@ -7,7 +7,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 
-pub(crate) mod rule;
+pub mod rule;
 
 use crate::netlink::{APPEND, Attributes, CREATE, EXCLUSIVE, Message, Parsed, Socket};
 use rule::Rule;
@@ -32,7 +32,7 @@ const ELEMENT_KEY: u16 = 1;
 const ELEMENT_DATA: u16 = 2;
 const ELEMENTS: u16 = 3;
 /// Bytes of `struct nfgenmsg`.
-pub(crate) const GENERIC: usize = 4;
+pub const GENERIC: usize = 4;
 /// nft(8)'s numbers for types, for it to show a map as it was meant.
 const TYPE_ADDRESS: u32 = 7;
 const TYPE_PROTOCOL: u32 = 12;
@@ -41,7 +41,7 @@ const TYPE_BITS: u32 = 6;
 
 /// Where in a packet's way a chain is asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Hook {
+pub enum Hook {
     /// `type nat hook prerouting priority dstnat`.
     NatBefore,
     /// `type nat hook output priority dstnat`.
@@ -69,7 +69,7 @@ impl Hook {
 
 /// A field of a map's keys: four bytes, padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Field {
+pub enum Field {
     Address(Ipv4Addr),
     Protocol(u8),
     Port(u16),
@@ -110,7 +110,7 @@ fn shape(fields: &[Field]) -> (u32, u32) {
 
 /// An element of a map: where it leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub struct Target {
     pub address: Ipv4Addr,
     pub port: u16,
 }
@@ -123,7 +123,7 @@ impl Target {
 
 /// Changes of one table.
 #[derive(Clone, Debug)]
-pub(crate) struct Transaction<'a> {
+pub struct Transaction<'a> {
     table: &'a str,
     messages: Vec<Message>,
 }
@@ -261,7 +261,7 @@ impl<'a> Transaction<'a> {
 }
 
 /// The elements of a map: each key's bytes, four to a field, and where it leads. None where there is no such map.
-pub(crate) fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Result<Vec<(Vec<u8>, Target)>> {
+pub fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Result<Vec<(Vec<u8>, Target)>> {
     let attributes = Attributes::default().text(1, table).text(2, map);
     let body = generic(libc::AF_INET as u8, 0);
     let message = Message::new(SUBSYSTEM << 8 | GET_ELEMENT, 0, &body, attributes);
@@ -291,7 +291,7 @@ pub(crate) fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Resul
 }
 
 /// Removes elements by their keys' bytes, as [`elements`] gives them. One that is gone already is no error.
-pub(crate) fn remove_raw(socket: &mut Socket, table: &str, map: &str, key: &[u8]) -> io::Result<()> {
+pub fn remove_raw(socket: &mut Socket, table: &str, map: &str, key: &[u8]) -> io::Result<()> {
     let mut transaction = Transaction::new(table);
     let value = Attributes::default().bytes(DATA_VALUE, key);
     let element = Attributes::default().nest(ELEMENT_KEY, value);

@@ -53,17 +53,17 @@ const GOTO: i32 = -4;
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-pub(crate) const TCP: u8 = 6;
-pub(crate) const UDP: u8 = 17;
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
 
 /// Connection tracking states, as bits of `ct state`.
-pub(crate) const ESTABLISHED: u32 = 2;
-pub(crate) const RELATED: u32 = 4;
-pub(crate) const NEW: u32 = 8;
+pub const ESTABLISHED: u32 = 2;
+pub const RELATED: u32 = 4;
+pub const NEW: u32 = 8;
 
 /// Which interfaces.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Interface<'a> {
+pub enum Interface<'a> {
     Named(&'a str),
     /// Those whose name begins so.
     Beginning(&'a str),
@@ -85,7 +85,7 @@ impl Interface<'_> {
 
 /// A rule.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rule {
+pub struct Rule {
     pub(super) expressions: Attributes,
 }
 

@@ -1,6 +1,6 @@
-//! What a network namespace has, as rtnetlink(7) tells: links, addresses, routes, neighbours, of IPv4 and IPv6.
+//! Reads the interfaces, addresses, routes and neighbours of a network namespace, IPv4 and IPv6, by rtnetlink(7).
 //!
-//! Invariant: what is not understood is left out, never guessed; nothing here changes anything.
+//! Invariants: entries that are not understood are left out, never guessed; nothing here changes anything.
 
 use std::io;
 use std::net::IpAddr;
@@ -38,6 +38,13 @@ const NDA_LLADDR: u16 = 2;
 const RTM_F_CLONED: u32 = 0x200;
 const RTN_UNICAST: u8 = 1;
 const RTPROT_KERNEL: u8 = 2;
+pub const RT_TABLE_MAIN: u32 = 254;
+/// Of an address: the kernel makes no route to its prefix.
+pub const IFA_F_NOPREFIXROUTE: u32 = 0x200;
+/// Of a route: its gateway is on the link, whatever the addresses say.
+pub const RTNH_F_ONLINK: u32 = 4;
+/// Of a neighbour: it never expires.
+pub const NUD_PERMANENT: u16 = 0x80;
 /// Bytes of `struct ifinfomsg`, `ifaddrmsg`, `rtmsg` and `ndmsg`.
 const LINK: usize = 16;
 const ADDRESS: usize = 8;
@@ -46,7 +53,7 @@ const NEIGHBOUR: usize = 12;
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
+pub struct Link {
     pub index: u32,
     pub name: String,
     /// The driver, of a link that is made by request: `veth`, `tun`.
@@ -61,43 +68,53 @@ pub(crate) struct Link {
     pub enslaved: bool,
 }
 
+impl Link {
+    pub fn is_up(&self) -> bool {
+        self.flags & libc::IFF_UP as u32 != 0
+    }
+
+    pub fn is_loopback(&self) -> bool {
+        self.flags & libc::IFF_LOOPBACK as u32 != 0
+    }
+}
+
 /// An address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
+pub struct Address {
     pub link: u32,
     pub ip: IpAddr,
     pub prefix: u8,
-    /// Who is at the other end, where that is another address.
+    /// The address at the other end of a point-to-point link.
     pub peer: Option<IpAddr>,
     /// `IFA_F_*`.
     pub flags: u32,
 }
 
 /// A unicast route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Route {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Route {
     pub v6: bool,
     pub table: u32,
-    /// None: everything.
+    /// `None`: a default route.
     pub to: Option<(IpAddr, u8)>,
     pub gateway: Option<IpAddr>,
     pub source: Option<IpAddr>,
-    /// The interface it leads to; none of a route of several ways.
+    /// The interface it leads to; `None` for a route with several next hops.
     pub by: Option<u32>,
     /// Lower is preferred.
     pub priority: u32,
     pub scope: u8,
     /// `RTNH_F_*`.
     pub flags: u32,
-    /// The kernel made it for an address.
+    /// The kernel made it, for an address.
     pub kernel: bool,
-    /// It has several ways, or a gateway of another family.
-    pub odd: bool,
+    /// It has several next hops, or a gateway of the other family.
+    pub complex: bool,
 }
 
-/// Who is where on a link.
+/// A neighbour on a link and its MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Neighbour {
+pub struct Neighbour {
     pub link: u32,
     pub ip: IpAddr,
     pub mac: [u8; 6],
@@ -145,7 +162,7 @@ fn ip(attributes: Parsed<'_>, kind: u16) -> Option<IpAddr> {
 }
 
 /// Every interface.
-pub(crate) fn links(socket: &mut Socket) -> io::Result<Vec<Link>> {
+pub fn links(socket: &mut Socket) -> io::Result<Vec<Link>> {
     survey(socket, (GET_LINK, NEW_LINK), |body: &[u8; LINK], attributes| {
         let info = attributes.nested(IFLA_LINKINFO);
         Some(Link {
@@ -162,7 +179,7 @@ pub(crate) fn links(socket: &mut Socket) -> io::Result<Vec<Link>> {
 }
 
 /// Every address.
-pub(crate) fn addresses(socket: &mut Socket) -> io::Result<Vec<Address>> {
+pub fn addresses(socket: &mut Socket) -> io::Result<Vec<Address>> {
     survey(
         socket,
         (GET_ADDRESS, NEW_ADDRESS),
@@ -181,7 +198,7 @@ pub(crate) fn addresses(socket: &mut Socket) -> io::Result<Vec<Address>> {
 }
 
 /// Every unicast route, of every table.
-pub(crate) fn routes(socket: &mut Socket) -> io::Result<Vec<Route>> {
+pub fn routes(socket: &mut Socket) -> io::Result<Vec<Route>> {
     survey(
         socket,
         (GET_ROUTE, NEW_ROUTE),
@@ -206,14 +223,14 @@ pub(crate) fn routes(socket: &mut Socket) -> io::Result<Vec<Route>> {
                 scope: body[6],
                 flags,
                 kernel: body[5] == RTPROT_KERNEL,
-                odd: attributes.get(RTA_MULTIPATH).is_some() || attributes.get(RTA_VIA).is_some(),
+                complex: attributes.get(RTA_MULTIPATH).is_some() || attributes.get(RTA_VIA).is_some(),
             })
         },
     )
 }
 
 /// Every neighbour.
-pub(crate) fn neighbours(socket: &mut Socket) -> io::Result<Vec<Neighbour>> {
+pub fn neighbours(socket: &mut Socket) -> io::Result<Vec<Neighbour>> {
     survey(
         socket,
         (GET_NEIGHBOUR, NEW_NEIGHBOUR),

@@ -1,12 +1,12 @@
-//! Programs of the kernel's instruction set (BPF), put together here: no compiler, no object files.
+//! An assembler for BPF programs: it needs no compiler and no object files.
 //!
-//! Invariants: jumps lead forward, to a place that is named; so every program ends. The kernel verifies the rest.
+//! Invariant: jumps lead forward, to a named place, so every program ends. The kernel verifies the rest.
 
-/// Registers: `R0` is an answer, `R1` to `R5` are arguments, which a call destroys, `R6` to `R9` stay. Below where `R10` leads
+/// Registers: `R0` holds results, `R1` to `R5` arguments, which a call overwrites; a call keeps `R6` to `R9`. Below the address in `R10`
 /// are 512 bytes of stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Register {
+pub enum Register {
     R0,
     R1,
     R2,
@@ -23,7 +23,7 @@ pub(crate) enum Register {
 /// Bytes of a load or store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Size {
+pub enum Size {
     Four = 0x00,
     Two = 0x08,
     One = 0x10,
@@ -31,10 +31,10 @@ pub(crate) enum Size {
     Eight = 0x18,
 }
 
-/// When to jump: of the low 32 bits, without sign.
+/// When to jump: compares the low 32 bits, unsigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum When {
+pub enum When {
     Equal = 0x10,
     /// Any of these bits is set.
     Any = 0x40,
@@ -42,10 +42,10 @@ pub(crate) enum When {
     AtMost = 0xb0,
 }
 
-/// What is done with a register and a number.
+/// What to do with a register and a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Operation {
+pub enum Operation {
     Add = 0x00,
     And = 0x50,
     ShiftRight = 0x70,
@@ -55,7 +55,7 @@ pub(crate) enum Operation {
 /// Functions of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
-pub(crate) enum Helper {
+pub enum Helper {
     /// map, key: the address of its value, or 0.
     MapLookup = 1,
     /// packet, offset, old, new, flags.
@@ -64,6 +64,8 @@ pub(crate) enum Helper {
     Redirect = 23,
     /// packet, offset, to, bytes.
     LoadBytes = 26,
+    /// map, data, bytes, flags.
+    RingbufOutput = 130,
     RedirectPeer = 155,
 }
 
@@ -89,9 +91,9 @@ const MAP_FD: u8 = 1;
 
 /// A program being written.
 #[derive(Debug, Default)]
-pub(crate) struct Assembler {
+pub struct Assembler {
     written: Vec<Instruction>,
-    /// Jumps whose place is yet to come.
+    /// Jumps whose target is not placed yet.
     open: Vec<(usize, &'static str)>,
 }
 
@@ -132,7 +134,7 @@ impl Assembler {
         self.put(ALU64 | MOV | BY_REGISTER, to as u8, from as u8, 0, 0);
     }
 
-    /// Sets all of a register to 32 bits.
+    /// Sets a register to a number, its upper 32 bits to zero.
     pub fn set(&mut self, to: Register, number: u32) {
         self.put(ALU | MOV, to as u8, 0, 0, number as i32);
     }
@@ -163,23 +165,29 @@ impl Assembler {
         );
     }
 
-    /// From the byte order of the network, 32 bits.
+    /// Converts 32 bits from network byte order.
     pub fn host_order(&mut self, on: Register) {
         self.put(ALU | END_TO_BE, on as u8, 0, 0, 32);
     }
 
-    /// Has `R0` be the address of a map's entry, or 0 where it has none; the key, 32 bits of a register, is left in the uppermost
-    /// word of the stack. `number` is the map's descriptor.
+    /// Sets a register to a map, by its descriptor.
+    pub fn load_map(&mut self, to: Register, number: i32) {
+        // Two instructions long.
+        self.put(LD | DOUBLE, to as u8, MAP_FD, 0, number);
+        self.put(0, 0, 0, 0, 0);
+    }
+
+    /// Sets `R0` to the address of a map's entry, or to 0 if there is none. The key is the low 32 bits of a register, and stays in the
+    /// uppermost word of the stack. `number` is the map's descriptor.
     pub fn look_up(&mut self, number: i32, key: Register) {
         self.store(Size::Four, Register::R10, -4, key);
-        self.put(LD | DOUBLE, Register::R1 as u8, MAP_FD, 0, number);
-        self.put(0, 0, 0, 0, 0);
+        self.load_map(Register::R1, number);
         self.copy(Register::R2, Register::R10);
         self.operate(Operation::Add, Register::R2, -4);
         self.call(Helper::MapLookup);
     }
 
-    /// Jumps where a register, 32 bits of it, compares so with a number.
+    /// Jumps if a register compares so with a number.
     pub fn jump_when(&mut self, register: Register, when: When, number: u32, place: &'static str) {
         self.open.push((self.written.len(), place));
         self.put(JMP32 | when as u8, register as u8, 0, 0, number as i32);
@@ -203,13 +211,13 @@ impl Assembler {
         );
     }
 
-    /// Jumps where a pointer is none.
+    /// Jumps if a pointer is null.
     pub fn jump_when_null(&mut self, register: Register, place: &'static str) {
         self.open.push((self.written.len(), place));
         self.put(JMP | When::Equal as u8, register as u8, 0, 0, 0);
     }
 
-    /// Jumps where a register is above another.
+    /// Jumps if a register, all 64 bits of it, is above another.
     pub fn jump_when_above(&mut self, register: Register, other: Register, place: &'static str) {
         self.open.push((self.written.len(), place));
         self.put(JMP | JGT | BY_REGISTER, register as u8, other as u8, 0, 0);
@@ -220,7 +228,7 @@ impl Assembler {
         self.put(JMP | JA, 0, 0, 0, 0);
     }
 
-    /// Jumps of that name that came before lead here.
+    /// Earlier jumps to this name lead here.
     pub fn place(&mut self, name: &'static str) {
         let here = self.written.len();
         self.open.retain(|(at, place)| {
@@ -241,7 +249,7 @@ impl Assembler {
         self.put(JMP | EXIT, 0, 0, 0, 0);
     }
 
-    /// As the kernel takes it.
+    /// The instructions, for [`super::load`].
     pub fn finish(self) -> Vec<u64> {
         debug_assert!(self.open.is_empty(), "no place {:?}", self.open);
         self.written.into_iter().map(Instruction::word).collect()
@@ -249,30 +257,5 @@ impl Assembler {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// As Linux's `samples/bpf` have them.
-    #[test]
-    #[cfg(target_endian = "little")]
-    fn instructions_are_written_as_the_kernel_reads_them() {
-        let mut a = Assembler::default();
-        a.copy(Register::R6, Register::R1);
-        a.load(Size::Four, Register::R0, Register::R6, 16);
-        a.jump_when(Register::R0, When::Equal, 8, "end");
-        a.set(Register::R0, 2);
-        a.place("end");
-        a.end();
-        let bytes: Vec<[u8; 8]> = a.finish().into_iter().map(u64::to_ne_bytes).collect();
-        assert_eq!(
-            bytes,
-            [
-                [0xbf, 0x16, 0, 0, 0, 0, 0, 0],
-                [0x61, 0x60, 16, 0, 0, 0, 0, 0],
-                [0x16, 0x00, 1, 0, 8, 0, 0, 0],
-                [0xb4, 0x00, 0, 0, 2, 0, 0, 0],
-                [0x95, 0, 0, 0, 0, 0, 0, 0],
-            ]
-        );
-    }
-}
+#[path = "assembler_test.rs"]
+mod tests;

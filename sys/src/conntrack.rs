@@ -1,10 +1,11 @@
-//! Connections as the kernel tracks them (ctnetlink): ending those that are not allowed any more, and telling a slot's
-//! namespace of those it has not seen.
+//! Connection tracking (ctnetlink): reads the kernel's table of connections, ends some of them, and adds them to the table of
+//! another network namespace, which did not see them begin.
+//!
+//! Hand-written on [`crate::netlink`]: the maintained crates cover routes and addresses, not this subsystem.
 
 use std::io;
 use std::net::Ipv4Addr;
 
-use super::GUEST_ADDRESS;
 use crate::netlink::{Attributes, CREATE, EXCLUSIVE, Message, Parsed, Socket};
 use crate::nft::GENERIC;
 use crate::nft::rule::{TCP, UDP};
@@ -35,18 +36,18 @@ const TCP_FLAGS_ORIGINAL: u16 = 4;
 const TCP_FLAGS_REPLY: u16 = 5;
 const NAT_FIRST: u16 = 1;
 const NAT_LAST: u16 = 2;
-/// `IPS_*` that say whether an answer came and whether it is worth keeping; and that it is there at all.
+/// `IPS_*`: an answer was seen; the connection is worth keeping; it is in the table.
 const SEEN_REPLY: u32 = 2;
 const ASSURED: u32 = 4;
 const CONFIRMED: u32 = 8;
-/// `IP_CT_TCP_FLAG_BE_LIBERAL`, and that it is meant: sequence numbers of a namespace that begins in the middle say nothing.
+/// `IP_CT_TCP_FLAG_BE_LIBERAL`, as value and mask: a namespace that joins in the middle does not know the sequence numbers.
 const LIBERAL: [u8; 2] = [8, 8];
 /// IPv4.
 const FAMILY: [u8; GENERIC] = [libc::AF_INET as u8, 0, 0, 0];
 
 /// One direction of a connection. Ports are 0 where the protocol has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tuple {
+pub struct Tuple {
     pub source: Ipv4Addr,
     pub destination: Ipv4Addr,
     pub protocol: u8,
@@ -56,8 +57,8 @@ pub(super) struct Tuple {
 
 /// A connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Connection {
-    /// Of whoever began it.
+pub struct Connection {
+    /// From the side that began it.
     pub original: Tuple,
     pub reply: Tuple,
     /// The original direction as the kernel names it.
@@ -122,15 +123,15 @@ impl Tuple {
 }
 
 /// The connections of the socket's namespace that `which` picks.
-pub(super) fn find(socket: &mut Socket, which: impl Fn(&Connection) -> bool) -> io::Result<Vec<Connection>> {
+pub fn find(socket: &mut Socket, which: impl Fn(&Connection) -> bool) -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
     let message = Message::new(SUBSYSTEM << 8 | GET, 0, &FAMILY, Attributes::default());
     socket.dump(&message, |_, payload| found.extend(read(payload).filter(&which)))?;
     Ok(found)
 }
 
-/// Ends every connection of the socket's namespace that `which` picks. How many that were.
-pub(super) fn end(socket: &mut Socket, which: impl Fn(&Connection) -> bool) -> io::Result<usize> {
+/// Ends every connection of the socket's namespace that `which` picks, and returns how many.
+pub fn end(socket: &mut Socket, which: impl Fn(&Connection) -> bool) -> io::Result<usize> {
     let mut ended = 0;
     for Connection { named, id, .. } in find(socket, which)? {
         let mut attributes = Attributes::default().nest_raw(TUPLE_ORIGINAL, &named);
@@ -140,7 +141,7 @@ pub(super) fn end(socket: &mut Socket, which: impl Fn(&Connection) -> bool) -> i
         let message = Message::new(SUBSYSTEM << 8 | DELETE, 0, &FAMILY, attributes);
         match socket.request(&message) {
             Ok(()) => ended += 1,
-            // It ended by itself.
+            // It ended by itself meanwhile.
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
             Err(e) => return Err(e),
         }
@@ -148,24 +149,33 @@ pub(super) fn end(socket: &mut Socket, which: impl Fn(&Connection) -> bool) -> i
     Ok(ended)
 }
 
-/// Tells a slot's namespace of the connections `which` picks of those the host has with the slot at `own`: as if it had seen
-/// them from their beginning, so that it knows who began them, and translates them.
-pub(super) fn hand_over(
+/// How a namespace translates addresses: `inside` is seen as `outside` from the host.
+#[derive(Clone, Copy, Debug)]
+pub struct Translation {
+    pub inside: Ipv4Addr,
+    pub outside: Ipv4Addr,
+}
+
+/// Adds connections of the host to the table of `namespace`, as if it had seen them begin: it then knows which side began each, and
+/// translates it. Of the host's TCP and UDP connections with `translation.outside`, `which` picks those to add.
+pub fn hand_over(
     host: &mut Socket,
-    slot: &mut Socket,
-    own: Ipv4Addr,
+    namespace: &mut Socket,
+    translation: Translation,
     which: impl Fn(&Connection) -> bool,
 ) -> io::Result<()> {
     let tracked = |connection: &Connection| {
-        matches!(connection.original.protocol, TCP | UDP) && connection.concerns(own) && which(connection)
+        matches!(connection.original.protocol, TCP | UDP)
+            && connection.concerns(translation.outside)
+            && which(connection)
     };
     for connection in find(host, tracked)? {
-        let Some(attributes) = within(&connection, own) else {
+        let Some(attributes) = within(&connection, translation) else {
             continue;
         };
         let message = Message::new(SUBSYSTEM << 8 | NEW, CREATE | EXCLUSIVE, &FAMILY, attributes);
-        match slot.request(&message) {
-            // It has seen it.
+        match namespace.request(&message) {
+            // The namespace has seen it.
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
             told => told?,
         }
@@ -173,16 +183,17 @@ pub(super) fn hand_over(
     Ok(())
 }
 
-/// A connection of the host as the namespace of the slot at `own` would have it.
-fn within(connection: &Connection, own: Ipv4Addr) -> Option<Attributes> {
-    let (original, kind, to) = if connection.original.source == own {
+/// A connection of the host as the namespace would have it. `None` if it is not with `translation.outside`.
+fn within(connection: &Connection, translation: Translation) -> Option<Attributes> {
+    let Translation { inside, outside } = translation;
+    let (original, kind, to) = if connection.original.source == outside {
         let original = Tuple {
-            source: GUEST_ADDRESS,
+            source: inside,
             ..connection.original
         };
-        (original, NAT_SOURCE, own)
-    } else if connection.reply.source == own {
-        (connection.reply.answered(), NAT_DESTINATION, GUEST_ADDRESS)
+        (original, NAT_SOURCE, outside)
+    } else if connection.reply.source == outside {
+        (connection.reply.answered(), NAT_DESTINATION, inside)
     } else {
         return None;
     };
@@ -225,83 +236,5 @@ fn read(payload: &[u8]) -> Option<Connection> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SLOT: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 2);
-    const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
-    const REMOTE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-
-    fn tuple(source: Ipv4Addr, source_port: u16, destination: Ipv4Addr, port: u16) -> Tuple {
-        Tuple {
-            source,
-            destination,
-            protocol: TCP,
-            source_port,
-            port,
-        }
-    }
-
-    fn dumped(original: Tuple, reply: Tuple) -> Connection {
-        let tcp = Attributes::default().bytes(TCP_STATE, &[3]);
-        let attributes = Attributes::default()
-            .nest(TUPLE_ORIGINAL, original.written())
-            .nest(TUPLE_REPLY, reply.written())
-            .be32(STATUS, 0x18e)
-            .be32(TIMEOUT, 432_000)
-            .nest(
-                PROTOCOL_INFORMATION,
-                Attributes::default().nest(INFORMATION_TCP, tcp),
-            )
-            .bytes(ID, &[1, 2, 3, 4]);
-        read(&[&FAMILY[..], attributes.as_bytes()].concat()).unwrap()
-    }
-
-    #[test]
-    fn a_connection_is_read_as_it_is_written() {
-        let original = tuple(SLOT, 40_000, REMOTE, 443);
-        let reply = tuple(REMOTE, 443, HOST, 40_001);
-        let read = dumped(original, reply);
-        assert_eq!((read.original, read.reply), (original, reply));
-        assert_eq!((read.id, read.tcp_state), (Some([1, 2, 3, 4]), Some([3])));
-        assert!(read.concerns(SLOT) && read.concerns(REMOTE) && !read.concerns(GUEST_ADDRESS));
-    }
-
-    /// What a namespace is told: who began it, and who answers whom.
-    fn told(connection: &Connection) -> (Tuple, Tuple, Option<Ipv4Addr>, Option<Ipv4Addr>) {
-        let attributes = within(connection, SLOT).unwrap();
-        let parsed = Parsed(attributes.as_bytes());
-        let tuple = |kind| Tuple::read(parsed.nested(kind).unwrap()).unwrap();
-        let to = |kind| parsed.nested(kind)?.array(NAT_FIRST).map(Ipv4Addr::from_octets);
-        assert_eq!(parsed.array(STATUS), Some(0xeu32.to_be_bytes()));
-        (
-            tuple(TUPLE_ORIGINAL),
-            tuple(TUPLE_REPLY),
-            to(NAT_SOURCE),
-            to(NAT_DESTINATION),
-        )
-    }
-
-    #[test]
-    fn a_namespace_is_told_who_began_what() {
-        let out = dumped(tuple(SLOT, 40_000, REMOTE, 443), tuple(REMOTE, 443, HOST, 40_001));
-        let guests = tuple(GUEST_ADDRESS, 40_000, REMOTE, 443);
-        assert_eq!(told(&out), (guests, guests.answered(), Some(SLOT), None));
-        // Published: begun elsewhere, to a port of the host.
-        let published = dumped(tuple(REMOTE, 50_000, HOST, 8080), tuple(SLOT, 80, REMOTE, 50_000));
-        let theirs = tuple(REMOTE, 50_000, SLOT, 80);
-        assert_eq!(
-            told(&published),
-            (theirs, theirs.answered(), None, Some(GUEST_ADDRESS))
-        );
-        let elsewhere = dumped(tuple(REMOTE, 1, HOST, 2), tuple(HOST, 2, REMOTE, 1));
-        assert_eq!(within(&elsewhere, SLOT), None);
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn reading_any_bytes_does_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..128)) {
-            read(&bytes);
-        }
-    }
-}
+#[path = "conntrack_test.rs"]
+mod tests;

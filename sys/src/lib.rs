@@ -1,0 +1,27 @@
+//! Kernel interfaces that Thaw's programs use directly, each written once.
+//!
+//! | module | interface |
+//! |---|---|
+//! | [`netlink`] | sockets, messages and attributes of netlink(7) |
+//! | [`link`], [`survey`] | rtnetlink(7): changes to, and dumps of, interfaces, addresses, routes and neighbours |
+//! | [`tc`] | rtnetlink(7): queueing disciplines and filters of tc(8) |
+//! | [`nft`] | nftables transactions (nfnetlink) |
+//! | [`conntrack`] | tracked connections (ctnetlink) |
+//! | [`bpf`] | bpf(2): maps, programs and an assembler for them |
+//! | [`prefix`] | IPv4 networks in CIDR notation, as rules use them |
+//!
+//! Netlink is hand-written: `netlink-packet-route` and `rtnetlink` cover routes but neither nftables, connection tracking nor the
+//! actions of filters, so the attributes would be encoded here all the same; and `rtnetlink` needs an async runtime, which the guest's
+//! agent cannot use where it forks. BPF programs are assembled here because they are a few dozen instructions each: object files would
+//! need a C compiler to build and a loader (`aya`) to run.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod bpf;
+pub mod conntrack;
+pub mod link;
+pub mod netlink;
+pub mod nft;
+pub mod prefix;
+pub mod survey;
+pub mod tc;

@@ -9,7 +9,6 @@ use thaw_protocol::control::DeviceId;
 use thaw_vmm::layout::Window;
 use thaw_vmm::virtio::VirtioDevice;
 use thaw_vmm::virtio::event_loop::EventLoop;
-use thaw_vmm::virtio::looped::Looped;
 use thaw_vmm::virtio::mem::{BLOCK, Mem, MemorySlots, Slots, reserve};
 use vm_memory::GuestRegionMmap;
 
@@ -36,7 +35,7 @@ impl Slots for Nobody {
 
 #[derive(Default)]
 struct Host {
-    device: Option<Arc<Mutex<Looped<Mem>>>>,
+    device: Option<Arc<Mutex<Mem>>>,
     most: u64,
 }
 

@@ -15,9 +15,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError};
+use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
 use super::guest_io;
-use super::looped::{Handler, Looped};
+use super::queue::Answer;
+use super::state::{DeviceState, QueueRecord};
 use crate::memory::GuestMemory;
 
 /// `VIRTIO_BALLOON_F_DEFLATE_ON_OOM`: the guest may take pages back when it runs out.
@@ -50,19 +51,21 @@ struct BalloonConfig {
 
 /// The device.
 pub struct Balloon {
+    active: Option<Activation>,
     config: Config<BalloonConfig>,
 }
 
 impl Balloon {
-    pub fn new() -> Looped<Balloon> {
+    pub fn new() -> Balloon {
         let actual = offset_of!(BalloonConfig, actual)..offset_of!(BalloonConfig, free_page_hint_cmd_id);
-        Looped::new(Balloon {
+        Balloon {
+            active: None,
             config: Config::with_writable(BalloonConfig::default(), actual),
-        })
+        }
     }
 }
 
-impl Handler for Balloon {
+impl VirtioDevice for Balloon {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_BALLOON
     }
@@ -79,22 +82,51 @@ impl Handler for Balloon {
         self.config.space()
     }
 
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         Err(AttachError::WrongKind("virtio-balloon takes none"))
     }
 
-    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
+    fn save(&mut self) -> Saved {
+        Saved::plain(self.active.as_ref())
+    }
+
+    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        state.check_plain()
+    }
+
+    fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {
+        self.active = activation;
+        Ok(())
+    }
+
+    fn queue_ready(&mut self, index: usize) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
         let reporting = active.negotiated(F_REPORTING);
-        active.queues[queue].serve(|memory, chain| {
-            match queue {
-                INFLATE => inflate(memory, chain),
+        let Some(queue) = active.queues.get_mut(index) else {
+            return Ok(());
+        };
+        queue.serve(|memory, chain| {
+            match index {
+                INFLATE => inflate(memory, &chain),
                 // Deflated pages come back by being touched.
                 DEFLATE => {}
-                REPORTING if reporting => report(memory, chain),
+                REPORTING if reporting => report(memory, &chain),
                 _ => {}
             }
-            Ok(0)
-        })
+            Ok::<_, DeviceError>(Answer::Done(0))
+        })?;
+        Ok(())
     }
 }
 

@@ -4,14 +4,14 @@ use vm_memory::Bytes;
 use super::*;
 use crate::virtio::testing::{Buf, MEMORY, NOWHERE, Rig};
 
-fn rig() -> Rig<Looped<Balloon>> {
+fn rig() -> Rig<Balloon> {
     Rig::new(Balloon::new(), 1 << F_REPORTING)
 }
 
 /// Pages of memory the test fills: far from rings and buffers.
 const FIRST: u64 = MEMORY / PAGE / 2;
 
-fn fill(rig: &Rig<Looped<Balloon>>, pages: std::ops::Range<u64>) {
+fn fill(rig: &Rig<Balloon>, pages: std::ops::Range<u64>) {
     for page in pages {
         rig.memory
             .write_slice(&[7; PAGE as usize], GuestAddress(page * PAGE))
@@ -19,7 +19,7 @@ fn fill(rig: &Rig<Looped<Balloon>>, pages: std::ops::Range<u64>) {
     }
 }
 
-fn is_zero(rig: &Rig<Looped<Balloon>>, page: u64) -> bool {
+fn is_zero(rig: &Rig<Balloon>, page: u64) -> bool {
     let mut bytes = [1; PAGE as usize];
     rig.memory
         .read_slice(&mut bytes, GuestAddress(page * PAGE))

@@ -8,36 +8,33 @@
 //! write to a read-only disk is answered `IOERR`. With no backend the capacity is 0 and every request is `IOERR`. A driver
 //! reads the block size once, so one that is bound before a block device is attached takes it for 512 bytes, which works.
 
+mod backing;
 mod disk;
 pub mod image;
 mod request;
+mod server;
 
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use thaw_log::LogLimit;
 use thaw_protocol::control::{Backend, DeviceId};
 use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_blk as b;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use vmm_sys_util::epoll::EventSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use self::backing::Backing;
 use self::disk::Disk;
 use self::image::ImageDisk;
-use self::request::{Kind, Request, Status};
-use super::accesses::AccessLog;
-use super::chain::Chain;
+use self::server::Server;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, one_descriptor};
+use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
-use super::guest_io;
-use super::looped::{Handler, Looped, another_kind};
-use super::misses::{self, Misses, Resumed, Waits, check_heads, packet_socket};
-use super::queue::{DeviceQueue, QueueError};
+use super::misses::{Misses, Waits, check_heads, packet_socket};
+use super::queue::Ended;
 use super::state::{DeviceState, QueueRecord};
-use super::throttle::Throttle;
-use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [256];
 /// Data segments of a request: what is left of a queue by header and status.
@@ -102,49 +99,13 @@ impl BlkConfig {
 /// The device.
 pub struct Blk {
     config: Config<BlkConfig>,
-    backend: Option<Backing>,
+    active: Option<Activation>,
+    server: Server,
     /// The disk the guest was frozen with.
     frozen: Option<Frozen>,
-    /// What `GET_ID` answers.
-    serial: String,
-    /// Reads of an image that wait.
-    misses: Misses,
-    accesses: AccessLog,
     /// Requests that waited when the guest was frozen, by head.
     to_replay: Vec<u16>,
-    throttle: Throttle,
     registrar: Registrar,
-    log: LogLimit,
-}
-
-/// What the disk's bytes are in.
-enum Backing {
-    Disk(Disk),
-    Image(ImageDisk),
-}
-
-impl Backing {
-    fn sectors(&self) -> u64 {
-        match self {
-            Backing::Disk(disk) => disk.sectors(),
-            Backing::Image(image) => image.sectors(),
-        }
-    }
-
-    /// Bytes of a block, as the guest is told.
-    fn block_size(&self) -> u32 {
-        match self {
-            Backing::Disk(disk) => disk.block_size(),
-            Backing::Image(_) => SECTOR as u32,
-        }
-    }
-
-    fn is_read_only(&self) -> bool {
-        match self {
-            Backing::Disk(disk) => disk.is_read_only(),
-            Backing::Image(_) => true,
-        }
-    }
 }
 
 /// What a restored guest counts on.
@@ -155,31 +116,64 @@ struct Frozen {
 }
 
 impl Blk {
-    pub fn new(id: DeviceId, registrar: Registrar) -> Looped<Blk> {
+    pub fn new(id: DeviceId, registrar: Registrar) -> Blk {
         let capacity = 0..offset_of!(BlkConfig, size_max);
-        Looped::new(Blk {
+        let misses = Misses::new(Waits::Loop(registrar.clone(), MISSES));
+        Blk {
             config: Config::with_varying(BlkConfig::empty(), capacity),
-            backend: None,
+            active: None,
+            server: Server::new(format!("{id:?}").to_lowercase(), misses),
             frozen: None,
-            serial: format!("{id:?}").to_lowercase(),
-            misses: Misses::new(Waits::Loop(registrar.clone(), MISSES)),
-            accesses: AccessLog::default(),
             to_replay: Vec::new(),
-            throttle: Throttle::default(),
             registrar,
-            log: LogLimit::default(),
-        })
+        }
     }
 
-    /// Has the configuration say what is behind it now. True if that changed.
-    fn tell(&self) -> bool {
-        let disk = self.backend.as_ref();
+    /// Tells the driver, by the configuration, what is behind the device now.
+    fn publish(&self) {
+        let disk = self.server.backend.as_ref();
         let capacity = disk.map_or(0, Backing::sectors);
         let block_size = disk.map_or(SECTOR as u32, Backing::block_size);
-        self.config.change(|config| {
+        let changed = self.config.change(|config| {
             config.capacity = capacity;
             config.blk_size = block_size;
-        })
+        });
+        if changed && let Some(active) = &self.active {
+            active.config_changed();
+        }
+    }
+
+    /// Has requests looked at that waited for what has changed.
+    fn kick_again(&self) {
+        if let Some(active) = &self.active {
+            active.kick_again();
+        }
+    }
+
+    /// Serves the queue: first the requests that waited at a freeze.
+    fn serve(&mut self) -> Result<(), DeviceError> {
+        let Some(Activation { memory, queues, .. }) = &mut self.active else {
+            return Ok(());
+        };
+        let Some(queue) = queues.first_mut() else {
+            return Ok(());
+        };
+        for head in std::mem::take(&mut self.to_replay) {
+            let chain = queue.chain_at(head)?;
+            let answer = self.server.execute(memory, Server::request(chain))?;
+            queue.settle(head, answer)?;
+        }
+        let ended = match self.server.throttle.waits() {
+            true => {
+                queue.signal()?;
+                Ended::Stopped
+            }
+            false => queue.serve(|memory, chain| self.server.take(memory, chain))?,
+        };
+        if ended == Ended::Stopped {
+            self.registrar.wake_at(self.server.throttle.until());
+        }
+        self.server.misses.ask()
     }
 
     /// A disk for a restored guest holds all that the guest may have on the frozen one.
@@ -201,7 +195,7 @@ impl Blk {
     }
 }
 
-impl Handler for Blk {
+impl VirtioDevice for Blk {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_BLOCK
     }
@@ -222,7 +216,20 @@ impl Handler for Blk {
         self.config.space()
     }
 
-    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+        self.server.misses.clear();
+        self.server.throttle.forget();
+        self.to_replay.clear();
+        self.registrar.wake_at(None);
+    }
+
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let (backing, socket) = match backend {
             Backend::Disk { read_only } => {
                 (Backing::Disk(Disk::open(one_descriptor(fds)?, read_only)?), None)
@@ -232,12 +239,12 @@ impl Handler for Blk {
                 (Backing::Image(image), Some(packet_socket(vec![socket])?))
             }
             Backend::Misses => {
-                self.misses.connect(packet_socket(fds)?);
-                return Ok(false);
+                self.server.misses.connect(packet_socket(fds)?);
+                return Ok(());
             }
             Backend::Accesses => {
-                self.accesses.connect(packet_socket(fds)?);
-                return Ok(false);
+                self.server.accesses.connect(packet_socket(fds)?);
+                return Ok(());
             }
             _ => {
                 return Err(AttachError::WrongKind(
@@ -246,67 +253,67 @@ impl Handler for Blk {
             }
         };
         self.check_frozen(&backing)?;
-        self.backend = Some(backing);
+        self.server.backend = Some(backing);
         if let Some(socket) = socket {
-            self.misses.connect(socket);
+            self.server.misses.connect(socket);
         }
-        Ok(self.tell())
+        self.publish();
+        Ok(())
     }
 
-    fn detach(&mut self) -> Result<bool, AttachError> {
-        if let Some(Backing::Image(_)) = self.backend {
+    fn detach(&mut self) -> Result<(), AttachError> {
+        if let Some(Backing::Image(_)) = self.server.backend {
             return Err(AttachError::WrongKind("a disk that is an image stays"));
         }
         // No request is in flight: those of a disk are answered before the lock is let go.
-        self.backend = None;
+        self.server.backend = None;
+        self.publish();
         // Requests that wait for the limit have errors at once.
-        self.throttle.forget();
-        Ok(self.tell())
+        self.server.throttle.forget();
+        self.kick_again();
+        Ok(())
     }
 
     fn limit(&mut self, limits: DeviceLimits) -> Result<(), AttachError> {
         let DeviceLimits::Disk(limit) = limits else {
             return Err(AttachError::WrongKind("a disk has the limits of a disk"));
         };
-        self.throttle.set(limit);
+        self.server.throttle.set(limit);
+        self.kick_again();
         Ok(())
     }
 
     fn is_of_the_host(&self) -> bool {
-        matches!(&self.backend, Some(Backing::Disk(disk)) if disk.is_block_device())
+        matches!(&self.server.backend, Some(Backing::Disk(disk)) if disk.is_block_device())
     }
 
     fn is_backed(&self) -> bool {
-        self.backend.is_some()
+        self.server.backend.is_some()
     }
 
-    fn save(&self) -> DeviceState {
-        let disk = self.backend.as_ref();
-        let waiting = self.misses.heads().into_iter().map(|(_, head)| head);
-        DeviceState::Blk {
-            read_only: disk.is_some_and(Backing::is_read_only),
-            capacity: disk.map_or(0, Backing::sectors),
-            parked: waiting.chain(self.to_replay.iter().copied()).collect(),
+    fn save(&mut self) -> Saved {
+        let disk = self.server.backend.as_ref();
+        let waiting = self.server.misses.heads().into_iter().map(|(_, head)| head);
+        Saved {
+            state: DeviceState::Blk {
+                read_only: disk.is_some_and(Backing::is_read_only),
+                capacity: disk.map_or(0, Backing::sectors),
+                parked: waiting.chain(self.to_replay.iter().copied()).collect(),
+            },
+            queues: self.active.as_ref().map(Activation::save_queues),
         }
     }
 
-    fn check(&self, state: &DeviceState) -> Result<(), String> {
-        match state {
-            DeviceState::Blk { .. } => Ok(()),
-            other => Err(another_kind(other)),
-        }
-    }
-
-    fn check_queues(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
+    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
         match state {
             DeviceState::Blk { parked, .. } => {
                 check_heads(0, parked, queues.and_then(|queues| queues.first()))
             }
-            _ => Ok(()),
+            other => Err(other.another_kind()),
         }
     }
 
-    fn restore(&mut self, state: &DeviceState) -> Result<(), DeviceError> {
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
         if let DeviceState::Blk {
             read_only,
             capacity,
@@ -319,206 +326,35 @@ impl Handler for Blk {
             });
             self.to_replay = parked.clone();
         }
+        self.active = activation;
+        if !self.to_replay.is_empty() {
+            self.kick_again();
+        }
         Ok(())
     }
 
-    fn restored(&mut self, active: &Activation) {
-        if !self.to_replay.is_empty()
-            && let Some(queue) = active.queues.first()
+    fn queue_ready(&mut self, _queue: usize) -> Result<(), DeviceError> {
+        self.serve()
+    }
+
+    fn woken(&mut self) -> Result<(), DeviceError> {
+        self.serve()
+    }
+
+    /// The miss socket has answers.
+    fn backend_ready(&mut self, _token: u32, _events: EventSet) -> Result<(), DeviceError> {
+        let resumed = self.server.misses.answers();
+        if let Some(Activation { memory, queues, .. }) = &mut self.active
+            && let Some(queue) = queues.first_mut()
         {
-            queue.kick_again();
-        }
-    }
-
-    fn reset(&mut self) {
-        self.misses.clear();
-        self.to_replay.clear();
-        self.throttle.forget();
-        self.registrar.wake_at(None);
-    }
-
-    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
-        let queue = &mut active.queues[queue];
-        for head in std::mem::take(&mut self.to_replay) {
-            let chain = queue.chain_at(head)?;
-            self.execute(queue, request_of(queue, chain))?;
-        }
-        if self.throttle.waits() {
-            self.registrar.wake_at(self.throttle.until());
-            queue.signal()?;
-            return self.misses.ask();
-        }
-        queue.disable_kicks()?;
-        for _ in 0..queue.size() {
-            match queue.pop()? {
-                Some(chain) if self.misses.has(queue.index(), chain.head()) => {
-                    return Err(QueueError::Chain {
-                        queue: queue.index(),
-                        head: chain.head(),
-                    }
-                    .into());
-                }
-                Some(chain) => {
-                    let request = request_of(queue, chain);
-                    if !self.admits(queue, &request)? {
-                        queue.unpop();
-                        self.registrar.wake_at(self.throttle.until());
-                        queue.signal()?;
-                        return self.misses.ask();
-                    }
-                    self.execute(queue, request)?;
-                }
-                None if queue.enable_kicks()? => {}
-                None => {
-                    queue.signal()?;
-                    return self.misses.ask();
-                }
-            }
-        }
-        queue.kick_again();
-        queue.signal()?;
-        self.misses.ask()
-    }
-
-    fn woken(&mut self, active: Option<&mut Activation>) -> Result<(), DeviceError> {
-        match active {
-            Some(active) => self.serve(active, 0),
-            None => Ok(()),
-        }
-    }
-
-    fn backend_ready(&mut self, active: Option<&mut Activation>) -> Result<(), DeviceError> {
-        let resumed = self.misses.answers();
-        if let Some(queue) = active.and_then(|active| active.queues.first_mut()) {
-            for Resumed { request, failure } in resumed {
-                match failure {
-                    None => self.execute(queue, request)?,
-                    Some(reason) => {
-                        if let Some(dropped) = self.log.pass() {
-                            tracing::error!(
-                                reason,
-                                disk = self.serial,
-                                dropped,
-                                "a read of an image failed: its bytes cannot be had"
-                            );
-                        }
-                        refuse(queue, &request)?;
-                    }
-                }
+            for resumed in resumed {
+                let head = resumed.request.chain.head();
+                let answer = self.server.resume(memory, resumed)?;
+                queue.settle(head, answer)?;
             }
             queue.signal()?;
         }
-        self.misses.ask()
-    }
-}
-
-fn request_of(queue: &DeviceQueue, chain: Chain) -> misses::Request {
-    misses::Request {
-        queue: queue.index(),
-        chain,
-        rounds: 0,
-    }
-}
-
-fn parse<'m>(memory: &'m GuestMemory, request: &misses::Request) -> Result<Request<'m>, DeviceError> {
-    Request::parse(memory, &request.chain).map_err(|what| DeviceError::Unanswerable {
-        head: request.chain.head(),
-        what,
-    })
-}
-
-/// Answers a request whose bytes cannot be had.
-fn refuse(queue: &mut DeviceQueue, request: &misses::Request) -> Result<(), DeviceError> {
-    let memory = queue.memory().clone();
-    let parsed = parse(&memory, request)?;
-    parsed.status.copy_from(&[Status::IoErr as u8]);
-    Ok(queue.add_used(request.chain.head(), 1)?)
-}
-
-impl Blk {
-    /// Whether a request may be served now; if so, it is charged for. With no backend there is nothing to limit.
-    fn admits(&mut self, queue: &DeviceQueue, request: &misses::Request) -> Result<bool, DeviceError> {
-        if self.backend.is_none() || !self.throttle.limits() {
-            return Ok(true);
-        }
-        let (bytes, operations) = match parse(queue.memory(), request)?.kind {
-            Ok(kind) => kind.cost(),
-            Err(_) => (0, 1),
-        };
-        let admitted = self.throttle.admits(bytes, operations);
-        if admitted {
-            self.throttle.charge(bytes, operations);
-        }
-        Ok(admitted)
-    }
-
-    /// Answers one request, or parks it until its bytes are there; the bytes written include the status.
-    fn execute(&mut self, queue: &mut DeviceQueue, request: misses::Request) -> Result<(), DeviceError> {
-        let memory = queue.memory().clone();
-        let parsed = parse(&memory, &request)?;
-        if let (Ok(Kind::In { sector, data }), Some(Backing::Image(image))) = (&parsed.kind, &self.backend) {
-            let length = guest_io::total(data) as u64;
-            if request.rounds == 0 {
-                image.tell(&mut self.accesses, *sector, length);
-            }
-            let missing = image.missing(*sector, length);
-            if !missing.is_empty() {
-                return match self.misses.park(request, &missing) {
-                    Ok(()) => Ok(()),
-                    Err(refused) => refuse(queue, &refused),
-                };
-            }
-        }
-        let (status, data) = match (&parsed.kind, &self.backend) {
-            (Err(status), _) => (*status, 0),
-            (Ok(_), None) => (Status::IoErr, 0),
-            (Ok(kind), Some(Backing::Disk(disk))) => execute(kind, disk, &self.serial),
-            (Ok(kind), Some(Backing::Image(image))) => execute_on_image(kind, image, &self.serial),
-        };
-        parsed.status.copy_from(&[status as u8]);
-        Ok(queue.add_used(request.chain.head(), data.saturating_add(1))?)
-    }
-}
-
-/// As [`execute`], on what can only be read, and is there.
-fn execute_on_image(kind: &Kind<'_>, image: &ImageDisk, serial: &str) -> (Status, u32) {
-    match kind {
-        Kind::In { sector, data } => read(data, image.read(*sector, data)),
-        Kind::Flush => (Status::Ok, 0),
-        Kind::GetId { data } => (Status::Ok, request::write_id(serial, data)),
-        Kind::Out { .. } | Kind::Discard(_) | Kind::WriteZeroes(_) => (Status::IoErr, 0),
-    }
-}
-
-/// Does what was asked, and says how many bytes it wrote to the guest's data buffers.
-fn execute(kind: &Kind<'_>, disk: &Disk, serial: &str) -> (Status, u32) {
-    let done = match kind {
-        Kind::In { sector, data } => return read(data, disk.read(*sector, data)),
-        Kind::Out { sector, data } => disk.write(*sector, data),
-        Kind::Flush => disk.flush(),
-        Kind::GetId { data } => return (Status::Ok, request::write_id(serial, data)),
-        Kind::Discard(ranges) => ranges.iter().try_for_each(|range| disk.discard(range)),
-        Kind::WriteZeroes(ranges) => ranges.iter().try_for_each(|range| disk.write_zeroes(range)),
-    };
-    match done {
-        Ok(()) => (Status::Ok, 0),
-        Err(error) => {
-            tracing::debug!(%error, ?kind, "disk request failed");
-            (Status::IoErr, 0)
-        }
-    }
-}
-
-fn read(data: &[vm_memory::VolatileSlice<'_>], done: std::io::Result<()>) -> (Status, u32) {
-    match done {
-        Ok(()) => (
-            Status::Ok,
-            u32::try_from(guest_io::total(data)).unwrap_or(u32::MAX),
-        ),
-        Err(error) => {
-            tracing::debug!(%error, "disk read failed");
-            (Status::IoErr, 0)
-        }
+        self.server.misses.ask()
     }
 }
 

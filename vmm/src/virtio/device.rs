@@ -38,12 +38,22 @@ impl Activation {
         self.queues.iter().map(DeviceQueue::save).collect()
     }
 
+    /// Has every queue looked at again: what requests waited for has changed.
+    pub fn kick_again(&self) {
+        self.queues.iter().for_each(DeviceQueue::kick_again);
+    }
+
     /// Tells the driver that the configuration changed.
     pub fn config_changed(&self) {
         if let Some(queue) = self.queues.first() {
             queue.interrupt().config_changed();
         }
     }
+}
+
+/// Queue `index` of a device, while its driver is up.
+pub fn active_queue(active: &mut Option<Activation>, index: usize) -> Option<&mut DeviceQueue> {
+    active.as_mut()?.queues.get_mut(index)
 }
 
 /// A shared memory region (virtio 1.2 §2.10): memory of the device in the guest's address space.

@@ -26,7 +26,6 @@ use super::blk::image::placed_blobs;
 use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, SharedMemory, VirtioDevice};
 use super::gate::Gate;
-use super::looped::another_kind;
 use super::misses::{check_heads, packet_socket};
 use super::state::{DeviceState, QueueRecord};
 use super::window::HostWindow;
@@ -206,7 +205,7 @@ impl VirtioDevice for Fs {
 
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
         let DeviceState::Fs { parked, mappings } = state else {
-            return Err(another_kind(state));
+            return Err(state.another_kind());
         };
         // A driver that is not up has no file system, and nothing mapped.
         let window = match (queues, self.regions.first()) {

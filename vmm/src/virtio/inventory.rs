@@ -25,7 +25,6 @@ use super::event_loop::EventLoop;
 use super::fs::Fs;
 use super::gate::Gate;
 use super::interrupt::Interrupt;
-use super::looped::Looped;
 use super::mem::{self, BLOCK, Mem, MemorySlots, SizeError};
 use super::mmio::{MmioDevice, register};
 use super::net::Net;
@@ -107,7 +106,7 @@ pub struct Inventory {
     /// Slots [`DeviceId::Root`] and [`DeviceId::Mem`] again: the one that takes images, and the one that is asked for
     /// memory.
     root: Arc<Mutex<Fs>>,
-    mem: Arc<Mutex<Looped<Mem>>>,
+    mem: Arc<Mutex<Mem>>,
     memory: GuestMemory,
     /// The line of the ACPI generic event device.
     generation: EventFd,
@@ -361,7 +360,7 @@ impl Inventory {
         self.root.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn mem(&self) -> MutexGuard<'_, Looped<Mem>> {
+    fn mem(&self) -> MutexGuard<'_, Mem> {
         self.mem.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

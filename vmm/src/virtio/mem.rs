@@ -21,10 +21,10 @@ use self::blocks::{Blocks, Span};
 pub use self::slots::{MemorySlots, Slots, reserve};
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError};
+use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, active_queue};
 use super::guest_io;
-use super::looped::{Handler, Looped, another_kind};
-use super::state::{DeviceRecord, DeviceState};
+use super::queue::Answer;
+use super::state::{DeviceRecord, DeviceState, QueueRecord};
 use crate::layout::{self, Window};
 use crate::memory::GuestMemory;
 
@@ -96,6 +96,7 @@ enum State {
 /// The device.
 pub struct Mem {
     config: Config<MemConfig>,
+    active: Option<Activation>,
     /// Which blocks are plugged, and the sizes the configuration states.
     plan: Plan,
     /// The memory itself.
@@ -123,7 +124,7 @@ pub struct SizeError {
 }
 
 impl Mem {
-    pub fn new(slots: MemorySlots) -> Looped<Mem> {
+    pub fn new(slots: MemorySlots) -> Mem {
         let (start, size) = (slots.start(), slots.size());
         let plan = Plan {
             start,
@@ -139,11 +140,12 @@ impl Mem {
             ..MemConfig::default()
         };
         let sizes = offset_of!(MemConfig, usable_region_size)..size_of::<MemConfig>();
-        Looped::new(Mem {
+        Mem {
             config: Config::with_varying(config, sizes),
+            active: None,
             plan,
             slots,
-        })
+        }
     }
 
     /// What is plugged, in order, neighbours merged: guest addresses.
@@ -166,8 +168,8 @@ impl Mem {
         offset.is_some_and(|offset| self.plan.blocks.none(block(offset)))
     }
 
-    /// True if the configuration changed by it.
-    fn request(&mut self, bytes: u64) -> Result<bool, SizeError> {
+    /// Asks the guest to have `bytes` plugged; it plugs or unplugs towards that in its own time.
+    pub fn set_requested_size(&mut self, bytes: u64) -> Result<(), SizeError> {
         let region = self.slots.size();
         if bytes > region || !bytes.is_multiple_of(BLOCK) {
             return Err(SizeError {
@@ -176,7 +178,12 @@ impl Mem {
             });
         }
         self.plan.request(bytes, region);
-        Ok(self.publish())
+        if self.publish()
+            && let Some(active) = &self.active
+        {
+            active.config_changed();
+        }
+        Ok(())
     }
 
     /// Writes the plan's sizes to the configuration. True if any changed.
@@ -186,18 +193,6 @@ impl Mem {
             config.plugged_size = self.plan.plugged();
             config.requested_size = self.plan.requested;
         })
-    }
-}
-
-impl Looped<Mem> {
-    /// Asks the guest to have `bytes` plugged; it plugs or unplugs towards that in its own time.
-    pub fn set_requested_size(&mut self, bytes: u64) -> Result<(), SizeError> {
-        if self.request(bytes)?
-            && let Some(active) = self.active()
-        {
-            active.config_changed();
-        }
-        Ok(())
     }
 }
 
@@ -294,7 +289,7 @@ impl Plan {
     }
 }
 
-impl Handler for Mem {
+impl VirtioDevice for Mem {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_MEM
     }
@@ -311,30 +306,42 @@ impl Handler for Mem {
         self.config.space()
     }
 
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         Err(AttachError::WrongKind("virtio-mem takes none"))
     }
 
-    fn save(&self) -> DeviceState {
+    fn save(&mut self) -> Saved {
         let runs = self.plan.blocks.runs();
-        DeviceState::Mem {
-            requested: self.plan.requested,
-            usable: self.plan.usable,
-            plugged: runs
-                .into_iter()
-                .map(|span| (span.first as u32, span.count as u32))
-                .collect(),
+        Saved {
+            state: DeviceState::Mem {
+                requested: self.plan.requested,
+                usable: self.plan.usable,
+                plugged: runs
+                    .into_iter()
+                    .map(|span| (span.first as u32, span.count as u32))
+                    .collect(),
+            },
+            queues: self.active.as_ref().map(Activation::save_queues),
         }
     }
 
-    fn check(&self, state: &DeviceState) -> Result<(), String> {
+    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
         let DeviceState::Mem {
             requested,
             usable,
             plugged,
         } = state
         else {
-            return Err(another_kind(state));
+            return Err(state.another_kind());
         };
         let region = self.slots.size();
         let fits = |bytes: u64| bytes <= region && bytes.is_multiple_of(BLOCK);
@@ -356,7 +363,7 @@ impl Handler for Mem {
         Ok(())
     }
 
-    fn restore(&mut self, state: &DeviceState) -> Result<(), DeviceError> {
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
         let DeviceState::Mem {
             requested,
             usable,
@@ -378,14 +385,21 @@ impl Handler for Mem {
         }
         (self.plan.requested, self.plan.usable) = (*requested, *usable);
         self.publish();
+        self.active = activation;
         Ok(())
     }
 
-    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
         let Mem {
-            plan, slots, config, ..
+            active,
+            plan,
+            slots,
+            config,
         } = self;
-        active.queues[queue].serve(|memory, chain| answer(memory, chain, plan, slots, config))
+        if let Some(queue) = active_queue(active, queue) {
+            queue.serve(|memory, chain| answer(memory, &chain, plan, slots, config).map(Answer::Done))?;
+        }
+        Ok(())
     }
 }
 

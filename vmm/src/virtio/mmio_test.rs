@@ -9,7 +9,6 @@ use crate::layout::Window;
 use crate::virtio::config::Config;
 use crate::virtio::device::{AttachError, DeviceError, Saved};
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
-use crate::virtio::looped::plain;
 use crate::virtio::state::{DecodeError, DeviceRecord, DeviceState, QueueRecord};
 use crate::virtio::testing::{Layout, MEMORY, eventfd, memory};
 
@@ -65,7 +64,7 @@ impl VirtioDevice for Probe {
         Saved::plain(self.activation.lock().unwrap().as_ref())
     }
     fn check(&self, state: &DeviceState, _: Option<&[QueueRecord]>) -> Result<(), String> {
-        plain(state)
+        state.check_plain()
     }
     fn restore(&mut self, activation: Option<Activation>, _: &DeviceState) -> Result<(), DeviceError> {
         *self.activation.lock().unwrap() = activation;

@@ -11,8 +11,7 @@
 //!
 //! Device threads work while the [`gate::Gate`] is open: not while the machine is parked, and not while a freeze reads
 //! memory. A freeze keeps a [`DeviceRecord`] of each device ([`state`]); a restore puts fresh devices into that state, and
-//! each then owes an answer to what stands behind it ([`swap`]). Blk, pmem, mem, balloon and rng share one shell
-//! ([`looped`]).
+//! each then owes an answer to what stands behind it ([`swap`]).
 //!
 //! Guests are hostile: every address, length and index they give is checked where it is used. A request that can be
 //! answered with an error is; what cannot be answered (a corrupt ring, a looping chain) stops the device with
@@ -32,7 +31,6 @@ pub mod gate;
 pub mod guest_io;
 pub mod interrupt;
 pub mod inventory;
-pub mod looped;
 pub mod mem;
 pub mod misses;
 pub mod mmio;

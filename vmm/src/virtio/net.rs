@@ -27,12 +27,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::receive::Receiver;
 use self::tap::Tap;
-use self::transmit::Stop;
 use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
-use super::looped::plain;
-use super::queue::DeviceQueue;
 use super::state::{DeviceState, QueueRecord};
 use super::throttle::Throttle;
 
@@ -141,12 +138,11 @@ impl Net {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
         };
-        let stop = transmit::transmit(
+        self.transmit_blocked = transmit::transmit(
             &mut active.queues[TX],
             self.backend.as_ref(),
             &mut self.send_throttle,
         )?;
-        self.transmit_blocked = stop == Stop::Full;
         self.watch();
         Ok(())
     }
@@ -254,7 +250,7 @@ impl VirtioDevice for Net {
         self.send_throttle.set(send);
         self.receive_throttle.set(receive);
         if let Some(active) = &self.active {
-            active.queues.iter().for_each(DeviceQueue::kick_again);
+            active.kick_again();
         }
         Ok(())
     }
@@ -277,7 +273,7 @@ impl VirtioDevice for Net {
     }
 
     fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        plain(state)
+        state.check_plain()
     }
 
     fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {

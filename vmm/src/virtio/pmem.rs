@@ -14,10 +14,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, one_descriptor};
+use super::device::{
+    Activation, AttachError, DeviceError, Saved, VirtioDevice, active_queue, one_descriptor,
+};
 use super::guest_io;
-use super::looped::{Handler, Looped, another_kind};
-use super::state::DeviceState;
+use super::queue::Answer;
+use super::state::{DeviceState, QueueRecord};
 use super::window::HostWindow;
 use crate::layout::Window;
 use crate::memory::GuestMemory;
@@ -40,6 +42,7 @@ struct PmemConfig {
 /// The device.
 pub struct Pmem {
     config: Config<PmemConfig>,
+    active: Option<Activation>,
     window: HostWindow,
     /// Bytes of the window the backend's mapping covers.
     mapped: u64,
@@ -48,14 +51,15 @@ pub struct Pmem {
 }
 
 impl Pmem {
-    pub fn new(window: HostWindow) -> Looped<Pmem> {
+    pub fn new(window: HostWindow) -> Pmem {
         let Window { start, size } = window.window();
-        Looped::new(Pmem {
+        Pmem {
             config: Config::new(PmemConfig { start, size }),
+            active: None,
             window,
             mapped: 0,
             frozen: 0,
-        })
+        }
     }
 
     fn map(&mut self, file: &File) -> Result<(), AttachError> {
@@ -86,7 +90,7 @@ impl Pmem {
     }
 }
 
-impl Handler for Pmem {
+impl VirtioDevice for Pmem {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_PMEM
     }
@@ -103,39 +107,54 @@ impl Handler for Pmem {
         self.config.space()
     }
 
-    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let Backend::Pmem = backend else {
             return Err(AttachError::WrongKind("virtio-pmem takes a file to map"));
         };
-        self.map(&File::from(one_descriptor(fds)?))?;
-        Ok(false)
+        self.map(&File::from(one_descriptor(fds)?))
     }
 
     fn is_backed(&self) -> bool {
         self.mapped > 0
     }
 
-    fn save(&self) -> DeviceState {
-        DeviceState::Pmem { mapped: self.mapped }
+    fn save(&mut self) -> Saved {
+        Saved {
+            state: DeviceState::Pmem { mapped: self.mapped },
+            queues: self.active.as_ref().map(Activation::save_queues),
+        }
     }
 
-    fn check(&self, state: &DeviceState) -> Result<(), String> {
+    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
         match state {
             DeviceState::Pmem { mapped } if *mapped <= self.window.window().size => Ok(()),
             DeviceState::Pmem { mapped } => Err(format!("{mapped} bytes were mapped into a window of fewer")),
-            other => Err(another_kind(other)),
+            other => Err(other.another_kind()),
         }
     }
 
-    fn restore(&mut self, state: &DeviceState) -> Result<(), DeviceError> {
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
         if let DeviceState::Pmem { mapped } = state {
             self.frozen = *mapped;
         }
+        self.active = activation;
         Ok(())
     }
 
-    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
-        active.queues[queue].serve(answer)
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        if let Some(queue) = active_queue(&mut self.active, queue) {
+            queue.serve(|memory, chain| answer(memory, &chain).map(Answer::Done))?;
+        }
+        Ok(())
     }
 }
 

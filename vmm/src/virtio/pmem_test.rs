@@ -12,7 +12,7 @@ const WINDOW: Window = Window {
     size: 16 * PAGE,
 };
 
-fn pmem() -> Looped<Pmem> {
+fn pmem() -> Pmem {
     Pmem::new(HostWindow::reserve(WINDOW).unwrap())
 }
 
@@ -22,7 +22,7 @@ fn file(bytes: usize) -> OwnedFd {
     file.into()
 }
 
-fn byte(pmem: &Looped<Pmem>, offset: u64) -> u8 {
+fn byte(pmem: &Pmem, offset: u64) -> u8 {
     pmem.window
         .region()
         .read_obj(MemoryRegionAddress(offset))

@@ -1,4 +1,8 @@
 //! One split virtqueue of an active device: pop a chain, give it back used, interrupt if the driver wants it.
+//!
+//! [`DeviceQueue::serve`] is the loop of a device that answers what its driver asks. A device that needs chains for what
+//! comes from the host takes them with [`DeviceQueue::pop_or_enable_kicks`]. Either way kicks are enabled before the last
+//! look at the ring, so no chain is missed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +28,28 @@ pub enum QueueError {
     /// The chain loops, is cut short, or mixes readable and writable buffers.
     #[error("queue {queue}: descriptor chain {head} is malformed")]
     Chain { queue: usize, head: u16 },
+}
+
+/// What a device answers for a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is used: so many bytes of its writable part are filled.
+    Done(u32),
+    /// The device keeps it and gives it back later, with [`DeviceQueue::add_used`].
+    Deferred,
+    /// Not now: it stays available, as do those behind it, until the device looks at the queue again.
+    Stop,
+}
+
+/// Why [`DeviceQueue::serve`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// No chain is left; a kick comes for the next.
+    Empty,
+    /// A queue's worth was served; the queue has kicked itself for the rest.
+    OutOfTurns,
+    /// The device wanted no more. No kick is asked for.
+    Stopped,
 }
 
 /// A queue of an active device.
@@ -143,6 +169,14 @@ impl DeviceQueue {
             .map_err(|error| QueueError::Ring { queue, error })
     }
 
+    /// Gives a chain that was deferred back, if it is answered now.
+    pub fn settle(&mut self, head: u16, answer: Answer) -> Result<(), QueueError> {
+        match answer {
+            Answer::Done(written) => self.add_used(head, written),
+            Answer::Deferred | Answer::Stop => Ok(()),
+        }
+    }
+
     /// Interrupts the driver if chains were given back since the last call, and it wants to know. A driver that answers each
     /// interrupt with a kick would otherwise be interrupted for ever.
     pub fn signal(&mut self) -> Result<(), QueueError> {
@@ -160,25 +194,61 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// Serves what is available, at most a queue's worth so that other devices get their turn, then kicks itself for
-    /// the rest. `serve` answers a chain and says how many bytes it wrote.
-    pub fn serve<E: From<QueueError>>(
-        &mut self,
-        mut serve: impl FnMut(&GuestMemory, &Chain) -> Result<u32, E>,
-    ) -> Result<(), E> {
-        self.disable_kicks()?;
+    /// The next available chain. None: there is none, and a kick comes for the next.
+    pub fn pop_or_enable_kicks(&mut self) -> Result<Option<Chain>, QueueError> {
+        // Bounded, whatever a driver does that takes back what it made available.
         for _ in 0..self.queue.size() {
             match self.pop()? {
-                Some(chain) => {
-                    let written = serve(&self.memory, &chain)?;
-                    self.add_used(chain.head(), written)?;
-                }
+                Some(chain) => return Ok(Some(chain)),
                 None if self.enable_kicks()? => {}
-                None => return Ok(self.signal()?),
+                None => return Ok(None),
             }
         }
         self.kick_again();
-        Ok(self.signal()?)
+        Ok(None)
+    }
+
+    /// Has the device answer what is available, at most a queue's worth so that other devices get their turn.
+    pub fn serve<E: From<QueueError>>(
+        &mut self,
+        mut handle: impl FnMut(&GuestMemory, Chain) -> Result<Answer, E>,
+    ) -> Result<Ended, E> {
+        self.serve_while(&mut (), |()| true, |(), memory, chain| handle(memory, chain))
+    }
+
+    /// As [`Self::serve`]; a chain is popped only while `device` wants one.
+    pub fn serve_while<D, E: From<QueueError>>(
+        &mut self,
+        device: &mut D,
+        wants: impl Fn(&D) -> bool,
+        mut handle: impl FnMut(&mut D, &GuestMemory, Chain) -> Result<Answer, E>,
+    ) -> Result<Ended, E> {
+        self.disable_kicks()?;
+        let mut turns = self.queue.size();
+        let ended = loop {
+            if !wants(device) {
+                break Ended::Stopped;
+            }
+            if turns == 0 {
+                self.kick_again();
+                break Ended::OutOfTurns;
+            }
+            turns -= 1;
+            let Some(chain) = self.pop_or_enable_kicks()? else {
+                break Ended::Empty;
+            };
+            let head = chain.head();
+            match handle(device, &self.memory, chain)? {
+                Answer::Done(written) => self.add_used(head, written)?,
+                Answer::Deferred => {}
+                Answer::Stop => {
+                    self.unpop();
+                    break Ended::Stopped;
+                }
+            }
+        };
+        self.signal()?;
+        Ok(ended)
     }
 
     /// Has this queue looked at again, after other events had their turn.

@@ -7,15 +7,14 @@ use vm_memory::Bytes;
 
 use super::*;
 use crate::virtio::device::DeviceError;
-use crate::virtio::looped::Looped;
 use crate::virtio::rng::Rng;
 use crate::virtio::testing::{Buf, Layout, NOWHERE, Rig, eventfd, memory};
 
-fn rig() -> Rig<Looped<Rng>> {
+fn rig() -> Rig<Rng> {
     Rig::new(Rng::new(), 0)
 }
 
-fn fails(mut rig: Rig<Looped<Rng>>) -> QueueError {
+fn fails(mut rig: Rig<Rng>) -> QueueError {
     match rig.kick(0).unwrap_err() {
         DeviceError::Queue(error) => error,
         other => panic!("{other}"),

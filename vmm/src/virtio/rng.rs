@@ -9,9 +9,10 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError};
+use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, active_queue};
 use super::guest_io;
-use super::looped::{Handler, Looped};
+use super::queue::Answer;
+use super::state::{DeviceState, QueueRecord};
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -20,18 +21,20 @@ const MAX_REQUEST: usize = 4096;
 
 /// The device.
 pub struct Rng {
+    active: Option<Activation>,
     config: Config<[u8; 0]>,
 }
 
 impl Rng {
-    pub fn new() -> Looped<Rng> {
-        Looped::new(Rng {
+    pub fn new() -> Rng {
+        Rng {
+            active: None,
             config: Config::new([]),
-        })
+        }
     }
 }
 
-impl Handler for Rng {
+impl VirtioDevice for Rng {
     fn device_type(&self) -> u32 {
         VIRTIO_ID_RNG
     }
@@ -48,12 +51,37 @@ impl Handler for Rng {
         self.config.space()
     }
 
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active = None;
+    }
+
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         Err(AttachError::WrongKind("virtio-rng takes none"))
     }
 
-    fn serve(&mut self, active: &mut Activation, queue: usize) -> Result<(), DeviceError> {
-        active.queues[queue].serve(answer)
+    fn save(&mut self) -> Saved {
+        Saved::plain(self.active.as_ref())
+    }
+
+    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        state.check_plain()
+    }
+
+    fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {
+        self.active = activation;
+        Ok(())
+    }
+
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        if let Some(queue) = active_queue(&mut self.active, queue) {
+            queue.serve(|memory, chain| answer(memory, &chain).map(Answer::Done))?;
+        }
+        Ok(())
     }
 }
 

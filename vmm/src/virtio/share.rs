@@ -29,7 +29,6 @@ use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::fs::{FsConfig, QUEUE_SIZES};
 use super::gate::Gate;
-use super::looped::another_kind;
 use super::state::{DeviceState, QueueRecord};
 
 /// The device.
@@ -150,7 +149,7 @@ impl VirtioDevice for Share {
                     false => Err("requests wait, or files are mapped, in the shared device".into()),
                 }
             }
-            other => Err(another_kind(other)),
+            other => Err(other.another_kind()),
         }
     }
 

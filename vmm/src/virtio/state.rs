@@ -118,6 +118,21 @@ pub enum DeviceState {
     },
 }
 
+impl DeviceState {
+    /// Refuses any state but that of a device that keeps nothing beside its queues.
+    pub fn check_plain(&self) -> Result<(), String> {
+        match self {
+            DeviceState::Plain => Ok(()),
+            other => Err(other.another_kind()),
+        }
+    }
+
+    /// Why this is not the state of the device that was asked.
+    pub fn another_kind(&self) -> String {
+        format!("the state is another kind of device's: {self:?}")
+    }
+}
+
 tags!(DeviceState {
     Plain = 0,
     Blk = 1,

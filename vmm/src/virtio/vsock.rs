@@ -36,7 +36,7 @@ use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
 use super::guest_io;
-use super::looped::another_kind;
+use super::queue::{Answer, Ended};
 use super::state::{DeviceState, QueueRecord};
 use crate::events::EventSink;
 use crate::memory::GuestMemory;
@@ -81,31 +81,9 @@ impl Vsock {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
         };
-        let queue = &mut active.queues[RX];
-        queue.disable_kicks()?;
-        let mut turns = queue.size();
-        while self.muxer.has_packets() {
-            if turns == 0 {
-                queue.kick_again();
-                break;
-            }
-            turns -= 1;
-            let Some(chain) = queue.pop()? else {
-                match queue.enable_kicks()? {
-                    true => continue,
-                    false => break,
-                }
-            };
-            match fill(&active.memory, &chain, &mut self.muxer) {
-                Filled::Packet(length) => queue.add_used(chain.head(), length)?,
-                Filled::Unfit => queue.add_used(chain.head(), 0)?,
-                Filled::NothingToSay => {
-                    queue.unpop();
-                    break;
-                }
-            }
-        }
-        queue.signal()?;
+        active.queues[RX].serve_while(&mut self.muxer, Muxer::has_packets, |muxer, memory, chain| {
+            Ok::<_, DeviceError>(fill(memory, &chain, muxer))
+        })?;
         if self.transmit_paused && !self.muxer.owes_too_many_resets() {
             self.transmit_paused = false;
             active.queues[TX].kick_again();
@@ -118,51 +96,32 @@ impl Vsock {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
         };
-        let (queue, muxer) = (&mut active.queues[TX], &mut self.muxer);
-        queue.disable_kicks()?;
-        for _ in 0..queue.size() {
-            if muxer.owes_too_many_resets() {
-                self.transmit_paused = true;
-                return Ok(queue.signal()?);
-            }
-            match queue.pop()? {
-                Some(chain) => {
-                    take(&active.memory, &chain, muxer);
-                    queue.add_used(chain.head(), 0)?;
-                }
-                None if queue.enable_kicks()? => {}
-                None => return Ok(queue.signal()?),
-            }
-        }
-        queue.kick_again();
-        Ok(queue.signal()?)
+        let listens = |muxer: &Muxer| !muxer.owes_too_many_resets();
+        let ended = active.queues[TX].serve_while(&mut self.muxer, listens, |muxer, memory, chain| {
+            take(memory, &chain, muxer);
+            Ok::<_, DeviceError>(Answer::Done(0))
+        })?;
+        self.transmit_paused |= ended == Ended::Stopped;
+        Ok(())
     }
 }
 
-/// What became of a receive buffer.
-enum Filled {
-    /// So many bytes of it hold a packet.
-    Packet(u32),
-    /// It is too small or no memory.
-    Unfit,
-    /// There was no packet after all.
-    NothingToSay,
-}
-
-fn fill(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) -> Filled {
+/// Puts the next packet into a receive buffer. One that is too small, or no memory, comes back empty.
+fn fill(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) -> Answer {
     let Ok(slices) = chain.writable(memory) else {
-        return Filled::Unfit;
+        return Answer::Done(0);
     };
     let room = guest_io::part(&slices, Header::SIZE, muxer::MAX_PAYLOAD);
     if room.is_empty() {
-        return Filled::Unfit;
+        return Answer::Done(0);
     }
     match muxer.next_packet(&room) {
         Some(header) => {
             guest_io::copy_in(&slices, 0, &header.to_bytes());
-            Filled::Packet(Header::SIZE as u32 + header.length)
+            Answer::Done(Header::SIZE as u32 + header.length)
         }
-        None => Filled::NothingToSay,
+        // There was no packet after all.
+        None => Answer::Stop,
     }
 }
 
@@ -248,7 +207,7 @@ impl VirtioDevice for Vsock {
                 connections,
                 next_port,
             } => muxer::check(resets, connections, *next_port, queues.is_some()),
-            other => Err(another_kind(other)),
+            other => Err(other.another_kind()),
         }
     }
 

@@ -15,7 +15,7 @@ mod limit;
 const SECTORS: u64 = 64;
 
 /// A device whose event loop never runs: tests say what is ready.
-fn blk(id: DeviceId) -> Looped<Blk> {
+fn blk(id: DeviceId) -> Blk {
     Blk::new(
         id,
         crate::virtio::event_loop::EventLoop::new().unwrap().registrar(id),
@@ -31,7 +31,7 @@ fn disk() -> File {
     file
 }
 
-fn rig(file: &File, read_only: bool) -> Rig<Looped<Blk>> {
+fn rig(file: &File, read_only: bool) -> Rig<Blk> {
     let mut blk = blk(DeviceId::Blk1);
     blk.attach(
         Backend::Disk { read_only },
@@ -46,7 +46,7 @@ fn header(kind: u32, sector: u64) -> Vec<u8> {
 }
 
 /// One request with readable and writable data, its status, and the used length.
-fn ask(rig: &mut Rig<Looped<Blk>>, kind: u32, sector: u64, out: &[u8], back: &[Buf]) -> (u8, u32) {
+fn ask(rig: &mut Rig<Blk>, kind: u32, sector: u64, out: &[u8], back: &[Buf]) -> (u8, u32) {
     let header = rig.readable(&header(kind, sector));
     let mut chain = vec![header];
     if !out.is_empty() {
@@ -363,7 +363,7 @@ fn disk_of(sectors: u64) -> File {
     file
 }
 
-fn attach(blk: &mut Looped<Blk>, file: &File, read_only: bool) -> Result<(), AttachError> {
+fn attach(blk: &mut Blk, file: &File, read_only: bool) -> Result<(), AttachError> {
     blk.attach(
         Backend::Disk { read_only },
         vec![file.try_clone().unwrap().into()],

@@ -99,7 +99,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
 }
 
 /// A device with an image, and the node's end of its miss socket.
-fn guest() -> (Rig<Looped<Blk>>, Image, OwnedFd) {
+fn guest() -> (Rig<Blk>, Image, OwnedFd) {
     let mut blk = blk(DeviceId::Blk3);
     let image = Image::new();
     let (ours, theirs) = pair();
@@ -115,7 +115,7 @@ fn receive(socket: &OwnedFd) -> Miss {
 /// A read under way: its head, data and status.
 struct Asked(u16, Buf, Buf);
 
-fn read(rig: &mut Rig<Looped<Blk>>, sector: u64, length: u32) -> Asked {
+fn read(rig: &mut Rig<Blk>, sector: u64, length: u32) -> Asked {
     let parts = [
         rig.readable(&header(b::VIRTIO_BLK_T_IN, sector)),
         rig.writable(length),
@@ -126,7 +126,7 @@ fn read(rig: &mut Rig<Looped<Blk>>, sector: u64, length: u32) -> Asked {
     Asked(head, parts[1], parts[2])
 }
 
-fn answer(rig: &mut Rig<Looped<Blk>>, socket: &OwnedFd, id: u64, result: Result<(), String>) {
+fn answer(rig: &mut Rig<Blk>, socket: &OwnedFd, id: u64, result: Result<(), String>) {
     packet::send(socket, &Filled { id, result }, &[]).unwrap();
     rig.device.backend_ready(MISSES, EventSet::IN).unwrap();
 }

@@ -34,20 +34,20 @@ fn operations(per_second: u64, burst: u64) -> RateLimit {
 }
 
 /// A disk whose limit goes by the tests' clock.
-fn limited(limit: RateLimit) -> Rig<Looped<Blk>> {
+fn limited(limit: RateLimit) -> Rig<Blk> {
     let mut rig = rig(&disk(), false);
-    rig.device.throttle.go_by(test_clock::now, limit);
+    rig.device.server.throttle.go_by(test_clock::now, limit);
     rig
 }
 
 /// Submits a read of a sector, without a kick: its head and its status.
-fn read(rig: &mut Rig<Looped<Blk>>, sector: u64) -> (u16, Buf) {
+fn read(rig: &mut Rig<Blk>, sector: u64) -> (u16, Buf) {
     let header = rig.readable(&header(b::VIRTIO_BLK_T_IN, sector));
     let chain = [header, rig.writable(512), rig.writable(1)];
     (rig.submit(0, &chain), chain[2])
 }
 
-fn woken(rig: &mut Rig<Looped<Blk>>) -> usize {
+fn woken(rig: &mut Rig<Blk>) -> usize {
     rig.device.woken().unwrap();
     while rig.kicked(0) {
         rig.device.queue_ready(0).unwrap();
@@ -66,7 +66,10 @@ fn requests_over_the_limit_wait_in_the_queue() {
         rig.kick(0).unwrap();
     }
     assert!(rig.used(0).is_empty());
-    assert_eq!(rig.device.throttle.until(), Some(test_clock::now() + SECOND));
+    assert_eq!(
+        rig.device.server.throttle.until(),
+        Some(test_clock::now() + SECOND)
+    );
     test_clock::pass(SECOND - 1);
     assert_eq!(woken(&mut rig), 0, "a nanosecond early");
     for _ in 2..5 {
@@ -140,12 +143,12 @@ fn reset_forgets_what_waits_and_keeps_the_debt() {
     rig.kick(0).unwrap();
     assert_eq!(rig.used(0).len(), 1);
     rig.device.reset();
-    assert_eq!(rig.device.throttle.until(), None);
+    assert_eq!(rig.device.server.throttle.until(), None);
     assert_eq!(woken(&mut rig), 0, "a late alarm finds nothing");
     rig.activate(0);
     rig.kick(0).unwrap();
     assert!(rig.used(0).is_empty(), "a driver does not refill its bucket");
-    assert!(rig.device.throttle.until().is_some());
+    assert!(rig.device.server.throttle.until().is_some());
 }
 
 #[test]
@@ -213,7 +216,7 @@ fn limited_disk_leaves_its_neighbour_on_the_same_loop_alone() {
     let limit = DeviceLimits::Disk(operations(5, 1));
     lock(&flooded.device.device).limit(limit).unwrap();
     let running = event_loop.start(open_gate()).unwrap();
-    let submit = |rig: &mut Rig<Shared<Looped<Blk>>>| {
+    let submit = |rig: &mut Rig<Shared<Blk>>| {
         let header = rig.readable(&header(b::VIRTIO_BLK_T_IN, 1));
         let chain = [header, rig.writable(512), rig.writable(1)];
         rig.submit(0, &chain);

@@ -19,7 +19,7 @@ use crate::virtio::device::{Activation, DeviceError, Saved};
 use crate::virtio::device_thread::{DeviceThread, WAKE, forget_kicks, wait_for_kicks};
 use crate::virtio::gate::Gate;
 use crate::virtio::misses::{Misses, Request, Resumed, Waits};
-use crate::virtio::queue::{DeviceQueue, QueueError};
+use crate::virtio::queue::{Answer, DeviceQueue, QueueError};
 use crate::virtio::state::{DeviceState, MappingRecord};
 
 /// Epoll data of the miss socket; below it are queues.
@@ -178,27 +178,24 @@ impl Served {
         self.misses.ask()
     }
 
-    /// Answers a request, or parks it until its bytes are there.
+    /// Executes a request that was popped before, and gives it back if it is answered.
     fn execute(&mut self, request: Request) -> Result<(), DeviceError> {
-        let Some(active) = &mut self.active else {
+        let Served {
+            active: Some(Active { queues, messenger }),
+            misses,
+            accesses,
+            dax,
+            ..
+        } = self
+        else {
             return Ok(());
         };
-        let Some(queue) = active.queues.get_mut(request.queue) else {
+        let Some(queue) = queues.get_mut(request.queue) else {
             return Ok(());
         };
-        // What is asked for again was told the first time.
-        let accesses = (request.rounds == 0).then_some(&mut self.accesses);
-        let written = match active.messenger.handle(&request.chain, &mut self.dax, accesses) {
-            Verdict::Done(written) => written,
-            Verdict::Wait(missing) => match self.misses.park(request, &missing) {
-                Ok(()) => return Ok(()),
-                Err(refused) => {
-                    let written = active.messenger.reply_error(&refused.chain, libc::EIO);
-                    return Ok(queue.add_used(refused.chain.head(), written)?);
-                }
-            },
-        };
-        Ok(queue.add_used(request.chain.head(), written)?)
+        let head = request.chain.head();
+        let answer = execute(messenger, misses, accesses, dax, request);
+        Ok(queue.settle(head, answer)?)
     }
 
     fn signal(&mut self) -> Result<(), DeviceError> {
@@ -245,47 +242,36 @@ impl Served {
         self.deactivate();
     }
 
-    /// Serves what is available in a queue, at most its size so that others get their turn.
+    /// Serves what is available in a queue.
     fn kicked(&mut self, index: usize) -> Result<(), DeviceError> {
-        let Some(queue) = self.queue(index) else {
+        let Served {
+            active: Some(Active { queues, messenger }),
+            misses,
+            accesses,
+            dax,
+            ..
+        } = self
+        else {
+            return Ok(());
+        };
+        let Some(queue) = queues.get_mut(index) else {
             return Ok(());
         };
         // Nothing to read: another event of the same batch was about this kick.
         let _ = queue.kick().read();
-        queue.disable_kicks()?;
-        for _ in 0..queue.size() {
-            let Some(queue) = self.queue(index) else {
-                return Ok(());
-            };
-            let Some(chain) = queue.pop()? else {
-                if queue.enable_kicks()? {
-                    continue;
-                }
-                queue.signal()?;
-                return self.misses.ask();
-            };
-            if self.misses.has(index, chain.head()) {
-                return Err(QueueError::Chain {
-                    queue: index,
-                    head: chain.head(),
-                }
-                .into());
+        queue.serve(|_, chain| {
+            let head = chain.head();
+            if misses.has(index, head) {
+                return Err(QueueError::Chain { queue: index, head });
             }
-            self.execute(Request {
+            let request = Request {
                 queue: index,
                 chain,
                 rounds: 0,
-            })?;
-        }
-        if let Some(queue) = self.queue(index) {
-            queue.kick_again();
-            queue.signal()?;
-        }
+            };
+            Ok(execute(messenger, misses, accesses, dax, request))
+        })?;
         self.misses.ask()
-    }
-
-    fn queue(&mut self, index: usize) -> Option<&mut DeviceQueue> {
-        self.active.as_mut()?.queues.get_mut(index)
     }
 
     /// Takes answers, and runs the requests they set free.
@@ -326,5 +312,24 @@ impl Served {
         };
         let written = active.messenger.reply_error(&request.chain, libc::EIO);
         Ok(queue.add_used(request.chain.head(), written)?)
+    }
+}
+
+/// Answers a request, or parks it until its bytes are there.
+fn execute(
+    messenger: &mut Messenger,
+    misses: &mut Misses,
+    accesses: &mut AccessLog,
+    dax: &mut Dax,
+    request: Request,
+) -> Answer {
+    // What is asked for again was told the first time.
+    let accesses = (request.rounds == 0).then_some(accesses);
+    match messenger.handle(&request.chain, dax, accesses) {
+        Verdict::Done(written) => Answer::Done(written),
+        Verdict::Wait(missing) => match misses.park(request, &missing) {
+            Ok(()) => Answer::Deferred,
+            Err(refused) => Answer::Done(messenger.reply_error(&refused.chain, libc::EIO)),
+        },
     }
 }

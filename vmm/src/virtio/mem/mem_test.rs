@@ -33,7 +33,7 @@ impl Slots for Recorder {
 }
 
 struct Fixture {
-    rig: Rig<Looped<Mem>>,
+    rig: Rig<Mem>,
     region: Arc<GuestRegionMmap<()>>,
     shown: Recorder,
 }
@@ -70,7 +70,7 @@ fn request(kind: u16, address: u64, blocks: u16) -> Vec<u8> {
 }
 
 /// The answer and state words of a response.
-fn ask(rig: &mut Rig<Looped<Mem>>, kind: u16, address: u64, blocks: u16) -> (u16, u16) {
+fn ask(rig: &mut Rig<Mem>, kind: u16, address: u64, blocks: u16) -> (u16, u16) {
     let (request, response) = (rig.readable(&request(kind, address, blocks)), rig.writable(10));
     assert_eq!(rig.request(0, &[request, response]), 10);
     let bytes = rig.bytes(response);
@@ -80,7 +80,7 @@ fn ask(rig: &mut Rig<Looped<Mem>>, kind: u16, address: u64, blocks: u16) -> (u16
     )
 }
 
-fn size(rig: &Rig<Looped<Mem>>, offset: usize) -> u64 {
+fn size(rig: &Rig<Mem>, offset: usize) -> u64 {
     u64::from_le_bytes(
         rig.device.config().bytes()[offset..offset + 8]
             .try_into()
@@ -391,7 +391,7 @@ fn unplugged_memory_reads_as_zeros_and_costs_nothing() {
     assert_eq!(rss.trim(), "0 kB");
 }
 
-fn fresh() -> (Looped<Mem>, Arc<GuestRegionMmap<()>>, Recorder) {
+fn fresh() -> (Mem, Arc<GuestRegionMmap<()>>, Recorder) {
     let f = fixture();
     (f.rig.device, f.region, f.shown)
 }
@@ -438,7 +438,9 @@ fn states_of_no_region_are_refused() {
         usable,
         plugged: plugged.to_vec(),
     };
-    Handler::check(&*device, &state(BLOCK, 4 * BLOCK, &[(0, 1), (2, 2)])).unwrap();
+    device
+        .check(&state(BLOCK, 4 * BLOCK, &[(0, 1), (2, 2)]), None)
+        .unwrap();
     for bad in [
         state(1, 0, &[]),
         state(REGION + BLOCK, 0, &[]),
@@ -451,6 +453,6 @@ fn states_of_no_region_are_refused() {
         state(0, 4 * BLOCK, &[(u32::MAX, u32::MAX)]),
         DeviceState::Plain,
     ] {
-        assert!(Handler::check(&*device, &bad).is_err(), "{bad:?}");
+        assert!(device.check(&bad, None).is_err(), "{bad:?}");
     }
 }

@@ -150,14 +150,12 @@ impl Receiver {
             .map(|chain| chain.writable_buffers().len())
             .sum();
         while self.spare.is_empty() || mergeable && room < LARGEST && slices < SLICES {
-            let Some(chain) = queue.pop()? else {
-                if !self.spare.is_empty() {
-                    return Ok(true);
-                }
-                match queue.enable_kicks()? {
-                    true => continue,
-                    false => return Ok(false),
-                }
+            let next = match self.spare.is_empty() {
+                true => queue.pop_or_enable_kicks()?,
+                false => queue.pop()?,
+            };
+            let Some(chain) = next else {
+                return Ok(!self.spare.is_empty());
             };
             // A buffer that cannot hold the header, or is no memory, is given back empty.
             let usable = chain.writable_buffers().len() <= SLICES

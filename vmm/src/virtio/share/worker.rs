@@ -298,13 +298,8 @@ impl Served {
     /// The next request: of those that have no reply first, for they free what the host holds.
     fn next(&mut self) -> Result<Option<(usize, Chain)>, QueueError> {
         for queue in self.active.iter_mut().flat_map(|active| &mut active.queues) {
-            loop {
-                if let Some(chain) = queue.pop()? {
-                    return Ok(Some((queue.index(), chain)));
-                }
-                if !queue.enable_kicks()? {
-                    break;
-                }
+            if let Some(chain) = queue.pop_or_enable_kicks()? {
+                return Ok(Some((queue.index(), chain)));
             }
         }
         Ok(None)

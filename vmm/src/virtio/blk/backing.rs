@@ -1,0 +1,82 @@
+//! What is behind a virtio-blk device: a disk, or an image that is only read.
+
+use std::io;
+
+use vm_memory::VolatileSlice;
+
+use super::SECTOR;
+use super::disk::Disk;
+use super::image::ImageDisk;
+use super::request::{Kind, Status, write_id};
+use crate::virtio::guest_io;
+
+/// What the disk's bytes are in.
+pub enum Backing {
+    Disk(Disk),
+    Image(ImageDisk),
+}
+
+impl Backing {
+    pub fn sectors(&self) -> u64 {
+        match self {
+            Backing::Disk(disk) => disk.sectors(),
+            Backing::Image(image) => image.sectors(),
+        }
+    }
+
+    /// Bytes of a block, as the guest is told.
+    pub fn block_size(&self) -> u32 {
+        match self {
+            Backing::Disk(disk) => disk.block_size(),
+            Backing::Image(_) => SECTOR as u32,
+        }
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        match self {
+            Backing::Disk(disk) => disk.is_read_only(),
+            Backing::Image(_) => true,
+        }
+    }
+
+    /// Does what was asked, of which no bytes are missing: the status, and how many bytes of the guest's data buffers it wrote.
+    pub fn execute(&self, kind: &Kind<'_>, serial: &str) -> (Status, u32) {
+        let done = match (kind, self) {
+            (Kind::GetId { data }, _) => return (Status::Ok, write_id(serial, data)),
+            (Kind::In { sector, data }, Backing::Disk(disk)) => return read(data, disk.read(*sector, data)),
+            (Kind::In { sector, data }, Backing::Image(image)) => {
+                return read(data, image.read(*sector, data));
+            }
+            (Kind::Flush, Backing::Disk(disk)) => disk.flush(),
+            (Kind::Flush, Backing::Image(_)) => Ok(()),
+            (_, Backing::Image(_)) => return (Status::IoErr, 0),
+            (Kind::Out { sector, data }, Backing::Disk(disk)) => disk.write(*sector, data),
+            (Kind::Discard(ranges), Backing::Disk(disk)) => {
+                ranges.iter().try_for_each(|range| disk.discard(range))
+            }
+            (Kind::WriteZeroes(ranges), Backing::Disk(disk)) => {
+                ranges.iter().try_for_each(|range| disk.write_zeroes(range))
+            }
+        };
+        match done {
+            Ok(()) => (Status::Ok, 0),
+            Err(error) => {
+                tracing::debug!(%error, ?kind, "disk request failed");
+                (Status::IoErr, 0)
+            }
+        }
+    }
+}
+
+fn read(data: &[VolatileSlice<'_>], done: io::Result<()>) -> (Status, u32) {
+    match done {
+        Ok(()) => (
+            Status::Ok,
+            u32::try_from(guest_io::total(data)).unwrap_or(u32::MAX),
+        ),
+        Err(error) => {
+            tracing::debug!(%error, "disk read failed");
+            (Status::IoErr, 0)
+        }
+    }
+}

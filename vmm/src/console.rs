@@ -19,8 +19,9 @@ use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, SerialState, Trigger};
 
 use crate::layout::{CONSOLE_GSI, CONSOLE_PORT};
+use crate::virtio::device::RestoreError;
 use crate::virtio::device::{AttachError, one_descriptor};
-use crate::virtio::state::{ConsoleRecord, RestoreError};
+use crate::virtio::state::ConsoleRecord;
 use crate::virtio::swap::{Swap, Unsettled};
 
 /// Most bytes gathered before they are written: a pipe takes this much whole or not at all (PIPE_BUF).

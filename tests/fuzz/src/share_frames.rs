@@ -8,7 +8,7 @@ use thaw_protocol::share::{ReplyHeader, RequestHeader};
 use thaw_vmm::memory::GuestMemory;
 use thaw_vmm::virtio::Interrupt;
 use thaw_vmm::virtio::queue::DeviceQueue;
-use thaw_vmm::virtio::share::relay::{Relay, Request, Step};
+use thaw_vmm::virtio::fs::share::relay::{Relay, Request, Step};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;

@@ -34,7 +34,7 @@ use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, o
 use super::event_loop::Registrar;
 use super::misses::{Misses, Waits, check_heads, packet_socket};
 use super::queue::Ended;
-use super::state::{DeviceState, QueueRecord};
+use super::state::{BlkState, DeviceState, QueueRecord};
 
 const QUEUE_SIZES: [u16; 1] = [256];
 /// Data segments of a request: what is left of a queue by header and status.
@@ -294,37 +294,26 @@ impl VirtioDevice for Blk {
     fn save(&mut self) -> Saved {
         let disk = self.server.backend.as_ref();
         let waiting = self.server.misses.heads().into_iter().map(|(_, head)| head);
-        Saved {
-            state: DeviceState::Blk {
-                read_only: disk.is_some_and(Backing::is_read_only),
-                capacity: disk.map_or(0, Backing::sectors),
-                parked: waiting.chain(self.to_replay.iter().copied()).collect(),
-            },
-            queues: self.active.as_ref().map(Activation::save_queues),
-        }
+        let state = BlkState {
+            read_only: disk.is_some_and(Backing::is_read_only),
+            capacity: disk.map_or(0, Backing::sectors),
+            parked: waiting.chain(self.to_replay.iter().copied()).collect(),
+        };
+        Saved::new(state, self.active.as_ref())
     }
 
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        match state {
-            DeviceState::Blk { parked, .. } => {
-                check_heads(0, parked, queues.and_then(|queues| queues.first()))
-            }
-            other => Err(other.another_kind()),
-        }
+        let BlkState { parked, .. } = state.of()?;
+        check_heads(0, parked, queues.and_then(|queues| queues.first()))
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        if let DeviceState::Blk {
-            read_only,
-            capacity,
-            parked,
-        } = state
-        {
+        if let Ok(state) = state.of::<BlkState>() {
             self.frozen = Some(Frozen {
-                sectors: *capacity,
-                writable: *capacity > 0 && !*read_only,
+                sectors: state.capacity,
+                writable: state.capacity > 0 && !state.read_only,
             });
-            self.to_replay = parked.clone();
+            self.to_replay = state.parked.clone();
         }
         self.active = activation;
         if !self.to_replay.is_empty() {

@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use thaw_protocol::control::Backend;
+use thaw_protocol::control::{Backend, DeviceId};
 use thaw_protocol::limits::DeviceLimits;
 use vmm_sys_util::epoll::EventSet;
 
@@ -43,6 +43,11 @@ impl Activation {
         self.queues.iter().for_each(DeviceQueue::kick_again);
     }
 
+    /// Interrupts the driver for what was used in each queue, if it wants to know.
+    pub fn signal(&mut self) -> Result<(), QueueError> {
+        self.queues.iter_mut().try_for_each(DeviceQueue::signal)
+    }
+
     /// Tells the driver that the configuration changed.
     pub fn config_changed(&self) {
         if let Some(queue) = self.queues.first() {
@@ -74,12 +79,16 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Of a device that keeps nothing beside its queues.
-    pub fn plain(active: Option<&Activation>) -> Saved {
+    pub fn new(state: impl Into<DeviceState>, active: Option<&Activation>) -> Saved {
         Saved {
-            state: DeviceState::Plain,
+            state: state.into(),
             queues: active.map(Activation::save_queues),
         }
+    }
+
+    /// Of a device that keeps nothing beside its queues.
+    pub fn plain(active: Option<&Activation>) -> Saved {
+        Saved::new(DeviceState::Plain, active)
     }
 }
 
@@ -213,6 +222,28 @@ pub enum AttachError {
         what: &'static str,
         error: std::io::Error,
     },
+}
+
+/// Why records cannot be restored. Nothing was changed, except by [`RestoreError::System`].
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// There is a device too many, too few, or in another's place.
+    #[error("the snapshot has {frozen} where this machine has {here}")]
+    Device { frozen: String, here: String },
+    /// A frozen property differs.
+    #[error("{device:?}: {field} is {here} in this machine, {frozen} in the snapshot")]
+    Mismatch {
+        device: DeviceId,
+        field: &'static str,
+        frozen: String,
+        here: String,
+    },
+    /// No driver could have brought the device into this state.
+    #[error("{device:?}: {what}")]
+    Invalid { device: DeviceId, what: String },
+    /// Something the device needs could not be had. The machine is good for nothing any more.
+    #[error("{device:?}: {error}")]
+    System { device: DeviceId, error: DeviceError },
 }
 
 impl AttachError {

@@ -60,19 +60,8 @@ pub struct DeviceThread {
 
 impl DeviceThread {
     /// Starts it, as a thread of this kind. `serve` is called with the data and events of each descriptor of `epoll`
-    /// that is ready.
+    /// that is ready, and when `timeout` has passed.
     pub fn start(
-        name: &str,
-        kind: Thread,
-        epoll: Arc<Epoll>,
-        gate: Arc<Gate>,
-        serve: impl FnMut(u64, EventSet) + Send + 'static,
-    ) -> io::Result<DeviceThread> {
-        DeviceThread::start_timed(name, kind, epoll, gate, Timeout::default(), serve)
-    }
-
-    /// The same, with a timeout.
-    pub fn start_timed(
         name: &str,
         kind: Thread,
         epoll: Arc<Epoll>,

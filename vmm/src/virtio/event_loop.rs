@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::alarms::Alarms;
 use super::device::{DeviceError, VirtioDevice};
-use super::device_thread::DeviceThread;
+use super::device_thread::{DeviceThread, Timeout};
 use super::gate::Gate;
 use super::interrupt::Interrupt;
 use crate::jail::threads::Thread;
@@ -183,9 +183,17 @@ impl EventLoop {
     /// Starts the thread, which calls devices while `gate` is open.
     pub fn start(self, gate: Arc<Gate>) -> io::Result<DeviceThread> {
         let epoll = self.epoll.clone();
-        DeviceThread::start("devices", Thread::Devices, epoll, gate, move |data, events| {
-            self.event(data, events);
-        })
+        let never = Timeout::default();
+        DeviceThread::start(
+            "devices",
+            Thread::Devices,
+            epoll,
+            gate,
+            never,
+            move |data, events| {
+                self.event(data, events);
+            },
+        )
     }
 
     /// Serves what is ready, once, on this thread, and does not wait: for fuzzing, where a run must be repeatable.

@@ -19,10 +19,11 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::balloon::Balloon;
 use super::blk::Blk;
-use super::device::{AttachError, VirtioDevice};
+use super::device::{AttachError, RestoreError, VirtioDevice};
 use super::device_thread::DeviceThread;
 use super::event_loop::EventLoop;
-use super::fs::Fs;
+use super::fs::share::PATIENCE;
+use super::fs::{Fs, Images};
 use super::gate::Gate;
 use super::interrupt::Interrupt;
 use super::mem::{self, BLOCK, Mem, MemorySlots, SizeError};
@@ -30,8 +31,7 @@ use super::mmio::{MmioDevice, register};
 use super::net::Net;
 use super::pmem::Pmem;
 use super::rng::Rng;
-use super::share::Share;
-use super::state::{DeviceRecord, RestoreError};
+use super::state::DeviceRecord;
 use super::swap::{Swap, Unsettled};
 use super::vsock::Vsock;
 use super::window::{HostWindow, WindowError};
@@ -105,7 +105,7 @@ pub struct Inventory {
     swaps: Vec<Swap>,
     /// Slots [`DeviceId::Root`] and [`DeviceId::Mem`] again: the one that takes images, and the one that is asked for
     /// memory.
-    root: Arc<Mutex<Fs>>,
+    root: Arc<Mutex<Fs<Images>>>,
     mem: Arc<Mutex<Mem>>,
     memory: GuestMemory,
     /// The line of the ACPI generic event device.
@@ -137,7 +137,7 @@ impl Inventory {
 
         let devices: Vec<Arc<Mutex<dyn VirtioDevice>>> = vec![
             root.clone(),
-            Arc::new(Mutex::new(Share::new(gate.clone()))),
+            Arc::new(Mutex::new(Fs::shared(gate.clone(), PATIENCE))),
             Arc::new(Mutex::new(Blk::new(
                 DeviceId::Blk0,
                 event_loop.registrar(DeviceId::Blk0),
@@ -356,7 +356,7 @@ impl Inventory {
         }
     }
 
-    fn root(&self) -> MutexGuard<'_, Fs> {
+    fn root(&self) -> MutexGuard<'_, Fs<Images>> {
         self.root.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -24,7 +24,7 @@ use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, active_queue};
 use super::guest_io;
 use super::queue::Answer;
-use super::state::{DeviceRecord, DeviceState, QueueRecord};
+use super::state::{DeviceRecord, DeviceState, MemState, QueueRecord};
 use crate::layout::{self, Window};
 use crate::memory::GuestMemory;
 
@@ -321,28 +321,23 @@ impl VirtioDevice for Mem {
 
     fn save(&mut self) -> Saved {
         let runs = self.plan.blocks.runs();
-        Saved {
-            state: DeviceState::Mem {
-                requested: self.plan.requested,
-                usable: self.plan.usable,
-                plugged: runs
-                    .into_iter()
-                    .map(|span| (span.first as u32, span.count as u32))
-                    .collect(),
-            },
-            queues: self.active.as_ref().map(Activation::save_queues),
-        }
+        let state = MemState {
+            requested: self.plan.requested,
+            usable: self.plan.usable,
+            plugged: runs
+                .into_iter()
+                .map(|span| (span.first as u32, span.count as u32))
+                .collect(),
+        };
+        Saved::new(state, self.active.as_ref())
     }
 
     fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        let DeviceState::Mem {
+        let MemState {
             requested,
             usable,
             plugged,
-        } = state
-        else {
-            return Err(state.another_kind());
-        };
+        } = state.of()?;
         let region = self.slots.size();
         let fits = |bytes: u64| bytes <= region && bytes.is_multiple_of(BLOCK);
         if !fits(*requested) || !fits(*usable) {
@@ -364,11 +359,11 @@ impl VirtioDevice for Mem {
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        let DeviceState::Mem {
+        let Ok(MemState {
             requested,
             usable,
             plugged,
-        } = state
+        }) = state.of()
         else {
             return Ok(());
         };
@@ -405,11 +400,10 @@ impl VirtioDevice for Mem {
 
 /// What was plugged where these records were saved: guest addresses, in order. They were checked.
 pub fn plugged_in(records: &[DeviceRecord]) -> Vec<Window> {
-    let plugged = records.iter().find_map(|record| match &record.state {
-        DeviceState::Mem { plugged, .. } => Some(plugged),
-        _ => None,
-    });
-    let windows = plugged.into_iter().flatten();
+    let state = records
+        .iter()
+        .find_map(|record| record.state.of::<MemState>().ok());
+    let windows = state.into_iter().flat_map(|state| &state.plugged);
     windows
         .map(|(first, count)| window(layout::VIRTIO_MEM.start, (*first).into(), (*count).into()))
         .collect()

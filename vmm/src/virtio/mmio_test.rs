@@ -9,7 +9,7 @@ use crate::layout::Window;
 use crate::virtio::config::Config;
 use crate::virtio::device::{AttachError, DeviceError, Saved};
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
-use crate::virtio::state::{DecodeError, DeviceRecord, DeviceState, QueueRecord};
+use crate::virtio::state::{DecodeError, DeviceRecord, DeviceState, PmemState, QueueRecord};
 use crate::virtio::testing::{Layout, MEMORY, eventfd, memory};
 
 const FEATURE: u64 = 1 << 3;
@@ -493,7 +493,7 @@ fn what_differs_from_the_frozen_device_is_refused_by_name() {
         ("queue 1", &|r| r.transport.queues[1].descriptors = MEMORY),
         ("queue 1", &|r| r.transport.queues[1].available = u64::MAX - 1),
         ("queue 1", &|r| r.transport.queues[1].used = 1),
-        ("another kind", &|r| r.state = DeviceState::Pmem { mapped: 0 }),
+        ("another kind", &|r| r.state = PmemState { mapped: 0 }.into()),
     ] {
         let error = refused(change);
         assert!(error.contains(what), "{what}: {error}");

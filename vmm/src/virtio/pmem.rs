@@ -19,7 +19,7 @@ use super::device::{
 };
 use super::guest_io;
 use super::queue::Answer;
-use super::state::{DeviceState, QueueRecord};
+use super::state::{DeviceState, PmemState, QueueRecord};
 use super::window::HostWindow;
 use crate::layout::Window;
 use crate::memory::GuestMemory;
@@ -128,22 +128,18 @@ impl VirtioDevice for Pmem {
     }
 
     fn save(&mut self) -> Saved {
-        Saved {
-            state: DeviceState::Pmem { mapped: self.mapped },
-            queues: self.active.as_ref().map(Activation::save_queues),
-        }
+        Saved::new(PmemState { mapped: self.mapped }, self.active.as_ref())
     }
 
     fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        match state {
-            DeviceState::Pmem { mapped } if *mapped <= self.window.window().size => Ok(()),
-            DeviceState::Pmem { mapped } => Err(format!("{mapped} bytes were mapped into a window of fewer")),
-            other => Err(other.another_kind()),
+        match state.of()? {
+            PmemState { mapped } if *mapped <= self.window.window().size => Ok(()),
+            PmemState { mapped } => Err(format!("{mapped} bytes were mapped into a window of fewer")),
         }
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        if let DeviceState::Pmem { mapped } = state {
+        if let Ok(PmemState { mapped }) = state.of() {
             self.frozen = *mapped;
         }
         self.active = activation;

@@ -14,8 +14,6 @@ use thaw_protocol::encoding::{self, EncodingError};
 use thaw_protocol::tags;
 use virtio_queue::{Queue, QueueState};
 
-use super::device::DeviceError;
-
 /// Version of the encoding; another is refused.
 pub const VERSION: u32 = 2;
 
@@ -77,60 +75,17 @@ pub struct QueueRecord {
     pub has_work: bool,
 }
 
-/// What a device keeps beside its queues.
+/// What a device keeps beside its queues, as a record has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum DeviceState {
     /// Nothing: balloon, rng, net.
     Plain,
-    /// The disk, which its successor may exceed and not fall short of. Without a backend, capacity 0.
-    Blk {
-        read_only: bool,
-        /// Sectors of 512 bytes.
-        capacity: u64,
-        /// Heads of reads that waited for their bytes. They are executed again.
-        parked: Vec<u16>,
-    },
-    /// Bytes of the window that were mapped: 0 without a backend.
-    Pmem { mapped: u64 },
-    Fs {
-        /// For each queue the heads of reads that waited for their bytes. They are executed again.
-        parked: Vec<Vec<u16>>,
-        /// What was mapped into the DAX window.
-        mappings: Vec<MappingRecord>,
-    },
-    /// What the guest must be told before anything else.
-    Vsock {
-        /// Resets it was owed.
-        resets: Vec<ResetRecord>,
-        /// Connections it knew of: each is reset.
-        connections: Vec<(HostPort, GuestPort)>,
-        /// Where host ports go on: a port the guest knows is not soon another connection's.
-        next_port: HostPort,
-    },
-    /// Memory plugged.
-    Mem {
-        /// Bytes the guest was asked to plug, and bytes in which it may.
-        requested: u64,
-        usable: u64,
-        /// Blocks of 2 MiB: first and count, in order, none touching the next.
-        plugged: Vec<(u32, u32)>,
-    },
-}
-
-impl DeviceState {
-    /// Refuses any state but that of a device that keeps nothing beside its queues.
-    pub fn check_plain(&self) -> Result<(), String> {
-        match self {
-            DeviceState::Plain => Ok(()),
-            other => Err(other.another_kind()),
-        }
-    }
-
-    /// Why this is not the state of the device that was asked.
-    pub fn another_kind(&self) -> String {
-        format!("the state is another kind of device's: {self:?}")
-    }
+    Blk(BlkState),
+    Pmem(PmemState),
+    Fs(FsState),
+    Vsock(VsockState),
+    Mem(MemState),
 }
 
 tags!(DeviceState {
@@ -141,6 +96,110 @@ tags!(DeviceState {
     Vsock = 4,
     Mem = 5,
 });
+
+/// The state of one kind of device.
+pub trait State {
+    /// `None` if it is another kind's.
+    fn of(state: &DeviceState) -> Option<&Self>;
+}
+
+impl DeviceState {
+    /// The state of the kind of device that asks.
+    ///
+    /// # Errors
+    /// A sentence, if it is another kind's.
+    pub fn of<S: State>(&self) -> Result<&S, String> {
+        S::of(self).ok_or_else(|| self.another_kind())
+    }
+
+    /// Refuses any state but that of a device that keeps nothing beside its queues.
+    pub fn check_plain(&self) -> Result<(), String> {
+        match self {
+            DeviceState::Plain => Ok(()),
+            other => Err(other.another_kind()),
+        }
+    }
+
+    fn another_kind(&self) -> String {
+        format!("the state is another kind of device's: {self:?}")
+    }
+}
+
+macro_rules! states {
+    ($($variant:ident($state:ty)),+ $(,)?) => {
+        $(
+            impl From<$state> for DeviceState {
+                fn from(state: $state) -> DeviceState {
+                    DeviceState::$variant(state)
+                }
+            }
+
+            impl State for $state {
+                fn of(state: &DeviceState) -> Option<&$state> {
+                    match state {
+                        DeviceState::$variant(state) => Some(state),
+                        _ => None,
+                    }
+                }
+            }
+        )+
+    };
+}
+
+states!(
+    Blk(BlkState),
+    Pmem(PmemState),
+    Fs(FsState),
+    Vsock(VsockState),
+    Mem(MemState),
+);
+
+/// The disk, which its successor may exceed and not fall short of. Without a backend, capacity 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlkState {
+    pub read_only: bool,
+    /// Sectors of 512 bytes.
+    pub capacity: u64,
+    /// Heads of reads that waited for their bytes. They are executed again.
+    pub parked: Vec<u16>,
+}
+
+/// What was mapped into the window.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PmemState {
+    /// Bytes: 0 without a backend.
+    pub mapped: u64,
+}
+
+/// Reads under way, and the DAX window.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsState {
+    /// For each queue the heads of reads that waited for their bytes. They are executed again.
+    pub parked: Vec<Vec<u16>>,
+    /// What was mapped into the DAX window.
+    pub mappings: Vec<MappingRecord>,
+}
+
+/// What the guest must be told before anything else.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VsockState {
+    /// Resets it was owed.
+    pub resets: Vec<ResetRecord>,
+    /// Connections it knew of: each is reset.
+    pub connections: Vec<(HostPort, GuestPort)>,
+    /// Where host ports go on: a port the guest knows is not soon another connection's.
+    pub next_port: HostPort,
+}
+
+/// Memory plugged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemState {
+    /// Bytes the guest was asked to plug, and bytes in which it may.
+    pub requested: u64,
+    pub usable: u64,
+    /// Blocks of 2 MiB: first and count, in order, none touching the next.
+    pub plugged: Vec<(u32, u32)>,
+}
 
 /// A range of a file in the DAX window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -200,28 +259,6 @@ pub enum DecodeError {
     Version(u32),
     #[error("damaged device record: {0}")]
     Malformed(#[from] EncodingError),
-}
-
-/// Why records cannot be restored. Nothing was changed, except by [`RestoreError::System`].
-#[derive(Debug, thiserror::Error)]
-pub enum RestoreError {
-    /// There is a device too many, too few, or in another's place.
-    #[error("the snapshot has {frozen} where this machine has {here}")]
-    Device { frozen: String, here: String },
-    /// A frozen property differs.
-    #[error("{device:?}: {field} is {here} in this machine, {frozen} in the snapshot")]
-    Mismatch {
-        device: DeviceId,
-        field: &'static str,
-        frozen: String,
-        here: String,
-    },
-    /// No driver could have brought the device into this state.
-    #[error("{device:?}: {what}")]
-    Invalid { device: DeviceId, what: String },
-    /// Something the device needs could not be had. The machine is good for nothing any more.
-    #[error("{device:?}: {error}")]
-    System { device: DeviceId, error: DeviceError },
 }
 
 macro_rules! encoded {

@@ -62,38 +62,38 @@ fn device_records_keep_their_bytes() {
         (
             "Blk",
             DeviceId::Blk1,
-            DeviceState::Blk {
+            DeviceState::Blk(BlkState {
                 read_only: true,
                 capacity: 2048,
                 parked: vec![3],
-            },
+            }),
         ),
-        ("Pmem", DeviceId::Pmem1, DeviceState::Pmem { mapped: 1 << 21 }),
+        ("Pmem", DeviceId::Pmem1, PmemState { mapped: 1 << 21 }.into()),
         (
             "Fs",
             DeviceId::Root,
-            DeviceState::Fs {
+            DeviceState::Fs(FsState {
                 parked: vec![vec![], vec![1, 2]],
                 mappings,
-            },
+            }),
         ),
         (
             "Vsock",
             DeviceId::Vsock,
-            DeviceState::Vsock {
+            DeviceState::Vsock(VsockState {
                 resets,
                 connections: vec![(1, 1024)],
                 next_port: 1 << 30,
-            },
+            }),
         ),
         (
             "Mem",
             DeviceId::Mem,
-            DeviceState::Mem {
+            DeviceState::Mem(MemState {
                 requested: 1 << 30,
                 usable: 1 << 31,
                 plugged: vec![(0, 4), (9, 1)],
-            },
+            }),
         ),
     ];
     let mut lines: BTreeMap<&str, &str> = include_str!("golden/state.txt")

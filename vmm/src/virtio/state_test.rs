@@ -114,14 +114,14 @@ fn record(kind: usize) -> DeviceRecord {
     set(register::STATUS, 15);
     let mut record = bench.transport.save();
     match &mut record.state {
-        DeviceState::Fs { parked, .. } => *parked = vec![vec![3], vec![1, 5]],
-        DeviceState::Blk { parked, .. } => *parked = vec![2, 0],
-        DeviceState::Vsock { connections, .. } => *connections = vec![(1 << 30, 7); 3],
-        DeviceState::Mem {
+        DeviceState::Fs(FsState { parked, .. }) => *parked = vec![vec![3], vec![1, 5]],
+        DeviceState::Blk(BlkState { parked, .. }) => *parked = vec![2, 0],
+        DeviceState::Vsock(VsockState { connections, .. }) => *connections = vec![(1 << 30, 7); 3],
+        DeviceState::Mem(MemState {
             usable,
             plugged,
             requested,
-        } => {
+        }) => {
             (*requested, *usable, *plugged) = (4 << 21, 8 << 21, vec![(0, 2), (4, 1)]);
         }
         _ => {}
@@ -203,8 +203,8 @@ proptest! {
             queue.used = (at << 12) + 0xc00;
         }
         match &mut record.state {
-            DeviceState::Fs { parked, .. } => *parked = vec![vec![], heads],
-            DeviceState::Blk { parked, .. } => *parked = heads,
+            DeviceState::Fs(FsState { parked, .. }) => *parked = vec![vec![], heads],
+            DeviceState::Blk(BlkState { parked, .. }) => *parked = heads,
             _ => {}
         }
         survive(kind, &record, &noise);

@@ -195,30 +195,18 @@ impl VirtioDevice for Vsock {
             queues[EVENT].has_work = false;
         }
         Saved {
-            state: self.muxer.save(),
+            state: self.muxer.save().into(),
             queues,
         }
     }
 
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        match state {
-            DeviceState::Vsock {
-                resets,
-                connections,
-                next_port,
-            } => muxer::check(resets, connections, *next_port, queues.is_some()),
-            other => Err(other.another_kind()),
-        }
+        muxer::check(state.of()?, queues.is_some())
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        if let DeviceState::Vsock {
-            resets,
-            connections,
-            next_port,
-        } = state
-        {
-            self.muxer.restore(resets, connections, *next_port);
+        if let Ok(state) = state.of() {
+            self.muxer.restore(state);
         }
         let Some(activation) = activation else {
             return Ok(());

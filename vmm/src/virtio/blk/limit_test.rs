@@ -163,11 +163,11 @@ fn freeze_leaves_waiting_requests_in_the_ring() {
     assert!(frozen.queues[0].has_work);
     assert_eq!(
         frozen.state,
-        DeviceState::Blk {
+        DeviceState::Blk(BlkState {
             read_only: false,
             capacity: SECTORS,
             parked: Vec::new()
-        }
+        })
     );
     // The original goes on to wait.
     rig.kick(0).unwrap();

@@ -433,10 +433,12 @@ fn plugged_memory_is_shown_again_after_a_thaw_and_goes_on_from_there() {
 #[test]
 fn states_of_no_region_are_refused() {
     let (device, ..) = fresh();
-    let state = |requested, usable, plugged: &[(u32, u32)]| DeviceState::Mem {
-        requested,
-        usable,
-        plugged: plugged.to_vec(),
+    let state = |requested, usable, plugged: &[(u32, u32)]| {
+        DeviceState::Mem(MemState {
+            requested,
+            usable,
+            plugged: plugged.to_vec(),
+        })
     };
     device
         .check(&state(BLOCK, 4 * BLOCK, &[(0, 1), (2, 2)]), None)

@@ -6,8 +6,9 @@
 use virtio_queue::QueueT;
 
 use super::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, MmioDevice, Registers, lock};
+use crate::virtio::device::RestoreError;
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
-use crate::virtio::state::{DeviceRecord, InventoryRecord, QueueRecord, RestoreError, TransportRecord};
+use crate::virtio::state::{DeviceRecord, InventoryRecord, QueueRecord, TransportRecord};
 
 impl MmioDevice {
     /// What a freeze keeps. No event is being served and no vCPU runs.

@@ -20,7 +20,7 @@ use super::connection::{Connection, Fate, header};
 use super::packet::{HOST_CID, Header, Op, STREAM};
 use crate::events::EventSink;
 use crate::virtio::event_loop::Registrar;
-use crate::virtio::state::{DeviceState, ResetRecord};
+use crate::virtio::state::{ResetRecord, VsockState};
 
 /// Connections at once; a client beyond them is closed.
 pub const MAX_CONNECTIONS: usize = 1023;
@@ -104,7 +104,7 @@ impl Muxer {
     }
 
     /// What a clone must tell its guest. Nothing changes here.
-    pub fn save(&self) -> DeviceState {
+    pub fn save(&self) -> VsockState {
         let reset = |reset: &Header| ResetRecord {
             host_port: reset.source_port,
             guest_port: reset.destination_port,
@@ -116,7 +116,7 @@ impl Muxer {
             .filter_map(|(port, entry)| Some((*port, entry.connection.known_to_guest()?)))
             .collect();
         connections.sort_unstable();
-        DeviceState::Vsock {
+        VsockState {
             resets: self.resets.iter().map(reset).collect(),
             connections,
             next_port: self.next_port,
@@ -124,16 +124,17 @@ impl Muxer {
     }
 
     /// Owes the guest a reset for each connection it knows of, before anything else is said.
-    pub fn restore(&mut self, resets: &[ResetRecord], connections: &[(u32, u32)], next_port: u32) {
-        let owed = resets.iter().map(|reset| Header {
+    pub fn restore(&mut self, state: &VsockState) {
+        let owed = state.resets.iter().map(|reset| Header {
             kind: reset.kind,
             ..header(reset.host_port, reset.guest_port, Op::Reset)
         });
-        let ended = connections
+        let ended = state
+            .connections
             .iter()
             .map(|(host_port, guest_port)| header(*host_port, *guest_port, Op::Reset));
         self.resets = owed.chain(ended).collect();
-        self.next_port = next_port;
+        self.next_port = state.next_port;
     }
 
     /// A descriptor of this side is ready.
@@ -355,13 +356,13 @@ impl Muxer {
 }
 
 /// Whether [`Muxer::save`] can have said this, of a driver that is `up`.
-pub fn check(
-    resets: &[ResetRecord],
-    connections: &[(u32, u32)],
-    next_port: u32,
-    up: bool,
-) -> Result<(), String> {
-    if !(FIRST_PORT..=LAST_PORT).contains(&next_port) {
+pub fn check(state: &VsockState, up: bool) -> Result<(), String> {
+    let VsockState {
+        resets,
+        connections,
+        next_port,
+    } = state;
+    if !(FIRST_PORT..=LAST_PORT).contains(next_port) {
         return Err(format!("{next_port} is not a host port"));
     }
     // A clone owes what its source owed and one for each connection; it speaks of no other before it has told those.

@@ -21,7 +21,7 @@ fn freeze_and_thaw(guest: &mut Guest, gate: &Gate) -> (Guest, Arc<Gate>) {
 }
 
 /// Lets a thawed guest's device work.
-fn start_work(rig: &Rig<Fs>, parked: &Gate) {
+fn start_work(rig: &Rig<Fs<Images>>, parked: &Gate) {
     rig.interrupt.release();
     parked.open();
 }
@@ -107,28 +107,28 @@ fn heads_no_driver_gave_are_refused_and_ones_that_lead_nowhere_stop_the_device()
     let device = root_at(&gate);
     let size = frozen.queues[REQUESTS].size;
     for heads in [vec![size], vec![0, 0], vec![u16::MAX]] {
-        let state = DeviceState::Fs {
+        let state = DeviceState::Fs(FsState {
             parked: vec![Vec::new(), heads],
             mappings: Vec::new(),
-        };
+        });
         assert!(device.check(&state, Some(&frozen.queues)).is_err());
     }
-    let three = DeviceState::Fs {
+    let three = DeviceState::Fs(FsState {
         parked: vec![Vec::new(), Vec::new(), vec![0]],
         mappings: Vec::new(),
-    };
+    });
     assert!(device.check(&three, Some(&frozen.queues)).is_err());
-    let idle = DeviceState::Fs {
+    let idle = DeviceState::Fs(FsState {
         parked: vec![vec![0]],
         mappings: Vec::new(),
-    };
+    });
     assert!(device.check(&idle, None).is_err());
 
     // The last descriptor was never written: it is no message, and is given back unanswered.
-    frozen.state = DeviceState::Fs {
+    frozen.state = DeviceState::Fs(FsState {
         parked: vec![Vec::new(), vec![size - 1]],
         mappings: Vec::new(),
-    };
+    });
     let parked = Arc::new(Gate::new());
     let mut thawed = Rig::thaw(frozen, root_at(&parked));
     start_work(&thawed, &parked);

@@ -12,6 +12,8 @@ use thaw_protocol::share::{MESSAGE, OUTSTANDING, REPLY, ReplyHeader, RequestHead
 use vm_memory::ByteValued;
 
 use super::*;
+use crate::virtio::VirtioDevice;
+use crate::virtio::state::DeviceState;
 use crate::virtio::testing::{Buf, NOWHERE, Rig, open_gate};
 
 const HIPRIO: usize = 0;
@@ -71,19 +73,19 @@ const SHORT: Duration = Duration::from_millis(50);
 /// And where one does.
 const LONG: Duration = Duration::from_secs(100);
 
-fn rig() -> (Rig<Share>, Far) {
+fn rig() -> (Rig<Fs<Share>>, Far) {
     patient(SHORT)
 }
 
-fn patient(patience: Duration) -> (Rig<Share>, Far) {
+fn patient(patience: Duration) -> (Rig<Fs<Share>>, Far) {
     let (far, near) = pair();
-    let mut rig = Rig::new(Share::patient(open_gate(), patience), 0);
+    let mut rig = Rig::new(Fs::shared(open_gate(), patience), 0);
     rig.device.attach(Backend::Share, vec![near]).unwrap();
     (rig, far)
 }
 
 /// Makes a request available: its head and the buffers of its reply.
-fn ask(rig: &mut Rig<Share>, message: &[u8], room: &[u32]) -> (u16, Vec<Buf>) {
+fn ask(rig: &mut Rig<Fs<Share>>, message: &[u8], room: &[u32]) -> (u16, Vec<Buf>) {
     let mut buffers = vec![rig.readable(message)];
     buffers.extend(room.iter().map(|length| rig.writable(*length)));
     let head = rig.submit(REQUESTS, &buffers);
@@ -91,7 +93,7 @@ fn ask(rig: &mut Rig<Share>, message: &[u8], room: &[u32]) -> (u16, Vec<Buf>) {
     (head, buffers.split_off(1))
 }
 
-fn error_of(rig: &Rig<Share>, reply: Buf) -> (i32, u64) {
+fn error_of(rig: &Rig<Fs<Share>>, reply: Buf) -> (i32, u64) {
     let bytes = rig.bytes(reply);
     let header = *OutHeader::from_slice(&bytes[..16]).unwrap();
     assert_eq!(header.len, 16);
@@ -99,7 +101,7 @@ fn error_of(rig: &Rig<Share>, reply: Buf) -> (i32, u64) {
 }
 
 /// All that is used, until there are so many.
-fn used(rig: &mut Rig<Share>, queue: usize, count: usize) -> Vec<(u16, u32)> {
+fn used(rig: &mut Rig<Fs<Share>>, queue: usize, count: usize) -> Vec<(u16, u32)> {
     let mut all = Vec::new();
     while all.len() < count {
         all.extend(rig.wait_used(queue));
@@ -110,7 +112,7 @@ fn used(rig: &mut Rig<Share>, queue: usize, count: usize) -> Vec<(u16, u32)> {
 
 #[test]
 fn the_configuration_names_the_device() {
-    let device = Share::new(open_gate());
+    let device = Fs::shared(open_gate(), PATIENCE);
     let bytes = device.config().bytes();
     assert_eq!((&bytes[..7], &bytes[36..]), (&b"shared\0"[..], &[1, 0, 0, 0][..]));
     assert!(device.shared_memory().is_empty() && !device.is_backed());
@@ -205,7 +207,7 @@ fn more_than_the_socket_holds_goes_out_as_it_is_read() {
     assert!(heads.iter().all(|head| answered.contains(&(*head, 24))));
 }
 
-fn attach(rig: &mut Rig<Share>) -> Far {
+fn attach(rig: &mut Rig<Fs<Share>>) -> Far {
     let (far, near) = pair();
     rig.device.attach(Backend::Share, vec![near]).unwrap();
     far
@@ -417,7 +419,7 @@ fn chains_no_server_should_see_are_answered_here() {
 
 #[test]
 fn without_a_share_requests_are_refused_and_other_backends_are() {
-    let mut rig = Rig::new(Share::new(open_gate()), 0);
+    let mut rig = Rig::new(Fs::shared(open_gate(), PATIENCE), 0);
     let (head, reply) = ask(&mut rig, &message(Opcode::Init, 3, &[0; 16]), &[16, 64]);
     assert_eq!(rig.wait_used(REQUESTS), [(head, 16)]);
     assert_eq!(error_of(&rig, reply[0]), (-libc::ENOTCONN, 3));
@@ -469,12 +471,12 @@ fn a_descriptor_that_is_in_use_stops_the_device() {
 #[test]
 fn a_frozen_driver_goes_on_with_what_was_in_its_queues() {
     let gate = Arc::new(Gate::new());
-    let mut rig = Rig::new(Share::new(gate), 0);
+    let mut rig = Rig::new(Fs::shared(gate, PATIENCE), 0);
     let (head, reply) = ask(&mut rig, &message(Opcode::Getattr, 1, &[0; 16]), &[16, 104]);
     // Nobody was let through the gate: the request is where the driver put it.
     let frozen = rig.freeze();
     let parked = Arc::new(Gate::new());
-    let mut thawed = Rig::thaw(frozen, Share::new(parked.clone()));
+    let mut thawed = Rig::thaw(frozen, Fs::shared(parked.clone(), PATIENCE));
     let (mut far, near) = pair();
     thawed.device.attach(Backend::Share, vec![near]).unwrap();
     thawed.interrupt.release();
@@ -487,10 +489,12 @@ fn a_frozen_driver_goes_on_with_what_was_in_its_queues() {
 
 #[test]
 fn states_of_another_kind_or_with_something_waiting_are_refused() {
-    let device = Share::new(open_gate());
-    let state = |parked| DeviceState::Fs {
-        parked,
-        mappings: Vec::new(),
+    let device = Fs::shared(open_gate(), PATIENCE);
+    let state = |parked| {
+        DeviceState::Fs(FsState {
+            parked,
+            mappings: Vec::new(),
+        })
     };
     device.check(&state(vec![Vec::new(), Vec::new()]), None).unwrap();
     device.check(&state(vec![Vec::new(), vec![3]]), None).unwrap_err();

@@ -116,7 +116,7 @@ impl Made {
 type Counts = Arc<Mutex<BTreeMap<u32, u64>>>;
 
 /// Carries messages from the kernel to the device and back until the file system is unmounted.
-fn bridge(mut fuse: File, rig: Arc<Mutex<Rig<Fs>>>, counts: Counts) -> JoinHandle<()> {
+fn bridge(mut fuse: File, rig: Arc<Mutex<Rig<Fs<Images>>>>, counts: Counts) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut message = vec![0; (1 << 20) + 8192];
         let (request, header, body) = {

@@ -1,10 +1,10 @@
 //! The device as its driver sees it: FUSE messages in real rings, and a socket where missing bytes are asked for.
 
-#[path = "fs_test/dax.rs"]
+#[path = "images_test/dax.rs"]
 mod dax;
-#[path = "fs_test/freeze.rs"]
+#[path = "images_test/freeze.rs"]
 mod freeze;
-#[path = "fs_test/kernel.rs"]
+#[path = "images_test/kernel.rs"]
 mod kernel;
 
 use std::fs::File;
@@ -25,6 +25,8 @@ use vm_memory::ByteValued;
 
 use super::*;
 use crate::layout::Window;
+use crate::virtio::VirtioDevice;
+use crate::virtio::state::DeviceState;
 use crate::virtio::testing::{Buf, NOWHERE, Rig, open_gate};
 
 const REQUESTS: usize = 1;
@@ -140,11 +142,11 @@ impl Image {
     }
 }
 
-fn root() -> Fs {
+fn root() -> Fs<Images> {
     root_at(&open_gate())
 }
 
-fn root_at(gate: &Arc<Gate>) -> Fs {
+fn root_at(gate: &Arc<Gate>) -> Fs<Images> {
     let window = Window {
         start: 1 << 36,
         size: 1 << 21,
@@ -176,7 +178,7 @@ fn read_body(offset: u64, size: u32) -> Vec<u8> {
 
 /// A driver with an image in slot 1.
 struct Guest {
-    rig: Rig<Fs>,
+    rig: Rig<Fs<Images>>,
     image: Image,
     unique: u64,
 }

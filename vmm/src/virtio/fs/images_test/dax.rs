@@ -40,7 +40,7 @@ fn image() -> Image {
 /// What is behind the guest's addresses of the window.
 type Region = Arc<GuestRegionMmap<()>>;
 
-fn device(gate: &Arc<Gate>) -> (Fs, Region) {
+fn device(gate: &Arc<Gate>) -> (Fs<Images>, Region) {
     let window = HostWindow::reserve(Window {
         start: 1 << 36,
         size: FRAMES * DAX_RANGE,
@@ -322,9 +322,8 @@ fn a_thawed_guest_finds_its_mappings_before_it_runs() {
     assert_eq!(seen(&region, DAX_RANGE + 6 * PAGE, 1), [0]);
     guest.rig.device.before_running().unwrap();
     // And frozen again it has them still.
-    let DeviceState::Fs { mappings, .. } = guest.rig.device.save().state else {
-        unreachable!()
-    };
+    let state = guest.rig.device.save().state;
+    let mappings = &state.of::<FsState>().unwrap().mappings;
     assert_eq!(
         (mappings.len(), mappings[0].window_offset, mappings[0].file_offset),
         (1, DAX_RANGE, DAX_RANGE)
@@ -393,9 +392,11 @@ fn mappings_no_guest_could_have_are_refused() {
         file_offset: 0,
         length: DAX_RANGE,
     };
-    let state = |mappings: Vec<MappingRecord>| DeviceState::Fs {
-        parked: Vec::new(),
-        mappings,
+    let state = |mappings: Vec<MappingRecord>| {
+        DeviceState::Fs(FsState {
+            parked: Vec::new(),
+            mappings,
+        })
     };
     device.check(&state(vec![good]), Some(&frozen.queues)).unwrap();
     let bad = [

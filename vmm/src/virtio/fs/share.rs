@@ -1,0 +1,415 @@
+//! The backend of the device for writable host directories: a relay to another process, thaw-share
+//! ([`thaw_protocol::share`]).
+//!
+//! This process serves none of it, because it must not have the rights that takes. It passes each FUSE message on and puts
+//! its reply where the guest wants it, looking at neither ([`relay`]). Invariant: a request that the device took is answered
+//! once: with its reply, or, once thaw-share is gone or where there never was one, with an error. No other device or vCPU
+//! waits for this one.
+//!
+//! When thaw-share dies, what it was asked is answered EIO, except for names being looked up; those, and all that is asked
+//! later, wait for another thaw-share for a bounded time. One that takes over is told the guest's INIT first.
+//!
+//! What the guest has open are files of that process, so a machine with a share cannot be frozen; without one, all there is
+//! to freeze is the queues.
+
+pub mod relay;
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fuse_backend_rs::abi::fuse_abi::{InHeader, OutHeader};
+use rustix::net::SocketType;
+use thaw_protocol::control::Backend;
+use thaw_protocol::share::{INIT, LOOKUP, MESSAGE, PATIENCE_MS, REPLY, TAG};
+use vm_memory::ByteValued;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use self::relay::{Broken, Relay, Request, Step};
+use super::worker::{BACKEND, Event, Worker};
+use super::{Fs, FsBackend};
+use crate::memory::GuestMemory;
+use crate::virtio::chain::Chain;
+use crate::virtio::device::{Activation, AttachError, DeviceError, active_queue, one_descriptor};
+use crate::virtio::device_thread::{Timeout, epoll_error};
+use crate::virtio::gate::Gate;
+use crate::virtio::guest_io;
+use crate::virtio::queue::QueueError;
+use crate::virtio::state::{FsState, QueueRecord};
+
+/// How long a guest waits for another thaw-share when one dies.
+pub const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS);
+/// Bytes of a message that may be an INIT: its header, and more than its body has on any kernel.
+const MOST_INIT: u32 = 1024;
+/// Requests and replies of one event: then a freeze, or a reset, gets its turn.
+const AT_ONCE: usize = 256;
+
+/// Whom requests go to.
+enum Link {
+    /// Nobody yet.
+    Absent,
+    /// And which of its events are waited for.
+    Up(Box<Relay>, EventSet),
+    /// Nobody now. Until then another is waited for.
+    Down(Instant),
+    /// Nobody any more, unless another comes all the same.
+    Gone,
+}
+
+/// The link to thaw-share, and what waits for it.
+pub struct Share {
+    epoll: Arc<Epoll>,
+    link: Link,
+    /// Takes the place of the one that is up, which is ending.
+    next: Option<OwnedFd>,
+    /// The guest's INIT: one that takes over is told it again.
+    init: Option<Vec<u8>>,
+    /// Names that were being looked up when thaw-share died: one that takes over is asked again. The guest would take an error
+    /// for the end of what it has mounted there.
+    held: Vec<Request>,
+    patience: Duration,
+    timeout: Timeout,
+}
+
+impl Fs<Share> {
+    /// The device for shares. Without a thaw-share its requests are answered ENOTCONN; when one dies, its guest waits `patience`
+    /// for another.
+    pub fn shared(gate: Arc<Gate>, patience: Duration) -> Fs<Share> {
+        let worker = Worker::start(TAG, gate, |epoll, timeout| Share {
+            epoll: epoll.clone(),
+            link: Link::Absent,
+            next: None,
+            init: None,
+            held: Vec::new(),
+            patience,
+            timeout: timeout.clone(),
+        });
+        Fs::new(TAG, Vec::new(), worker)
+    }
+}
+
+impl FsBackend for Share {
+    const IS_OF_THE_HOST: bool = true;
+
+    fn activate(&mut self, _memory: &GuestMemory) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        if let Link::Up(relay, _) = &mut self.link {
+            relay.forget();
+        }
+        // The driver begins anew.
+        self.init = None;
+        self.held.clear();
+    }
+
+    fn serve(&mut self, active: &mut Option<Activation>, event: Event) -> Result<(), DeviceError> {
+        match event {
+            Event::Wake => Ok(()),
+            Event::Timeout => self.pass_on(active),
+            Event::Backend => self.relay_ready(active),
+            Event::Kick(index) => {
+                if let Some(queue) = active_queue(active, index) {
+                    queue.disable_kicks()?;
+                }
+                self.pass_on(active)
+            }
+        }
+    }
+
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {
+        if backend != Backend::Share {
+            return Err(AttachError::WrongKind(
+                "the shared virtio-fs device takes a share's relay",
+            ));
+        }
+        let relay = one_descriptor(fds)?;
+        let kind =
+            rustix::net::sockopt::socket_type(&relay).map_err(AttachError::system("the relay's type"))?;
+        if kind != SocketType::STREAM {
+            return Err(AttachError::Invalid("a relay must be of type STREAM".into()));
+        }
+        rustix::io::ioctl_fionbio(&relay, true).map_err(AttachError::system("FIONBIO of the relay"))?;
+        self.connect(relay)
+            .map_err(AttachError::system("waiting for the relay"))?;
+        Ok(true)
+    }
+
+    /// No request waits: with a share there is no freeze.
+    fn save(&self, queues: usize) -> FsState {
+        FsState {
+            parked: vec![Vec::new(); queues],
+            mappings: Vec::new(),
+        }
+    }
+
+    fn check(state: &FsState, _queues: Option<&[QueueRecord]>, _window: u64) -> Result<(), String> {
+        match state.parked.iter().all(Vec::is_empty) && state.mappings.is_empty() {
+            true => Ok(()),
+            false => Err("requests wait, or files are mapped, in the shared device".into()),
+        }
+    }
+
+    fn restore(&mut self, _state: &FsState) -> bool {
+        false
+    }
+}
+
+impl Share {
+    fn watch(&self, operation: ControlOperation, fd: RawFd, events: EventSet) -> io::Result<()> {
+        self.epoll.ctl(operation, fd, EpollEvent::new(events, BACKEND))
+    }
+
+    /// Has requests served over this non-blocking socket: from now on, or once what serves them is seen to have ended.
+    fn connect(&mut self, socket: OwnedFd) -> io::Result<()> {
+        if let Link::Up(relay, _) = &self.link {
+            // Its end is seen by our thread, which answers what waits for it and then takes the next.
+            relay.shut_down();
+            self.next = Some(socket);
+            return Ok(());
+        }
+        self.link_up(socket)
+    }
+
+    fn link_up(&mut self, socket: OwnedFd) -> io::Result<()> {
+        let relay = match &self.init {
+            Some(init) => Relay::resume(socket, init.clone()),
+            None => Relay::new(socket),
+        };
+        // It can be written to at once, by which our thread sends what waits.
+        let events = EventSet::IN | EventSet::OUT;
+        self.watch(ControlOperation::Add, relay.socket(), events)?;
+        self.link = Link::Up(Box::new(relay), events);
+        self.timeout.set(None);
+        Ok(())
+    }
+
+    /// Whether requests wait for another thaw-share. When that has taken too long, names that were held are answered.
+    fn waits(&mut self, active: &mut Option<Activation>) -> Result<bool, DeviceError> {
+        let Link::Down(until) = self.link else {
+            return Ok(false);
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        self.timeout.set(Some(left));
+        if !left.is_zero() {
+            return Ok(true);
+        }
+        tracing::error!("no other thaw-share has come: the guest's shared files answer EIO");
+        self.link = Link::Gone;
+        self.timeout.set(None);
+        let held = std::mem::take(&mut self.held);
+        held.iter()
+            .try_for_each(|request| refuse(active, request, libc::EIO))?;
+        Ok(false)
+    }
+
+    /// Takes replies, then what they made room for.
+    fn relay_ready(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
+        for _ in 0..AT_ONCE {
+            let Link::Up(relay, _) = &mut self.link else { break };
+            match relay.receive(memory_of(active)) {
+                Ok(Step::Done(Some((request, length)))) => give_back(active, &request, length)?,
+                Ok(Step::Done(None)) => {}
+                Ok(Step::Blocked) => break,
+                Err(why) => self.lose(active, &why)?,
+            }
+        }
+        self.pass_on(active)
+    }
+
+    /// Sends requests until the relay is full or there are none left.
+    fn pass_on(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
+        let mut left = AT_ONCE;
+        loop {
+            if let Link::Up(relay, _) = &mut self.link {
+                match relay.send(memory_of(active)) {
+                    Ok(Step::Done(Some(request))) => give_back(active, &request, 0)?,
+                    Ok(Step::Done(None)) => {}
+                    Ok(Step::Blocked) => break,
+                    Err(why) => self.lose(active, &why)?,
+                }
+            }
+            if matches!(&self.link, Link::Up(relay, _) if !relay.has_room()) {
+                // A reply, which makes room, brings us back.
+                break;
+            }
+            if self.waits(active)? {
+                break;
+            }
+            if let Link::Up(relay, _) = &mut self.link
+                && let Some(request) = self.held.pop()
+            {
+                relay.begin(request);
+                continue;
+            }
+            let Some((queue, chain)) = next_chain(active)? else {
+                break;
+            };
+            self.take(active, queue, chain)?;
+            left -= 1;
+            if left == 0 {
+                active.iter().for_each(Activation::kick_again);
+                break;
+            }
+        }
+        if let Some(active) = active {
+            active.signal()?;
+        }
+        self.wait_for_relay().map_err(epoll_error)
+    }
+
+    /// Begins to send a request, or answers it here.
+    fn take(
+        &mut self,
+        active: &mut Option<Activation>,
+        queue: usize,
+        chain: Chain,
+    ) -> Result<(), DeviceError> {
+        let Some(memory) = memory_of(active) else {
+            return Ok(());
+        };
+        let (message, room) = (chain.readable_len(), chain.writable_len());
+        let is_in_memory = chain.readable(memory).is_ok() && chain.writable(memory).is_ok();
+        let too_short = message < u64::from(*MESSAGE.start()) || 0 < room && room < u64::from(*REPLY.start());
+        let request = Request {
+            queue,
+            chain,
+            length: u32::try_from(message).unwrap_or(u32::MAX),
+            room: u32::try_from(room).unwrap_or(u32::MAX).min(*REPLY.end()),
+        };
+        if !is_in_memory || too_short {
+            tracing::debug!(message, room, "a FUSE message that cannot be answered");
+            return give_back(active, &request, 0);
+        }
+        if request.length > *MESSAGE.end() {
+            return refuse(active, &request, libc::E2BIG);
+        }
+        match &mut self.link {
+            Link::Absent => refuse(active, &request, libc::ENOTCONN),
+            Link::Gone | Link::Down(_) => refuse(active, &request, libc::EIO),
+            Link::Up(relay, _) => {
+                let head = request.chain.head();
+                let is_held = |held: &Request| held.queue == queue && held.chain.head() == head;
+                if relay.has(queue, head) || self.held.iter().any(is_held) {
+                    return Err(QueueError::Chain { queue, head }.into());
+                }
+                if request.length <= MOST_INIT && header(&request, memory).opcode == INIT {
+                    self.init = Some(whole(&request, memory));
+                }
+                relay.begin(request);
+                Ok(())
+            }
+        }
+    }
+
+    /// thaw-share is gone: whoever waits for it is told, but for who looks a name up; whoever asks from now on waits for another.
+    fn lose(&mut self, active: &mut Option<Activation>, why: &Broken) -> Result<(), DeviceError> {
+        let link = Link::Down(Instant::now() + self.patience);
+        let Link::Up(relay, _) = std::mem::replace(&mut self.link, link) else {
+            return Ok(());
+        };
+        // Closing it would do, unless the descriptor was duplicated.
+        let _ = self.watch(ControlOperation::Delete, relay.socket(), EventSet::empty());
+        let unanswered = relay.close();
+        tracing::error!(
+            pending = unanswered.len(),
+            "{why}: what the guest waited for answers EIO, and what it asks now waits for another"
+        );
+        for request in unanswered {
+            let memory = memory_of(active);
+            let opcode = memory.map(|memory| header(&request, memory).opcode);
+            match opcode {
+                Some(LOOKUP) if request.room > 0 => self.held.push(request),
+                _ => refuse(active, &request, libc::EIO)?,
+            }
+        }
+        match self.next.take() {
+            Some(next) => self.link_up(next).map_err(epoll_error),
+            None => Ok(()),
+        }
+    }
+
+    fn wait_for_relay(&mut self) -> io::Result<()> {
+        let Link::Up(relay, waited) = &mut self.link else {
+            return Ok(());
+        };
+        let events = match relay.is_sending() {
+            true => EventSet::IN | EventSet::OUT,
+            false => EventSet::IN,
+        };
+        if *waited == events {
+            return Ok(());
+        }
+        *waited = events;
+        let socket = relay.socket();
+        self.watch(ControlOperation::Modify, socket, events)
+    }
+}
+
+fn memory_of(active: &Option<Activation>) -> Option<&GuestMemory> {
+    active.as_ref().map(|active| &active.memory)
+}
+
+/// The next request: of those that have no reply first, for they free what the host holds.
+fn next_chain(active: &mut Option<Activation>) -> Result<Option<(usize, Chain)>, QueueError> {
+    for queue in active.iter_mut().flat_map(|active| &mut active.queues) {
+        if let Some(chain) = queue.pop_or_enable_kicks()? {
+            return Ok(Some((queue.index(), chain)));
+        }
+    }
+    Ok(None)
+}
+
+/// Answers a request with an error, if it wants an answer.
+fn refuse(active: &mut Option<Activation>, request: &Request, errno: i32) -> Result<(), DeviceError> {
+    let written = memory_of(active).map_or(0, |memory| write_error(request, memory, errno));
+    give_back(active, request, written)
+}
+
+fn give_back(active: &mut Option<Activation>, request: &Request, written: u32) -> Result<(), DeviceError> {
+    match active_queue(active, request.queue) {
+        Some(queue) => Ok(queue.add_used(request.chain.head(), written)?),
+        None => Ok(()),
+    }
+}
+
+/// The header of a request's message; zeros where that has none.
+fn header(request: &Request, memory: &GuestMemory) -> InHeader {
+    let mut header = InHeader::default();
+    if let Ok(message) = request.chain.readable(memory) {
+        guest_io::copy_out(&message, 0, header.as_mut_slice());
+    }
+    header
+}
+
+/// A request's message.
+fn whole(request: &Request, memory: &GuestMemory) -> Vec<u8> {
+    let mut bytes = vec![0; request.length as usize];
+    if let Ok(message) = request.chain.readable(memory) {
+        guest_io::copy_out(&message, 0, &mut bytes);
+    }
+    bytes
+}
+
+/// Writes an error as the reply of a request that has room for one: the bytes written.
+fn write_error(request: &Request, memory: &GuestMemory, errno: i32) -> u32 {
+    let Ok(reply) = request.chain.writable(memory) else {
+        return 0;
+    };
+    if request.room == 0 {
+        return 0;
+    }
+    let header = OutHeader {
+        len: size_of::<OutHeader>() as u32,
+        error: -errno,
+        unique: header(request, memory).unique,
+    };
+    guest_io::copy_in(&reply, 0, header.as_slice());
+    header.len
+}
+
+#[cfg(test)]
+#[path = "share_test.rs"]
+mod tests;

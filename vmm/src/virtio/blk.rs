@@ -303,7 +303,7 @@ impl VirtioDevice for Blk {
     }
 
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        let BlkState { parked, .. } = state.of()?;
+        let BlkState { parked, .. } = state.of::<BlkState>()?;
         check_heads(0, parked, queues.and_then(|queues| queues.first()))
     }
 

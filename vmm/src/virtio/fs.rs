@@ -175,12 +175,12 @@ impl<B: FsBackend> VirtioDevice for Fs<B> {
 
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
         let window = self.regions.first().map_or(0, |region| region.window.size);
-        B::check(state.of()?, queues, window)
+        B::check(state.of::<FsState>()?, queues, window)
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
         // A driver that is not up has no file system.
-        match (activation, state.of()) {
+        match (activation, state.of::<FsState>()) {
             (Some(activation), Ok(state)) => self.worker()?.restore(activation, state),
             _ => Ok(()),
         }

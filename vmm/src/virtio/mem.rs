@@ -337,7 +337,7 @@ impl VirtioDevice for Mem {
             requested,
             usable,
             plugged,
-        } = state.of()?;
+        } = state.of::<MemState>()?;
         let region = self.slots.size();
         let fits = |bytes: u64| bytes <= region && bytes.is_multiple_of(BLOCK);
         if !fits(*requested) || !fits(*usable) {
@@ -363,7 +363,7 @@ impl VirtioDevice for Mem {
             requested,
             usable,
             plugged,
-        }) = state.of()
+        }) = state.of::<MemState>()
         else {
             return Ok(());
         };

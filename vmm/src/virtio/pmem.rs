@@ -132,14 +132,14 @@ impl VirtioDevice for Pmem {
     }
 
     fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        match state.of()? {
+        match state.of::<PmemState>()? {
             PmemState { mapped } if *mapped <= self.window.window().size => Ok(()),
             PmemState { mapped } => Err(format!("{mapped} bytes were mapped into a window of fewer")),
         }
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        if let Ok(PmemState { mapped }) = state.of() {
+        if let Ok(PmemState { mapped }) = state.of::<PmemState>() {
             self.frozen = *mapped;
         }
         self.active = activation;

@@ -37,7 +37,7 @@ use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, o
 use super::event_loop::Registrar;
 use super::guest_io;
 use super::queue::{Answer, Ended};
-use super::state::{DeviceState, QueueRecord};
+use super::state::{DeviceState, QueueRecord, VsockState};
 use crate::events::EventSink;
 use crate::memory::GuestMemory;
 
@@ -201,11 +201,11 @@ impl VirtioDevice for Vsock {
     }
 
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        muxer::check(state.of()?, queues.is_some())
+        muxer::check(state.of::<VsockState>()?, queues.is_some())
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        if let Ok(state) = state.of() {
+        if let Ok(state) = state.of::<VsockState>() {
             self.muxer.restore(state);
         }
         let Some(activation) = activation else {

@@ -29,7 +29,7 @@ impl World for Disks {
 
     fn device(&mut self, event_loop: &EventLoop) -> Arc<Mutex<dyn VirtioDevice>> {
         let registrar = event_loop.registrar(DeviceId::Blk1);
-        let device: Arc<Mutex<dyn VirtioDevice>> = Arc::new(Mutex::new(Blk::new(DeviceId::Blk1, registrar)));
+        let device: Arc<Mutex<dyn VirtioDevice>> = Arc::new(Mutex::new(Blk::new("blk1", registrar)));
         self.device = Some(device.clone());
         device
     }

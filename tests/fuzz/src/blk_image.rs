@@ -68,7 +68,7 @@ pub fn run(input: &[u8]) {
     let interrupt = Arc::new(Interrupt::new(eventfd()));
     let queue = DeviceQueue::new(0, queue, memory.clone(), interrupt, Arc::new(eventfd()));
     let event_loop = EventLoop::new().expect("an epoll");
-    let mut disk = Blk::new(DeviceId::Blk3, event_loop.registrar(DeviceId::Blk3));
+    let mut disk = Blk::new("blk3", event_loop.registrar(DeviceId::Blk3));
     let (fds, _node) = files();
     let blobs = vec![BlobRange {
         address: 8192,

@@ -8,7 +8,7 @@ use thaw_protocol::control::DeviceId;
 use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit};
 use thaw_vmm::virtio::VirtioDevice;
 use thaw_vmm::virtio::event_loop::EventLoop;
-use thaw_vmm::virtio::net::Net;
+use thaw_vmm::virtio::net::{DEFAULT_MAC, Net};
 
 use crate::guest::{self, World};
 use crate::script::Script;
@@ -23,7 +23,7 @@ impl World for Wire {
     const ID: DeviceId = DeviceId::Net;
 
     fn device(&mut self, event_loop: &EventLoop) -> Arc<Mutex<dyn VirtioDevice>> {
-        let device = Arc::new(Mutex::new(Net::new(event_loop.registrar(DeviceId::Net))));
+        let device = Arc::new(Mutex::new(Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net))));
         self.device = Some(device.clone());
         device
     }

@@ -18,7 +18,7 @@ use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use thaw_protocol::control::{Backend, DeviceId};
+use thaw_protocol::control::Backend;
 use thaw_protocol::limits::DeviceLimits;
 use virtio_bindings::virtio_blk as b;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
@@ -116,13 +116,14 @@ struct Frozen {
 }
 
 impl Blk {
-    pub fn new(id: DeviceId, registrar: Registrar) -> Blk {
+    /// `serial` is what `GET_ID` answers: at most 20 bytes.
+    pub fn new(serial: &str, registrar: Registrar) -> Blk {
         let capacity = 0..offset_of!(BlkConfig, size_max);
         let misses = Misses::new(Waits::Loop(registrar.clone(), MISSES));
         Blk {
             config: Config::with_varying(BlkConfig::empty(), capacity),
             active: None,
-            server: Server::new(format!("{id:?}").to_lowercase(), misses),
+            server: Server::new(serial.to_owned(), misses),
             frozen: None,
             to_replay: Vec::new(),
             registrar,

@@ -7,37 +7,35 @@
 //! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`], and not while
 //! [`Inventory::quiesce`]d. A restored device has answered to [`Swap`] before that.
 
+mod table;
+mod wiring;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use thaw_hypervisor::{Access, Vm};
+use thaw_hypervisor::Vm;
 use thaw_protocol::control::{Backend, DeviceId, ImageSpec};
 use thaw_protocol::limits::DeviceLimits;
 use vm_memory::{GuestMemory as _, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::balloon::Balloon;
-use super::blk::Blk;
+use self::table::Parts;
+pub use self::table::Windows;
+use self::wiring::{assemble, eventfd};
 use super::device::{AttachError, RestoreError, VirtioDevice};
 use super::device_thread::DeviceThread;
 use super::event_loop::EventLoop;
-use super::fs::share::PATIENCE;
 use super::fs::{Fs, Images};
 use super::gate::Gate;
-use super::interrupt::Interrupt;
 use super::mem::{self, BLOCK, Mem, MemorySlots, SizeError};
-use super::mmio::{MmioDevice, register};
-use super::net::Net;
-use super::pmem::Pmem;
-use super::rng::Rng;
+use super::mmio::MmioDevice;
 use super::state::DeviceRecord;
 use super::swap::{Swap, Unsettled};
-use super::vsock::Vsock;
-use super::window::{HostWindow, WindowError};
+use super::window::WindowError;
 use crate::events::EventSink;
 use crate::jail;
-use crate::layout::{self, MMIO_BASE, MMIO_WINDOW, Window, memslot};
+use crate::layout::{self, MMIO_BASE, MMIO_WINDOW, Window};
 use crate::memory::GuestMemory;
 
 /// Why the devices could not be made.
@@ -69,32 +67,6 @@ pub enum InventoryError {
     },
 }
 
-/// The windows of a machine whose devices show files as memory.
-pub struct Windows {
-    root: HostWindow,
-    pmem0: HostWindow,
-    pmem1: HostWindow,
-}
-
-impl Windows {
-    /// Reserves them and shows them to the guest, read-only. Before the irqchip is made: after it, KVM waits for readers
-    /// of its tables at each memory slot, milliseconds long.
-    pub fn create(vm: &Vm) -> Result<Windows, InventoryError> {
-        let show = |device, window: Window, slot| {
-            let window =
-                HostWindow::reserve(window).map_err(|error| InventoryError::Window { device, error })?;
-            vm.set_memory(slot, window.region().clone(), Access::ReadOnly)
-                .map_err(|error| InventoryError::Kvm { device, error })?;
-            Ok(window)
-        };
-        Ok(Windows {
-            root: show(DeviceId::Root, layout::ROOT_DAX, memslot::ROOT_DAX)?,
-            pmem0: show(DeviceId::Pmem0, layout::PMEM0, memslot::PMEM0)?,
-            pmem1: show(DeviceId::Pmem1, layout::PMEM1, memslot::PMEM1)?,
-        })
-    }
-}
-
 /// Every virtio device of a machine.
 pub struct Inventory {
     /// By slot.
@@ -119,13 +91,14 @@ impl Inventory {
     /// the vCPUs exist by then: an irqfd needs the irqchip.
     pub fn new(
         memory: &GuestMemory,
-        windows: Windows,
+        mut windows: Windows,
         vm: &Arc<Vm>,
         events: EventSink,
     ) -> Result<Inventory, InventoryError> {
         let event_loop = EventLoop::new().map_err(|error| InventoryError::System { what: "epoll", error })?;
         let gate = Arc::new(Gate::new());
-        let root = Arc::new(Mutex::new(Fs::root(windows.root, gate.clone())));
+        let root = Fs::root(windows.take(DeviceId::Root), gate.clone());
+        let root = Arc::new(Mutex::new(root));
         let hotplug = mem::reserve(layout::VIRTIO_MEM).map_err(|e| InventoryError::Region(e.to_string()))?;
         let host = hotplug.as_ptr() as usize;
         jail::set_hotplug_region(host..host + layout::VIRTIO_MEM.size as usize);
@@ -134,37 +107,14 @@ impl Inventory {
             .insert_region(hotplug.clone())
             .map_err(|e| InventoryError::Region(e.to_string()))?;
         let mem = Arc::new(Mutex::new(Mem::new(MemorySlots::new(hotplug, vm.clone()))));
-
-        let devices: Vec<Arc<Mutex<dyn VirtioDevice>>> = vec![
-            root.clone(),
-            Arc::new(Mutex::new(Fs::shared(gate.clone(), PATIENCE))),
-            Arc::new(Mutex::new(Blk::new(
-                DeviceId::Blk0,
-                event_loop.registrar(DeviceId::Blk0),
-            ))),
-            Arc::new(Mutex::new(Blk::new(
-                DeviceId::Blk1,
-                event_loop.registrar(DeviceId::Blk1),
-            ))),
-            Arc::new(Mutex::new(Blk::new(
-                DeviceId::Blk2,
-                event_loop.registrar(DeviceId::Blk2),
-            ))),
-            Arc::new(Mutex::new(Blk::new(
-                DeviceId::Blk3,
-                event_loop.registrar(DeviceId::Blk3),
-            ))),
-            Arc::new(Mutex::new(Net::new(event_loop.registrar(DeviceId::Net)))),
-            Arc::new(Mutex::new(Vsock::new(
-                event_loop.registrar(DeviceId::Vsock),
-                events,
-            ))),
-            Arc::new(Mutex::new(Pmem::new(windows.pmem0))),
-            Arc::new(Mutex::new(Pmem::new(windows.pmem1))),
-            mem.clone(),
-            Arc::new(Mutex::new(Balloon::new())),
-            Arc::new(Mutex::new(Rng::new())),
-        ];
+        let devices = table::build(Parts {
+            event_loop: &event_loop,
+            gate: &gate,
+            windows,
+            events,
+            root: root.clone(),
+            mem: mem.clone(),
+        });
         let (transports, event_loop) = assemble(&devices, event_loop, &memory, vm)?;
         let generation = eventfd()?;
         vm.register_irqfd(&generation, layout::GED_GSI)
@@ -369,58 +319,6 @@ impl Inventory {
         let slot = usize::try_from(offset / MMIO_WINDOW).ok()?;
         Some((self.transports.get(slot)?, offset % MMIO_WINDOW))
     }
-}
-
-/// Puts each device behind its window, and connects window and interrupt to KVM.
-fn assemble(
-    devices: &[Arc<Mutex<dyn VirtioDevice>>],
-    mut event_loop: EventLoop,
-    memory: &GuestMemory,
-    vm: &Vm,
-) -> Result<(Vec<MmioDevice>, EventLoop), InventoryError> {
-    let mut transports = Vec::with_capacity(devices.len());
-    for (id, device) in DeviceId::ALL.into_iter().zip(devices) {
-        let (queues, own_threads) = {
-            let device = lock(device);
-            (device.queue_sizes().len(), device.has_own_threads())
-        };
-        let interrupt = Arc::new(Interrupt::new(eventfd()?));
-        vm.register_irqfd(interrupt.line(), layout::gsi(id))
-            .map_err(|error| InventoryError::Kvm { device: id, error })?;
-        let kicks = kicks(vm, id, queues)?;
-        if !own_threads {
-            event_loop
-                .serve(id, device.clone(), interrupt.clone(), kicks.clone())
-                .map_err(|error| InventoryError::System {
-                    what: "epoll_ctl",
-                    error,
-                })?;
-        }
-        let transport = MmioDevice::new(id, device.clone(), interrupt, kicks, memory.clone())
-            .map_err(|error| InventoryError::Queue { device: id, error })?;
-        transports.push(transport);
-    }
-    Ok((transports, event_loop))
-}
-
-/// The eventfds of a device's queues: KVM signals one when the driver writes its queue's number to QueueNotify.
-fn kicks(vm: &Vm, device: DeviceId, queues: usize) -> Result<Vec<Arc<EventFd>>, InventoryError> {
-    let notify = MMIO_BASE + device as u64 * MMIO_WINDOW + register::QUEUE_NOTIFY;
-    (0..queues as u32)
-        .map(|queue| {
-            let kick = eventfd()?;
-            vm.register_ioevent(&kick, notify, Some(queue))
-                .map_err(|error| InventoryError::Kvm { device, error })?;
-            Ok(Arc::new(kick))
-        })
-        .collect()
-}
-
-fn eventfd() -> Result<EventFd, InventoryError> {
-    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|error| InventoryError::System {
-        what: "eventfd",
-        error,
-    })
 }
 
 fn lock(device: &Mutex<dyn VirtioDevice>) -> MutexGuard<'_, dyn VirtioDevice + 'static> {

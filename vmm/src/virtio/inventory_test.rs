@@ -2,6 +2,7 @@ use thaw_hypervisor::Kvm;
 
 use super::*;
 use crate::memory;
+use crate::virtio::mmio::register;
 
 /// A machine of devices on the host's KVM; none where it cannot be opened.
 fn machine() -> Option<(Inventory, Arc<Vm>)> {

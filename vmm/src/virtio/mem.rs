@@ -77,7 +77,7 @@ struct Asked {
 /// What it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-enum Answer {
+enum Response {
     Ack = 0,
     Nack = 1,
     Busy = 2,
@@ -230,38 +230,38 @@ impl Plan {
         })
     }
 
-    fn plug(&mut self, asked: Asked, slots: &mut MemorySlots) -> Answer {
+    fn plug(&mut self, asked: Asked, slots: &mut MemorySlots) -> Response {
         let Some(span) = self.span(asked).filter(|span| self.blocks.none(*span)) else {
-            return Answer::Error;
+            return Response::Error;
         };
         if self.plugged() + span.count as u64 * BLOCK > self.requested {
-            return Answer::Nack;
+            return Response::Nack;
         }
         if let Err(error) = slots.plug(span) {
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(%error, dropped, "cannot plug memory");
             }
-            return Answer::Busy;
+            return Response::Busy;
         }
         self.blocks.set(span, true);
-        Answer::Ack
+        Response::Ack
     }
 
-    fn unplug(&mut self, asked: Asked, slots: &MemorySlots) -> Answer {
+    fn unplug(&mut self, asked: Asked, slots: &MemorySlots) -> Response {
         let Some(span) = self.span(asked).filter(|span| self.blocks.all(*span)) else {
-            return Answer::Error;
+            return Response::Error;
         };
         if let Err(error) = slots.unplug(span) {
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(%error, dropped, "cannot unplug memory");
             }
-            return Answer::Busy;
+            return Response::Busy;
         }
         self.blocks.set(span, false);
-        Answer::Ack
+        Response::Ack
     }
 
-    fn unplug_all(&mut self, slots: &MemorySlots) -> Answer {
+    fn unplug_all(&mut self, slots: &MemorySlots) -> Response {
         let everything = Span {
             first: 0,
             count: self.blocks.len(),
@@ -272,11 +272,11 @@ impl Plan {
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(%error, dropped, "cannot unplug memory");
             }
-            return Answer::Busy;
+            return Response::Busy;
         }
         self.blocks.set(everything, false);
         self.request(self.requested, slots.size());
-        Answer::Ack
+        Response::Ack
     }
 
     fn state(&self, asked: Asked) -> Option<State> {
@@ -440,7 +440,7 @@ fn answer(
         .map_or(0, |request| guest_io::copy_out(&request, 0, &mut raw));
     let (answer, state) = match parse(&raw).filter(|_| read == REQUEST) {
         Some(request) => execute(request, plan, slots),
-        None => (Answer::Error, State::Plugged),
+        None => (Response::Error, State::Plugged),
     };
     // The driver has this from the answer: no interrupt, but the next read of the configuration must agree.
     config.change(|config| {
@@ -454,14 +454,14 @@ fn answer(
     Ok(guest_io::copy_in(&response, 0, &bytes) as u32)
 }
 
-fn execute(request: Request, plan: &mut Plan, slots: &mut MemorySlots) -> (Answer, State) {
+fn execute(request: Request, plan: &mut Plan, slots: &mut MemorySlots) -> (Response, State) {
     match request {
         Request::Plug(asked) => (plan.plug(asked, slots), State::Plugged),
         Request::Unplug(asked) => (plan.unplug(asked, slots), State::Plugged),
         Request::UnplugAll => (plan.unplug_all(slots), State::Plugged),
         Request::State(asked) => match plan.state(asked) {
-            Some(state) => (Answer::Ack, state),
-            None => (Answer::Error, State::Plugged),
+            Some(state) => (Response::Ack, state),
+            None => (Response::Error, State::Plugged),
         },
     }
 }

@@ -40,7 +40,7 @@ const TX: usize = 1;
 /// `struct virtio_net_hdr_v1`.
 const HEADER: usize = 12;
 /// Of a guest nobody told its address: locally administered, "THAW".
-const DEFAULT_MAC: [u8; 6] = [0x02, 0x54, 0x48, 0x41, 0x57, 0x00];
+pub const DEFAULT_MAC: [u8; 6] = [0x02, 0x54, 0x48, 0x41, 0x57, 0x00];
 /// The only descriptor registered with the event loop.
 const TAP: u32 = 0;
 
@@ -72,9 +72,9 @@ pub struct Net {
 }
 
 impl Net {
-    pub fn new(registrar: Registrar) -> Net {
+    pub fn new(mac: [u8; 6], registrar: Registrar) -> Net {
         let config = NetConfig {
-            mac: DEFAULT_MAC,
+            mac,
             status: 0,
             max_virtqueue_pairs: 0,
             mtu: 0,

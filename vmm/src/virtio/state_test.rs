@@ -68,8 +68,8 @@ fn bench(kind: usize, memory: &GuestMemory) -> Bench {
     };
     let device: Arc<Mutex<dyn VirtioDevice>> = match kind {
         0 => Arc::new(Mutex::new(Fs::root(window(), open_gate()))),
-        1 => Arc::new(Mutex::new(Blk::new(id, event_loop.registrar(id)))),
-        2 => Arc::new(Mutex::new(Net::new(event_loop.registrar(id)))),
+        1 => Arc::new(Mutex::new(Blk::new("blk", event_loop.registrar(id)))),
+        2 => Arc::new(Mutex::new(Net::new([2; 6], event_loop.registrar(id)))),
         3 => Arc::new(Mutex::new(Vsock::new(
             event_loop.registrar(id),
             EventSink::new().unwrap(),

@@ -2,6 +2,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 
+use thaw_protocol::control::DeviceId;
+
 use super::*;
 use crate::virtio::VirtioDevice;
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
@@ -17,7 +19,7 @@ const SECTORS: u64 = 64;
 /// A device whose event loop never runs: tests say what is ready.
 fn blk(id: DeviceId) -> Blk {
     Blk::new(
-        id,
+        &format!("{id:?}").to_lowercase(),
         crate::virtio::event_loop::EventLoop::new().unwrap().registrar(id),
     )
 }

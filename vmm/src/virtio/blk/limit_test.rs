@@ -202,7 +202,7 @@ fn lock<D>(device: &Mutex<D>) -> MutexGuard<'_, D> {
 fn limited_disk_leaves_its_neighbour_on_the_same_loop_alone() {
     let mut event_loop = EventLoop::new().unwrap();
     let mut serve = |id| {
-        let mut device = Blk::new(id, event_loop.registrar(id));
+        let mut device = Blk::new("blk", event_loop.registrar(id));
         let backend = Backend::Disk { read_only: false };
         device.attach(backend, vec![disk().into()]).unwrap();
         let rig = Rig::new(Shared::new(device), 0);

@@ -88,9 +88,9 @@ fn size(rig: &Rig<Mem>, offset: usize) -> u64 {
     )
 }
 
-const ACK: u16 = Answer::Ack as u16;
-const NACK: u16 = Answer::Nack as u16;
-const ERROR: u16 = Answer::Error as u16;
+const ACK: u16 = Response::Ack as u16;
+const NACK: u16 = Response::Nack as u16;
+const ERROR: u16 = Response::Error as u16;
 
 #[test]
 fn a_fresh_machine_requests_nothing_and_allows_nothing() {

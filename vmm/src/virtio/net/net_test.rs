@@ -25,7 +25,7 @@ struct Wire {
 impl Wire {
     fn new(features: u64) -> Wire {
         let event_loop = EventLoop::new().unwrap();
-        let mut net = Net::new(event_loop.registrar(DeviceId::Net));
+        let mut net = Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net));
         let (ours, peer) = UnixDatagram::pair().unwrap();
         peer.set_nonblocking(true).unwrap();
         let tap = Tap::with_frames(ours.into()).unwrap();
@@ -43,7 +43,7 @@ impl Wire {
     /// The device frozen and thawed on another wire.
     fn thaw(&mut self) -> Wire {
         let event_loop = EventLoop::new().unwrap();
-        let net = Net::new(event_loop.registrar(DeviceId::Net));
+        let net = Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net));
         let mut rig = Rig::thaw(self.rig.freeze(), net);
         let (ours, peer) = UnixDatagram::pair().unwrap();
         peer.set_nonblocking(true).unwrap();
@@ -105,7 +105,7 @@ fn a_frame_is_sent_as_it_is() {
 #[test]
 fn without_a_backend_frames_are_dropped_and_their_buffers_come_back() {
     let event_loop = EventLoop::new().unwrap();
-    let mut rig = Rig::new(Net::new(event_loop.registrar(DeviceId::Net)), 0);
+    let mut rig = Rig::new(Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net)), 0);
     for _ in 0..10 {
         let buffer = rig.readable(&frame(100));
         rig.submit(TX, &[buffer]);
@@ -307,7 +307,7 @@ fn a_real_tap_is_taken_and_given_the_negotiated_offloads() {
         return;
     };
     let event_loop = EventLoop::new().unwrap();
-    let net = Net::new(event_loop.registrar(DeviceId::Net));
+    let net = Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net));
     let features = net.features();
     let mut rig = Rig::new(net, features);
     let mac = [2, 0, 0, 0, 0, 9];
@@ -329,7 +329,7 @@ fn a_real_tap_is_taken_and_given_the_negotiated_offloads() {
 #[test]
 fn other_backends_are_refused() {
     let event_loop = EventLoop::new().unwrap();
-    let mut net = Net::new(event_loop.registrar(DeviceId::Net));
+    let mut net = Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net));
     assert!(matches!(
         net.attach(Backend::Vsock, vec![]),
         Err(AttachError::WrongKind(_))

@@ -1,0 +1,67 @@
+//! Connects devices to the guest and to KVM: a register window, an interrupt and its irqfd, an ioeventfd for each queue.
+
+use std::sync::{Arc, Mutex};
+
+use thaw_hypervisor::Vm;
+use thaw_protocol::control::DeviceId;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{InventoryError, lock};
+use crate::layout::{self, MMIO_BASE, MMIO_WINDOW};
+use crate::memory::GuestMemory;
+use crate::virtio::device::VirtioDevice;
+use crate::virtio::event_loop::EventLoop;
+use crate::virtio::interrupt::Interrupt;
+use crate::virtio::mmio::{MmioDevice, register};
+
+/// Puts each device behind its window, and connects window and interrupt to KVM.
+pub fn assemble(
+    devices: &[Arc<Mutex<dyn VirtioDevice>>],
+    mut event_loop: EventLoop,
+    memory: &GuestMemory,
+    vm: &Vm,
+) -> Result<(Vec<MmioDevice>, EventLoop), InventoryError> {
+    let mut transports = Vec::with_capacity(devices.len());
+    for (id, device) in DeviceId::ALL.into_iter().zip(devices) {
+        let (queues, own_threads) = {
+            let device = lock(device);
+            (device.queue_sizes().len(), device.has_own_threads())
+        };
+        let interrupt = Arc::new(Interrupt::new(eventfd()?));
+        vm.register_irqfd(interrupt.line(), layout::gsi(id))
+            .map_err(|error| InventoryError::Kvm { device: id, error })?;
+        let kicks = kicks(vm, id, queues)?;
+        if !own_threads {
+            event_loop
+                .serve(id, device.clone(), interrupt.clone(), kicks.clone())
+                .map_err(|error| InventoryError::System {
+                    what: "epoll_ctl",
+                    error,
+                })?;
+        }
+        let transport = MmioDevice::new(id, device.clone(), interrupt, kicks, memory.clone())
+            .map_err(|error| InventoryError::Queue { device: id, error })?;
+        transports.push(transport);
+    }
+    Ok((transports, event_loop))
+}
+
+/// The eventfds of a device's queues: KVM signals one when the driver writes its queue's number to QueueNotify.
+fn kicks(vm: &Vm, device: DeviceId, queues: usize) -> Result<Vec<Arc<EventFd>>, InventoryError> {
+    let notify = MMIO_BASE + device as u64 * MMIO_WINDOW + register::QUEUE_NOTIFY;
+    (0..queues as u32)
+        .map(|queue| {
+            let kick = eventfd()?;
+            vm.register_ioevent(&kick, notify, Some(queue))
+                .map_err(|error| InventoryError::Kvm { device, error })?;
+            Ok(Arc::new(kick))
+        })
+        .collect()
+}
+
+pub fn eventfd() -> Result<EventFd, InventoryError> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|error| InventoryError::System {
+        what: "eventfd",
+        error,
+    })
+}

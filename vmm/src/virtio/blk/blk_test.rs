@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 
 use thaw_protocol::control::DeviceId;
 
+use super::request::Status;
 use super::*;
 use crate::virtio::VirtioDevice;
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};

@@ -1,23 +1,23 @@
-//! Where a pod's shim listens: a socket whose name follows from the pod's, so that whoever is started for one of its
-//! containers finds it.
+//! The address of a pod's shim: a socket whose path is derived from the pod's id, so that a shim started for
+//! another container of the pod finds it.
 
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::error::{For, Result};
+use crate::error::{Result, WithContext};
 
-/// Where containerd has its shims' sockets (runtime/v2/shim).
+/// Directory of the shims' sockets (containerd's runtime/v2/shim).
 const SOCKETS: &str = "/run/containerd/s";
-/// The file in a bundle by which containerd finds the shim again.
+/// The file in a bundle from which containerd reads the address.
 const FILE: &str = "address";
 
-/// The socket of a pod's shim.
+/// The socket address of a pod's shim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(PathBuf);
 
 impl Address {
-    /// Of the pod with this id, in a namespace of the containerd at `containerd`.
+    /// The address for the pod with this id, in a namespace of the containerd at `containerd`.
     pub fn of(containerd: &str, namespace: &str, pod: &str) -> Address {
         let hash = Sha256::digest(format!("{containerd}/{namespace}/{pod}"));
         let name: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -28,22 +28,22 @@ impl Address {
         &self.0
     }
 
-    /// As containerd reads it.
+    /// The address in the form containerd reads.
     pub fn text(&self) -> String {
         format!("unix://{}", self.0.display())
     }
 
-    /// Whether somebody serves there.
+    /// Whether a shim listens there.
     pub fn is_served(&self) -> bool {
         std::os::unix::net::UnixStream::connect(&self.0).is_ok()
     }
 
-    /// Notes it in a bundle. It is there whole or not at all.
+    /// Writes the address into a bundle, atomically.
     pub fn write(&self, bundle: &Path) -> Result<()> {
         let (path, partial) = (bundle.join(FILE), bundle.join(".address"));
         let what = || format!("write {}", path.display());
-        std::fs::write(&partial, self.text()).for_(what)?;
-        std::fs::rename(&partial, &path).for_(what)
+        std::fs::write(&partial, self.text()).with_context(what)?;
+        std::fs::rename(&partial, &path).with_context(what)
     }
 }
 

@@ -1,20 +1,21 @@
-//! The command line containerd calls a shim with: Go's flags, one or two dashes, values apart or after `=`.
+//! The command line that containerd runs a shim with: Go flags, with one or two dashes, values as the next
+//! argument or after `=`.
 
 use std::path::PathBuf;
 
 use crate::error::{Error, Result};
 
-/// What is to be done.
+/// The command to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Have a shim serve the pod, and say where.
+    /// Start a shim for the pod, if none runs, and print its address.
     Start,
     /// Clean up after a shim that is gone.
     Delete,
-    /// Be the shim, on the listening socket at standard input.
+    /// Run the shim on the listening socket that is its standard input.
     Serve,
     Version,
-    /// What this runtime is, for containerd 2.
+    /// Print a description of this runtime, for containerd 2.
     Info,
 }
 
@@ -29,7 +30,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Reads them, without the program's name.
+    /// Parses the arguments, without the program's name.
     pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Arguments> {
         let mut read = Arguments {
             action: Action::Serve,
@@ -61,7 +62,7 @@ impl Arguments {
                 "debug" => {}
                 "v" | "version" => read.action = Action::Version,
                 "info" => read.action = Action::Info,
-                other => return Err(Error::Invalid(format!("flag -{other} is unknown"))),
+                other => return Err(Error::Invalid(format!("unknown flag -{other}"))),
             }
         }
         Ok(read)
@@ -73,7 +74,7 @@ fn action(word: &str) -> Result<Action> {
         "start" => Ok(Action::Start),
         "delete" => Ok(Action::Delete),
         "serve" => Ok(Action::Serve),
-        other => Err(Error::Invalid(format!("there is nothing to do called {other:?}"))),
+        other => Err(Error::Invalid(format!("unknown command {other:?}"))),
     }
 }
 

@@ -1,28 +1,29 @@
-//! The cgroup a client wants the shim itself in: an option of containerd's own runtime that clients give any (`WithShimCgroup`).
+//! The cgroup that a client wants the shim itself to join: an option of containerd's runc runtime, which
+//! clients send to any runtime (`WithShimCgroup`).
 
 use std::path::{Component, Path};
 
 use thaw_protocol::shim::runc_options::Options;
 use thaw_protocol::shim::{Any, Message};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::options::kind;
 
-/// Where the host's cgroups are.
+/// Mount point of the host's cgroups.
 pub const ROOT: &str = "/sys/fs/cgroup";
-/// The name of the message in an `Any` it is one of.
+/// The message name of runc's options.
 pub const OPTIONS: &str = "containerd.runc.v1.Options";
 
-/// What options say of it.
-pub fn wanted(told: &Any) -> Option<String> {
-    let options = (kind(told) == OPTIONS).then(|| Options::parse_from_bytes(&told.value).ok())??;
+/// The cgroup that the options name, if any.
+pub fn requested(options: &Any) -> Option<String> {
+    let options = (kind(options) == OPTIONS).then(|| Options::parse_from_bytes(&options.value).ok())??;
     Some(options.shim_cgroup).filter(|path| !path.is_empty())
 }
 
-/// Has process `pid` join the cgroup at `path` below `root`: of version 2, or each of version 1 that is there.
+/// Moves process `pid` into the cgroup at `path` below `root`: on cgroup v1 in every hierarchy that has it.
 ///
 /// # Errors
-/// Where there is none, or it cannot be joined.
+/// No such cgroup exists, or the process cannot join it.
 pub fn join(root: &Path, path: &str, pid: u32) -> Result<()> {
     let below = Path::new(path.trim_start_matches('/'));
     let is_plain = below
@@ -30,13 +31,13 @@ pub fn join(root: &Path, path: &str, pid: u32) -> Result<()> {
         .all(|part| matches!(part, Component::Normal(_)));
     if !is_plain {
         return Err(Error::Invalid(format!(
-            "{path:?} is no place for a shim's cgroup"
+            "{path:?} is not a valid path for the shim's cgroup"
         )));
     }
     let hierarchies = match root.join("cgroup.controllers").exists() {
         true => vec![root.to_owned()],
         false => {
-            let entries = std::fs::read_dir(root).for_(|| format!("read {}", root.display()))?;
+            let entries = std::fs::read_dir(root).with_context(|| format!("read {}", root.display()))?;
             entries.flatten().map(|entry| entry.path()).collect()
         }
     };
@@ -44,7 +45,8 @@ pub fn join(root: &Path, path: &str, pid: u32) -> Result<()> {
     for hierarchy in hierarchies {
         let processes = hierarchy.join(below).join("cgroup.procs");
         if processes.exists() {
-            std::fs::write(&processes, pid.to_string()).for_(|| format!("join {}", processes.display()))?;
+            std::fs::write(&processes, pid.to_string())
+                .with_context(|| format!("join {}", processes.display()))?;
             joined = true;
         }
     }
@@ -75,12 +77,12 @@ mod tests {
 
     #[test]
     fn shim_cgroup_is_read_from_containerds_runc_options_only() {
-        assert_eq!(wanted(&options(OPTIONS, "/a/b")).as_deref(), Some("/a/b"));
-        assert_eq!(wanted(&options(OPTIONS, "")), None);
-        assert_eq!(wanted(&options("runtimeoptions.v1.Options", "/a")), None);
+        assert_eq!(requested(&options(OPTIONS, "/a/b")).as_deref(), Some("/a/b"));
+        assert_eq!(requested(&options(OPTIONS, "")), None);
+        assert_eq!(requested(&options("runtimeoptions.v1.Options", "/a")), None);
         let mut broken = options(OPTIONS, "/a/b");
         broken.value = vec![0xff];
-        assert_eq!(wanted(&broken), None);
+        assert_eq!(requested(&broken), None);
     }
 
     #[test]

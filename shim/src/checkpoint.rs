@@ -1,4 +1,5 @@
-//! A checkpoint's directory: thawd's snapshot of the microVM, packed, and what of the container the guest does not know.
+//! A checkpoint's directory: thawd's snapshot of the microVM, packed into an archive, and the container's
+//! state that the guest does not know.
 
 mod packed;
 
@@ -8,61 +9,62 @@ use serde::{Deserialize, Serialize};
 use thaw_protocol::shim::runc_options::CheckpointOptions;
 use thaw_protocol::shim::{Any, Message};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::options::kind;
 
-/// What is said of the container.
+/// The container's state.
 const FILE: &str = "thaw.json";
-/// The snapshot, packed.
+/// The archive of the snapshot.
 const ARCHIVE: &str = "thaw.tar";
-/// The name of the message in an `Any` that says how one is made: that of containerd's own runtime, which clients give any.
+/// The message name of a checkpoint's options: those of containerd's runc runtime, which clients send to any
+/// runtime.
 const OPTIONS: &str = "containerd.runc.v1.CheckpointOptions";
-/// Largest file that is read: an id and a number.
-const MOST: usize = 4096;
+/// Largest state file that is read, in bytes. It holds an id and a number.
+const MAX_SIZE: usize = 4096;
 
-/// What a checkpoint says of its container.
+/// The container's state in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// As the guest calls it.
+    /// The container's id in the guest.
     pub container: String,
-    /// How many processes were executed in it: names that are taken in the guest.
+    /// Number of execs so far, whose names are taken in the guest.
     pub execs: u64,
 }
 
-/// Whether the options of a checkpoint have its container killed once it is made.
-pub fn exits(told: Option<&Any>) -> Result<bool> {
-    let Some(told) = told.filter(|told| kind(told) == OPTIONS) else {
+/// Whether the options ask to kill the container after the checkpoint.
+pub fn exits(options: Option<&Any>) -> Result<bool> {
+    let Some(options) = options.filter(|options| kind(options) == OPTIONS) else {
         return Ok(false);
     };
-    let options = CheckpointOptions::parse_from_bytes(&told.value);
+    let options = CheckpointOptions::parse_from_bytes(&options.value);
     let options = options.map_err(|e| Error::Invalid(format!("the checkpoint's options: {e}")))?;
     Ok(options.exit)
 }
 
-/// Where the snapshot is while it is made, and when it has been unpacked.
+/// Directory of the snapshot before it is packed and after it is unpacked.
 pub fn snapshot(directory: &Path) -> PathBuf {
     directory.join("thaw")
 }
 
-/// Packs the snapshot.
+/// Packs the snapshot into the archive.
 pub async fn pack(directory: &Path) -> Result<()> {
-    by_its_paths(directory, packed::pack).await
+    with_paths(directory, packed::pack).await
 }
 
-/// Unpacks the snapshot.
+/// Unpacks the archive.
 pub async fn unpack(directory: &Path) -> Result<()> {
-    by_its_paths(directory, |snapshot, archive| packed::unpack(archive, snapshot)).await
+    with_paths(directory, |snapshot, archive| packed::unpack(archive, snapshot)).await
 }
 
-/// Does what takes as long as the disk takes, with the snapshot's directory and its archive.
-async fn by_its_paths(directory: &Path, work: fn(&Path, &Path) -> Result<()>) -> Result<()> {
+/// Runs `work` with the paths of the snapshot and the archive on a blocking thread.
+async fn with_paths(directory: &Path, work: fn(&Path, &Path) -> Result<()>) -> Result<()> {
     let (snapshot, archive) = (snapshot(directory), directory.join(ARCHIVE));
     let done = tokio::task::spawn_blocking(move || work(&snapshot, &archive)).await;
     done.unwrap_or_else(|e| Err(Error::State(format!("a checkpoint's snapshot: {e}"))))
 }
 
 impl Checkpoint {
-    /// Of a directory that containerd says is one.
+    /// Reads the state from a checkpoint's directory.
     pub fn read(directory: &Path) -> Result<Checkpoint> {
         let path = directory.join(FILE);
         let foreign = |why: &dyn std::fmt::Display| {
@@ -72,7 +74,7 @@ impl Checkpoint {
             ))
         };
         let text = std::fs::read(&path).map_err(|e| foreign(&format!("{}: {e}", path.display())))?;
-        if text.len() > MOST {
+        if text.len() > MAX_SIZE {
             return Err(foreign(&format!("{} is too large", path.display())));
         }
         let read: Checkpoint = serde_json::from_slice(&text).map_err(|e| foreign(&e))?;
@@ -83,7 +85,7 @@ impl Checkpoint {
     pub fn write(&self, directory: &Path) -> Result<()> {
         let path = directory.join(FILE);
         let text = serde_json::to_vec(self).map_err(|e| Error::malformed(&path, e))?;
-        std::fs::write(&path, text).for_(|| format!("write {}", path.display()))
+        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     }
 }
 
@@ -106,7 +108,7 @@ mod tests {
             std::fs::write(directory.path().join(FILE), text).unwrap();
             assert!(!refused().is_empty());
         }
-        std::fs::write(directory.path().join(FILE), " ".repeat(MOST + 1)).unwrap();
+        std::fs::write(directory.path().join(FILE), " ".repeat(MAX_SIZE + 1)).unwrap();
         assert!(refused().contains("too large"));
     }
 }

@@ -1,4 +1,4 @@
-//! A container of the pod, as containerd's task: its own process, and those that were executed in it.
+//! A container of the pod, which is a task to containerd: its init process and its execs.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,20 +11,20 @@ use thaw_protocol::agent::oci;
 use crate::agent::ProcessId;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::grouping::Role;
 use crate::process::Process;
+use crate::role::Role;
 use crate::share::Used;
 use crate::spec::config::{Hooks, Spec};
 use crate::stdio::Stdio;
 
-/// A process that was added, and what it is to be when it is started.
+/// A process that was added, and its specification for when it is started.
 #[derive(Clone, Debug)]
 pub struct Exec {
     pub process: Arc<Process>,
     pub spec: oci::Process,
 }
 
-/// A task.
+/// A container of the pod.
 #[derive(Debug)]
 pub struct Container {
     pub id: String,
@@ -35,23 +35,23 @@ pub struct Container {
     pub annotations: BTreeMap<String, String>,
     pub init: Arc<Process>,
     pub paused: AtomicBool,
-    /// Whether it was told to end at once.
+    /// Whether a client has sent SIGKILL to it.
     pub is_killed: AtomicBool,
-    /// Since when it is being removed.
+    /// When its removal started.
     pub removing: OnceLock<Instant>,
-    /// What of the host it has in the guest.
+    /// Host directories and devices that the guest has for it.
     shares: Mutex<Vec<Used>>,
-    /// Whether it shares its processes with nobody.
+    /// Whether it has a PID namespace of its own.
     pub has_own_pids: bool,
-    /// Whether it came with its machine, out of a checkpoint: its program runs already, or would if it were let.
+    /// Whether it was restored from a checkpoint with its machine. Its processes then exist already, paused.
     pub restored: bool,
     execs: Mutex<BTreeMap<String, Exec>>,
-    /// Execs so far. The guest remembers those that ended, so none gets a name that was used.
+    /// Number of execs so far. The guest remembers execs that ended, so names are never reused.
     numbers: AtomicU64,
 }
 
 impl Container {
-    /// As `spec` has it; `from` is what its checkpoint says, if it comes out of one.
+    /// A container of `spec`, which is in the state `from` if it is restored from a checkpoint.
     pub fn new(
         id: &str,
         bundle: PathBuf,
@@ -85,12 +85,12 @@ impl Container {
         }
     }
 
-    /// What the guest calls it: what it was called when it was made.
+    /// Its id in the guest: the one it was created with.
     pub fn guest_id(&self) -> &String {
         &self.init.id.container
     }
 
-    /// What its checkpoint is to say of it.
+    /// The state that its checkpoint records.
     pub fn checkpoint(&self) -> Checkpoint {
         Checkpoint {
             container: self.guest_id().clone(),
@@ -98,12 +98,13 @@ impl Container {
         }
     }
 
-    /// Whether there is anything of it in the guest: the pod's own container is the microVM itself.
+    /// Whether the guest has this container. It has none for the pod's own container, which stands for the
+    /// microVM.
     pub fn is_in_guest(&self) -> bool {
         self.role != Role::Pod
     }
 
-    /// Adds a process that may be started.
+    /// Adds an exec, to be started later.
     pub fn add(&self, exec_id: &str, stdio: Stdio, spec: oci::Process) -> Result<()> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let mut execs = self.execs();
@@ -122,13 +123,13 @@ impl Container {
         Ok(())
     }
 
-    /// A process that was added.
+    /// Returns an exec.
     pub fn exec(&self, exec_id: &str) -> Result<Exec> {
         let none = || Error::NotFound(format!("process {exec_id} of container {}", self.id));
         self.execs().get(exec_id).cloned().ok_or_else(none)
     }
 
-    /// The container's own process, or one that was added.
+    /// Returns the init process, or an exec.
     pub fn process(&self, exec_id: &str) -> Result<Arc<Process>> {
         match exec_id.is_empty() {
             true => Ok(self.init.clone()),
@@ -136,18 +137,18 @@ impl Container {
         }
     }
 
-    /// Forgets a process.
+    /// Removes an exec from the table.
     pub fn forget(&self, exec_id: &str) {
         self.execs().remove(exec_id);
     }
 
-    /// All its processes, its own first.
+    /// All its processes, the init process first.
     pub fn processes(&self) -> Vec<Arc<Process>> {
         let added: Vec<_> = self.execs().values().map(|exec| exec.process.clone()).collect();
         std::iter::once(self.init.clone()).chain(added).collect()
     }
 
-    /// What of the host it has in the guest.
+    /// Host directories and devices that the guest has for it.
     pub fn shares(&self) -> MutexGuard<'_, Vec<Used>> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,5 @@
-//! The `delete` command: containerd runs it in a bundle whose shim is gone. Whatever that had is ended and removed here.
+//! The `delete` command: containerd runs it in a bundle whose shim is gone, to end and remove what that shim
+//! had.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,31 +11,31 @@ use thaw_protocol::shim::{Message, MessageField, Timestamp};
 
 use crate::address::Address;
 use crate::arguments::Arguments;
-use crate::error::{Error, For, Result};
-use crate::grouping::Role;
+use crate::error::{Error, Result, WithContext};
 use crate::hooks::{self, State};
-use crate::machine::Note;
+use crate::machine::MachineRecord;
 use crate::process::KILLED;
+use crate::role::Role;
 use crate::service::check_id;
 use crate::spec::{self, config::Spec};
 use crate::thawd::Thawd;
 use crate::{info, warning};
 
-/// How long thawd may take to end a pod. Later it ends it by itself: it watches who it was made for.
+/// Limit for thawd to end a pod. thawd also ends it by itself, because it watches the shim's process.
 pub const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// Cleans up, and tells containerd how the container ended.
+/// Cleans up, and writes the container's exit status for containerd.
 pub fn run(arguments: &Arguments) -> Result<()> {
     check_id(&arguments.id)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .for_(|| "start the runtime".into())?;
+        .with_context(|| "start the runtime".into())?;
     runtime.block_on(clean(arguments, &Thawd::from_env()));
     let answer = DeleteResponse {
         exit_status: KILLED,
         exited_at: MessageField::some(Timestamp::now()),
-        pid: Note::read(&arguments.bundle).map_or(0, |note| note.vmm.unsigned_abs()),
+        pid: MachineRecord::read(&arguments.bundle).map_or(0, |note| note.vmm.unsigned_abs()),
         ..Default::default()
     };
     let bytes = answer
@@ -43,10 +44,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(&bytes)
         .and_then(|()| out.flush())
-        .for_(|| "answer containerd".into())
+        .with_context(|| "answer containerd".into())
 }
 
-/// Removes what is there of a container. What cannot be is logged: containerd asks but once.
+/// Removes what is left of a container. Failures are logged, because containerd does not retry.
 pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
     let bundle = &arguments.bundle;
     let spec = match spec::read_if_any(&bundle.join("config.json")) {
@@ -58,8 +59,8 @@ pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
     };
     let role = Role::of_bundle(&arguments.id, &spec.annotations, bundle).unwrap_or(Role::Single);
     let address = Address::of(&arguments.address, &arguments.namespace, role.pod(&arguments.id));
-    let note = Note::read(bundle);
-    // A container that could not be started in a pod that lives is no end of that pod.
+    let note = MachineRecord::read(bundle);
+    // If the shim still runs, only this container failed to start: the pod stays.
     if !address.is_served() {
         if let Some(note) = &note {
             end(thawd, &note.sandbox).await;
@@ -67,7 +68,7 @@ pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
         let _ = std::fs::remove_file(address.path());
     }
     unmount_rootfs(bundle);
-    // Where there is none the shim has removed the container, and run its hooks; or there never was a machine.
+    // Without a record the shim has removed the container and run its hooks, or there never was a machine.
     let Some(note) = note else { return };
     let state = State {
         oci_version: &spec.oci_version,
@@ -83,12 +84,12 @@ pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
 async fn end(thawd: &Thawd, sandbox: &str) {
     match tokio::time::timeout(END_LIMIT, thawd.end(sandbox)).await {
         Ok(Ok(())) => {}
-        Ok(Err(e)) => warning!("microVM {sandbox} is left to thawd: {e}"),
+        Ok(Err(e)) => warning!("microVM {sandbox} could not be ended; thawd will end it: {e}"),
         Err(_) => warning!("microVM {sandbox} was not ended within {} s", END_LIMIT.as_secs()),
     }
 }
 
-/// Whatever was mounted there, by whomever.
+/// Unmounts everything at the bundle's root file system.
 fn unmount_rootfs(bundle: &Path) {
     let rootfs = bundle.join("rootfs");
     while unmount(&rootfs, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}

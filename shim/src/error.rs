@@ -1,4 +1,5 @@
-//! What goes wrong, as containerd is told: a code for programs (its errdefs), a sentence that says what, where and what to do.
+//! Errors as containerd receives them: a code for programs (containerd's errdefs), and a sentence that says
+//! what failed, where, and what to do.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,36 +17,36 @@ pub enum Error {
     AlreadyExists(String),
     #[error("{0}")]
     Invalid(String),
-    /// Not in that state.
+    /// The state does not permit the request.
     #[error("{0}")]
     State(String),
-    /// What no microVM can do, or this shim does not yet.
+    /// Impossible in a microVM, or not supported by this shim.
     #[error("{0}")]
     Unsupported(String),
     #[error("no thawd serves pods at {path}: {source}; start it: systemctl start thawd.service")]
     NoThawd { path: PathBuf, source: std::io::Error },
     #[error("thawd: {0}")]
     Thawd(String),
-    /// A refusal of the guest's agent, with its code.
+    /// An error of the guest's agent, with its code.
     #[error("{message}")]
     Agent { code: Code, message: String },
-    /// The guest has not answered, and may yet.
+    /// The guest did not answer within the limit. It may still do the work.
     #[error("the guest did not {what} within {} s", limit.as_secs())]
     Silent { what: String, limit: Duration },
-    /// The microVM is gone, or its agent.
+    /// The microVM or its agent is gone.
     #[error("the pod's microVM is gone: {0}")]
     Gone(String),
     #[error("cannot {what}: {source}")]
     System { what: String, source: std::io::Error },
 }
 
-/// Adds to a failed system call what it was for.
-pub trait For<T> {
-    fn for_(self, what: impl FnOnce() -> String) -> Result<T>;
+/// Adds to a system call's error what it was for.
+pub trait WithContext<T> {
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: Into<std::io::Error>> For<T> for std::result::Result<T, E> {
-    fn for_(self, what: impl FnOnce() -> String) -> Result<T> {
+impl<T, E: Into<std::io::Error>> WithContext<T> for std::result::Result<T, E> {
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|e| Error::System {
             what: what(),
             source: e.into(),
@@ -54,21 +55,21 @@ impl<T, E: Into<std::io::Error>> For<T> for std::result::Result<T, E> {
 }
 
 impl Error {
-    /// A file of the host that is not what it must be.
+    /// A host file with invalid contents.
     pub fn malformed(path: &Path, why: impl std::fmt::Display) -> Error {
         Error::Invalid(format!("{}: {why}", path.display()))
     }
 
-    /// Says of what of a container thawd speaks.
-    pub fn of(self, part: String) -> Error {
+    /// Prefixes thawd's error with the part of the container that it is about.
+    pub fn about(self, part: String) -> Error {
         match self {
             Error::Thawd(what) => Error::Thawd(format!("{part}: {what}")),
             other => other,
         }
     }
 
-    /// What the agent answered. A connection that is lost is a machine that is gone.
-    pub fn of_agent(error: ttrpc::Error) -> Error {
+    /// Converts an error of the agent's client. A lost connection means that the machine is gone.
+    pub fn from_agent(error: ttrpc::Error) -> Error {
         match error {
             ttrpc::Error::RpcStatus(status) => Error::Agent {
                 code: status.code(),
@@ -78,7 +79,7 @@ impl Error {
         }
     }
 
-    /// Whether the agent says that what was asked for is not in the state for it, or not there.
+    /// Whether the agent reports that the process is gone, or not in a state for the request.
     pub fn is_ended(&self) -> bool {
         matches!(
             self,

@@ -1,7 +1,7 @@
-//! What happens to tasks, told to containerd: each event once, in the order it happened, however long containerd is away.
+//! Publishes task events to containerd: each in order, also when containerd is away for long.
 //!
-//! One task sends; whoever has something to tell puts it in a bounded queue and goes on. What containerd has been handed and did
-//! not answer, because it ended meanwhile, is told again: rather twice than never.
+//! One task sends; publishers append to a bounded queue and do not wait. An event that containerd received
+//! but did not answer before it went away is sent again, so an event may arrive twice but is never lost.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use ttrpc::context;
 
 use crate::warning;
 
-/// Events that may wait for a containerd that is away. A thousand executed processes are not as many.
-const WAITING: usize = 4096;
-/// How long containerd may take to answer.
+/// Most queued events while containerd is away; enough for a thousand execs.
+const MAX_QUEUED: usize = 4096;
+/// Limit for containerd to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// How long to wait before a containerd that went away is tried again.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Delay before reconnecting to containerd.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// An event of a task.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,12 +35,12 @@ pub enum Event {
     Paused(TaskPaused),
     Resumed(TaskResumed),
     Checkpointed(TaskCheckpointed),
-    /// Of Thaw alone: something of a specification was left out, and what.
+    /// Thaw's own: a part of a specification was ignored.
     Ignored(StringValue),
 }
 
 impl Event {
-    /// The topic, and the message's name and bytes.
+    /// The topic, and the message's name and encoding.
     fn parts(&self) -> (&'static str, &'static str, Option<Vec<u8>>) {
         let bytes = |message: &dyn Bytes| message.bytes();
         match self {
@@ -67,7 +67,7 @@ impl Event {
     }
 }
 
-/// A message's encoding; none has a required field, so none fails.
+/// Encodes a message. These messages have no required fields, so encoding does not fail.
 trait Bytes {
     fn bytes(&self) -> Option<Vec<u8>>;
 }
@@ -80,11 +80,11 @@ impl<M: Message> Bytes for M {
 
 enum Item {
     Event(Box<Envelope>),
-    /// All before it has been told.
+    /// All earlier events have been sent.
     Flush(oneshot::Sender<()>),
 }
 
-/// Tells containerd. Clones tell the same one, in the order they are called.
+/// Publishes events to containerd. Clones share one queue.
 #[derive(Clone, Debug)]
 pub struct Publisher {
     namespace: String,
@@ -92,9 +92,10 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// To the containerd that serves ttrpc at the unix socket `address`. Within a runtime.
+    /// Connects to the containerd that serves ttrpc at the unix socket `address`. Must be called within a
+    /// tokio runtime.
     pub fn new(namespace: &str, address: String) -> Publisher {
-        let (queue, items) = mpsc::channel(WAITING);
+        let (queue, items) = mpsc::channel(MAX_QUEUED);
         tokio::spawn(send_all(address, items));
         Publisher {
             namespace: namespace.into(),
@@ -102,7 +103,7 @@ impl Publisher {
         }
     }
 
-    /// Tells an event, after those told before. Does not wait.
+    /// Queues an event. Does not wait; if the queue is full, the event is dropped and logged.
     pub fn publish(&self, event: &Event) {
         let (topic, name, Some(value)) = event.parts() else {
             return;
@@ -119,11 +120,11 @@ impl Publisher {
             ..Default::default()
         };
         if self.queue.try_send(Item::Event(envelope.into())).is_err() {
-            warning!("an event {topic} is lost: {WAITING} others wait for containerd");
+            warning!("event {topic} is dropped: {MAX_QUEUED} others wait for containerd");
         }
     }
 
-    /// Waits until all that was told has arrived, at most so long.
+    /// Waits until all queued events have been sent, at most for `limit`.
     pub async fn flush(&self, limit: Duration) {
         let (done, flushed) = oneshot::channel();
         let flush = async {
@@ -149,7 +150,7 @@ async fn send_all(address: String, mut items: mpsc::Receiver<Item>) {
                 };
                 while !forward(&path, &mut client, &request).await {
                     client = None;
-                    tokio::time::sleep(AGAIN).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
             Item::Flush(done) => drop(done.send(())),
@@ -157,7 +158,7 @@ async fn send_all(address: String, mut items: mpsc::Receiver<Item>) {
     }
 }
 
-/// Whether containerd has answered, over a connection that is made where there is none.
+/// Sends an event, over a new connection if there is none. Returns whether containerd answered.
 async fn forward(path: &str, client: &mut Option<EventsClient>, request: &ForwardRequest) -> bool {
     let connected = match client {
         Some(client) => client,
@@ -174,7 +175,7 @@ async fn forward(path: &str, client: &mut Option<EventsClient>, request: &Forwar
         .await
     {
         Ok(_) => true,
-        // It heard, and will not hear it again.
+        // containerd refused the event: do not send it again.
         Err(ttrpc::Error::RpcStatus(status)) => {
             warning!(
                 "containerd refuses event {}: {}",

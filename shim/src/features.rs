@@ -1,13 +1,14 @@
-//! What of the OCI runtime specification's a container can have here, as its `features.md` writes it. CRI tells kubelets of
-//! what it finds in it: recursively read-only mounts, user namespaces.
+//! The features of the OCI runtime specification that this runtime supports, as specified in the
+//! specification's `features.md`. CRI reports some of them to the kubelet: recursive read-only mounts, user
+//! namespaces.
 
 use serde_json::{Value, json};
 use thaw_protocol::shim::Any;
 
-/// The type under which containerd knows the document (its core/runtime/typeurl.go).
+/// containerd's type name of the document (core/runtime/typeurl.go).
 const TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
 
-/// What a bind or any other mount may ask for: those of the agent, and those that are the same as one of them in a guest.
+/// Mount options: those the agent supports, and those that have the same effect in a guest.
 const MOUNT_OPTIONS: &[&str] = &[
     "async",
     "atime",
@@ -40,7 +41,7 @@ const MOUNT_OPTIONS: &[&str] = &[
     "sync",
 ];
 
-/// What is left out of `linux.seccomp` is SCMP_ACT_NOTIFY: who would be asked is on the host.
+/// `linux.seccomp` without SCMP_ACT_NOTIFY, whose listener would be on the host.
 const SECCOMP_ACTIONS: &[&str] = &[
     "SCMP_ACT_ALLOW",
     "SCMP_ACT_ERRNO",
@@ -71,7 +72,7 @@ fn document() -> Value {
     })
 }
 
-/// The document as containerd takes it.
+/// The document as an `Any` for containerd.
 pub fn any() -> Any {
     Any {
         type_url: TYPE.into(),

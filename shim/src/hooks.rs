@@ -1,6 +1,6 @@
-//! Hooks of the OCI runtime specification, as far as they are the host's: prestart and createRuntime before the container is
-//! made, poststart when it runs, poststop after. One that fails ends the container, but for poststop. Those that run in the
-//! container's namespaces are refused: these are in the guest.
+//! OCI hooks that run on the host: prestart and createRuntime before a container is created, poststart after
+//! its start, poststop after its end. A failing hook ends the container, except poststop. Hooks for the
+//! container's namespaces are refused, because these are in the guest.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,11 +10,12 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::spec::config::{Hook, Hooks};
 use crate::warning;
 
-/// What a hook is told on its standard input (runtime.md, "State").
+/// The container state that a hook reads from its standard input (OCI runtime specification, runtime.md,
+/// "State").
 #[derive(Clone, Copy, Debug)]
 pub struct State<'a> {
     pub oci_version: &'a str,
@@ -27,13 +28,13 @@ pub struct State<'a> {
 
 /// Refuses hooks that cannot run.
 pub fn check(hooks: &Hooks) -> Result<()> {
-    for (name, of_the_guest) in [
+    for (name, in_guest) in [
         ("createContainer", &hooks.create_container),
         ("startContainer", &hooks.start_container),
     ] {
-        if let Some(hook) = of_the_guest.first() {
+        if let Some(hook) = in_guest.first() {
             return Err(Error::Unsupported(format!(
-                "the {name} hook {} is to run in the container's namespaces, which are a microVM's: use createRuntime, or do it in the image",
+                "the {name} hook {} runs in the container's namespaces, which are in a microVM: use createRuntime, or do its work in the image",
                 hook.path
             )));
         }
@@ -41,10 +42,10 @@ pub fn check(hooks: &Hooks) -> Result<()> {
     Ok(())
 }
 
-/// Runs hooks, one after the other.
+/// Runs hooks one after the other.
 ///
 /// # Errors
-/// Which failed first, and what it said; those after it do not run.
+/// The first hook that failed, with its stderr. Later hooks do not run.
 pub async fn run(hooks: &[Hook], state: State<'_>) -> Result<()> {
     for hook in hooks {
         run_one(hook, state).await?;
@@ -52,7 +53,7 @@ pub async fn run(hooks: &[Hook], state: State<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Runs the hooks of an end: it goes on, and so do they, whichever fails.
+/// Runs every hook, and logs failures.
 pub async fn run_each(hooks: &[Hook], state: State<'_>) {
     for hook in hooks {
         if let Err(e) = run_one(hook, state).await {
@@ -62,7 +63,7 @@ pub async fn run_each(hooks: &[Hook], state: State<'_>) {
 }
 
 async fn run_one(hook: &Hook, state: State<'_>) -> Result<()> {
-    let told = serde_json::json!({
+    let input = serde_json::json!({
         "ociVersion": state.oci_version,
         "id": state.id,
         "status": state.status,
@@ -82,11 +83,13 @@ async fn run_one(hook: &Hook, state: State<'_>) -> Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let mut child = command.spawn().for_(|| format!("run the hook {}", hook.path))?;
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("run the hook {}", hook.path))?;
     let attended = async {
         if let Some(mut stdin) = child.stdin.take() {
-            // Whoever does not care does not read.
-            let _ = stdin.write_all(told.to_string().as_bytes()).await;
+            // A hook need not read its input.
+            let _ = stdin.write_all(input.to_string().as_bytes()).await;
         }
         child.wait_with_output().await
     };
@@ -106,16 +109,16 @@ async fn run_one(hook: &Hook, state: State<'_>) -> Result<()> {
             }
         },
     };
-    let output = output.for_(|| format!("attend the hook {}", hook.path))?;
+    let output = output.with_context(|| format!("wait for the hook {}", hook.path))?;
     match output.status.success() {
         true => Ok(()),
         false => {
-            let said = String::from_utf8_lossy(&output.stderr);
+            let stderr = String::from_utf8_lossy(&output.stderr);
             Err(Error::State(format!(
                 "the hook {} failed ({}): {}",
                 hook.path,
                 output.status,
-                said.trim_end()
+                stderr.trim_end()
             )))
         }
     }
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn hooks_of_the_guest_are_refused_by_name() {
+    fn hooks_in_guest_are_refused_by_name() {
         let hooks = Hooks {
             start_container: vec![hook("", None)],
             ..Default::default()

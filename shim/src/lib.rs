@@ -1,23 +1,22 @@
-//! containerd's shim for Thaw: tasks in microVMs, a pod in each.
+//! containerd's shim for Thaw: each pod is a microVM, and its containers are containerd's tasks.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
-//! | [`arguments`], [`start`], [`cgroup`], [`serve`], [`delete`], [`about`], [`features`] | what containerd runs this program for |
-//! | [`service`], [`sandbox`] | containerd's task service, and its sandbox service |
-//! | [`pod`], [`container`], [`process`] | what there is, and what is done to it |
-//! | [`checkpoint`] | what a pod of one is made from again |
-//! | [`machine`], [`sizing`], [`thawd`], [`agent`], [`pidfd`] | the pod's microVM, who makes it, who is in it |
-//! | [`spec`], [`rootfs`], [`hooks`] | from a bundle to what the guest is to have |
-//! | [`share`] | what of the host the guest has |
-//! | [`options`], [`kata`] | what containerd's file says of the runtime; Kata's settings |
+//! | [`arguments`], [`start`], [`cgroup`], [`serve`], [`delete`], [`runtime_info`], [`features`] | the commands that containerd runs |
+//! | [`service`], [`sandbox`] | containerd's task service and sandbox service |
+//! | [`pod`], [`container`], [`process`] | the pod's state, and the operations on it |
+//! | [`checkpoint`] | checkpoints, from which a container is restored with its machine |
+//! | [`machine`], [`sizing`], [`thawd`], [`agent`], [`pidfd`] | the pod's microVM, and clients of thawd and of the guest's agent |
+//! | [`spec`], [`rootfs`], [`hooks`] | from a bundle to the guest's container |
+//! | [`share`] | host directories and devices in the guest |
+//! | [`options`], [`kata`] | the runtime's options in containerd's configuration; Kata's settings |
 //! | [`stdio`] | a process's streams |
-//! | [`events`], [`stats`] | what containerd is told |
-//! | [`grouping`], [`address`] | which containers share a microVM, and where its shim listens |
+//! | [`events`], [`stats`] | events and metrics for containerd |
+//! | [`role`], [`address`] | which containers share a microVM, and the address of its shim |
 //!
-//! The shim is thin: it asks thawd for the microVM and the guest's agent for everything else, and knows nothing that is not in
-//! the pod. docs/shim.md says what becomes of each part of a specification.
+//! The shim keeps only the state of its pod. It asks thawd for the microVM, and the guest's agent for
+//! everything in it. docs/shim.md describes how each part of a specification is treated.
 
-pub mod about;
 pub mod address;
 pub mod agent;
 pub mod arguments;
@@ -28,7 +27,6 @@ pub mod delete;
 pub mod error;
 pub mod events;
 pub mod features;
-pub mod grouping;
 pub mod hooks;
 pub mod kata;
 pub mod log;
@@ -38,7 +36,9 @@ pub mod options;
 pub mod pidfd;
 pub mod pod;
 pub mod process;
+pub mod role;
 pub mod rootfs;
+pub mod runtime_info;
 pub mod sandbox;
 pub mod serve;
 pub mod service;

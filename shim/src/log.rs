@@ -1,4 +1,5 @@
-//! Log lines, to the fifo containerd reads beside its own log. A line nobody takes is dropped: logging never waits.
+//! Log lines, written to the fifo from which containerd copies them into its own log. Logging never blocks: a
+//! line is dropped if the fifo is full.
 
 use std::fmt;
 use std::fs::File;
@@ -9,7 +10,7 @@ use std::sync::OnceLock;
 
 static FIFO: OnceLock<File> = OnceLock::new();
 
-/// How loud a line is, in containerd's words.
+/// A line's level, in containerd's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Info,
@@ -25,9 +26,9 @@ impl Level {
     }
 }
 
-/// Sends lines to the bundle's fifo from now on; to stderr, which is whatever called us, where there is none.
+/// Writes lines to the bundle's fifo from now on. Without one they go to stderr.
 pub fn to_fifo(bundle: &Path) {
-    // Open for reading too: it can be opened though nobody reads it, and never breaks.
+    // Open for reading too: then opening does not wait for a reader, and writing never fails with EPIPE.
     let opened = File::options()
         .read(true)
         .write(true)

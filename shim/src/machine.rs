@@ -1,4 +1,4 @@
-//! The pod's microVM: made by thawd when the first container is, ended with the last.
+//! The pod's microVM. thawd creates it with the pod's first container and ends it with the last.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,40 +12,40 @@ use thaw_protocol::shim::pods::{
 };
 
 use crate::agent::Agent;
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::kata::Settings;
 use crate::sizing;
 use crate::spec::config::Spec;
 use crate::thawd::Thawd;
 
-/// The file of a bundle that says which microVM its container is in: for whoever cleans up after a shim that was killed.
+/// The file in a bundle that names the container's microVM, for the cleanup after a shim that was killed.
 const FILE: &str = "thaw.json";
 
 /// A microVM.
 #[derive(Debug)]
 pub struct Machine {
     pub sandbox: String,
-    /// Its VMM: what containerd has for a task's process.
+    /// PID of its VMM, which containerd shows as the task's process.
     pub vmm: i32,
     pub agent: Agent,
-    /// What Kata's settings make of the pod: its containers have the same.
+    /// Kata's settings of the pod, which hold for all its containers.
     pub kata: Settings,
 }
 
-/// What a bundle says of it.
+/// The record of a microVM in a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct MachineRecord {
     pub sandbox: String,
     pub vmm: i32,
 }
 
-impl Note {
-    /// Of a bundle; none where its container never had one.
-    pub fn read(bundle: &Path) -> Option<Note> {
+impl MachineRecord {
+    /// Reads a bundle's record. `None` if the container never had a microVM.
+    pub fn read(bundle: &Path) -> Option<MachineRecord> {
         serde_json::from_slice(&std::fs::read(bundle.join(FILE)).ok()?).ok()
     }
 
-    /// The container is removed, and its hooks were run.
+    /// Removes the record, once the container is removed and its hooks have run.
     pub fn remove(bundle: &Path) {
         let _ = std::fs::remove_file(bundle.join(FILE));
     }
@@ -53,12 +53,12 @@ impl Note {
     pub fn write(&self, bundle: &Path) -> Result<()> {
         let path: PathBuf = bundle.join(FILE);
         let text = serde_json::to_vec(self).map_err(|e| Error::malformed(&path, e))?;
-        std::fs::write(&path, text).for_(|| format!("write {}", path.display()))
+        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     }
 }
 
 impl Machine {
-    /// Makes the microVM of a pod whose own specification is `spec`, with Kata's settings for it, and notes it in its bundle.
+    /// Creates the microVM of the pod with specification `spec` and records it in the bundle.
     pub async fn make(
         thawd: &Thawd,
         namespace: &str,
@@ -89,16 +89,16 @@ impl Machine {
             request.disk_rate.is_some() || request.net_out_rate.is_some() || request.net_in_rate.is_some();
         let made = thawd.create(&request).await?;
         if limited && !made.rate_limited {
-            // The first error says more.
+            // The error below is the one to report.
             let _ = thawd.end(&made.sandbox_id).await;
             return Err(Error::Unsupported(
-                "the pod's rate limits: this node's thawd is of a release without them".into(),
+                "the pod's rate limits: this node's thawd is of a release that does not support them".into(),
             ));
         }
         Machine::of(thawd, made, bundle, kata).await
     }
 
-    /// Thaws that of a container from its snapshot, with the network it had, and notes it in the bundle.
+    /// Thaws a container's microVM from its snapshot, with the network it had, and records it in the bundle.
     pub async fn thaw(
         thawd: &Thawd,
         namespace: &str,
@@ -110,7 +110,7 @@ impl Machine {
     ) -> Result<Machine> {
         if network(spec)?.mode == Mode::NAMESPACE.into() {
             return Err(Error::Unsupported(
-                "a microVM that was frozen cannot be given a network namespace of the host's: it has the network it had".into(),
+                "a restored microVM keeps its network and cannot join a network namespace of the host".into(),
             ));
         }
         let request = ThawPodRequest {
@@ -126,7 +126,7 @@ impl Machine {
     }
 
     async fn of(thawd: &Thawd, made: CreatePodResponse, bundle: &Path, kata: Settings) -> Result<Machine> {
-        let note = Note {
+        let note = MachineRecord {
             sandbox: made.sandbox_id.clone(),
             vmm: made.vmm_pid,
         };
@@ -142,22 +142,22 @@ impl Machine {
                 kata,
             }),
             Err(e) => {
-                // The first error says more.
+                // The first error is the one to report.
                 let _ = thawd.end(&made.sandbox_id).await;
                 Err(e)
             }
         }
     }
 
-    pub fn note(&self) -> Note {
-        Note {
+    pub fn note(&self) -> MachineRecord {
+        MachineRecord {
             sandbox: self.sandbox.clone(),
             vmm: self.vmm,
         }
     }
 }
 
-/// A limit as thawd is told it. What comes once goes with a rate: without one it means nothing, as in Kata.
+/// A rate limit for thawd. A one-time burst needs a rate; without one it has no meaning, as in Kata.
 fn rate(limit: &RateLimit) -> MessageField<PodRate> {
     let once = |rate: Option<u64>, once: Option<u64>| rate.and(once).unwrap_or(0);
     if limit.bytes_per_s.is_none() && limit.ops_per_s.is_none() {
@@ -172,7 +172,7 @@ fn rate(limit: &RateLimit) -> MessageField<PodRate> {
     })
 }
 
-/// By which people find it.
+/// Labels by which people find the sandbox.
 fn labels(namespace: &str, id: &str) -> HashMap<String, String> {
     [
         ("containerd.io/namespace".to_owned(), namespace.to_owned()),
@@ -185,7 +185,7 @@ fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// The network namespace that was made for the pod, or one of thawd's own.
+/// The pod's network: the namespace made for it, or a private network of thawd.
 fn network(spec: &Spec) -> Result<PodNetwork> {
     let namespace = spec.linux.namespace("network").ok_or_else(|| {
         Error::Unsupported(
@@ -212,15 +212,15 @@ mod tests {
     #[test]
     fn a_bundle_remembers_its_machine() {
         let bundle = tempfile::tempdir().unwrap();
-        assert_eq!(Note::read(bundle.path()), None);
-        let note = Note {
+        assert_eq!(MachineRecord::read(bundle.path()), None);
+        let note = MachineRecord {
             sandbox: "s".into(),
             vmm: 7,
         };
         note.write(bundle.path()).unwrap();
-        assert_eq!(Note::read(bundle.path()), Some(note));
-        Note::remove(bundle.path());
-        assert_eq!(Note::read(bundle.path()), None);
+        assert_eq!(MachineRecord::read(bundle.path()), Some(note));
+        MachineRecord::remove(bundle.path());
+        assert_eq!(MachineRecord::read(bundle.path()), None);
     }
 
     #[test]

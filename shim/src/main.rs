@@ -4,14 +4,14 @@ use std::process::ExitCode;
 
 use thaw_shim::arguments::{Action, Arguments};
 use thaw_shim::error::Result;
-use thaw_shim::{about, delete, info, memory, serve, start};
+use thaw_shim::{delete, info, memory, runtime_info, serve, start};
 
 fn main() -> ExitCode {
     memory::keep_small();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            // containerd shows what `start` and `delete` say.
+            // containerd shows the output of `start` and `delete`.
             eprintln!("io.containerd.thaw.v2: {e}");
             ExitCode::FAILURE
         }
@@ -28,6 +28,6 @@ fn run() -> Result<()> {
             println!("containerd-shim-thaw-v2 {}", env!("CARGO_PKG_VERSION"));
             Ok(())
         }
-        Action::Info => about::print(),
+        Action::Info => runtime_info::print(),
     }
 }

@@ -1,6 +1,6 @@
-//! Keeping the process small: there is one for each pod.
+//! Keeps the process small, because there is one for each pod.
 
-/// Has the allocator keep one heap for all threads, and give back what is free at its end.
+/// Makes the allocator use one heap for all threads and return free memory at its end to the kernel.
 pub fn keep_small() {
     // SAFETY: called before any thread is started; mallopt changes the allocator's settings and nothing else.
     unsafe {

@@ -1,7 +1,9 @@
-//! What containerd's file says of this runtime: a file of settings, or settings themselves. Both are the operator's word.
+//! The runtime's options in containerd's configuration: a settings file, or settings in place. Both come from
+//! the operator.
 //!
-//! containerd 1.7 and later tell it to the `start` command, all tell it with each task. What `start` hears is kept in the
-//! bundle of the container it was called for: a pod made by the sandbox API has no task to be told with.
+//! containerd 1.7 and later passes them to the `start` command, and every version passes them with each task.
+//! The shim saves what `start` received in the bundle of the container it was started for, because a pod
+//! created through the sandbox API has no task.
 
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -11,55 +13,55 @@ use thaw_protocol::shim::runtimeoptions;
 use thaw_protocol::shim::{Any, Message};
 
 use crate::cgroup;
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
-/// The name of the message in an `Any`, of containerd 1.6 and later, and of those before.
+/// The message's name in containerd 1.6 and later, and in earlier versions.
 const KINDS: [&str; 2] = ["runtimeoptions.v1.Options", "cri.runtimeoptions.v1.Options"];
-/// Most that is taken of what `start` is told, bytes.
-const MOST: u64 = 1 << 20;
-/// The file of a bundle it is kept in.
-const KEPT: &str = "thaw-options";
+/// Most bytes read from the input of `start`.
+const MAX_SIZE: u64 = 1 << 20;
+/// The file in a bundle with the saved options.
+const SAVED: &str = "thaw-options";
 
-/// What is said.
+/// The runtime's options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Options {
     #[default]
     None,
-    /// A file there is.
+    /// Path of a settings file.
     File(PathBuf),
-    /// TOML, within containerd's file.
+    /// TOML text in containerd's configuration.
     Text(String),
 }
 
 impl Options {
-    /// What comes with a task; else what came to `start`, of whose bundle this is.
-    pub fn of(told: Option<&Any>, bundle: &Path) -> Result<Options> {
-        match told.filter(|told| !told.type_url.is_empty()) {
-            Some(told) => Options::read(told),
-            None => Options::kept(bundle),
+    /// The options that came with a task, else those that `start` saved in this bundle.
+    pub fn of(given: Option<&Any>, bundle: &Path) -> Result<Options> {
+        match given.filter(|given| !given.type_url.is_empty()) {
+            Some(given) => Options::read(given),
+            None => Options::load(bundle),
         }
     }
 
-    fn kept(bundle: &Path) -> Result<Options> {
-        let path = bundle.join(KEPT);
+    fn load(bundle: &Path) -> Result<Options> {
+        let path = bundle.join(SAVED);
         match std::fs::read(&path) {
             Ok(bytes) => {
-                let told = Any::parse_from_bytes(&bytes).map_err(|e| Error::malformed(&path, e))?;
-                Options::read(&told)
+                let saved = Any::parse_from_bytes(&bytes).map_err(|e| Error::malformed(&path, e))?;
+                Options::read(&saved)
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Options::None),
-            Err(e) => Err(e).for_(|| format!("read {}", path.display())),
+            Err(e) => Err(e).with_context(|| format!("read {}", path.display())),
         }
     }
 
-    /// Those of another kind, as runc's, say nothing.
-    fn read(told: &Any) -> Result<Options> {
-        if !KINDS.contains(&kind(told)) {
+    /// Parses options. Those of another runtime, such as runc's, are ignored.
+    fn read(given: &Any) -> Result<Options> {
+        if !KINDS.contains(&kind(given)) {
             return Ok(Options::None);
         }
         let wrong = |why: String| Error::Invalid(format!("the runtime's options: {why}"));
         let read =
-            runtimeoptions::Options::parse_from_bytes(&told.value).map_err(|e| wrong(e.to_string()))?;
+            runtimeoptions::Options::parse_from_bytes(&given.value).map_err(|e| wrong(e.to_string()))?;
         if !read.config_path.is_empty() {
             return Ok(Options::File(read.config_path.into()));
         }
@@ -72,35 +74,36 @@ impl Options {
     }
 }
 
-/// The name of the message that an `Any` is: its URL without whoever describes it.
+/// The message name of an `Any`: its type URL without the authority.
 pub fn kind(any: &Any) -> &str {
     any.type_url.rsplit('/').next().unwrap_or_default()
 }
 
-/// What `start` is told as its standard input. Nothing told is no error; nor is a terminal, which tells nothing.
-pub fn told() -> Result<Option<Any>> {
+/// Reads the options that containerd passes to `start` on standard input. `None` if there are none, or if the
+/// input is a terminal.
+pub fn from_stdin() -> Result<Option<Any>> {
     let input = std::io::stdin();
     if input.is_terminal() {
         return Ok(None);
     }
-    let mut told = Vec::new();
+    let mut input_bytes = Vec::new();
     input
         .lock()
-        .take(MOST + 1)
-        .read_to_end(&mut told)
-        .for_(|| "read the runtime's options".into())?;
-    if told.len() as u64 > MOST {
+        .take(MAX_SIZE + 1)
+        .read_to_end(&mut input_bytes)
+        .with_context(|| "read the runtime's options".into())?;
+    if input_bytes.len() as u64 > MAX_SIZE {
         return Err(Error::Invalid(
             "the runtime's options are larger than 1 MiB".into(),
         ));
     }
-    Ok(among(&told))
+    Ok(find_options(&input_bytes))
 }
 
-/// containerd up to 2.2 tells the options themselves, later ones what has them among its extensions. Of others nothing is said.
-fn among(told: &[u8]) -> Option<Any> {
-    let alone = Any::parse_from_bytes(told).ok();
-    let extensions = BootstrapParams::parse_from_bytes(told)
+/// Finds the options: containerd up to 2.2 passes them alone, later versions as one of several extensions.
+fn find_options(input: &[u8]) -> Option<Any> {
+    let alone = Any::parse_from_bytes(input).ok();
+    let extensions = BootstrapParams::parse_from_bytes(input)
         .unwrap_or_default()
         .extensions;
     let values = extensions.into_iter().filter_map(|e| e.value.into_option());
@@ -108,11 +111,11 @@ fn among(told: &[u8]) -> Option<Any> {
     alone.into_iter().chain(values).find(is_known)
 }
 
-/// Keeps what `start` was told, in the bundle.
-pub fn keep(told: &Any, bundle: &Path) -> Result<()> {
-    let path = bundle.join(KEPT);
-    let bytes = told.write_to_bytes().map_err(|e| Error::malformed(&path, e))?;
-    std::fs::write(&path, bytes).for_(|| format!("write {}", path.display()))
+/// Saves the options that `start` received in the bundle.
+pub fn save(options: &Any, bundle: &Path) -> Result<()> {
+    let path = bundle.join(SAVED);
+    let bytes = options.write_to_bytes().map_err(|e| Error::malformed(&path, e))?;
+    std::fs::write(&path, bytes).with_context(|| format!("write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -140,7 +143,7 @@ mod tests {
         let of = |told: Option<&Any>| Options::of(told, bundle.path());
         assert_eq!(of(None).unwrap(), Options::None);
         let kept = any(KINDS[0], "/kept.toml", "");
-        keep(&kept, bundle.path()).unwrap();
+        save(&kept, bundle.path()).unwrap();
         assert_eq!(of(None).unwrap(), Options::File("/kept.toml".into()));
         assert_eq!(of(Some(&Any::new())).unwrap(), Options::File("/kept.toml".into()));
         let both = any(&format!("types.containerd.io/{}", KINDS[0]), "/a.toml", "b = 1");
@@ -162,17 +165,20 @@ mod tests {
         };
         let of_runc = any(cgroup::OPTIONS, "", "");
         for options in [any(KINDS[0], "/a.toml", ""), of_runc] {
-            assert_eq!(among(&options.write_to_bytes().unwrap()), Some(options.clone()));
+            assert_eq!(
+                find_options(&options.write_to_bytes().unwrap()),
+                Some(options.clone())
+            );
             let params = BootstrapParams {
                 extensions: vec![extension(Any::new()), extension(options.clone())],
                 ..Default::default()
             };
-            // The container's id and namespace come first.
+            // The container's id and namespace precede them.
             let told = [&b"\x0a\x02id\x12\x02ns"[..], &params.write_to_bytes().unwrap()];
-            assert_eq!(among(&told.concat()), Some(options));
+            assert_eq!(find_options(&told.concat()), Some(options));
         }
         for nothing in [&b""[..], b"{}", &[0xff; 64]] {
-            assert_eq!(among(nothing), None);
+            assert_eq!(find_options(nothing), None);
         }
     }
 }

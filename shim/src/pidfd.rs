@@ -1,11 +1,11 @@
-//! The end of a process that is not our child.
+//! Waits for the end of a process that is not a child.
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Waits for it; for ever where the kernel does not let us.
-pub async fn ended(pid: i32) {
+/// Waits until process `pid` ends, or for ever if the kernel provides no pidfd.
+pub async fn wait_exit(pid: i32) {
     let Some(number) = Pid::from_raw(pid) else {
         return std::future::pending().await;
     };

@@ -1,8 +1,8 @@
-//! A process of a task: where it is in its life, its streams, its end.
+//! A process of a task: its phase, its streams and its exit status.
 //!
-//! Invariants: the life goes one way, Created, Starting, Running, Ended, and may skip; whoever makes it Ended first is the only
-//! one to tell of it. What has not been started when it ended by a failing start is told nobody. No lock is held while the
-//! guest is asked anything.
+//! Invariants: the phase only advances, Created, Starting, Running, Ended, and may skip. Only the caller that
+//! sets Ended first publishes the exit. A process whose start failed is not published. No lock is held during
+//! a call to the guest.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,13 +13,13 @@ use crate::agent::ProcessId;
 use crate::error::{Error, Result};
 use crate::stdio::{Stdio, Streams};
 
-/// What a process is told to have ended with when its machine was killed under it.
+/// Exit status of a process whose machine was killed.
 pub const KILLED: u32 = 128 + libc::SIGKILL as u32;
 
-/// How it ended.
+/// How a process ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exit {
-    /// Exit code, or 128 and the signal's number.
+    /// Exit code, or 128 plus the number of the signal that ended it.
     pub status: u32,
     pub at: Timestamp,
 }
@@ -33,22 +33,22 @@ impl Exit {
     }
 }
 
-/// Where it is in its life.
+/// Where a process is in its life.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Phase {
     Created,
-    /// The guest has been asked.
+    /// The guest was asked to start it.
     Starting,
     Running,
     Ended(Exit),
 }
 
-/// A process: a container's own, or an exec.
+/// A container's init process, or an exec.
 #[derive(Debug)]
 pub struct Process {
-    /// In the guest.
+    /// Its name in the guest.
     pub id: ProcessId,
-    /// containerd's name of an exec; empty for the container's own.
+    /// containerd's id of an exec; empty for the init process.
     pub exec_id: String,
     pub stdio: Stdio,
     phase: watch::Sender<Phase>,
@@ -70,7 +70,7 @@ impl Process {
         self.phase.borrow().clone()
     }
 
-    /// As containerd names it.
+    /// The phase as containerd names it.
     pub fn status(&self) -> EnumOrUnknown<Status> {
         let status = match *self.phase.borrow() {
             Phase::Created | Phase::Starting => Status::CREATED,
@@ -80,10 +80,10 @@ impl Process {
         status.into()
     }
 
-    /// Takes the turn to start it.
+    /// Sets the phase to Starting.
     ///
     /// # Errors
-    /// [`Error::State`] where it was started before.
+    /// [`Error::State`] if the process was started before.
     pub fn begin(&self) -> Result<()> {
         let begun = self.phase.send_if_modified(|phase| {
             let begins = *phase == Phase::Created;
@@ -101,7 +101,7 @@ impl Process {
         }
     }
 
-    /// The guest runs it.
+    /// Sets the phase to Running.
     pub fn started(&self) {
         self.phase.send_if_modified(|phase| {
             let runs = *phase == Phase::Starting;
@@ -112,7 +112,8 @@ impl Process {
         });
     }
 
-    /// It has ended, or never will be started. Whether nobody said so before: who did tells of it.
+    /// Sets the phase to Ended, also for a process that will never start. Returns whether this was the first
+    /// call; that caller publishes the exit.
     pub fn end(&self, exit: Exit) -> bool {
         let first = self.phase.send_if_modified(|phase| {
             let first = !matches!(phase, Phase::Ended(_));
@@ -127,24 +128,24 @@ impl Process {
         first
     }
 
-    /// Waits until it is not being started: an end that is told comes after its start.
+    /// Waits until the process is not Starting, so that its exit is published after its start.
     pub async fn settled(&self) {
         let mut phase = self.phase.subscribe();
         let _ = phase.wait_for(|phase| *phase != Phase::Starting).await;
     }
 
-    /// Waits for its end.
+    /// Waits for the process to end.
     pub async fn exit(&self) -> Exit {
         let mut phase = self.phase.subscribe();
         let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await;
         match ended.as_deref() {
             Ok(Phase::Ended(exit)) => exit.clone(),
-            // The sender is ours.
+            // Unreachable: this process holds the sender.
             _ => Exit::now(KILLED),
         }
     }
 
-    /// Its streams, which it has from when the guest has made it.
+    /// Its streams, which it has once the guest has created it.
     pub fn streams(&self) -> MutexGuard<'_, Option<Streams>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }

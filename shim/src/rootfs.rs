@@ -1,8 +1,8 @@
-//! The container's root file system: what containerd tells to mount, and what the guest has instead.
+//! A container's root file system: from the mounts containerd requests to the guest's storages.
 //!
-//! Nothing is mounted in the host's tree. An image in Thaw's store is shown in the pod's root device; the guest lays a directory of
-//! the pod's disk over it. Of any other snapshotter thawd makes the mount, for this microVM alone, and shares it: what is
-//! written is in the snapshot, where containerd looks for it.
+//! Nothing is mounted in the host's tree. An image in Thaw's store appears in the pod's root device, and the
+//! guest mounts an overlay of it and a directory of the pod's disk. For any other snapshotter thawd makes the
+//! mount, for this microVM only, and shares it; writes go to the snapshot, where containerd expects them.
 
 use std::path::Path;
 
@@ -13,23 +13,24 @@ use thaw_protocol::shim::mount::Mount;
 use crate::error::{Error, Result};
 use crate::share::Source;
 
-/// What thawd's snapshotter puts before the manifest's digest, as the source of its one mount (docs/images.md).
+/// Prefix of the manifest's digest in the source of the one mount that thawd's snapshotter returns
+/// (docs/images.md).
 pub const IMAGE: &str = "thaw:";
 
-/// Where a container's files come from.
+/// The source of a container's root file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rootfs {
     /// An image in the store, by its manifest's digest.
     Image { digest: String },
-    /// A directory of the host, or a file system it makes.
+    /// A directory of the host, or a mount.
     Host(Source),
 }
 
 impl Rootfs {
-    /// What the mounts of a task are; without any it is the directory `root`.
+    /// The source for a task's mounts. Without mounts it is the directory `root`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what is more than one mount.
+    /// [`Error::Unsupported`] if there are several mounts.
     pub fn of(mounts: &[Mount], root: &Path) -> Result<Rootfs> {
         match mounts {
             [mount] => match mount.source.strip_prefix(IMAGE) {
@@ -61,7 +62,8 @@ fn several() -> Error {
     )
 }
 
-/// What the agent mounts for container `id`, in this order: the image shown as `image`, below a directory of the pod's disk.
+/// The agent's storages for container `id`, in order: the image named `image` below a directory of the pod's
+/// disk.
 pub fn storages(id: &str, image: &str) -> Vec<Storage> {
     let lower = format!("{}/{image}", layout::IMAGES);
     vec![layout::images(), layout::disk(), layout::root(id, &lower)]

@@ -1,6 +1,6 @@
-//! containerd's task service: each call, by the pod.
+//! containerd's task service: forwards each call to the pod.
 //!
-//! Invariant: a call that changes something is done to its end, whoever goes away meanwhile.
+//! Invariant: a call that changes something completes, even if its client disconnects.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -21,12 +21,12 @@ use crate::pod::Pod;
 use crate::process::{Exit, Phase};
 use crate::stdio::Stdio;
 
-/// Serves containerd. It ends by telling `stop`.
+/// The services for containerd. A shutdown sets `stop`.
 #[derive(Debug)]
 pub struct Service {
     pub pod: Arc<Pod>,
     pub stop: watch::Sender<bool>,
-    /// Where it is reached.
+    /// Path of the socket it is reached at.
     pub socket: Option<PathBuf>,
 }
 
@@ -36,17 +36,18 @@ fn empty(done: Result<()>) -> Answer<Empty> {
     done.map(|()| Empty::new()).map_err(Into::into)
 }
 
-/// Does it to its end: ttrpc drops what it does for a client whose connection or patience has ended, and half of it would be left.
-pub async fn to_its_end<T: Send + 'static>(
+/// Completes the work in a task of its own. ttrpc drops the future of a call whose client has disconnected or
+/// timed out, which would leave it half done.
+pub async fn run_to_completion<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     tokio::spawn(work)
         .await
-        .unwrap_or_else(|e| Err(Error::State(format!("the shim did not do it to its end: {e}"))))
+        .unwrap_or_else(|e| Err(Error::State(format!("the call did not complete: {e}"))))
 }
 
 impl Service {
-    /// Ends the shim. From now on it is not there for who looks for it: another may be started for the same pod.
+    /// Ends the shim, and removes its socket at once so that another shim can be started for the same pod.
     pub fn stop(&self) {
         if let Some(socket) = &self.socket {
             let _ = std::fs::remove_file(socket);
@@ -103,7 +104,7 @@ impl Task for Service {
 
     async fn create(&self, _: &TtrpcContext, r: CreateTaskRequest) -> Answer<CreateTaskResponse> {
         let pod = self.pod.clone();
-        let pid = to_its_end(async move { pod.create(r).await }).await?;
+        let pid = run_to_completion(async move { pod.create(r).await }).await?;
         Ok(CreateTaskResponse {
             pid,
             ..Default::default()
@@ -112,7 +113,7 @@ impl Task for Service {
 
     async fn start(&self, _: &TtrpcContext, r: StartRequest) -> Answer<StartResponse> {
         let pod = self.pod.clone();
-        let pid = to_its_end(async move { pod.start(&r.id, &r.exec_id).await }).await?;
+        let pid = run_to_completion(async move { pod.start(&r.id, &r.exec_id).await }).await?;
         Ok(StartResponse {
             pid,
             ..Default::default()
@@ -121,7 +122,7 @@ impl Task for Service {
 
     async fn delete(&self, _: &TtrpcContext, r: DeleteRequest) -> Answer<DeleteResponse> {
         let pod = self.pod.clone();
-        let exit = to_its_end(async move { pod.delete(&r.id, &r.exec_id).await }).await?;
+        let exit = run_to_completion(async move { pod.delete(&r.id, &r.exec_id).await }).await?;
         Ok(DeleteResponse {
             pid: self.pod.pid(),
             exit_status: exit.status,
@@ -136,23 +137,23 @@ impl Task for Service {
 
     async fn pause(&self, _: &TtrpcContext, r: PauseRequest) -> Answer<Empty> {
         let pod = self.pod.clone();
-        empty(to_its_end(async move { pod.pause(&r.id, true).await }).await)
+        empty(run_to_completion(async move { pod.pause(&r.id, true).await }).await)
     }
 
     async fn resume(&self, _: &TtrpcContext, r: ResumeRequest) -> Answer<Empty> {
         let pod = self.pod.clone();
-        empty(to_its_end(async move { pod.pause(&r.id, false).await }).await)
+        empty(run_to_completion(async move { pod.pause(&r.id, false).await }).await)
     }
 
     async fn checkpoint(&self, _: &TtrpcContext, r: CheckpointTaskRequest) -> Answer<Empty> {
         let pod = self.pod.clone();
         let checkpointed = async move { pod.checkpoint(&r.id, &r.path, r.options.as_ref()).await };
-        empty(to_its_end(checkpointed).await)
+        empty(run_to_completion(checkpointed).await)
     }
 
     async fn kill(&self, _: &TtrpcContext, r: KillRequest) -> Answer<Empty> {
         let pod = self.pod.clone();
-        empty(to_its_end(async move { pod.kill(&r.id, &r.exec_id, r.signal, r.all).await }).await)
+        empty(run_to_completion(async move { pod.kill(&r.id, &r.exec_id, r.signal, r.all).await }).await)
     }
 
     async fn exec(&self, _: &TtrpcContext, r: ExecProcessRequest) -> Answer<Empty> {
@@ -198,7 +199,8 @@ impl Task for Service {
     }
 
     async fn connect(&self, _: &TtrpcContext, r: ConnectRequest) -> Answer<ConnectResponse> {
-        // That of a sandbox's too: by it containerd, when it is started again, finds out whether the shim is there.
+        // Also answers for a sandbox: a restarted containerd calls this to find out whether the shim still
+        // runs.
         if self.pod.sandbox(&r.id).is_err() {
             self.pod.container(&r.id)?;
         }
@@ -210,8 +212,8 @@ impl Task for Service {
         })
     }
 
-    /// Ends the shim, unless it has tasks still: containerd asks after each of a pod's. One that is being made is none, as nobody
-    /// waits for it any more.
+    /// Ends the shim unless it has tasks; containerd calls this after each task of a pod. A task in creation
+    /// does not count, because its client no longer waits for it.
     async fn shutdown(&self, _: &TtrpcContext, r: ShutdownRequest) -> Answer<Empty> {
         if !r.now && (self.pod.has_tasks() || self.pod.is_sandbox()) {
             return Ok(Empty::new());
@@ -222,12 +224,12 @@ impl Task for Service {
     }
 }
 
-/// Refuses a name that cannot be one: paths are made of them.
+/// Refuses an invalid id: paths are made of ids.
 pub fn check_id(id: &str) -> Result<()> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let good = (1..=128).contains(&id.len()) && id.chars().all(fits) && !id.starts_with('.');
     match good {
         true => Ok(()),
-        false => Err(Error::Invalid(format!("{id:?} is no container's id"))),
+        false => Err(Error::Invalid(format!("{id:?} is not a valid container id"))),
     }
 }

@@ -1,8 +1,9 @@
-//! What of the host a pod's containers have: each directory, file, file system and block device is shared once, whoever of them has
-//! it, so that they see each other's changes at once; read-only and writable are two.
+//! Host directories, files, file systems and block devices that a pod's containers use. Each is shared with
+//! the guest once, so that containers see each other's changes immediately; read-only and writable count as
+//! two.
 //!
-//! Invariant: the table is locked to look something up, never while thawd is waited for. Of one source a share is being added or
-//! removed by one caller at a time, and those alone wait who want the same.
+//! Invariant: the table is locked only to look up an entry, never while waiting for thawd. One caller at a
+//! time adds or removes the share of a source, and only callers for the same source wait.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,19 +11,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::thawd::{AGAIN, Thawd};
+use crate::thawd::{RETRY_DELAY, Thawd};
 use crate::warning;
 
-/// A mount that thawd makes, as containerd has it.
+/// A mount that thawd makes, in containerd's form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source {
-    /// `bind`, or a file system's type.
+    /// `bind`, or a file system type.
     pub kind: String,
     pub source: String,
     pub options: Vec<String>,
 }
 
-/// A block device, which thawd gives the microVM as a disk.
+/// A block device of the host, which thawd attaches to the microVM as a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockDevice {
     pub major: u32,
@@ -30,72 +31,72 @@ pub struct BlockDevice {
     pub read_only: bool,
 }
 
-/// Something of the host.
+/// A resource of the host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum OfTheHost {
+pub enum HostResource {
     Files(Source),
     Disk(BlockDevice),
 }
 
-impl fmt::Display for OfTheHost {
+impl fmt::Display for HostResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OfTheHost::Files(source) => f.write_str(&source.source),
-            OfTheHost::Disk(disk) => write!(f, "block device {}:{}", disk.major, disk.minor),
+            HostResource::Files(source) => f.write_str(&source.source),
+            HostResource::Disk(disk) => write!(f, "block device {}:{}", disk.major, disk.minor),
         }
     }
 }
 
-/// Whether a source is shared.
+/// The state of one share.
 #[derive(Debug)]
 enum State {
-    /// Nobody has asked thawd yet.
+    /// thawd was not asked yet.
     New,
-    There {
+    Shared {
         name: String,
         users: usize,
     },
-    /// Another takes its place.
+    /// Removed; a new entry replaces it.
     Gone,
 }
 
 #[derive(Debug)]
 struct Share {
-    wanted: OfTheHost,
+    wanted: HostResource,
     state: tokio::sync::Mutex<State>,
 }
 
-/// A container's share.
+/// A container's use of a share.
 #[derive(Clone, Debug)]
 pub struct Used {
-    /// Its entry in the shared device; the slot of a disk.
+    /// Its entry in the shared device, or the slot of a disk.
     pub name: String,
     share: Arc<Share>,
 }
 
-/// Those of a pod.
+/// The shares of a pod.
 #[derive(Debug, Default)]
 pub struct Shares {
-    table: Mutex<BTreeMap<OfTheHost, Arc<Share>>>,
-    /// Names so far. None is used again: the guest may remember it.
+    table: Mutex<BTreeMap<HostResource, Arc<Share>>>,
+    /// Number of names so far. Names are not reused, because the guest may remember them.
     names: AtomicU64,
 }
 
 impl Shares {
-    /// Has it shared with the microVM, or finds that it is.
-    pub async fn take(&self, thawd: &Thawd, sandbox: &str, wanted: &OfTheHost) -> Result<Used> {
+    /// Shares the resource with the microVM, unless it is shared already.
+    pub async fn acquire(&self, thawd: &Thawd, sandbox: &str, wanted: &HostResource) -> Result<Used> {
         loop {
             let share = self.entry(wanted);
             let mut state = share.state.lock().await;
             let name = match &mut *state {
                 State::Gone => continue,
-                State::There { name, users } => {
+                State::Shared { name, users } => {
                     *users += 1;
                     name.clone()
                 }
                 State::New => match self.add(thawd, sandbox, wanted).await {
                     Ok(name) => {
-                        *state = State::There {
+                        *state = State::Shared {
                             name: name.clone(),
                             users: 1,
                         };
@@ -112,21 +113,21 @@ impl Shares {
         }
     }
 
-    async fn add(&self, thawd: &Thawd, sandbox: &str, wanted: &OfTheHost) -> Result<String> {
+    async fn add(&self, thawd: &Thawd, sandbox: &str, wanted: &HostResource) -> Result<String> {
         match wanted {
-            OfTheHost::Files(source) => {
+            HostResource::Files(source) => {
                 let name = self.names.fetch_add(1, Ordering::Relaxed).to_string();
                 thawd.add_share(sandbox, &name, source).await.map(|()| name)
             }
-            OfTheHost::Disk(disk) => thawd.add_disk(sandbox, *disk).await,
+            HostResource::Disk(disk) => thawd.add_disk(sandbox, *disk).await,
         }
     }
 
-    /// Lets go of it: the last who does takes it away.
-    pub async fn let_go(&self, thawd: &Thawd, sandbox: &str, used: Used) {
+    /// Ends a use; the last use removes the share.
+    pub async fn release(&self, thawd: &Thawd, sandbox: &str, used: Used) {
         let share = used.share;
         let mut state = share.state.lock().await;
-        let State::There { name, users } = &mut *state else {
+        let State::Shared { name, users } = &mut *state else {
             return;
         };
         *users -= 1;
@@ -136,16 +137,16 @@ impl Shares {
         let name = std::mem::take(name);
         self.forget(&share, &mut state);
         drop(state);
-        match take_away(thawd, sandbox, &share.wanted, &name).await {
+        match remove(thawd, sandbox, &share.wanted, &name).await {
             Err(Error::NoThawd { .. }) => {
                 let (thawd, sandbox) = (thawd.clone(), sandbox.to_owned());
-                tokio::spawn(take_away_later(thawd, sandbox, share.clone(), name));
+                tokio::spawn(remove_later(thawd, sandbox, share.clone(), name));
             }
-            done => tell(&share.wanted, &name, done),
+            done => log_failure(&share.wanted, &name, done),
         }
     }
 
-    fn entry(&self, wanted: &OfTheHost) -> Arc<Share> {
+    fn entry(&self, wanted: &HostResource) -> Arc<Share> {
         let new = || {
             Arc::new(Share {
                 wanted: wanted.clone(),
@@ -166,33 +167,33 @@ impl Shares {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<OfTheHost, Arc<Share>>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<HostResource, Arc<Share>>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn take_away(thawd: &Thawd, sandbox: &str, wanted: &OfTheHost, name: &str) -> Result<()> {
+async fn remove(thawd: &Thawd, sandbox: &str, wanted: &HostResource, name: &str) -> Result<()> {
     match wanted {
-        OfTheHost::Files(_) => thawd.remove_share(sandbox, name).await,
-        OfTheHost::Disk(_) => thawd.remove_disk(sandbox, name).await,
+        HostResource::Files(_) => thawd.remove_share(sandbox, name).await,
+        HostResource::Disk(_) => thawd.remove_disk(sandbox, name).await,
     }
 }
 
-/// Has the next thawd take it away: a container's root would take its place on the disk, and a block device be in use, for as
-/// long as the pod lives.
-async fn take_away_later(thawd: Thawd, sandbox: String, share: Arc<Share>, name: String) {
+/// Retries until a thawd runs. Otherwise a container's root would occupy the disk, or a block device stay in
+/// use, for the life of the pod.
+async fn remove_later(thawd: Thawd, sandbox: String, share: Arc<Share>, name: String) {
     loop {
-        tokio::time::sleep(AGAIN).await;
-        match take_away(&thawd, &sandbox, &share.wanted, &name).await {
+        tokio::time::sleep(RETRY_DELAY).await;
+        match remove(&thawd, &sandbox, &share.wanted, &name).await {
             Err(Error::NoThawd { .. }) => {}
-            done => return tell(&share.wanted, &name, done),
+            done => return log_failure(&share.wanted, &name, done),
         }
     }
 }
 
-fn tell(wanted: &OfTheHost, name: &str, taken_away: Result<()>) {
-    if let Err(e) = taken_away {
-        // It goes with the microVM.
-        warning!("{wanted} of the host stays shared, as {name}: {e}");
+fn log_failure(wanted: &HostResource, name: &str, removed: Result<()>) {
+    if let Err(e) = removed {
+        // It is removed with the microVM at the latest.
+        warning!("{wanted} of the host stays shared as {name}: {e}");
     }
 }

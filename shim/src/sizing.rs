@@ -1,20 +1,22 @@
-//! How large a pod's microVM is: what its containers may use together, as far as that is known when it is made, and room for
-//! the guest itself.
+//! The size of a pod's microVM: what its containers may use together, as far as that is known at its
+//! creation, plus what the guest itself needs.
 //!
-//! CRI tells a pod's sum by annotations of its sandbox (containerd 1.6.4 and later, for kubelets that tell it). A pod of one
-//! has it in its own limits. What Kata's settings say stands for the guest's own part, and for all where nothing is told.
+//! CRI gives a pod's sum in annotations of its sandbox (containerd 1.6.4 and later, if the kubelet sends it).
+//! For a pod of one container it is that container's limits. Kata's settings replace the guest's own part,
+//! and the total if there are no limits.
 
 use crate::kata::Settings;
 use crate::spec::config::Spec;
 
-/// What one has that says nothing: MiB, thousandths of a CPU.
+/// Defaults without any limits: MiB, and thousandths of a CPU.
 const DEFAULT_MEMORY_MIB: u64 = 512;
 const DEFAULT_CPUS: u64 = 1000;
-/// What the guest needs for itself. With what a VMM takes on top it is the RuntimeClass's overhead (docs/kubernetes.md).
+/// Memory of the guest itself in MiB. Together with the VMM's memory it is the overhead of the RuntimeClass
+/// (docs/kubernetes.md).
 const OWN_MEMORY_MIB: u64 = 128;
-/// Most that can be had (docs/operations.md).
-const MOST_MEMORY_MIB: u64 = 65536;
-const MOST_CPUS: u64 = 16;
+/// Largest size (docs/operations.md).
+const MAX_MEMORY_MIB: u64 = 65536;
+const MAX_CPUS: u64 = 16;
 
 const MEMORY: &str = "io.kubernetes.cri.sandbox-memory";
 const QUOTA: &str = "io.kubernetes.cri.sandbox-cpu-quota";
@@ -26,22 +28,22 @@ pub struct Shape {
     pub memory_mib: u32,
 }
 
-/// Of the pod with this specification and Kata's settings for it.
+/// The size for a pod with this specification and these settings of Kata.
 pub fn shape(spec: &Spec, kata: &Settings) -> Shape {
-    let told = |name: &str| {
+    let annotation = |name: &str| {
         spec.annotations
             .get(name)
             .and_then(|text| text.parse::<i64>().ok())
     };
     let resources = &spec.linux.resources;
-    let memory = told(MEMORY).or_else(|| resources.memory.as_ref().and_then(|m| m.limit));
+    let memory = annotation(MEMORY).or_else(|| resources.memory.as_ref().and_then(|m| m.limit));
     let memory = memory
         .and_then(|bytes| u64::try_from(bytes).ok())
         .filter(|bytes| *bytes > 0);
     let cpu = resources.cpu.as_ref();
-    let quota = told(QUOTA).or_else(|| cpu.and_then(|c| c.quota));
-    let period = told(PERIOD).or_else(|| cpu.and_then(|c| i64::try_from(c.period?).ok()));
-    // In thousandths of a CPU, as Kata has them: fractions are added before the sum is rounded up.
+    let quota = annotation(QUOTA).or_else(|| cpu.and_then(|c| c.quota));
+    let period = annotation(PERIOD).or_else(|| cpu.and_then(|c| i64::try_from(c.period?).ok()));
+    // Thousandths of a CPU, as in Kata: fractions are added before the sum is rounded up.
     let asked = match (quota, period) {
         (Some(quota @ 1..), Some(period @ 1..)) => Some(
             quota
@@ -67,8 +69,8 @@ pub fn shape(spec: &Spec, kata: &Settings) -> Shape {
     let most = |told: Option<u32>, most: u64| told.map_or(most, |told| u64::from(told).min(most));
     let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
     Shape {
-        cpus: small(cpus.div_ceil(1000).clamp(1, most(kata.max_vcpus, MOST_CPUS))),
-        memory_mib: small(memory.min(most(kata.max_memory_mib, MOST_MEMORY_MIB))),
+        cpus: small(cpus.div_ceil(1000).clamp(1, most(kata.max_vcpus, MAX_CPUS))),
+        memory_mib: small(memory.min(most(kata.max_memory_mib, MAX_MEMORY_MIB))),
     }
 }
 
@@ -153,7 +155,7 @@ mod tests {
         (kata.max_vcpus, kata.max_memory_mib) = (Some(2), Some(1000));
         let (cpus, memory_mib) = (2, 1000);
         assert_eq!(shape(&spec, &kata), Shape { cpus, memory_mib });
-        // What no machine can have is not had by saying so.
+        // A pod cannot exceed the largest size by asking for more.
         (kata.vcpus, kata.max_vcpus) = (Some(f32::MAX), Some(u32::MAX));
         assert_eq!(shape(&spec, &kata).cpus, 16);
     }

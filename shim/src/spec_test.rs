@@ -132,8 +132,8 @@ fn mounts_are_made_in_the_guest_shared_or_refused_by_name() {
     assert_eq!(made.spec.Mounts[3].source, made.storages[0].mount_point);
     assert_eq!(made.spec.Mounts[4].source, "/dev/null");
     // Of the options the host has those that are its own, the guest all.
-    let [bound] = &made.bound[..] else {
-        panic!("{:?}", made.bound)
+    let [bound] = &made.shared_mounts[..] else {
+        panic!("{:?}", made.shared_mounts)
     };
     assert_eq!((bound.mount, bound.source.source.as_str()), (5, of_the_host));
     assert_eq!(bound.source.options, ["bind", "rro", "rslave"]);
@@ -169,7 +169,7 @@ fn only_a_file_system_in_memory_is_the_pods_shared_memory() {
     given["mounts"] = json!([{"destination": "/dev/shm", "source": of_a_disk, "options": ["bind"]}]);
     let made = guest("c", Path::new("/bundle"), &spec(given), "/r".into()).unwrap();
     assert!(made.storages.is_empty(), "{:?}", made.storages);
-    assert_eq!(made.bound[0].source.source, of_a_disk);
+    assert_eq!(made.shared_mounts[0].source.source, of_a_disk);
 }
 
 #[test]

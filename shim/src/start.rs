@@ -1,7 +1,8 @@
-//! The `start` command: containerd runs it for each container, and talks to whom it names from then on.
+//! The `start` command: containerd runs it for each container, and then talks to the shim at the address it
+//! prints.
 //!
-//! The first container of a pod gets a shim; the others are told of it. The shim is started listening: it has its socket as
-//! standard input, so nobody can connect too early.
+//! The first container of a pod starts the shim; the others get its address. The shim receives the listening
+//! socket as standard input, so clients can connect immediately.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -13,25 +14,25 @@ use std::process::{Child, Command, Stdio};
 use crate::address::Address;
 use crate::arguments::Arguments;
 use crate::cgroup;
-use crate::error::{Error, For, Result};
-use crate::grouping::Role;
+use crate::error::{Error, Result, WithContext};
 use crate::options;
+use crate::role::Role;
 use crate::service::check_id;
 use crate::spec;
 
-/// Says where the container's shim listens.
+/// Prints the address of the container's shim.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let address = start(arguments)?;
     address.write(&arguments.bundle)?;
     let mut out = std::io::stdout().lock();
     write!(out, "{}", address.text())
         .and_then(|()| out.flush())
-        .for_(|| "answer containerd".into())
+        .with_context(|| "answer containerd".into())
 }
 
 fn start(arguments: &Arguments) -> Result<Address> {
     check_id(&arguments.id)?;
-    // A pod that is made by the sandbox API has no specification.
+    // A pod created through the sandbox API has no specification.
     let spec = spec::read_if_any(&arguments.bundle.join("config.json"))?.unwrap_or_default();
     let role = Role::of_bundle(&arguments.id, &spec.annotations, &arguments.bundle)?;
     let address = Address::of(&arguments.address, &arguments.namespace, role.pod(&arguments.id));
@@ -40,18 +41,18 @@ fn start(arguments: &Arguments) -> Result<Address> {
     }
     if let Role::Member { pod } = &role {
         return Err(Error::State(format!(
-            "container {} is of pod {pod}, whose shim does not run any more",
+            "container {} is of pod {pod}, whose shim has exited",
             arguments.id
         )));
     }
-    let told = options::told()?;
-    if let Some(told) = &told {
-        options::keep(told, &arguments.bundle)?;
+    let options = options::from_stdin()?;
+    if let Some(options) = &options {
+        options::save(options, &arguments.bundle)?;
     }
-    let cgroup = told.as_ref().and_then(cgroup::wanted);
+    let cgroup = options.as_ref().and_then(cgroup::requested);
     let listener = listen(address.path())?;
     let mut child = spawn(arguments, listener)?;
-    spare_containerd(child.id());
+    raise_oom_score(child.id());
     if let Some(path) = cgroup
         && let Err(e) = cgroup::join(Path::new(cgroup::ROOT), &path, child.id())
     {
@@ -61,7 +62,7 @@ fn start(arguments: &Arguments) -> Result<Address> {
     Ok(address)
 }
 
-/// A socket a dead shim left is replaced.
+/// Listens on the socket, and replaces one that a dead shim left.
 fn listen(path: &Path) -> Result<UnixListener> {
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
     let what = || format!("listen on {}", path.display());
@@ -70,39 +71,40 @@ fn listen(path: &Path) -> Result<UnixListener> {
             .recursive(true)
             .mode(0o711)
             .create(directory);
-        made.for_(|| format!("create {}", directory.display()))?;
+        made.with_context(|| format!("create {}", directory.display()))?;
     }
     let _ = std::fs::remove_file(path);
-    let listener = UnixListener::bind(path).for_(what)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).for_(what)?;
+    let listener = UnixListener::bind(path).with_context(what)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(what)?;
     Ok(listener)
 }
 
-/// The shim itself, which outlives us and containerd.
+/// Starts the shim process, which outlives this command and containerd.
 fn spawn(arguments: &Arguments, listener: UnixListener) -> Result<Child> {
-    let program = std::env::current_exe().for_(|| "find this program".into())?;
+    let program = std::env::current_exe().with_context(|| "find this program".into())?;
     Command::new(program)
         .args(["-namespace", &arguments.namespace, "-id", &arguments.id])
         .args(["-address", &arguments.address, "serve"])
         .current_dir(&arguments.bundle)
         .stdin(Stdio::from(OwnedFd::from(listener)))
-        // containerd reads ours to the end.
+        // containerd reads the output of this command to its end.
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .process_group(0)
         .spawn()
-        .for_(|| "start the shim".into())
+        .with_context(|| "start the shim".into())
 }
 
-/// Under want of memory the shim goes before containerd, as containerd's own do: it can be cleaned up after.
-fn spare_containerd(pid: u32) {
+/// Lets the OOM killer choose the shim before containerd, as containerd's own shims do: its pod can be
+/// cleaned up.
+fn raise_oom_score(pid: u32) {
     let path = |pid: &str| format!("/proc/{pid}/oom_score_adj");
     let Some(parent) = rustix::process::getppid() else {
         return;
     };
     let read = std::fs::read_to_string(path(&parent.as_raw_nonzero().to_string()));
     if let Some(score) = read.ok().and_then(|text| text.trim().parse::<i32>().ok()) {
-        // Not allowed everywhere, and no more than advice.
+        // Not permitted everywhere, and only advice.
         let _ = std::fs::write(path(&pid.to_string()), (score + 1).min(1000).to_string());
     }
 }

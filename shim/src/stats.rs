@@ -1,4 +1,4 @@
-//! What a container uses, in containerd's words: cgroup v2's, which is what the guest has whatever the host has.
+//! A container's resource usage in containerd's form: cgroup v2, which the guest uses whatever the host has.
 
 use thaw_protocol::agent::agent::{BlkioStatsEntry, CgroupStats, StatsContainerResponse};
 use thaw_protocol::shim::cgroup2::*;
@@ -6,12 +6,12 @@ use thaw_protocol::shim::{Any, Message, MessageField};
 
 use crate::error::{Error, Result};
 
-/// Devices told of at most: a guest has a few, or is hostile.
-const MOST_DEVICES: usize = 256;
-/// The name of the message in an `Any`.
+/// Most devices reported. A guest has a few, unless it is hostile.
+const MAX_DEVICES: usize = 256;
+/// The message name of the metrics.
 const METRICS: &str = "io.containerd.cgroups.v2.Metrics";
 
-/// As containerd wants it.
+/// Metrics encoded for containerd.
 pub fn metrics(stats: &StatsContainerResponse) -> Result<Any> {
     let none = CgroupStats::new();
     let cgroup = stats.cgroup_stats.as_ref().unwrap_or(&none);
@@ -55,7 +55,7 @@ pub fn metrics(stats: &StatsContainerResponse) -> Result<Any> {
     encoded(&metrics)
 }
 
-/// In an `Any`.
+/// Encodes metrics as an `Any`.
 pub fn encoded(metrics: &Metrics) -> Result<Any> {
     let value = metrics
         .write_to_bytes()
@@ -67,7 +67,7 @@ pub fn encoded(metrics: &Metrics) -> Result<Any> {
     })
 }
 
-/// The agent tells nanoseconds.
+/// Converts the agent's nanoseconds.
 fn cpu(cgroup: &CgroupStats) -> CPUStat {
     let (usage, throttled) = (&cgroup.cpu_stats.cpu_usage, &cgroup.cpu_stats.throttling_data);
     CPUStat {
@@ -115,9 +115,9 @@ fn memory(cgroup: &CgroupStats) -> MemoryStat {
     }
 }
 
-/// The agent's 0 is no limit, as cgroup v2's `max` is to containerd.
-fn limit(told: u64) -> u64 {
-    match told {
+/// The agent reports no limit as 0, containerd expects the maximum.
+fn limit(reported: u64) -> u64 {
+    match reported {
         0 => u64::MAX,
         limit => limit,
     }
@@ -131,7 +131,7 @@ fn io(cgroup: &CgroupStats) -> IOStat {
             .position(|e| (e.major, e.minor) == (from.major, from.minor));
         let at = match at {
             Some(at) => at,
-            None if usage.len() < MOST_DEVICES => {
+            None if usage.len() < MAX_DEVICES => {
                 usage.push(IOEntry {
                     major: from.major,
                     minor: from.minor,
@@ -238,7 +238,7 @@ mod tests {
             }),
             ..Default::default()
         });
-        assert_eq!(told.usage.len(), MOST_DEVICES);
+        assert_eq!(told.usage.len(), MAX_DEVICES);
         assert!(told.usage.iter().all(|device| device.rbytes == u64::MAX));
     }
 }

@@ -1,5 +1,5 @@
-//! thawd, which makes and ends the pod's microVM: a connection a call, so that nothing here ends with a thawd that is
-//! restarted.
+//! Client of thawd, which creates and ends the pod's microVM. Each call uses a new connection, so that
+//! nothing here depends on one thawd process.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,17 +13,17 @@ use ttrpc::context::Context;
 use crate::error::{Error, Result};
 use crate::share::{BlockDevice, Source};
 
-/// How long a shim waits before it asks a thawd again that went away.
-pub const AGAIN: Duration = Duration::from_secs(1);
+/// Delay before retrying while thawd is away.
+pub const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Where thawd serves its shims.
+/// The socket at which thawd serves its shims.
 #[derive(Clone, Debug)]
 pub struct Thawd {
     socket: PathBuf,
 }
 
 impl Thawd {
-    /// `pods.sock` in the run directory.
+    /// The socket `pods.sock` in the run directory.
     pub fn from_env() -> Thawd {
         let run = std::env::var_os("THAW_RUN").filter(|run| !run.is_empty());
         let run = run.map_or_else(|| PathBuf::from("/run/thaw"), PathBuf::from);
@@ -38,14 +38,14 @@ impl Thawd {
 
     async fn client(&self) -> Result<PodsClient> {
         let stream = tokio::net::UnixStream::connect(&self.socket).await;
-        let stream = stream.map_err(|source| self.away(source))?;
+        let stream = stream.map_err(|source| self.not_running(source))?;
         let socket = ttrpc::r#async::transport::Socket::from(stream);
         Ok(PodsClient::new(ttrpc::r#async::Client::new(socket)))
     }
 
-    /// A connection on which the version of what is said is agreed: for what a pod is made with. A pod that is there is spoken of in
-    /// the words of version 1, which each thawd understands.
-    async fn agreed(&self) -> Result<PodsClient> {
+    /// Connects and agrees on the protocol version. Needed only to create pods; other calls use version 1,
+    /// which every thawd supports.
+    async fn negotiated(&self) -> Result<PodsClient> {
         let client = self.client().await?;
         let request = VersionRequest {
             version: PODS.current,
@@ -53,7 +53,7 @@ impl Thawd {
             ..Default::default()
         };
         let theirs = match client.version(Context::default(), &request).await {
-            // It is of the release before there were versions.
+            // A release before versions existed.
             Err(ttrpc::Error::RpcStatus(status)) if status.code() == ttrpc::Code::UNIMPLEMENTED => 1,
             answer => self.answered(answer)?.version,
         };
@@ -61,17 +61,17 @@ impl Thawd {
         Ok(client)
     }
 
-    /// Makes a pod's microVM, its agent ready.
+    /// Creates a pod's microVM. Its agent is ready on return.
     pub async fn create(&self, request: &CreatePodRequest) -> Result<CreatePodResponse> {
-        self.answered(self.agreed().await?.create(Context::default(), request).await)
+        self.answered(self.negotiated().await?.create(Context::default(), request).await)
     }
 
-    /// Makes one of a snapshot.
+    /// Creates a pod's microVM from a snapshot.
     pub async fn thaw(&self, request: &ThawPodRequest) -> Result<CreatePodResponse> {
-        self.answered(self.agreed().await?.thaw(Context::default(), request).await)
+        self.answered(self.negotiated().await?.thaw(Context::default(), request).await)
     }
 
-    /// Shows an image of the store in it; the image's name there.
+    /// Shows an image of the store in the microVM. Returns its name there.
     pub async fn show(&self, sandbox: &str, digest: &str) -> Result<String> {
         let request = ShowImageRequest {
             sandbox_id: sandbox.into(),
@@ -82,7 +82,7 @@ impl Thawd {
         self.answered(answer).map(|answer| answer.name)
     }
 
-    /// Shares what a mount has with it, by this name.
+    /// Shares the contents of a mount with the microVM, under `name`.
     pub async fn add_share(&self, sandbox: &str, name: &str, source: &Source) -> Result<()> {
         let request = AddShareRequest {
             sandbox_id: sandbox.into(),
@@ -99,7 +99,7 @@ impl Thawd {
         self.answered(answer).map(drop)
     }
 
-    /// Takes a share away.
+    /// Removes a share.
     pub async fn remove_share(&self, sandbox: &str, name: &str) -> Result<()> {
         let request = RemoveShareRequest {
             sandbox_id: sandbox.into(),
@@ -111,7 +111,7 @@ impl Thawd {
             .map(drop)
     }
 
-    /// Gives it a block device of the host; the name the agent knows it by.
+    /// Attaches a block device of the host. Returns its name for the agent.
     pub async fn add_disk(&self, sandbox: &str, disk: BlockDevice) -> Result<String> {
         let request = AddDiskRequest {
             sandbox_id: sandbox.into(),
@@ -124,7 +124,7 @@ impl Thawd {
         self.answered(answer).map(|answer| answer.name)
     }
 
-    /// Takes it away.
+    /// Detaches a block device.
     pub async fn remove_disk(&self, sandbox: &str, name: &str) -> Result<()> {
         let request = RemoveDiskRequest {
             sandbox_id: sandbox.into(),
@@ -136,31 +136,32 @@ impl Thawd {
             .map(drop)
     }
 
-    /// Waits until its machine has ended, and says why, whichever thawd there is to say it.
+    /// Waits until the machine has ended and returns the reason. Survives restarts of thawd.
     pub async fn wait(&self, sandbox: &str) -> String {
         let request = pod(sandbox);
         loop {
             if let Ok(client) = self.client().await {
                 match client.wait(Context::default(), &request).await {
                     Ok(answer) => return answer.reason,
-                    // It knows nothing of it: it has been removed. One that ends leaves it to the next.
+                    // thawd does not know the pod: it was removed. A thawd that shuts down answers
+                    // UNAVAILABLE, and the next one is asked.
                     Err(ttrpc::Error::RpcStatus(status)) if status.code() != ttrpc::Code::UNAVAILABLE => {
                         return status.message().to_owned();
                     }
                     Err(_) => {}
                 }
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
-    /// Ends it and removes all it has.
+    /// Ends the pod and removes everything it has.
     pub async fn end(&self, sandbox: &str) -> Result<()> {
         let ended = self.client().await?.end(Context::default(), &pod(sandbox)).await;
         self.answered(ended).map(drop)
     }
 
-    /// Writes it to a new directory.
+    /// Freezes it to a new directory.
     pub async fn freeze(&self, sandbox: &str, directory: &Path) -> Result<()> {
         let request = FreezePodRequest {
             sandbox_id: sandbox.into(),
@@ -171,15 +172,15 @@ impl Thawd {
         self.answered(answer).map(drop)
     }
 
-    /// A thawd that went away before it answered is none.
+    /// A thawd that closed the connection before it answered counts as not running.
     fn answered<T>(&self, answer: ttrpc::Result<T>) -> Result<T> {
         answer.map_err(|e| match e {
             ttrpc::Error::RpcStatus(status) => Error::Thawd(status.message().to_owned()),
-            other => self.away(std::io::Error::other(format!("the connection broke: {other}"))),
+            other => self.not_running(std::io::Error::other(format!("the connection broke: {other}"))),
         })
     }
 
-    fn away(&self, source: std::io::Error) -> Error {
+    fn not_running(&self, source: std::io::Error) -> Error {
         Error::NoThawd {
             path: self.socket.clone(),
             source,

@@ -1,8 +1,8 @@
-//! A snapshot as one file: a tar archive that knows of holes (GNU's sparse files). containerd keeps the files of a checkpoint as
-//! they read, and a snapshot's disk is gigabytes of holes.
+//! A snapshot as one file: a tar archive that preserves holes (GNU sparse files). containerd copies a
+//! checkpoint's files byte by byte, and a snapshot's disk has gigabytes of holes.
 //!
-//! Invariant: what is unpacked are plain files and directories below one directory, [`ENTRIES`] and [`BYTES`] at most, whatever
-//! the archive says; a refused archive leaves nothing.
+//! Invariant: whatever the archive contains, unpacking creates only regular files and directories below one
+//! directory, at most [`ENTRIES`] and [`BYTES`] in total. A refused archive leaves nothing behind.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -15,18 +15,20 @@ use tar::{Archive, Builder, EntryType};
 use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::control::{HOST_DISKS, MEMORY_MIB};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::warning;
 
-/// Files and directories in an archive: several times what a snapshot has.
+/// Most files and directories in an archive: several times as many as a snapshot has.
 const ENTRIES: usize = 64;
-/// Bytes of its files, holes included: the largest memory and disks, and as much again as the memory for all else.
+/// Most bytes of an archive's files, including holes: the largest memory and disks, plus the memory's size
+/// again for the rest.
 const BYTES: u64 =
     (2 * *MEMORY_MIB.end() as u64 + (1 + HOST_DISKS.len() as u64) * *DISK_MIB.end() as u64) << 20;
-/// Bytes of an archive between two files: names, and where a file has holes (2.7 million of them). These are held in memory.
+/// Most bytes of headers between two files: names and lists of holes (2.7 million entries). They are held in
+/// memory.
 const HEADERS: u64 = 64 << 20;
 
-/// Puts a directory's files into an archive, and the directory away.
+/// Packs a directory's files into an archive and removes the directory.
 pub fn pack(directory: &Path, archive: &Path) -> Result<()> {
     let packed = || {
         let mut tar = Builder::new(BufWriter::new(File::create(archive)?));
@@ -34,14 +36,15 @@ pub fn pack(directory: &Path, archive: &Path) -> Result<()> {
         tar.append_dir_all(".", directory)?;
         tar.into_inner()?.flush()
     };
-    packed().for_(|| format!("pack {} as {}", directory.display(), archive.display()))?;
-    fs::remove_dir_all(directory).for_(|| format!("remove {}", directory.display()))
+    packed().with_context(|| format!("pack {} as {}", directory.display(), archive.display()))?;
+    fs::remove_dir_all(directory).with_context(|| format!("remove {}", directory.display()))
 }
 
-/// Makes the directory of its archive again.
+/// Unpacks an archive into a directory.
 ///
 /// # Errors
-/// Where there is none, or has anything in it but files and directories of its own, or more than a snapshot can have.
+/// The archive is missing, exceeds a limit, or contains anything other than files and directories below its
+/// root.
 pub fn unpack(archive: &Path, directory: &Path) -> Result<()> {
     unpack_within(archive, directory, ENTRIES, BYTES).inspect_err(|_| {
         if let Err(e) = fs::remove_dir_all(directory)
@@ -54,28 +57,28 @@ pub fn unpack(archive: &Path, directory: &Path) -> Result<()> {
 
 fn unpack_within(archive: &Path, directory: &Path, most_entries: usize, most_bytes: u64) -> Result<()> {
     let what = || format!("unpack {}", archive.display());
-    let file = File::open(archive).for_(what)?;
+    let file = File::open(archive).with_context(what)?;
     let budget = Rc::new(Cell::new(HEADERS));
     let mut read = Archive::new(Metered {
         from: BufReader::new(file),
         left: budget.clone(),
     });
-    fs::create_dir_all(directory).for_(what)?;
+    fs::create_dir_all(directory).with_context(what)?;
     let (mut entries, mut left) = (0, most_bytes);
-    for entry in read.entries().for_(what)? {
-        let mut entry = entry.for_(what)?;
+    for entry in read.entries().with_context(what)? {
+        let mut entry = entry.with_context(what)?;
         let refused = |why: String| Err(Error::malformed(archive, why));
         entries += 1;
         if entries > most_entries {
             return refused(format!(
-                "it has more than {most_entries} entries, and no snapshot has"
+                "it has more than {most_entries} entries, more than any snapshot"
             ));
         }
         left = match left.checked_sub(entry.size()) {
             Some(left) => left,
             None => {
                 return refused(format!(
-                    "its files are of more than {most_bytes} bytes, and those of no snapshot are"
+                    "its files have more than {most_bytes} bytes, more than any snapshot"
                 ));
             }
         };
@@ -84,16 +87,16 @@ fn unpack_within(archive: &Path, directory: &Path, most_entries: usize, most_byt
             entry.header().entry_type(),
             EntryType::Directory | EntryType::Regular | EntryType::GNUSparse
         );
-        if !is_plain || !entry.unpack_in(directory).for_(what)? {
+        if !is_plain || !entry.unpack_in(directory).with_context(what)? {
             let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-            return refused(format!("{name:?} is no file or directory of a snapshot"));
+            return refused(format!("{name:?} is not a file or directory of a snapshot"));
         }
         budget.set(HEADERS);
     }
     Ok(())
 }
 
-/// Reads as many bytes as it may, and then fails.
+/// A reader that fails after a number of bytes.
 struct Metered<R> {
     from: R,
     left: Rc<Cell<u64>>,
@@ -106,7 +109,7 @@ impl<R: Read> Read for Metered<R> {
         if most == 0 && !buffer.is_empty() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "names or holes of its files take more room than those of any snapshot",
+                "the names or holes of its files take more room than those of any snapshot",
             ));
         }
         let read = self.from.read(&mut buffer[..most])?;
@@ -190,7 +193,7 @@ mod tests {
         assert!(unpack(&root.path().join("none"), &root.path().join("to")).is_err());
     }
 
-    /// An archive of files of these sizes, all holes but for their last byte.
+    /// An archive with files of these sizes, which are holes except for their last byte.
     fn sparse(archive: &Path, sizes: &[u64]) {
         let mut tar = Builder::new(File::create(archive).unwrap());
         for (number, size) in sizes.iter().enumerate() {
@@ -212,7 +215,7 @@ mod tests {
         let refused = unpack(&archive, &to).unwrap_err().to_string();
         assert!(refused.contains("more than 64 entries"), "{refused}");
         assert!(!to.exists());
-        // Small on the disk, for both are holes.
+        // Both files are mostly holes, so they need little disk space.
         sparse(&archive, &[1 << 30, 1 << 30]);
         assert!(fs::metadata(&archive).unwrap().len() < 1 << 20);
         let unpack_in = |bytes| unpack_within(&archive, &to, ENTRIES, bytes);

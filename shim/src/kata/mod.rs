@@ -1,8 +1,9 @@
-//! Kata's settings for pods that were written for it: annotations, and the operator's `configuration.toml`.
+//! Kata's settings for pods that were written for Kata: annotations, and the operator's `configuration.toml`.
 //!
-//! Invariant: an annotation changes nothing unless this module honours it and, where Kata gates it, the operator enables it.
-//! One that is not enabled, or that could reach the host, fails the pod with its name; one that is unknown or means nothing
-//! here is told in the log. What the operator's own file says of Kata's parts that Thaw does not have is told, and ignored.
+//! Invariant: an annotation takes effect only if this module supports it and, where Kata requires it, the
+//! operator's file enables it. An annotation that is not enabled or could reach the host fails the pod by
+//! name. One that is unknown or has no meaning in Thaw is logged. Settings of the operator's file for parts
+//! of Kata that Thaw does not have are logged and ignored.
 
 pub mod settings;
 pub mod table;
@@ -22,24 +23,24 @@ use crate::options::Options;
 use crate::{info, warning};
 
 const ANNOTATIONS: &str = "io.katacontainers.config.";
-/// Names another file, of the pod's choice.
+/// Annotation that names another configuration file, chosen by the pod.
 const CONFIG_PATH: &str = "io.katacontainers.config_path";
-/// Where Kata looks, in turn.
+/// Where Kata looks for its configuration, in this order.
 const FILES: [&str; 3] = [
     "/etc/kata-containers/configuration.toml",
     "/opt/kata/share/defaults/kata-containers/configuration.toml",
     "/usr/share/defaults/kata-containers/configuration.toml",
 ];
-/// Beside a file, those whose settings replace its own, in the order of their names.
+/// Directory beside the file whose files override its settings, in order of their names.
 const DROP_INS: &str = "config.d";
 /// The sections that are read.
 const KINDS: [&str; 3] = ["hypervisor", "agent", "runtime"];
-/// Largest file that is read, bytes.
+/// Largest configuration file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 20;
-/// What a pod may say where there is no file to say so: what has no reach beyond the pod's own size.
+/// The annotations that are enabled if there is no file: those that affect only the pod's own size.
 const ENABLED: [&str; 3] = ["^default_vcpus$", "^default_max_vcpus$", "^default_memory$"];
 
-/// Why a pod, or the file, is refused.
+/// Why a pod or the file is refused.
 #[derive(Debug, Error)]
 pub enum KataError {
     #[error("annotation {name} is not enabled: enable_annotations in {by} does not have it")]
@@ -67,7 +68,7 @@ impl From<KataError> for Error {
     }
 }
 
-/// What a pod with these annotations is to be, on a host that says the rest. What means nothing here is logged.
+/// The settings of a pod with these annotations. Ignored settings are logged.
 pub fn settings(annotations: &BTreeMap<String, String>, options: &Options) -> Result<Settings, KataError> {
     let kata = Kata::of(options)?;
     if !kata.ignored.is_empty() {
@@ -80,19 +81,20 @@ pub fn settings(annotations: &BTreeMap<String, String>, options: &Options) -> Re
     Ok(settings)
 }
 
-/// The operator's part.
+/// The operator's configuration.
 #[derive(Debug)]
 struct Kata {
-    /// What the file was; where there is none, what stands in for it.
+    /// The file's path, or what stands in for it.
     by: String,
     defaults: Settings,
     enabled: Vec<Regex>,
-    /// The settings of the file that mean nothing here.
+    /// Settings of the file that have no meaning in Thaw.
     ignored: Vec<String>,
 }
 
 impl Kata {
-    /// What the runtime's options say, else the first of Kata's files there is. None there is no error.
+    /// Reads the file that the runtime's options name, else the first of Kata's files that exists. Having
+    /// none is not an error.
     pub fn of(options: &Options) -> Result<Kata, KataError> {
         match options {
             Options::File(path) => return Kata::read(path),
@@ -122,7 +124,7 @@ impl Kata {
         })
     }
 
-    /// Reads a `configuration.toml`, and what is dropped in beside it.
+    /// Reads a `configuration.toml` and its drop-in files.
     fn read(path: &Path) -> Result<Kata, KataError> {
         let by = path.display().to_string();
         let mut kata = Kata::of_table(by.clone(), &parsed(&by, &text(path)?)?)?;
@@ -143,7 +145,8 @@ impl Kata {
         Ok(kata)
     }
 
-    /// What a later file says goes before what an earlier one did; its list of annotations replaces that one's.
+    /// Adds the settings of a later file, which override earlier ones. Its list of annotations replaces the
+    /// earlier list.
     fn add(&mut self, table: &Table) -> Result<(), KataError> {
         let mut enabled = Vec::new();
         let mut has_list = false;
@@ -180,7 +183,7 @@ impl Kata {
         }
     }
 
-    /// What a pod with these annotations is to be; and what of them means nothing here, a line each.
+    /// The settings of a pod with these annotations, and a line for each ignored annotation.
     fn settings(&self, annotations: &BTreeMap<String, String>) -> Result<(Settings, Vec<String>), KataError> {
         let (mut settings, mut ignored) = (self.defaults.clone(), Vec::new());
         if annotations.contains_key(CONFIG_PATH) {
@@ -217,7 +220,7 @@ impl Kata {
                     });
                 }
                 Some(Treatment::Ignored(why)) => ignored.push(format!("annotation {annotation}: {why}")),
-                None => ignored.push(format!("annotation {annotation}: not known here")),
+                None => ignored.push(format!("annotation {annotation}: not known")),
             }
         }
         Ok((settings, ignored))
@@ -248,7 +251,7 @@ fn parsed(file: &str, text: &str) -> Result<Table, KataError> {
     })
 }
 
-/// The files dropped in beside `path`. Where there is no such directory there are none.
+/// The drop-in files of `path`. None if there is no such directory.
 fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, KataError> {
     let directory = path.with_file_name(DROP_INS);
     let list = || -> io::Result<Vec<PathBuf>> {
@@ -271,7 +274,7 @@ fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, KataError> {
     }
 }
 
-/// The file's tables with the kind of each: `[hypervisor.qemu]` and `[agent.kata]` are of a kind whatever their name.
+/// The file's tables with their kind: `[hypervisor.qemu]` and `[agent.kata]` have one whatever their name.
 fn sections(table: &Table) -> impl Iterator<Item = (&Table, &'static str)> {
     let named = |kind: &'static str| {
         let all = table.get(kind).and_then(Value::as_table);
@@ -285,7 +288,7 @@ fn sections(table: &Table) -> impl Iterator<Item = (&Table, &'static str)> {
         .chain(runtime.map(|section| (section, "runtime")))
 }
 
-/// Kata matches them anywhere in a name, unless they say otherwise.
+/// Kata matches a pattern anywhere in a name unless it is anchored.
 fn patterns(file: &str, value: &Value) -> Result<Vec<Regex>, KataError> {
     let wrong = |why: String| KataError::File {
         file: file.to_owned(),

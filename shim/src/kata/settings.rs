@@ -1,29 +1,29 @@
-//! What Kata's settings come to: values of a pod, each read as Kata reads it.
+//! The values of Kata's settings, parsed as Kata parses them.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use thaw_protocol::api::{RATE_BYTES, RATE_OPS, RateLimit};
 
-/// Least that any microVM has.
-const LEAST_MEMORY_MIB: u32 = 128;
+/// Least memory of a microVM.
+const MIN_MEMORY_MIB: u32 = 128;
 
-/// What is set. None: Thaw's own choice.
+/// A pod's settings. `None` leaves the choice to Thaw.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// Before its containers' own are added; fractions count until the sum is rounded up.
+    /// vCPUs before its containers' own are added. Fractions count until the sum is rounded up.
     pub vcpus: Option<f32>,
     pub max_vcpus: Option<u32>,
-    /// Before its containers' own is added, MiB.
+    /// Memory in MiB before its containers' own is added.
     pub memory_mib: Option<u32>,
     pub max_memory_mib: Option<u32>,
-    /// Containers run without the seccomp profile they come with.
+    /// Run containers without their seccomp profile.
     pub disable_guest_seccomp: Option<bool>,
-    /// How long the making of a container may take.
+    /// Limit for creating a container.
     pub create_timeout: Option<Duration>,
-    /// It has no network, whatever its namespace has.
+    /// The pod gets no network, whatever its network namespace has.
     pub no_network: bool,
-    /// How much each of its disks may do, and its network each way.
+    /// Rate limits of each disk, and of the network in each direction.
     pub disk_rate: RateLimit,
     pub net_out_rate: RateLimit,
     pub net_in_rate: RateLimit,
@@ -41,7 +41,7 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "is no number that fits".into())
 }
 
-/// `default_vcpus`: none or less is as many as the host has, in Kata too.
+/// `default_vcpus`: 0 or less means the host's number of CPUs, as in Kata.
 pub(super) fn vcpus(settings: &mut Settings, text: &str) -> Result<(), String> {
     let vcpus: f32 = number(text)?;
     if !vcpus.is_finite() {
@@ -52,25 +52,25 @@ pub(super) fn vcpus(settings: &mut Settings, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `default_max_vcpus`: 0 is as many as there can be.
+/// `default_max_vcpus`: 0 means the maximum.
 pub(super) fn max_vcpus(settings: &mut Settings, text: &str) -> Result<(), String> {
     settings.max_vcpus = Some(number(text)?).filter(|max| *max > 0);
     Ok(())
 }
 
-/// `default_memory`: 0 leaves it to Thaw.
+/// `default_memory`: 0 leaves the choice to Thaw.
 pub(super) fn memory(settings: &mut Settings, text: &str) -> Result<(), String> {
     settings.memory_mib = match number(text)? {
         0 => None,
-        small if small < LEAST_MEMORY_MIB => {
-            return Err(format!("is less than the {LEAST_MEMORY_MIB} MiB a guest takes"));
+        small if small < MIN_MEMORY_MIB => {
+            return Err(format!("is less than the {MIN_MEMORY_MIB} MiB a guest takes"));
         }
         mib => Some(mib),
     };
     Ok(())
 }
 
-/// `default_maxmemory`: 0 is as much as there can be.
+/// `default_maxmemory`: 0 means the maximum.
 pub(super) fn max_memory(settings: &mut Settings, text: &str) -> Result<(), String> {
     settings.max_memory_mib = Some(number(text)?).filter(|max| *max > 0);
     Ok(())
@@ -89,7 +89,7 @@ pub(super) fn create_timeout(settings: &mut Settings, text: &str) -> Result<(), 
     Ok(())
 }
 
-/// The VMM in the host's network is nothing a pod may have.
+/// A VMM in the host's network namespace is not available to pods.
 pub(super) fn disable_new_netns(_: &mut Settings, text: &str) -> Result<(), String> {
     match boolean(text)? {
         false => Ok(()),
@@ -97,7 +97,7 @@ pub(super) fn disable_new_netns(_: &mut Settings, text: &str) -> Result<(), Stri
     }
 }
 
-/// All but `none` come to the same: what the namespace has, the guest has.
+/// All models except `none` have the same effect: the guest gets the interfaces of the namespace.
 pub(super) fn internetworking_model(settings: &mut Settings, text: &str) -> Result<(), String> {
     settings.no_network = match text {
         "none" => true,
@@ -107,10 +107,10 @@ pub(super) fn internetworking_model(settings: &mut Settings, text: &str) -> Resu
     Ok(())
 }
 
-/// Kata's bandwidths are bits a second, with 0 for none.
+/// Kata gives bandwidths in bits per second; 0 means no limit.
 const BITS: u64 = 8;
 
-/// A number of Kata's, of units that are `size` of ours; none for 0.
+/// Parses a rate in units that are `size` times smaller than ours; 0 means no limit.
 fn rate(text: &str, size: u64, range: RangeInclusive<u64>) -> Result<Option<u64>, String> {
     let given: u64 = number(text)?;
     let value = given / size;
@@ -154,7 +154,7 @@ pub(super) fn sent(settings: &mut Settings, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The same for what is sent and what is received, as the three that follow.
+/// Kata's setting limits both directions, like the three below.
 pub(super) fn net_bandwidth(settings: &mut Settings, text: &str) -> Result<(), String> {
     received(settings, text)?;
     sent(settings, text)

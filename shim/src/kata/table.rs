@@ -1,20 +1,19 @@
-//! What becomes of each of Kata's settings here.
+//! How each of Kata's settings is treated.
 //!
-//! Names are those of `configuration.toml`'s keys behind their section's kind, and of the annotations behind
-//! `io.katacontainers.config.`: they are the same names (Kata Containers 3.15.0, `docs/how-to/how-to-set-sandbox-config-kata.md`).
-//! docs/kata.md is this table; a test compares them.
+//! Names are the section's kind and the key in `configuration.toml`, which equal the annotation after
+//! `io.katacontainers.config.` (Kata Containers 3.15.0, `docs/how-to/how-to-set-sandbox-config-kata.md`).
+//! docs/kata.md contains this table; a test compares them.
 
 use super::settings::{self, Settings};
 
-/// What becomes of a setting.
+/// How a setting is treated.
 #[derive(Clone, Copy)]
 pub enum Treatment {
-    /// It means here what it means there.
+    /// It has the same meaning as in Kata.
     Honoured(fn(&mut Settings, &str) -> Result<(), String>),
-    /// It changes nothing, for this reason.
+    /// It has no effect, for this reason.
     Ignored(&'static str),
-    /// A pod must not say it, or cannot have it: a pod that says it is refused, for this reason. In the file, which is the
-    /// operator's own, it is ignored.
+    /// A pod that sets it is refused, for this reason. In the operator's file it is ignored.
     Refused(&'static str),
 }
 
@@ -29,7 +28,7 @@ const OPENS_PATHS: &str = "it opens a path of the pod's choice on the host";
 const NOT_VERIFIED: &str = "what is to have it is Thaw's own, which has another";
 const NO_STORE: &str = "there is no vhost-user store";
 
-/// All, sorted by name.
+/// All settings, sorted by name.
 pub const TABLE: &[(&str, Treatment)] = &[
     (
         "agent.cdh_api_timeout",
@@ -78,7 +77,7 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ("hypervisor.default_gpus", Refused(NO_PASSTHROUGH)),
     ("hypervisor.default_max_vcpus", Honoured(settings::max_vcpus)),
     ("hypervisor.default_maxmemory", Honoured(settings::max_memory)),
-    // The same, as the file has it.
+    // The name of the same setting in the file.
     ("hypervisor.default_maxvcpus", Honoured(settings::max_vcpus)),
     ("hypervisor.default_memory", Honoured(settings::memory)),
     ("hypervisor.default_vcpus", Honoured(settings::vcpus)),
@@ -223,7 +222,7 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ),
 ];
 
-/// What becomes of a setting. None: Kata has none of this name that is known here.
+/// The treatment of a setting, or `None` if it is unknown.
 pub fn treatment(name: &str) -> Option<Treatment> {
     let at = TABLE.binary_search_by(|(known, _)| (*known).cmp(name)).ok()?;
     Some(TABLE[at].1)

@@ -1,6 +1,7 @@
-//! Making a task: the pod's microVM with the first, then what the guest is to have of it.
+//! Creates a task: with the pod's first task also the microVM, then the container in the guest.
 //!
-//! Whatever can be refused is, before a microVM is made; a task that could not be made leaves nothing.
+//! Invariant: everything that can be refused is refused before a microVM is created, and a task whose
+//! creation fails leaves nothing behind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,39 +13,39 @@ use thaw_protocol::shim::task::CreateTaskRequest;
 use thaw_protocol::shim::task_events::TaskCreate;
 use thaw_protocol::shim::{Any, MessageField, StringValue};
 
-use super::{Pod, Slot, is_the_last, restore, task_io};
+use super::{Entry, Pod, ends_machine, restore, task_io};
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::Event;
-use crate::grouping::Role;
 use crate::hooks::{self, State};
 use crate::kata::{self, Settings};
 use crate::machine::Machine;
 use crate::options::Options;
+use crate::role::Role;
 use crate::rootfs::{self, Rootfs};
-use crate::share::{OfTheHost, Used};
+use crate::share::{HostResource, Used};
 use crate::spec::config::Spec;
 use crate::spec::{self, Guest};
-use crate::stdio::{Stdio, Streams, Targets, Whose};
+use crate::stdio::{Stdio, StreamOwner, Streams, Targets};
 use crate::warning;
 
-/// What the guest is to have of a container, as far as it is known without one.
-struct Wanted {
+/// A container for the guest, as far as it is known before there is a guest.
+struct Prepared {
     rootfs: Rootfs,
     guest: Guest,
 }
 
-/// What there is to be done in the guest.
-enum Making {
-    /// No container: what those of the pod are to find there, and the pod keeps.
+/// What to create in the guest.
+enum Creation {
+    /// No container, but the storages that the pod's containers share.
     Pod(Vec<Storage>),
-    Container(Box<Wanted>),
-    /// Nothing: it is there.
+    Container(Box<Prepared>),
+    /// Nothing: the container was restored with the machine.
     Restored,
 }
 
 impl Pod {
-    /// Makes a task. The process id containerd is told.
+    /// Creates a task. Returns the process id for containerd.
     pub async fn create(self: &Arc<Pod>, r: CreateTaskRequest) -> Result<u32> {
         let bundle = PathBuf::from(&r.bundle);
         let mut spec = spec::read(&bundle.join("config.json"))?;
@@ -58,11 +59,11 @@ impl Pod {
         hooks::check(&spec.hooks)?;
         let checkpoint = restore::read(&r.id, &role, &r.checkpoint)?;
         self.share(&r.id, &role, &mut spec)?;
-        let making = match (&role, &checkpoint) {
-            (Role::Pod, _) => Making::Pod(spec::pod_storages(&spec)),
-            (_, Some(_)) => Making::Restored,
+        let creation = match (&role, &checkpoint) {
+            (Role::Pod, _) => Creation::Pod(spec::pod_storages(&spec)),
+            (_, Some(_)) => Creation::Restored,
             (Role::Single | Role::Member { .. }, None) => {
-                Making::Container(Box::new(wanted(&r.id, &bundle, &spec, &r.rootfs).await?))
+                Creation::Container(Box::new(prepare(&r.id, &bundle, &spec, &r.rootfs).await?))
             }
         };
         let stdio = Stdio {
@@ -77,14 +78,15 @@ impl Pod {
             None => self.machine_for(&container, &spec, kata).await?,
         };
         let container = Arc::new(container);
-        if let Err(e) = self.make(&machine, &container, making).await {
-            if is_the_last(&role) {
+        if let Err(e) = self.make(&machine, &container, creation).await {
+            if ends_machine(&role) {
                 self.end_machine();
                 self.ended().await;
             }
             return Err(e);
         }
-        self.table().insert(r.id.clone(), Slot::Made(container.clone()));
+        self.table()
+            .insert(r.id.clone(), Entry::Created(container.clone()));
         drop(reservation);
         self.events.publish(&Event::Create(TaskCreate {
             container_id: r.id.clone(),
@@ -95,13 +97,13 @@ impl Pod {
             ..Default::default()
         }));
         if container.is_in_guest() {
-            self.tell_ignored(&r.id, &spec);
-            self.attend(&machine, &container, &container.init);
+            self.report_ignored(&r.id, &spec);
+            self.watch_process(&machine, &container, &container.init);
         }
         Ok(self.pid())
     }
 
-    /// Kata's settings: they are read with the container that brings the pod, and hold for the others.
+    /// Kata's settings. They are read with the container that creates the pod and hold for the others.
     fn kata(&self, role: &Role, spec: &Spec, options: Option<&Any>, bundle: &Path) -> Result<Settings> {
         match role {
             Role::Single | Role::Pod => {
@@ -111,8 +113,8 @@ impl Pod {
         }
     }
 
-    /// Tells what of a specification no guest can have, and its container does without.
-    fn tell_ignored(&self, id: &str, spec: &Spec) {
+    /// Reports which parts of a specification no guest supports and its container therefore lacks.
+    fn report_ignored(&self, id: &str, spec: &Spec) {
         let Some(process) = &spec.process else { return };
         let labels = [
             ("apparmorProfile", &process.apparmor_profile),
@@ -121,7 +123,7 @@ impl Pod {
         for (field, label) in labels {
             if !label.is_empty() && label != "unconfined" {
                 let text = format!(
-                    "container {id}: {field} {label:?} is left out: the guest's kernel has no such module"
+                    "container {id}: {field} {label:?} is ignored: the guest's kernel has no such security module"
                 );
                 warning!("{text}");
                 self.events.publish(&Event::Ignored(StringValue {
@@ -132,7 +134,7 @@ impl Pod {
         }
     }
 
-    /// The pod's microVM, made now if the container brings the pod.
+    /// Returns the pod's microVM, and creates it if the container creates the pod.
     async fn machine_for(
         self: &Arc<Pod>,
         container: &Container,
@@ -149,7 +151,7 @@ impl Pod {
         self.machine_of(id, bundle, spec, kata).await.cloned()
     }
 
-    /// The microVM of the pod that container or sandbox `id` brings.
+    /// Creates the microVM of a pod for container or sandbox `id`.
     pub(super) async fn machine_of(
         self: &Arc<Pod>,
         id: &str,
@@ -160,41 +162,43 @@ impl Pod {
         let make = || async {
             let made = Machine::make(&self.thawd, &self.namespace, id, bundle, spec, kata).await?;
             let machine = Arc::new(made);
-            self.attend_machine(&machine);
+            self.watch_machine(&machine);
             Ok::<_, Error>(machine)
         };
         self.machine.get_or_try_init(make).await
     }
 
-    /// Has the guest make it. A failure leaves nothing of it there.
-    async fn make(&self, machine: &Machine, container: &Arc<Container>, making: Making) -> Result<()> {
-        if let Making::Restored = making {
-            return self.take_up(machine, container).await;
+    /// Creates the container in the guest. A failure leaves nothing of it there.
+    async fn make(&self, machine: &Machine, container: &Arc<Container>, creation: Creation) -> Result<()> {
+        if let Creation::Restored = creation {
+            return self.connect_restored(machine, container).await;
         }
         let state = hook_state(container, machine, "creating");
         let hooks = &container.hooks;
         hooks::run(&hooks.prestart, state).await?;
         hooks::run(&hooks.create_runtime, state).await?;
-        let wanted = match making {
-            Making::Container(wanted) => *wanted,
-            Making::Pod(storages) if !storages.is_empty() => return machine.agent.keep(storages).await,
-            Making::Pod(_) | Making::Restored => return Ok(()),
+        let prepared = match creation {
+            Creation::Container(prepared) => *prepared,
+            Creation::Pod(storages) if !storages.is_empty() => {
+                return machine.agent.mount_pod_storages(storages).await;
+            }
+            Creation::Pod(_) | Creation::Restored => return Ok(()),
         };
-        let whose = Whose {
+        let owner = StreamOwner {
             namespace: self.namespace.clone(),
             container: container.id.clone(),
         };
         let init = &container.init;
-        let targets = Targets::open(&init.stdio, &whose).await?;
+        let targets = Targets::open(&init.stdio, &owner).await?;
         let mut used = Vec::new();
         let made = async {
-            let guest = self.supply(machine, &container.id, wanted, &mut used).await?;
+            let guest = self.supply(machine, &container.id, prepared, &mut used).await?;
             let limit = machine.kata.create_timeout;
             machine.agent.create_within(limit, &container.id, guest).await
         };
         let made = made.await;
         if let Err(e) = made {
-            self.let_go(machine, used).await;
+            self.release(machine, used).await;
             return Err(e);
         }
         *container.shares() = used;
@@ -202,17 +206,18 @@ impl Pod {
         Ok(())
     }
 
-    /// Has thawd give the microVM what the container wants of the host: what is shared for it is in `used`, whatever fails.
+    /// Asks thawd to give the microVM the host files and devices that the container needs. `used` lists what
+    /// was given, also after an error.
     async fn supply(
         &self,
         machine: &Machine,
         id: &str,
-        wanted: Wanted,
+        prepared: Prepared,
         used: &mut Vec<Used>,
     ) -> Result<Guest> {
-        let Wanted { rootfs, mut guest } = wanted;
+        let Prepared { rootfs, mut guest } = prepared;
         let mut storages = Vec::new();
-        if matches!(rootfs, Rootfs::Host(_)) || !guest.bound.is_empty() {
+        if matches!(rootfs, Rootfs::Host(_)) || !guest.shared_mounts.is_empty() {
             storages.push(layout::shared());
         }
         match rootfs {
@@ -221,25 +226,25 @@ impl Pod {
                 storages.extend(rootfs::storages(id, &image));
             }
             Rootfs::Host(source) => {
-                let share = self.have(machine, OfTheHost::Files(source)).await?;
+                let share = self.acquire(machine, HostResource::Files(source)).await?;
                 storages.push(layout::share(&share.name));
                 guest.spec.Root.mut_or_insert_default().Path = layout::share_path(&share.name);
                 used.push(share);
             }
         }
-        for bound in std::mem::take(&mut guest.bound) {
-            let shared = self.have(machine, OfTheHost::Files(bound.source)).await;
-            let destination = &guest.spec.Mounts[bound.mount].destination;
-            let share = shared.map_err(|e| e.of(format!("the mount at {destination}")))?;
+        for mounted in std::mem::take(&mut guest.shared_mounts) {
+            let shared = self.acquire(machine, HostResource::Files(mounted.source)).await;
+            let destination = &guest.spec.Mounts[mounted.mount].destination;
+            let share = shared.map_err(|e| e.about(format!("the mount at {destination}")))?;
             storages.push(layout::share(&share.name));
-            guest.spec.Mounts[bound.mount].source = layout::share_path(&share.name);
+            guest.spec.Mounts[mounted.mount].source = layout::share_path(&share.name);
             used.push(share);
         }
         self.show(machine, &mut guest, &mut storages).await?;
         guest.storages.splice(0..0, storages);
         for disk in std::mem::take(&mut guest.disks) {
-            let given = self.have(machine, OfTheHost::Disk(disk.device)).await;
-            let given = given.map_err(|e| e.of(format!("the device {}", disk.path)))?;
+            let given = self.acquire(machine, HostResource::Disk(disk.device)).await;
+            let given = given.map_err(|e| e.about(format!("the device {}", disk.path)))?;
             let device = layout::host_disk(&given.name, &disk.path, disk.device.read_only);
             guest.devices.push(device);
             used.push(given);
@@ -247,13 +252,13 @@ impl Pod {
         Ok(guest)
     }
 
-    /// Has thawd show the images that are mounts of the container.
+    /// Asks thawd to show the images that are mounts of the container.
     async fn show(&self, machine: &Machine, guest: &mut Guest, storages: &mut Vec<Storage>) -> Result<()> {
-        for shown in std::mem::take(&mut guest.shown) {
-            let mount = &mut guest.spec.Mounts[shown.mount];
-            let image = self.thawd.show(&machine.sandbox, &shown.of.digest).await;
-            let image = image.map_err(|e| e.of(format!("the mount at {}", mount.destination)))?;
-            mount.source = format!("{}/{image}{}", layout::IMAGES, shown.of.path);
+        for mounted in std::mem::take(&mut guest.image_mounts) {
+            let mount = &mut guest.spec.Mounts[mounted.mount];
+            let image = self.thawd.show(&machine.sandbox, &mounted.image.digest).await;
+            let image = image.map_err(|e| e.about(format!("the mount at {}", mount.destination)))?;
+            mount.source = format!("{}/{image}{}", layout::IMAGES, mounted.image.path);
             let device = layout::images();
             if !storages.contains(&device) {
                 storages.push(device);
@@ -262,19 +267,21 @@ impl Pod {
         Ok(())
     }
 
-    async fn have(&self, machine: &Machine, wanted: OfTheHost) -> Result<Used> {
-        self.shares.take(&self.thawd, &machine.sandbox, &wanted).await
+    async fn acquire(&self, machine: &Machine, resource: HostResource) -> Result<Used> {
+        self.shares
+            .acquire(&self.thawd, &machine.sandbox, &resource)
+            .await
     }
 
-    /// Takes away what of the host nobody else has.
-    pub(super) async fn let_go(&self, machine: &Machine, used: Vec<Used>) {
+    /// Releases host files and devices, and removes those that no other container uses.
+    pub(super) async fn release(&self, machine: &Machine, used: Vec<Used>) {
         for share in used {
-            self.shares.let_go(&self.thawd, &machine.sandbox, share).await;
+            self.shares.release(&self.thawd, &machine.sandbox, share).await;
         }
     }
 }
 
-/// What a hook is told of a container.
+/// The state that a hook of a container receives.
 pub(super) fn hook_state<'a>(container: &'a Container, machine: &Machine, status: &'a str) -> State<'a> {
     State {
         oci_version: &container.oci_version,
@@ -286,7 +293,7 @@ pub(super) fn hook_state<'a>(container: &'a Container, machine: &Machine, status
     }
 }
 
-async fn wanted(id: &str, bundle: &Path, spec: &Spec, mounts: &[Mount]) -> Result<Wanted> {
+async fn prepare(id: &str, bundle: &Path, spec: &Spec, mounts: &[Mount]) -> Result<Prepared> {
     let root = spec
         .root
         .as_ref()
@@ -294,10 +301,10 @@ async fn wanted(id: &str, bundle: &Path, spec: &Spec, mounts: &[Mount]) -> Resul
         .unwrap_or_default();
     let rootfs = Rootfs::of(mounts, &bundle.join(root))?;
     let (id, bundle, spec) = (id.to_owned(), bundle.to_owned(), spec.clone());
-    // It looks at the host's files, and a file system may take its time to answer.
+    // Reads the host's files, which may block.
     let guest = tokio::task::spawn_blocking(move || spec::guest(&id, &bundle, &spec, layout::root_path(&id)));
     let guest = guest
         .await
         .unwrap_or_else(|e| Err(Error::State(format!("looking at the container's mounts: {e}"))))?;
-    Ok(Wanted { rootfs, guest })
+    Ok(Prepared { rootfs, guest })
 }

@@ -1,4 +1,4 @@
-//! Removing a task, or a process of one.
+//! Deletes a task, or an exec of one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,25 +8,25 @@ use thaw_protocol::shim::task_events::TaskDelete;
 use ttrpc::Code;
 
 use super::create::hook_state;
-use super::{Pod, Slot, is_the_last};
+use super::{Entry, Pod, ends_machine};
 use crate::agent::CHANGE_LIMIT;
 use crate::container::Container;
 use crate::delete::END_LIMIT;
 use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::hooks;
-use crate::machine::{Machine, Note};
+use crate::machine::{Machine, MachineRecord};
 use crate::process::{Exit, KILLED, Phase, Process};
 use crate::stdio::DRAIN_LIMIT;
 use crate::warning;
 
-/// How long a guest may take to write back what it shares, when it is to be ended.
+/// Limit for a guest to write back shared files before its machine is ended.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
-/// How long a guest that answers may take to remove a container in all: it may have much to write back.
+/// Total limit for a responsive guest to remove a container. It may have much to write back.
 const REMOVED_LIMIT: Duration = Duration::from_secs(600);
 
 impl Pod {
-    /// Removes a process that has ended, or was never started; with the container's own, the container.
+    /// Deletes a process that has ended or was never started, and with the init process the container.
     pub async fn delete(self: &Arc<Pod>, id: &str, exec_id: &str) -> Result<Exit> {
         let container = self.container(id)?;
         let process = container.process(exec_id)?;
@@ -40,15 +40,15 @@ impl Pod {
         if !exec_id.is_empty() {
             container.forget(exec_id);
             drain(&process).await;
-            // What was added and never started has not failed.
+            // An exec that was never started did not fail.
             return Ok(match process.phase() {
                 Phase::Created => Exit::now(0),
                 _ => ended_with(&process),
             });
         }
-        self.take(id)?;
+        self.take_from_table(id)?;
         if let Err(e) = self.remove(&container).await {
-            self.table().insert(id.to_owned(), Slot::Made(container));
+            self.table().insert(id.to_owned(), Entry::Created(container));
             return Err(e);
         }
         let exit = ended_with(&process);
@@ -62,15 +62,15 @@ impl Pod {
         Ok(exit)
     }
 
-    /// Takes a container out of the table: of two who delete it, one does.
-    fn take(&self, id: &str) -> Result<()> {
+    /// Removes a container from the table, so that only one of several concurrent deletes proceeds.
+    fn take_from_table(&self, id: &str) -> Result<()> {
         let mut table = self.table();
         match table.get(id) {
-            Some(Slot::Made(_)) => {
+            Some(Entry::Created(_)) => {
                 table.remove(id);
                 Ok(())
             }
-            Some(Slot::Making) | None => Err(Error::NotFound(format!("container {id}"))),
+            Some(Entry::Creating) | None => Err(Error::NotFound(format!("container {id}"))),
         }
     }
 
@@ -81,49 +81,48 @@ impl Pod {
                 drain(&process).await;
             }
         }
-        // With the pod's own, or the only one, the whole machine goes.
-        if is_the_last(&container.role) {
+        // With the pod's own container, or the only one, the whole machine ends.
+        if ends_machine(&container.role) {
             let has_of_the_host = !container.shares().is_empty();
             self.end_last(machine, container).await;
-            // Whoever removes its root or detaches its device next would find them in use.
+            // Wait for the end, so that a later removal of its root file system or detach of its device does
+            // not find them in use.
             if has_of_the_host && tokio::time::timeout(END_LIMIT, self.ended()).await.is_err() {
-                warning!(
-                    "microVM {} is left to thawd: it has not ended yet",
-                    machine.sandbox
-                );
+                warning!("microVM {} has not ended yet; thawd will end it", machine.sandbox);
             }
         } else {
             self.remove_in_guest(machine, container).await?;
             let shares = std::mem::take(&mut *container.shares());
-            self.let_go(machine, shares).await;
+            self.release(machine, shares).await;
         }
         for process in container.processes() {
             process.end(Exit::now(KILLED));
             if let Some(mut streams) = process.streams().take() {
-                streams.let_go();
+                streams.stop();
             }
         }
         let state = hook_state(container, machine, "stopped");
         hooks::run_each(&container.hooks.poststop, state).await;
-        // The `delete` command is run all the same, and has nothing left to do.
-        Note::remove(&container.bundle);
+        // containerd still runs the `delete` command, which then has nothing to do.
+        MachineRecord::remove(&container.bundle);
         Ok(())
     }
 }
 
 impl Pod {
-    /// Has the guest remove it. A guest that answers nothing is ended, and so is one that does not remove it for all its time.
+    /// Removes the container in the guest. Ends the machine if the guest does not answer, or does not finish
+    /// within [`REMOVED_LIMIT`].
     async fn remove_in_guest(self: &Arc<Pod>, machine: &Machine, container: &Container) -> Result<()> {
         let since = container.removing.get_or_init(Instant::now);
         match machine.agent.remove(container.guest_id(), CHANGE_LIMIT).await {
             Err(e @ Error::Silent { .. })
                 if since.elapsed() >= REMOVED_LIMIT || !machine.agent.answers().await =>
             {
-                warning!("microVM {} is ended: {e}", machine.sandbox);
+                warning!("ending microVM {}: {e}", machine.sandbox);
                 self.end_machine();
                 Ok(())
             }
-            // It was removed before, when we had given up.
+            // An earlier call removed it after its limit had passed.
             Err(Error::Agent {
                 code: Code::INVALID_ARGUMENT,
                 ..
@@ -133,12 +132,13 @@ impl Pod {
         }
     }
 
-    /// Has the guest give back what it holds of the host's files before its machine is ended: what was written through mappings is nowhere
-    /// else. A guest that does not is not waited for long.
+    /// Removes the container in the guest before its machine is ended, so that the guest writes back the
+    /// host's files: data written through mappings exists only in guest memory. Waits at most
+    /// [`WRITE_BACK_LIMIT`].
     pub(super) async fn write_back(&self, machine: &Machine, container: &Container) {
         match machine.agent.remove(&container.id, WRITE_BACK_LIMIT).await {
             Err(e) if !e.is_ended() => warning!(
-                "what container {} shares may not be written back: {e}",
+                "files shared with container {} may not be written back: {e}",
                 container.id
             ),
             Ok(()) | Err(_) => {}
@@ -146,23 +146,23 @@ impl Pod {
     }
 }
 
-/// Lets a client take what is left of the output; one that does not take it is not waited for.
+/// Waits until the client has read the remaining output, at most [`DRAIN_LIMIT`].
 async fn drain(process: &Process) {
     let drained = process.streams().as_ref().map(|streams| streams.drained());
     if let Some(drained) = drained
         && tokio::time::timeout(DRAIN_LIMIT, drained).await.is_err()
     {
         warning!(
-            "output of process {} is dropped: nobody takes it",
+            "output of process {} is dropped: no client reads it",
             process.id.exec
         );
     }
     if let Some(mut streams) = process.streams().take() {
-        streams.let_go();
+        streams.stop();
     }
 }
 
-/// What never ran was killed.
+/// Returns how the process ended. A process that never ran counts as killed.
 fn ended_with(process: &Process) -> Exit {
     process.end(Exit::now(KILLED));
     match process.phase() {

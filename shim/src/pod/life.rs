@@ -1,4 +1,4 @@
-//! What is done to a task between its making and its removal.
+//! Operations on a task between its creation and its deletion.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::hooks;
 use crate::process::{Exit, Phase, Process};
 use crate::spec::{self, config};
 use crate::stats;
-use crate::stdio::{Stdio, Streams, Targets, Whose};
+use crate::stdio::{Stdio, StreamOwner, Streams, Targets};
 use crate::warning;
 
-/// What a process is told to have ended with that could not be executed.
+/// Exit codes of a process that could not be executed.
 const NOT_FOUND: u32 = 127;
 const NOT_EXECUTABLE: u32 = 126;
 const FAILED: u32 = 255;
-/// How long a container may take to end that was killed: less than a kubelet waits for it.
+/// Limit for a killed container to end, shorter than the kubelet's.
 pub const KILLED_LIMIT: Duration = Duration::from_secs(90);
-/// The signals the pause program ends at, and what with (kubernetes, build/pause).
+/// The signals that end the pause program, and its exit codes (kubernetes, build/pause).
 const PAUSE_ENDS_WELL: [u32; 2] = [libc::SIGINT as u32, libc::SIGTERM as u32];
 const PAUSE_IS_KILLED: [u32; 4] = [
     libc::SIGKILL as u32,
@@ -38,7 +38,7 @@ const PAUSE_IS_KILLED: [u32; 4] = [
 ];
 
 impl Pod {
-    /// Starts a process: the container's own, or one that was added.
+    /// Starts the container's init process, or an exec.
     pub async fn start(self: &Arc<Pod>, id: &str, exec_id: &str) -> Result<u32> {
         let container = self.container(id)?;
         match exec_id.is_empty() {
@@ -84,12 +84,12 @@ impl Pod {
         let exec = container.exec(exec_id)?;
         let process = &exec.process;
         process.begin()?;
-        let whose = Whose {
+        let owner = StreamOwner {
             namespace: self.namespace.clone(),
             container: container.id.clone(),
         };
         let started = async {
-            let targets = Targets::open(&process.stdio, &whose).await?;
+            let targets = Targets::open(&process.stdio, &owner).await?;
             machine.agent.exec(&process.id, exec.spec).await?;
             Ok(targets)
         };
@@ -113,16 +113,16 @@ impl Pod {
             ..Default::default()
         }));
         process.started();
-        self.attend(machine, container, process);
+        self.watch_process(machine, container, process);
         Ok(())
     }
 
-    /// Adds a process to a container that runs.
+    /// Adds an exec to a running container.
     pub fn exec(&self, id: &str, exec_id: &str, stdio: Stdio, spec: &[u8]) -> Result<()> {
         let container = self.container(id)?;
         if !container.is_in_guest() {
             return Err(Error::Unsupported(format!(
-                "container {id} stands for the pod and has no processes: execute in another of its containers"
+                "container {id} stands for the pod and has no processes: run the command in another of its containers"
             )));
         }
         if container.init.phase() != Phase::Running {
@@ -140,7 +140,8 @@ impl Pod {
         Ok(())
     }
 
-    /// Sends a signal. One that has ended is not found. A guest in which a container does not end that is killed is ended.
+    /// Sends a signal. Fails with [`Error::NotFound`] if the process has ended. If a killed container does
+    /// not end, its machine is ended.
     pub async fn kill(self: &Arc<Pod>, id: &str, exec_id: &str, signal: u32, all: bool) -> Result<()> {
         let container = self.container(id)?;
         let process = container.process(exec_id)?;
@@ -160,18 +161,18 @@ impl Pod {
         let all = all && exec_id.is_empty();
         let kills = signal == libc::SIGKILL as u32 && exec_id.is_empty();
         if kills {
-            self.see_to_its_end(&container);
+            self.end_machine_unless_killed(&container);
         }
         match machine.agent.signal(&process.id, signal, all).await {
             Err(e) if e.is_ended() => Err(ended()),
-            // It is killed when the guest goes on, or with it.
+            // The kill takes effect when the guest continues, or when its machine ends.
             Err(Error::Silent { .. }) if kills => Ok(()),
             done => done,
         }
     }
 
-    /// Ends the microVM if a container that is killed does not end, whatever its guest says.
-    fn see_to_its_end(self: &Arc<Pod>, container: &Arc<Container>) {
+    /// Ends the machine unless a killed container ends within [`KILLED_LIMIT`].
+    fn end_machine_unless_killed(self: &Arc<Pod>, container: &Arc<Container>) {
         if container.is_killed.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -182,7 +183,7 @@ impl Pod {
                 .is_err()
             {
                 warning!(
-                    "the pod's microVM is ended: container {} was killed, and has not ended within {} s",
+                    "ending the pod's microVM: container {} was killed but did not end within {} s",
                     container.id,
                     KILLED_LIMIT.as_secs()
                 );
@@ -191,18 +192,18 @@ impl Pod {
         });
     }
 
-    /// What stands for the pod has no process; it behaves as the pause program would.
+    /// The pod's own container has no process; it reacts to signals as the pause program does.
     async fn kill_pause(&self, container: &Container, signal: u32) {
         let status = match signal {
             s if PAUSE_ENDS_WELL.contains(&s) => 0,
             s if PAUSE_IS_KILLED.contains(&s) => 128 + s,
             _ => return,
         };
-        self.note_end(&container.id, &container.init, Exit::now(status))
+        self.record_exit(&container.id, &container.init, Exit::now(status))
             .await;
     }
 
-    /// Stops a container's processes, or lets them go on.
+    /// Pauses or resumes a container's processes.
     pub async fn pause(&self, id: &str, paused: bool) -> Result<()> {
         let container = self.container(id)?;
         if container.init.phase() != Phase::Running {
@@ -226,18 +227,18 @@ impl Pod {
         Ok(())
     }
 
-    /// Tells a terminal its size.
+    /// Sets a terminal's size.
     pub async fn resize(&self, id: &str, exec_id: &str, rows: u32, columns: u32) -> Result<()> {
         let container = self.container(id)?;
         let process = container.process(exec_id)?;
-        // An exec that is not started has none yet; its first size comes with it.
+        // An exec that has not started has no terminal; its specification has the initial size.
         if !container.is_in_guest() || (process.phase() == Phase::Created && !exec_id.is_empty()) {
             return Ok(());
         }
         self.machine()?.agent.resize(&process.id, rows, columns).await
     }
 
-    /// The client has closed its end of stdin.
+    /// Records that the client has closed its end of stdin.
     pub fn close_stdin(&self, id: &str, exec_id: &str) -> Result<()> {
         if let Some(streams) = &*self.container(id)?.process(exec_id)?.streams() {
             streams.close_stdin();
@@ -245,7 +246,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Changes a container's limits.
+    /// Changes a container's resource limits.
     pub async fn update(&self, id: &str, resources: &[u8]) -> Result<()> {
         let container = self.container(id)?;
         let read: config::Resources = serde_json::from_slice(resources)
@@ -259,7 +260,7 @@ impl Pod {
         }
     }
 
-    /// What a container uses.
+    /// Returns a container's resource usage.
     pub async fn stats(&self, id: &str) -> Result<Any> {
         let container = self.container(id)?;
         let used = match container.is_in_guest() {
@@ -269,7 +270,8 @@ impl Pod {
         stats::metrics(&used)
     }
 
-    /// Writes the pod's microVM down, below a directory containerd made for it; then the container ends, if that is wanted.
+    /// Freezes the pod's microVM into a directory that containerd made, then kills the container if the
+    /// options ask for it.
     pub async fn checkpoint(self: &Arc<Pod>, id: &str, path: &str, options: Option<&Any>) -> Result<()> {
         let exits = checkpoint::exits(options)?;
         let container = self.container(id)?;
@@ -289,14 +291,14 @@ impl Pod {
         }
     }
 
-    /// Waits for a process's end.
+    /// Waits for a process to end.
     pub async fn wait(&self, id: &str, exec_id: &str) -> Result<Exit> {
         let process: Arc<Process> = self.container(id)?.process(exec_id)?;
         Ok(process.exit().await)
     }
 }
 
-/// The exit code of what could not be executed.
+/// The exit code of a process that could not be executed.
 fn failed_with(error: &Error) -> u32 {
     match error {
         Error::Agent {

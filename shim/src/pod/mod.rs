@@ -1,8 +1,9 @@
 //! A pod: its microVM, and containerd's tasks in it.
 //!
-//! Invariants: the table is locked to look something up or to change it, never while the guest, thawd or a client is waited
-//! for; so what one container's guest does not answer holds up nobody but who asked. Every task that was told of as created
-//! is told of once as ended, whoever ends it: itself, a signal, its machine.
+//! Invariants: the table of tasks is locked only to look up or change an entry, never while waiting for the
+//! guest, thawd or a client. A guest that does not answer for one container therefore delays only the callers
+//! of that container. Each task that was published as created is published exactly once as exited, whether it
+//! ended by itself, by a signal or with its machine.
 
 mod create;
 mod delete;
@@ -23,26 +24,26 @@ use tokio::sync::{OnceCell, watch};
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::{Event, Publisher};
-use crate::grouping::Role;
 use crate::machine::Machine;
 use crate::pidfd;
 use crate::process::{Exit, KILLED, Phase, Process};
+use crate::role::Role;
 use crate::sandbox::Sandbox;
 use crate::share::Shares;
 use crate::thawd::Thawd;
 use crate::{info, warning};
 use shared::Shared;
 
-/// How often containerd is told that a container ran out of memory, at most.
+/// Least interval between OOM events of a container.
 const OOM_PAUSE: Duration = Duration::from_secs(1);
-/// How long after its agent a machine may end by itself.
-const GONE_PAUSE: Duration = Duration::from_secs(5);
+/// How long a machine has to end by itself after its agent is gone.
+const AGENT_GONE_PAUSE: Duration = Duration::from_secs(5);
 
-/// A task's place in the table.
+/// An entry of the task table.
 #[derive(Debug)]
-enum Slot {
-    Making,
-    Made(Arc<Container>),
+enum Entry {
+    Creating,
+    Created(Arc<Container>),
 }
 
 /// The pod of this shim.
@@ -53,19 +54,19 @@ pub struct Pod {
     thawd: Thawd,
     machine: OnceCell<Arc<Machine>>,
     shares: Shares,
-    /// What it is to containerd, if its sandbox API made it.
+    /// The sandbox, if the pod was created through containerd's sandbox API.
     sandbox: OnceLock<Arc<Sandbox>>,
-    containers: Mutex<BTreeMap<String, Slot>>,
+    containers: Mutex<BTreeMap<String, Entry>>,
     shared: OnceLock<Shared>,
-    /// What is being ended though nobody waits for it yet.
+    /// Number of operations in progress that end the machine.
     ending: watch::Sender<usize>,
-    /// Whether the guest was asked to give back what a last container holds.
+    /// Set once the guest was asked to write back the files of the last container.
     written_back: OnceCell<()>,
-    /// Whether thawd has been asked to end the microVM, and has not failed to.
+    /// Whether thawd was asked to end the machine. Reset if that failed.
     is_ending: AtomicBool,
 }
 
-/// A name that is taken while its task is made.
+/// An id that is reserved while its task is created.
 struct Reservation<'a> {
     pod: &'a Pod,
     id: &'a str,
@@ -74,7 +75,7 @@ struct Reservation<'a> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let mut table = self.pod.table();
-        if matches!(table.get(self.id), Some(Slot::Making)) {
+        if matches!(table.get(self.id), Some(Entry::Creating)) {
             table.remove(self.id);
         }
     }
@@ -97,37 +98,39 @@ impl Pod {
         })
     }
 
-    /// A task.
+    /// Returns a task.
     pub fn container(&self, id: &str) -> Result<Arc<Container>> {
         match self.table().get(id) {
-            Some(Slot::Made(container)) => Ok(container.clone()),
-            Some(Slot::Making) | None => Err(Error::NotFound(format!("container {id}"))),
+            Some(Entry::Created(container)) => Ok(container.clone()),
+            Some(Entry::Creating) | None => Err(Error::NotFound(format!("container {id}"))),
         }
     }
 
-    /// The microVM, which every task has that is in the table.
+    /// Returns the microVM, which exists as long as any task is in the table.
     pub fn machine(&self) -> Result<&Arc<Machine>> {
         let none = || Error::State("the pod has no microVM yet".into());
         self.machine.get().ok_or_else(none)
     }
 
-    /// What containerd has for the tasks' process.
+    /// The process id that containerd shows for tasks.
     pub fn pid(&self) -> u32 {
         self.machine.get().map_or(0, |machine| machine.vmm.unsigned_abs())
     }
 
-    /// Whether there are tasks, those that are being made aside.
+    /// Whether there are tasks, not counting those in creation.
     pub fn has_tasks(&self) -> bool {
-        self.table().values().any(|slot| matches!(slot, Slot::Made(_)))
+        self.table()
+            .values()
+            .any(|entry| matches!(entry, Entry::Created(_)))
     }
 
-    /// Waits until nothing is being ended.
+    /// Waits until no end of the machine is in progress.
     pub async fn ended(&self) {
         let mut ending = self.ending.subscribe();
         let _ = ending.wait_for(|ending| *ending == 0).await;
     }
 
-    /// Ends the microVM, whoever waits for it. Asked for again, it is ended once.
+    /// Ends the microVM in the background. Repeated calls have no effect.
     pub(crate) fn end_machine(self: &Arc<Pod>) {
         let Some(machine) = self.machine.get().cloned() else {
             return;
@@ -139,8 +142,11 @@ impl Pod {
         let pod = self.clone();
         tokio::spawn(async move {
             if let Err(e) = pod.thawd.end(&machine.sandbox).await {
-                // It ends with us at the latest: thawd watches who it was made for.
-                warning!("microVM {} is left to thawd: {e}", machine.sandbox);
+                // It ends with this process at the latest: thawd watches it.
+                warning!(
+                    "microVM {} could not be ended; thawd will end it: {e}",
+                    machine.sandbox
+                );
                 pod.is_ending.store(false, Ordering::Release);
             }
             pod.ending.send_modify(|ending| *ending -= 1);
@@ -152,32 +158,34 @@ impl Pod {
         if table.contains_key(id) {
             return Err(Error::AlreadyExists(format!("container {id}")));
         }
-        table.insert(id.to_owned(), Slot::Making);
+        table.insert(id.to_owned(), Entry::Creating);
         Ok(Reservation { pod: self, id })
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
         self.containers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn made(&self) -> Vec<Arc<Container>> {
-        let made = |slot: &Slot| match slot {
-            Slot::Made(container) => Some(container.clone()),
-            Slot::Making => None,
+    fn created(&self) -> Vec<Arc<Container>> {
+        let created = |entry: &Entry| match entry {
+            Entry::Created(container) => Some(container.clone()),
+            Entry::Creating => None,
         };
-        self.table().values().filter_map(made).collect()
+        self.table().values().filter_map(created).collect()
     }
 
-    /// The task of a container the guest calls by this name: it may say any, and containerd takes the beginning of another pod's
-    /// for that.
+    /// The task whose container the guest calls `guest_id`. The guest may send any id, so it is looked up
+    /// rather than passed on: containerd would match an id prefix of another pod's container.
     fn task_of(&self, guest_id: &str) -> Option<String> {
-        let made = self.made();
-        let found = made.iter().find(|container| *container.guest_id() == guest_id);
+        let containers = self.created();
+        let found = containers
+            .iter()
+            .find(|container| *container.guest_id() == guest_id);
         found.map(|container| container.id.clone())
     }
 
-    /// Notes the end of a process, and tells of it if nobody has.
-    async fn note_end(&self, container: &str, process: &Process, exit: Exit) {
+    /// Records the end of a process, and publishes it if it was not published before.
+    async fn record_exit(&self, container: &str, process: &Process, exit: Exit) {
         process.settled().await;
         if process.end(exit.clone()) {
             let id = match process.exec_id.as_str() {
@@ -195,9 +203,9 @@ impl Pod {
         }
     }
 
-    /// Ends the microVM with the only container it has: what is left of that needs none. Output that a client has yet to take
-    /// is still in the guest, and comes first.
-    fn end_with(self: &Arc<Pod>, machine: &Arc<Machine>, container: Arc<Container>) {
+    /// Ends the microVM of the pod's only container, after clients have read the remaining output, which is
+    /// still in the guest.
+    fn end_after_output(self: &Arc<Pod>, machine: &Arc<Machine>, container: Arc<Container>) {
         let (pod, machine) = (self.clone(), machine.clone());
         tokio::spawn(async move {
             for process in container.processes() {
@@ -210,8 +218,8 @@ impl Pod {
         });
     }
 
-    /// Ends the microVM of a container that was its last, which gives back before what it holds of the host's files: once, and
-    /// whoever asks beside waits for that.
+    /// Ends the microVM with its last container. If it has shares, the guest first writes them back, once;
+    /// concurrent callers wait for that.
     async fn end_last(self: &Arc<Pod>, machine: &Machine, container: &Container) {
         if !container.shares().is_empty() {
             let write_back = || self.write_back(machine, container);
@@ -220,44 +228,41 @@ impl Pod {
         self.end_machine();
     }
 
-    /// Attends a process of the guest's to its end. With a container's own, if that is the last, the microVM ends.
-    fn attend(self: &Arc<Pod>, machine: &Arc<Machine>, of: &Arc<Container>, process: &Arc<Process>) {
+    /// Watches a guest process until it ends. With the init process of the last container, the microVM ends.
+    fn watch_process(self: &Arc<Pod>, machine: &Arc<Machine>, of: &Arc<Container>, process: &Arc<Process>) {
         let (pod, machine) = (self.clone(), machine.clone());
         let (of, process) = (of.clone(), process.clone());
         tokio::spawn(async move {
             let status = match machine.agent.wait(&process.id).await {
                 Ok(status) => status.unsigned_abs(),
                 Err(e) => {
-                    info!(
-                        "process {} of {} is taken for killed: {e}",
-                        process.id.exec, of.id
-                    );
+                    info!("process {} of {} counts as killed: {e}", process.id.exec, of.id);
                     KILLED
                 }
             };
-            pod.note_end(&of.id, &process, Exit::now(status)).await;
-            // After: with the machine every process is noted to have been killed.
-            if process.exec_id.is_empty() && is_the_last(&of.role) {
-                pod.end_with(&machine, of);
+            pod.record_exit(&of.id, &process, Exit::now(status)).await;
+            // After `record_exit`: ending the machine records every other process as killed.
+            if process.exec_id.is_empty() && ends_machine(&of.role) {
+                pod.end_after_output(&machine, of);
             }
         });
     }
 
-    /// Attends the microVM: what it runs out of, and its end.
-    fn attend_machine(self: &Arc<Pod>, machine: &Arc<Machine>) {
-        tokio::spawn(attend_memory(Arc::downgrade(self), machine.clone()));
+    /// Watches the microVM for OOM kills and for its end.
+    fn watch_machine(self: &Arc<Pod>, machine: &Arc<Machine>) {
+        tokio::spawn(watch_oom(Arc::downgrade(self), machine.clone()));
         let (pod, of, thawd) = (Arc::downgrade(self), machine.clone(), self.thawd.clone());
         tokio::spawn(async move {
             let reason = tokio::select! {
                 reason = thawd.wait(&of.sandbox) => reason,
-                () = pidfd::ended(of.vmm) => "its VMM was killed".into(),
+                () = pidfd::wait_exit(of.vmm) => "its VMM was killed".into(),
             };
             let Some(pod) = pod.upgrade() else { return };
             if let Some(sandbox) = pod.sandbox.get() {
                 sandbox.life.settled().await;
                 sandbox.life.end(Exit::now(KILLED));
             }
-            for container in pod.made() {
+            for container in pod.created() {
                 let processes = container.processes();
                 let has_ended = |process: &Arc<Process>| matches!(process.phase(), Phase::Ended(_));
                 if !processes.iter().all(has_ended) {
@@ -269,39 +274,39 @@ impl Pod {
                 }
                 for process in processes {
                     let (pod, id) = (pod.clone(), container.id.clone());
-                    tokio::spawn(async move { pod.note_end(&id, &process, Exit::now(KILLED)).await });
+                    tokio::spawn(async move { pod.record_exit(&id, &process, Exit::now(KILLED)).await });
                 }
             }
         });
     }
 }
 
-/// Tells of what runs out of memory in a guest, for as long as that answers. One whose agent has gone is no pod any more.
-async fn attend_memory(pod: Weak<Pod>, of: Arc<Machine>) {
-    let mut told: BTreeMap<String, Instant> = BTreeMap::new();
+/// Publishes OOM kills of a guest until its agent is gone; then ends the machine.
+async fn watch_oom(pod: Weak<Pod>, of: Arc<Machine>) {
+    let mut published: BTreeMap<String, Instant> = BTreeMap::new();
     loop {
-        let said = of.agent.out_of_memory().await;
+        let event = of.agent.out_of_memory().await;
         let Some(now) = pod.upgrade() else { return };
-        match said.map(|guest_id| now.task_of(&guest_id)) {
-            Ok(Some(id)) if told.get(&id).is_none_or(|at| at.elapsed() >= OOM_PAUSE) => {
-                told.retain(|id, _| now.container(id).is_ok());
-                told.insert(id.clone(), Instant::now());
+        match event.map(|guest_id| now.task_of(&guest_id)) {
+            Ok(Some(id)) if published.get(&id).is_none_or(|at| at.elapsed() >= OOM_PAUSE) => {
+                published.retain(|id, _| now.container(id).is_ok());
+                published.insert(id.clone(), Instant::now());
                 now.events.publish(&Event::Oom(TaskOOM {
                     container_id: id,
                     ..Default::default()
                 }));
             }
-            // It says what cannot be, or the same again and again.
+            // The guest named an unknown container, or repeats itself.
             Ok(_) => {
                 drop(now);
                 tokio::time::sleep(OOM_PAUSE).await;
             }
             Err(Error::Gone(why)) => {
                 drop(now);
-                // It may be the machine that has ended, and thawd will say why.
-                tokio::time::sleep(GONE_PAUSE).await;
+                // Perhaps the machine has ended; then thawd reports why.
+                tokio::time::sleep(AGENT_GONE_PAUSE).await;
                 if let Some(pod) = pod.upgrade() {
-                    info!("microVM {} is ended with its agent: {why}", of.sandbox);
+                    info!("ending microVM {}, as its agent is gone: {why}", of.sandbox);
                     pod.end_machine();
                 }
                 return;
@@ -311,7 +316,7 @@ async fn attend_memory(pod: Weak<Pod>, of: Arc<Machine>) {
     }
 }
 
-/// Of a task, as its creation is told.
+/// The streams of a task, for its creation event.
 fn task_io(process: &Process) -> task_events::TaskIO {
     task_events::TaskIO {
         stdin: process.stdio.stdin.clone(),
@@ -322,7 +327,7 @@ fn task_io(process: &Process) -> task_events::TaskIO {
     }
 }
 
-/// Whether the microVM ends with this task.
-fn is_the_last(role: &Role) -> bool {
+/// Whether the microVM ends with a task of this role.
+fn ends_machine(role: &Role) -> bool {
     !matches!(role, Role::Member { .. })
 }

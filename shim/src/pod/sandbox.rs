@@ -1,4 +1,4 @@
-//! The pod as containerd's sandbox API makes and ends it: with no container that stands for it.
+//! Pods created and ended through containerd's sandbox API, without a container that stands for the pod.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use thaw_protocol::shim::sandbox::CreateSandboxRequest;
 use super::Pod;
 use super::shared::Shared;
 use crate::error::{Error, Result};
-use crate::grouping::Role;
 use crate::kata;
 use crate::options::Options;
 use crate::process::Exit;
+use crate::role::Role;
 use crate::sandbox::{self, Sandbox, files};
 use crate::service::check_id;
 use crate::spec::{self, config::Spec};
 
 impl Pod {
-    /// Makes the pod's microVM.
+    /// Creates the pod's microVM.
     pub async fn create_sandbox(self: &Arc<Pod>, r: &CreateSandboxRequest) -> Result<()> {
         check_id(&r.sandbox_id)?;
         let bundle = PathBuf::from(&r.bundle_path);
@@ -45,19 +45,19 @@ impl Pod {
         Ok(())
     }
 
-    /// The sandbox of this id.
+    /// Returns the sandbox with this id.
     pub fn sandbox(&self, id: &str) -> Result<&Arc<Sandbox>> {
         let sandbox = self.sandbox.get().filter(|sandbox| sandbox.id == id);
         sandbox.ok_or_else(|| Error::NotFound(format!("sandbox {id}")))
     }
 
-    /// Whether the pod was made by the sandbox API: then it ends by it.
+    /// Whether the pod was created through the sandbox API, and so ends through it.
     pub fn is_sandbox(&self) -> bool {
         self.sandbox.get().is_some()
     }
 
-    /// Ends the microVM and waits until it has, at most `timeout` seconds; 0 for as long as it takes. Once it has ended nothing
-    /// happens.
+    /// Ends the microVM and waits for that, at most `timeout` seconds; 0 means no limit. Has no effect if it
+    /// has ended.
     pub async fn stop_sandbox(self: &Arc<Pod>, id: &str, timeout: u32) -> Result<()> {
         let sandbox = self.sandbox(id)?;
         sandbox.life.settled().await;
@@ -70,15 +70,15 @@ impl Pod {
         let ended = tokio::time::timeout(limit, self.ended()).await;
         let problem = match ended {
             Ok(()) if self.is_ending.load(Ordering::Acquire) => return Ok(()),
-            Ok(()) => "thawd could not be told to end it".into(),
-            Err(_) => format!("it did not within {timeout} s"),
+            Ok(()) => "thawd could not end it".into(),
+            Err(_) => format!("not within {timeout} s"),
         };
         Err(Error::State(format!(
-            "the microVM of sandbox {id} is to end: {problem}"
+            "the microVM of sandbox {id} has not ended: {problem}"
         )))
     }
 
-    /// What a container is to the pod: one of a sandbox's, if there is one, whatever else it may say.
+    /// The role of a container. In a sandbox every container is a member, whatever its annotations say.
     pub(super) fn role(&self, id: &str, spec: &Spec, bundle: &Path) -> Result<Role> {
         let role = Role::of_bundle(id, &spec.annotations, bundle)?;
         let Some(sandbox) = self.sandbox.get() else {
@@ -97,7 +97,7 @@ impl Pod {
         }
     }
 
-    /// Gives a container of a sandbox's what it has from its pod.
+    /// Completes a container's specification with what it gets from its sandbox.
     pub(super) fn complete(&self, spec: &mut Spec) {
         if let Some(sandbox) = self.sandbox.get() {
             files::complete(spec, &sandbox.bundle);

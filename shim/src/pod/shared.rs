@@ -1,5 +1,6 @@
-//! What the containers of a pod share beside its network: System V objects, message queues, names and `/dev/shm` always, as
-//! these are the guest's own; processes where they are to; and what the pod's specification sets for all of them.
+//! What the containers of a pod share besides the network. They always share IPC objects, hostname and
+//! `/dev/shm`, which are the guest's own; they share processes if requested, and sysctls that the pod's
+//! specification sets.
 
 use std::collections::BTreeMap;
 
@@ -7,41 +8,44 @@ use thaw_protocol::agent::layout;
 
 use super::Pod;
 use crate::error::{Error, Result};
-use crate::grouping::Role;
 use crate::process::Phase;
+use crate::role::Role;
 use crate::spec::config::Spec;
 use crate::spec::host;
 
-/// What the pod's own container says of the others.
+/// Settings of the pod's own container for the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shared {
-    /// Of the namespaces all its containers are in.
+    /// Sysctls of the namespaces that all containers share.
     sysctl: BTreeMap<String, String>,
-    /// The pod accepts the guest's namespaces where it asks for the host's.
-    accepts_the_guests: bool,
-    /// The pod's containers were to see the host's processes, and see those of the guest.
-    sees_all_processes: bool,
+    /// The pod accepts the guest's namespaces in place of the host's.
+    accepts_guest_namespaces: bool,
+    /// The pod asked for the host's PID namespace, and its containers see the guest's processes instead.
+    shares_guest_pids: bool,
 }
 
 impl Shared {
-    /// Refuses a pod that asks for namespaces of the host, unless it accepts the guest's own.
+    /// Reads a pod's specification. Refuses one that asks for namespaces of the host, unless it accepts the
+    /// guest's instead.
     pub fn of(spec: &Spec) -> Result<Shared> {
-        let accepts_the_guests = host::accepts_the_guests(&spec.annotations)?;
-        if !accepts_the_guests {
+        let accepts_guest_namespaces = host::accepts_guest_namespaces(&spec.annotations)?;
+        if !accepts_guest_namespaces {
             host::refuse_processes(spec)?;
             host::refuse_ipc(spec)?;
         }
         Ok(Shared {
             sysctl: spec.linux.sysctl.clone(),
-            accepts_the_guests,
-            sees_all_processes: spec.linux.namespace("pid").is_none(),
+            accepts_guest_namespaces,
+            shares_guest_pids: spec.linux.namespace("pid").is_none(),
         })
     }
 
-    /// Puts it into the specification of one of the pod's; `apart` are those of them that share their processes with nobody.
+    /// Applies the settings to the specification of a container; `apart` lists the containers with PID
+    /// namespaces of their own.
     ///
-    /// A PID namespace with a path is the pod's. Where others have one of their own the path can only be meant for one of
-    /// these, as an ephemeral container's is, but all of a pod's have one process on the host: which one, nobody says.
+    /// A PID namespace with a path is the pod's. If containers have PID namespaces of their own, the path
+    /// refers to one of these, as for an ephemeral container. Which one is unknown if there are several,
+    /// because the tasks of a pod have the same process id on the host.
     fn join(&self, id: &str, spec: &mut Spec, apart: &[String]) -> Result<()> {
         for (key, value) in &self.sysctl {
             spec.linux
@@ -49,9 +53,9 @@ impl Shared {
                 .entry(key.clone())
                 .or_insert_with(|| value.clone());
         }
-        if self.sees_all_processes {
+        if self.shares_guest_pids {
             spec.linux.namespaces.retain(|namespace| namespace.kind != "pid");
-        } else if !self.accepts_the_guests {
+        } else if !self.accepts_guest_namespaces {
             host::refuse_processes(spec)?;
         }
         let mut namespaces = spec.linux.namespaces.iter_mut();
@@ -63,7 +67,7 @@ impl Shared {
                 Ok(())
             }
             (Some(_), several) => Err(Error::Unsupported(format!(
-                "container {id} is to share the processes of one of {}, and which of them cannot be told: have the pod's \
+                "container {id} shares the processes of one of {}, but which one is unknown: have the pod's \
                  containers share theirs (shareProcessNamespace)",
                 several.join(", ")
             ))),
@@ -72,7 +76,7 @@ impl Shared {
 }
 
 impl Pod {
-    /// Notes what the pod's own container has for the others, or gives it to one of them.
+    /// Records the settings of the pod's own container, or applies them to another container.
     pub(super) fn share(&self, id: &str, role: &Role, spec: &mut Spec) -> Result<()> {
         match role {
             Role::Single => Shared::of(spec).map(|_| ()),
@@ -81,8 +85,8 @@ impl Pod {
                 Ok(())
             }
             Role::Member { .. } => {
-                let made = self.made();
-                let apart = made
+                let containers = self.created();
+                let apart = containers
                     .iter()
                     .filter(|c| {
                         c.is_in_guest() && c.has_own_pids && !matches!(c.init.phase(), Phase::Ended(_))
@@ -105,7 +109,7 @@ mod tests {
         serde_json::from_value(json!({ "linux": linux })).unwrap()
     }
 
-    /// What a pod with this specification shares, if it accepts the guest's own for the host's.
+    /// The settings of a pod with this specification, if it accepts the guest's namespaces.
     fn accepting(mut spec: Spec) -> Shared {
         let accepted = (host::ANNOTATION.to_owned(), "guest".to_owned());
         spec.annotations.extend([accepted]);
@@ -169,7 +173,7 @@ mod tests {
             assert!(error.to_string().contains(word), "{error}");
             assert!(error.to_string().contains(host::ANNOTATION), "{error}");
             let shared = accepting(asking);
-            assert_eq!(shared.sees_all_processes, own == "ipc");
+            assert_eq!(shared.shares_guest_pids, own == "ipc");
         }
         let mut unknown = with_pids("");
         unknown.annotations.insert(host::ANNOTATION.into(), "host".into());
@@ -184,7 +188,7 @@ mod tests {
         let error = pod.join("c", &mut ipc_alone(), &[]).unwrap_err();
         assert!(error.to_string().contains("hostPID"), "{error}");
         accepting(with_pids("")).join("c", &mut ipc_alone(), &[]).unwrap();
-        // System V objects are the pod's, whatever its containers' specifications say.
+        // IPC objects belong to the pod, whatever its containers' specifications say.
         pod.join("c", &mut spec(json!({"namespaces": [{"type": "pid"}]})), &[])
             .unwrap();
     }

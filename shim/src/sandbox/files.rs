@@ -1,5 +1,5 @@
-//! What the containers of a pod have from it: the files in `/etc` that name it and its name servers, and its shared memory. CRI
-//! leaves them to whoever makes a pod by the sandbox API.
+//! Files that containers get from their pod: `/etc/hostname`, `/etc/hosts`, `/etc/resolv.conf` and the shared
+//! memory. With the sandbox API, CRI leaves them to the shim.
 
 use std::fmt::Write as _;
 use std::io::{self, Read};
@@ -7,27 +7,27 @@ use std::path::Path;
 
 use thaw_protocol::shim::pod_sandbox::PodSandboxConfig;
 
-use crate::error::{For, Result};
+use crate::error::{Result, WithContext};
 use crate::spec::config::{Mount, Spec};
 
-/// In the pod's bundle, and where a container has them.
+/// File names in the pod's bundle, and their paths in a container.
 const FILES: [(&str, &str); 3] = [
     ("hostname", "/etc/hostname"),
     ("hosts", "/etc/hosts"),
     ("resolv.conf", "/etc/resolv.conf"),
 ];
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Most that is copied of a file of the host, bytes.
-const MOST: u64 = 1 << 20;
-/// Who is known where the host says nothing.
+/// Most bytes copied of a host file.
+const MAX_SIZE: u64 = 1 << 20;
+/// `/etc/hosts` if the host has none.
 const LOCALHOST: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n";
 
-/// Writes them into the pod's bundle.
+/// Writes the files into the pod's bundle.
 pub fn write(bundle: &Path, config: &PodSandboxConfig) -> Result<()> {
     let of_the_host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let hostname = match config.hostname.as_str() {
         "" => of_the_host(),
-        told => told.to_owned(),
+        given => given.to_owned(),
     };
     let hosts = read("/etc/hosts").unwrap_or_else(|_| LOCALHOST.into());
     let names = match config.dns_config.as_ref() {
@@ -38,14 +38,16 @@ pub fn write(bundle: &Path, config: &PodSandboxConfig) -> Result<()> {
     };
     for ((name, _), text) in FILES.iter().zip([format!("{hostname}\n"), hosts, names]) {
         let path = bundle.join(name);
-        std::fs::write(&path, text).for_(|| format!("write {}", path.display()))?;
+        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     }
     Ok(())
 }
 
 fn read(path: &str) -> io::Result<String> {
     let mut text = String::new();
-    std::fs::File::open(path)?.take(MOST).read_to_string(&mut text)?;
+    std::fs::File::open(path)?
+        .take(MAX_SIZE)
+        .read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -63,7 +65,7 @@ fn resolv_conf(servers: &[String], searches: &[String], options: &[String]) -> S
     text
 }
 
-/// Gives a container of the pod what its specification lacks of them.
+/// Adds the files to a container's specification where it lacks them.
 pub fn complete(spec: &mut Spec, bundle: &Path) {
     let access = match spec.root.as_ref().is_some_and(|root| root.readonly) {
         true => "ro",
@@ -76,7 +78,7 @@ pub fn complete(spec: &mut Spec, bundle: &Path) {
             .iter_mut()
             .find(|mount| mount.destination == destination)
         {
-            // CRI names files it has not written.
+            // CRI names files that it has not written.
             Some(mount) if !Path::new(&mount.source).exists() => mount.source = source,
             Some(_) => {}
             None => spec
@@ -93,7 +95,7 @@ pub fn complete(spec: &mut Spec, bundle: &Path) {
             .iter_mut()
             .find(|mount| mount.destination == SHARED_MEMORY)
         {
-            // One of its own would not be the pod's.
+            // A tmpfs of the container's own would not be shared with the pod.
             Some(mount) if mount.kind == "tmpfs" => *mount = shared,
             Some(_) => {}
             None => spec.mounts.push(shared),
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(source(&spec, "/etc/resolv.conf"), ours("resolv.conf"));
         assert_eq!(source(&spec, "/etc/hostname"), ours("hostname"));
         assert_eq!(source(&spec, "/dev/shm"), Some("/dev/shm".into()));
-        // An IPC namespace of its own comes with shared memory of its own.
+        // A container with its own IPC namespace has shared memory of its own.
         own.linux.namespaces.push(Namespace {
             kind: "ipc".into(),
             ..Default::default()

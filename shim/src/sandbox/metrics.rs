@@ -1,27 +1,28 @@
-//! What a pod takes of its host: what the kernel says of its VMM. The guest is not asked, so nothing in it holds this up.
+//! Resource usage of a pod: what the kernel reports about its VMM. The guest is not asked, so it cannot delay
+//! this.
 
 use thaw_protocol::shim::cgroup2::{CPUStat, MemoryStat, Metrics, PidsStat};
 use thaw_protocol::shim::{Any, MessageField};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::stats;
 
-/// Of the process `vmm`, as containerd wants it.
+/// Metrics of the process `vmm`, encoded for containerd.
 pub fn metrics(vmm: i32) -> Result<Any> {
     let read = |name: &str| {
         let path = format!("/proc/{vmm}/{name}");
-        std::fs::read_to_string(&path).for_(|| format!("read {path}"))
+        std::fs::read_to_string(&path).with_context(|| format!("read {path}"))
     };
-    let unknown = || Error::State(format!("the kernel says nothing of VMM {vmm}"));
-    stats::encoded(&of(&read("stat")?, &read("statm")?).ok_or_else(unknown)?)
+    let unknown = || Error::State(format!("cannot parse the statistics of VMM {vmm}"));
+    stats::encoded(&parse(&read("stat")?, &read("statm")?).ok_or_else(unknown)?)
 }
 
-/// `stat` and `statm` of proc(5).
-fn of(stat: &str, statm: &str) -> Option<Metrics> {
-    // The program's name is in parentheses, and may hold any other.
+/// Parses `stat` and `statm` of proc(5).
+fn parse(stat: &str, statm: &str) -> Option<Metrics> {
+    // The program's name is in parentheses and may contain parentheses.
     let (_, after) = stat.rsplit_once(')')?;
     let fields: Vec<u64> = after.split_whitespace().map(|n| n.parse().unwrap_or(0)).collect();
-    // Counted from the third, the state.
+    // Fields are numbered as in proc(5); the first after the name is 3, the state.
     let field = |number: usize| fields.get(number - 3).copied();
     let usec = |ticks: u64| {
         let a_second = rustix::param::clock_ticks_per_second().max(1);
@@ -61,7 +62,7 @@ mod tests {
     #[test]
     fn a_process_is_told_of_whatever_its_name_is() {
         let stat = "7 (a) b (c) S 1 1 1 0 -1 4194560 1 2 3 4 200 100 0 0 20 0 9 0 5 6 7";
-        let told = of(stat, "1000 30 10 1 0 5 0").unwrap();
+        let told = parse(stat, "1000 30 10 1 0 5 0").unwrap();
         let tick = 1_000_000 / rustix::param::clock_ticks_per_second();
         assert_eq!(
             (told.cpu.user_usec, told.cpu.system_usec),
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(told.pids.current, 9);
         let page = rustix::param::page_size() as u64;
         assert_eq!((told.memory.usage, told.memory.anon), (30 * page, 20 * page));
-        assert!(of("7 nothing", "").is_none());
+        assert!(parse("7 nothing", "").is_none());
         let own = metrics(std::process::id() as i32).unwrap();
         assert!(Metrics::parse_from_bytes(&own.value).unwrap().memory.usage > 0);
         assert!(metrics(i32::MAX).is_err());

@@ -1,7 +1,8 @@
-//! A pod made by containerd's sandbox API (`sandboxer = "shim"`): a microVM with no container that stands for it.
+//! A pod created through containerd's sandbox API (`sandboxer = "shim"`): a microVM without a container that
+//! stands for it.
 //!
-//! Invariant: its life is that of its microVM. It is made with it, ends with it whoever ends that, and its containers are those
-//! whose bundles name it; none of them ends it.
+//! Invariant: the sandbox lives exactly as long as its microVM. Its containers are those whose bundles name
+//! it, and none of them ends it.
 
 pub mod files;
 mod metrics;
@@ -20,18 +21,19 @@ use crate::process::{Exit, Phase, Process};
 use crate::spec::config::Spec;
 use crate::stdio::Stdio;
 
-/// The type under which containerd knows a specification (its core/runtime/typeurl.go).
+/// containerd's type name of a specification (core/runtime/typeurl.go).
 const SPEC: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
 
-/// A sandbox, as containerd has it.
+/// A sandbox of containerd.
 #[derive(Debug)]
 pub struct Sandbox {
     pub id: String,
     pub bundle: PathBuf,
     pub created_at: Timestamp,
-    /// What containerd shows NRI's plugins of it.
+    /// The specification that containerd shows to NRI plugins.
     pub spec: Any,
-    /// What stands for it: nothing in the guest, but it is started once and ends once.
+    /// The sandbox's phase and exit status. It has no process in the guest, but is started once and ends
+    /// once.
     pub life: Process,
 }
 
@@ -50,7 +52,7 @@ impl Sandbox {
         }
     }
 
-    /// How it ended, if it has.
+    /// How it ended, or `None` while it exists.
     pub fn ended(&self) -> Option<Exit> {
         match self.life.phase() {
             Phase::Ended(exit) => Some(exit),
@@ -58,7 +60,7 @@ impl Sandbox {
         }
     }
 
-    /// CRI's name of its state.
+    /// Its state in CRI's words.
     pub fn state(&self) -> &'static str {
         match self.life.phase() {
             Phase::Running => "SANDBOX_READY",
@@ -67,7 +69,7 @@ impl Sandbox {
     }
 }
 
-/// A pod's specification, as far as it is one without a container: the OCI runtime specification's JSON.
+/// The pod's specification without a container, as OCI JSON.
 fn shown(spec: &Spec) -> Any {
     let namespaces = spec.linux.namespaces.iter();
     let namespaces = namespaces.map(|of| json!({"type": of.kind, "path": of.path}));

@@ -1,8 +1,8 @@
-//! From what the sandbox API says of a pod to the specification its microVM is made by: that of the container which stands for
-//! a pod otherwise.
+//! Converts a request of the sandbox API to the specification that the pod's own container would have, from
+//! which the microVM is created.
 //!
-//! CRI tells the pod's configuration whole. Of its annotations those are taken which `thaw install` has containerd hand on to
-//! containers that stand for pods: others, CRI's own among them, are the pod's user's here, and nobody's word.
+//! CRI passes the pod's whole configuration. Only those annotations are used that `thaw install` also has
+//! containerd pass to containers; others are set by the pod's user and are not trusted.
 
 use thaw_protocol::shim::pod_sandbox::{NamespaceMode, PodSandboxConfig};
 use thaw_protocol::shim::sandbox::CreateSandboxRequest;
@@ -12,28 +12,28 @@ use crate::error::{Error, Result};
 use crate::options::kind;
 use crate::spec::config::{Cpu, Memory, Namespace, Spec};
 
-/// The name of CRI's message in an `Any`.
+/// The message name of CRI's pod configuration.
 const CRI: &str = "runtime.v1.PodSandboxConfig";
-/// What annotations of a pod's are read.
+/// Prefixes of the annotations that are used.
 const ANNOTATIONS: [&str; 2] = ["io.katacontainers.", "run.thaw."];
 
-/// What CRI says of the pod. Another client of the API says nothing.
+/// CRI's pod configuration. Empty for another client of the API.
 pub fn config(options: Option<&Any>) -> Result<PodSandboxConfig> {
     match options {
-        Some(told) if kind(told) == CRI => PodSandboxConfig::parse_from_bytes(&told.value)
+        Some(given) if kind(given) == CRI => PodSandboxConfig::parse_from_bytes(&given.value)
             .map_err(|e| Error::Invalid(format!("the pod's configuration: {e}"))),
         _ => Ok(PodSandboxConfig::new()),
     }
 }
 
-/// The pod's specification. `given` is what a client of the API wrote for it, which CRI does not.
+/// The pod's specification. `given` is the one that a client other than CRI wrote.
 pub fn spec(request: &CreateSandboxRequest, config: &PodSandboxConfig, given: Option<Spec>) -> Result<Spec> {
     let linux = &config.linux;
     let namespaces = &linux.security_context.namespace_options;
     let is_the_hosts = namespaces.network == NamespaceMode::NODE.into();
     if namespaces.userns_options.is_some() && namespaces.userns_options.mode == NamespaceMode::POD.into() {
         return Err(Error::Unsupported(
-            "a user namespace makes no sense in a microVM, which has the host's users behind its wall: remove hostUsers: false"
+            "a microVM supports no user namespaces, and isolates the host's users without one: remove hostUsers: false"
                 .into(),
         ));
     }
@@ -77,7 +77,8 @@ pub fn spec(request: &CreateSandboxRequest, config: &PodSandboxConfig, given: Op
         }
     }
     match request.netns_path.as_str() {
-        // A specification without one, as CRI's pods with the host's network, is refused where the network is made.
+        // Without a network namespace, as for CRI pods with the host's network, creating the network fails
+        // later.
         "" if is_the_hosts || was_given => {}
         path => {
             spec.linux.namespaces.retain(|of| of.kind != "network");
@@ -90,7 +91,8 @@ pub fn spec(request: &CreateSandboxRequest, config: &PodSandboxConfig, given: Op
     Ok(spec)
 }
 
-/// Where CRI puts a pod's own container: a scope of systemd's in its slice, or a directory.
+/// The cgroup in which CRI would put the pod's own container: a systemd scope in the pod's slice, or a
+/// directory.
 fn cgroup(parent: &str, id: &str) -> String {
     let last = parent.rsplit('/').next().unwrap_or_default();
     match last.ends_with(".slice") {
@@ -150,7 +152,7 @@ mod tests {
         assert_eq!(made.linux.namespace("network").unwrap().path, "/run/netns/x");
         assert_eq!(made.linux.namespace("pid").unwrap().path, "");
         assert_eq!(made.linux.namespace("ipc").unwrap().path, "");
-        // A pod's user says how large it is by its limits, and by what the operator lets through.
+        // The pod's user sets its size by limits and by annotations that the operator allows.
         assert_eq!(made.annotations.len(), 1);
         let shape = crate::sizing::shape(&made, &Default::default());
         assert_eq!((shape.cpus, shape.memory_mib), (2, 192));
@@ -185,7 +187,7 @@ mod tests {
             ..Default::default()
         });
         assert!(spec(&request, &users, None).is_err());
-        // What another client wrote stands.
+        // What another client wrote stays.
         let given = Spec::default();
         let made = spec(&request, &PodSandboxConfig::new(), Some(given)).unwrap();
         assert!(made.linux.namespace("network").is_none());

@@ -1,4 +1,4 @@
-//! containerd's sandbox service: each call, by the pod.
+//! containerd's sandbox service: forwards each call to the pod.
 
 use async_trait::async_trait;
 use thaw_protocol::shim::metrics::Metric;
@@ -9,11 +9,11 @@ use thaw_protocol::shim::{MessageField, Timestamp};
 use ttrpc::r#async::TtrpcContext;
 
 use crate::process::Exit;
-use crate::service::{Service, to_its_end};
+use crate::service::{Service, run_to_completion};
 
 type Answer<T> = ttrpc::Result<T>;
 
-/// Go's name of what this runs on.
+/// Go's name of this architecture.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -30,7 +30,7 @@ impl SandboxCalls for Service {
         r: CreateSandboxRequest,
     ) -> Answer<CreateSandboxResponse> {
         let pod = self.pod.clone();
-        to_its_end(async move { pod.create_sandbox(&r).await }).await?;
+        run_to_completion(async move { pod.create_sandbox(&r).await }).await?;
         Ok(CreateSandboxResponse::new())
     }
 
@@ -59,7 +59,7 @@ impl SandboxCalls for Service {
 
     async fn stop_sandbox(&self, _: &TtrpcContext, r: StopSandboxRequest) -> Answer<StopSandboxResponse> {
         let pod = self.pod.clone();
-        to_its_end(async move { pod.stop_sandbox(&r.sandbox_id, r.timeout_secs).await }).await?;
+        run_to_completion(async move { pod.stop_sandbox(&r.sandbox_id, r.timeout_secs).await }).await?;
         Ok(StopSandboxResponse::new())
     }
 
@@ -98,7 +98,7 @@ impl SandboxCalls for Service {
         Ok(PingResponse::new())
     }
 
-    /// Ends the shim, and whatever is left in it: containerd asks for it when a sandbox could not be made, too.
+    /// Ends the shim and everything in it. containerd also calls this when a sandbox could not be created.
     async fn shutdown_sandbox(
         &self,
         _: &TtrpcContext,

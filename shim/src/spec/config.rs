@@ -1,11 +1,11 @@
-//! `config.json` of a bundle, as far as it is read here: the OCI runtime specification's words as they stand, for the agent has
-//! them as text too. What is not here is ignored, as docs/shim.md says.
+//! The parts of a bundle's `config.json` that are read. Strings stay as in the OCI runtime specification,
+//! because the agent's API has strings too. Other parts are ignored (docs/shim.md).
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
-/// Go writes an empty list as `null` now and then.
+/// Go sometimes writes an empty list as `null`.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
@@ -24,7 +24,7 @@ macro_rules! of_config {
 }
 
 of_config! {
-    /// The whole.
+    /// The whole specification.
     Spec {
         oci_version: String,
         process: Option<Process>,
@@ -36,7 +36,7 @@ of_config! {
         linux: Linux,
     }
 
-    /// A process: the container's own, or one of an exec.
+    /// The init process, or an exec.
     Process {
         terminal: bool,
         console_size: Option<ConsoleSize>,
@@ -160,7 +160,7 @@ of_config! {
         op: String,
     }
 
-    /// Limits: also what an update brings.
+    /// Resource limits, also of an update.
     Resources {
         devices: Vec<DeviceRule>,
         memory: Option<Memory>,
@@ -168,11 +168,11 @@ of_config! {
         pids: Option<Pids>,
         block_io: Option<BlockIo>,
         hugepage_limits: Vec<HugepageLimit>,
-        /// Files of the cgroup, version 2.
+        /// Files of cgroup v2.
         unified: BTreeMap<String, String>,
     }
 
-    /// Of the devices cgroup: what is not said matches any device.
+    /// A rule of the devices cgroup. An absent field matches any device.
     DeviceRule {
         allow: bool,
         #[serde(rename = "type")]
@@ -211,7 +211,7 @@ of_config! {
 }
 
 impl Linux {
-    /// The namespace of this kind, if the container is to have one of its own or join one.
+    /// The namespace of this kind that the container gets or joins, if any.
     pub fn namespace(&self, kind: &str) -> Option<&Namespace> {
         self.namespaces.iter().find(|n| n.kind == kind)
     }

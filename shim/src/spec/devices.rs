@@ -1,19 +1,19 @@
-//! Block devices of a specification: each becomes a disk of the microVM. What a container may do with one the host's cgroup would
-//! say; here that decides whether the disk is read-only, which the microVM's own monitor enforces.
+//! Block devices of a specification. Each becomes a disk of the microVM. The rules for the host's device
+//! cgroup decide whether the disk is read-only, which the VMM enforces.
 
 use super::config::{Device, DeviceRule, Linux};
 use crate::error::{Error, Result};
 use crate::share::BlockDevice;
 
-/// A block device of the specification.
+/// A block device of a specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Of the container.
+    /// Path in the container.
     pub path: String,
     pub device: BlockDevice,
 }
 
-/// Those of a container.
+/// The block devices of a container.
 pub fn disks(given: &Linux) -> Result<Vec<Disk>> {
     let blocks = given.devices.iter().filter(|device| device.kind == "b");
     blocks
@@ -26,7 +26,7 @@ fn disk(device: &Device, rules: &[DeviceRule]) -> Result<Disk> {
         path, major, minor, ..
     } = device;
     let number = |number: i64| {
-        let wrong = |_| Error::Invalid(format!("device {path}: {number} is no device number"));
+        let wrong = |_| Error::Invalid(format!("device {path}: {number} is not a device number"));
         u32::try_from(number).map_err(wrong)
     };
     let may = |access| is_allowed(rules, device, access);
@@ -46,15 +46,15 @@ fn disk(device: &Device, rules: &[DeviceRule]) -> Result<Disk> {
     })
 }
 
-/// Whether the rules leave an access to a block device: of those that are about it the last says so, and without one nothing is
-/// forbidden.
+/// Whether the rules permit an access to a block device. The last matching rule decides; without one the
+/// access is permitted.
 fn is_allowed(rules: &[DeviceRule], device: &Device, access: char) -> bool {
     let any_or = |rule: Option<i64>, number: i64| rule.is_none_or(|rule| rule == -1 || rule == number);
     let is_about = |rule: &&DeviceRule| {
         matches!(rule.kind.as_str(), "" | "a" | "b")
             && any_or(rule.major, device.major)
             && any_or(rule.minor, device.minor)
-            // A rule that does not say is about all.
+            // A rule without accesses matches all of them.
             && (rule.access.is_empty() || rule.access.contains(access))
     };
     rules.iter().rev().find(is_about).is_none_or(|rule| rule.allow)
@@ -121,7 +121,7 @@ mod tests {
     }
 
     proptest! {
-        /// A write is only ever let through by a rule that allows it, or by none that is about it.
+        /// A write is permitted only by a rule that allows it, or if no rule matches.
         #[test]
         fn nothing_becomes_writable_that_no_rule_lets(
             rules in proptest::collection::vec(

@@ -1,19 +1,20 @@
-//! Namespaces of the host that a specification asks for: its processes and its System V objects.
+//! Namespaces of the host that a specification asks for: PID and IPC.
 //!
-//! Invariant: a container gets the guest's namespaces in place of the host's only if its pod accepts them. A namespace that
-//! a specification does not list is the runtime's own, which is the host's (OCI runtime specification, `config-linux.md`).
+//! Invariant: a container gets the guest's namespace in place of the host's only if its pod accepts that. A
+//! namespace that a specification does not list is the runtime's own, which is the host's (OCI runtime
+//! specification, `config-linux.md`).
 
 use std::collections::BTreeMap;
 
 use super::config::Spec;
 use crate::error::{Error, Result};
 
-/// The annotation by which a pod accepts the guest's namespaces where it asks for the host's, and its only value.
+/// Annotation by which a pod accepts the guest's namespaces in place of the host's, and its only value.
 pub const ANNOTATION: &str = "run.thaw.host-namespaces";
 const GUEST: &str = "guest";
 
-/// Whether the guest's own will do where these annotations' specification asks for the host's.
-pub fn accepts_the_guests(annotations: &BTreeMap<String, String>) -> Result<bool> {
+/// Whether the annotations accept the guest's namespaces in place of the host's.
+pub fn accepts_guest_namespaces(annotations: &BTreeMap<String, String>) -> Result<bool> {
     match annotations.get(ANNOTATION).map(String::as_str) {
         None => Ok(false),
         Some(GUEST) => Ok(true),
@@ -23,12 +24,12 @@ pub fn accepts_the_guests(annotations: &BTreeMap<String, String>) -> Result<bool
     }
 }
 
-/// Refuses what asks for the host's processes.
+/// Refuses a specification that asks for the host's PID namespace.
 pub fn refuse_processes(spec: &Spec) -> Result<()> {
     refuse(spec, "pid", "processes", "hostPID, --pid=host")
 }
 
-/// Refuses what asks for the host's shared memory, semaphores and message queues.
+/// Refuses a specification that asks for the host's IPC namespace.
 pub fn refuse_ipc(spec: &Spec) -> Result<()> {
     refuse(spec, "ipc", "IPC objects", "hostIPC, --ipc=host")
 }

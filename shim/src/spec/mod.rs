@@ -1,14 +1,15 @@
-//! From a bundle's `config.json` to what the guest's agent makes: the specification, the storages, the files that are copied.
+//! Converts a bundle's `config.json` to what the guest's agent creates: a specification, storages and copied
+//! files.
 //!
-//! Invariant: what a microVM cannot do is refused here by name, with what to do, before anything is asked of the guest;
-//! what makes no sense in one is left out as docs/shim.md has it, and nothing else is.
+//! Invariant: what a microVM does not support is refused here by name, with a remedy, before any call to the
+//! guest. What has no meaning in one is left out as docs/shim.md describes, and nothing else.
 
 pub mod config;
 mod devices;
 pub mod host;
+mod image_mount;
 mod mounts;
 mod resources;
-mod shown;
 
 use std::path::Path;
 
@@ -16,34 +17,34 @@ use thaw_protocol::agent::agent::{Device, Storage};
 use thaw_protocol::agent::{MessageField, layout, oci};
 
 pub use devices::Disk;
-pub use mounts::{Bound, CopiedFile, Mounts, Shown, pod_storages};
+pub use image_mount::ImagePath;
+pub use mounts::{CopiedFile, ImageMount, Mounts, SharedMount, pod_storages};
 pub use resources::resources;
-pub use shown::OfAnImage;
 
 use crate::error::{Error, Result};
 use config::{Linux, Namespace, Process, Spec};
 
-/// What the agent is asked to make.
+/// A container for the agent to create.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Guest {
     pub spec: oci::Spec,
-    /// To be mounted before, in order, after the root file system's own.
+    /// Storages to mount first, in order, after those of the root file system.
     pub storages: Vec<Storage>,
-    /// To be copied before.
+    /// Files to copy first.
     pub files: Vec<CopiedFile>,
-    /// To be shared before, and to be the sources of mounts of the specification.
-    pub bound: Vec<Bound>,
-    /// To be shown before, and to be the sources of mounts of the specification.
-    pub shown: Vec<Shown>,
-    /// Block devices among the specification's devices, which are to be given to the microVM before.
+    /// Mounts whose sources must be shared first.
+    pub shared_mounts: Vec<SharedMount>,
+    /// Mounts whose images must be shown first.
+    pub image_mounts: Vec<ImageMount>,
+    /// Block devices to attach to the microVM first.
     pub disks: Vec<Disk>,
-    /// What the agent is told of these, once that is done.
+    /// These block devices as the agent knows them, once they are attached.
     pub devices: Vec<Device>,
-    /// Whether its processes and those of others of the pod see one another.
+    /// Whether its processes share a PID namespace with those of other containers of the pod.
     pub shares_pids: bool,
 }
 
-/// Reads a specification, if there is one.
+/// Reads a specification. `None` if the file does not exist.
 pub fn read_if_any(path: &Path) -> Result<Option<Spec>> {
     match read(path) {
         Err(Error::System { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -60,7 +61,8 @@ pub fn read(path: &Path) -> Result<Spec> {
     serde_json::from_slice(&text).map_err(|e| Error::malformed(path, e))
 }
 
-/// What the agent is to make of container `id` of this bundle, whose root file system is `root` of the guest.
+/// Converts the specification of container `id` of a bundle, whose root file system is at `root` in the
+/// guest.
 pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest> {
     let process_given = spec
         .process
@@ -68,18 +70,19 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
         .ok_or_else(|| Error::Invalid("config.json has no process".into()))?;
     if !spec.linux.uid_mappings.is_empty() || spec.linux.namespace("user").is_some() {
         return Err(Error::Unsupported(
-            "a user namespace makes no sense in a microVM, which has the host's users behind its wall: remove it".into(),
+            "a microVM supports no user namespaces, and isolates the host's users without one: remove it"
+                .into(),
         ));
     }
     let pids = spec.linux.namespace("pid");
-    let shares_pids = pids.is_some_and(|pids| is_of_the_host(&pids.path));
+    let shares_pids = pids.is_some_and(|pids| is_host_path(&pids.path));
     let readonly = spec.root.as_ref().is_some_and(|r| r.readonly);
     let Mounts {
         mounts,
         storages,
         files,
-        bound,
-        shown,
+        shared_mounts,
+        image_mounts,
     } = mounts::convert(id, bundle, &spec.mounts)?;
     let disks = devices::disks(&spec.linux)?;
     let spec = oci::Spec {
@@ -100,15 +103,16 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
         spec,
         storages,
         files,
-        bound,
-        shown,
+        shared_mounts,
+        image_mounts,
         disks,
         devices: Vec::new(),
         shares_pids,
     })
 }
 
-/// A process as the agent takes it. Labels of AppArmor and SELinux are left out: the guest's kernel has neither.
+/// A process as the agent takes it. AppArmor and SELinux labels are left out, because the guest's kernel has
+/// neither.
 pub fn process(given: &Process) -> oci::Process {
     let size = given.console_size.as_ref().map(|size| oci::Box {
         Height: size.height,
@@ -165,7 +169,7 @@ fn linux(id: &str, given: &Linux) -> oci::Linux {
     oci::Linux {
         Sysctl: given.sysctl.clone().into_iter().collect(),
         Resources: MessageField::some(resources(&given.resources)),
-        // In the guest there is no one else: the host's place for it says nothing there.
+        // The host's cgroup path has no meaning in the guest.
         CgroupsPath: format!("/{id}"),
         Namespaces: namespaces.collect(),
         Devices: devices.collect(),
@@ -177,19 +181,19 @@ fn linux(id: &str, given: &Linux) -> oci::Linux {
     }
 }
 
-/// The network is the guest's own, and so is its clock. A namespace that is joined by a path of the host is the pod's: the
-/// guest's own, which is the container's where it makes none; that of processes the agent makes for the pod.
+/// Converts a namespace. Network and time are the guest's own and left out. A namespace with a path on the
+/// host is the pod's, which in the guest is the agent's own or, for PIDs, one the agent creates for the pod.
 fn namespace(given: &Namespace) -> Option<oci::LinuxNamespace> {
     let own = matches!(given.kind.as_str(), "pid" | "ipc" | "uts" | "mount" | "cgroup");
-    (own && !is_of_the_host(&given.path)).then(|| oci::LinuxNamespace {
+    (own && !is_host_path(&given.path)).then(|| oci::LinuxNamespace {
         Type: given.kind.clone(),
         Path: given.path.clone(),
         ..Default::default()
     })
 }
 
-/// Whether a namespace is named that was there before, and not another container's of the guest.
-fn is_of_the_host(path: &str) -> bool {
+/// Whether the path is a namespace of the host, rather than that of a container in the guest.
+fn is_host_path(path: &str) -> bool {
     !path.is_empty() && layout::container_of_pid_namespace(path).is_none()
 }
 

@@ -1,6 +1,6 @@
-//! The mounts of a container: file systems the guest's kernel makes, the pod's shared memory, the few small files a pod gets from
-//! its runtime, which are copied, images in the store, which are shown, and whatever else is of the host, which is shared with
-//! the guest. What cannot be is refused by name.
+//! A container's mounts. The guest's kernel makes its own file systems and the pod's shared memory; the few
+//! small files that a runtime provides are copied; images of the store are shown; everything else of the host
+//! is shared. What cannot be shared is refused by name.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -9,22 +9,22 @@ use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::{layout, oci};
 
 use super::config::{Mount, Spec};
-use super::shown::{self, OfAnImage};
-use crate::error::{Error, For, Result};
+use super::image_mount::{self, ImagePath};
+use crate::error::{Error, Result, WithContext};
 use crate::share::Source;
 
-/// Made by the guest's kernel alone.
-const OF_THE_GUEST: [&str; 8] = [
+/// File systems that the guest's kernel makes by itself.
+const GUEST_FILESYSTEMS: [&str; 8] = [
     "proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", HUGETLBFS,
 ];
-/// The file system type of huge pages, and its number (linux/magic.h).
+/// The type of the huge pages file system, and its magic number (linux/magic.h).
 const HUGETLBFS: &str = "hugetlbfs";
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-/// The number of file systems in memory (linux/magic.h).
+/// The magic number of tmpfs (linux/magic.h).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// Copied when the container is made: later changes on the host are not seen.
+/// Files that are copied when the container is created. Later changes on the host are not seen.
 const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
-/// Device nodes that are the same in every Linux, by name and number: the guest's own stand for them.
+/// Device nodes that are the same on every Linux, by name and number. The guest's own replace them.
 const NODES: [(&str, u32, u32); 6] = [
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -33,8 +33,9 @@ const NODES: [(&str, u32, u32); 6] = [
     ("urandom", 1, 9),
     ("tty", 5, 0),
 ];
-/// File systems that show what a kernel is about (linux/magic.h): the host's is none of a guest's, and their files have no size.
-const OF_A_KERNEL: [(u64, &str); 7] = [
+/// File systems that show a kernel's state, by magic number (linux/magic.h). The host's would be wrong in a
+/// guest, and their files report no size.
+const KERNEL_FILESYSTEMS: [(u64, &str); 7] = [
     (0x9fa0, "proc"),
     (0x6265_6572, "sysfs"),
     (0x0027_e0eb, "cgroup"),
@@ -43,24 +44,26 @@ const OF_A_KERNEL: [(u64, &str); 7] = [
     (0x7472_6163, "tracefs"),
     (0xcafe_4a11, "bpf"),
 ];
-/// Largest file that is copied.
-const MOST_COPIED: u64 = 1 << 20;
-/// Where a container has its shared memory.
+/// Largest file that is copied, in bytes.
+const MAX_COPIED: u64 = 1 << 20;
+/// Path of the shared memory in a container.
 const SHARED: &str = "/dev/shm";
-/// Below it the guest has that of the pod, by the host's path of it: a volume in its place is another.
+/// Directory in the guest of the pod's shared memory, named by its path on the host; a volume in its place
+/// has another path.
 const SHARED_MEMORY: &str = "/run/thaw/shm";
-/// What it has where the host does not say, bytes.
+/// Default size of the shared memory, in bytes.
 const SHARED_MEMORY_SIZE: u64 = 64 << 20;
-/// Below it the guest has the volumes of huge pages, by the host's paths of them: a kernel's huge pages are its own.
+/// Directory in the guest of huge page volumes, named by their path on the host. The pages are the guest
+/// kernel's own.
 const HUGE_PAGES: &str = "/run/thaw/huge";
-/// What is shared read-only: that mount alone, or all that is mounted below it too.
-const READ_ONLY_ALONE: &str = "ro";
-const READ_ONLY_WHOLE: &str = "rro";
+/// Options for thawd: read-only at the top mount only, or including all mounts below.
+const READ_ONLY_TOP: &str = "ro";
+const READ_ONLY_ALL: &str = "rro";
 
-/// A file of the host, to be one of the guest's.
+/// A host file to copy into the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopiedFile {
-    /// In the guest.
+    /// Path in the guest.
     pub path: String,
     pub data: Vec<u8>,
     pub mode: u32,
@@ -68,40 +71,40 @@ pub struct CopiedFile {
     pub gid: u32,
 }
 
-/// A mount of what is shared: its source is known once that is.
+/// A mount whose source is known once it is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
-    /// Which of the mounts.
+pub struct SharedMount {
+    /// Index of the mount.
     pub mount: usize,
     pub source: Source,
 }
 
-/// A mount of what an image has: its source is known once that is shown.
+/// A mount from an image whose source is known once the image is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
-    /// Which of the mounts.
+pub struct ImageMount {
+    /// Index of the mount.
     pub mount: usize,
-    pub of: OfAnImage,
+    pub image: ImagePath,
 }
 
-/// What becomes of a container's mounts.
+/// The converted mounts of a container.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mounts {
     pub mounts: Vec<oci::Mount>,
     pub storages: Vec<Storage>,
     pub files: Vec<CopiedFile>,
-    pub bound: Vec<Bound>,
-    pub shown: Vec<Shown>,
+    pub shared_mounts: Vec<SharedMount>,
+    pub image_mounts: Vec<ImageMount>,
 }
 
-/// Converts the mounts of container `id`, whose relative sources are below `bundle`.
+/// Converts the mounts of container `id`. Relative sources are below `bundle`.
 pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
     let mut made = Mounts::default();
     for mount in given {
         let mut writable_below = false;
         let (kind, source) = match (is_bind(mount), mount.kind.as_str()) {
             (false, "cgroup") => ("cgroup2", mount.source.clone()),
-            (false, kind) if OF_THE_GUEST.contains(&kind) => (kind, mount.source.clone()),
+            (false, kind) if GUEST_FILESYSTEMS.contains(&kind) => (kind, mount.source.clone()),
             (true, _) if is_shared_memory(mount) => {
                 let memory = shared_memory(&mount.source);
                 let place = memory.mount_point.clone();
@@ -113,21 +116,21 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
                 made.files.push(copy(&mount.source, path.clone())?);
                 ("bind", path)
             }
-            (true, _) => match look(mount, bundle)? {
+            (true, _) => match inspect_source(mount, bundle)? {
                 Found::HugePages(volume) => {
                     let place = volume.mount_point.clone();
                     made.storages.push(*volume);
                     ("bind", place)
                 }
                 Found::Node(path) => ("bind", path),
-                Found::Image(of) => {
+                Found::Image(image) => {
                     let mount = made.mounts.len();
-                    made.shown.push(Shown { mount, of });
+                    made.image_mounts.push(ImageMount { mount, image });
                     ("bind", String::new())
                 }
                 Found::Shared(source) => {
-                    writable_below = source.options.iter().any(|o| o == READ_ONLY_ALONE);
-                    made.bound.push(Bound {
+                    writable_below = source.options.iter().any(|o| o == READ_ONLY_TOP);
+                    made.shared_mounts.push(SharedMount {
                         mount: made.mounts.len(),
                         source,
                     });
@@ -135,7 +138,7 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
                 }
             },
             (false, "overlay") => {
-                made.bound.push(Bound {
+                made.shared_mounts.push(SharedMount {
                     mount: made.mounts.len(),
                     source: Source {
                         kind: mount.kind.clone(),
@@ -147,22 +150,22 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
             }
             (false, kind) => {
                 return Err(Error::Unsupported(format!(
-                    "the mount at {} has file system type {kind:?}, which no guest has: use one of {}, or bind what the \
-                     host has mounted",
+                    "the mount at {} has file system type {kind:?}, which guests do not support: use one of {}, or bind a mount of \
+                     the host",
                     mount.destination,
-                    OF_THE_GUEST.join(", ")
+                    GUEST_FILESYSTEMS.join(", ")
                 )));
             }
         };
         let options = match (is_bind(mount), mount.kind.as_str()) {
-            // What the layers are is told to who mounts them.
+            // The layers are options of the mount that thawd makes.
             (false, "overlay") => mount.options.iter().filter(|o| *o == "ro").cloned().collect(),
-            // There it is one mount, and the host's kernel refuses what is written to those that are read-only.
+            // In the guest this is one mount, and the host's kernel refuses writes to its read-only parts.
             (true, _) if writable_below => {
                 let options = mount.options.iter().filter(|o| *o != "ro");
-                options.map(|option| in_guest(option)).collect()
+                options.map(|option| guest_option(option)).collect()
             }
-            (true, _) => mount.options.iter().map(|option| in_guest(option)).collect(),
+            (true, _) => mount.options.iter().map(|option| guest_option(option)).collect(),
             (false, _) => mount.options.clone(),
         };
         made.mounts.push(oci::Mount {
@@ -176,27 +179,27 @@ pub fn convert(id: &str, bundle: &Path, given: &[Mount]) -> Result<Mounts> {
     Ok(made)
 }
 
-/// A bind's option as the agent knows it: there every mount below is the guest's own.
-fn in_guest(option: &str) -> String {
+/// Converts an option of a bind mount. In the guest there is one mount, so `rro` equals `ro`.
+fn guest_option(option: &str) -> String {
     match option {
         "rro" => "ro".into(),
         other => other.into(),
     }
 }
 
-/// What is at the source of a bind.
+/// The source of a bind mount.
 enum Found {
-    /// The guest has it too, there.
+    /// A device node that the guest has at this path.
     Node(String),
     Shared(Source),
-    /// It is of an image in the store.
-    Image(OfAnImage),
-    /// A volume of huge pages, to be one of the guest's.
+    /// A path of an image in the store.
+    Image(ImagePath),
+    /// A volume of huge pages, to be replaced by one of the guest's.
     HugePages(Box<Storage>),
 }
 
-/// Looks at the source of a bind, through links as the kernel goes.
-fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
+/// Inspects the source of a bind mount; follows symbolic links as the kernel does.
+fn inspect_source(mount: &Mount, bundle: &Path) -> Result<Found> {
     let path: PathBuf = bundle.join(&mount.source);
     let of = || {
         format!(
@@ -212,7 +215,7 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
         let numbers = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
         return match NODES.iter().find(|(_, major, minor)| (*major, *minor) == numbers) {
             Some((name, ..)) => Ok(Found::Node(format!("/dev/{name}"))),
-            None => refused("is a device, which a microVM has none of".into()),
+            None => refused("is a device of the host, which a microVM cannot use".into()),
         };
     }
     if kind.is_block_device() {
@@ -221,26 +224,29 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
     if kind.is_socket() || kind.is_fifo() {
         let what = if kind.is_socket() { "socket" } else { "pipe" };
         return refused(format!(
-            "is a {what}: nobody in a microVM can talk to the host's processes through it"
+            "is a {what}: processes in a microVM cannot reach the host's processes through it"
         ));
     }
-    let fs = rustix::fs::statfs(&path).for_(|| format!("look at {}", path.display()))?;
+    let fs = rustix::fs::statfs(&path).with_context(|| format!("look at {}", path.display()))?;
     if fs.f_type as u64 == HUGETLBFS_MAGIC {
         return Ok(Found::HugePages(Box::new(huge_pages(&path, fs.f_bsize as u64))));
     }
-    if let Some((_, name)) = OF_A_KERNEL.iter().find(|(magic, _)| *magic == fs.f_type as u64) {
+    if let Some((_, name)) = KERNEL_FILESYSTEMS
+        .iter()
+        .find(|(magic, _)| *magic == fs.f_type as u64)
+    {
         return refused(format!(
-            "is of its kernel ({name}): mount {name} itself to have the guest's"
+            "belongs to the host's kernel ({name}): mount {name} itself to get the guest's"
         ));
     }
-    if fs.f_type as u64 == shown::OVERLAY_MAGIC
-        && let Some(of) = shown::find(&path)?
+    if fs.f_type as u64 == image_mount::OVERLAY_MAGIC
+        && let Some(of) = image_mount::find(&path)?
     {
         let is_read_only = mount.options.iter().any(|o| o == "ro" || o == "rro");
         return match is_read_only {
             true => Ok(Found::Image(of)),
             false => refused(format!(
-                "is of image {}, which is read-only: bind it with ro",
+                "belongs to image {}, which is read-only: bind it with ro",
                 of.digest
             )),
         };
@@ -254,17 +260,19 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
             "slave" | "rslave" => slave = true,
             "shared" | "rshared" => {
                 return refused(format!(
-                    "is bound {option}: mounts a guest makes are never the host's; use rslave or rprivate"
+                    "is bound {option}: mounts made in a guest do not reach the host; use rslave or rprivate"
                 ));
             }
-            "idmap" | "ridmap" => return refused("is bound with ids mapped, which no share can be".into()),
+            "idmap" | "ridmap" => {
+                return refused("is bound with id mapping, which shares do not support".into());
+            }
             _ => {}
         }
     }
     let mut options = vec![if recursive { "rbind" } else { "bind" }.to_owned()];
     options.extend(match read_only {
-        Some("ro") if recursive && has_mounts_below(&path)? => Some(READ_ONLY_ALONE.to_owned()),
-        Some(_) => Some(READ_ONLY_WHOLE.to_owned()),
+        Some("ro") if recursive && has_mounts_below(&path)? => Some(READ_ONLY_TOP.to_owned()),
+        Some(_) => Some(READ_ONLY_ALL.to_owned()),
         None => None,
     });
     options.extend(slave.then(|| "rslave".to_owned()));
@@ -275,16 +283,17 @@ fn look(mount: &Mount, bundle: &Path) -> Result<Found> {
     }))
 }
 
-/// Whether anything is mounted below a path of the host: with `ro` that stays as it is, with `rro` not.
+/// Whether anything is mounted below a host path. `ro` leaves such mounts writable, `rro` does not.
 fn has_mounts_below(path: &Path) -> Result<bool> {
     let what = || format!("look for mounts below {}", path.display());
-    let path = path.canonicalize().for_(what)?;
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").for_(what)?;
-    Ok(is_above_one(&path, &mounts))
+    let path = path.canonicalize().with_context(what)?;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").with_context(what)?;
+    Ok(has_mount_point_below(&path, &mounts))
 }
 
-/// Of a text as proc(5) has it: the fifth word is a mount's place, with what would end the word as octal numbers.
-fn is_above_one(path: &Path, mounts: &str) -> bool {
+/// Searches a text in the format of mountinfo, proc(5): the fifth field is the mount point, with special
+/// characters as octal escapes.
+fn has_mount_point_below(path: &Path, mounts: &str) -> bool {
     let path = path.to_string_lossy().replace('\\', "\\134");
     let path = path
         .replace(' ', "\\040")
@@ -297,7 +306,8 @@ fn is_above_one(path: &Path, mounts: &str) -> bool {
         .any(|place| place.len() > below.len() && place.starts_with(&below))
 }
 
-/// What the pod's own container has mounted and the others find: it is there as long as the pod, whichever of them is restarted.
+/// Shared memory of the pod's own container. It exists as long as the pod, whichever of its containers
+/// restarts.
 pub fn pod_storages(spec: &Spec) -> Vec<Storage> {
     let mounts = spec.mounts.iter();
     let shared = mounts.filter(|mount| is_shared_memory(mount));
@@ -309,14 +319,15 @@ fn is_bind(mount: &Mount) -> bool {
         || mount.options.iter().any(|o| o == "bind" || o == "rbind")
 }
 
-/// Whether it is the memory a pod's containers share: the host's own where they share that (`hostIPC`), or a tmpfs made for the pod.
+/// Whether a mount is the shared memory of the pod: the host's own `/dev/shm` (`hostIPC`), or a tmpfs made
+/// for the pod.
 fn is_shared_memory(mount: &Mount) -> bool {
     let is_tmpfs = |path: &str| rustix::fs::statfs(path).is_ok_and(|fs| fs.f_type as u64 == TMPFS_MAGIC);
     let source = mount.source.as_str();
     is_bind(mount) && mount.destination == SHARED && (source == SHARED || is_tmpfs(source))
 }
 
-/// As large as what the host has made for the pod: that is how its size is said.
+/// The shared memory as a storage, of the same size as the host's tmpfs, by which the size is configured.
 fn shared_memory(source: &str) -> Storage {
     let size = rustix::fs::statvfs(source)
         .ok()
@@ -335,38 +346,39 @@ fn shared_memory(source: &str) -> Storage {
             "mode=1777".into(),
             format!("size={size}"),
         ],
-        mount_point: below(SHARED_MEMORY, source),
+        mount_point: guest_path(SHARED_MEMORY, source),
         ..Default::default()
     }
 }
 
-/// One of pages of this size, bytes. How many there are is settled by the limits of its containers.
+/// A huge page volume with pages of this size in bytes. The limits of its containers determine the number of
+/// pages.
 fn huge_pages(source: &Path, page: u64) -> Storage {
     Storage {
         driver: "ephemeral".into(),
         source: HUGETLBFS.into(),
         fstype: HUGETLBFS.into(),
         options: vec![format!("pagesize={page}")],
-        mount_point: below(HUGE_PAGES, &source.to_string_lossy()),
+        mount_point: guest_path(HUGE_PAGES, &source.to_string_lossy()),
         ..Default::default()
     }
 }
 
-/// A place of the guest's for what has this path on the host.
-fn below(directory: &str, source: &str) -> String {
+/// The path in the guest that stands for a host path.
+fn guest_path(directory: &str, source: &str) -> String {
     format!("{directory}/{}", source.replace('%', "%25").replace('/', "%2F"))
 }
 
 fn copy(source: &str, path: String) -> Result<CopiedFile> {
     let what = || format!("read {source}");
-    let found = std::fs::metadata(source).for_(what)?;
-    if !found.is_file() || found.len() > MOST_COPIED {
-        let why = format!("is not a file of at most {MOST_COPIED} bytes");
+    let found = std::fs::metadata(source).with_context(what)?;
+    if !found.is_file() || found.len() > MAX_COPIED {
+        let why = format!("is not a file of at most {MAX_COPIED} bytes");
         return Err(Error::malformed(Path::new(source), why));
     }
     Ok(CopiedFile {
         path,
-        data: std::fs::read(source).for_(what)?,
+        data: std::fs::read(source).with_context(what)?,
         mode: found.mode(),
         uid: found.uid(),
         gid: found.gid(),
@@ -391,7 +403,7 @@ mod tests {
             ("/srv/dat", false),
             ("/home", false),
         ] {
-            assert_eq!(is_above_one(Path::new(path), mounts), found, "{path}");
+            assert_eq!(has_mount_point_below(Path::new(path), mounts), found, "{path}");
         }
     }
 }

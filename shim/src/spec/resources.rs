@@ -1,14 +1,16 @@
-//! Limits: of a container when it is made, and of an update.
+//! Resource limits, of a container at its creation and of an update.
 
 use thaw_protocol::agent::{MessageField, oci};
 
 use super::config::Resources;
 
-/// Controllers whose files mean in the guest what they mean on the host: they number no devices, processors or nodes of it.
-const THE_SAME: [&str; 4] = ["cpu.", "hugetlb.", "memory.", "pids."];
+/// cgroup controllers whose values mean the same in the guest. Others refer to devices, CPUs or NUMA nodes of
+/// the host.
+const GUEST_CONTROLLERS: [&str; 4] = ["cpu.", "hugetlb.", "memory.", "pids."];
 
-/// As the agent takes them. The devices cgroup and network classes are left out: a guest's devices and network are all its
-/// pod's own. Limits of block devices by number are, too: they are the host's devices.
+/// Limits as the agent takes them. The devices cgroup and network classes are left out, because a guest's
+/// devices and network all belong to its pod. Limits of block devices are left out, because they name devices
+/// of the host.
 pub fn resources(given: &Resources) -> oci::LinuxResources {
     let memory = given.memory.as_ref().map(|memory| oci::LinuxMemory {
         Limit: memory.limit.unwrap_or(0),
@@ -36,7 +38,11 @@ pub fn resources(given: &Resources) -> oci::LinuxResources {
         Limit: limit.limit,
         ..Default::default()
     });
-    let is_the_same = |file: &str| THE_SAME.iter().any(|controller| file.starts_with(controller));
+    let is_the_same = |file: &str| {
+        GUEST_CONTROLLERS
+            .iter()
+            .any(|controller| file.starts_with(controller))
+    };
     let unified = given.unified.iter().filter(|(file, _)| is_the_same(file));
     let unified = unified.map(|(file, value)| (file.clone(), value.clone()));
     oci::LinuxResources {

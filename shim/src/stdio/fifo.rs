@@ -1,4 +1,4 @@
-//! Fifos, each end opened so that a client may come late, go away and come back.
+//! Fifos whose other end a client may open late, close and open again.
 
 use std::fs::File;
 use std::io;
@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 
-/// Opens a fifo for output, once somebody reads it: what is written before is lost if we close it first. It is open for reading
-/// too, so that it outlives its reader, and holds what the next one reads.
+/// Opens a fifo for output once a reader has opened it; data written earlier would be lost if this end closed
+/// first. It is opened for reading too, so that it survives its reader and keeps data for the next.
 pub async fn writer(path: &Path) -> io::Result<Sender> {
     let both = || OpenOptions::new().read_write(true).open_sender(path);
     match OpenOptions::new().open_sender(path) {
@@ -24,24 +24,25 @@ pub async fn writer(path: &Path) -> io::Result<Sender> {
     let (name, reader) = (path.to_owned(), release.reader.clone());
     let opened = tokio::task::spawn_blocking(move || {
         let opened = File::options().write(true).open(name);
-        // Whoever let us go has kept a reader for us until now.
+        // `Release` has kept a reader open until now.
         drop(reader);
         opened
     });
-    // Held until there is another end.
+    // Kept open until the fifo is open for both.
     let _opened = opened.await.map_err(io::Error::other)??;
     both()
 }
 
-/// Opens a fifo for input. With `held`, it does not end while nobody has it open to write.
+/// Opens a fifo for input. With `held` the end of input is not reported while no client has it open for
+/// writing.
 pub fn reader(path: &Path, held: bool) -> io::Result<Receiver> {
     OpenOptions::new().read_write(held).open_receiver(path)
 }
 
-/// Lets a thread go that waits for a fifo's reader, where nobody waits for the thread any more.
+/// Unblocks a thread that waits for a fifo's reader when the future that waits for the thread is dropped.
 struct Release {
     path: PathBuf,
-    /// There for as long as the thread wants one.
+    /// Keeps a reader open until the thread has returned from open.
     reader: Arc<Mutex<Option<File>>>,
 }
 
@@ -84,7 +85,7 @@ mod tests {
         };
         let mut writer = waiting.await.unwrap().unwrap();
         drop(first);
-        // Nobody reads: it is kept.
+        // Without a reader the data stays in the fifo.
         writer.write_all(b"kept").await.unwrap();
         let mut second = reader(&path, false).unwrap();
         drop(writer);
@@ -103,6 +104,6 @@ mod tests {
             () = std::future::ready(()) => {}
         }
         drop(waiting);
-        // The runtime's end waits for its threads.
+        // The end of the runtime waits for its threads.
     }
 }

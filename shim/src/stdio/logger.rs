@@ -1,6 +1,8 @@
-//! A program that takes a container's output, as containerd's runtimes start it: `binary:///PROGRAM?NAME=VALUE…`.
+//! A program that takes a container's output, started as containerd's runtimes do:
+//! `binary:///PROGRAM?NAME=VALUE…`.
 //!
-//! It finds stdout and stderr as descriptors 3 and 4, and says by closing 5, or by writing to it, that it is ready.
+//! It has stdout and stderr as descriptors 3 and 4, and closes descriptor 5, or writes to it, when it is
+//! ready.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,37 +14,37 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::process::Command;
 
-use super::Whose;
-use crate::error::{Error, For, Result};
+use super::StreamOwner;
+use crate::error::{Error, Result, WithContext};
 
-/// How long it may take to be ready.
+/// Limit for the program to become ready.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// Where it finds its descriptors.
+/// Number of its first descriptor.
 const FIRST: i32 = 3;
 
-/// What it reads from.
+/// The pipes it reads from.
 pub struct Logger {
     pub stdout: Sender,
     pub stderr: Sender,
 }
 
-/// Starts the program of a URI, without its scheme, and waits until it is ready.
-pub async fn start(uri: &str, whose: &Whose) -> Result<Logger> {
-    start_within(READY_LIMIT, uri, whose).await
+/// Starts the program of a URI, given without its scheme, and waits until it is ready.
+pub async fn start(uri: &str, owner: &StreamOwner) -> Result<Logger> {
+    start_within(READY_LIMIT, uri, owner).await
 }
 
-async fn start_within(limit: Duration, uri: &str, whose: &Whose) -> Result<Logger> {
+async fn start_within(limit: Duration, uri: &str, owner: &StreamOwner) -> Result<Logger> {
     let (program, arguments) = parse(uri)?;
-    let make = || pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into());
+    let make = || pipe_with(PipeFlags::CLOEXEC).with_context(|| "make a pipe".into());
     let ((their_out, stdout), (their_err, stderr), (ready, their_ready)) = (make()?, make()?, make()?);
-    let spawned = spawn(&program, &arguments, whose, [their_out, their_err, their_ready]);
-    let mut child = spawned.for_(|| format!("start the logging program {program}"))?;
+    let spawned = spawn(&program, &arguments, owner, [their_out, their_err, their_ready]);
+    let mut child = spawned.with_context(|| format!("start the logging program {program}"))?;
     let is_ready = is_ready(limit, ready, &program).await;
     if is_ready.is_err() {
-        // It has ended already, or ends by this.
+        // It has ended already, or is killed here.
         let _ = child.start_kill();
     }
-    // Reaped whenever it ends, which its input's end has it do.
+    // Reaps it when it ends, which it does at the end of its input.
     tokio::spawn(async move { child.wait().await });
     is_ready?;
     let sender = |fd: OwnedFd| -> io::Result<Sender> {
@@ -50,20 +52,20 @@ async fn start_within(limit: Duration, uri: &str, whose: &Whose) -> Result<Logge
         Sender::from_owned_fd(fd)
     };
     Ok(Logger {
-        stdout: sender(stdout).for_(|| "write to a pipe".into())?,
-        stderr: sender(stderr).for_(|| "write to a pipe".into())?,
+        stdout: sender(stdout).with_context(|| "write to a pipe".into())?,
+        stderr: sender(stderr).with_context(|| "write to a pipe".into())?,
     })
 }
 
-/// Waits until the program says through `ready` that it is.
+/// Waits until the program signals through `ready`.
 async fn is_ready(limit: Duration, ready: OwnedFd, program: &str) -> Result<()> {
-    rustix::io::ioctl_fionbio(&ready, true).for_(|| "watch a pipe".into())?;
-    let mut ready = Receiver::from_owned_fd(ready).for_(|| "watch a pipe".into())?;
+    rustix::io::ioctl_fionbio(&ready, true).with_context(|| "watch a pipe".into())?;
+    let mut ready = Receiver::from_owned_fd(ready).with_context(|| "watch a pipe".into())?;
     let mut byte = [0];
     match tokio::time::timeout(limit, ready.read(&mut byte)).await {
         Ok(heard) => heard
             .map(drop)
-            .for_(|| format!("hear of the logging program {program}")),
+            .with_context(|| format!("wait for the logging program {program}")),
         Err(_) => Err(Error::State(format!(
             "the logging program {program} was not ready within {} s",
             limit.as_secs()
@@ -74,10 +76,10 @@ async fn is_ready(limit: Duration, ready: OwnedFd, program: &str) -> Result<()> 
 fn spawn(
     program: &str,
     arguments: &[String],
-    whose: &Whose,
+    owner: &StreamOwner,
     fds: [OwnedFd; 3],
 ) -> io::Result<tokio::process::Child> {
-    // Away from where they are to be: each is then put in its place without treading on another.
+    // Duplicate above the target numbers, so that no dup2 below overwrites another source.
     let mut high = Vec::with_capacity(fds.len());
     for fd in &fds {
         high.push(fcntl_dupfd_cloexec(fd, FIRST + fds.len() as i32)?);
@@ -86,8 +88,8 @@ fn spawn(
     command
         .args(arguments)
         .env_clear()
-        .env("CONTAINER_ID", &whose.container)
-        .env("CONTAINER_NAMESPACE", &whose.namespace)
+        .env("CONTAINER_ID", &owner.container)
+        .env("CONTAINER_NAMESPACE", &owner.namespace)
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null());
@@ -107,13 +109,13 @@ fn spawn(
     command.spawn()
 }
 
-/// The program, and its arguments: each name of the query, then its value if it has one.
+/// The program and its arguments: each name of the query, followed by its value if there is one.
 fn parse(uri: &str) -> Result<(String, Vec<String>)> {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
     let program = decode(path);
     if !program.starts_with('/') || program.contains('\0') {
         return Err(Error::Invalid(format!(
-            "binary://{uri} names no program by its absolute path"
+            "binary://{uri} does not name a program by its absolute path"
         )));
     }
     let mut arguments = Vec::new();
@@ -125,12 +127,12 @@ fn parse(uri: &str) -> Result<(String, Vec<String>)> {
         }
     }
     match arguments.iter().any(|argument| argument.contains('\0')) {
-        true => Err(Error::Invalid(format!("binary://{uri} has a NUL in it"))),
+        true => Err(Error::Invalid(format!("binary://{uri} contains a NUL byte"))),
         false => Ok((program, arguments)),
     }
 }
 
-/// `%XX` and `+` (RFC 3986, application/x-www-form-urlencoded).
+/// Decodes `%XX` and `+` (RFC 3986, application/x-www-form-urlencoded).
 fn decode(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
@@ -169,7 +171,7 @@ mod tests {
         assert_eq!(decode("%é"), "%é");
     }
 
-    /// A program of the shell's, in a directory.
+    /// A shell script in a directory.
     fn program(directory: &std::path::Path, text: &str) -> String {
         use std::os::unix::fs::PermissionsExt;
         let path = directory.join("log");
@@ -178,8 +180,8 @@ mod tests {
         path.display().to_string()
     }
 
-    fn whose() -> Whose {
-        Whose {
+    fn owner() -> StreamOwner {
+        StreamOwner {
             namespace: "ns".into(),
             container: "c".into(),
         }
@@ -194,7 +196,7 @@ mod tests {
             &format!("#!/bin/sh\necho $$ > {}\nexec /bin/sleep 1000\n", pid.display()),
         );
         let limit = Duration::from_secs(3);
-        let refused = start_within(limit, &uri, &whose()).await;
+        let refused = start_within(limit, &uri, &owner()).await;
         assert!(matches!(refused, Err(Error::State(_))));
         let pid = std::fs::read_to_string(pid).unwrap();
         let process = std::path::PathBuf::from(format!("/proc/{}", pid.trim()));
@@ -211,9 +213,9 @@ mod tests {
             "#!/bin/sh\necho $CONTAINER_NAMESPACE $CONTAINER_ID $1 $2 > {0}\nexec 5>&-\n/bin/cat <&3 >> {0}\n/bin/cat <&4 >> {0}\necho end >> {0}\n",
             out.display()
         );
-        let (script, whose) = (program(directory.path(), &text), whose());
+        let (script, owner) = (program(directory.path(), &text), owner());
         let uri = format!("{script}?k=v");
-        let mut logger = start(&uri, &whose).await.unwrap();
+        let mut logger = start(&uri, &owner).await.unwrap();
         assert!(std::fs::read_to_string(&out).unwrap().starts_with("ns c k v"));
         logger.stdout.write_all(b"one\n").await.unwrap();
         logger.stderr.write_all(b"two\n").await.unwrap();
@@ -225,6 +227,6 @@ mod tests {
             std::fs::read_to_string(&out).unwrap(),
             "ns c k v\none\ntwo\nend\n"
         );
-        assert!(start("/nowhere/log", &whose).await.is_err());
+        assert!(start("/nowhere/log", &owner).await.is_err());
     }
 }

@@ -1,10 +1,14 @@
-//! The streams of a process, between the guest's agent and what containerd named: fifos, files, a logging program.
+//! The streams of a process, copied between the guest's agent and what containerd named: fifos, files or a
+//! logging program.
 //!
-//! Invariants: a stream is carried byte by byte as it is; the agent is asked for one piece more while one is being taken, so a
-//! slow reader holds the process and no more than two pieces are here; a fifo of output is closed when the stream is at its end and
-//! not before, also while no client has it open; stdin ends once it was closed by call *and* no client has it open. What a process
-//! does not take of its input any more is dropped until it is removed: a client that could not write it would take the process's output
-//! for lost (containerd's CRI).
+//! Invariants:
+//! - Bytes are copied unchanged.
+//! - While a piece is written, one more is read from the agent. A slow reader therefore blocks the process,
+//!   and at most two pieces are held here.
+//! - An output fifo is closed at the end of the stream and not before, even while no client has it open.
+//! - stdin ends once it was closed by a call *and* no client has it open.
+//! - Input that the process no longer takes is read and dropped until the process is removed, because
+//!   containerd's CRI drops the output of a process whose input it cannot write.
 
 mod fifo;
 mod logger;
@@ -18,13 +22,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::agent::{Agent, Output, ProcessId};
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::warning;
 
-/// Bytes of input carried at once.
+/// Bytes of input copied at once.
 const PIECE: usize = 32 * 1024;
 
-/// What containerd named for a process's streams; an empty one is none.
+/// What containerd named for a process's streams. An empty name means none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stdio {
     pub stdin: String,
@@ -33,25 +37,25 @@ pub struct Stdio {
     pub terminal: bool,
 }
 
-/// Whose streams they are: what a logging program is told.
+/// The container whose streams they are, for a logging program.
 #[derive(Clone, Debug)]
-pub struct Whose {
+pub struct StreamOwner {
     pub namespace: String,
     pub container: String,
 }
 
 type Sink = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// What takes an output.
+/// The destination of an output.
 enum Target {
-    /// Read, and dropped.
+    /// Output is read and dropped.
     Nowhere,
-    /// Opened when somebody reads it.
+    /// Opened once a reader has opened it.
     Fifo(String),
     Ready(Sink),
 }
 
-/// Where both outputs go, before there is a process.
+/// Destinations of both outputs, before the process exists.
 pub struct Targets {
     stdout: Target,
     stderr: Target,
@@ -64,10 +68,10 @@ impl std::fmt::Debug for Targets {
 }
 
 impl Targets {
-    /// Starts what takes the output: a logging program, if that is what is named.
-    pub async fn open(stdio: &Stdio, whose: &Whose) -> Result<Targets> {
+    /// Opens the destinations, and starts the logging program if one is named.
+    pub async fn open(stdio: &Stdio, owner: &StreamOwner) -> Result<Targets> {
         if let Some(uri) = stdio.stdout.strip_prefix("binary://") {
-            let logger = logger::start(uri, whose).await?;
+            let logger = logger::start(uri, owner).await?;
             return Ok(Targets {
                 stdout: Target::Ready(Box::new(logger.stdout)),
                 stderr: match stdio.terminal {
@@ -97,26 +101,30 @@ async fn target(name: &str) -> Result<Target> {
         _ if path.is_empty() => Ok(Target::Nowhere),
         "" | "fifo" if is_fifo(path) => Ok(Target::Fifo(path.to_owned())),
         "" | "file" => {
-            // What of a URI is no path is none of a file's.
+            // The query of a URI is not part of the file's path.
             let path = path.split('?').next().unwrap_or(path);
             if let Some(directory) = Path::new(path).parent() {
-                std::fs::create_dir_all(directory).for_(|| format!("create {}", directory.display()))?;
+                std::fs::create_dir_all(directory)
+                    .with_context(|| format!("create {}", directory.display()))?;
             }
             let opened = tokio::fs::File::options()
                 .append(true)
                 .create(true)
                 .open(path)
                 .await;
-            Ok(Target::Ready(Box::new(opened.for_(|| format!("open {path}"))?)))
+            Ok(Target::Ready(Box::new(
+                opened.with_context(|| format!("open {path}"))?,
+            )))
         }
-        "fifo" => Err(Error::Invalid(format!("{path} is no fifo"))),
+        "fifo" => Err(Error::Invalid(format!("{path} is not a fifo"))),
         other => Err(Error::Unsupported(format!(
             "output to {other}:// is not supported: name a fifo, file:///PATH or binary:///PROGRAM"
         ))),
     }
 }
 
-/// Streams being carried. Dropped, input is carried no further; output is, to its end, or until [`Streams::let_go`].
+/// Streams that are being copied. When dropped, input stops; output continues to its end, or until
+/// [`Streams::stop`].
 #[derive(Debug)]
 pub struct Streams {
     outputs: Vec<JoinHandle<()>>,
@@ -133,7 +141,7 @@ impl Drop for Streams {
 }
 
 impl Streams {
-    /// Carries the streams of a process that is made.
+    /// Starts to copy the streams of a created process.
     pub fn start(agent: &Agent, process: &ProcessId, stdio: &Stdio, targets: Targets) -> Streams {
         let (count, open) = watch::channel(2);
         let carry = |output, target| {
@@ -160,7 +168,7 @@ impl Streams {
                 {
                     return;
                 }
-                // Of a terminal nobody says the end but who types it.
+                // Only the user of a terminal ends its input (Ctrl-D).
                 if !terminal {
                     let _ = agent.close_stdin(&process).await;
                 }
@@ -175,27 +183,27 @@ impl Streams {
         }
     }
 
-    /// The client has closed stdin: it ends once nobody else has it open.
+    /// Records that the client closed stdin. It ends once no client has it open.
     pub fn close_stdin(&self) {
         self.close.notify_one();
     }
 
-    /// The process has ended: nobody takes input any more.
+    /// Stops input, because the process has ended.
     pub fn end_input(&self) {
         self.ended.send_replace(true);
     }
 
-    /// Waits until all output has been taken, wherever the streams are meanwhile.
+    /// Waits until all output has been written, independently of `self`.
     pub fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut open = self.open.clone();
         async move {
-            // An end of the sender is that of both.
+            // A dropped sender means that both ended.
             let _ = open.wait_for(|open| *open == 0).await;
         }
     }
 
-    /// Carries no more.
-    pub fn let_go(&mut self) {
+    /// Stops copying.
+    pub fn stop(&mut self) {
         self.stdin.abort();
         self.outputs.drain(..).for_each(|output| output.abort());
     }
@@ -219,9 +227,9 @@ async fn carry_output(agent: &Agent, process: &ProcessId, output: Output, target
     let mut sink = sink;
     let mut next = agent.read(process, output).await;
     while let Some(data) = next {
-        // The guest makes ready the next piece meanwhile, and no more than that.
+        // Meanwhile the guest prepares the next piece, and no more.
         let ((), read) = tokio::join!(
-            take(&mut sink, &data, process, output),
+            write_piece(&mut sink, &data, process, output),
             agent.read(process, output)
         );
         next = read;
@@ -231,7 +239,7 @@ async fn carry_output(agent: &Agent, process: &ProcessId, output: Output, target
     }
 }
 
-async fn take(sink: &mut Option<Sink>, data: &[u8], process: &ProcessId, output: Output) {
+async fn write_piece(sink: &mut Option<Sink>, data: &[u8], process: &ProcessId, output: Output) {
     if let Some(open) = sink
         && let Err(e) = open.write_all(data).await
     {
@@ -240,7 +248,7 @@ async fn take(sink: &mut Option<Sink>, data: &[u8], process: &ProcessId, output:
     }
 }
 
-/// Until the end of input; an error is that of the fifo.
+/// Copies input until its end. An error comes from the fifo.
 async fn carry_input(
     agent: &Agent,
     process: &ProcessId,
@@ -248,11 +256,11 @@ async fn carry_input(
     close: &Notify,
     has_ended: &mut watch::Receiver<bool>,
 ) -> Result<()> {
-    let opened = fifo::reader(Path::new(path), true).for_(|| format!("open {path}"));
+    let opened = fifo::reader(Path::new(path), true).with_context(|| format!("open {path}"));
     let mut fifo: Box<dyn AsyncRead + Send + Unpin> = match opened {
         Ok(fifo) => Box::new(fifo),
         Err(e) => {
-            warning!("no input of {}: {e}", process.exec);
+            warning!("no input for {}: {e}", process.exec);
             return Ok(());
         }
     };
@@ -263,8 +271,9 @@ async fn carry_input(
             read = fifo.read(&mut piece) => read,
             () = close.notified(), if !closed => {
                 closed = true;
-                // What is in it stays while it is open; our own end, which kept it from ending, goes.
-                fifo = Box::new(fifo::reader(Path::new(path), false).for_(|| format!("open {path}"))?);
+                // Buffered data stays while the fifo is open. Close the writing end here, which kept the
+                // input from ending.
+                fifo = Box::new(fifo::reader(Path::new(path), false).with_context(|| format!("open {path}"))?);
                 continue;
             }
         };
@@ -283,5 +292,5 @@ async fn carry_input(
     }
 }
 
-/// How long output may take to be taken after its process has been removed.
+/// Limit for clients to read a process's remaining output after its removal.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);

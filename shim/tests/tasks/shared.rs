@@ -39,7 +39,7 @@ async fn pod_shared_memory_outlives_containers_and_sysctls_apply() {
     assert!(made.storages.contains(&kept[0]), "{:?}", made.storages);
     assert_eq!(made.OCI.Linux.Sysctl["kernel.shm_rmid_forced"], "1");
     assert!(made.sandbox_pidns);
-    // With one that keeps its processes to itself, a path is that one's; with two, nobody knows whose.
+    // With one that keeps its processes to itself, a path is that one's; with two, nobody knows owner.
     for id in ["b", "c"] {
         let apart = rig.request_of(id, &config("container", json!({"namespaces": own}), json!([])));
         rig.create(apart).await.unwrap();

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use thaw_shim::agent::{AT_ONCE_LIMIT, CHANGE_LIMIT, STATS_LIMIT};
+use thaw_shim::agent::{CALL_LIMIT, CHANGE_LIMIT, STATS_LIMIT};
 use thaw_shim::pod::life::KILLED_LIMIT;
 use tokio::task::JoinHandle;
 
@@ -70,7 +70,7 @@ async fn a_guest_that_does_not_kill_a_container_is_ended() {
     let rig = rig().await;
     let killed = kill(&rig, "hung", libc::SIGKILL);
     heard(&rig, "signal hung").await;
-    pass(AT_ONCE_LIMIT).await;
+    pass(CALL_LIMIT).await;
     killed.await.unwrap().unwrap();
     assert!(rig.thawd.ended.lock().unwrap().is_empty());
     pass(KILLED_LIMIT).await;
@@ -103,7 +103,7 @@ async fn silent_guest_is_ended_when_a_container_is_removed() {
     pass(CHANGE_LIMIT).await;
     heard(&rig, "check health").await;
     assert!(rig.thawd.ended.lock().unwrap().is_empty());
-    pass(AT_ONCE_LIMIT).await;
+    pass(CALL_LIMIT).await;
     deleted.await.unwrap().unwrap();
     assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
 }
@@ -143,7 +143,7 @@ async fn silent_guest_survives_signals_and_calls_time_out() {
     rig.agent.hung.lock().unwrap().insert(Rig::HEALTH.into());
     let told = kill(&rig, "hung", libc::SIGTERM);
     heard(&rig, "signal hung").await;
-    pass(AT_ONCE_LIMIT).await;
+    pass(CALL_LIMIT).await;
     let refused = told.await.unwrap();
     let text = refused.as_ref().unwrap_err().to_string();
     assert!(

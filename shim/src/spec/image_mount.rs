@@ -1,44 +1,45 @@
-//! An image of Thaw's snapshotter that is mounted on the host, as CRI does for a pod's image volumes: there it has but a few of its
-//! files, so the guest is shown the image itself.
+//! Mounts of images from Thaw's snapshotter on the host, which CRI makes for a pod's image volumes. On the
+//! host such a mount has only a few of the image's files, so the guest is shown the image itself.
 
 use std::path::Path;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::rootfs::IMAGE;
 
-/// The file system type of such a mount, and its number (linux/magic.h).
+/// The file system type of such a mount, and its magic number (linux/magic.h).
 const OVERLAY: &str = "overlay";
 pub const OVERLAY_MAGIC: u64 = 0x794c_7630;
 
 /// A path of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OfAnImage {
-    /// Of its manifest.
+pub struct ImagePath {
+    /// Digest of the image's manifest.
     pub digest: String,
-    /// Below its root: empty, or beginning with a slash.
+    /// Path below the image's root: empty, or starting with a slash.
     pub path: String,
 }
 
-/// Of which image a path of the host is, if it is of one.
-pub fn find(path: &Path) -> Result<Option<OfAnImage>> {
+/// The image to which a host path belongs, if any.
+pub fn find(path: &Path) -> Result<Option<ImagePath>> {
     let what = || format!("look for the mount of {}", path.display());
-    let path = path.canonicalize().for_(what)?;
-    let mounts = std::fs::read("/proc/self/mountinfo").for_(what)?;
+    let path = path.canonicalize().with_context(what)?;
+    let mounts = std::fs::read("/proc/self/mountinfo").with_context(what)?;
     let Some(path) = path.to_str() else {
         return Err(Error::Unsupported(format!(
             "{} is on an overlay of the host, and its name is not UTF-8: rename it",
             path.display()
         )));
     };
-    Ok(of(path, &String::from_utf8_lossy(&mounts)))
+    Ok(image_at(path, &String::from_utf8_lossy(&mounts)))
 }
 
-/// Of a text as proc(5) has it: the mount nearest to the path, and of those at one place the last, which is on top.
-fn of(path: &str, mounts: &str) -> Option<OfAnImage> {
+/// Searches a text in the format of mountinfo, proc(5), for the nearest mount above the path. Of several at
+/// one mount point the last is on top.
+fn image_at(path: &str, mounts: &str) -> Option<ImagePath> {
     let above = mounts.lines().filter_map(|line| {
         let (mount, system) = line.split_once(" - ")?;
         let mut words = mount.split(' ').skip(3);
-        let (root, place) = (plain(words.next()?), plain(words.next()?));
+        let (root, place) = (unescape(words.next()?), unescape(words.next()?));
         let rest = path.strip_prefix(place.trim_end_matches('/'))?;
         let is_above = rest.is_empty() || rest.starts_with('/');
         is_above.then_some((place.len(), root, rest, system))
@@ -46,14 +47,14 @@ fn of(path: &str, mounts: &str) -> Option<OfAnImage> {
     let (_, root, rest, system) = above.max_by_key(|(length, ..)| *length)?;
     let (kind, system) = system.split_once(' ')?;
     let digest = system.split(' ').next()?.strip_prefix(IMAGE)?;
-    (kind == OVERLAY).then(|| OfAnImage {
+    (kind == OVERLAY).then(|| ImagePath {
         digest: digest.into(),
         path: format!("{}{rest}", root.trim_end_matches('/')),
     })
 }
 
-/// A word without its octal numbers, which stand for what would end it.
-fn plain(word: &str) -> String {
+/// Replaces the octal escapes of a field.
+fn unescape(word: &str) -> String {
     let word = word.replace("\\040", " ").replace("\\011", "\t");
     word.replace("\\012", "\n").replace("\\134", "\\")
 }
@@ -82,11 +83,11 @@ mod tests {
             ("/run/covered", None),
             ("/run", None),
         ] {
-            let expected = found.map(|path| OfAnImage {
+            let expected = found.map(|path| ImagePath {
                 digest: "sha256:ab".into(),
                 path: path.into(),
             });
-            assert_eq!(of(path, MOUNTS), expected, "{path}");
+            assert_eq!(image_at(path, MOUNTS), expected, "{path}");
         }
     }
 }

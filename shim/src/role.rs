@@ -1,33 +1,33 @@
-//! Which containers share a microVM: CRI says so by annotations. Whoever has none is a pod of one.
+//! The role of a container in its pod, from CRI's annotations. A container without them is a pod of its own.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// containerd's, older containerds' and CRI-O's names of what a container is, and of which pod.
+/// Annotation with a container's role: containerd's name and CRI-O's.
 const KIND: [&str; 2] = [
     "io.kubernetes.cri.container-type",
     "io.kubernetes.cri-o.ContainerType",
 ];
 const POD: [&str; 2] = ["io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"];
 
-/// The file of a bundle that names the pod of a container made in a sandbox.
+/// The file in a bundle that names the sandbox of a container created through the sandbox API.
 const SANDBOX: &str = "sandbox";
 
-/// What a container is to its pod.
+/// A container's role in its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// All there is in a microVM of its own.
+    /// The only container of a microVM.
     Single,
-    /// The pod's own: it stands for the microVM, and needs no process there.
+    /// The pod's own container: it stands for the microVM and has no process in it.
     Pod,
-    /// One of a pod's.
+    /// Another container of a pod.
     Member { pod: String },
 }
 
 impl Role {
-    /// What the annotations of container `id` say.
+    /// The role that the annotations of container `id` give.
     pub fn of(id: &str, annotations: &BTreeMap<String, String>) -> Result<Role> {
         let first = |names: [&str; 2]| names.iter().find_map(|name| annotations.get(*name));
         match first(KIND).map(String::as_str) {
@@ -37,7 +37,7 @@ impl Role {
                 Some(pod) if pod == id => Ok(Role::Pod),
                 Some(pod) if !pod.is_empty() => Ok(Role::Member { pod: pod.clone() }),
                 _ => Err(Error::Invalid(format!(
-                    "container {id} is annotated as one of a pod's, and no {} says which pod",
+                    "container {id} is annotated as a member of a pod, but annotation {} is missing",
                     POD[0]
                 ))),
             },
@@ -48,7 +48,7 @@ impl Role {
         }
     }
 
-    /// The same of the container in `bundle`, where containerd's sandbox API leaves the id of its pod.
+    /// As [`Role::of`]; a container of the sandbox API has its pod's id in a file in `bundle`.
     pub fn of_bundle(id: &str, annotations: &BTreeMap<String, String>, bundle: &Path) -> Result<Role> {
         let role = Role::of(id, annotations)?;
         if role != Role::Single {
@@ -60,7 +60,7 @@ impl Role {
         }
     }
 
-    /// The id that names the pod: that of the container its shim is started for.
+    /// The pod's id, which is the id of the container that its shim was started for.
     pub fn pod<'a>(&'a self, id: &'a str) -> &'a str {
         match self {
             Role::Single | Role::Pod => id,

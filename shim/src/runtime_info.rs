@@ -1,17 +1,18 @@
-//! The `-info` flag: what this runtime is, which containerd 2 asks before there is any container.
+//! The `-info` flag: prints a description of this runtime. containerd 2 asks for it before it creates any
+//! container.
 
 use std::io::Write;
 
 use thaw_protocol::shim::introspection::{RuntimeInfo, RuntimeVersion};
 use thaw_protocol::shim::{Message, MessageField};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::features;
 
 /// The runtime's name in containerd's configuration.
 pub const RUNTIME: &str = "io.containerd.thaw.v2";
 
-/// Tells containerd.
+/// Writes the description to standard output for containerd.
 pub fn print() -> Result<()> {
     let info = RuntimeInfo {
         name: RUNTIME.into(),
@@ -26,5 +27,5 @@ pub fn print() -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(&bytes)
         .and_then(|()| out.flush())
-        .for_(|| "answer containerd".into())
+        .with_context(|| "answer containerd".into())
 }

@@ -44,6 +44,17 @@ const OUT_HEADER: usize = size_of::<OutHeader>();
 /// Where `fuse_attr.flags` is in the answer to GETATTR: its last field.
 const ATTRIBUTE_FLAGS: usize = OUT_HEADER + size_of::<AttrOut>() - size_of::<u32>();
 
+const READ: u32 = Opcode::Read as u32;
+const WRITE: u32 = Opcode::Write as u32;
+const GETATTR: u32 = Opcode::Getattr as u32;
+const FORGET: u32 = Opcode::Forget as u32;
+const BATCH_FORGET: u32 = Opcode::BatchForget as u32;
+const INTERRUPT: u32 = Opcode::Interrupt as u32;
+const INIT: u32 = Opcode::Init as u32;
+const DESTROY: u32 = Opcode::Destroy as u32;
+const SETUP_MAPPING: u32 = Opcode::SetupMapping as u32;
+const REMOVE_MAPPING: u32 = Opcode::RemoveMapping as u32;
+
 /// What became of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -102,20 +113,53 @@ impl Messenger {
     ///
     /// `dax` is the window files are mapped into; `accesses` is told what is asked for.
     pub fn handle(&mut self, chain: &Chain, dax: &mut Dax, accesses: Option<&mut AccessLog>) -> Verdict {
-        let readable = chain.readable_len();
-        let Ok(buffers) = chain.readable(&self.guest) else {
-            return Verdict::Done(0);
+        let (header, message) = match self.take(chain) {
+            Ok(taken) => taken,
+            Err(written) => return Verdict::Done(written),
         };
+        let body = &message[IN_HEADER..];
+        match header.opcode {
+            READ => match self.check_read(&header, body, chain, accesses) {
+                Ok(missing) if missing.is_empty() => {}
+                Ok(missing) => return Verdict::Wait(missing),
+                Err(errno) => return Verdict::Done(self.reply_error(chain, errno)),
+            },
+            SETUP_MAPPING => {
+                self.tell(accesses, header.nodeid, Dax::range(body));
+                return match dax.setup(&self.images, header.nodeid, body) {
+                    Ok(Err(missing)) => Verdict::Wait(missing),
+                    Ok(Ok(())) => Verdict::Done(self.reply_error(chain, 0)),
+                    Err(error) => Verdict::Done(self.reply_error(chain, errno_of(&error))),
+                };
+            }
+            REMOVE_MAPPING => {
+                let errno = dax.remove(body).err().map_or(0, |error| errno_of(&error));
+                return Verdict::Done(self.reply_error(chain, errno));
+            }
+            // Whoever mounted it before has nothing mapped any more.
+            INIT => dax.clear(),
+            DESTROY => {
+                dax.clear();
+                return Verdict::Done(self.reply_error(chain, 0));
+            }
+            _ => {}
+        }
+        Verdict::Done(self.answer(&header, &message, chain))
+    }
+
+    /// A copy of the message, if the server may see it. Otherwise it is answered already: the bytes written.
+    fn take(&self, chain: &Chain) -> Result<(InHeader, Vec<u8>), u32> {
+        let readable = chain.readable_len();
+        let buffers = chain.readable(&self.guest).map_err(|_| 0u32)?;
         if readable < IN_HEADER as u64 {
-            return Verdict::Done(0);
+            return Err(0);
         }
         let message = copy(&buffers, MAX_MESSAGE);
         let header: InHeader = decode(&message[..IN_HEADER]);
         let opcode = header.opcode;
-        let is_any = |opcodes: &[Opcode]| opcodes.iter().any(|one| *one as u32 == opcode);
         // These have no reply. Nothing is remembered of what they speak of.
-        if is_any(&[Opcode::Forget, Opcode::BatchForget, Opcode::Interrupt]) {
-            return Verdict::Done(0);
+        if matches!(opcode, FORGET | BATCH_FORGET | INTERRUPT) {
+            return Err(0);
         }
         // The reply's header is in one descriptor; a shorter one is a broken driver's, and would break the server.
         let has_room = chain
@@ -124,73 +168,56 @@ impl Messenger {
             .is_some_and(|first| first.length as usize >= OUT_HEADER);
         if !has_room || chain.writable(&self.guest).is_err() {
             tracing::debug!(opcode, "a FUSE message without room for an answer");
-            return Verdict::Done(0);
+            return Err(0);
         }
-        if is_any(&[Opcode::Write]) {
-            return Verdict::Done(self.reply_error(chain, libc::EROFS));
+        if opcode == WRITE {
+            return Err(self.reply_error(chain, libc::EROFS));
         }
         if readable > MAX_MESSAGE as u64 || chain.writable_buffers().len() >= usize::from(DESCRIPTORS) {
-            return Verdict::Done(self.reply_error(chain, libc::E2BIG));
+            return Err(self.reply_error(chain, libc::E2BIG));
         }
-        if is_any(&[Opcode::Read]) {
-            let body = message.get(IN_HEADER..IN_HEADER + size_of::<ReadIn>());
-            let Some(read) = body.map(decode::<ReadIn>) else {
-                return Verdict::Done(self.reply_error(chain, libc::EINVAL));
-            };
-            let room = (chain.writable_len() - OUT_HEADER as u64).min(u64::from(MAX_READ)) as u32;
-            if read.size > MAX_READ {
-                return Verdict::Done(self.reply_error(chain, libc::EINVAL));
-            }
-            let size = read.size.min(room);
-            self.tell(accesses, header.nodeid, Some((read.offset, u64::from(size))));
-            let missing = self.images.missing(header.nodeid, read.offset, size);
-            if !missing.is_empty() {
-                return Verdict::Wait(missing);
-            }
-        } else if is_any(&[Opcode::SetupMapping, Opcode::RemoveMapping]) {
-            let body = &message[IN_HEADER..];
-            let done = if is_any(&[Opcode::RemoveMapping]) {
-                dax.remove(body)
-            } else {
-                self.tell(accesses, header.nodeid, Dax::range(body));
-                match dax.setup(&self.images, header.nodeid, body) {
-                    Ok(Ok(())) => Ok(()),
-                    Ok(Err(missing)) => return Verdict::Wait(missing),
-                    Err(error) => Err(error),
-                }
-            };
-            let errno = done
-                .err()
-                .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
-            return Verdict::Done(self.reply_error(chain, errno));
-        } else if is_any(&[Opcode::Init, Opcode::Destroy]) {
-            // Whoever mounted it before has nothing mapped any more.
-            dax.clear();
-            if is_any(&[Opcode::Destroy]) {
-                return Verdict::Done(self.reply_error(chain, 0));
-            }
+        Ok((header, message))
+    }
+
+    /// What a READ has to wait for, or the error it is answered with.
+    fn check_read(
+        &self,
+        header: &InHeader,
+        body: &[u8],
+        chain: &Chain,
+        accesses: Option<&mut AccessLog>,
+    ) -> Result<Vec<MissingRange>, i32> {
+        let read: ReadIn = body.get(..size_of::<ReadIn>()).map(decode).ok_or(libc::EINVAL)?;
+        if read.size > MAX_READ {
+            return Err(libc::EINVAL);
         }
-        let served = self.serve(&message, chain);
+        let room = (chain.writable_len() - OUT_HEADER as u64).min(u64::from(MAX_READ)) as u32;
+        let size = read.size.min(room);
+        self.tell(accesses, header.nodeid, Some((read.offset, u64::from(size))));
+        Ok(self.images.missing(header.nodeid, read.offset, size))
+    }
+
+    /// Has the server answer a message; the bytes written.
+    fn answer(&mut self, header: &InHeader, message: &[u8], chain: &Chain) -> u32 {
+        let served = self.serve(message, chain);
         if metadata_lost() {
             // Zeros may have been taken for metadata, also just now.
             if let Some(dropped) = self.log.pass() {
                 tracing::error!(
-                    opcode,
+                    opcode = header.opcode,
                     dropped,
                     "an image's metadata file is damaged, or was cut: try `thaw image verify`"
                 );
             }
-            return Verdict::Done(self.reply_error(chain, libc::EIO));
+            return self.reply_error(chain, libc::EIO);
         }
-        match served {
-            Some(length) => {
-                if is_any(&[Opcode::Getattr]) {
-                    self.complete_attributes(chain, header.nodeid, length);
-                }
-                Verdict::Done(length)
-            }
-            None => Verdict::Done(self.reply_error(chain, libc::EIO)),
+        let Some(length) = served else {
+            return self.reply_error(chain, libc::EIO);
+        };
+        if header.opcode == GETATTR {
+            self.complete_attributes(chain, header.nodeid, length);
         }
+        length
     }
 
     /// Tells which bytes of blobs a range of a file is about.
@@ -263,6 +290,10 @@ impl Messenger {
             _ => 0,
         }
     }
+}
+
+fn errno_of(error: &std::io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// The first bytes of buffers, at most `most`.

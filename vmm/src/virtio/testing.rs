@@ -1,22 +1,22 @@
 //! A driver for tests: real rings in guest memory, in front of one active device.
-//!
-//! The rings are laid out here: those of virtio-queue's mock overlap when a queue is used beyond a few entries.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+mod rings;
+mod shared;
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use thaw_protocol::control::Backend;
-use thaw_protocol::limits::DeviceLimits;
-use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT};
+use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
-use virtio_queue::desc::{RawDescriptor, split::VirtqUsedElem};
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::config::ConfigSpace;
-use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
+use self::rings::Ring;
+pub use self::rings::{Buf, Layout};
+pub use self::shared::Shared;
+use super::device::{Activation, DeviceError, VirtioDevice};
 use super::gate::Gate;
 use super::interrupt::Interrupt;
 use super::queue::DeviceQueue;
@@ -29,20 +29,6 @@ pub const MEMORY: u64 = 32 << 20;
 pub const NOWHERE: u64 = 1 << 40;
 const BUFFERS: u64 = 1 << 20;
 const PAGE: usize = 4096;
-
-/// A buffer of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Buf {
-    pub address: u64,
-    pub length: u32,
-    pub write: bool,
-}
-
-impl Buf {
-    fn flags(self) -> u16 {
-        if self.write { VRING_DESC_F_WRITE as u16 } else { 0 }
-    }
-}
 
 /// A driver and its device.
 pub struct Rig<D> {
@@ -63,166 +49,6 @@ pub struct Frozen {
     reasons: u32,
     rings: Vec<Ring>,
     next_buffer: u64,
-}
-
-#[derive(Clone)]
-struct Ring {
-    layout: Layout,
-    kick: Arc<EventFd>,
-    next_descriptor: u16,
-    seen: u16,
-}
-
-/// The three parts of a split queue in guest memory (virtio 1.2 §2.7).
-#[derive(Clone, Copy)]
-pub struct Layout {
-    memory: &'static GuestMemory,
-    pub size: u16,
-    pub descriptors: u64,
-    pub available: u64,
-    pub used: u64,
-}
-
-impl Layout {
-    /// An empty queue of `size` at `start`.
-    pub fn new(memory: &'static GuestMemory, start: u64, size: u16) -> Layout {
-        let layout = Layout::at(memory, start, size);
-        let end = layout.used + 6 + 8 * u64::from(size);
-        memory
-            .write_slice(&vec![0; (end - start) as usize], GuestAddress(start))
-            .unwrap();
-        layout
-    }
-
-    /// The queue of `size` that is at `start`.
-    pub fn at(memory: &'static GuestMemory, start: u64, size: u16) -> Layout {
-        let available = start + 16 * u64::from(size);
-        let used = (available + 6 + 2 * u64::from(size)).next_multiple_of(4);
-        Layout {
-            memory,
-            size,
-            descriptors: start,
-            available,
-            used,
-        }
-    }
-
-    pub fn queue(&self) -> Queue {
-        let mut queue = Queue::new(self.size).unwrap();
-        let halves = |address: u64| (Some(address as u32), Some((address >> 32) as u32));
-        let (low, high) = halves(self.descriptors);
-        queue.set_desc_table_address(low, high);
-        let (low, high) = halves(self.available);
-        queue.set_avail_ring_address(low, high);
-        let (low, high) = halves(self.used);
-        queue.set_used_ring_address(low, high);
-        queue.set_ready(true);
-        queue
-    }
-
-    pub fn describe(&self, index: u16, descriptor: Descriptor) {
-        let at = self.descriptors + 16 * u64::from(index);
-        self.memory
-            .write_obj(RawDescriptor::from(descriptor), GuestAddress(at))
-            .unwrap();
-    }
-
-    /// Puts `head` at place `place` of the available ring.
-    pub fn offer_at(&self, place: u16, head: u16) {
-        self.write(self.available + 4 + 2 * u64::from(place % self.size), head);
-    }
-
-    pub fn available_index(&self) -> u16 {
-        self.read(self.available + 2)
-    }
-
-    pub fn set_available_index(&self, index: u16) {
-        self.write(self.available + 2, index);
-    }
-
-    /// The used index at which the driver wants an interrupt.
-    pub fn set_used_event(&self, index: u16) {
-        self.write(self.available + 4 + 2 * u64::from(self.size), index);
-    }
-
-    pub fn used_index(&self) -> u16 {
-        self.read(self.used + 2)
-    }
-
-    fn used_at(&self, place: u16) -> VirtqUsedElem {
-        self.memory
-            .read_obj(GuestAddress(self.used + 4 + 8 * u64::from(place % self.size)))
-            .unwrap()
-    }
-
-    fn read(&self, at: u64) -> u16 {
-        self.memory.read_obj(GuestAddress(at)).unwrap()
-    }
-
-    fn write(&self, at: u64, value: u16) {
-        self.memory.write_obj(value, GuestAddress(at)).unwrap();
-    }
-}
-
-/// A device an event loop serves while a [`Rig`] drives it: queues are kicked through their eventfds.
-pub struct Shared<D> {
-    pub device: Arc<Mutex<D>>,
-    sizes: Vec<u16>,
-}
-
-impl<D: VirtioDevice> Shared<D> {
-    pub fn new(device: D) -> Shared<D> {
-        let sizes = device.queue_sizes().to_vec();
-        Shared {
-            device: Arc::new(Mutex::new(device)),
-            sizes,
-        }
-    }
-}
-
-impl<D: VirtioDevice> VirtioDevice for Shared<D> {
-    fn device_type(&self) -> u32 {
-        self.device.lock().unwrap().device_type()
-    }
-    fn features(&self) -> u64 {
-        self.device.lock().unwrap().features()
-    }
-    fn queue_sizes(&self) -> &[u16] {
-        &self.sizes
-    }
-    fn config(&self) -> Arc<ConfigSpace> {
-        self.device.lock().unwrap().config()
-    }
-    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
-        self.device.lock().unwrap().activate(activation)
-    }
-    fn reset(&mut self) {
-        self.device.lock().unwrap().reset();
-    }
-    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        self.device.lock().unwrap().attach(backend, fds)
-    }
-    fn is_backed(&self) -> bool {
-        self.device.lock().unwrap().is_backed()
-    }
-    fn save(&mut self) -> Saved {
-        self.device.lock().unwrap().save()
-    }
-    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        self.device.lock().unwrap().check(state, queues)
-    }
-    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        self.device.lock().unwrap().restore(activation, state)
-    }
-    fn limit(&mut self, limits: DeviceLimits) -> Result<(), AttachError> {
-        self.device.lock().unwrap().limit(limits)
-    }
-    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
-        self.device.lock().unwrap().queue_ready(queue)
-    }
-    fn woken(&mut self) -> Result<(), DeviceError> {
-        self.device.lock().unwrap().woken()
-    }
 }
 
 /// A gate device threads pass.

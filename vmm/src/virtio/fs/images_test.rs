@@ -4,280 +4,30 @@
 mod dax;
 #[path = "images_test/freeze.rs"]
 mod freeze;
+#[path = "images_test/guest.rs"]
+mod guest;
+#[path = "images_test/image.rs"]
+mod image;
 #[path = "images_test/kernel.rs"]
 mod kernel;
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
-use std::time::Duration;
-
-use fuse_backend_rs::abi::fuse_abi::{FsOptions, InHeader, Opcode, OutHeader, ReadIn};
+use fuse_backend_rs::abi::fuse_abi::{FsOptions, InHeader, Opcode};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use thaw_imagefs::blob::{BootId, CHUNK_SIZE, Digests, ReadyFile};
-use thaw_imagefs::erofs;
-use thaw_imagefs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
+use thaw_imagefs::blob::{CHUNK_SIZE, ReadyFile};
+use thaw_imagefs::tree::BlobExtent;
 use thaw_protocol::control::BlobRange;
-use thaw_protocol::miss::{Filled, Miss};
+use thaw_protocol::miss::Miss;
 use thaw_protocol::packet;
 use vm_memory::ByteValued;
 
+use self::guest::*;
+use self::image::*;
 use super::*;
 use crate::layout::Window;
 use crate::virtio::VirtioDevice;
 use crate::virtio::state::DeviceState;
 use crate::virtio::testing::{Buf, NOWHERE, Rig, open_gate};
-
-const REQUESTS: usize = 1;
-const DIGEST: [u8; 32] = [7; 32];
-const BOOT: BootId = BootId([1; 16]);
-/// Bytes of the one file of the image: four chunks of data, a hole, and one more chunk.
-const DATA: u64 = 5 * CHUNK_SIZE;
-const HOLE: u64 = CHUNK_SIZE;
-const SIZE: u64 = DATA + HOLE - 5;
-
-fn pattern(offset: u64) -> u8 {
-    (offset / 97 + offset) as u8
-}
-
-/// The file's content, as a program reads it.
-fn content(offset: u64, length: u64) -> Vec<u8> {
-    (offset..(offset + length).min(SIZE))
-        .map(|at| match at {
-            at if at < 4 * CHUNK_SIZE => pattern(at),
-            at if at < 4 * CHUNK_SIZE + HOLE => 0,
-            at => pattern(at - HOLE),
-        })
-        .collect()
-}
-
-/// An image whose root holds `file`; its data file is complete, its bits are all unset.
-struct Image {
-    spec: ImageSpec,
-    metadata: File,
-    data: File,
-    ready_file: File,
-    ready: ReadyFile,
-}
-
-impl Image {
-    fn new(name: &str) -> Image {
-        let extent = |file_offset, data_offset, length| BlobExtent {
-            blob: 0,
-            file_offset,
-            data_offset,
-            length,
-        };
-        let extents = vec![
-            extent(0, 0, 4 * CHUNK_SIZE),
-            extent(4 * CHUNK_SIZE + HOLE, 4 * CHUNK_SIZE, CHUNK_SIZE),
-        ];
-        Image::made(name, DATA, vec![("file", SIZE, extents)])
-    }
-
-    /// One with these files, and a data file of `length` bytes.
-    fn made(name: &str, length: u64, files: Vec<(&str, u64, Vec<BlobExtent>)>) -> Image {
-        let mut tree = Tree::new(Attributes {
-            mode: 0o755,
-            ..Attributes::default()
-        });
-        for (name, size, extents) in files {
-            let index = tree.inodes.len() as u32;
-            tree.inodes.push(Inode {
-                attributes: Attributes {
-                    mode: 0o644,
-                    ..Attributes::default()
-                },
-                kind: Kind::File { size, extents },
-            });
-            let Kind::Directory { entries } = &mut tree.inodes[0].kind else {
-                unreachable!()
-            };
-            entries.insert(name.as_bytes().into(), index);
-        }
-        let mut metadata = tempfile::tempfile().unwrap();
-        let summary = erofs::write(&tree, &[length], &mut metadata).unwrap();
-        let data = tempfile::tempfile().unwrap();
-        data.write_all_at(&(0..length).map(pattern).collect::<Vec<_>>(), 0)
-            .unwrap();
-        let ready_file = tempfile::tempfile().unwrap();
-        let digests = vec![[0; 32]; length.div_ceil(CHUNK_SIZE) as usize];
-        let ready = ReadyFile::create(
-            ready_file.try_clone().unwrap(),
-            DIGEST,
-            length,
-            Digests::Sealed(&digests),
-            false,
-            BOOT,
-        )
-        .unwrap();
-        let blob = BlobRange {
-            address: summary.blobs[0].address,
-            length,
-            digest: DIGEST,
-        };
-        Image {
-            spec: ImageSpec {
-                name: name.into(),
-                blobs: vec![blob],
-            },
-            metadata,
-            data,
-            ready_file,
-            ready,
-        }
-    }
-
-    fn fds(&self) -> Vec<OwnedFd> {
-        [&self.metadata, &self.data, &self.ready_file]
-            .map(|file| file.try_clone().unwrap().into())
-            .into()
-    }
-
-    fn fill(&self) {
-        for chunk in 0..self.ready.chunk_count() {
-            self.ready.set_ready(chunk);
-        }
-    }
-}
-
-fn root() -> Fs<Images> {
-    root_at(&open_gate())
-}
-
-fn root_at(gate: &Arc<Gate>) -> Fs<Images> {
-    let window = Window {
-        start: 1 << 36,
-        size: 1 << 21,
-    };
-    Fs::root(HostWindow::reserve(window).unwrap(), gate.clone())
-}
-
-/// A message: header and body.
-fn message(opcode: Opcode, unique: u64, nodeid: u64, body: &[u8]) -> Vec<u8> {
-    let mut header = InHeader {
-        opcode: opcode as u32,
-        unique,
-        nodeid,
-        ..InHeader::default()
-    };
-    header.len = (size_of::<InHeader>() + body.len()) as u32;
-    [header.as_slice(), body].concat()
-}
-
-fn read_body(offset: u64, size: u32) -> Vec<u8> {
-    ReadIn {
-        offset,
-        size,
-        ..ReadIn::default()
-    }
-    .as_slice()
-    .to_vec()
-}
-
-/// A driver with an image in slot 1.
-struct Guest {
-    rig: Rig<Fs<Images>>,
-    image: Image,
-    unique: u64,
-}
-
-/// A request under way.
-struct Asked {
-    unique: u64,
-    head: u16,
-    reply: [Buf; 2],
-}
-
-impl Guest {
-    fn new() -> Guest {
-        guest_at(&open_gate())
-    }
-
-    fn ask(&mut self, opcode: Opcode, nodeid: u64, body: &[u8], room: u32) -> Asked {
-        self.unique += 1;
-        let request = self.rig.readable(&message(opcode, self.unique, nodeid, body));
-        let reply = [self.rig.writable(16), self.rig.writable(room)];
-        let head = self.rig.submit(REQUESTS, &[request, reply[0], reply[1]]);
-        self.rig.notify(REQUESTS);
-        Asked {
-            unique: self.unique,
-            head,
-            reply,
-        }
-    }
-
-    /// Heads used, waiting until there are some.
-    fn wait_used(&mut self) -> Vec<(u16, u32)> {
-        self.rig.wait_used(REQUESTS)
-    }
-
-    /// Returns when the device has asked for a reset: interrupts for answers may come before.
-    fn wait_failed(&mut self) {
-        while !self.rig.interrupt.failed() {
-            self.rig.wait();
-        }
-    }
-
-    /// The error and body of an answered request.
-    fn answer(&self, asked: &Asked, used: (u16, u32)) -> (i32, Vec<u8>) {
-        assert_eq!(used.0, asked.head);
-        let header = *OutHeader::from_slice(&self.rig.bytes(asked.reply[0])).unwrap();
-        assert_eq!((header.unique, header.len), (asked.unique, used.1));
-        let mut body = self.rig.bytes(asked.reply[1]);
-        body.truncate(header.len as usize - 16);
-        (header.error, body)
-    }
-
-    fn call(&mut self, opcode: Opcode, nodeid: u64, body: &[u8]) -> (i32, Vec<u8>) {
-        let asked = self.ask(opcode, nodeid, body, 1 << 20);
-        let used = self.wait_used();
-        assert_eq!(used.len(), 1);
-        self.answer(&asked, used[0])
-    }
-
-    /// Node id of a name.
-    fn lookup(&mut self, parent: u64, name: &str) -> Result<u64, i32> {
-        match self.call(Opcode::Lookup, parent, format!("{name}\0").as_bytes()) {
-            (0, entry) => Ok(u64::from_le_bytes(entry[..8].try_into().unwrap())),
-            (error, _) => Err(error),
-        }
-    }
-
-    fn file(&mut self) -> u64 {
-        let image = self.lookup(1, "one").unwrap();
-        self.lookup(image, "file").unwrap()
-    }
-
-    fn misses(&mut self) -> OwnedFd {
-        let (ours, theirs) = pair();
-        self.rig.device.attach(Backend::Misses, vec![theirs]).unwrap();
-        ours
-    }
-}
-
-/// A socket pair on which a test does not wait for ever.
-fn pair() -> (OwnedFd, OwnedFd) {
-    let (ours, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
-    let patience = Some(Duration::from_secs(20));
-    rustix::net::sockopt::set_socket_timeout(&ours, rustix::net::sockopt::Timeout::Recv, patience).unwrap();
-    (ours, theirs)
-}
-
-fn receive(socket: &OwnedFd) -> Miss {
-    packet::receive::<Miss>(socket).unwrap().0
-}
-
-fn reply(socket: &OwnedFd, id: u64, result: Result<(), String>) {
-    packet::send(socket, &Filled { id, result }, &[]).unwrap();
-}
 
 #[test]
 fn the_configuration_names_the_device() {
@@ -646,17 +396,5 @@ proptest! {
         prop_assert_eq!(used[0].0, head);
         prop_assert!(used[0].1 <= 16 + room);
         guest.file();
-    }
-}
-
-/// A guest whose device's thread passes `gate`.
-fn guest_at(gate: &Arc<Gate>) -> Guest {
-    let image = Image::new("one");
-    let mut device = root_at(gate);
-    device.add_image(1, image.spec.clone(), image.fds()).unwrap();
-    Guest {
-        rig: Rig::new(device, 0),
-        image,
-        unique: 0,
     }
 }

@@ -1,0 +1,72 @@
+//! A device that its event loop and a test both call.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use thaw_protocol::control::Backend;
+use thaw_protocol::limits::DeviceLimits;
+
+use crate::virtio::config::ConfigSpace;
+use crate::virtio::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
+use crate::virtio::state::{DeviceState, QueueRecord};
+
+/// A device an event loop serves while a [`super::Rig`] drives it: queues are kicked through their eventfds.
+pub struct Shared<D> {
+    pub device: Arc<Mutex<D>>,
+    sizes: Vec<u16>,
+}
+
+impl<D: VirtioDevice> Shared<D> {
+    pub fn new(device: D) -> Shared<D> {
+        let sizes = device.queue_sizes().to_vec();
+        Shared {
+            device: Arc::new(Mutex::new(device)),
+            sizes,
+        }
+    }
+}
+
+impl<D: VirtioDevice> VirtioDevice for Shared<D> {
+    fn device_type(&self) -> u32 {
+        self.device.lock().unwrap().device_type()
+    }
+    fn features(&self) -> u64 {
+        self.device.lock().unwrap().features()
+    }
+    fn queue_sizes(&self) -> &[u16] {
+        &self.sizes
+    }
+    fn config(&self) -> Arc<ConfigSpace> {
+        self.device.lock().unwrap().config()
+    }
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().activate(activation)
+    }
+    fn reset(&mut self) {
+        self.device.lock().unwrap().reset();
+    }
+    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        self.device.lock().unwrap().attach(backend, fds)
+    }
+    fn is_backed(&self) -> bool {
+        self.device.lock().unwrap().is_backed()
+    }
+    fn save(&mut self) -> Saved {
+        self.device.lock().unwrap().save()
+    }
+    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        self.device.lock().unwrap().check(state, queues)
+    }
+    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().restore(activation, state)
+    }
+    fn limit(&mut self, limits: DeviceLimits) -> Result<(), AttachError> {
+        self.device.lock().unwrap().limit(limits)
+    }
+    fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().queue_ready(queue)
+    }
+    fn woken(&mut self) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().woken()
+    }
+}

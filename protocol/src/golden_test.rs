@@ -221,7 +221,7 @@ fn commands(golden: &mut Golden) {
 }
 
 fn answers(golden: &mut Golden) {
-    golden.holds("MachineState::Shell", MachineState::Shell);
+    golden.holds("MachineState::Shell", MachineState::NoMachine);
     golden.holds("MachineState::Created", MachineState::Created);
     golden.holds("MachineState::Parked", MachineState::Parked);
     golden.holds("MachineState::Running", MachineState::Running);

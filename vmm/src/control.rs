@@ -258,7 +258,7 @@ impl Server<'_> {
     /// The connection is over; is the process, too?
     fn closed(&self, why: &PacketError) -> Option<End> {
         tracing::debug!("control connection ended: {why}");
-        let ends = self.tethered || self.machine.state() == MachineState::Shell;
+        let ends = self.tethered || self.machine.state() == MachineState::NoMachine;
         if ends {
             self.machine.last_words();
         }

@@ -33,7 +33,7 @@ fn spinning() -> File {
 fn the_jail_is_closed_before_the_first_request_is_answered() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
-    assert_eq!(control.state(), MachineState::Shell);
+    assert_eq!(control.state(), MachineState::NoMachine);
     let pid = vmm.pid();
     assert_eq!(
         std::fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(),
@@ -137,7 +137,7 @@ fn nothing_inherited_but_the_control_socket_stays_open() {
     }
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
-    assert_eq!(control.state(), MachineState::Shell);
+    assert_eq!(control.state(), MachineState::NoMachine);
     for entry in std::fs::read_dir(format!("/proc/{}/fd", vmm.pid())).unwrap() {
         let target = std::fs::read_link(entry.unwrap().path()).unwrap();
         assert!(
@@ -260,7 +260,7 @@ fn requests_that_do_not_fit_the_state_are_refused_and_change_nothing() {
             code(control.request(command, &[kernel.as_fd()])),
             ErrorCode::WrongState
         );
-        assert_eq!(control.state(), MachineState::Shell);
+        assert_eq!(control.state(), MachineState::NoMachine);
     }
     control.create(spec(1, 64)).unwrap();
     assert_eq!(code(control.create(spec(1, 64))), ErrorCode::WrongState);
@@ -310,7 +310,7 @@ fn a_machine_out_of_range_or_without_kvm_is_refused() {
             ErrorCode::Invalid
         );
     }
-    assert_eq!(control.state(), MachineState::Shell);
+    assert_eq!(control.state(), MachineState::NoMachine);
     control.create(spec(1, 64)).unwrap();
 }
 
@@ -464,7 +464,7 @@ fn a_request_of_a_later_version_is_refused_and_the_next_is_served() {
         };
         assert_eq!(refused.code, ErrorCode::Version);
         assert!(refused.message.contains(what), "{refused}");
-        assert_eq!(control.state(), MachineState::Shell);
+        assert_eq!(control.state(), MachineState::NoMachine);
     }
 }
 
@@ -511,7 +511,7 @@ fn a_tethered_machine_ends_with_its_connection() {
 fn a_process_without_a_machine_ends_with_its_connection() {
     let mut vmm = Vmm::spawn();
     let mut control = vmm.connect();
-    assert_eq!(control.state(), MachineState::Shell);
+    assert_eq!(control.state(), MachineState::NoMachine);
     drop(control);
     assert_eq!(vmm.wait(), 0);
 }

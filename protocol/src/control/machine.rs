@@ -98,7 +98,8 @@ pub struct MappedRegion {
 #[serde(remote = "Self")]
 pub enum MachineState {
     /// The process has no machine yet.
-    Shell,
+    #[serde(rename = "Shell")]
+    NoMachine,
     /// Created, not started.
     Created,
     /// A snapshot is loaded; no vCPU has run.
@@ -110,7 +111,7 @@ pub enum MachineState {
 }
 
 tags!(MachineState {
-    Shell = 0,
+    NoMachine "Shell" = 0,
     Created = 1,
     Parked = 2,
     Running = 3,

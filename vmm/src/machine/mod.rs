@@ -1,9 +1,9 @@
 //! The machine's life, as states that own what each of them needs.
 //!
 //! ```text
-//! Shell ── create ──> Created ── boot ──────────────────────> Running <── pause/resume ──> Paused ── freeze ──> Paused
-//!                        └── restore ──> Parked ── thaw ────────^ │                          │
-//!                                                                 └──────── guest ends ──────┴──> Exited
+//! NoMachine ── create ──> Created ── boot ──────────────────────> Running <── pause/resume ──> Paused ── freeze ──> Paused
+//!                            └── restore ──> Parked ── thaw ────────^ │                          │
+//!                                                                     └──────── guest ends ──────┴──> Exited
 //! ```
 //!
 //! | module | what |
@@ -54,7 +54,7 @@ pub struct Machine {
 }
 
 enum State {
-    Shell,
+    NoMachine,
     Created(Created),
     Parked(Parked),
     Running(Started),
@@ -72,13 +72,13 @@ struct Body {
     supported: CpuId,
 }
 
-/// Made, not started. The vCPUs belong to their threads, which stand before the gate.
+/// Made, not started. The vCPUs belong to their threads, which wait.
 struct Created {
     body: Body,
     vcpus: VcpuThreads,
 }
 
-/// A snapshot is loaded. The vCPUs stand before the gate.
+/// A snapshot is loaded. The vCPUs wait.
 struct Parked {
     body: Body,
     vcpus: VcpuThreads,
@@ -110,7 +110,7 @@ impl Machine {
     /// A process without a machine. `times` has what was measured before, `multihit` what was read of the host.
     pub fn new(events: EventSink, times: StartTimes, multihit: Multihit) -> Machine {
         Machine {
-            state: State::Shell,
+            state: State::NoMachine,
             events,
             times,
             multihit,
@@ -119,7 +119,7 @@ impl Machine {
 
     /// Makes the machine, every device with an empty backend. `fds`: /dev/kvm.
     pub fn create(&mut self, version: u32, spec: &MachineSpec, fds: Vec<OwnedFd>) -> Outcome<()> {
-        if !matches!(self.state, State::Shell) {
+        if !matches!(self.state, State::NoMachine) {
             return Err(self.wrong_state("create"));
         }
         self.state = State::Created(create::create(version, spec, fds, &self.events, self.multihit)?);
@@ -208,7 +208,7 @@ impl Machine {
         devices.map_err(|(device, why)| refused(ErrorCode::System, format!("{device:?}: {why}")))?;
         parked.prepare_thaw().inspect_err(|e| self.end(e))?;
         self.times.thawed = parked.go();
-        match std::mem::replace(&mut self.state, State::Shell) {
+        match std::mem::replace(&mut self.state, State::NoMachine) {
             State::Parked(Parked {
                 body, vcpus, base, ..
             }) => {
@@ -262,7 +262,7 @@ impl Machine {
     /// Stops the vCPUs.
     pub fn pause(&mut self) -> Outcome<()> {
         self.refuse_exited("pause")?;
-        match std::mem::replace(&mut self.state, State::Shell) {
+        match std::mem::replace(&mut self.state, State::NoMachine) {
             State::Running(started) => {
                 started.vcpus.pause();
                 started.body.bus.console.flush();
@@ -279,7 +279,7 @@ impl Machine {
     /// Lets the vCPUs run again. Guest time includes the pause.
     pub fn resume(&mut self) -> Outcome<()> {
         self.refuse_exited("resume")?;
-        match std::mem::replace(&mut self.state, State::Shell) {
+        match std::mem::replace(&mut self.state, State::NoMachine) {
             State::Paused(started) => {
                 started.vcpus.resume();
                 self.state = State::Running(started);
@@ -296,7 +296,7 @@ impl Machine {
     pub fn state(&self) -> MachineState {
         match (&self.state, self.events.exited()) {
             (_, Some(reason)) => MachineState::Exited(reason),
-            (State::Shell, None) => MachineState::Shell,
+            (State::NoMachine, None) => MachineState::NoMachine,
             (State::Created(_), None) => MachineState::Created,
             (State::Parked(_), None) => MachineState::Parked,
             (State::Running(_), None) => MachineState::Running,
@@ -335,13 +335,13 @@ impl Machine {
     fn started(&self) -> Option<&Started> {
         match &self.state {
             State::Running(started) | State::Paused(started) => Some(started),
-            State::Shell | State::Created(_) | State::Parked(_) => None,
+            State::NoMachine | State::Created(_) | State::Parked(_) => None,
         }
     }
 
     fn body(&self) -> Option<&Body> {
         match &self.state {
-            State::Shell => None,
+            State::NoMachine => None,
             State::Created(Created { body, .. })
             | State::Parked(Parked { body, .. })
             | State::Running(Started { body, .. })
@@ -359,7 +359,7 @@ impl Machine {
     }
 
     fn take_created(&mut self) -> Created {
-        match std::mem::replace(&mut self.state, State::Shell) {
+        match std::mem::replace(&mut self.state, State::NoMachine) {
             State::Created(created) => created,
             _ => unreachable!("it was Created, and nobody else has the machine"),
         }
@@ -380,7 +380,7 @@ impl Machine {
 
     fn wrong_state(&self, what: &str) -> ControlError {
         let why = match self.state() {
-            MachineState::Shell => "there is no machine yet",
+            MachineState::NoMachine => "there is no machine yet",
             MachineState::Created => "the machine has not been started",
             MachineState::Parked => "the machine is parked: a snapshot is loaded and has not been thawed",
             MachineState::Running => "the machine is running",

@@ -1,10 +1,10 @@
-//! The vCPU threads: one each, let in and out of the guest by one gate.
+//! The vCPU threads: one each, started and stopped together ([`run_control`]).
 //!
-//! Invariant: a vCPU is in guest code only while the gate is open. [`VcpuThreads::pause`] closes it, kicks every vCPU and
-//! returns when all stand before it; nothing polls. While they do, and only then, [`VcpuThreads::each`] reaches the vCPUs.
+//! Invariant: a vCPU is in guest code only while the machine runs. [`VcpuThreads::pause`] kicks every vCPU and returns when all
+//! have stopped; nothing polls. While they are, and only then, [`VcpuThreads::each`] reaches the vCPUs.
 
 mod faults;
-mod gate;
+mod run_control;
 mod worker;
 
 use std::io;
@@ -17,8 +17,8 @@ use thaw_hypervisor::{GuestTime, Vcpu};
 use crate::bus::Bus;
 use crate::events::EventSink;
 use crate::jail;
-pub use gate::Prepare;
-use gate::{Gate, Wanted};
+pub use run_control::Prepare;
+use run_control::{RunControl, Wanted};
 use worker::Worker;
 
 /// How long somebody who only wants to know something waits for a vCPU that does not answer: it answers at once, but
@@ -31,17 +31,17 @@ const STACK: usize = 256 * 1024;
 
 /// The vCPUs of a machine. Dropped, their threads end.
 pub struct VcpuThreads {
-    gate: Arc<Gate>,
+    control: Arc<RunControl>,
     vcpus: Vec<Arc<Mutex<Vcpu>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl VcpuThreads {
-    /// Starts a thread for each vCPU, which stands before the closed gate.
+    /// Starts a thread for each vCPU, which waits.
     pub fn spawn(vcpus: Vec<Vcpu>, bus: &Arc<Bus>, events: &EventSink) -> io::Result<VcpuThreads> {
         let kickers = vcpus.iter().map(Vcpu::kicker).collect();
         let mut threads = VcpuThreads {
-            gate: Arc::new(Gate::new(kickers)),
+            control: Arc::new(RunControl::new(kickers)),
             vcpus: Vec::with_capacity(vcpus.len()),
             threads: Vec::with_capacity(vcpus.len()),
         };
@@ -49,7 +49,7 @@ impl VcpuThreads {
             let kicker = vcpu.kicker();
             let vcpu = Arc::new(Mutex::new(vcpu));
             let worker = Worker {
-                gate: threads.gate.clone(),
+                control: threads.control.clone(),
                 bus: bus.clone(),
                 events: events.clone(),
                 vcpu: vcpu.clone(),
@@ -70,7 +70,7 @@ impl VcpuThreads {
     /// Has each vCPU made ready, by vCPU: by its own thread, all at once, and no processor has to fetch another's. Before
     /// they first run.
     pub fn prepare(&self, preparations: impl IntoIterator<Item = Prepare>) {
-        self.gate.prepare(preparations);
+        self.control.prepare(preparations);
     }
 
     /// The vCPU that starts a cold boot. Before it first runs.
@@ -84,30 +84,30 @@ impl VcpuThreads {
     /// # Errors
     /// What the first of the failed preparations said; once.
     pub fn ready(&self) -> thaw_hypervisor::Result<()> {
-        self.gate.await_all()
+        self.control.await_prepared()
     }
 
     /// Lets the vCPUs run.
     pub fn resume(&self) {
-        self.gate.open(0..self.vcpus.len());
+        self.control.start(0..self.vcpus.len());
     }
 
     /// Lets the vCPUs run for the first time, with this time; those that are `first` at once, the others no later than
     /// [`Self::wake_rest`].
     pub fn thaw(&self, time: GuestTime, first: impl IntoIterator<Item = usize>) {
-        self.gate.set_time(time);
-        self.gate.open(first);
+        self.control.set_time(time);
+        self.control.start(first);
     }
 
     /// Lets those run that [`Self::thaw`] has put off.
     pub fn wake_rest(&self) {
-        self.gate.wake(0..self.vcpus.len());
+        self.control.wake(0..self.vcpus.len());
     }
 
     /// Stops the vCPUs and returns when none is in guest code or in a device.
     pub fn pause(&self) {
-        self.gate.close(Wanted::Hold);
-        self.gate.await_outside();
+        self.control.stop(Wanted::Hold);
+        self.control.await_stopped();
     }
 
     /// What `look` says of each vCPU, in order. They are paused.
@@ -121,8 +121,8 @@ impl VcpuThreads {
     /// Stops the vCPUs for good and says where each was: instruction pointer, flags, what it waits for. For the log of a
     /// guest that never got to where it should.
     pub fn last_seen(&self) -> Vec<String> {
-        self.gate.close(Wanted::Hold);
-        let out = self.gate.await_outside_for(LAST_PATIENCE);
+        self.control.stop(Wanted::Hold);
+        let out = self.control.await_stopped_for(LAST_PATIENCE);
         let describe = |(index, (vcpu, out)): (usize, (&Arc<Mutex<Vcpu>>, bool))| match out {
             true => describe(index, &vcpu.lock().unwrap_or_else(PoisonError::into_inner)),
             false => format!("vCPU {index} does not stop: it is in a device, or waits for a page"),
@@ -132,14 +132,14 @@ impl VcpuThreads {
 
     /// When the first vCPU entered the guest, CLOCK_MONOTONIC nanoseconds; 0 if none has.
     pub fn entered(&self) -> u64 {
-        self.gate.entered()
+        self.control.entered()
     }
 
     /// Page faults of the vCPU threads since their vCPUs were ready. Each counts its own
     /// ([`faults`]): those in guest code are made to leave it for a moment, and one that cannot is counted as of its last
     /// pause.
     pub fn faults(&self) -> u64 {
-        self.gate.faults(PATIENCE)
+        self.control.faults(PATIENCE)
     }
 }
 
@@ -155,7 +155,7 @@ fn describe(index: usize, vcpu: &Vcpu) -> String {
 
 impl Drop for VcpuThreads {
     fn drop(&mut self) {
-        self.gate.close(Wanted::Quit);
+        self.control.stop(Wanted::Quit);
         for thread in self.threads.drain(..) {
             // A thread that panicked has ended, too.
             let _ = thread.join();

@@ -6,7 +6,7 @@ use thaw_hypervisor::{Exit, Kicker, Vcpu};
 use thaw_protocol::control::{Event, ExitReason};
 
 use super::faults;
-use super::gate::{Gate, Turn, Wanted};
+use super::run_control::{RunControl, Turn, Wanted};
 use crate::bus::Bus;
 use crate::events::EventSink;
 use crate::jail::threads::{Expected, Thread};
@@ -14,10 +14,10 @@ use crate::layout::VIRTIO_MEM;
 
 /// What a vCPU's thread works with.
 pub struct Worker {
-    pub gate: Arc<Gate>,
+    pub control: Arc<RunControl>,
     pub bus: Arc<Bus>,
     pub events: EventSink,
-    /// Held by this thread while it is past the gate.
+    /// Held by this thread while it runs the vCPU.
     pub vcpu: Arc<Mutex<Vcpu>>,
     pub kicker: Arc<Kicker>,
     pub index: usize,
@@ -30,11 +30,11 @@ impl Worker {
         self.kicker.bind_current_thread();
         let mut before = faults::of_this_thread();
         loop {
-            match self.gate.turn(self.index) {
+            match self.control.turn(self.index) {
                 Turn::Prepare(prepare) => {
                     let ready = prepare(&mut self.vcpu());
                     before = faults::of_this_thread();
-                    self.gate.arrive(ready);
+                    self.control.prepared(ready);
                 }
                 Turn::Run => self.run(&|| faults::of_this_thread() - before),
                 Turn::Quit => break,
@@ -43,11 +43,11 @@ impl Worker {
         self.kicker.unbind();
     }
 
-    /// Past the gate: runs the vCPU until it shall stand before the gate again.
+    /// Runs the vCPU until it shall stop.
     fn run(&self, taken: &impl Fn() -> u64) {
         let mut vcpu = self.vcpu();
         // Of a thawed machine, time stands still until here; ever after this does nothing.
-        let time = self.gate.time().map_or(Ok(()), |time| vcpu.start_time(time));
+        let time = self.control.time().map_or(Ok(()), |time| vcpu.start_time(time));
         let ended = match time {
             Err(e) => Some(ExitReason::Fault(describe(&vcpu, &e.to_string()))),
             Ok(()) => self.run_until_wanted(&mut vcpu, taken),
@@ -58,18 +58,18 @@ impl Worker {
         if let Some(reason) = ended {
             self.bus.console.flush();
             self.events.send(Event::Exited(reason));
-            self.gate.close(Wanted::Quit);
+            self.control.stop(Wanted::Quit);
         }
-        self.gate.leave(self.index, taken());
+        self.control.stopped(self.index, taken());
     }
 
     fn vcpu(&self) -> MutexGuard<'_, Vcpu> {
         self.vcpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs the vCPU until the gate closes (none) or the machine ends (why).
+    /// Runs the vCPU until it shall stop (none) or the machine ends (why).
     fn run_until_wanted(&self, vcpu: &mut Vcpu, faults: &impl Fn() -> u64) -> Option<ExitReason> {
-        self.gate.entering();
+        self.control.entering();
         loop {
             let fault = match vcpu.run() {
                 // KVM emulated an instruction of the guest, or there is no memslot.
@@ -95,7 +95,7 @@ impl Worker {
                     self.bus.port_read(port, data);
                     continue;
                 }
-                Ok(Exit::Interrupted) => match self.gate.go_on(self.index, faults) {
+                Ok(Exit::Interrupted) => match self.control.go_on(self.index, faults) {
                     true => continue,
                     false => return None,
                 },

@@ -192,7 +192,7 @@ fn has_v2() -> bool {
         Err(refused) => {
             assert_eq!(refused.code, ErrorCode::Incompatible, "{refused}");
             assert!(refused.message.contains("x86-64-v2"), "{refused}");
-            assert_eq!(control.state(), MachineState::Shell);
+            assert_eq!(control.state(), MachineState::NoMachine);
             control.create(spec(1, 64)).unwrap();
             false
         }

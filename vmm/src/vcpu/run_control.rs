@@ -1,8 +1,8 @@
-//! The gate before guest code: one for all vCPU threads of a machine.
+//! Lets a machine's vCPU threads run guest code, and stops them.
 //!
-//! Invariant: a vCPU is past the gate only if it passed while it was open, and why it should come back is in the gate
-//! before it is kicked, so no kick is lost ([`thaw_hypervisor::kick`]). Each thread waits on a condition of its own:
-//! opening wakes those that shall run first, first, and nobody contends with them for a lock they need.
+//! Invariant: a vCPU enters guest code only while [`Wanted::Run`] holds, and what is wanted instead is stored before the
+//! vCPU is kicked, so no kick is lost ([`thaw_hypervisor::kick`]). Each thread waits on a condition of its own: a start wakes
+//! first those that shall run first, and no other thread contends with them for a lock they need.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,33 +15,34 @@ use crate::clock::monotonic_ns;
 /// What the vCPUs shall do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// Stand before the gate.
+    /// Stay out of the guest.
     Hold,
     Run,
     /// End their threads.
     Quit,
 }
 
-/// What makes a vCPU ready, on its own thread, before it first passes the gate.
+/// What makes a vCPU ready, on its own thread, before it first runs.
 pub type Prepare = Box<dyn FnOnce(&mut Vcpu) -> thaw_hypervisor::Result<()> + Send>;
 
 /// What a vCPU's thread is to do next.
 pub enum Turn {
-    /// Make its vCPU ready, and [`Gate::arrive`].
+    /// Make its vCPU ready, then [`RunControl::prepared`].
     Prepare(Prepare),
-    /// Run it, and [`Gate::leave`]: it is past the gate.
+    /// Run it, then [`RunControl::stopped`].
     Run,
     Quit,
 }
 
-pub struct Gate {
+/// What the vCPUs of one machine shall do, and what they do.
+pub struct RunControl {
     state: Mutex<State>,
     lanes: Vec<Lane>,
-    /// For who waits for the vCPUs: one came to the gate, out of it, or has counted its faults.
+    /// For threads that wait for the vCPUs: one is ready, has stopped, or has counted its faults.
     news: Condvar,
     /// When the first vCPU entered the guest, CLOCK_MONOTONIC nanoseconds; 0 before.
     entered: AtomicU64,
-    /// A thawed machine's time, set before the gate first opens.
+    /// A thawed machine's time, set before the first start.
     time: OnceLock<GuestTime>,
 }
 
@@ -57,13 +58,13 @@ struct State {
     preparations: Vec<Option<Prepare>>,
     /// vCPUs that are being made ready.
     coming: usize,
-    /// vCPUs past the gate.
-    inside: usize,
+    /// vCPUs that run, or answer an exit.
+    running: usize,
     /// Why a vCPU could not be made ready.
     failed: Option<thaw_hypervisor::Error>,
     /// Counts how often faults were asked for.
     census: u64,
-    /// By vCPU: page faults of its thread, the census it last answered, and whether it is inside.
+    /// By vCPU: page faults of its thread, the census it last answered, and whether it runs.
     counts: Vec<Count>,
 }
 
@@ -71,17 +72,17 @@ struct State {
 struct Count {
     faults: u64,
     census: u64,
-    inside: bool,
+    running: bool,
 }
 
-impl Gate {
-    /// A closed gate.
-    pub fn new(kickers: Vec<Arc<Kicker>>) -> Gate {
+impl RunControl {
+    /// All shall stay out of the guest.
+    pub fn new(kickers: Vec<Arc<Kicker>>) -> RunControl {
         let state = State {
             wanted: Wanted::Hold,
             preparations: kickers.iter().map(|_| None).collect(),
             coming: 0,
-            inside: 0,
+            running: 0,
             failed: None,
             census: 0,
             counts: vec![Count::default(); kickers.len()],
@@ -90,7 +91,7 @@ impl Gate {
             turn: Condvar::new(),
             kicker,
         };
-        Gate {
+        RunControl {
             state: Mutex::new(state),
             lanes: kickers.into_iter().map(lane).collect(),
             news: Condvar::new(),
@@ -99,7 +100,7 @@ impl Gate {
         }
     }
 
-    /// Has the threads make their vCPUs ready, by vCPU. While all stand before the gate, which is closed.
+    /// Has the threads make their vCPUs ready, by vCPU. While all are stopped.
     pub fn prepare(&self, preparations: impl IntoIterator<Item = Prepare>) {
         let mut state = self.state();
         for (place, preparation) in state.preparations.iter_mut().zip(preparations) {
@@ -110,8 +111,8 @@ impl Gate {
         self.wake(0..self.lanes.len());
     }
 
-    /// A vCPU is ready to pass the gate, or never will be.
-    pub fn arrive(&self, outcome: thaw_hypervisor::Result<()>) {
+    /// A vCPU is ready to run, or never will be.
+    pub fn prepared(&self, outcome: thaw_hypervisor::Result<()>) {
         let mut state = self.state();
         state.coming -= 1;
         if let Err(why) = outcome {
@@ -125,7 +126,7 @@ impl Gate {
     ///
     /// # Errors
     /// Why the first of those could not be made ready that could not.
-    pub fn await_all(&self) -> thaw_hypervisor::Result<()> {
+    pub fn await_prepared(&self) -> thaw_hypervisor::Result<()> {
         let mut state = self.state();
         while state.coming > 0 {
             state = self.wait_for_news(state);
@@ -133,7 +134,7 @@ impl Gate {
         state.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Waits before the gate for something to do.
+    /// Waits for something to do.
     pub fn turn(&self, index: usize) -> Turn {
         let mut state = self.state();
         loop {
@@ -152,9 +153,9 @@ impl Gate {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         let census = state.census;
-        state.inside += 1;
+        state.running += 1;
         let count = &mut state.counts[index];
-        (count.inside, count.census) = (true, census);
+        (count.running, count.census) = (true, census);
         Turn::Run
     }
 
@@ -180,12 +181,12 @@ impl Gate {
         state.wanted == Wanted::Run
     }
 
-    /// Comes back out.
-    pub fn leave(&self, index: usize, faults: u64) {
+    /// vCPU `index` has left the guest and answers no exit any more.
+    pub fn stopped(&self, index: usize, faults: u64) {
         let mut state = self.state();
         state.count(index, faults);
-        state.counts[index].inside = false;
-        state.inside -= 1;
+        state.counts[index].running = false;
+        state.running -= 1;
         drop(state);
         self.news.notify_all();
     }
@@ -200,8 +201,8 @@ impl Gate {
         self.time.get()
     }
 
-    /// Opens the gate and wakes the vCPUs in `first`, in order; [`Self::wake`] must do so for the others.
-    pub fn open(&self, first: impl IntoIterator<Item = usize>) {
+    /// Lets the vCPUs run and wakes those in `first`, in order; [`Self::wake`] must do so for the others.
+    pub fn start(&self, first: impl IntoIterator<Item = usize>) {
         let mut state = self.state();
         if state.wanted == Wanted::Hold {
             state.wanted = Wanted::Run;
@@ -210,15 +211,15 @@ impl Gate {
         self.wake(first);
     }
 
-    /// Wakes vCPUs that wait before a gate that is open.
+    /// Wakes vCPUs that may run and wait.
     pub fn wake(&self, indices: impl IntoIterator<Item = usize>) {
         for index in indices {
             self.lanes[index].turn.notify_one();
         }
     }
 
-    /// Wants something else than running. Once quitting, always quitting.
-    pub fn close(&self, wanted: Wanted) {
+    /// Has the vCPUs do something else than run. Once quitting, always quitting.
+    pub fn stop(&self, wanted: Wanted) {
         let mut state = self.state();
         if state.wanted != Wanted::Quit {
             state.wanted = wanted;
@@ -230,19 +231,19 @@ impl Gate {
         }
     }
 
-    /// Returns when no vCPU is past the closed gate.
-    pub fn await_outside(&self) {
+    /// Returns when no vCPU runs, after [`Self::stop`].
+    pub fn await_stopped(&self) {
         let mut state = self.state();
-        while state.inside > 0 {
+        while state.running > 0 {
             state = self.wait_for_news(state);
         }
     }
 
-    /// As [`Self::await_outside`], for at most `patience`. Says which vCPUs are out.
-    pub fn await_outside_for(&self, patience: Duration) -> Vec<bool> {
+    /// As [`Self::await_stopped`], for at most `patience`. Says which vCPUs are stopped.
+    pub fn await_stopped_for(&self, patience: Duration) -> Vec<bool> {
         let deadline = Instant::now() + patience;
-        let state = self.wait_until(deadline, |state| state.inside == 0);
-        state.counts.iter().map(|count| !count.inside).collect()
+        let state = self.wait_until(deadline, |state| state.running == 0);
+        state.counts.iter().map(|count| !count.running).collect()
     }
 
     /// Page faults of all vCPU threads, as they count them now; one that does not answer within `patience`, because it
@@ -252,16 +253,16 @@ impl Gate {
         {
             let mut state = self.state();
             state.census += 1;
-            // Not those before the gate: their next entry would be cut short.
-            let inside = self
+            // Not those that are stopped: their next entry would be cut short.
+            let running = self
                 .lanes
                 .iter()
                 .zip(&state.counts)
-                .filter(|(_, count)| count.inside);
-            inside.for_each(|(lane, _)| lane.kicker.kick());
+                .filter(|(_, count)| count.running);
+            running.for_each(|(lane, _)| lane.kicker.kick());
         }
         let state = self.wait_until(deadline, |state| {
-            let answered = |count: &Count| !count.inside || count.census == state.census;
+            let answered = |count: &Count| !count.running || count.census == state.census;
             state.counts.iter().all(answered)
         });
         state.counts.iter().map(|count| count.faults).sum()

@@ -1,12 +1,12 @@
-//! Telling which bytes of its images a guest asks for ([`thaw_protocol::access`]). Nobody is ever waited for: what the
-//! socket does not take is counted, and the next that it takes says how many were lost.
+//! Reports which bytes of its images a guest reads ([`thaw_protocol::access`]). A report never blocks: one that the socket
+//! does not take is counted, and the next that it takes says how many were lost.
 
 use std::os::fd::OwnedFd;
 
 use thaw_protocol::access::Access;
 use thaw_protocol::packet::{self, PacketError};
 
-/// Whom to tell, if anyone.
+/// The socket that reports go to, if there is one.
 #[derive(Debug, Default)]
 pub struct AccessLog {
     socket: Option<OwnedFd>,
@@ -14,7 +14,7 @@ pub struct AccessLog {
 }
 
 impl AccessLog {
-    /// Tells this socket from now on, which does not block.
+    /// Reports to this socket from now on. It must be non-blocking.
     pub fn connect(&mut self, socket: OwnedFd) {
         *self = AccessLog {
             socket: Some(socket),
@@ -22,13 +22,13 @@ impl AccessLog {
         };
     }
 
-    /// Whether anyone wants to know.
+    /// Whether there is a socket.
     pub fn is_on(&self) -> bool {
         self.socket.is_some()
     }
 
     /// The guest asks for these bytes of a blob.
-    pub fn tell(&mut self, blob: [u8; 32], offset: u64, length: u64) {
+    pub fn record(&mut self, blob: [u8; 32], offset: u64, length: u64) {
         let Some(socket) = &self.socket else { return };
         let access = Access {
             blob,
@@ -43,7 +43,7 @@ impl AccessLog {
                 self.dropped = self.dropped.saturating_add(1);
             }
             Err(error) => {
-                tracing::info!(%error, "nobody listens for accesses any more");
+                tracing::info!(%error, "the socket for accesses is closed; they are reported no more");
                 self.socket = None;
             }
         }
@@ -67,11 +67,11 @@ mod tests {
         .unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).unwrap();
         let mut log = AccessLog::default();
-        log.tell([1; 32], 0, 1);
+        log.record([1; 32], 0, 1);
         assert!(!log.is_on());
         log.connect(theirs);
         for offset in 0..100 {
-            log.tell([1; 32], offset, 7);
+            log.record([1; 32], offset, 7);
         }
         let mut seen = 0;
         while let Ok((access, _)) = packet::receive::<Access>(&ours) {
@@ -79,11 +79,11 @@ mod tests {
             seen += 1;
         }
         assert!(seen > 0 && seen < 100);
-        log.tell([2; 32], 1000, 9);
+        log.record([2; 32], 1000, 9);
         let (access, _) = packet::receive::<Access>(&ours).unwrap();
         assert_eq!((access.offset, u64::from(access.dropped)), (1000, 100 - seen));
         drop(ours);
-        log.tell([2; 32], 0, 1);
+        log.record([2; 32], 0, 1);
         assert!(!log.is_on());
     }
 }

@@ -1,7 +1,7 @@
-//! When devices of the event loop want to be called though nothing of theirs is ready: one moment each, one timer for all.
+//! Timers for devices of the event loop: one moment for each device, one timerfd for all.
 //!
-//! Invariant: the timer is set to the earliest moment, whoever changes one. It is made with the event loop, for a sealed process
-//! makes no descriptor.
+//! Invariant: the timerfd is set to the earliest moment, whoever changes one. It is made with the event loop, because the
+//! sealed process can make no descriptor.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

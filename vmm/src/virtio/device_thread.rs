@@ -1,6 +1,7 @@
 //! A thread that serves devices: it waits for descriptors, and for nothing else.
 //!
-//! Invariant: it serves while its [`Gate`] is open. Nothing is polled, and it wakes by itself only where it was told to ([`Timeout`]).
+//! Invariant: it serves only while its [`Gate`] is open. It polls nothing, and wakes without an event only after a
+//! [`Timeout`] that was set.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -25,8 +26,8 @@ pub const WAKE: u64 = u64::MAX;
 /// What is served when a [`Timeout`] has passed; no descriptor has it.
 pub const TIMEOUT: u64 = WAKE - 1;
 
-/// How long the thread waits at most before it serves [`TIMEOUT`]: at first for ever. To be set by what it serves, on the thread; set
-/// elsewhere it holds from the next event on.
+/// How long the thread waits at most before it serves [`TIMEOUT`]: at first for ever. What it serves sets it, on the thread; set
+/// elsewhere, it takes effect at the next event.
 #[derive(Clone, Debug)]
 pub struct Timeout(Arc<AtomicI32>);
 

@@ -1,8 +1,8 @@
-//! The one thread that serves every device but virtio-fs: it waits for kicks and backends, and calls the device.
+//! The thread that serves every device but virtio-fs: it waits for kicks, backends and timers, and calls the device.
 //!
-//! A device that waits for nothing but time, a queue over its rate limit, is called by a timer. Waits are level-triggered unless a device asks otherwise, so one that takes only part of what is ready is called again, after the
-//! others. A device is called with its lock held; one that fails is reset to idle and marked `DEVICE_NEEDS_RESET`, without disturbing
-//! the others.
+//! Waits are level-triggered unless a device asks otherwise, so a device that takes only part of what is ready is called
+//! again, after the others. A queue over its rate limit waits for a timer ([`super::alarms`]). A device is called with its
+//! lock held. One that fails is reset and marked `DEVICE_NEEDS_RESET`, without disturbing the others.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};

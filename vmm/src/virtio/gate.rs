@@ -1,7 +1,7 @@
-//! Whether device threads may touch guest memory.
+//! Keeps device threads from guest memory while a machine is parked or being frozen.
 //!
 //! Invariant: once [`Gate::close`] returns, no thread is inside, and none enters before [`Gate::open`]. A thread enters
-//! for each batch of events it serves, so it waits with the events in hand and loses none.
+//! for each batch of events it serves, so one that waits has its events and loses none.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +15,7 @@ pub struct Gate {
 #[derive(Debug, Default)]
 struct State {
     open: bool,
-    /// The machine ends: nobody waits any more.
+    /// The machine ends: no thread waits any more.
     ended: bool,
     inside: u32,
 }
@@ -46,7 +46,7 @@ impl Gate {
         was_open
     }
 
-    /// Waits until the gate is open. None when the machine ends.
+    /// Waits until the gate is open. `None` when the machine ends.
     pub fn enter(&self) -> Option<Pass<'_>> {
         let mut state = self.state();
         while !state.open && !state.ended {
@@ -59,7 +59,7 @@ impl Gate {
         Some(Pass(self))
     }
 
-    /// The machine ends: whoever waits to enter, or comes to, is sent away.
+    /// The machine ends: threads that wait to enter, or try later, get `None`.
     pub fn end(&self) {
         self.state().ended = true;
         self.changed.notify_all();

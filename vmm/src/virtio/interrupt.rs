@@ -1,7 +1,7 @@
-//! A device's one interrupt line, and why it was raised (virtio 1.2 §4.2.2 InterruptStatus, InterruptACK).
+//! A device's interrupt line, and the reasons it was raised for (virtio 1.2 §4.2.2 InterruptStatus, InterruptACK).
 //!
-//! The line is edge-triggered: each signal is one eventfd write. The driver reads the reason, acknowledges it, then
-//! looks; a device sets the reason before it signals, so nothing is lost between.
+//! The line is edge-triggered: each signal is one eventfd write. The driver reads the reasons, acknowledges them, then looks
+//! at the queues; a device sets the reason before it signals, so no signal is lost.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

@@ -1,11 +1,11 @@
 //! The thirteen virtio devices of every machine, by slot.
 //!
-//! [`Inventory::new`] makes them all with empty backends, and their irqfds, ioeventfds and threads; [`Windows`] are made
-//! before: what takes host-wide locks is done by then, none of it later. Slots, MMIO windows and interrupt lines follow
-//! from [`DeviceId`].
+//! [`table`] lists them. [`Inventory::new`] builds them without backends, with their irqfds, ioeventfds and threads;
+//! [`Windows`] are made before that. Everything that takes host-wide locks is done then and nothing of it later. Slots, MMIO
+//! windows and interrupt lines follow from [`DeviceId`].
 //!
-//! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`], and not while
-//! [`Inventory::quiesce`]d. A restored device has answered to [`Swap`] before that.
+//! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`] and until
+//! [`Inventory::quiesce`]. By then each restored device is [settled](Swap).
 
 mod table;
 mod wiring;
@@ -73,7 +73,7 @@ pub struct Inventory {
     transports: Vec<MmioDevice>,
     /// The same devices, by slot.
     devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
-    /// By slot: whether a restored device was spoken of.
+    /// By slot: whether a restored device has what it needs.
     swaps: Vec<Swap>,
     /// Slots [`DeviceId::Root`] and [`DeviceId::Mem`] again: the one that takes images, and the one that is asked for
     /// memory.
@@ -144,13 +144,13 @@ impl Inventory {
         &self.memory
     }
 
-    /// What of the virtio-mem region is plugged, in order, neighbours merged: guest addresses. For a freeze, and, after
+    /// The plugged parts of the virtio-mem region, in order, neighbours merged: guest addresses. For a freeze, and, after
     /// [`crate::bus::Bus::restore`], what was plugged in the snapshot.
     pub fn plugged(&self) -> Vec<Window> {
         self.mem().plugged()
     }
 
-    /// Whether `address` is of the virtio-mem region, where nothing is plugged: the guest may not write there.
+    /// Whether `address` is in a part of the virtio-mem region that is not plugged: the guest may not write there.
     pub fn is_unplugged(&self, address: u64) -> bool {
         self.mem().is_unplugged(address)
     }
@@ -161,7 +161,7 @@ impl Inventory {
         let (Some(device), Some(swap)) = (self.devices.get(slot), self.swaps.get(slot)) else {
             return Err(AttachError::WrongKind("the console is not a virtio device"));
         };
-        // To be listened to is not to be backed, nor is it to have somebody to ask, but for the device of image slots.
+        // A socket for accesses is no backend. A socket for misses is one for the device of image slots alone.
         let settles = match backend {
             Backend::Accesses => false,
             Backend::Misses => slot == DeviceId::Root as usize,
@@ -202,13 +202,13 @@ impl Inventory {
         self.root().remove_image(slot)
     }
 
-    /// A device behind which is what belongs to the host, and no snapshot can hold.
+    /// The first device whose backend belongs to the host, so that no snapshot can hold it.
     pub fn of_the_host(&self) -> Option<DeviceId> {
         let mut devices = DeviceId::ALL.into_iter().zip(&self.devices);
         devices.find_map(|(id, device)| lock(device).is_of_the_host().then_some(id))
     }
 
-    /// Waits until no device thread touches guest memory, and keeps them from it until [`Self::start_work`]. True if
+    /// Keeps the device threads from guest memory until [`Self::start_work`]; returns when none touches it any more. True if
     /// they were working.
     pub fn quiesce(&self) -> bool {
         self.gate.close()
@@ -250,7 +250,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// The devices that forbid a thaw in which those in `empty` are to have no backend, and why.
+    /// The devices that keep a machine from being thawed, and why. Those in `empty` are declared to have no backend.
     pub fn unsettled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, Unsettled)> {
         let mut unsettled = Vec::new();
         for ((id, device), swap) in DeviceId::ALL.into_iter().zip(&self.devices).zip(&self.swaps) {
@@ -260,8 +260,8 @@ impl Inventory {
         unsettled
     }
 
-    /// Has the devices do what comes before a restored guest runs; may wait for what stands behind them. The first that
-    /// cannot, and why.
+    /// Has the devices do what must be done before a restored guest runs; may wait for their backends. The error is the first
+    /// device that failed, and why.
     pub fn before_running(&self) -> Result<(), (DeviceId, String)> {
         let mut devices = DeviceId::ALL.into_iter().zip(&self.devices);
         devices.try_for_each(|(id, device)| lock(device).before_running().map_err(|why| (id, why)))

@@ -1,9 +1,10 @@
-//! Requests that wait for bytes, and the socket those are asked for over ([`thaw_protocol::miss`]): of virtio-fs, and of
-//! a disk that is an image.
+//! Reads that miss: their bytes are not in the cache yet, so they wait while the node is asked for the bytes over the miss
+//! socket ([`thaw_protocol::miss`]). virtio-fs and disks that are images use it.
 //!
-//! Invariant: a request waits for an answer, not for a socket: while there is none it goes on waiting, and every open
-//! question is asked again over the next. It ends with its bytes, or with the reason why they cannot be had, said in the
-//! log with their blob and offset; a peer that promises bytes which never come is believed [`MAX_ROUNDS`] times.
+//! Invariant: a request waits for an answer, not for a socket. While there is no socket it goes on waiting, and every open
+//! question is asked again over the next one. A wait ends when the bytes are there, or when the node says why it cannot get
+//! them; the log then names blob and offset. If the node says the bytes are there and they are not, the request asks again,
+//! at most [`MAX_ROUNDS`] times.
 
 mod parked;
 
@@ -25,14 +26,14 @@ use super::device::{AttachError, DeviceError, one_descriptor};
 use super::event_loop::Registrar;
 use super::state::QueueRecord;
 
-/// How often a request's bytes are asked for again when they, said to be there, are not.
+/// How often a request asks again for bytes that were said to be there and are not.
 const MAX_ROUNDS: u32 = 8;
 /// Answers taken from the socket before others get their turn.
 const ANSWERS: usize = 64;
-/// Questions at once of one who waits for all of them.
+/// Questions that [`Misses::fetch`] has open at once.
 const AT_ONCE: usize = 16;
 
-/// Where the socket is waited for.
+/// Which epoll waits for the socket.
 #[derive(Debug)]
 pub enum Waits {
     /// In an epoll of the device's own, with this data.
@@ -54,7 +55,7 @@ impl Waits {
     }
 }
 
-/// The one descriptor of a socket for packets, made not to be waited for.
+/// The one descriptor, which must be a SEQPACKET socket; made non-blocking.
 pub fn packet_socket(fds: Vec<OwnedFd>) -> Result<OwnedFd, AttachError> {
     let socket = one_descriptor(fds)?;
     let kind =
@@ -68,11 +69,11 @@ pub fn packet_socket(fds: Vec<OwnedFd>) -> Result<OwnedFd, AttachError> {
     Ok(socket)
 }
 
-/// Requests that wait, and whom they ask.
+/// The requests that wait, and the socket.
 pub struct Misses {
     waits: Waits,
     socket: Option<OwnedFd>,
-    /// What of it is waited for.
+    /// Its events that are waited for.
     waited: EventSet,
     parked: Parked,
     log: LogLimit,

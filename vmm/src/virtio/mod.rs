@@ -1,21 +1,37 @@
-//! The virtio devices: a frozen inventory of thirteen, on virtio-mmio (DESIGN §5; virtio 1.2).
-//!
-//! A device is *config the guest sees*, *queue handler* and *backend*, and its struct shows the three. Only the backend
-//! comes from outside ([`Inventory::attach`]) and only it may be absent. Nothing a guest can read lives in a thread.
+//! The virtio devices (virtio 1.2) of a machine: always the same thirteen, on virtio-mmio.
 //!
 //! ```text
-//!  vCPU thread ── mmio_read/write ──> mmio::MmioDevice ── activate/reset ──> device::VirtioDevice
-//!  KVM ── ioeventfd ──> event_loop (one thread; fs has its own) ── queue_ready ──> the same
+//!  vCPU thread ── register access ──> mmio::MmioDevice ── activate, reset ──> device::VirtioDevice
+//!  KVM ── ioeventfd ──> event loop (fs: a thread of its own) ── queue_ready ──> the same
 //!  device ── Interrupt ── irqfd ──> KVM
 //! ```
 //!
-//! Device threads work while the [`gate::Gate`] is open: not while the machine is parked, and not while a freeze reads
-//! memory. A freeze keeps a [`DeviceRecord`] of each device ([`state`]); a restore puts fresh devices into that state, and
-//! each then owes an answer to what stands behind it ([`swap`]).
+//! | module | what |
+//! |---|---|
+//! | [`inventory`] | the devices of a machine: a table of what each is made with, and what can be done to them |
+//! | [`device`] | the trait that every device implements |
+//! | [`queue`], [`chain`] | a virtqueue and its loop; a request's buffers, read once and checked |
+//! | [`config`] | the configuration space: a structure for the device, bytes for the guest |
+//! | [`mmio`], [`interrupt`] | the registers a driver sees, and the interrupt line |
+//! | [`event_loop`], [`device_thread`], [`alarms`] | the threads that call devices, and when |
+//! | [`gate`] | keeps those threads from guest memory |
+//! | [`state`], [`swap`] | what a freeze keeps of a device, and which backends a restored one still needs |
+//! | [`blk`], [`net`], [`vsock`], [`fs`], [`pmem`], [`mem`], [`balloon`], [`rng`] | the device types |
+//! | [`misses`], [`accesses`] | asking the node for bytes of images; reporting which bytes are read |
+//! | [`throttle`], [`token_bucket`] | rate limits |
+//! | [`window`], [`guest_io`] | files mapped into guest addresses; system calls on guest memory |
 //!
-//! Guests are hostile: every address, length and index they give is checked where it is used. A request that can be
-//! answered with an error is; what cannot be answered (a corrupt ring, a looping chain) stops the device with
-//! `DEVICE_NEEDS_RESET`. Neither panics.
+//! A device has a configuration the guest sees, a handler for its queues and a backend. Only the backend comes from outside
+//! ([`Inventory::attach`]), and only the backend may be absent. All that a guest can observe is in the device, not in a
+//! thread, so a freeze finds it.
+//!
+//! Device threads work while the [`gate::Gate`] is open: not while the machine is parked, and not while a freeze reads
+//! memory. A freeze writes a [`DeviceRecord`] of each device. A restore puts new devices into that state, and the thaw is
+//! refused until each has its backend again or is declared to have none.
+//!
+//! Guests are hostile: every address, length and index they give is checked where it is used. A device answers a request
+//! with an error if it can. If it cannot (a corrupt ring, a chain that loops), it stops with `DEVICE_NEEDS_RESET`. It does
+//! not panic in either case.
 
 pub mod accesses;
 pub mod alarms;

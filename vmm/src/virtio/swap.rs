@@ -1,19 +1,20 @@
-//! Whether a device still owes an answer to "what stands behind you now?" since it was restored.
+//! Whether a restored device has what it needs: a backend, or the word that it has none.
 //!
-//! Invariant: a device that had a backend when frozen never becomes one without; silence is never taken for an answer.
+//! Invariant: a device that had a backend when it was frozen is never thawed without one, and a device nobody mentioned is
+//! never taken for one that needs none.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One device's answer.
+/// Whether one device is settled.
 #[derive(Debug, Default)]
 pub struct Swap(Mutex<State>);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum State {
-    /// It was never restored, or has been spoken of since.
+    /// It was never restored, or it got a backend since.
     #[default]
     Settled,
-    /// Nobody has spoken of it.
+    /// It was restored and has got no backend since.
     Awaited {
         /// It had a backend when frozen.
         backed: bool,
@@ -23,7 +24,7 @@ enum State {
 /// Why a machine cannot be thawed with a device as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsettled {
-    /// Nobody has spoken of it since it was restored.
+    /// It got no backend since it was restored, and was not declared empty.
     Unspoken,
     /// It is declared empty, and had a backend when frozen.
     WasBacked,
@@ -42,7 +43,8 @@ impl Swap {
         *self.state() = State::Settled;
     }
 
-    /// What forbids a thaw, if the device is to have a backend (None) or none (whether it has one now).
+    /// Why the machine cannot be thawed, if anything. `declared_empty`: the device is declared to have no backend, and whether
+    /// it has one.
     pub fn unsettled(&self, declared_empty: Option<bool>) -> Option<Unsettled> {
         match (*self.state(), declared_empty) {
             (State::Awaited { .. }, None) => Some(Unsettled::Unspoken),

@@ -1,9 +1,8 @@
 //! A queue under a rate limit.
 //!
-//! Invariant: what is over the limit stays in its queue, as the driver made it available: nothing is held here that a reset or a
-//! freeze would have to give back. While the queue waits it is not looked at, however often it is kicked; its device is called
-//! when the wait is over ([`super::event_loop::Registrar::wake_at`]). The limit outlives a reset, or a driver could refill its
-//! buckets.
+//! Invariant: requests over the limit stay in their queue as the driver made them available, so a reset or a freeze has nothing
+//! to give back. While the queue waits, kicks are ignored; its device is called when the wait is over
+//! ([`super::event_loop::Registrar::wake_at`]). The limit survives a reset, because a driver could refill its buckets otherwise.
 
 use thaw_protocol::limits::RateLimit;
 

@@ -82,13 +82,13 @@ impl ImageDisk {
         }
     }
 
-    /// Tells which bytes of blobs a read is about.
-    pub fn tell(&self, accesses: &mut AccessLog, sector: u64, length: u64) {
+    /// Reports which bytes of blobs a read is about.
+    pub fn record_access(&self, accesses: &mut AccessLog, sector: u64, length: u64) {
         if accesses.is_on()
             && let Ok(address) = self.check(sector, length)
         {
-            let tell = |blob, offset, length| accesses.tell(blob, offset, length);
-            self.image.touched(address, length, tell);
+            let record = |blob, offset, length| accesses.record(blob, offset, length);
+            self.image.touched(address, length, record);
         }
     }
 

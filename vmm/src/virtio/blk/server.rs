@@ -109,7 +109,7 @@ impl Server {
         if let (Ok(Kind::In { sector, data }), Some(Backing::Image(image))) = (&parsed.kind, &self.backend) {
             let length = guest_io::total(data) as u64;
             if request.rounds == 0 {
-                image.tell(&mut self.accesses, *sector, length);
+                image.record_access(&mut self.accesses, *sector, length);
             }
             let missing = image.missing(*sector, length);
             if !missing.is_empty() {

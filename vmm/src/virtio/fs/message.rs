@@ -125,7 +125,7 @@ impl Messenger {
                 Err(errno) => return Verdict::Done(self.reply_error(chain, errno)),
             },
             SETUP_MAPPING => {
-                self.tell(accesses, header.nodeid, Dax::range(body));
+                self.record_access(accesses, header.nodeid, Dax::range(body));
                 return match dax.setup(&self.images, header.nodeid, body) {
                     Ok(Err(missing)) => Verdict::Wait(missing),
                     Ok(Ok(())) => Verdict::Done(self.reply_error(chain, 0)),
@@ -193,7 +193,7 @@ impl Messenger {
         }
         let room = (chain.writable_len() - OUT_HEADER as u64).min(u64::from(MAX_READ)) as u32;
         let size = read.size.min(room);
-        self.tell(accesses, header.nodeid, Some((read.offset, u64::from(size))));
+        self.record_access(accesses, header.nodeid, Some((read.offset, u64::from(size))));
         Ok(self.images.missing(header.nodeid, read.offset, size))
     }
 
@@ -220,11 +220,11 @@ impl Messenger {
         length
     }
 
-    /// Tells which bytes of blobs a range of a file is about.
-    fn tell(&self, accesses: Option<&mut AccessLog>, node: u64, range: Option<(u64, u64)>) {
+    /// Reports which bytes of blobs a range of a file is about.
+    fn record_access(&self, accesses: Option<&mut AccessLog>, node: u64, range: Option<(u64, u64)>) {
         if let (Some(accesses), Some((offset, length))) = (accesses.filter(|log| log.is_on()), range) {
-            let mut tell = |blob, offset, length| accesses.tell(blob, offset, length);
-            self.images.touched(node, offset, length, &mut tell);
+            let mut record = |blob, offset, length| accesses.record(blob, offset, length);
+            self.images.touched(node, offset, length, &mut record);
         }
     }
 

@@ -405,7 +405,7 @@ impl Flow {
             return None;
         }
         self.owes_credit = false;
-        packet.forwarded = self.buffer.tell();
+        packet.forwarded = self.buffer.announce();
         Some(packet)
     }
 

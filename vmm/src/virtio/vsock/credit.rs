@@ -81,7 +81,7 @@ impl ReceiveBuffer {
     }
 
     /// What a header to the guest says; the guest knows it from now on.
-    pub fn tell(&mut self) -> u32 {
+    pub fn announce(&mut self) -> u32 {
         self.told = self.forwarded;
         self.forwarded.0
     }
@@ -141,7 +141,7 @@ mod tests {
                 let n = read.min(buffer.front().len());
                 buffer.release(n);
                 if buffer.worth_telling() {
-                    known = Wrapping(buffer.tell());
+                    known = Wrapping(buffer.announce());
                 }
                 prop_assert!(believes > 0 || !buffer.is_empty() || buffer.room() == BUFFER);
             }

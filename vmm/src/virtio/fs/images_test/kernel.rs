@@ -16,6 +16,7 @@ use thaw_images::merge::flatten;
 
 use super::*;
 use thaw_imagefs::blob::Digests;
+use thaw_imagefs::erofs;
 
 /// A source tree with all that matters; made by a shell, packed by tar.
 const SOURCE: &str = "

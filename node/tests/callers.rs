@@ -8,8 +8,8 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use thaw_daemon::api::client::Client;
 use thaw_failpoint::Failpoint;
-use thaw_node::api::client::Client;
 use thaw_tiny_guest::bare::{bare, brief, lasting};
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd, asked};

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use thaw_node::api::client::Client;
-use thaw_node::control_client::{ControlClient, Vmm};
+use thaw_daemon::api::client::Client;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, ProcessIdentity, Sandbox, SandboxFailure};
 use thaw_protocol::control::CONTROL_VERSION;
+use thaw_sandbox::control_client::{ControlClient, Vmm};
 use thaw_tiny_guest::Guest;
 use thaw_tiny_guest::bare::{PANIC, brief, crashed, hungry, lasting, panicked};
 use thaw_tiny_node::daemon::{eventually, log};
@@ -281,7 +281,7 @@ async fn failures_expire_and_do_not_grow_in_number() {
     let count = || std::fs::read_dir(place.path("run/failed")).map_or(0, |files| files.count());
     eventually("two are kept at most", || count() <= 2);
     let gone = client(&place).get(&ids[0]).await.unwrap_err();
-    assert_eq!(gone.code, thaw_node::exit::ExitCode::SandboxNotFound);
+    assert_eq!(gone.code, thaw_sandbox::exit::ExitCode::SandboxNotFound);
     eventually("their time is over", || count() == 0);
     eventually("none is listed", || listed(&place).is_empty());
     is_clean(&place, &thawd);

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use thaw_node::api::client::Client;
-use thaw_node::exit::ExitCode;
+use thaw_daemon::api::client::Client;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::FreezeSandbox;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::PodsClient;
+use thaw_sandbox::exit::ExitCode;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd};

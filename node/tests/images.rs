@@ -15,16 +15,16 @@ use thaw_images::accelerated::Options;
 use thaw_images::prefetch::{self, Recorder};
 use thaw_images::progress::Silent;
 use thaw_images::store::Image;
-use thaw_node::config::Config;
-use thaw_node::image::convert::{self, Wanted};
-use thaw_node::image::record::Recording;
-use thaw_node::image::{index, record};
-use thaw_node::images::{Images, Pull};
-use thaw_node::miss_counts::Refusal;
-use thaw_node::misses::{Given, MissServer};
 use thaw_protocol::access::Access;
 use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet;
+use thaw_sandbox::config::Config;
+use thaw_sandbox::image::convert::{self, Wanted};
+use thaw_sandbox::image::record::Recording;
+use thaw_sandbox::image::{index, record};
+use thaw_sandbox::images::{Images, Pull};
+use thaw_sandbox::miss_counts::Refusal;
+use thaw_sandbox::misses::{Given, MissServer};
 
 use support::{eventually, make_image};
 

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use thaw_node::api::client::Client;
-use thaw_node::exit::{ExitCode, Failure};
+use thaw_daemon::api::client::Client;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::limits::{Limits, Needs, PROCESSES};
 use thaw_pools::vmm::LARGEST_FILE;
 use thaw_protocol::api::{CreateSandbox, CreatedSandbox};
+use thaw_sandbox::exit::{ExitCode, Failure};
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::log;
 use thaw_tiny_node::{Counts, Place, Thawd, without_limits};

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use thaw_node::api::client::Client;
-use thaw_node::api::server::LINGERS;
+use thaw_daemon::api::client::Client;
+use thaw_daemon::api::server::LINGERS;
 use thaw_protocol::api::CreateSandbox;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use thaw_node::api::client::Client;
+use thaw_daemon::api::client::Client;
 use thaw_protocol::api::CreateSandbox;
 use thaw_tiny_guest::bare::bare;
 use thaw_tiny_node::daemon::{eventually, log};

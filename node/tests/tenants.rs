@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use thaw_node::api::client::Client;
+use thaw_daemon::api::client::Client;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd, callers, without_limits};

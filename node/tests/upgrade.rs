@@ -8,10 +8,10 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use thaw_node::api::client::Client;
-use thaw_node::exit::ExitCode;
+use thaw_daemon::api::client::Client;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox, Sandbox, ThawSandbox};
+use thaw_sandbox::exit::ExitCode;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd, asked};

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thaw_node::api::client::Client;
-use thaw_node::exit::ExitCode;
+use thaw_daemon::api::client::Client;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox};
 use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::PodsClient;
+use thaw_sandbox::exit::ExitCode;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd};

@@ -1,8 +1,8 @@
 //! The command line.
 
 fn main() -> ! {
-    thaw_node::exit::end_on_panic();
-    let status = thaw_node::cli::main();
+    thaw_sandbox::exit::end_on_panic();
+    let status = thaw_cli::main();
     // Not a return: a thread may still be reading stdin, and it must not hold us up.
     std::process::exit(status.into())
 }

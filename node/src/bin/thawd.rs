@@ -4,24 +4,24 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use thaw_cli::logging;
+use thaw_cli::ui::Ui;
+use thaw_containerd::snapshotter::Listening;
+use thaw_daemon::api::client::Client;
+use thaw_daemon::api::credentials::Credentials;
+use thaw_daemon::api::daemon::Daemon;
+use thaw_daemon::api::peer::Access;
+use thaw_daemon::api::scrape::Scrape;
+use thaw_daemon::api::server::{OverTcp, serve};
+use thaw_daemon::api::tcp::Tcp;
+use thaw_daemon::pods;
+use thaw_daemon::service;
 use thaw_failpoint as failpoint;
-use thaw_node::api::client::Client;
-use thaw_node::api::credentials::Credentials;
-use thaw_node::api::daemon::Daemon;
-use thaw_node::api::peer::Access;
-use thaw_node::api::scrape::Scrape;
-use thaw_node::api::server::{OverTcp, serve};
-use thaw_node::api::tcp::Tcp;
-use thaw_node::cli::logging;
-use thaw_node::config::default;
-use thaw_node::exit::{ExitCode as Code, Failure};
-use thaw_node::paths::{Paths, VARIABLES};
-use thaw_node::pods;
-use thaw_node::sandbox::{Node, Tenants};
-use thaw_node::service;
-use thaw_node::snapshot::Hold;
-use thaw_node::snapshotter::Listening;
-use thaw_node::ui::Ui;
+use thaw_sandbox::config::default;
+use thaw_sandbox::exit::{ExitCode as Code, Failure};
+use thaw_sandbox::paths::{Paths, VARIABLES};
+use thaw_sandbox::sandbox::{Node, Tenants};
+use thaw_sandbox::snapshot::Hold;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Serves sandboxes over HTTP on a unix socket.
@@ -97,7 +97,7 @@ fn help() -> String {
 }
 
 fn main() -> ExitCode {
-    thaw_node::exit::end_on_panic();
+    thaw_sandbox::exit::end_on_panic();
     let arguments = Arguments::parse();
     logging::start(&arguments.log_level, arguments.json);
     let done = match &arguments.command {

@@ -4,20 +4,21 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use thaw_daemon::api::client::Client;
 use thaw_failpoint::Failpoint;
 use thaw_images::prefetch::{Journal, OrderedBlob, Recorder};
 use thaw_images::store::{Image, Store};
-use thaw_node::api::client::Client;
-use thaw_node::container::Running;
-use thaw_node::exit::Failure;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox, NetworkPolicy, ThawSandbox};
+use thaw_sandbox::container::Running;
+use thaw_sandbox::exit::Failure;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, asked};
 
 use crate::node::{Node, request};
-use crate::{pods, store};
+use crate::pods;
+use crate::store;
 
 /// The name of a sandbox that fails.
 const FAILS: &str = "fails";
@@ -272,7 +273,12 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
 
 /// Clones a sandbox, by a key: the clone's id.
 fn fork(place: &Place, id: &str) -> Result<Vec<String>, Failure> {
-    let gone = || Failure::new(thaw_node::exit::ExitCode::DaemonUnreachable, "it does not answer");
+    let gone = || {
+        Failure::new(
+            thaw_sandbox::exit::ExitCode::DaemonUnreachable,
+            "it does not answer",
+        )
+    };
     let request = format!("POST /v1/sandboxes/{id}/fork");
     let asked = asked::ask(place, &request, Some("fork"), &json!({"count": 1})).ok_or_else(gone)?;
     let (status, body) = asked::answer(asked).ok_or_else(gone)?;

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use thaw_daemon::api::client::Client;
 use thaw_failpoint::Failpoint;
-use thaw_node::api::client::Client;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox, Sandbox, ThawSandbox};
 use thaw_tiny_guest::bare::lasting;

@@ -56,7 +56,7 @@ fn clones(count: usize, kernel_arguments: &str) -> Vec<Clone> {
                     if !kernel_arguments.is_empty() {
                         command.env("THAW_KERNEL_ARGS", kernel_arguments);
                     }
-                    command.env("THAW_LOG", "warn,thaw_node=debug,console=debug");
+                    command.env("THAW_LOG", "warn,thaw_sandbox=debug,thaw_cli=debug,console=debug");
                     let started = now();
                     let outcome = run(&mut command);
                     let ended = now();

@@ -14,7 +14,7 @@ pub mod storm;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use thaw_node::api::client::Client;
+use thaw_daemon::api::client::Client;
 use thaw_protocol::api::CreateSandbox;
 use thaw_tiny_node::{Place, Thawd};
 

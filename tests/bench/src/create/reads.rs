@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use thaw_node::api::scope::Scope;
-use thaw_node::api::watch::{Cache, Query, Selector, Versions, Watcher};
+use thaw_daemon::api::scope::Scope;
+use thaw_daemon::api::watch::{Cache, Query, Selector, Versions, Watcher};
 use thaw_protocol::api::Sandbox;
 use tokio::task::JoinSet;
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use thaw_node::slow::Slow;
 use thaw_protocol::api::{Account, CreatedSandbox};
+use thaw_sandbox::slow::Slow;
 use thaw_tiny_node::Place;
 use tokio::sync::watch;
 use tokio::task::JoinSet;

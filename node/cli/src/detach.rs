@@ -1,0 +1,137 @@
+//! `-d`: the same command in a process of its own, which keeps the sandbox until its container has ended.
+//!
+//! That process is in a process group of its own, so the terminal's signals pass it by; it has no standard streams but
+//! the pipe it tells its progress over, which we read until the container runs.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use thaw_sandbox::exit::{ExitCode, Failure};
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use super::print;
+use crate::ui::Ui;
+
+/// What the process that keeps a sandbox is to have told before its id is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// Its container's process runs.
+    Started,
+    /// Its container is ready.
+    Ready,
+}
+
+impl Until {
+    fn event(self) -> &'static str {
+        match self {
+            Until::Started => "started",
+            Until::Ready => "ready",
+        }
+    }
+}
+
+/// Runs this process's own command line detached, and prints the sandbox's id.
+pub(super) async fn detached_self(until: Until, ui: &Ui) -> Result<u8, Failure> {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let id = detached(&without_flag(arguments), until, ui).await?;
+    say(&id, ui);
+    Ok(0)
+}
+
+/// One id a line, or an object.
+pub(super) fn say(id: &str, ui: &Ui) {
+    print(&match ui.mode() {
+        crate::ui::Mode::Json => serde_json::json!({"id": id}).to_string(),
+        _ => id.to_owned(),
+    });
+}
+
+/// Leaves out the flag that asks for it; it can be no value of another flag, and what a container is to run comes later.
+fn without_flag(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    if let Some(at) = arguments.iter().position(|a| a == "-d" || a == "--detach") {
+        arguments.remove(at);
+    }
+    arguments
+}
+
+/// Runs `thaw` with these arguments in a process of its own. Returns the sandbox's id once its container is as far.
+pub(super) async fn detached(arguments: &[OsString], until: Until, ui: &Ui) -> Result<String, Failure> {
+    let fail = |e: std::io::Error| Failure::system("cannot start a process to keep the sandbox", &e);
+    let program = std::env::current_exe().map_err(fail)?;
+    let mut command = Command::new(program);
+    command
+        .arg("--json")
+        .args(arguments)
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut child = tokio::process::Command::from(command).spawn().map_err(fail)?;
+    let lines = child.stderr.take().map(|pipe| BufReader::new(pipe).lines());
+    let mut lines = lines.ok_or_else(|| fail(std::io::ErrorKind::BrokenPipe.into()))?;
+    let mut last = String::new();
+    while let Some(line) = lines.next_line().await.map_err(fail)? {
+        let Ok(value) = serde_json::from_str::<Value>(&line) else {
+            last = line;
+            continue;
+        };
+        if let Some(failure) = failure(&value) {
+            return Err(failure);
+        }
+        match (
+            value["event"].as_str(),
+            value["id"].as_str(),
+            value["message"].as_str(),
+        ) {
+            (Some(event), Some(id), _) if event == until.event() => return Ok(id.to_owned()),
+            (Some(event), _, Some(message)) => ui.note(event, message),
+            _ => {}
+        }
+    }
+    let what = format!("the process that was to keep the sandbox ended: {last}");
+    Err(Failure::new(ExitCode::Runtime, what))
+}
+
+/// The error a line tells, if it does.
+fn failure(line: &Value) -> Option<Failure> {
+    let error = line.get("error")?;
+    let slug = error["code"].as_str().unwrap_or_default();
+    let code = ExitCode::ALL.iter().copied().find(|c| c.slug() == slug);
+    let code = code.unwrap_or(ExitCode::Runtime);
+    let message = error["message"].as_str().unwrap_or_default();
+    let mut failure = match message.rsplit_once("; ") {
+        Some((what, remedy)) => Failure::new(code, what).remedy(remedy),
+        None => Failure::new(code, message),
+    };
+    let context = error["context"].as_array().into_iter().flatten();
+    failure.context = context.filter_map(|l| l.as_str().map(str::to_owned)).collect();
+    Some(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_flag_is_left_out() {
+        let words = |line: &str| -> Vec<OsString> { line.split(' ').map(OsString::from).collect() };
+        assert_eq!(without_flag(words("run -d x ls -d")), words("run x ls -d"));
+        assert_eq!(without_flag(words("thaw dir --detach")), words("thaw dir"));
+    }
+
+    #[test]
+    fn a_keepers_error_is_ours() {
+        let line = serde_json::json!({"error": {
+            "code": "disk-full", "exit": 73, "message": "no room: /x; free space", "context": ["a"],
+        }});
+        let failure = failure(&line).unwrap();
+        assert_eq!(failure.code, ExitCode::DiskFull);
+        assert_eq!(
+            (failure.to_string().as_str(), &failure.context[..]),
+            ("no room: /x; free space", &["a".to_owned()][..])
+        );
+        assert!(super::failure(&serde_json::json!({"event": "started"})).is_none());
+    }
+}

@@ -1,0 +1,41 @@
+//! `thaw exec`: another process in a running sandbox's container, over the sandbox's vsock socket.
+
+use thaw_sandbox::agent_client::AgentClient;
+use thaw_sandbox::container::{self, Options, Running};
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::paths::Paths;
+use thaw_sandbox::sandbox::READY_LIMIT;
+use thaw_sandbox::state::{RunDirectory, vsock_socket};
+
+use super::ExecArguments;
+use super::run::{check_tty, environment};
+use crate::stdio::{Attendance, Signals, Stdin, attend, terminal};
+
+pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
+    check_tty(&arguments.process)?;
+    let run = RunDirectory::open(&Paths::from_env().run)?;
+    let record = run.find(&arguments.sandbox)?;
+    let directory = run.directory(&record.id);
+    let running = Running::read(&directory)?;
+    let options = Options {
+        command: arguments.command.clone(),
+        env: environment(&arguments.process)?,
+        workdir: arguments.process.workdir.clone(),
+        user: arguments.process.user.clone(),
+        tty: arguments.process.tty,
+        size: terminal::size(),
+        ..Default::default()
+    };
+    let agent = AgentClient::connect(&vsock_socket(&directory), READY_LIMIT).await?;
+    let signals = Signals::new()?;
+    let process = container::exec(&agent, &running, &options).await?;
+    let how = Attendance {
+        stdin: match arguments.process.interactive {
+            true => Stdin::Pass,
+            false => Stdin::Close,
+        },
+        tty: arguments.process.tty,
+    };
+    let status = attend(&agent, &process, how, signals).await?;
+    Ok(status as u8)
+}

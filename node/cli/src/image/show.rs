@@ -1,0 +1,235 @@
+//! What there is: `thaw image ls`, `inspect`, `du`.
+
+use serde_json::{Value, json};
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::human_bytes::HumanBytes;
+use thaw_sandbox::images::shown::{self, Presence};
+use thaw_sandbox::images::{Images, failure};
+
+use super::super::print;
+
+/// What an image is called: of one that was put together for a snapshot, what it is a part of.
+fn called(reference: &str, pinned: bool, layers: usize) -> String {
+    match (pinned, layers) {
+        (false, _) => reference.to_owned(),
+        (true, 1) => format!("{reference} (its lowest layer, for a snapshot)"),
+        (true, layers) => format!("{reference} (its lowest {layers} layers, for a snapshot)"),
+    }
+}
+
+/// The images in the store; those that the snapshotter made for snapshots only with `all`.
+pub(super) fn list(images: &Images, all: bool, json: bool) -> Result<(), Failure> {
+    let mut rows = Vec::new();
+    for image in images.list()? {
+        let image = shown::image(images, &image)?;
+        if all || !image.for_snapshot {
+            rows.push(image);
+        }
+    }
+    if json {
+        print(&json!(rows).to_string());
+        return Ok(());
+    }
+    let mut table = Table::new(&["DIGEST", "FORM", "PRESENT", "IMAGE"]);
+    for image in rows {
+        let presence = Presence {
+            present: image.present_bytes,
+            total: image.total_bytes,
+        };
+        table.row([
+            short(&image.digest),
+            image.form,
+            presence.to_string(),
+            called(&image.reference, image.for_snapshot, image.layers as usize),
+        ]);
+    }
+    table.print();
+    Ok(())
+}
+
+pub(super) fn inspect(images: &Images, wanted: &str, json: bool) -> Result<(), Failure> {
+    let image = images.named(wanted)?;
+    let detail = shown::detail(images, &image)?;
+    if json {
+        let mut value = json!(detail);
+        if let Some(fields) = value.as_object_mut() {
+            fields.remove("image_config");
+            fields.insert("config".into(), json!(image.config));
+        }
+        print(&value.to_string());
+        return Ok(());
+    }
+    let line = |name: &str, value: String| print(&format!("{name:<12} {value}"));
+    line(
+        "image",
+        called(&detail.reference, detail.for_snapshot, detail.layers.len()),
+    );
+    let presence = Presence {
+        present: detail.present_bytes,
+        total: detail.total_bytes,
+    };
+    line("digest", detail.digest);
+    line("form", detail.form);
+    line("file data", presence.to_string());
+    line("metadata", HumanBytes(detail.metadata_bytes).to_string());
+    line(
+        "in use",
+        match detail.in_use {
+            true => "by a sandbox".into(),
+            false => "no".into(),
+        },
+    );
+    line(
+        "read ahead",
+        match &detail.load_order {
+            None => "nothing: no run was recorded (thaw run --record)".into(),
+            Some(order) => format!(
+                "{} in {} runs, {}",
+                HumanBytes(order.bytes),
+                order.runs,
+                match order.source.as_str() {
+                    "recorded" => "recorded here",
+                    _ => "as the image says",
+                }
+            ),
+        },
+    );
+    print("");
+    let mut table = Table::new(&["LAYER", "FORM", "PRESENT", "STORED", "INDEX", "SPANS", "DISK"]);
+    let bytes = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| HumanBytes(bytes).to_string());
+    for layer in detail.layers {
+        let presence = Presence {
+            present: layer.present_bytes,
+            total: layer.bytes,
+        };
+        table.row([
+            short(&layer.key),
+            layer.form,
+            presence.to_string(),
+            bytes(layer.stored_bytes),
+            bytes(layer.index_bytes),
+            layer.spans.map_or("-".into(), |spans| spans.to_string()),
+            bytes(Some(layer.disk_bytes)),
+        ]);
+    }
+    table.print();
+    Ok(())
+}
+
+/// The first digits of a digest.
+fn short(digest: &str) -> String {
+    let hex = digest.split_once(':').map_or(digest, |(_, hex)| hex);
+    hex.chars().take(12).collect()
+}
+
+pub(super) fn du(images: &Images, json: bool) -> Result<(), Failure> {
+    let usage = images.store.usage().map_err(failure)?;
+    let limit = images.config.store.limit.map(|limit| limit.0);
+    if json {
+        let each: Vec<Value> = usage
+            .images
+            .iter()
+            .map(|image| {
+                json!({
+                    "digest": image.digest.to_string(),
+                    "reference": image.reference,
+                    "for_snapshot": image.pinned,
+                    "disk_bytes": image.stored,
+                    "shared_bytes": image.shared,
+                    "total_bytes": image.logical,
+                    "in_use": image.leased,
+                })
+            })
+            .collect();
+        print(
+            &json!({
+                "images": each,
+                "disk_bytes": usage.stored,
+                "total_bytes": usage.logical,
+                "limit_bytes": limit,
+            })
+            .to_string(),
+        );
+        return Ok(());
+    }
+    let mut table = Table::new(&["DISK", "SHARED", "FILE DATA", "IN USE", "IMAGE"]);
+    for image in &usage.images {
+        table.row([
+            HumanBytes(image.stored).to_string(),
+            HumanBytes(image.shared).to_string(),
+            HumanBytes(image.logical).to_string(),
+            if image.leased { "yes" } else { "no" }.into(),
+            called(&image.reference, image.pinned, image.layers),
+        ]);
+    }
+    table.print();
+    let limit = limit.map_or(String::new(), |limit| format!(", limit {}", HumanBytes(limit)));
+    print(&format!(
+        "\nall, shared layers once: {} on the disk of {} of file data{limit}",
+        HumanBytes(usage.stored),
+        HumanBytes(usage.logical)
+    ));
+    Ok(())
+}
+
+/// Columns as wide as they must be; the last as wide as it is.
+struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(head: &[&str]) -> Table {
+        Table {
+            rows: vec![head.iter().map(|it| (*it).to_owned()).collect()],
+        }
+    }
+
+    fn row(&mut self, cells: impl Into<Vec<String>>) {
+        self.rows.push(cells.into());
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let line = |row: &Vec<String>| {
+            let cells: Vec<String> = row
+                .iter()
+                .zip(&widths)
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
+            cells.join("  ").trim_end().to_owned()
+        };
+        self.rows.iter().map(line).collect()
+    }
+
+    fn print(&self) {
+        self.lines().iter().for_each(|line| print(line));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_an_image_says_of_which() {
+        assert_eq!(called("a:1", false, 2), "a:1");
+        assert_eq!(called("a:1", true, 1), "a:1 (its lowest layer, for a snapshot)");
+        assert_eq!(
+            called("a:1", true, 2),
+            "a:1 (its lowest 2 layers, for a snapshot)"
+        );
+    }
+
+    #[test]
+    fn columns_are_aligned_and_lines_end_with_their_text() {
+        let mut table = Table::new(&["A", "B"]);
+        table.row(["long one".into(), "x".into()]);
+        table.row(["s".into(), String::new()]);
+        assert_eq!(table.lines(), ["A         B", "long one  x", "s"]);
+    }
+}

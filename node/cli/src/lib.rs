@@ -1,0 +1,479 @@
+//! The commands of `thaw`.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+use clap::{Args, Parser, Subcommand};
+use thaw_protocol::api::{SeccompProfile, Volume};
+use thaw_protocol::control::MemoryMode;
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::paths::VARIABLES;
+
+use crate::ui::Ui;
+
+mod detach;
+mod doctor;
+mod exec;
+mod home;
+mod image;
+mod install;
+mod limit;
+pub mod logging;
+mod network;
+mod ps;
+mod ready;
+mod run;
+mod running;
+mod size;
+mod stdio;
+mod template;
+mod thaw;
+mod top;
+pub mod ui;
+mod values;
+
+pub use image::ImageCommand;
+pub use install::InstallArguments;
+pub use limit::{ChangeLimits, LimitArguments};
+pub use network::{ChangeArguments, NetworkArguments};
+pub use ready::ReadyArguments;
+pub use size::{ByteSize, CpuLimit};
+pub use template::TemplateCommand;
+pub use values::{NetworkMode, Pull, RootServing};
+
+/// Runs each container in a microVM of its own.
+#[derive(Debug, Parser)]
+#[command(name = "thaw", version, after_help = environment_help(), max_term_width = 110)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Progress, results and errors as JSON, one object per line
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Say nothing but errors
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// What to log to stderr: error, warn, info, debug, trace, or target=level,...
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        default_value = "warn",
+        env = "THAW_LOG",
+        hide_env_values = true
+    )]
+    pub log_level: String,
+    /// Die at this failpoint, as thawd's flag of this name does; for tests of recovery
+    #[arg(long, global = true, value_name = "NAME", hide = true)]
+    pub failpoint: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command in a new container, in a new microVM
+    Run(Box<RunArguments>),
+    /// Run another command in a running sandbox
+    Exec(Box<ExecArguments>),
+    /// List running sandboxes; with --quiet, their ids alone
+    #[command(after_help = "Example:\n  thaw rm $(thaw ps -q)")]
+    Ps {
+        /// List those that failed too, with why and when
+        #[arg(short, long)]
+        all: bool,
+    },
+    /// Show what running sandboxes take of this host, and go on showing it
+    Top(TopArguments),
+    /// Stop a sandbox's CPUs
+    Pause {
+        /// The sandbox: id, name, or the beginning of an id
+        sandbox: String,
+    },
+    /// Let a paused sandbox's CPUs run again
+    Resume {
+        /// The sandbox
+        sandbox: String,
+    },
+    /// Write a running sandbox down, memory and disk, to be thawed again
+    Freeze(FreezeArguments),
+    /// Make a new sandbox of a frozen one; what ran in it goes on
+    Thaw(ThawArguments),
+    /// Make clones of a running sandbox, detached, and print their ids
+    Fork(ForkArguments),
+    /// Say where a running sandbox may connect to, from now on
+    Network(ChangeArguments),
+    /// Say how much a running sandbox may read, write, send and receive, from now on
+    Limit(ChangeLimits),
+    /// End sandboxes, and remove what is left of those that failed
+    Rm {
+        /// The sandboxes: ids, names, or beginnings of ids
+        #[arg(required = true, value_name = "SANDBOX")]
+        sandboxes: Vec<String>,
+    },
+    /// Pull, list, check, convert and remove images
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Build, list, check and remove the templates sandboxes are thawed from
+    #[command(subcommand)]
+    Template(TemplateCommand),
+    /// Make Thaw a runtime of this host's containerd, for `ctr` and Kubernetes; a second time, nothing changes
+    Install {
+        #[command(flatten)]
+        arguments: InstallArguments,
+        /// Print what would be added to its configuration, and do nothing
+        #[arg(long)]
+        print: bool,
+    },
+    /// Undo `thaw install`: nothing of it is left
+    Uninstall(InstallArguments),
+    /// Say what this host has, what it lacks, what that costs, and the fix
+    #[command(after_help = "Exits with 1 when something essential is missing.")]
+    Doctor,
+    /// Print the version
+    Version,
+}
+
+const RUN_EXAMPLES: &str = "\
+IMAGE is one of
+  oci:DIR[:TAG]                an OCI image layout
+  docker-archive:FILE          what `docker save` wrote
+  [REGISTRY/]NAME[:TAG|@DIGEST]  from a registry; credentials are read from ~/.docker/config.json
+
+Examples:
+  thaw run oci:./busybox echo hello
+  thaw run -it registry.example/python:3 python3
+  echo data | thaw run -i -e MODE=fast --memory 1g --cpus 2 oci:./app
+  thaw run --timings --network none docker-archive:app.tar /bin/true
+  thaw run -p 8080:80 --egress allow=192.0.2.0/24:443 --egress default=deny oci:./web
+  thaw run -d --ready-http 80/healthz oci:./web
+  thaw run --disk-bps 20m --disk-iops 500 --net-out-bps 1m:8m oci:./web
+
+Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 120 for what is wrong
+with the host, the image or the registry: see docs/exit-codes.md.";
+
+#[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES, disable_help_flag = true, override_usage = "thaw run [OPTIONS] IMAGE [COMMAND [ARGUMENT]...]")]
+pub struct RunArguments {
+    /// Accepted for docker's sake: nothing remains of a container after it ends, with or without it
+    #[arg(long)]
+    pub rm: bool,
+    #[command(flatten)]
+    pub process: ProcessArguments,
+    /// vCPUs, 1 to 16
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub cpus: u8,
+    /// Limit the CPU time, in CPUs: a decimal number from 0.01 to 64, such as 0.5 [default: no limit but its vCPUs]
+    #[arg(long, value_name = "CPUS")]
+    pub cpu_limit: Option<CpuLimit>,
+    /// Memory of the microVM, kernel included: bytes, or with k, m, g; at least 64m
+    #[arg(short, long, value_name = "SIZE", default_value = "512m")]
+    pub memory: ByteSize,
+    /// What the container may write: bytes, or with k, m, g, t; 64m to 1t. The host stores what is written
+    #[arg(long, value_name = "SIZE", default_value = "8g")]
+    pub disk: ByteSize,
+    /// Mount the container's root filesystem read-only
+    #[arg(long)]
+    pub read_only: bool,
+    /// `seccomp=unconfined`: let the container make any system call. `seccomp=default`: those that docker lets it make
+    #[arg(long, value_name = "OPTION", value_parser = thaw_sandbox::container::parse_security_option)]
+    pub security_opt: Vec<SeccompProfile>,
+    /// Replace the image's entry point; its command is then not used. Empty for none
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<String>,
+    /// The container's host name [default: the sandbox's id]
+    #[arg(short = 'h', long, value_name = "NAME")]
+    pub hostname: Option<String>,
+    /// A name for the sandbox, to be used with `thaw exec`
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    /// `private`: a network of its own, through which it reaches the world outside; `none`: loopback only
+    #[arg(long, value_name = "KIND", value_enum, default_value_t)]
+    pub network: NetworkMode,
+    #[command(flatten)]
+    pub through: NetworkArguments,
+    #[command(flatten)]
+    pub limits: LimitArguments,
+    /// Share a directory or file of this host: HOST:GUEST, HOST:GUEST:ro. It must be there; a sandbox that has any is neither
+    /// frozen nor forked
+    #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = thaw_sandbox::container::parse_volume)]
+    pub volume: Vec<Volume>,
+    #[command(flatten)]
+    pub ready: ReadyArguments,
+    #[command(flatten)]
+    pub source: SourceArguments,
+    /// How the image is served: `virtiofs`: as files; `erofs`: as a disk that the guest mounts itself
+    #[arg(long, value_name = "HOW", value_enum, default_value_t)]
+    pub root: RootServing,
+    /// Keep what the run reads of the image, in the order of first reads: later starts read it ahead. With a FILE, write
+    /// it there too
+    #[arg(long, value_name = "FILE", require_equals = true)]
+    pub record: Option<Option<std::path::PathBuf>>,
+    /// Read nothing ahead
+    #[arg(long)]
+    pub no_prefetch: bool,
+    /// Boot a kernel instead of thawing a template
+    #[arg(long)]
+    pub cold: bool,
+    #[arg(long, value_name = "MODE", value_parser = home::parse_memory_mode, help = MEMORY_MODE_HELP)]
+    pub memory_mode: Option<MemoryMode>,
+    /// Print the sandbox's id once its container runs, and leave it running; its output is not kept
+    #[arg(short, long)]
+    pub detach: bool,
+    /// At the end, say where the time of the start went
+    #[arg(long)]
+    pub timings: bool,
+    /// The image, and what to run instead of its command; flags after the image are the command's
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "IMAGE [COMMAND]"
+    )]
+    pub image_and_command: Vec<String>,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
+}
+
+impl RunArguments {
+    /// What the container has of the host's.
+    fn volumes(&self) -> Result<Vec<Volume>, Failure> {
+        let checked = thaw_sandbox::container::check_volumes(&self.volume);
+        checked.map_err(|why| Failure::new(ExitCode::Runtime, format!("-v: {why}")))?;
+        Ok(self.volume.clone())
+    }
+}
+
+const MEMORY_MODE_HELP: &str = "How a thawed guest gets its memory: `cow`: mapped, pages come as they are touched; \
+    `populate`: all of it in advance; `uffd`: filled by this process, each part compared first \
+    [default: $THAW_MEMORY_MODE, else cow]";
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw freeze web ./web-frozen && thaw thaw -d ./web-frozen")]
+pub struct FreezeArguments {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// Where to: nothing may be there
+    pub directory: std::path::PathBuf,
+    /// Only the memory written since it was thawed; it then needs what it was thawed from
+    #[arg(long)]
+    pub delta: bool,
+    /// End the sandbox once it is frozen
+    #[arg(long)]
+    pub stop: bool,
+    /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
+    #[arg(long, value_name = "FILE")]
+    pub sign: Option<std::path::PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct ThawArguments {
+    /// What `thaw freeze` wrote
+    pub directory: std::path::PathBuf,
+    /// Pass stdin on
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Print the sandbox's id once it runs, and leave it running; its output is not kept
+    #[arg(short, long, conflicts_with = "interactive")]
+    pub detach: bool,
+    /// The guest's host name [default: the sandbox's id]
+    #[arg(short = 'h', long, value_name = "NAME")]
+    pub hostname: Option<String>,
+    /// A name for the sandbox
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub through: NetworkArguments,
+    #[command(flatten)]
+    pub limits: LimitArguments,
+    #[arg(long, value_name = "MODE", value_parser = home::parse_memory_mode, help = MEMORY_MODE_HELP)]
+    pub memory_mode: Option<MemoryMode>,
+    /// At the end, say where the time of the start went
+    #[arg(long)]
+    pub timings: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  thaw top --once --json | jq '.sandboxes[] | select(.cpu_percent > 50) | .id'"
+)]
+pub struct TopArguments {
+    /// Seconds between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = top::parse_interval)]
+    pub interval: std::time::Duration,
+    /// Show it once, as it was over one interval
+    #[arg(long)]
+    pub once: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ForkArguments {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// How many clones
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub count: u16,
+    /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
+    #[arg(long, value_name = "FILE")]
+    pub sign: Option<std::path::PathBuf>,
+}
+
+/// How a process is run.
+#[derive(Debug, Args)]
+pub struct ProcessArguments {
+    /// Pass stdin on
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the process a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Set an environment variable; NAME alone takes our own value
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// Read environment variables from a file, one a line
+    #[arg(long, value_name = "FILE")]
+    pub env_file: Vec<std::path::PathBuf>,
+    /// Working directory
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// Run as USER[:GROUP], names or numbers
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+}
+
+/// How an image is had.
+#[derive(Debug, Args)]
+pub struct SourceArguments {
+    /// When to ask the registry
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    pub pull: Pull,
+    /// Speak HTTP to the registry
+    #[arg(long)]
+    pub plain_http: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw exec cache redis-cli ping")]
+pub struct ExecArguments {
+    #[command(flatten)]
+    pub process: ProcessArguments,
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// What to run
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    pub command: Vec<String>,
+}
+
+fn environment_help() -> String {
+    let variables: Vec<String> = VARIABLES
+        .iter()
+        .map(|(name, what)| format!("  {name:<17} {what}"))
+        .collect();
+    format!(
+        "Environment:\n{}\n  NO_COLOR          no colour, even on a terminal",
+        variables.join("\n")
+    )
+}
+
+fn parse_name(name: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    match name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) && name.len() <= 63
+    {
+        true => Ok(name.to_owned()),
+        false => Err("letters, digits, and inside also _ . -; at most 63".into()),
+    }
+}
+
+/// Runs the command line of this process. Returns its exit status.
+pub fn main() -> u8 {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            // Help and version are no errors; wrong usage is docker's 125.
+            let _ = e.print();
+            return if e.use_stderr() {
+                ExitCode::Runtime.number()
+            } else {
+                0
+            };
+        }
+    };
+    logging::start(&cli.global.log_level, cli.global.json);
+    let ui = Ui::new(cli.global.json, cli.global.quiet);
+    let armed = match &cli.global.failpoint {
+        Some(place) => thaw_failpoint::arm(place).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string())),
+        None => Ok(()),
+    };
+    match armed.and_then(|()| dispatch(&cli, &ui)) {
+        Ok(status) => status,
+        Err(failure) => {
+            ui.failure(&failure);
+            failure.code.number()
+        }
+    }
+}
+
+fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
+    match &cli.command {
+        Command::Run(arguments) => in_runtime(run::run(arguments, ui)),
+        Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
+        Command::Ps { all } => ps::ps(*all, ui),
+        Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
+        Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
+        Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),
+        Command::Network(arguments) => in_runtime(network::change(arguments)),
+        Command::Limit(arguments) => in_runtime(limit::change(arguments)),
+        Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),
+        Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, ui)),
+        Command::Fork(arguments) => in_runtime(thaw::fork(arguments, ui)),
+        Command::Rm { sandboxes } => in_runtime(running::remove(sandboxes)),
+        Command::Image(command) => in_runtime(image::image(command, ui, cli.global.json)),
+        Command::Template(command) => in_runtime(template::template(command, ui, cli.global.json)),
+        Command::Install { arguments, print } => install::install(arguments, *print, ui, cli.global.json),
+        Command::Uninstall(arguments) => install::uninstall(arguments, ui, cli.global.json),
+        Command::Doctor => Ok(doctor::doctor(ui, cli.global.json)),
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            print(&match cli.global.json {
+                true => serde_json::json!({"version": version}).to_string(),
+                false => format!("thaw {version}"),
+            });
+            Ok(0)
+        }
+    }
+}
+
+fn in_runtime(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::system("cannot start the runtime", &e))?;
+    let result = runtime.block_on(work);
+    runtime.shutdown_background();
+    result
+}
+
+/// A line of a command's own output. A reader that went away is no failure.
+fn print(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+}
+
+#[cfg(test)]
+#[path = "cli_test.rs"]
+mod tests;

@@ -1,0 +1,190 @@
+//! The rate limits of `thaw run` and `thaw thaw`, and `thaw limit`: others for a sandbox that runs.
+
+use std::ops::RangeInclusive;
+
+use clap::Args;
+use thaw_protocol::api::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
+use thaw_sandbox::exit::{ExitCode, Failure};
+
+use super::running::Owner;
+use super::size::ByteSize;
+
+/// A rate, and what may come at once; or no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance(Option<(u64, Option<u64>)>);
+
+/// How much a sandbox's disks and its network may do.
+#[derive(Clone, Debug, Default, Args)]
+pub struct LimitArguments {
+    /// Bytes read and written each second, of the writable layer and of each block device of the host: bytes, or with k, m,
+    /// g; after a pause BURST at once [default: a second's]; `none` for no limit
+    #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_bytes)]
+    pub disk_bps: Option<Allowance>,
+    /// Requests to each of these disks each second
+    #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_operations)]
+    pub disk_iops: Option<Allowance>,
+    /// Bytes sent to the network each second
+    #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_bytes)]
+    pub net_out_bps: Option<Allowance>,
+    /// Frames sent each second; one the guest leaves to the host to cut into packets counts as one
+    #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_operations)]
+    pub net_out_pps: Option<Allowance>,
+    /// Bytes received from the network each second
+    #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_bytes)]
+    pub net_in_bps: Option<Allowance>,
+    /// Frames received each second
+    #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_operations)]
+    pub net_in_pps: Option<Allowance>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  thaw limit web --disk-bps 20m:100m --disk-iops 500 --net-out-bps 1m\n  thaw limit web --net-out-bps none"
+)]
+pub struct ChangeLimits {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    #[command(flatten)]
+    pub limits: LimitArguments,
+}
+
+impl LimitArguments {
+    /// These limits; what no flag speaks of stays as it is `before`.
+    pub(super) fn over(&self, before: RateLimits) -> RateLimits {
+        RateLimits {
+            disk: over(before.disk, self.disk_bps, self.disk_iops),
+            net_out: over(before.net_out, self.net_out_bps, self.net_out_pps),
+            net_in: over(before.net_in, self.net_in_bps, self.net_in_pps),
+        }
+    }
+
+    /// Those of a new sandbox.
+    pub(super) fn limits(&self) -> RateLimits {
+        // One that says nothing is none.
+        RateLimits::default().changed(self.over(RateLimits::default()))
+    }
+}
+
+/// None where no flag speaks of it.
+fn over(
+    before: Option<RateLimit>,
+    bytes: Option<Allowance>,
+    operations: Option<Allowance>,
+) -> Option<RateLimit> {
+    if bytes.is_none() && operations.is_none() {
+        return None;
+    }
+    let mut limit = before.unwrap_or_default();
+    if let Some(Allowance(bytes)) = bytes {
+        limit.bytes_per_s = bytes.map(|(rate, _)| rate);
+        (limit.burst_bytes, limit.once_bytes) = (bytes.and_then(|(_, burst)| burst), None);
+    }
+    if let Some(Allowance(operations)) = operations {
+        limit.ops_per_s = operations.map(|(rate, _)| rate);
+        (limit.burst_ops, limit.once_ops) = (operations.and_then(|(_, burst)| burst), None);
+    }
+    Some(limit)
+}
+
+/// `thaw limit`.
+pub(super) async fn change(arguments: &ChangeLimits) -> Result<u8, Failure> {
+    let owner = Owner::find(&arguments.sandbox)?;
+    let before = owner.client.get(&owner.id).await?.rate_limits;
+    let rate_limits = arguments.limits.over(before);
+    if rate_limits.is_none() {
+        return Err(Failure::new(ExitCode::Runtime, "no limit is named").remedy("see `thaw limit --help`"));
+    }
+    owner
+        .client
+        .change(&owner.id, &ChangeSandbox { rate_limits })
+        .await?;
+    Ok(0)
+}
+
+fn parse_bytes(text: &str) -> Result<Allowance, String> {
+    let number = |text: &str| text.parse().map(ByteSize::bytes);
+    parse(text, RATE_BYTES, number)
+}
+
+fn parse_operations(text: &str) -> Result<Allowance, String> {
+    let number = |text: &str| text.parse().map_err(|_| "write a whole number".to_owned());
+    parse(text, RATE_OPS, number)
+}
+
+fn parse(
+    text: &str,
+    range: RangeInclusive<u64>,
+    number: impl Fn(&str) -> Result<u64, String>,
+) -> Result<Allowance, String> {
+    if text == "none" {
+        return Ok(Allowance(None));
+    }
+    let number = |text: &str| {
+        let number = number(text)?;
+        match range.contains(&number) {
+            true => Ok(number),
+            false => Err(format!("it is {} to {}", range.start(), range.end())),
+        }
+    };
+    let (rate, burst) = match text.split_once(':') {
+        Some((rate, burst)) => (rate, Some(number(burst)?)),
+        None => (text, None),
+    };
+    Ok(Allowance(Some((number(rate)?, burst))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allowances_are_rates_and_bursts_in_range() {
+        assert_eq!(parse_bytes("10m"), Ok(Allowance(Some((10 << 20, None)))));
+        assert_eq!(parse_bytes("4k:1g"), Ok(Allowance(Some((4096, Some(1 << 30))))));
+        assert_eq!(parse_operations("5:9"), Ok(Allowance(Some((5, Some(9))))));
+        assert_eq!(parse_operations("none"), Ok(Allowance(None)));
+        for bad in [
+            "", "0", "-1", "4095", "10m:", ":10m", "10m:0", "2t", "10m:1:1", "fast",
+        ] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+        for bad in ["0", "-5", "1k", "1000000001", "1.5"] {
+            assert!(parse_operations(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn flags_change_what_they_name_and_nothing_else() {
+        let before = RateLimits {
+            disk: Some(RateLimit {
+                bytes_per_s: Some(1 << 20),
+                burst_bytes: Some(1 << 22),
+                ops_per_s: Some(7),
+                ..RateLimit::default()
+            }),
+            ..RateLimits::default()
+        };
+        let flags = LimitArguments {
+            disk_bps: Some(Allowance(None)),
+            net_in_pps: Some(Allowance(Some((9, Some(2))))),
+            ..LimitArguments::default()
+        };
+        let after = before.changed(flags.over(before));
+        let operations = |rate, burst| {
+            Some(RateLimit {
+                ops_per_s: Some(rate),
+                burst_ops: burst,
+                ..RateLimit::default()
+            })
+        };
+        assert_eq!(after.disk, operations(7, None));
+        assert_eq!((after.net_out, after.net_in), (None, operations(9, Some(2))));
+        let all = LimitArguments {
+            disk_iops: Some(Allowance(None)),
+            ..flags
+        };
+        assert_eq!(before.changed(all.over(before)).disk, None);
+        assert_eq!(all.limits().disk, None);
+        assert!(LimitArguments::default().limits().is_none());
+    }
+}

@@ -1,0 +1,74 @@
+//! The network flags of `thaw run` and `thaw thaw`, and `thaw network`: another policy for a sandbox that runs.
+
+use clap::Args;
+use thaw_pools::network::policy::{Policy, parse_into};
+use thaw_pools::network::publish::{Port, PortError};
+use thaw_protocol::api::{NetworkPolicy, PublishedPort};
+use thaw_sandbox::exit::{ExitCode, Failure};
+
+use super::running::Owner;
+
+/// What leads in, and what may lead out.
+#[derive(Debug, Default, Args)]
+pub struct NetworkArguments {
+    /// Have a port of the host lead to one of the container; as the host's, 0 is any that is free
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]", value_parser = parse_port)]
+    pub publish: Vec<PublishedPort>,
+    /// Where the container may connect to: allow=NETWORK[:PORT,...][/tcp|udp|icmp] or deny=..., the first that matches
+    /// decides; default=allow or default=deny for the rest
+    #[arg(long, value_name = "RULE", value_parser = check_rule)]
+    pub egress: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  thaw network web allow=192.0.2.0/24:443/tcp default=deny\n  thaw network web default=allow"
+)]
+pub struct ChangeArguments {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// The whole of the new policy: rules as --egress has them
+    #[arg(required = true, value_name = "RULE", value_parser = check_rule)]
+    pub rules: Vec<String>,
+}
+
+impl NetworkArguments {
+    /// The policy the flags make. None: none was said.
+    pub(super) fn policy(&self) -> Result<Option<NetworkPolicy>, Failure> {
+        match self.egress.as_slice() {
+            [] => Ok(None),
+            rules => policy(rules).map(Some),
+        }
+    }
+}
+
+/// `thaw network`.
+pub(super) async fn change(arguments: &ChangeArguments) -> Result<u8, Failure> {
+    let owner = Owner::find(&arguments.sandbox)?;
+    let policy = policy(&arguments.rules)?;
+    owner.client.set_network_policy(&owner.id, &policy).await?;
+    Ok(0)
+}
+
+fn policy(rules: &[String]) -> Result<NetworkPolicy, Failure> {
+    read(rules).map_err(|e| Failure::new(ExitCode::Runtime, e))
+}
+
+fn parse_port(text: &str) -> Result<PublishedPort, String> {
+    let port: Result<Port, PortError> = text.parse();
+    port.map(PublishedPort::from).map_err(|e| e.to_string())
+}
+
+/// One rule, as it was said.
+fn check_rule(text: &str) -> Result<String, String> {
+    read(&[text.to_owned()]).map(|_| text.to_owned())
+}
+
+fn read(rules: &[String]) -> Result<NetworkPolicy, String> {
+    let mut policy = NetworkPolicy::default();
+    for rule in rules {
+        parse_into(&mut policy, rule)?;
+    }
+    Policy::new(policy.clone()).map_err(|e| e.to_string())?;
+    Ok(policy)
+}

@@ -1,0 +1,150 @@
+//! `thaw pause`, `resume`, `freeze`, `rm`: asked of whoever owns the sandbox, a `thaw run` or thawd.
+
+use std::path::{Path, PathBuf};
+
+use thaw_daemon::api::client::Client;
+use thaw_pools::cgroup::Hierarchy;
+use thaw_protocol::api::FreezeSandbox;
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::paths::Paths;
+use thaw_sandbox::state::{RunDirectory, owner_socket};
+
+use super::{FreezeArguments, print};
+
+/// The owner of a running sandbox.
+pub(super) struct Owner {
+    pub id: String,
+    pub client: Client,
+    /// Where it is one process with the sandbox.
+    tethered: Option<RunDirectory>,
+}
+
+impl Owner {
+    /// By id, name, or the beginning of an id.
+    pub(super) fn find(wanted: &str) -> Result<Owner, Failure> {
+        let paths = Paths::from_env();
+        let run = RunDirectory::open(&paths.run)?;
+        let record = run.find(wanted)?;
+        let socket = match record.tethered {
+            true => owner_socket(&run.directory(&record.id)),
+            false => paths.daemon_socket(),
+        };
+        let client = Client::connect(&socket).ok_or_else(|| {
+            let what = format!(
+                "the owner of sandbox {} does not answer: {}",
+                record.id,
+                socket.display()
+            );
+            Failure::new(ExitCode::DaemonUnreachable, what)
+                .remedy("it is being made or ended, or thawd must be started again")
+        })?;
+        Ok(Owner {
+            id: record.id,
+            client,
+            tethered: record.tethered.then_some(run),
+        })
+    }
+
+    /// Has the sandbox ended, and waits until nothing of it is there: its name is free then.
+    async fn delete(&self) -> Result<(), Failure> {
+        self.client.delete(&self.id).await?;
+        // Its owner answers before it removes it.
+        self.tethered
+            .as_ref()
+            .map_or(Ok(()), |run| run.wait_for_owner(&self.id))
+    }
+}
+
+pub(super) async fn pause(wanted: &str) -> Result<u8, Failure> {
+    let owner = Owner::find(wanted)?;
+    owner.client.pause(&owner.id).await?;
+    Ok(0)
+}
+
+pub(super) async fn resume(wanted: &str) -> Result<u8, Failure> {
+    let owner = Owner::find(wanted)?;
+    owner.client.resume(&owner.id).await?;
+    Ok(0)
+}
+
+pub(super) async fn remove(wanted: &[String]) -> Result<u8, Failure> {
+    for wanted in wanted {
+        print(&remove_one(wanted).await?);
+    }
+    Ok(0)
+}
+
+/// Ends one sandbox, by its owner or by us where it has none, or removes what is left of one that failed; its id.
+async fn remove_one(wanted: &str) -> Result<String, Failure> {
+    let run = RunDirectory::open(&Paths::from_env().run)?;
+    let failure = match Owner::find(wanted) {
+        Ok(owner) => match owner.delete().await {
+            Ok(()) => return Ok(owner.id),
+            Err(e) => e,
+        },
+        Err(e) => e,
+    };
+    let has_no_owner = matches!(
+        failure.code,
+        ExitCode::SandboxNotFound | ExitCode::DaemonUnreachable
+    );
+    let id = match has_no_owner {
+        true => run.find_unowned(wanted),
+        false => None,
+    };
+    // Nobody has its lock, or it is not ended: then the first failure says more.
+    match id.filter(|id| run.end(id, &Hierarchy::detect())) {
+        Some(id) => Ok(id),
+        None if failure.code == ExitCode::SandboxNotFound => remove_failed(&run, wanted, failure).await,
+        None => Err(failure),
+    }
+}
+
+/// Removes what is left of a sandbox that failed: its id. There is none that runs, or else `not_found`.
+async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Failure) -> Result<String, Failure> {
+    let id = run.find_failed(wanted)?.ok_or(not_found)?.id;
+    if let Some(client) = Client::connect(&Paths::from_env().daemon_socket()) {
+        match client.delete(&id).await {
+            // It was never thawd's.
+            Err(e) if e.code == ExitCode::SandboxNotFound => {}
+            done => done?,
+        }
+    }
+    run.forget_failed(&id);
+    Ok(id)
+}
+
+pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8, Failure> {
+    let owner = Owner::find(&arguments.sandbox)?;
+    let directory = absolute(&arguments.directory)?;
+    let request = FreezeSandbox {
+        directory: directory.clone(),
+        delta: arguments.delta,
+        stop: arguments.stop,
+        sign: arguments.sign.as_deref().map(absolute).transpose()?,
+    };
+    let frozen = owner.client.freeze(&owner.id, &request).await?;
+    if arguments.stop {
+        owner.delete().await?;
+    }
+    print(&match json {
+        true => serde_json::json!({
+            "snapshot": directory,
+            "memory_bytes": frozen.memory_bytes,
+            "paused_ns": frozen.paused_ns,
+        })
+        .to_string(),
+        false => format!(
+            "{}: {:.1} MiB of memory, paused for {:.1} ms",
+            directory.display(),
+            frozen.memory_bytes as f64 / f64::from(1 << 20),
+            frozen.paused_ns as f64 / 1e6,
+        ),
+    });
+    Ok(0)
+}
+
+/// A path as another process sees it.
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|e| Failure::system("cannot tell the current directory", &e))
+}

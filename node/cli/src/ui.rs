@@ -1,0 +1,487 @@
+//! What a person or a program sees of the work: progress, one line of error, the timing table. All on stderr; stdout
+//! is the container's.
+//!
+//! On a terminal progress is drawn and redrawn; elsewhere it is plain lines; `-q` is silent but for errors; `--json` is
+//! one object per line. Colour only on a terminal, and never where NO_COLOR is set.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use thaw_imagefs::digest::Digest;
+use thaw_images::progress::{Event, Progress};
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::human_bytes::HumanBytes;
+use thaw_sandbox::trace::{Account, Stage};
+
+/// How to speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Redrawn lines, colour if wanted.
+    Terminal {
+        colour: bool,
+    },
+    Plain,
+    Quiet,
+    Json,
+}
+
+/// The voice of one command. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Ui {
+    mode: Mode,
+}
+
+impl Ui {
+    /// By the flags and what stderr is.
+    pub fn new(json: bool, quiet: bool) -> Ui {
+        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        let mode = match (json, quiet, std::io::stderr().is_terminal()) {
+            (true, _, _) => Mode::Json,
+            (_, true, _) => Mode::Quiet,
+            (_, _, true) => Mode::Terminal { colour: !no_colour },
+            _ => Mode::Plain,
+        };
+        Ui { mode }
+    }
+
+    /// How it speaks.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether stdout may be coloured.
+    pub fn colour_stdout(&self) -> bool {
+        matches!(self.mode, Mode::Terminal { colour: true }) && std::io::stdout().is_terminal()
+    }
+
+    /// The one line of a failure, after the lines that explain it.
+    pub fn failure(&self, failure: &Failure) {
+        match self.mode {
+            Mode::Json => say(&json!({"error": {
+                "code": failure.code.slug(),
+                "exit": failure.code.number(),
+                "message": failure.to_string(),
+                "context": failure.context,
+            }})
+            .to_string()),
+            mode => {
+                let (dim, red, end) = match mode {
+                    Mode::Terminal { colour: true } => ("\x1b[2m", "\x1b[31m", "\x1b[0m"),
+                    _ => ("", "", ""),
+                };
+                for line in &failure.context {
+                    say(&format!("{dim}  | {line}{end}"));
+                }
+                say(&format!("{red}thaw:{end} {failure}"));
+            }
+        }
+    }
+
+    /// Something worth a line.
+    pub fn note(&self, event: &str, text: &str) {
+        match self.mode {
+            Mode::Quiet => {}
+            Mode::Json => say(&json!({"event": event, "message": text}).to_string()),
+            _ => say(&format!("thaw: {text}")),
+        }
+    }
+
+    /// A fact a program may want and a person need not.
+    pub fn fact(&self, fact: serde_json::Value) {
+        if self.mode == Mode::Json {
+            say(&fact.to_string());
+        }
+    }
+
+    /// Where the time went.
+    pub fn timings(&self, account: &Account) {
+        match self.mode {
+            Mode::Json => say(&json!({
+                "event": "timings",
+                "stages": account.stages,
+                "reasons": account.reasons,
+                "counts": account.counts,
+                "notes": account.notes,
+            })
+            .to_string()),
+            _ => {
+                say(timing_table(&account.stages).trim_end());
+                for (stage, note) in &account.notes {
+                    say(&format!("{stage}: {note}"));
+                }
+                for reason in &account.reasons {
+                    say(&format!("slower: {}", reason.text));
+                }
+            }
+        }
+    }
+
+    /// The progress of a pull. Finished when dropped.
+    pub fn pull(&self) -> Arc<PullProgress> {
+        let target = match self.mode {
+            Mode::Terminal { .. } => ProgressDrawTarget::stderr(),
+            _ => ProgressDrawTarget::hidden(),
+        };
+        Arc::new(PullProgress {
+            mode: self.mode,
+            bars: MultiProgress::with_draw_target(target),
+            layers: Mutex::new(HashMap::new()),
+            whole: Mutex::new(None),
+            began: Instant::now(),
+        })
+    }
+}
+
+/// One line to stderr; a stderr nobody reads is no reason to fail.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
+/// A pull as it goes on.
+#[derive(Debug)]
+pub struct PullProgress {
+    mode: Mode,
+    bars: MultiProgress,
+    layers: Mutex<HashMap<Digest, Layer>>,
+    whole: Mutex<Option<ProgressBar>>,
+    began: Instant,
+}
+
+#[derive(Debug)]
+struct Layer {
+    bar: ProgressBar,
+    received: u64,
+}
+
+impl Progress for PullProgress {
+    fn event(&self, event: Event) {
+        match self.mode {
+            Mode::Quiet => {}
+            Mode::Json => self.as_json(&event),
+            Mode::Plain => self.as_lines(&event),
+            Mode::Terminal { .. } => self.as_bars(&event),
+        }
+    }
+}
+
+impl PullProgress {
+    fn as_json(&self, event: &Event) {
+        let value = match event {
+            Event::Resolved { digest, layers } => {
+                json!({"event": "resolved", "digest": digest.to_string(), "layers": layers})
+            }
+            Event::Cached { layer } => json!({"event": "layer-cached", "layer": layer.to_string()}),
+            Event::Started { layer, total } => {
+                json!({"event": "layer-started", "layer": layer.to_string(), "bytes": total})
+            }
+            // Ten thousands of them tell a program nothing.
+            Event::Advanced { .. } => return,
+            Event::Unpacked { layer, unpacked } => {
+                json!({"event": "layer-unpacked", "layer": layer.to_string(), "bytes": unpacked})
+            }
+            Event::Retrying {
+                registry,
+                wait,
+                reason,
+            } => {
+                json!({"event": "retrying", "registry": registry, "wait_ms": wait.as_millis() as u64, "reason": reason})
+            }
+            Event::Waiting {
+                registry,
+                attempt,
+                waited,
+            } => {
+                json!({"event": "waiting", "registry": registry, "attempt": attempt, "waited_ms": waited.as_millis() as u64})
+            }
+            Event::Assembling => json!({"event": "assembling"}),
+            Event::Repairing { layer } => json!({"event": "repairing", "layer": layer.to_string()}),
+            Event::Lazy { layer, form, fetched } => {
+                json!({"event": "layer-lazy", "layer": layer.to_string(), "form": form, "bytes": fetched})
+            }
+            Event::Pushing { blob, sent, total } if sent == total => {
+                json!({"event": "pushed", "blob": blob.to_string(), "bytes": total})
+            }
+            Event::Prefetched { done, total } if done == total => {
+                json!({"event": "prefetched", "bytes": total})
+            }
+            Event::Pushing { .. } | Event::Prefetched { .. } | Event::Converting { .. } => return,
+        };
+        say(&value.to_string());
+    }
+
+    fn as_lines(&self, event: &Event) {
+        match event {
+            Event::Started {
+                layer,
+                total: Some(total),
+            } => {
+                say(&format!("pull: layer {}: {}", short(layer), HumanBytes(*total)));
+            }
+            Event::Started { layer, total: None } => say(&format!("pull: layer {}", short(layer))),
+            Event::Unpacked { layer, unpacked } => {
+                let seconds = self.began.elapsed().as_secs_f64();
+                say(&format!(
+                    "pull: layer {}: unpacked {} at {seconds:.1} s",
+                    short(layer),
+                    HumanBytes(*unpacked)
+                ));
+            }
+            Event::Retrying {
+                registry,
+                wait,
+                reason,
+            } => {
+                say(&format!(
+                    "pull: {registry}: trying again in {:.1} s: {reason}",
+                    wait.as_secs_f64()
+                ));
+            }
+            Event::Waiting {
+                registry,
+                attempt,
+                waited,
+            } => say(&format!("pull: {}", waiting(registry, *attempt, *waited))),
+            Event::Repairing { layer } => say(&format!("pull: layer {}: repairing", short(layer))),
+            Event::Lazy { layer, form, fetched } => say(&format!(
+                "pull: layer {}: read as needed ({form}), after {}",
+                short(layer),
+                HumanBytes(*fetched)
+            )),
+            Event::Pushing { blob, sent, total } if sent == total => {
+                say(&format!("push: blob {}: {}", short(blob), HumanBytes(*total)));
+            }
+            Event::Resolved { .. }
+            | Event::Cached { .. }
+            | Event::Advanced { .. }
+            | Event::Assembling
+            | Event::Pushing { .. }
+            | Event::Prefetched { .. }
+            | Event::Converting { .. } => {}
+        }
+    }
+
+    fn as_bars(&self, event: &Event) {
+        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Started { layer, total } => {
+                if let Some(earlier) = layers.insert(*layer, self.begin(short(layer), *total)) {
+                    self.bars.remove(&earlier.bar);
+                }
+            }
+            Event::Advanced { layer, received, .. } => {
+                if let Some(layer) = layers.get_mut(layer) {
+                    layer.received = *received;
+                    layer.bar.set_position(*received);
+                }
+            }
+            Event::Unpacked { layer, unpacked } => {
+                if let Some(layer) = layers.get(layer) {
+                    layer
+                        .bar
+                        .finish_with_message(format!("unpacked {}", HumanBytes(*unpacked)));
+                }
+            }
+            Event::Retrying {
+                registry,
+                wait,
+                reason,
+            } => {
+                let text = format!(
+                    "{registry}: trying again in {:.1} s: {reason}",
+                    wait.as_secs_f64()
+                );
+                let _ = self.bars.println(text);
+            }
+            Event::Waiting {
+                registry,
+                attempt,
+                waited,
+            } => drop(self.bars.println(waiting(registry, *attempt, *waited))),
+            Event::Repairing { layer } => {
+                drop(self.bars.println(format!("repairing layer {}", short(layer))))
+            }
+            Event::Lazy { layer, form, fetched } => {
+                let text = format!("{form}, read as needed");
+                let layer_bar = layers
+                    .entry(*layer)
+                    .or_insert_with(|| self.begin(short(layer), Some(*fetched)));
+                layer_bar.bar.set_position(*fetched);
+                layer_bar.bar.finish_with_message(text);
+            }
+            Event::Pushing { blob, sent, total } => {
+                let layer = layers
+                    .entry(*blob)
+                    .or_insert_with(|| self.begin(short(blob), Some(*total)));
+                layer.bar.set_position(*sent);
+                if sent == total {
+                    layer.bar.finish_with_message("pushed");
+                }
+            }
+            Event::Converting { done, total } => self.whole("converting", *done, *total),
+            Event::Prefetched { done, total } => self.whole("prefetching", *done, *total),
+            Event::Resolved { .. } | Event::Cached { .. } | Event::Assembling => {}
+        }
+    }
+
+    /// A bar at the bottom.
+    fn begin(&self, prefix: String, total: Option<u64>) -> Layer {
+        let bar = self.bars.add(match total {
+            Some(total) => {
+                ProgressBar::new(total).with_style(style("{bar:30} {bytes:>11}/{total_bytes:<11}"))
+            }
+            None => ProgressBar::no_length().with_style(style("{spinner} {bytes:>11}")),
+        });
+        bar.set_prefix(prefix);
+        Layer { bar, received: 0 }
+    }
+
+    /// The one bar of what is done to all of an image.
+    fn whole(&self, what: &str, done: u64, total: u64) {
+        let mut bar = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = bar.get_or_insert_with(|| self.begin(what.into(), Some(total)).bar);
+        bar.set_length(total);
+        bar.set_position(done);
+        if done == total {
+            bar.finish();
+        }
+    }
+}
+
+impl Drop for PullProgress {
+    fn drop(&mut self) {
+        let _ = self.bars.clear();
+    }
+}
+
+fn style(middle: &str) -> ProgressStyle {
+    ProgressStyle::with_template(&format!("{{prefix}} {middle} {{msg}}"))
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+fn waiting(registry: &str, attempt: u32, waited: Duration) -> String {
+    format!(
+        "waiting for {registry}: it has sent nothing for {} s (attempt {attempt})",
+        waited.as_secs()
+    )
+}
+
+/// Enough of a digest to tell layers apart.
+fn short(digest: &Digest) -> String {
+    digest.hex().chars().take(12).collect()
+}
+
+/// One line per stage: name, milliseconds, and a bar that shows when it was and how long.
+pub fn timing_table(stages: &[Stage]) -> String {
+    const WIDTH: u64 = 40;
+    let end = stages
+        .iter()
+        .map(|s| s.start_ns + s.duration_ns)
+        .max()
+        .unwrap_or(0)
+        .max(1);
+    let name_width = stages
+        .iter()
+        .map(|s| s.name.len())
+        .max()
+        .unwrap_or(0)
+        .max("stage".len());
+    let mut text = format!("{:<name_width$}  {:>9}  {:>9}\n", "stage", "at ms", "took ms");
+    let milliseconds = |ns: u64| ns as f64 / 1e6;
+    for stage in stages {
+        let scaled = |ns: u64| (u128::from(ns) * u128::from(WIDTH) / u128::from(end)) as usize;
+        let from = scaled(stage.start_ns);
+        let to = scaled(stage.start_ns + stage.duration_ns).max(from + 1);
+        text.push_str(&format!(
+            "{:<name_width$}  {:>9.2}  {:>9.2}  {}{}\n",
+            stage.name,
+            milliseconds(stage.start_ns),
+            milliseconds(stage.duration_ns),
+            " ".repeat(from),
+            "█".repeat(to - from),
+        ));
+    }
+    text.push_str(&format!(
+        "{:<name_width$}  {:>9}  {:>9.2}\n",
+        "total",
+        "",
+        milliseconds(end)
+    ));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_images::store::Form;
+
+    fn stage(name: &str, start_ms: u64, took_ms: u64) -> Stage {
+        Stage {
+            name: name.into(),
+            start_ns: start_ms * 1_000_000,
+            duration_ns: took_ms * 1_000_000,
+        }
+    }
+
+    #[test]
+    fn the_table_shows_when_and_how_long() {
+        let table = timing_table(&[stage("image", 0, 50), stage("kernel", 50, 50)]);
+        let lines: Vec<_> = table.lines().collect();
+        assert!(
+            lines[1].starts_with("image ") && lines[1].ends_with(&"█".repeat(20)),
+            "{table}"
+        );
+        assert!(
+            lines[2].contains(&format!("  {}{}", " ".repeat(20), "█".repeat(20))),
+            "{table}"
+        );
+        assert!(
+            lines[3].starts_with("total") && lines[3].ends_with("100.00"),
+            "{table}"
+        );
+        assert!(timing_table(&[]).contains("total"));
+    }
+
+    #[test]
+    fn progress_never_fails_whatever_the_order_of_events() {
+        let layer = Digest::of(b"x");
+        for mode in [Mode::Quiet, Mode::Terminal { colour: true }] {
+            let progress = Ui { mode }.pull();
+            progress.event(Event::Advanced {
+                layer,
+                received: 5,
+                unpacked: 1,
+            });
+            progress.event(Event::Unpacked { layer, unpacked: 1 });
+            progress.event(Event::Started { layer, total: None });
+            progress.event(Event::Started {
+                layer,
+                total: Some(3),
+            });
+            progress.event(Event::Advanced {
+                layer,
+                received: 5,
+                unpacked: 1,
+            });
+            progress.event(Event::Unpacked { layer, unpacked: 1 });
+            progress.event(Event::Lazy {
+                layer,
+                form: Form::Soci,
+                fetched: 7,
+            });
+            for sent in [0, 9] {
+                let total = 9;
+                progress.event(Event::Pushing {
+                    blob: layer,
+                    sent,
+                    total,
+                });
+                progress.event(Event::Converting { done: sent, total });
+                progress.event(Event::Prefetched { done: sent, total });
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Making Thaw a runtime of this host's containerd, and undoing that.
+//!
+//! Invariant: what `install` changed is what `uninstall` changes back, and nothing else; both may be repeated, and the
+//! second time change nothing. What cannot be read back from the host (that thawd was not enabled before, that there was no
+//! file) is remembered in the block written into containerd's file, so that there is no file of ours to go stale.
+
+pub mod block;
+pub mod containerd;
+pub mod systemd;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::paths::Paths;
+use thaw_sandbox::state::RunDirectory;
+
+use self::containerd::{Block, ConfigFile, Setting};
+
+const THAWD: &str = "thawd.service";
+const CONTAINERD: &str = "containerd.service";
+/// Remembered: thawd was neither started with the host before, nor running.
+const ENABLED: &str = "enabled-thawd";
+
+/// Where containerd's part is, and whether it is to be restarted.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub config: PathBuf,
+    pub restart: bool,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Done {
+    /// containerd's file was changed.
+    pub configured: bool,
+    /// Pods' images are pulled lazily.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lazy: Option<bool>,
+    /// thawd was enabled or disabled.
+    pub service: bool,
+    /// containerd was restarted.
+    pub restarted: bool,
+    /// What is left to do, in words.
+    pub left: Vec<String>,
+}
+
+/// What `install` would write.
+pub fn block(options: &Options, paths: &Paths) -> Result<Block, Failure> {
+    ConfigFile::read(&options.config)?.block(&setting(paths)?)
+}
+
+fn setting(paths: &Paths) -> Result<Setting, Failure> {
+    let program =
+        std::env::current_exe().map_err(|e| Failure::system("cannot tell where this program is", &e))?;
+    Setting::find(paths.snapshots_socket(), paths.images(), &program)
+}
+
+/// Makes Thaw a runtime of containerd, and has thawd run.
+pub fn install(options: &Options, paths: &Paths) -> Result<Done, Failure> {
+    let setting = setting(paths)?;
+    let file = ConfigFile::read(&options.config)?;
+    let block = file.block(&setting)?;
+    let mut done = Done {
+        lazy: Some(block.lazy),
+        ..Done::default()
+    };
+    let manages = systemd::runs() && systemd::has(THAWD);
+    let enables = manages && !(systemd::is("enabled", THAWD) && systemd::is("active", THAWD));
+    let remembers = (enables && !systemd::is("enabled", THAWD)) || file.remembers(ENABLED);
+    // First thawd: once containerd knows the runtime, pods may come.
+    if enables {
+        systemd::control(&["enable", "--now", THAWD])?;
+        done.service = true;
+    }
+    if !manages {
+        done.left
+            .push("start thawd, and have it started with the host".into());
+    }
+    let remembered: &[&str] = if remembers { &[ENABLED] } else { &[] };
+    done.configured = file.install(&block, remembered)?;
+    restart(options, &mut done)?;
+    Ok(done)
+}
+
+/// Undoes it.
+///
+/// # Errors
+/// [`ExitCode::RuntimeInUse`]: there are sandboxes, which nobody would end any more.
+pub fn uninstall(options: &Options, paths: &Paths) -> Result<Done, Failure> {
+    let file = ConfigFile::read(&options.config)?;
+    let mut done = Done::default();
+    if !file.has_block() {
+        // Says what is wrong with a block that cannot be told from the rest.
+        file.uninstall()?;
+        return Ok(done);
+    }
+    let running = match paths.run.is_dir() {
+        true => RunDirectory::open(&paths.run)?.running().len(),
+        false => 0,
+    };
+    if running > 0 {
+        let what = format!("sandboxes that run: {running}");
+        return Err(Failure::new(ExitCode::RuntimeInUse, what));
+    }
+    let disables = file.remembers(ENABLED) && systemd::runs() && systemd::has(THAWD);
+    done.configured = file.uninstall()?;
+    restart(options, &mut done)?;
+    if disables {
+        systemd::control(&["disable", "--now", THAWD])?;
+        done.service = true;
+    }
+    Ok(done)
+}
+
+fn restart(options: &Options, done: &mut Done) -> Result<(), Failure> {
+    if !done.configured {
+        return Ok(());
+    }
+    if options.restart && systemd::runs() && systemd::is("active", CONTAINERD) {
+        systemd::control(&["restart", CONTAINERD])?;
+        done.restarted = true;
+    } else {
+        done.left.push("restart containerd, if it runs".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! A part of an image, copied into a directory of the host.
+//!
+//! Invariant: every name is made, none is opened that was there, and the directory above it was made here as one: no link of an
+//! image is followed. What they are made of was bounded when it was read.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt, lchown, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags, lsetxattr, utimensat};
+use rustix::io::Errno;
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::images::part::{Contents, Node, Part, What};
+
+/// Bytes of a file that are read at once.
+const STEP: usize = 1 << 20;
+
+/// Makes all of it below `draft`, which is empty. The runtime is where bytes that are not on this host yet are waited for.
+pub fn copy(draft: &Path, part: &Part, runtime: &tokio::runtime::Handle) -> Result<(), Failure> {
+    // Where the first name of a file is that has more.
+    let mut names: HashMap<u64, PathBuf> = HashMap::new();
+    for (path, node) in &part.nodes {
+        let path = below(draft, path);
+        let fail = |e: io::Error| Failure::system(format!("cannot make {}", path.display()), &e);
+        match &node.what {
+            What::Directory => std::fs::create_dir(&path).map_err(fail)?,
+            What::Link { target } => symlink(OsStr::from_bytes(target), &path).map_err(fail)?,
+            What::File { size } => {
+                if let Some(first) = names.get(&node.number) {
+                    std::fs::hard_link(first, &path).map_err(fail)?;
+                    continue;
+                }
+                let mut file = OpenOptions::new()
+                    .write(true)
+                    .create_new(true)
+                    .open(&path)
+                    .map_err(fail)?;
+                let contents = part.contents.as_ref();
+                fill(&mut file, node.number, *size, contents, runtime, &fail)?;
+                if node.is_linked {
+                    names.insert(node.number, path);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn fill(
+    file: &mut File,
+    number: u64,
+    size: u64,
+    contents: &dyn Contents,
+    runtime: &tokio::runtime::Handle,
+    fail: &dyn Fn(io::Error) -> Failure,
+) -> Result<(), Failure> {
+    file.set_len(size).map_err(fail)?;
+    let mut offset = 0;
+    let mut buffer = vec![0; size.min(STEP as u64) as usize];
+    while offset < size {
+        let length = (size - offset).min(STEP as u64);
+        let piece = &mut buffer[..length as usize];
+        runtime.block_on(contents.read(number, offset, piece))?;
+        // A hole stays one.
+        if piece.iter().any(|byte| *byte != 0) {
+            file.write_all_at(piece, offset).map_err(fail)?;
+        }
+        offset += length;
+    }
+    Ok(())
+}
+
+/// Gives them their owners, modes and times, once nothing is made below them any more.
+pub fn finish(draft: &Path, part: &Part) -> io::Result<()> {
+    // What is below a directory comes after it, and setting that does not change the directory's time.
+    for (path, node) in &part.nodes {
+        attributes(&below(draft, path), node)?;
+    }
+    Ok(())
+}
+
+fn attributes(path: &Path, node: &Node) -> io::Result<()> {
+    lchown(path, Some(node.uid), Some(node.gid))?;
+    // After the owner, whose change takes the set-user-ID bit and capabilities away.
+    if !matches!(node.what, What::Link { .. }) {
+        std::fs::set_permissions(path, Permissions::from_mode(node.mode))?;
+        for (name, value) in &node.extended {
+            match lsetxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty()) {
+                // Of a file system that has none.
+                Err(Errno::OPNOTSUPP) => {}
+                done => done?,
+            }
+        }
+    }
+    let (seconds, nanoseconds) = node.changed;
+    let time = Timespec {
+        tv_sec: seconds,
+        tv_nsec: nanoseconds.min(999_999_999).into(),
+    };
+    let times = Timestamps {
+        last_access: time,
+        last_modification: time,
+    };
+    Ok(utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+fn below(draft: &Path, path: &[u8]) -> PathBuf {
+    draft.join(OsStr::from_bytes(path))
+}

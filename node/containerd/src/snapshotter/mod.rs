@@ -1,0 +1,81 @@
+//! containerd's remote snapshotter, served by thawd: image pulls through it are Thaw's, lazy where the image allows.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`service`] | the gRPC service |
+//! | [`table`], [`record`] | snapshots: in memory by name, on disk by id |
+//! | [`remote`] | layers that are in the image store |
+//! | [`mounts`], [`looked_at`], [`copied`] | what containerd is told to mount, and what it finds there |
+//! | [`filter`] | containerd's filters |
+//!
+//! Invariant: a snapshot of an image's layer is only told of once the store has the image, and the chain ID of its layers is
+//! the one containerd asked for. While thawd runs, an image a snapshot stands on is leased.
+
+pub mod copied;
+pub mod filter;
+pub mod looked_at;
+pub mod mounts;
+pub mod record;
+pub mod remote;
+pub mod service;
+pub mod table;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use thaw_protocol::snapshots::snapshots_server::SnapshotsServer;
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::images::Images;
+use thaw_sandbox::unix_socket;
+use tokio::net::UnixListener;
+
+/// A snapshotter that listens and does not answer yet.
+pub struct Listening {
+    service: service::Snapshotter,
+    listener: UnixListener,
+    socket: PathBuf,
+}
+
+impl Listening {
+    /// Listens on a unix socket at `socket`. Snapshots are kept under `root`.
+    ///
+    /// # Errors
+    /// When the socket or the snapshots cannot be had.
+    pub async fn open(images: Images, root: &Path, socket: &Path) -> Result<Listening, Failure> {
+        Ok(Listening {
+            service: service::Snapshotter::open(Arc::new(images), root).await?,
+            listener: unix_socket::bind(socket)?,
+            socket: socket.into(),
+        })
+    }
+
+    /// Serves containerd until `end`.
+    ///
+    /// # Errors
+    /// When the server breaks.
+    pub async fn serve(self, end: impl Future<Output = ()>) -> Result<(), Failure> {
+        tracing::info!(socket = %self.socket.display(), "serving containerd as a snapshotter");
+        let served = tonic::transport::Server::builder()
+            .add_service(SnapshotsServer::new(self.service))
+            .serve_with_incoming_shutdown(Incoming(self.listener), end)
+            .await;
+        let _ = std::fs::remove_file(&self.socket);
+        served.map_err(|error| Failure::new(ExitCode::Runtime, format!("the snapshotter ended: {error}")))
+    }
+}
+
+/// Connections, as tonic wants them.
+struct Incoming(UnixListener);
+
+impl futures_util::Stream for Incoming {
+    type Item = std::io::Result<tokio::net::UnixStream>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        self.0
+            .poll_accept(context)
+            .map(|accepted| Some(accepted.map(|(stream, _)| stream)))
+    }
+}

@@ -1,0 +1,289 @@
+//! What a request may ask for, before anything is made for it.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use thaw_pools::network::Terms;
+use thaw_protocol::api::{
+    CPU_LIMIT_MILLIS, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox,
+    NetworkPolicy, PublishedPort, PullImage, RateLimits, StartContainer, TerminalSize, ThawSandbox,
+};
+use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
+use thaw_sandbox::container::{Options, check_volumes, ready};
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::id;
+
+use super::peer::Peer;
+use super::problem::{ApiCode, Refusal};
+use super::watch::selector::check_labels;
+
+/// Longest image or path, characters.
+const MAX_TEXT: usize = 1024;
+/// Longest command that is shown of a sandbox, bytes: every watcher is sent it with each change.
+const MAX_COMMAND: usize = 32 << 10;
+/// Longest name of a sandbox, characters.
+const MAX_NAME: usize = 253;
+/// Most clones made at once.
+const MOST_CLONES: u8 = 32;
+
+/// A sandbox to make of an image.
+pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
+    if !VCPUS.contains(&request.cpus) {
+        return Err(invalid(format!("cpus is {} to {}", VCPUS.start(), VCPUS.end())));
+    }
+    let (least, most) = (*MEMORY_MIB.start(), *MEMORY_MIB.end());
+    if request.memory_mib < least {
+        let what = format!(
+            "memory_mib is {}, which is too small for a guest: the least is {least}",
+            request.memory_mib
+        );
+        return Err(Failure::new(ExitCode::MemoryTooSmall, what).into());
+    }
+    if request.memory_mib > most {
+        return Err(invalid(format!("memory_mib is at most {most}")));
+    }
+    if !DISK_MIB.contains(&request.disk_mib) {
+        return Err(invalid(format!(
+            "disk_mib is {} to {}",
+            DISK_MIB.start(),
+            DISK_MIB.end()
+        )));
+    }
+    if request
+        .cpu_limit_millis
+        .is_some_and(|millis| !CPU_LIMIT_MILLIS.contains(&millis))
+    {
+        return Err(invalid(format!(
+            "cpu_limit_millis is {} to {}",
+            CPU_LIMIT_MILLIS.start(),
+            CPU_LIMIT_MILLIS.end()
+        )));
+    }
+    plain("image", &request.image, MAX_TEXT)?;
+    memory_mode(request.memory_mode)?;
+    if let Some(file) = &request.record_to {
+        absolute("record_to", file)?;
+    }
+    network(request.network_policy.as_ref(), &request.publish)?;
+    check_volumes(&request.volumes).map_err(invalid)?;
+    rate_limits(&request.rate_limits)?;
+    if let Some(asked) = &request.container {
+        if !request.command.is_empty() {
+            return Err(invalid("command goes into container"));
+        }
+        container(asked)?;
+    }
+    let command = request
+        .container
+        .as_ref()
+        .map_or(&request.command, |c| &c.command);
+    if command.iter().map(String::len).sum::<usize>() > MAX_COMMAND {
+        return Err(invalid(format!("command is at most {MAX_COMMAND} bytes")));
+    }
+    named(&request.name, &request.hostname)?;
+    terms(&request.labels, request.timeout_s)
+}
+
+/// A container to start.
+fn container(asked: &StartContainer) -> Result<(), Refusal> {
+    if !asked.command.is_empty() {
+        command(&asked.command)?;
+    }
+    if asked.entrypoint.as_ref().is_some_and(|e| e.contains('\0')) {
+        return Err(invalid("entrypoint is without NUL"));
+    }
+    if let Some(probe) = &asked.readiness {
+        ready::check(probe).map_err(|e| invalid(format!("readiness: {e}")))?;
+    }
+    process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())
+}
+
+/// A sandbox to make of a snapshot.
+pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
+    absolute("directory", &request.directory)?;
+    network(request.network_policy.as_ref(), &request.publish)?;
+    memory_mode(request.memory_mode)?;
+    rate_limits(&request.rate_limits)?;
+    named(&request.name, &request.hostname)?;
+    terms(&request.labels, request.timeout_s)
+}
+
+/// How much a sandbox may do.
+pub fn rate_limits(limits: &RateLimits) -> Result<(), Refusal> {
+    limits.check().map_err(invalid)
+}
+
+/// A network policy, and ports to be published.
+pub fn network(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<(), Refusal> {
+    Terms::read(policy, publish).map(drop).map_err(invalid)
+}
+
+/// A sandbox to freeze.
+pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
+    absolute("directory", &request.directory)?;
+    match &request.sign {
+        Some(key) => absolute("sign", key),
+        None => Ok(()),
+    }
+}
+
+/// A process to run, and its input.
+pub fn exec(request: &ExecProcess) -> Result<(Options, Vec<u8>), Refusal> {
+    command(&request.command)?;
+    process(&request.env, request.workdir.as_deref(), request.user.as_deref())?;
+    if let Some(given) = request.size {
+        size(given)?;
+    }
+    let stdin = request.stdin.as_deref().unwrap_or_default();
+    let stdin = match request.encoding {
+        Encoding::Utf8 => stdin.as_bytes().to_vec(),
+        Encoding::Base64 => STANDARD
+            .decode(stdin)
+            .map_err(|e| invalid(format!("stdin is not base64: {e}")))?,
+    };
+    let options = Options {
+        command: request.command.clone(),
+        env: request.env.clone(),
+        workdir: request.workdir.clone(),
+        user: request.user.clone(),
+        tty: request.tty,
+        size: request.size.map(|s| (s.rows, s.columns)),
+        ..Options::default()
+    };
+    Ok((options, stdin))
+}
+
+/// A file's path in a container.
+pub fn file(path: &str) -> Result<(), Refusal> {
+    let mut parts = Path::new(path).components();
+    let good = parts.next() == Some(Component::RootDir)
+        && parts.clone().next().is_some()
+        && parts.all(|part| matches!(part, Component::Normal(_)));
+    match good && path.len() <= MAX_TEXT && !path.contains('\0') && !path.ends_with('/') {
+        true => Ok(()),
+        false => {
+            let what =
+                format!("path is an absolute path of a file, without '..', of at most {MAX_TEXT} bytes");
+            Err(Refusal::new(ApiCode::BadParameter, what))
+        }
+    }
+}
+
+/// A terminal's size.
+pub fn size(size: TerminalSize) -> Result<(), Refusal> {
+    match size.rows > 0 && size.columns > 0 {
+        true => Ok(()),
+        false => Err(invalid("rows and columns are at least 1")),
+    }
+}
+
+/// A signal to send.
+pub fn signal(number: u8) -> Result<(), Refusal> {
+    match (1..=64).contains(&number) {
+        true => Ok(()),
+        false => Err(invalid("a signal is 1 to 64")),
+    }
+}
+
+fn command(command: &[String]) -> Result<(), Refusal> {
+    match command.first().is_some_and(|program| !program.is_empty())
+        && !command.iter().any(|a| a.contains('\0'))
+    {
+        true => Ok(()),
+        false => Err(invalid("command is a program and its arguments, without NUL")),
+    }
+}
+
+/// Whatever kind of process.
+fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<(), Refusal> {
+    let good = |e: &String| e.find('=').is_some_and(|at| at > 0) && !e.contains('\0');
+    if !env.iter().all(good) {
+        return Err(invalid("env is of NAME=VALUE, without NUL"));
+    }
+    if let Some(directory) = workdir {
+        absolute("workdir", Path::new(directory))?;
+    }
+    match user {
+        Some(user) => plain("user", user, MAX_NAME),
+        None => Ok(()),
+    }
+}
+
+/// Clones to make.
+pub fn fork(request: &ForkSandbox) -> Result<(), Refusal> {
+    if !(1..=MOST_CLONES).contains(&request.count) {
+        return Err(invalid(format!("count is 1 to {MOST_CLONES}")));
+    }
+    memory_mode(request.memory_mode)?;
+    if let Some(key) = &request.sign {
+        absolute("sign", key)?;
+    }
+    terms(&request.labels, request.timeout_s)
+}
+
+/// An image to pull.
+pub fn pull(request: &PullImage) -> Result<(), Refusal> {
+    plain("image", &request.image, MAX_TEXT)
+}
+
+fn invalid(what: impl std::fmt::Display) -> Refusal {
+    Refusal::new(ApiCode::Invalid, what)
+}
+
+fn terms(labels: &BTreeMap<String, String>, timeout_s: Option<u32>) -> Result<(), Refusal> {
+    check_labels(labels).map_err(invalid)?;
+    match timeout_s {
+        Some(0) => Err(invalid("timeout_s is at least 1")),
+        _ => Ok(()),
+    }
+}
+
+/// A name in the caller's tenant: not the id of another's sandbox, for an administrator would then mean either by it, and its caller would
+/// learn which ids there are.
+pub fn name(name: &Option<String>, peer: &Peer) -> Result<(), Refusal> {
+    match name {
+        Some(name) if peer.tenant().is_some() && id::is_id(name) => {
+            Err(invalid("name is not 12 hexadecimal digits: those are ids"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn named(name: &Option<String>, hostname: &Option<String>) -> Result<(), Refusal> {
+    for (field, text) in [("name", name), ("hostname", hostname)] {
+        if let Some(text) = text {
+            plain(field, text, MAX_NAME)?;
+        }
+    }
+    Ok(())
+}
+
+fn plain(field: &str, text: &str, most: usize) -> Result<(), Refusal> {
+    let length = text.chars().count();
+    match (1..=most).contains(&length) && !text.chars().any(char::is_control) {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "{field} is 1 to {most} characters, no control characters"
+        ))),
+    }
+}
+
+fn absolute(field: &str, path: &Path) -> Result<(), Refusal> {
+    let text = path.to_string_lossy();
+    match path.is_absolute() && !text.contains('\0') && text.chars().count() <= MAX_TEXT {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "{field} is an absolute path of at most {MAX_TEXT} characters"
+        ))),
+    }
+}
+
+/// Its sandboxes outlive thawd: nobody would serve their pages then.
+fn memory_mode(mode: MemoryMode) -> Result<(), Refusal> {
+    match mode {
+        MemoryMode::Uffd => Err(invalid("memory_mode is cow or populate")),
+        MemoryMode::Cow | MemoryMode::Populate => Ok(()),
+    }
+}

@@ -1,0 +1,231 @@
+//! The caller's end: one connection per request over thawd's unix socket.
+
+use std::path::{Path, PathBuf};
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use rustix::net::SocketType;
+use serde::de::DeserializeOwned;
+use thaw_pools::vmm;
+use thaw_protocol::api::{
+    ChangeSandbox, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY,
+    NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, ThawSandbox,
+};
+use thaw_sandbox::exit::{ExitCode, Failure};
+
+/// Sandboxes asked for at once: an answer is at most [`MAX_ANSWER`].
+const PIECE: usize = 16;
+/// Largest answer that is read, bytes: a few sandboxes, each with the command its caller gave it.
+const MAX_ANSWER: usize = 32 * MAX_BODY;
+
+/// A thawd that answers.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// The thawd behind a socket, if one listens there.
+    pub fn connect(socket: &Path) -> Option<Client> {
+        vmm::is_served(socket).then(|| Client {
+            socket: socket.to_owned(),
+        })
+    }
+
+    /// That it lives.
+    pub async fn health(&self) -> Result<Health, Failure> {
+        self.ask(Method::GET, "/v1/health", None).await
+    }
+
+    /// What its pools have, and its sandboxes take.
+    pub async fn usage(&self) -> Result<NodeUsage, Failure> {
+        self.ask(Method::GET, "/v1/node/usage", None).await
+    }
+
+    /// Has it make no more sandboxes, and waits until none is being made.
+    pub async fn drain(&self) -> Result<Drain, Failure> {
+        self.ask(Method::POST, "/v1/node/drain", None).await
+    }
+
+    /// Has it make sandboxes again.
+    pub async fn undrain(&self) -> Result<Drain, Failure> {
+        self.ask(Method::DELETE, "/v1/node/drain", None).await
+    }
+
+    /// Makes a sandbox.
+    pub async fn create(&self, request: &CreateSandbox) -> Result<CreatedSandbox, Failure> {
+        let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
+        self.ask(Method::POST, "/v1/sandboxes", Some(body)).await
+    }
+
+    /// All sandboxes, as they were at one moment.
+    pub async fn list(&self) -> Result<Vec<Sandbox>, Failure> {
+        let path = format!("/v1/sandboxes?limit={PIECE}");
+        let mut list: SandboxList = self.ask(Method::GET, &path, None).await?;
+        let mut all = list.items;
+        while let Some(token) = list.continue_token {
+            let path = format!("{path}&continue={}", escape(&token));
+            list = self.ask(Method::GET, &path, None).await?;
+            all.append(&mut list.items);
+        }
+        Ok(all)
+    }
+
+    /// One sandbox, by id or name.
+    pub async fn get(&self, id: &str) -> Result<Sandbox, Failure> {
+        self.ask(Method::GET, &format!("/v1/sandboxes/{}", escape(id)), None)
+            .await
+    }
+
+    /// Deletes one.
+    pub async fn delete(&self, id: &str) -> Result<(), Failure> {
+        self.exchange(Method::DELETE, &format!("/v1/sandboxes/{}", escape(id)), None)
+            .await
+            .map(drop)
+    }
+
+    /// The same, but one that ended unasked stays listed as failed.
+    pub async fn delete_unless_failed(&self, id: &str) -> Result<(), Failure> {
+        let path = format!("/v1/sandboxes/{}?failed=keep", escape(id));
+        self.exchange(Method::DELETE, &path, None).await.map(drop)
+    }
+
+    /// Stops a sandbox's CPUs.
+    pub async fn pause(&self, id: &str) -> Result<(), Failure> {
+        let path = format!("/v1/sandboxes/{}/pause", escape(id));
+        self.exchange(Method::POST, &path, None).await.map(drop)
+    }
+
+    /// Lets them run again.
+    pub async fn resume(&self, id: &str) -> Result<(), Failure> {
+        let path = format!("/v1/sandboxes/{}/resume", escape(id));
+        self.exchange(Method::POST, &path, None).await.map(drop)
+    }
+
+    /// Freezes a sandbox.
+    pub async fn freeze(&self, id: &str, request: &FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}/freeze", escape(id));
+        self.ask(Method::POST, &path, Some(body)).await
+    }
+
+    /// Says where a sandbox may connect to.
+    pub async fn set_network_policy(&self, id: &str, policy: &NetworkPolicy) -> Result<Sandbox, Failure> {
+        let body = serde_json::to_vec(policy).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}/network", escape(id));
+        self.ask(Method::PATCH, &path, Some(body)).await
+    }
+
+    /// Changes a sandbox while it runs.
+    pub async fn change(&self, id: &str, change: &ChangeSandbox) -> Result<Sandbox, Failure> {
+        let body = serde_json::to_vec(change).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}", escape(id));
+        self.ask(Method::PATCH, &path, Some(body)).await
+    }
+
+    /// Makes a sandbox of a snapshot.
+    pub async fn thaw(&self, request: &ThawSandbox) -> Result<CreatedSandbox, Failure> {
+        let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
+        self.ask(Method::POST, "/v1/thaws", Some(body)).await
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<T, Failure> {
+        let answer = self.exchange(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|e| self.broken(&e))
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, Failure> {
+        let stream = vmm::connect(&self.socket, SocketType::STREAM).map_err(|e| self.broken(&e))?;
+        let stream = std::os::unix::net::UnixStream::from(stream);
+        stream.set_nonblocking(true).map_err(|e| self.broken(&e))?;
+        let stream = tokio::net::UnixStream::from_std(stream).map_err(|e| self.broken(&e))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| self.broken(&e))?;
+        let connection = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "thawd")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|e| self.broken(&e))?;
+        let response = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        connection.abort();
+        let body = body.map_err(|e| self.broken(&e))?.to_bytes();
+        if status.is_success() {
+            Ok(body)
+        } else {
+            Err(self.failure(status, &body))
+        }
+    }
+
+    fn failure(&self, status: StatusCode, body: &[u8]) -> Failure {
+        let Ok(problem) = serde_json::from_slice::<Problem>(body) else {
+            return self.broken(&format!("it answers {status}"));
+        };
+        let code = ExitCode::ALL
+            .iter()
+            .copied()
+            .find(|c| c.slug() == problem.code)
+            .unwrap_or(ExitCode::Runtime);
+        Failure {
+            context: problem.context,
+            ..Failure::new(code, problem.detail).remedy(problem.remedy)
+        }
+    }
+
+    fn broken(&self, error: &dyn std::fmt::Display) -> Failure {
+        Failure::new(
+            ExitCode::DaemonUnreachable,
+            format!("thawd at {}: {error}", self.socket.display()),
+        )
+    }
+}
+
+/// A path segment: whatever is not plainly one is percent-encoded.
+fn escape(segment: &str) -> String {
+    segment
+        .bytes()
+        .map(|b| match b {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(b).to_string(),
+            other => format!("%{other:02X}"),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_stays_one_segment() {
+        assert_eq!(escape("a-b_c.1"), "a-b_c.1");
+        assert_eq!(escape("../x y"), "..%2Fx%20y");
+    }
+
+    #[test]
+    fn an_error_keeps_its_code_and_its_remedy() {
+        let client = Client { socket: "/s".into() };
+        let body =
+            br#"{"type":"urn:thaw:problem:disk-full","title":"t","status":507,"detail":"no room; at all: /x",
+            "instance":"/v1/sandboxes","code":"disk-full","remedy":"free space","exit":73,"context":["a"]}"#;
+        let failure = client.failure(StatusCode::INSUFFICIENT_STORAGE, body);
+        assert_eq!(failure.code, ExitCode::DiskFull);
+        assert_eq!(failure.to_string(), "no room; at all: /x; free space");
+        assert_eq!(failure.context, ["a"]);
+        assert_eq!(
+            client.failure(StatusCode::BAD_GATEWAY, b"x").code,
+            ExitCode::DaemonUnreachable
+        );
+    }
+}

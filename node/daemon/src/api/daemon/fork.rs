@@ -1,0 +1,112 @@
+//! Clones of a running sandbox: all that are asked for, or none.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use opentelemetry::trace::SpanContext;
+use thaw_failpoint::{Failpoint, reach};
+use thaw_protocol::api::{ForkSandbox, ForkedSandbox, FreezeSandbox, RateLimits, ThawSandbox};
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::state::{Asked, Behalf};
+use thaw_sandbox::trace::Trace;
+
+use super::Daemon;
+use crate::api::problem::Refusal;
+use crate::api::scope::Wanted;
+use crate::metrics::How;
+use crate::spans::{Creation, Sibling, Told};
+
+impl Daemon {
+    /// Makes clones of a sandbox, which runs on: all of them, or none. Dropped, none is made. `parent` is its caller's span.
+    pub async fn fork(
+        self: &Arc<Daemon>,
+        wanted: Wanted,
+        request: ForkSandbox,
+        asked: Option<Asked>,
+        parent: Option<SpanContext>,
+    ) -> Result<ForkedSandbox, Refusal> {
+        let (began, since) = (SystemTime::now(), Instant::now());
+        let forked = self.forked(wanted, request, asked, since).await;
+        self.tell(|| Creation {
+            what: "fork",
+            parent,
+            began,
+            took: since.elapsed(),
+            outcome: match &forked {
+                Ok((_, told)) => Ok(told.clone()),
+                Err(refusal) => Err(refusal.slug()),
+            },
+        });
+        forked.map(|(forked, _)| forked)
+    }
+
+    async fn forked(
+        self: &Arc<Daemon>,
+        wanted: Wanted,
+        request: ForkSandbox,
+        asked: Option<Asked>,
+        since: Instant,
+    ) -> Result<(ForkedSandbox, Told), Refusal> {
+        let maker = self.maker()?;
+        let _making = self.begin(How::Thaw)?;
+        // Of what is forked, whoever has it forked.
+        let original = self.record_of(&wanted)?;
+        let tenant = original.terms.tenant.clone();
+        let behalf = Behalf { tenant, asked };
+        let trace = Trace::new();
+        let place = maker.scratch(&original, request.sign.is_some()).await?;
+        let freeze = FreezeSandbox {
+            directory: place.snapshot(),
+            delta: false,
+            stop: false,
+            sign: request.sign,
+        };
+        let daemon = self.clone();
+        let freezing = async move { Ok::<_, Failure>((daemon.freeze(&wanted, freeze).await?, place)) };
+        let (frozen, place) = {
+            let _stage = trace.stage("freeze");
+            self.finish(freezing).await?
+        };
+        reach(Failpoint::ForkFrozen);
+        let thaw = ThawSandbox {
+            directory: place.snapshot(),
+            hostname: None,
+            name: None,
+            client: None,
+            memory_mode: request.memory_mode,
+            labels: request.labels,
+            timeout_s: request.timeout_s,
+            // That of the original, which its snapshot has; a port of the host is one sandbox's.
+            network_policy: None,
+            rate_limits: RateLimits::default(),
+            publish: Vec::new(),
+        };
+        let clones = (0..request.count).map(|_| async {
+            let began = since.elapsed();
+            let making = maker.thaw_clone(&original, thaw.clone(), behalf.clone());
+            let made = self.timed(How::Thaw, making).await?;
+            Ok::<_, Refusal>((began, since.elapsed().saturating_sub(began), made))
+        });
+        let clones = futures_util::future::try_join_all(clones).await?;
+        reach(Failpoint::ForkThawed);
+        // Who was thawed from it has all of it open.
+        drop(tokio::task::spawn_blocking(move || drop(place)));
+        let mut told = Told {
+            id: None,
+            account: trace.account(),
+            clones: Vec::with_capacity(clones.len()),
+        };
+        let mut items = Vec::with_capacity(clones.len());
+        for (began, took, made) in clones {
+            let item = self.show(made);
+            told.clones.push(Sibling {
+                id: item.sandbox.id.clone(),
+                began,
+                took,
+                account: item.account.clone(),
+            });
+            items.push(item);
+        }
+        Ok((ForkedSandbox { frozen, items }, told))
+    }
+}

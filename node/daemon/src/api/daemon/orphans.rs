@@ -1,0 +1,154 @@
+//! What a dead thawd left running, and what of that it had promised to anybody.
+//!
+//! Invariant: a sandbox that was asked for with a key is either all that was asked for, and then its key is answered by it; or
+//! nobody was ever told of it, and it is ended, so that whoever asks again has it made anew. One that was asked for without a
+//! key is taken over as it is. One that cannot be taken over though its VMM lives is left running without an owner: the log names it
+//! and says why, whoever deletes it ends it, and the next thawd tries again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::Bytes;
+use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::cgroup::Hierarchy;
+use thaw_protocol::api::{Account, CreatedSandbox, Readiness};
+use thaw_sandbox::blocking::blocking;
+use thaw_sandbox::sandbox::{Node, NotAdopted, Sandbox, Tenants};
+use thaw_sandbox::state::{Asked, Record, RunDirectory, SandboxDirectory};
+
+use super::{Daemon, Described, Microvm};
+use crate::api::idempotency;
+use crate::api::machine::Machine;
+
+/// A sandbox without an owner.
+struct Orphan {
+    record: Record,
+    directory: SandboxDirectory,
+    /// What whoever asked for it was answered, or about to be.
+    answer: Option<Bytes>,
+    /// Whether it is, with others perhaps, all that was asked for.
+    is_whole: bool,
+}
+
+impl Daemon {
+    /// Takes over every sandbox an earlier thawd left running and had promised to somebody.
+    pub(super) async fn adopt(self: &Arc<Daemon>, tenants: &Tenants) {
+        let node = tenants.shared();
+        for orphan in orphans(&node.run, &node.cgroups) {
+            let id = orphan.record.id.clone();
+            reach(Failpoint::AdoptOwned);
+            let asked = orphan.record.terms.asked.clone();
+            match adopt(tenants, orphan.record, orphan.directory).await {
+                Ok((node, sandbox)) if orphan.is_whole => {
+                    tracing::info!(sandbox = id, "adopted");
+                    let image_config = serde_json::to_string(&sandbox.config).unwrap_or_default();
+                    let machine = Arc::new(Microvm::adopted(node, sandbox));
+                    if machine.readiness() == Some(Readiness::Waiting) {
+                        tracing::warn!(sandbox = id, "removed: nobody was told that it is ready");
+                        machine.destroy().await;
+                        continue;
+                    }
+                    let condition = machine.condition().await;
+                    let sandbox = Described::clone(&self.insert(machine, condition));
+                    if let Some(asked) = asked {
+                        let answer = CreatedSandbox {
+                            sandbox,
+                            image_config,
+                            // Whoever could have told where the time went is dead.
+                            account: Account::default(),
+                        };
+                        self.answer_again(&asked, orphan.answer, &answer);
+                    }
+                    reach(Failpoint::AdoptShown);
+                }
+                Ok((_, unfinished)) => {
+                    Arc::new(unfinished).destroy().await;
+                    tracing::info!(sandbox = id, "removed: whoever asked for it was not answered");
+                }
+                Err(NotAdopted::Ended(e)) => tracing::error!(sandbox = id, "removed: {e}"),
+                Err(NotAdopted::Left(e)) if orphan.is_whole => tracing::error!(
+                    sandbox = id,
+                    "not adopted: {e}. It runs on without an owner: `thaw rm {id}` ends it, and the next start of thawd tries \
+                     again"
+                ),
+                Err(NotAdopted::Left(e)) => {
+                    let (run, cgroups, unwanted) = (node.run.clone(), node.cgroups.clone(), id.clone());
+                    let _ = blocking(move || Ok(run.end(&unwanted, &cgroups))).await;
+                    tracing::info!(
+                        sandbox = id,
+                        "removed: whoever asked for it was not answered ({e})"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Answers a key as the thawd before has, or else with what it made for it.
+    fn answer_again(&self, asked: &Asked, noted: Option<Bytes>, made: &CreatedSandbox) {
+        let age = SystemTime::now()
+            .duration_since(UNIX_EPOCH + Duration::from_secs(made.sandbox.created))
+            .unwrap_or_default();
+        let now = Instant::now();
+        let when = now.checked_sub(age).unwrap_or(now);
+        let answer = match noted {
+            Some(noted) => noted,
+            None => {
+                let Ok(answer) = serde_json::to_vec(made) else {
+                    return;
+                };
+                self.note_answer(&made.sandbox.id, &answer);
+                answer.into()
+            }
+        };
+        self.answers.restore(asked, answer, when);
+    }
+}
+
+/// Takes one over with the stock it was made from, which is not what the configuration would have it made from now.
+async fn adopt(
+    tenants: &Tenants,
+    record: Record,
+    mut directory: SandboxDirectory,
+) -> Result<(Node, Sandbox), NotAdopted> {
+    let node = match tenants.with_stock(record.stock.as_ref()).await {
+        Ok(node) => node,
+        Err(e) => {
+            directory.keep();
+            return Err(NotAdopted::Left(e));
+        }
+    };
+    let sandbox = Sandbox::adopt(&node, record, directory).await?;
+    Ok((node, sandbox))
+}
+
+/// Those of a run directory, ours now; the oldest first.
+fn orphans(run: &RunDirectory, cgroups: &Hierarchy) -> Vec<Orphan> {
+    let mut adopted = run.adopt(cgroups);
+    adopted.sort_by_key(|(record, _)| record.created);
+    let mut all: Vec<Orphan> = adopted
+        .into_iter()
+        .map(|(record, directory)| Orphan {
+            answer: idempotency::noted(directory.path()),
+            is_whole: true,
+            record,
+            directory,
+        })
+        .collect();
+    // Clones are made together, and their answer is written down once all of them are there.
+    let answered: HashMap<(u64, String), Bytes> = all
+        .iter()
+        .filter_map(|orphan| Some((key(orphan.record.terms.asked.as_ref()?), orphan.answer.clone()?)))
+        .collect();
+    for orphan in &mut all {
+        if let Some(asked) = &orphan.record.terms.asked {
+            orphan.answer = answered.get(&key(asked)).cloned();
+            orphan.is_whole = asked.ready_is_all || orphan.answer.is_some();
+        }
+    }
+    all
+}
+
+fn key(asked: &Asked) -> (u64, String) {
+    (asked.client, asked.key.clone())
+}

@@ -1,0 +1,107 @@
+//! Processes without a guest.
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use thaw_sandbox::agent_client::Output;
+use thaw_sandbox::exit::Failure;
+use tokio::sync::{mpsc, watch};
+
+use super::Counts;
+use crate::api::process::Process;
+
+/// A process that is none. By its program: `cat` writes what it reads and ends with its input; `yes` writes for ever;
+/// `stubborn` does nothing, and ends by SIGKILL alone; `bytes` writes what is no text and ends with 3; `much` writes more than
+/// an answer holds.
+#[derive(Debug)]
+pub struct FakeProcess {
+    endless: bool,
+    stubborn: bool,
+    counts: Arc<Counts>,
+    /// Its own end of stdout, until it ends.
+    writes: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
+    stdout: tokio::sync::Mutex<mpsc::Receiver<Vec<u8>>>,
+    stderr: Mutex<Option<Vec<u8>>>,
+    ended: watch::Sender<Option<i32>>,
+}
+
+impl FakeProcess {
+    pub fn start(program: &str, counts: Arc<Counts>) -> FakeProcess {
+        let (writes, stdout) = mpsc::channel(64);
+        let process = FakeProcess {
+            endless: program == "yes",
+            stubborn: program == "stubborn",
+            counts,
+            writes: Mutex::new(Some(writes.clone())),
+            stdout: stdout.into(),
+            stderr: Mutex::default(),
+            ended: watch::Sender::new(None),
+        };
+        match program {
+            "bytes" => {
+                writes.try_send(vec![0xff, 0]).unwrap();
+                *process.stderr.lock().unwrap() = Some(b"err".to_vec());
+                process.end(3);
+            }
+            "much" => {
+                for _ in 0..40 {
+                    writes.try_send("é".repeat(5001).into()).unwrap();
+                }
+                process.end(0);
+            }
+            _ => {}
+        }
+        process
+    }
+
+    fn end(&self, code: i32) {
+        self.writes.lock().unwrap().take();
+        self.ended.send_replace(Some(code));
+    }
+}
+
+#[async_trait]
+impl Process for FakeProcess {
+    async fn read(&self, output: Output) -> Option<Vec<u8>> {
+        if output == Output::Stderr {
+            return self.stderr.lock().unwrap().take();
+        }
+        if self.endless && self.ended.borrow().is_none() {
+            tokio::task::yield_now().await;
+            return Some(vec![b'y'; 64 << 10]);
+        }
+        self.stdout.lock().await.recv().await
+    }
+
+    async fn write(&self, data: Vec<u8>) -> Result<(), Failure> {
+        let writes = self.writes.lock().unwrap().clone();
+        match writes {
+            Some(writes) if !self.stubborn => drop(writes.send(data).await),
+            _ => std::future::pending().await,
+        }
+        Ok(())
+    }
+
+    async fn close_stdin(&self) {
+        if !self.stubborn && !self.endless {
+            self.end(0);
+        }
+    }
+
+    async fn resize(&self, rows: u16, columns: u16) {
+        self.counts.hear(format!("size {rows} {columns}"));
+    }
+
+    async fn signal(&self, number: u8) {
+        self.counts.hear(format!("signal {number}"));
+        if !self.stubborn || i32::from(number) == libc::SIGKILL {
+            self.end(128 + i32::from(number));
+        }
+    }
+
+    async fn wait(&self) -> Result<i32, Failure> {
+        let mut ended = self.ended.subscribe();
+        let code = *ended.wait_for(Option::is_some).await.unwrap();
+        Ok(code.unwrap())
+    }
+}

@@ -1,0 +1,214 @@
+//! Creations that happen once, however often they are asked for.
+//!
+//! Invariants: one key of one client makes at most one thing while it is remembered; what was made for it is the answer to
+//! whoever brings it again with the same request; nothing is remembered of what failed or of what nobody waits for any more,
+//! so that the next attempt makes it. What was made outlives this process, and its key does in its record ([`Asked`]), with the
+//! answer beside that once there is one ([`note`]): whoever takes it over answers as this process would. At most [`MOST`] keys and
+//! [`MOST_BYTES`] of answers are remembered, for [`KEPT`]; what is too much is forgotten of whoever holds most, so that no tenant makes
+//! another's keys forgotten.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use axum::body::Bytes;
+use thaw_failpoint::{Failpoint, reach};
+use thaw_sandbox::snapshot::Hash;
+use thaw_sandbox::state::Asked;
+use tokio::sync::OnceCell;
+
+use super::problem::{ApiCode, Refusal};
+
+/// How long an answer is remembered.
+pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+/// Most keys remembered.
+pub const MOST: usize = 4096;
+/// Most bytes of answers remembered.
+pub const MOST_BYTES: usize = 32 << 20;
+/// Bytes that a key counts as at least: with so many each there is room for [`MOST`].
+const LEAST_BYTES: usize = MOST_BYTES / MOST;
+
+/// The answer to who asked for a sandbox, in its directory.
+const ANSWER: &str = "answer.json";
+
+/// Whose key, and the key.
+type Key = (u64, String);
+
+#[derive(Debug)]
+struct Entry {
+    key: Key,
+    /// Who holds it, among those that share the room.
+    share: u64,
+    /// Hash of the request it came with.
+    request: Hash,
+    asked: Instant,
+    answer: OnceCell<Bytes>,
+}
+
+impl Entry {
+    fn of(asked: &Asked, when: Instant, answer: Option<Bytes>) -> Arc<Entry> {
+        Arc::new(Entry {
+            key: (asked.client, asked.key.clone()),
+            share: asked.share,
+            request: asked.request,
+            asked: when,
+            answer: OnceCell::new_with(answer),
+        })
+    }
+
+    /// Bytes it counts as.
+    fn weight(&self) -> usize {
+        self.answer.get().map_or(0, Bytes::len).max(LEAST_BYTES)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    entries: HashMap<Key, Arc<Entry>>,
+    /// Those that have an answer, oldest first.
+    answered: VecDeque<Arc<Entry>>,
+    /// What each share's answers count as, bytes.
+    held: HashMap<u64, usize>,
+}
+
+impl Table {
+    /// Remembers an answer.
+    fn answered(&mut self, entry: Arc<Entry>) {
+        *self.held.entry(entry.share).or_default() += entry.weight();
+        self.answered.push_back(entry);
+    }
+
+    /// Forgets what is old, and what is too much.
+    fn expire(&mut self, now: Instant) {
+        let old = |e: &Arc<Entry>| now.saturating_duration_since(e.asked) >= KEPT;
+        while self.answered.front().is_some_and(old) {
+            self.forget(0);
+        }
+        while self.held.values().sum::<usize>() > MOST_BYTES {
+            let largest = self.held.iter().max_by_key(|(_, weight)| **weight);
+            let share = largest.map(|(share, _)| *share);
+            match self.answered.iter().position(|entry| Some(entry.share) == share) {
+                Some(oldest) => self.forget(oldest),
+                None => break,
+            }
+        }
+    }
+
+    fn forget(&mut self, index: usize) {
+        let Some(entry) = self.answered.remove(index) else {
+            return;
+        };
+        self.entries.remove(&entry.key);
+        if let Some(held) = self.held.get_mut(&entry.share) {
+            *held -= entry.weight();
+            if *held == 0 {
+                self.held.remove(&entry.share);
+            }
+        }
+    }
+}
+
+/// The answers to keys.
+#[derive(Debug, Default)]
+pub struct Answers(Mutex<Table>);
+
+/// Somebody waits for an entry's answer. The last to go without one takes the entry along.
+struct Waiting<'a> {
+    answers: &'a Answers,
+    entry: Arc<Entry>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut table = self.answers.table();
+        // The table's own, and ours.
+        if self.entry.answer.get().is_none() && Arc::strong_count(&self.entry) == 2 {
+            table.entries.remove(&self.entry.key);
+        }
+    }
+}
+
+impl Answers {
+    /// The answer to a client's key: the one there is, else what `make` makes. Whoever asks meanwhile waits for it; if the
+    /// one who makes it fails or hangs up, the next who waits makes it.
+    ///
+    /// # Errors
+    /// [`ApiCode::KeyReused`] when the key came with another request; those of `make`.
+    pub async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
+        &self,
+        asked: &Asked,
+        now: Instant,
+        make: impl FnOnce() -> F,
+    ) -> Result<Bytes, Refusal> {
+        let waiting = self.wait(asked, now)?;
+        let entry = &waiting.entry;
+        let mut ours = false;
+        let make = async || {
+            let made = make().await?;
+            ours = true;
+            Ok::<_, Refusal>(made)
+        };
+        let answer = entry.answer.get_or_try_init(make).await?.clone();
+        let mut table = self.table();
+        if ours {
+            table.answered(entry.clone());
+        }
+        table.expire(now);
+        Ok(answer)
+    }
+
+    fn wait(&self, asked: &Asked, now: Instant) -> Result<Waiting<'_>, Refusal> {
+        let mut table = self.table();
+        table.expire(now);
+        let key = (asked.client, asked.key.clone());
+        let entry = table.entries.entry(key);
+        let entry = entry.or_insert_with(|| Entry::of(asked, now, None));
+        if entry.request != asked.request {
+            let what = format!("the key {:?} came with another request", entry.key.1);
+            return Err(Refusal::new(ApiCode::KeyReused, what));
+        }
+        Ok(Waiting {
+            answers: self,
+            entry: entry.clone(),
+        })
+    }
+
+    /// Remembers what an earlier thawd answered at `when`, or would have.
+    pub fn restore(&self, asked: &Asked, answer: Bytes, when: Instant) {
+        let key = (asked.client, asked.key.clone());
+        let mut table = self.table();
+        // Clones that were asked for together have one answer.
+        if table.entries.contains_key(&key) {
+            return;
+        }
+        let entry = Entry::of(asked, when, Some(answer));
+        table.entries.insert(key, entry.clone());
+        table.answered(entry);
+        table.expire(Instant::now());
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes the answer to who asked for a sandbox beside its record, whole or not at all.
+pub fn note(directory: &Path, answer: &[u8]) -> io::Result<()> {
+    let (new, path) = (directory.join("answer.new"), directory.join(ANSWER));
+    fs::write(&new, answer)?;
+    reach(Failpoint::AnswerBegun);
+    fs::rename(&new, &path)?;
+    reach(Failpoint::AnswerNoted);
+    Ok(())
+}
+
+/// What was written there.
+pub fn noted(directory: &Path) -> Option<Bytes> {
+    fs::read(directory.join(ANSWER)).ok().map(Bytes::from)
+}
+
+#[cfg(test)]
+#[path = "idempotency_test.rs"]
+mod tests;

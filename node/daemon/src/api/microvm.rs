@@ -1,0 +1,250 @@
+//! The [`Machine`] that is a sandbox of this node.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use thaw_pools::share::Source;
+use thaw_protocol::api::{
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Usage,
+};
+use thaw_protocol::control::{DeviceId, MachineState};
+use thaw_sandbox::agent_client::AgentClient;
+use thaw_sandbox::container::{self, Options, Running, ready};
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::journal::Journal;
+use thaw_sandbox::sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
+use thaw_sandbox::state::{HostDisk, Record};
+
+use super::attendance::Attendance;
+use super::files::{Files, GuestFiles};
+use super::idempotency;
+use super::machine::{Condition, Machine};
+use super::process::{GuestProcess, Process};
+
+/// A sandbox of this node.
+#[derive(Debug)]
+pub struct Microvm {
+    node: Node,
+    sandbox: Arc<Sandbox>,
+    /// Of its container, where that is ours.
+    attendance: Option<Attendance>,
+    readiness: Option<Readiness>,
+}
+
+impl Microvm {
+    /// Of one that was just made, with what attends its container where that is ours.
+    pub(super) fn made(
+        node: Node,
+        sandbox: Sandbox,
+        attendance: Option<Attendance>,
+        readiness: Option<Readiness>,
+    ) -> Microvm {
+        Microvm {
+            node,
+            sandbox: Arc::new(sandbox),
+            attendance,
+            readiness,
+        }
+    }
+
+    /// Whoever else holds the sandbox keeps it from being removed, and attends its container.
+    pub fn new(node: Node, sandbox: Arc<Sandbox>) -> Microvm {
+        Microvm {
+            node,
+            sandbox,
+            attendance: None,
+            readiness: None,
+        }
+    }
+
+    /// Of a sandbox an earlier thawd left running. Its container is attended where that thawd did.
+    pub fn adopted(node: Node, sandbox: Sandbox) -> Microvm {
+        let again = Journal::exists(&sandbox.directory()).then(|| Attendance::again(&sandbox));
+        let attendance = match again.transpose() {
+            Ok(attendance) => attendance,
+            Err(e) => {
+                tracing::warn!(
+                    sandbox = sandbox.record().id,
+                    "adopted, but its output is not kept: {e}"
+                );
+                None
+            }
+        };
+        Microvm {
+            node,
+            readiness: ready::noted(&sandbox.directory()),
+            sandbox: Arc::new(sandbox),
+            attendance,
+        }
+    }
+
+    /// Why it ended, or what is known of it until that is told.
+    fn ended(&self, seen: String) -> String {
+        self.sandbox.ended().unwrap_or(seen)
+    }
+}
+
+#[async_trait]
+impl Machine for Microvm {
+    fn record(&self) -> &Record {
+        self.sandbox.record()
+    }
+
+    fn vsock(&self) -> PathBuf {
+        self.sandbox.vsock()
+    }
+
+    fn usage(&self) -> Usage {
+        let traffic = self.sandbox.traffic();
+        Usage {
+            received_bytes: traffic.map(|t| t.received_bytes),
+            received_packets: traffic.map(|t| t.received_packets),
+            sent_bytes: traffic.map(|t| t.sent_bytes),
+            sent_packets: traffic.map(|t| t.sent_packets),
+            fetched_bytes: self.sandbox.fetched(),
+            ..usage(self.sandbox.record(), &self.node.cgroups)
+        }
+    }
+
+    fn readiness(&self) -> Option<Readiness> {
+        self.readiness
+    }
+
+    fn note_answer(&self, answer: &[u8]) -> io::Result<()> {
+        idempotency::note(&self.sandbox.directory(), answer)
+    }
+
+    async fn condition(&self) -> Condition {
+        if let Some(reason) = self.sandbox.ended() {
+            return Condition::Ended(reason);
+        }
+        match self.sandbox.machine().await {
+            Ok(MachineState::Paused) => Condition::Paused,
+            Ok(MachineState::Exited(_)) => Condition::Ended(self.ended("its machine has ended".into())),
+            Err(e) => Condition::Ended(self.ended(e.what)),
+            Ok(_) => Condition::Running,
+        }
+    }
+
+    fn end(&self) -> BoxFuture<'static, String> {
+        Box::pin(self.sandbox.wait_end())
+    }
+
+    fn volumes_lost(&self) -> BoxFuture<'static, String> {
+        Box::pin(self.sandbox.volumes_lost())
+    }
+
+    async fn failure(&self) -> SandboxFailure {
+        self.sandbox.failure().await
+    }
+
+    async fn pause(&self) -> Result<(), Failure> {
+        self.sandbox.pause().await
+    }
+
+    async fn resume(&self) -> Result<(), Failure> {
+        self.sandbox.resume().await
+    }
+
+    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        let options = FreezeOptions {
+            delta: request.delta,
+            stop: request.stop,
+            sign: request.sign,
+        };
+        let frozen = self
+            .sandbox
+            .freeze(&self.node, &request.directory, options)
+            .await?;
+        Ok(FrozenSandbox {
+            memory_bytes: frozen.memory_bytes,
+            paused_ns: frozen.paused_ns,
+        })
+    }
+
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+        self.sandbox.set_network_policy(policy).await
+    }
+
+    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Failure> {
+        self.sandbox.set_rate_limits(change).await
+    }
+
+    fn journal(&self) -> Option<Arc<Journal>> {
+        self.attendance.as_ref().map(|a| a.journal.clone())
+    }
+
+    fn exit(&self) -> BoxFuture<'static, i32> {
+        let exit = self.attendance.as_ref().map(|a| a.exit.clone());
+        Box::pin(async move {
+            if let Some(mut exit) = exit
+                && let Ok(status) = exit.wait_for(Option::is_some).await
+                && let Some(status) = *status
+            {
+                return status;
+            }
+            std::future::pending().await
+        })
+    }
+
+    async fn show(&self, digest: &str) -> Result<String, Failure> {
+        self.sandbox.show(&self.node, digest).await
+    }
+
+    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure> {
+        self.sandbox.add_share(name, source).await
+    }
+
+    async fn remove_share(&self, name: String) -> Result<(), Failure> {
+        self.sandbox.remove_share(name).await
+    }
+
+    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
+        self.sandbox.add_disk(disk).await
+    }
+
+    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure> {
+        self.sandbox.remove_disk(slot).await
+    }
+
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {
+        let running = Running::read(&self.sandbox.directory())?;
+        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        let started = container::exec(&agent, &running, &options);
+        let id = match tokio::time::timeout(READY_LIMIT, started).await {
+            Ok(started) => started?,
+            Err(_) => {
+                let what = format!(
+                    "the guest's agent did not answer within {} s",
+                    READY_LIMIT.as_secs()
+                );
+                return Err(Failure::new(ExitCode::AgentFailed, what));
+            }
+        };
+        Ok(Arc::new(GuestProcess { agent, id }))
+    }
+
+    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
+        let container = Running::read(&self.sandbox.directory())?.container_id;
+        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        Ok(Arc::new(GuestFiles { agent, container }))
+    }
+
+    fn kill(&self) {
+        self.sandbox.kill();
+    }
+
+    async fn destroy(self: Arc<Self>) {
+        let sandbox = self.sandbox.clone();
+        drop(self);
+        sandbox.destroy().await;
+    }
+
+    fn release(self: Arc<Self>) -> bool {
+        let sandbox = Arc::into_inner(self).and_then(|microvm| Arc::into_inner(microvm.sandbox));
+        sandbox.map(Sandbox::release).is_some()
+    }
+}

@@ -1,0 +1,199 @@
+//! Who asks: of a unix socket the kernel says (SO_PEERCRED), over TCP a certificate or a token does.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::SystemTime;
+
+use rustix::net::sockopt::socket_peercred;
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::tenant::Tenant;
+
+use super::grant::{Grant, Role};
+
+/// One caller, and what it may do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Peer {
+    client: u64,
+    grant: Grant,
+}
+
+impl Peer {
+    /// A user of this host: an administrator.
+    pub fn user(uid: u32) -> Peer {
+        Peer {
+            client: uid.into(),
+            grant: Grant::admin(),
+        }
+    }
+
+    /// Who brings a token, by its name: its owner stays who he is when he is given another.
+    pub fn token(name: &str, grant: Grant) -> Peer {
+        Peer {
+            client: 1 << 62 | number(&within(name.as_bytes(), &grant)) >> 2,
+            grant,
+        }
+    }
+
+    /// Who has shown a certificate, by the name that the file of roles knows it by, or else by all of it: one that is renewed is then
+    /// another caller.
+    pub fn certificate(owner: &[u8], grant: Grant) -> Peer {
+        Peer {
+            client: 1 << 63 | number(&within(owner, &grant)),
+            grant,
+        }
+    }
+
+    /// The caller as idempotency keys know it: the same number is the same caller. A user's is its id; a token's and a certificate's
+    /// are in ranges of their own above all ids.
+    pub fn client(&self) -> u64 {
+        self.client
+    }
+
+    /// Whose share of the limits it takes: that of its tenant, which all callers of the tenant have together. A tenant's number is in a
+    /// range of its own, and no caller's.
+    pub fn share(&self) -> u64 {
+        match (self.role(), self.tenant()) {
+            (Role::Read | Role::Operate, Some(tenant)) => 1 << 61 | number(tenant.as_str().as_bytes()) >> 3,
+            _ => self.client,
+        }
+    }
+
+    /// What it may do.
+    pub fn role(&self) -> Role {
+        self.grant.role()
+    }
+
+    /// Whose sandboxes it makes.
+    pub fn tenant(&self) -> Option<&Tenant> {
+        self.grant.tenant()
+    }
+}
+
+/// A caller that was let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    pub peer: Peer,
+    /// When its token expires.
+    pub until: Option<SystemTime>,
+}
+
+/// A name within its tenant: a caller that is moved to another tenant is another caller, and is not answered with what it made
+/// before.
+fn within(name: &[u8], grant: &Grant) -> Vec<u8> {
+    match grant.tenant() {
+        None => name.to_owned(),
+        Some(tenant) => [name, b"\0", tenant.as_str().as_bytes()].concat(),
+    }
+}
+
+/// The first of a hash.
+fn number(of: &[u8]) -> u64 {
+    let hash = blake3::hash(of);
+    let first = hash.as_bytes().iter().take(8);
+    first.fold(0, |n, b| n << 8 | u64::from(*b))
+}
+
+/// The user whose process is at the other end of a unix socket.
+pub fn user_of(socket: impl AsFd) -> std::io::Result<u32> {
+    Ok(socket_peercred(socket)?.uid.as_raw())
+}
+
+/// Who may use a socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Its members may, besides root and the user this process runs as. Who is one, the kernel decides when they connect: the
+    /// socket is the group's, and nobody else's.
+    pub group: Option<u32>,
+}
+
+impl Access {
+    /// The mode of the socket's file.
+    pub fn mode(self) -> u32 {
+        match self.group {
+            Some(_) => 0o660,
+            None => 0o600,
+        }
+    }
+
+    /// Whether somebody who could connect may go on.
+    pub fn allows(self, uid: u32) -> bool {
+        self.group.is_some() || uid == 0 || uid == rustix::process::geteuid().as_raw()
+    }
+
+    /// For a group by its name or number.
+    pub fn for_group(group: &str) -> Result<Access, Failure> {
+        let groups = std::fs::read(Path::new("/etc/group")).unwrap_or_default();
+        let group = group
+            .parse()
+            .ok()
+            .or_else(|| number_of(group, &String::from_utf8_lossy(&groups)));
+        match group {
+            Some(_) => Ok(Access { group }),
+            None => Err(Failure::new(ExitCode::Runtime, "there is no such group").remedy("see /etc/group")),
+        }
+    }
+}
+
+/// A group's number (group(5)).
+fn number_of(group: &str, groups: &str) -> Option<u32> {
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_and_this_user_may_and_others_by_their_group() {
+        let me = rustix::process::geteuid().as_raw();
+        let alone = Access::default();
+        assert!(alone.allows(0) && alone.allows(me));
+        assert!(!alone.allows(me + 1));
+        let group = Access::for_group("12").unwrap();
+        assert_eq!((group.group, group.mode()), (Some(12), 0o660));
+        assert!(group.allows(me + 1));
+        assert!(Access::for_group("no such group").is_err());
+        assert_eq!(number_of("kvm", "root:x:0:\nkvm:x:36:a,b\n"), Some(36));
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(user_of(&one).unwrap(), me);
+    }
+
+    #[test]
+    fn no_two_callers_are_one() {
+        let of = |role, tenant: &str| Grant::new(role, Some(tenant.parse().unwrap())).unwrap();
+        let all = [
+            Peer::user(0),
+            Peer::user(u32::MAX),
+            Peer::token("a", Grant::admin()),
+            Peer::token("b", Grant::admin()),
+            Peer::token("a", of(Role::Operate, "b")),
+            Peer::token("a", of(Role::Operate, "c")),
+            Peer::certificate(b"a", Grant::admin()),
+            Peer::certificate(b"b", Grant::admin()),
+            Peer::certificate(b"a", of(Role::Read, "b")),
+        ];
+        let clients = all.iter().map(Peer::client);
+        let distinct: std::collections::HashSet<_> = clients.collect();
+        assert_eq!(distinct.len(), all.len());
+    }
+
+    #[test]
+    fn callers_of_a_tenant_share_its_limits() {
+        let of = |role, tenant: &str| Grant::new(role, Some(tenant.parse().unwrap())).unwrap();
+        let (one, two) = (
+            Peer::token("one", of(Role::Operate, "acme")),
+            Peer::certificate(b"two", of(Role::Read, "acme")),
+        );
+        assert_eq!(one.share(), two.share());
+        assert_ne!(one.client(), two.client());
+        assert_ne!(
+            one.share(),
+            Peer::token("one", of(Role::Operate, "other")).share()
+        );
+        let admin = Peer::token("one", of(Role::Admin, "acme"));
+        assert_eq!(admin.share(), admin.client());
+    }
+}

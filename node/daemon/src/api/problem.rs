@@ -1,0 +1,254 @@
+//! Whatever goes wrong is answered by a problem document (RFC 9457): one code, one status each.
+//!
+//! Codes are the CLI's ([`ExitCode`]), and [`ApiCode`] for what only HTTP can get wrong. Invariant: no answer with an error
+//! status leaves the router without such a document; [`say`] writes it, so it knows the path that was asked for.
+
+use axum::extract::Request;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use thaw_protocol::api::{PROBLEM_TYPE, PROBLEM_URN, Problem};
+use thaw_sandbox::exit::{ExitCode, Failure};
+
+use super::watch::Gone;
+
+/// Seconds after which who was turned away may ask again.
+pub const RETRY_AFTER_S: u64 = 1;
+/// The same, where a node is drained.
+const RETRY_DRAINED_S: u64 = 30;
+
+macro_rules! api_codes {
+    ($($name:ident = $status:ident, $slug:literal, $title:literal, $remedy:literal;)*) => {
+        /// What only a request can get wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum ApiCode { $(#[doc = $title] $name,)* }
+
+        impl ApiCode {
+            /// All of them.
+            pub const ALL: &'static [ApiCode] = &[$(ApiCode::$name,)*];
+
+            fn status(self) -> StatusCode { match self { $(ApiCode::$name => StatusCode::$status,)* } }
+
+            /// A stable name for programs.
+            pub fn slug(self) -> &'static str { match self { $(ApiCode::$name => $slug,)* } }
+
+            fn title(self) -> &'static str { match self { $(ApiCode::$name => $title,)* } }
+
+            fn remedy(self) -> &'static str { match self { $(ApiCode::$name => $remedy,)* } }
+        }
+    };
+}
+
+api_codes! {
+    Malformed = BAD_REQUEST, "malformed-request", "the request cannot be read", "send JSON as /openapi.json has it";
+    BadParameter = BAD_REQUEST, "bad-parameter", "a parameter in the path, the query or a header cannot be", "see /openapi.json for what each may be";
+    Unauthenticated = UNAUTHORIZED, "unauthenticated", "the request does not say who asks", "send Authorization: Bearer TOKEN, or show a certificate";
+    NotAllowed = FORBIDDEN, "not-allowed", "this caller may not use this thawd", "ask as root, or as the user thawd runs as";
+    NoRole = FORBIDDEN, "no-role", "this certificate has no role on this node", "have this node's administrator put it into the file of roles, or send a token";
+    RoleTooLow = FORBIDDEN, "role-too-low", "the caller's role does not allow this", "ask with a token or a certificate of the role that the detail names";
+    NoSuchRoute = NOT_FOUND, "no-such-route", "nothing is served at this path", "see /openapi.json for what is";
+    NoLogs = NOT_FOUND, "output-not-kept", "what this sandbox's container writes is not kept here", "ask who started it: thawd keeps the output of containers it starts";
+    NoFile = NOT_FOUND, "file-not-found", "there is no such file or directory in the container", "see what is there with a process of it";
+    WrongMethod = METHOD_NOT_ALLOWED, "wrong-method", "this path does not take this method", "use one of those in the Allow header";
+    TooSlow = REQUEST_TIMEOUT, "request-too-slow", "the body did not come in time", "send it at once";
+    OneOnly = CONFLICT, "owns-one-sandbox", "this process owns one sandbox and makes no other", "ask thawd";
+    Gone = GONE, "resource-version-gone", "changes after this version are not kept any more", "list again, and go on from the list's version";
+    NotRunning = CONFLICT, "sandbox-not-running", "the sandbox is paused or has ended", "resume it, or use another";
+    FileRefused = CONFLICT, "file-refused", "the file cannot be read or written as it is", "see the detail";
+    BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "the body is larger than any request may be", "send less";
+    WrongType = UNSUPPORTED_MEDIA_TYPE, "wrong-media-type", "the body is not said to be JSON", "send Content-Type: application/json";
+    Invalid = UNPROCESSABLE_ENTITY, "invalid-body", "the body is JSON, but not what is asked for here", "see /openapi.json for its schema";
+    NotAFile = UNPROCESSABLE_ENTITY, "not-a-file", "this is no regular file, or one that is too large", "name a file of at most 1 GiB";
+    KeyReused = UNPROCESSABLE_ENTITY, "idempotency-key-reused", "this idempotency key came with another request before", "use a new key for each thing to make";
+    UpgradeRequired = UPGRADE_REQUIRED, "upgrade-required", "this is to be a WebSocket handshake", "ask with a WebSocket client, or POST";
+    TooMany = TOO_MANY_REQUESTS, "too-many-requests", "more is asked at once than is served", "ask again after the seconds Retry-After says";
+    Draining = SERVICE_UNAVAILABLE, "draining", "this thawd makes no more sandboxes", "ask another node, or this one again once it makes sandboxes again";
+    Broken = INTERNAL_SERVER_ERROR, "internal", "thawd failed at this", "see its log";
+    NoRoom = INSUFFICIENT_STORAGE, "sandbox-full", "there is no room in the sandbox", "remove something there, or make one with more";
+    Ending = SERVICE_UNAVAILABLE, "thawd-ending", "thawd ends", "ask the next one";
+}
+
+/// Why a request is answered by a problem.
+#[derive(Debug)]
+pub enum Refusal {
+    /// What the CLI would say too.
+    Failure(Failure),
+    /// What only a request can get wrong, and what it was.
+    Api(ApiCode, String),
+}
+
+impl Refusal {
+    /// With the words for it.
+    pub fn new(code: ApiCode, detail: impl std::fmt::Display) -> Refusal {
+        Refusal::Api(code, detail.to_string())
+    }
+
+    /// Its stable name.
+    pub fn slug(&self) -> &'static str {
+        match self {
+            Refusal::Failure(failure) => failure.code.slug(),
+            Refusal::Api(code, _) => code.slug(),
+        }
+    }
+
+    fn problem(self) -> Problem {
+        let (code, title, detail, remedy, status, exit, context) = match self {
+            Refusal::Api(code, detail) => {
+                let remedy = code.remedy().to_owned();
+                let exit = ExitCode::Runtime.number();
+                (
+                    code.slug(),
+                    code.title(),
+                    detail,
+                    remedy,
+                    code.status(),
+                    exit,
+                    Vec::new(),
+                )
+            }
+            Refusal::Failure(failure) => {
+                let code = failure.code;
+                let remedy = failure.remedy.unwrap_or_else(|| code.remedy().to_owned());
+                let (status, exit) = (status(code), code.number());
+                (
+                    code.slug(),
+                    code.meaning(),
+                    failure.what,
+                    remedy,
+                    status,
+                    exit,
+                    failure.context,
+                )
+            }
+        };
+        Problem {
+            type_uri: format!("{PROBLEM_URN}{code}"),
+            title: title.into(),
+            status: status.as_u16(),
+            detail,
+            instance: String::new(),
+            code: code.into(),
+            remedy,
+            exit,
+            context,
+        }
+    }
+
+    /// As a watch says it, for who asked for this path.
+    pub fn told(self, instance: String) -> Problem {
+        Problem {
+            instance,
+            ..self.problem()
+        }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refusal::Failure(failure) => failure.fmt(f),
+            Refusal::Api(code, detail) => write!(f, "{}: {detail}", code.title()),
+        }
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Failure(failure)
+    }
+}
+
+impl From<Gone> for Refusal {
+    fn from(gone: Gone) -> Refusal {
+        Refusal::new(ApiCode::Gone, gone)
+    }
+}
+
+/// The status of what the CLI would exit with.
+fn status(code: ExitCode) -> StatusCode {
+    use ExitCode as E;
+    match code {
+        E::SandboxNotFound | E::ImageNotFound | E::ImageNotStored | E::SnapshotNotFound => {
+            StatusCode::NOT_FOUND
+        }
+        E::NameInUse | E::ImageInUse | E::PortUnavailable | E::Shared | E::VmmTooOld => StatusCode::CONFLICT,
+        E::BadReference => StatusCode::BAD_REQUEST,
+        E::DiskFull | E::DiskBudget => StatusCode::INSUFFICIENT_STORAGE,
+        E::LimitsUnavailable | E::JailIncomplete => StatusCode::SERVICE_UNAVAILABLE,
+        E::RegistryUnreachable | E::RegistryDenied | E::RegistryRateLimited | E::RegistryFailed => {
+            StatusCode::BAD_GATEWAY
+        }
+        E::DigestMismatch
+        | E::LayerTruncated
+        | E::UnknownMediaType
+        | E::WrongArchitecture
+        | E::UnsafePath
+        | E::ImageMalformed
+        | E::MemoryTooSmall
+        | E::NotFound
+        | E::NotExecutable
+        | E::NotReady
+        | E::SnapshotDamaged
+        | E::SnapshotIncompatible
+        | E::SnapshotSignature
+        | E::VolumeUnavailable => StatusCode::UNPROCESSABLE_ENTITY,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// A problem on its way out, until [`say`] knows where it happened.
+#[derive(Clone, Debug)]
+struct Unsaid(Problem);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let unknown = matches!(self, Refusal::Api(ApiCode::Unauthenticated, _));
+        let retry = match self {
+            Refusal::Api(ApiCode::TooMany, _) => Some(RETRY_AFTER_S),
+            Refusal::Api(ApiCode::Draining, _) => Some(RETRY_DRAINED_S),
+            _ => None,
+        };
+        let problem = self.problem();
+        let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = status.into_response();
+        if let Some(seconds) = retry {
+            let seconds = HeaderValue::from(seconds);
+            response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        }
+        if unknown {
+            let bearer = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
+        }
+        response.extensions_mut().insert(Unsaid(problem));
+        response
+    }
+}
+
+/// Writes the document of whatever was refused further in.
+pub async fn say(request: Request, next: Next) -> Response {
+    let instance = request.uri().path().to_owned();
+    let mut response = next.run(request).await;
+    if let Some(Unsaid(problem)) = response.extensions_mut().remove::<Unsaid>() {
+        let problem = Problem { instance, ..problem };
+        let body = serde_json::to_vec(&problem).unwrap_or_default();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_TYPE));
+        headers.remove(header::CONTENT_LENGTH);
+        *response.body_mut() = body.into();
+    }
+    response
+}
+
+/// Nothing is at this path.
+pub async fn no_such_route(request: Request) -> Refusal {
+    Refusal::new(
+        ApiCode::NoSuchRoute,
+        format!("nothing is at {}", request.uri().path()),
+    )
+}
+
+/// Something is, but not for this method.
+pub async fn wrong_method(request: Request) -> Refusal {
+    let what = format!("{} does not take {}", request.uri().path(), request.method());
+    Refusal::new(ApiCode::WrongMethod, what)
+}

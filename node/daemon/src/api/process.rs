@@ -1,0 +1,62 @@
+//! A process of a container, as the API attends it.
+
+use async_trait::async_trait;
+use thaw_sandbox::agent_client::{AgentClient, Output, ProcessId};
+use thaw_sandbox::exit::{ExitCode, Failure};
+
+/// A process that was started.
+#[async_trait]
+pub trait Process: std::fmt::Debug + Send + Sync {
+    /// What it wrote, as soon as there is any; none at the end.
+    async fn read(&self, output: Output) -> Option<Vec<u8>>;
+    /// Returns when all of it is in the process's pipe or terminal.
+    async fn write(&self, data: Vec<u8>) -> Result<(), Failure>;
+    /// Ends its input.
+    async fn close_stdin(&self);
+    async fn resize(&self, rows: u16, columns: u16);
+    async fn signal(&self, number: u8);
+    /// Its exit code, or 128 and the signal's number.
+    async fn wait(&self) -> Result<i32, Failure>;
+}
+
+/// A process behind the guest's agent.
+#[derive(Debug)]
+pub struct GuestProcess {
+    pub agent: AgentClient,
+    pub id: ProcessId,
+}
+
+#[async_trait]
+impl Process for GuestProcess {
+    async fn read(&self, output: Output) -> Option<Vec<u8>> {
+        self.agent.read(&self.id, output).await
+    }
+
+    async fn write(&self, data: Vec<u8>) -> Result<(), Failure> {
+        let written = self.agent.write_stdin(&self.id, data).await;
+        written.map_err(|e| Failure::new(ExitCode::AgentFailed, format!("cannot write to its input: {e}")))
+    }
+
+    async fn close_stdin(&self) {
+        if let Err(e) = self.agent.close_stdin(&self.id).await {
+            tracing::debug!("cannot close stdin: {e}");
+        }
+    }
+
+    async fn resize(&self, rows: u16, columns: u16) {
+        if let Err(e) = self.agent.resize(&self.id, rows, columns).await {
+            tracing::debug!("cannot resize: {e}");
+        }
+    }
+
+    async fn signal(&self, number: u8) {
+        if let Err(e) = self.agent.signal(&self.id, number.into()).await {
+            tracing::debug!("cannot send signal {number}: {e}");
+        }
+    }
+
+    async fn wait(&self) -> Result<i32, Failure> {
+        let status = self.agent.wait(&self.id).await;
+        status.map_err(|e| Failure::new(ExitCode::GuestEnded, format!("lost the guest: {e}")))
+    }
+}

@@ -1,0 +1,108 @@
+//! A container that is to become ready before it is said that its sandbox was made.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use thaw_protocol::api::{Account, Readiness, ReadinessProbe};
+use thaw_sandbox::agent_client::{AgentClient, OUTPUT_LINGERS};
+use thaw_sandbox::container::ready::{self, Unready};
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::journal::Journal;
+use thaw_sandbox::sandbox::Sandbox;
+use thaw_sandbox::trace::Trace;
+
+use super::attendance::Attendance;
+
+/// Lines of a container's output shown with a failure, bytes they are looked for in, and characters of one.
+const LINES: usize = 10;
+const TAIL: u64 = 8 << 10;
+const LONGEST_LINE: usize = 200;
+
+/// Waits until a container is ready: where the time went until then.
+pub struct Readying(pub BoxFuture<'static, Result<Account, Failure>>);
+
+impl std::fmt::Debug for Readying {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Readying")
+    }
+}
+
+impl Readying {
+    /// Of a sandbox's container, which was started and is attended.
+    pub fn begin(
+        sandbox: &Sandbox,
+        attendance: &Attendance,
+        agent: AgentClient,
+        probe: ReadinessProbe,
+        trace: &Trace,
+    ) -> Readying {
+        let (directory, end, trace) = (sandbox.directory(), sandbox.wait_end(), trace.clone());
+        let (journal, mut exit) = (attendance.journal.clone(), attendance.exit.clone());
+        let container = sandbox.record().id.clone();
+        Readying(Box::pin(async move {
+            let waited = {
+                let _stage = trace.stage("ready");
+                tokio::select! {
+                    waited = ready::wait(&agent, &container, &probe) => waited?,
+                    reason = end => return Err(Failure::new(ExitCode::GuestEnded, reason)),
+                }
+            };
+            if let Err(unready) = waited {
+                if let Unready::Exited(_) = unready {
+                    // What it wrote last is on its way.
+                    let _ = tokio::time::timeout(OUTPUT_LINGERS, exit.wait_for(Option::is_some)).await;
+                }
+                return Err(with_output(unready.failure(&probe), journal).await);
+            }
+            ready::note(&directory, Readiness::Ready)?;
+            Ok(trace.account())
+        }))
+    }
+}
+
+/// A failure with the last lines the container wrote.
+async fn with_output(failure: Failure, journal: Arc<Journal>) -> Failure {
+    let lines = tokio::task::spawn_blocking(move || last_lines(&journal)).await;
+    Failure {
+        context: lines.unwrap_or_default(),
+        ..failure
+    }
+}
+
+/// Blocks. What cannot be read is left out.
+fn last_lines(journal: &Journal) -> Vec<String> {
+    let tail = journal.tail(TAIL).unwrap_or_default();
+    let text = String::from_utf8_lossy(&tail);
+    let shown = |line: &str| -> String {
+        let plain = line.chars().map(|c| if c.is_control() { ' ' } else { c });
+        plain.take(LONGEST_LINE).collect()
+    };
+    let lines: Vec<String> = text.lines().map(shown).collect();
+    lines[lines.len().saturating_sub(LINES)..].to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use thaw_sandbox::agent_client::Output;
+
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_shown_however_much_was_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::open(directory.path()).unwrap();
+        assert!(last_lines(&journal).is_empty());
+        for n in 0..30_000 {
+            journal
+                .append(Output::Stdout, format!("line {n}\n").as_bytes())
+                .unwrap();
+        }
+        journal.append(Output::Stderr, b"\x1b[31mbad\xff\n").unwrap();
+        let lines = last_lines(&journal);
+        assert_eq!((lines.len(), lines[0].as_str()), (LINES, "line 29991"));
+        assert_eq!(lines[LINES - 1], " [31mbad\u{fffd}");
+        journal.append(Output::Stdout, &[b'x'; 100_000]).unwrap();
+        let lines = last_lines(&journal);
+        assert_eq!((lines.len(), lines[0].len()), (1, LONGEST_LINE));
+    }
+}

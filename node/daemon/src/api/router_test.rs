@@ -1,0 +1,512 @@
+use axum::body::Body;
+use axum::http::{Method, Response, StatusCode};
+use http_body_util::BodyExt;
+use thaw_protocol::api::{CreatedSandbox, PROBLEM_TYPE, Sandbox, SandboxList};
+
+use super::*;
+use crate::api::asking::{JSON, ask, read, refused, routes, send, whole};
+use crate::api::fake::Fake;
+use crate::api::limits::{Bounds, Share};
+
+const GOOD: &str = r#"{"image":"x","cpus":1,"memory_mib":128}"#;
+
+async fn make(routes: &Router, key: Option<&str>, body: String) -> Response<Body> {
+    let mut request = ask("POST", "/v1/sandboxes", JSON, body);
+    if let Some(key) = key {
+        request
+            .headers_mut()
+            .insert("idempotency-key", key.parse().unwrap());
+    }
+    send(routes, request).await
+}
+
+fn labelled(label: &str) -> String {
+    format!(r#"{{"image":"x","cpus":1,"memory_mib":128,"labels":{{"app":"{label}"}}}}"#)
+}
+
+#[tokio::test]
+async fn whatever_is_wrong_is_a_problem_document() {
+    let (fake, routes) = routes();
+    let field = |more: &str| GOOD.replace('}', &format!(",{more}}}"));
+    let large = format!(r#"{{"image":"{}"}}"#, "x".repeat(MAX_BODY));
+    let deep = "[".repeat(100_000);
+    let long = format!("/v1/sandboxes/{}", "x".repeat(300));
+    let create = "/v1/sandboxes";
+    let freeze = "/v1/sandboxes/x/freeze";
+    let cases: Vec<(&str, &str, &str, String, u16, &str)> = vec![
+        ("POST", create, JSON, "{".into(), 400, "malformed-request"),
+        ("POST", create, JSON, String::new(), 400, "malformed-request"),
+        (
+            "POST",
+            create,
+            JSON,
+            format!("{GOOD} x"),
+            400,
+            "malformed-request",
+        ),
+        ("POST", create, JSON, deep, 422, "invalid-body"),
+        ("POST", create, JSON, "\u{0}".into(), 400, "malformed-request"),
+        ("POST", create, JSON, "null".into(), 422, "invalid-body"),
+        ("POST", create, JSON, "[]".into(), 422, "invalid-body"),
+        ("POST", create, JSON, field(r#""imagee":1"#), 422, "invalid-body"),
+        (
+            "POST",
+            create,
+            JSON,
+            field(&format!(r#""command":["{}"]"#, "x".repeat(40_000))),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            GOOD.replace(":1,", ":\"1\","),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            GOOD.replace(":1,", ":0,"),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            GOOD.replace(":1,", ":300,"),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            GOOD.replace("128", "1"),
+            422,
+            "memory-too-small",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            GOOD.replace("128", "99999999"),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            field(r#""timeout_s":0"#),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            field(r#""timeout_s":-1"#),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            field(r#""labels":{"a b":"c"}"#),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            field(r#""memory_mode":"uffd""#),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            create,
+            JSON,
+            field(r#""record_to":"a/../b""#),
+            422,
+            "invalid-body",
+        ),
+        ("POST", create, JSON, field(r#""name":"""#), 422, "invalid-body"),
+        (
+            "POST",
+            create,
+            JSON,
+            GOOD.replace("\"x\"", r#""missing""#),
+            404,
+            "image-not-found",
+        ),
+        ("POST", create, JSON, large, 413, "body-too-large"),
+        ("POST", create, "text/plain", GOOD.into(), 415, "wrong-media-type"),
+        (
+            "POST",
+            create,
+            "application/x-www-form-urlencoded",
+            "a=b".into(),
+            415,
+            "wrong-media-type",
+        ),
+        (
+            "POST",
+            freeze,
+            JSON,
+            r#"{"directory":"s"}"#.into(),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            freeze,
+            JSON,
+            r#"{"directory":"/s"}"#.into(),
+            404,
+            "sandbox-not-found",
+        ),
+        (
+            "POST",
+            "/v1/thaws",
+            JSON,
+            r#"{"directory":"../s"}"#.into(),
+            422,
+            "invalid-body",
+        ),
+        (
+            "POST",
+            "/v1/thaws",
+            JSON,
+            r#"{"directory":"/s"}"#.into(),
+            404,
+            "snapshot-not-found",
+        ),
+        ("PUT", create, JSON, GOOD.into(), 405, "wrong-method"),
+        ("GET", "/v1/thaws", JSON, String::new(), 405, "wrong-method"),
+        ("GET", "/v1/nothing", JSON, String::new(), 404, "no-such-route"),
+        (
+            "GET",
+            "/v1/sandboxes/../../etc",
+            JSON,
+            String::new(),
+            404,
+            "no-such-route",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes/x",
+            JSON,
+            String::new(),
+            404,
+            "sandbox-not-found",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes/%2e%2e%2f",
+            JSON,
+            String::new(),
+            404,
+            "sandbox-not-found",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes/%ff",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes/%00",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        ("DELETE", &long, JSON, String::new(), 400, "bad-parameter"),
+        (
+            "POST",
+            "/v1/sandboxes/x/pause",
+            JSON,
+            String::new(),
+            404,
+            "sandbox-not-found",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?limit=0",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?limit=x",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?limit=1&limit=2",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?unknown=1",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?continue=x",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?continue=MS5h",
+            JSON,
+            String::new(),
+            410,
+            "resource-version-gone",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?labelSelector=a%20b",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?fieldSelector=age=1",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?watch=maybe",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?resourceVersion=1",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?watch=1&limit=1",
+            JSON,
+            String::new(),
+            400,
+            "bad-parameter",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?watch=1&resourceVersion=1",
+            JSON,
+            String::new(),
+            410,
+            "resource-version-gone",
+        ),
+        (
+            "GET",
+            "/v1/sandboxes?watch=1&resourceVersion=18446744073709551615",
+            JSON,
+            String::new(),
+            410,
+            "resource-version-gone",
+        ),
+    ];
+    for (method, path, kind, body, status, code) in cases {
+        let shown = format!("{method} {path} {}", body.chars().take(60).collect::<String>());
+        let asked = ask(method, path, kind, body);
+        refused(&routes, asked, status, code, &shown).await;
+    }
+    assert_eq!((fake.made(), fake.living()), (0, 0));
+}
+
+#[tokio::test]
+async fn the_same_key_is_the_same_answer_and_makes_one_sandbox() {
+    let (fake, routes) = routes();
+    let first = make(&routes, Some("k"), GOOD.into()).await;
+    assert_eq!(first.status(), StatusCode::CREATED);
+    assert_eq!(first.headers()["server-timing"], "total;dur=0.000");
+    let first = whole(first).await;
+    let spaced = GOOD.replace(',', " , ");
+    let second = make(&routes, Some("k"), spaced).await;
+    assert!(
+        !second.headers().contains_key("server-timing"),
+        "nothing was made"
+    );
+    assert_eq!(whole(second).await, first);
+    assert_eq!(fake.made(), 1);
+    let reused = make(&routes, Some("k"), labelled("a")).await;
+    assert_eq!(reused.status(), StatusCode::UNPROCESSABLE_ENTITY);
+    let problem: Problem = serde_json::from_slice(&whole(reused).await).unwrap();
+    assert_eq!(problem.code, "idempotency-key-reused");
+    let bad = make(&routes, Some("two words"), GOOD.into()).await;
+    assert_eq!(bad.status(), StatusCode::BAD_REQUEST);
+    make(&routes, None, GOOD.into()).await;
+    make(&routes, None, GOOD.into()).await;
+    assert_eq!(fake.made(), 3);
+}
+
+#[tokio::test]
+async fn lists_go_by_labels_and_in_pieces_and_watches_go_on_from_them() {
+    let (_fake, routes) = routes();
+    for label in ["a", "b", "a", "c", "a"] {
+        assert_eq!(
+            make(&routes, None, labelled(label)).await.status(),
+            StatusCode::CREATED
+        );
+    }
+    let path = "/v1/sandboxes?labelSelector=app%20in%20(a,c)&limit=3";
+    let first: SandboxList = read(&routes, path).await;
+    let token = first.continue_token.clone().unwrap();
+    let extra: CreatedSandbox =
+        serde_json::from_slice(&whole(make(&routes, None, labelled("a")).await).await).unwrap();
+    let second: SandboxList = read(&routes, &format!("{path}&continue={token}")).await;
+    let labels = |list: &SandboxList| {
+        list.items
+            .iter()
+            .map(|s| s.labels["app"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (labels(&first), labels(&second)),
+        (vec!["a".into(), "a".into(), "c".into()], vec!["a".into()])
+    );
+    assert_eq!(
+        (second.resource_version, second.continue_token),
+        (first.resource_version, None)
+    );
+    let one: Sandbox = read(&routes, &format!("/v1/sandboxes/{}", first.items[0].id)).await;
+    assert_eq!(one, first.items[0]);
+
+    let watch = format!(
+        "/v1/sandboxes?watch=1&labelSelector=app&resourceVersion={}",
+        first.resource_version
+    );
+    let response = send(&routes, ask("GET", &watch, JSON, "")).await;
+    assert_eq!(response.headers()["content-type"], "application/x-ndjson");
+    let mut body = response.into_body();
+    let line = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let event: WatchEvent = serde_json::from_slice(&line).unwrap();
+    assert_eq!(event, WatchEvent::Added(extra.sandbox));
+    assert!(line.ends_with(b"\n"));
+}
+
+#[tokio::test]
+async fn more_than_is_served_is_turned_away_with_a_time_to_come_back() {
+    let (_fake, daemon) = Fake::daemon(true);
+    let none = Share {
+        running: 0,
+        of_one: 0,
+        waiting: 0,
+    };
+    let routes = router(
+        daemon,
+        Gate::new(Bounds {
+            read: none,
+            ..Bounds::default()
+        }),
+    );
+    let response = send(&routes, ask("GET", "/v1/sandboxes", JSON, "")).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(response.headers()["retry-after"], "1");
+    assert_eq!(response.headers()["content-type"], PROBLEM_TYPE);
+    let created = make(&routes, None, GOOD.into()).await;
+    assert_eq!(created.status(), StatusCode::CREATED, "the other lanes are open");
+}
+
+#[test]
+fn the_document_is_the_routes() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+    if std::env::var_os("THAW_WRITE_DOCS").is_some() {
+        std::fs::write(path, document()).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        written == document(),
+        "docs/openapi.json is stale: run the tests with THAW_WRITE_DOCS=1"
+    );
+}
+
+#[test]
+fn every_operation_has_a_name_of_its_own_that_is_a_verb_and_a_noun() {
+    let verbs =
+        "change create delete end exec fork freeze get list open pause pull read resume set start thaw write";
+    let verbs: Vec<_> = verbs.split(' ').collect();
+    let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
+    let mut names = std::collections::BTreeSet::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let name = operation["operationId"].as_str().unwrap_or_default();
+            let noun_at = name.find(|c: char| c.is_ascii_uppercase()).unwrap_or(0);
+            let (verb, noun) = name.split_at(noun_at);
+            assert!(
+                verbs.contains(&verb),
+                "{method} {path}: {name:?} begins with a verb"
+            );
+            let plain = noun.chars().all(|c| c.is_ascii_alphanumeric());
+            assert!(noun.len() > 2 && plain, "{method} {path}: {name:?} has a noun");
+            assert!(names.insert(name.to_owned()), "{name} is another operation's too");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_route_is_in_the_document_with_its_methods() {
+    let (_fake, routes) = routes();
+    let served: serde_json::Value = read(&routes, "/openapi.json").await;
+    assert_eq!(served["openapi"].as_str().unwrap()[..3], *"3.1");
+    let paths = served["paths"].as_object().unwrap();
+    assert!(paths.len() >= 7);
+    for (path, methods) in paths {
+        // What a path takes is told to who asks with a method it does not take.
+        let asked = path.replace(['{', '}'], "");
+        let response = send(&routes, ask("TRACE", &asked, JSON, "")).await;
+        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");
+        let allow = response.headers()["allow"].to_str().unwrap();
+        let mut allowed: Vec<_> = allow
+            .split(',')
+            .map(str::to_lowercase)
+            .filter(|m| m != "head")
+            .collect();
+        let mut said: Vec<_> = methods.as_object().unwrap().keys().cloned().collect();
+        allowed.sort();
+        said.sort();
+        assert_eq!(allowed, said, "{path}");
+    }
+    let page = whole(send(&routes, ask(Method::GET.as_str(), "/", JSON, "")).await).await;
+    let page = String::from_utf8(page.to_vec()).unwrap();
+    assert!(page.contains("openapi.json") && !page.contains("http:") && !page.contains("https:"));
+}

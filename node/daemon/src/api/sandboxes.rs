@@ -1,0 +1,467 @@
+//! Sandboxes: made, shown, listed, watched, changed, deleted.
+//!
+//! Invariants: reads are of the cache; a making whose caller hangs up is dropped, and leaves nothing; what else was begun is
+//! finished, on a task of its own, for a sandbox must not stay half frozen.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime};
+
+use axum::body::{Body as Stream, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde::Deserialize;
+use thaw_protocol::api::{
+    Account, ChangeSandbox, CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox,
+    FrozenSandbox, NetworkPolicy, Problem, Sandbox, SandboxList, ThawSandbox, WatchEvent,
+};
+use thaw_sandbox::snapshot::Hash;
+use thaw_sandbox::state::{Asked, Behalf};
+use utoipa::IntoParams;
+
+use super::check;
+use super::daemon::{Daemon, none};
+use super::extract::{Body, Key, Parameters};
+use super::peer::Peer;
+use super::problem::{ApiCode, Refusal};
+use super::scope::{Scope, Wanted};
+use super::timing::{SERVER_TIMING, server_timing};
+use super::watch::ring::encode;
+use super::watch::{Page, Query, Selector, Watcher, page::Token};
+use crate::metrics::How;
+use crate::spans::{self, Creation, Told};
+
+/// The media type of a watch.
+pub const LINES: &str = "application/x-ndjson";
+
+/// How many sandboxes may be asked for at once; without a limit, all are.
+const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
+
+/// What of the sandboxes is asked for.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[into_params(parameter_in = Query)]
+pub struct ListParameters {
+    /// By labels: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`; all of those between commas.
+    label_selector: Option<String>,
+    /// By fields: `name`, `state`, `image`, `tenant`, with `=` or `!=`; all of those between commas.
+    field_selector: Option<String>,
+    /// At most so many.
+    #[param(minimum = 1, maximum = 10000)]
+    limit: Option<u32>,
+    /// Where the list before said that it goes on.
+    #[serde(rename = "continue")]
+    continue_token: Option<String>,
+    /// `1` or `true`: the changes from now on, one a line, instead of a list.
+    watch: Option<String>,
+    /// With `watch`: the changes after this version.
+    resource_version: Option<u64>,
+}
+
+/// The sandboxes as they are, or with `watch` their changes.
+#[utoipa::path(get, path = "/v1/sandboxes", operation_id = "listSandboxes", tag = "sandboxes", params(ListParameters), responses(
+    (status = 200, description = "The sandboxes, or with `watch` one WatchEvent a line", content(
+        (SandboxList = "application/json"), (WatchEvent = "application/x-ndjson"))),
+    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "The version is too old", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn list(
+    State(daemon): State<Arc<Daemon>>,
+    uri: Uri,
+    scope: Scope,
+    Parameters(asked): Parameters<ListParameters>,
+) -> Result<Response, Refusal> {
+    let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
+    let labels = asked.label_selector.as_deref().unwrap_or_default();
+    let fields = asked.field_selector.as_deref().unwrap_or_default();
+    let selector = Selector::parse(scope, labels, fields).map_err(|e| bad(&e.to_string()))?;
+    let watch = match asked.watch.as_deref() {
+        Some("1" | "true") => true,
+        None | Some("0" | "false") => false,
+        Some(_) => return Err(bad("watch is 1 or 0")),
+    };
+    if watch {
+        if asked.limit.is_some() || asked.continue_token.is_some() {
+            return Err(bad("a watch has no limit and does not continue a list"));
+        }
+        return follow(&daemon, asked.resource_version, selector, uri.path().to_owned());
+    }
+    if asked.resource_version.is_some() {
+        return Err(bad("resourceVersion goes with watch=1"));
+    }
+    if asked.limit.is_some_and(|limit| !LIMIT.contains(&limit)) {
+        let (least, most) = (LIMIT.start(), LIMIT.end());
+        return Err(bad(&format!("limit is {least} to {most}")));
+    }
+    let from = match asked.continue_token.as_deref() {
+        Some(text) => Some(Token::decode(text).ok_or_else(|| bad("this is no continue token"))?),
+        None => None,
+    };
+    let page = daemon.cache.list(&Query {
+        selector,
+        limit: asked.limit.map(|limit| limit as usize),
+        from,
+    })?;
+    Ok(Json(shown(page)).into_response())
+}
+
+fn shown(page: Page) -> SandboxList {
+    SandboxList {
+        resource_version: page.version,
+        items: page.items.iter().map(|item| Sandbox::clone(item)).collect(),
+        continue_token: page.next.map(|token| token.encode()),
+    }
+}
+
+/// The changes after a version, for as long as the caller listens.
+fn follow(
+    daemon: &Daemon,
+    after: Option<u64>,
+    selector: Selector,
+    instance: String,
+) -> Result<Response, Refusal> {
+    let watcher = Watcher::start(daemon.cache.clone(), after, selector)?;
+    let lines = futures_util::stream::unfold(Some(watcher), move |watcher| {
+        let instance = instance.clone();
+        async move {
+            let mut watcher = watcher?;
+            match watcher.next().await {
+                Ok(lines) => Some((Ok::<_, std::convert::Infallible>(lines?), Some(watcher))),
+                Err(gone) => {
+                    let last = WatchEvent::Error(Refusal::from(gone).told(instance));
+                    Some((Ok(encode(&last)), None))
+                }
+            }
+        }
+    });
+    Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
+}
+
+/// One sandbox, by id or name.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}", operation_id = "getSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = Sandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<Sandbox>, Refusal> {
+    let found = daemon.cache.find(&wanted).ok_or_else(|| none(&wanted.text))?;
+    Ok(Json(Sandbox::clone(&found)))
+}
+
+/// Makes a sandbox of an image; when this answers, its agent takes containers, or the one that was asked for is ready.
+#[utoipa::path(post, path = "/v1/sandboxes", operation_id = "createSandbox", tag = "sandboxes", request_body = CreateSandbox,
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
+    ), responses(
+    (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
+    (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here, or its container did not become ready", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn create(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Peer>,
+    Key(key): Key,
+    headers: HeaderMap,
+    Body(request): Body<CreateSandbox>,
+) -> Result<Response, Refusal> {
+    check::create(&request)?;
+    check::name(&request.name, &peer)?;
+    let said = encoded(&("sandbox", &request))?;
+    let behalf = behalf(&peer, key, &said, request.container.is_none());
+    let making = daemon.create(request, behalf.clone());
+    once(&daemon, behalf.asked, || {
+        traced(&daemon, How::Create, &headers, making)
+    })
+    .await
+}
+
+/// Makes a sandbox of a snapshot: what ran in it goes on, as another.
+#[utoipa::path(post, path = "/v1/thaws", operation_id = "thawSandbox", tag = "sandboxes", request_body = ThawSandbox,
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
+    ), responses(
+    (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
+    (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn thaw(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Peer>,
+    Key(key): Key,
+    headers: HeaderMap,
+    Body(request): Body<ThawSandbox>,
+) -> Result<Response, Refusal> {
+    check::thaw(&request)?;
+    check::name(&request.name, &peer)?;
+    let said = encoded(&("thaw", &request))?;
+    let behalf = behalf(&peer, key, &said, true);
+    let making = daemon.thaw(request, behalf.clone());
+    once(&daemon, behalf.asked, || {
+        traced(&daemon, How::Thaw, &headers, making)
+    })
+    .await
+}
+
+/// Has a creation sent as a span, whatever comes of it.
+async fn traced(
+    daemon: &Daemon,
+    how: How,
+    headers: &HeaderMap,
+    making: impl Future<Output = Result<CreatedSandbox, Refusal>>,
+) -> Result<CreatedSandbox, Refusal> {
+    let (began, since) = (SystemTime::now(), Instant::now());
+    let made = making.await;
+    daemon.tell(|| Creation {
+        what: how.name(),
+        parent: spans::parent(headers),
+        began,
+        took: since.elapsed(),
+        outcome: match &made {
+            Ok(created) => Ok(Told {
+                id: Some(created.sandbox.id.clone()),
+                account: created.account.clone(),
+                clones: Vec::new(),
+            }),
+            Err(refusal) => Err(refusal.slug()),
+        },
+    });
+    made
+}
+
+/// What is made of a request.
+trait Made: serde::Serialize {
+    /// Where the time went, if one account says so of all of it.
+    fn account(&self) -> Option<&Account>;
+    fn sandboxes(&self) -> Vec<&Sandbox>;
+}
+
+impl Made for CreatedSandbox {
+    fn account(&self) -> Option<&Account> {
+        Some(&self.account)
+    }
+
+    fn sandboxes(&self) -> Vec<&Sandbox> {
+        vec![&self.sandbox]
+    }
+}
+
+impl Made for ForkedSandbox {
+    /// Each clone has its own.
+    fn account(&self) -> Option<&Account> {
+        None
+    }
+
+    fn sandboxes(&self) -> Vec<&Sandbox> {
+        self.items.iter().map(|made| &made.sandbox).collect()
+    }
+}
+
+/// Who asks, and the key the request came with, if it did.
+fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> Behalf {
+    let asked = key.map(|key| Asked {
+        client: peer.client(),
+        share: peer.share(),
+        key,
+        request: Hash::of(said),
+        ready_is_all,
+    });
+    Behalf {
+        tenant: peer.tenant().cloned(),
+        asked,
+    }
+}
+
+/// The answer to a creation; the same to the same key, also by a later thawd. Who has it made is told by a header too where
+/// the time went.
+async fn once<T: Made, F: Future<Output = Result<T, Refusal>>>(
+    daemon: &Daemon,
+    asked: Option<Asked>,
+    make: impl FnOnce() -> F,
+) -> Result<Response, Refusal> {
+    let timing = OnceLock::new();
+    let is_kept = asked.is_some();
+    let make = || async {
+        let made = make().await?;
+        if let Some(account) = made.account() {
+            timing.get_or_init(|| server_timing(account));
+        }
+        let answer = encoded(&made)?;
+        if is_kept {
+            let made = made.sandboxes().into_iter();
+            made.for_each(|sandbox| daemon.note_answer(&sandbox.id, &answer));
+        }
+        Ok(answer)
+    };
+    let answer = match asked {
+        Some(asked) => daemon.answers.once(&asked, Instant::now(), make).await?,
+        None => make().await?,
+    };
+    let json = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let timing = timing.into_inner().map(|timing| (SERVER_TIMING, timing));
+    let headers: HeaderMap = [Some(json), timing].into_iter().flatten().collect();
+    Ok((StatusCode::CREATED, headers, answer).into_response())
+}
+
+fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
+    let encoded = serde_json::to_vec(value).map_err(|e| Refusal::new(ApiCode::Broken, e))?;
+    Ok(encoded.into())
+}
+
+/// What becomes of a sandbox that failed.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeleteParameters {
+    /// `keep`: a sandbox that ended unasked stays listed as failed. Without: nothing of it stays.
+    #[param(pattern = "^keep$")]
+    failed: Option<String>,
+}
+
+/// Ends a sandbox and removes all it has; of one that failed, what is left.
+#[utoipa::path(delete, path = "/v1/sandboxes/{id}", operation_id = "deleteSandbox", tag = "sandboxes", params(DeleteParameters, ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 204, description = "It is gone"),
+    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn delete(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Parameters(asked): Parameters<DeleteParameters>,
+) -> Result<StatusCode, Refusal> {
+    let keep = match asked.failed.as_deref() {
+        None => false,
+        Some("keep") => true,
+        Some(_) => return Err(Refusal::new(ApiCode::BadParameter, "failed is keep, or left out")),
+    };
+    let deleting = daemon.clone();
+    let deleted = async move {
+        match keep {
+            true => deleting.delete_unless_failed(&wanted).await,
+            false => deleting.delete(&wanted).await,
+        }
+    };
+    daemon.finish(deleted).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Changes a sandbox while it runs: what the body leaves out stays as it is.
+#[utoipa::path(patch, path = "/v1/sandboxes/{id}", operation_id = "changeSandbox", tag = "sandboxes", request_body = ChangeSandbox,
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = Sandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Its thaw-vmm is of a release that lacks this", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn change(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Body(change): Body<ChangeSandbox>,
+) -> Result<Json<Sandbox>, Refusal> {
+    check::rate_limits(&change.rate_limits)?;
+    let changed = daemon
+        .clone()
+        .finish(async move { daemon.set_rate_limits(&wanted, change.rate_limits).await })
+        .await?;
+    Ok(Json(Sandbox::clone(&changed)))
+}
+
+/// Stops a sandbox's CPUs.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", operation_id = "pauseSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 204, description = "They stand still"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn pause(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
+    daemon
+        .clone()
+        .finish(async move { daemon.pause(&wanted).await })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lets a paused sandbox's CPUs run again.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", operation_id = "resumeSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 204, description = "They run"),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn resume(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
+    daemon
+        .clone()
+        .finish(async move { daemon.resume(&wanted).await })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Says where a sandbox may connect to, from now on: at once, for the connections it has too.
+#[utoipa::path(patch, path = "/v1/sandboxes/{id}/network", operation_id = "setNetworkPolicy", tag = "sandboxes", request_body = NetworkPolicy,
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = Sandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn set_network_policy(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Body(policy): Body<NetworkPolicy>,
+) -> Result<Json<Sandbox>, Refusal> {
+    check::network(Some(&policy), &[])?;
+    let changed = daemon
+        .clone()
+        .finish(async move { daemon.set_network_policy(&wanted, policy).await })
+        .await?;
+    Ok(Json(Sandbox::clone(&changed)))
+}
+
+/// Writes a running sandbox down, memory and disk.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/freeze", operation_id = "freezeSandbox", tag = "sandboxes", request_body = FreezeSandbox,
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = FrozenSandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn freeze(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Body(request): Body<FreezeSandbox>,
+) -> Result<Json<FrozenSandbox>, Refusal> {
+    check::freeze(&request)?;
+    daemon
+        .clone()
+        .finish(async move { daemon.freeze(&wanted, request).await })
+        .await
+        .map(Json)
+}
+
+/// Makes clones of a running sandbox, which goes on: all that are asked for, or none.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", operation_id = "forkSandbox", tag = "sandboxes", request_body = ForkSandbox,
+    params(
+        ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
+    ), responses(
+    (status = 201, body = ForkedSandbox),
+    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "This is no thawd", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn fork(
+    State(daemon): State<Arc<Daemon>>,
+    Extension(peer): Extension<Peer>,
+    wanted: Wanted,
+    Key(key): Key,
+    headers: HeaderMap,
+    Body(request): Body<ForkSandbox>,
+) -> Result<Response, Refusal> {
+    check::fork(&request)?;
+    let said = encoded(&("fork", &wanted.text, &request))?;
+    let asked = behalf(&peer, key, &said, false).asked;
+    let making = daemon.fork(wanted, request, asked.clone(), spans::parent(&headers));
+    once(&daemon, asked, || making).await
+}

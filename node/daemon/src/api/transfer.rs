@@ -1,0 +1,249 @@
+//! Files of a sandbox's container, read and written.
+//!
+//! Invariants: of a file at most one piece is held, whatever its size; an answer that says how long it is is as long, or breaks
+//! off; an upload that breaks off leaves nothing under its path.
+
+use std::sync::Arc;
+
+use axum::body::{Body as Stream, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
+use serde::Deserialize;
+use thaw_protocol::api::{FILE_MODE, MAX_FILE, Problem};
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::id::new_id;
+use utoipa::IntoParams;
+
+use super::check;
+use super::daemon::Daemon;
+use super::extract::{BODY_LIMIT, Parameters, content_length};
+use super::files::{Files, PIECE, Piece, Upload};
+use super::problem::{ApiCode, Refusal};
+use super::scope::Wanted;
+
+/// Which file is read.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ReadParameters {
+    /// Absolute, in the container, without `..`.
+    #[param(max_length = 1024, pattern = r"^/[^\x00]*$")]
+    path: String,
+}
+
+/// Which file is written.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WriteParameters {
+    /// Absolute, in the container, without `..`.
+    #[param(max_length = 1024, pattern = r"^/[^\x00]*$")]
+    path: String,
+    /// The permission bits of a file that is new, octal [default: 0644].
+    #[param(pattern = "^[0-7]{1,4}$")]
+    mode: Option<String>,
+}
+
+/// Reads a file of the sandbox's container, as its root user sees it.
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/files", operation_id = "readFile", tag = "files",
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), ReadParameters), responses(
+    (status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream",
+        headers(("thaw-file-mode" = String, description = "Its permission bits, octal"))),
+    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox, container or file", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The sandbox does not run, or its file cannot be read", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "This is no regular file, or too large", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn read(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Parameters(asked): Parameters<ReadParameters>,
+) -> Result<Response, Refusal> {
+    check::file(&asked.path)?;
+    let files = daemon.running(&wanted)?.files().await?;
+    let first = files.read(&asked.path, 0, 0).await?;
+    if first.size > MAX_FILE {
+        let what = format!("{} has {} bytes, more than {MAX_FILE}", asked.path, first.size);
+        return Err(Refusal::new(ApiCode::NotAFile, what));
+    }
+    let mode = format!("{:04o}", first.mode);
+    let size = (first.size > 0).then_some(first.size);
+    let reading = Reading {
+        files,
+        path: asked.path,
+        identity: first.identity,
+        size,
+        at: 0,
+        next: Some(first),
+    };
+    let pieces = futures_util::stream::unfold(reading, async |mut reading| {
+        reading.next().await.map(|piece| (piece, reading))
+    });
+    let mut response = Stream::from_stream(pieces).into_response();
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
+    if let Ok(mode) = HeaderValue::from_str(&mode) {
+        headers.insert(FILE_MODE, mode);
+    }
+    if let Some(size) = size {
+        headers.insert(header::CONTENT_LENGTH, size.into());
+    }
+    Ok(response)
+}
+
+/// A file that is being read.
+struct Reading {
+    files: Arc<dyn Files>,
+    path: String,
+    identity: u64,
+    /// What it said it has. None: all there is.
+    size: Option<u64>,
+    at: u64,
+    next: Option<Piece>,
+}
+
+impl Reading {
+    /// The next bytes. None at the end.
+    async fn next(&mut self) -> Option<std::io::Result<Bytes>> {
+        let left = self.size.unwrap_or(MAX_FILE) - self.at;
+        if left == 0 {
+            return None;
+        }
+        let piece = match self.next.take() {
+            Some(first) => Ok(first),
+            None => self.files.read(&self.path, self.at, self.identity).await,
+        };
+        let mut data = match piece {
+            Ok(piece) => piece.data,
+            Err(refusal) => return Some(Err(std::io::Error::other(refusal.to_string()))),
+        };
+        if data.is_empty() {
+            let short = || std::io::Error::other("the file became shorter while it was read");
+            return self.size.map(|_| Err(short()));
+        }
+        data.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        self.at += data.len() as u64;
+        Some(Ok(data.into()))
+    }
+}
+
+/// Writes a file of the sandbox's container, as its root user. It appears when it is whole; one that was there is replaced, and
+/// keeps its owner and permissions.
+#[utoipa::path(put, path = "/v1/sandboxes/{id}/files", operation_id = "writeFile", tag = "files",
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), WriteParameters),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
+    (status = 204, description = "It is there"),
+    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox, container or directory", body = Problem, content_type = "application/problem+json"),
+    (status = 408, description = "The body did not come in time", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The sandbox does not run, or the file cannot be written", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "More than 1 GiB", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "There is a directory", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "There is no room in the sandbox", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn write(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Parameters(asked): Parameters<WriteParameters>,
+    request: Request,
+) -> Result<StatusCode, Refusal> {
+    check::file(&asked.path)?;
+    let mode = asked.mode.as_deref().unwrap_or("0644");
+    let mode = match u32::from_str_radix(mode, 8) {
+        Ok(bits) if bits <= 0o7777 && mode.bytes().all(|b| b.is_ascii_digit()) => bits,
+        _ => return Err(Refusal::new(ApiCode::BadParameter, "mode is octal, at most 7777")),
+    };
+    if content_length(&request).is_some_and(|length| length > MAX_FILE) {
+        return Err(too_large());
+    }
+    let name = new_id().map_err(|e| Failure::system("cannot read random bytes", &e))?;
+    let mut writing = Writing {
+        files: daemon.running(&wanted)?.files().await?,
+        upload: Upload {
+            path: asked.path,
+            name,
+            mode,
+        },
+        at: 0,
+        over: false,
+    };
+    let mut body = request.into_body().into_data_stream();
+    let mut held = Vec::new();
+    loop {
+        let data = match tokio::time::timeout(BODY_LIMIT, body.next()).await {
+            Ok(Some(Ok(data))) => data,
+            Ok(None) => break,
+            Ok(Some(Err(e))) => {
+                return Err(Refusal::new(
+                    ApiCode::Malformed,
+                    format!("the body broke off: {e}"),
+                ));
+            }
+            Err(_) => {
+                let what = format!("nothing of the body came for {} s", BODY_LIMIT.as_secs());
+                return Err(Refusal::new(ApiCode::TooSlow, what));
+            }
+        };
+        if writing.at + (held.len() + data.len()) as u64 > MAX_FILE {
+            return Err(too_large());
+        }
+        let mut data = &data[..];
+        while held.len() + data.len() > PIECE {
+            let (now, later) = data.split_at(PIECE - held.len());
+            held.extend_from_slice(now);
+            writing.write(std::mem::take(&mut held), false).await?;
+            data = later;
+        }
+        held.extend_from_slice(data);
+    }
+    writing.write(held, true).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn too_large() -> Refusal {
+    Refusal::new(
+        ApiCode::BodyTooLarge,
+        format!("a file has at most {MAX_FILE} bytes"),
+    )
+}
+
+/// A file that is being written. Dropped before it is whole, it is forgotten.
+struct Writing {
+    files: Arc<dyn Files>,
+    upload: Upload,
+    at: u64,
+    over: bool,
+}
+
+impl Writing {
+    async fn write(&mut self, data: Vec<u8>, last: bool) -> Result<(), Refusal> {
+        let length = data.len() as u64;
+        self.files.write(&self.upload, self.at, data, last).await?;
+        self.at += length;
+        self.over = last;
+        Ok(())
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if !self.over {
+            let (files, upload) = (self.files.clone(), self.upload.clone());
+            // Bounded by the call's own end: the connection goes with it.
+            tokio::spawn(async move {
+                let _ = tokio::time::timeout(BODY_LIMIT, files.abandon(&upload)).await;
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "transfer_test.rs"]
+mod tests;

@@ -1,0 +1,271 @@
+//! What thawd counts, for Prometheus. docs/metrics.md names every metric.
+//!
+//! | module | noun |
+//! |---|---|
+//! | here | what is counted as it happens |
+//! | [`families`] | metrics at one moment, as text |
+//! | [`node`] | what the node has and did |
+//! | [`process`] | this process |
+//!
+//! Invariants: asking for metrics touches no disk, no guest and no VMM; every label has a bounded number of values, whatever
+//! callers ask for ([`Names`]); no metric speaks of one sandbox, of which there may be thousands.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts};
+use thaw_protocol::api::Account;
+use thaw_sandbox::failure::Reason;
+
+pub mod families;
+#[cfg(test)]
+pub mod grammar;
+pub mod node;
+pub mod process;
+
+pub use families::{Families, MEDIA_TYPE};
+
+/// Upper bounds of the buckets of a start, a stage and a request, seconds.
+const SECONDS: [f64; 19] = [
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    20.0, 40.0, 60.0,
+];
+/// Most values a label has that is not one of a list in the code.
+const MOST_NAMES: usize = 64;
+/// What all the others are called.
+const OTHER: &str = "other";
+
+/// How a sandbox was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Of an image.
+    Create,
+    /// Of a snapshot.
+    Thaw,
+}
+
+impl How {
+    /// As it is written in metrics and spans.
+    pub fn name(self) -> &'static str {
+        match self {
+            How::Create => "create",
+            How::Thaw => "thaw",
+        }
+    }
+}
+
+/// The first [`MOST_NAMES`] names that come; later ones are [`OTHER`].
+#[derive(Debug, Default)]
+pub struct Names(Mutex<BTreeSet<String>>);
+
+impl Names {
+    /// As a label's value.
+    pub fn of<'a>(&self, name: &'a str) -> &'a str {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.contains(name) {
+            return name;
+        }
+        match known.len() < MOST_NAMES {
+            true => {
+                known.insert(name.to_owned());
+                name
+            }
+            false => OTHER,
+        }
+    }
+}
+
+/// What is counted as it happens.
+#[derive(Debug)]
+pub struct Metrics {
+    starts: HistogramVec,
+    stages: HistogramVec,
+    stage_names: Names,
+    failures: IntCounterVec,
+    failed: IntCounterVec,
+    slow: IntCounterVec,
+    slow_names: Names,
+    endpoint_names: Names,
+    faults: IntCounter,
+    populated: IntCounter,
+    image_bytes: IntCounter,
+    requests: IntCounterVec,
+    latencies: HistogramVec,
+    connections: IntGauge,
+    connections_refused: IntCounter,
+}
+
+/// A connection that is being served.
+#[derive(Debug)]
+pub struct Connected(IntGauge);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics {
+            starts: histograms(
+                "thaw_start_seconds",
+                "From the request for a sandbox to its agent taking containers.",
+                &["how"],
+            ),
+            stages: histograms(
+                "thaw_start_stage_seconds",
+                "The stages of these; some run beside each other.",
+                &["how", "stage"],
+            ),
+            stage_names: Names::default(),
+            failures: counters(
+                "thaw_start_failures_total",
+                "Sandboxes that could not be made, by the problem's code.",
+                &["how", "code"],
+            ),
+            failed: failed_sandboxes(),
+            slow: counters(
+                "thaw_start_slow_total",
+                "Starts that were slower than they could be, by why.",
+                &["how", "reason"],
+            ),
+            slow_names: Names::default(),
+            endpoint_names: Names::default(),
+            faults: counter(
+                "thaw_start_faults_total",
+                "Page faults of thawed guests' CPUs until they were ready.",
+            ),
+            populated: counter(
+                "thaw_start_populated_pages_total",
+                "Pages that were mapped before thawed guests ran.",
+            ),
+            image_bytes: counter(
+                "thaw_start_image_bytes_total",
+                "Bytes transferred to have images before their guests ran.",
+            ),
+            requests: counters(
+                "thaw_api_requests_total",
+                "Requests answered.",
+                &["route", "method", "status"],
+            ),
+            latencies: histograms(
+                "thaw_api_request_seconds",
+                "From a request's head to its answer's head.",
+                &["route", "method"],
+            ),
+            connections: IntGauge::new("thaw_api_connections", "Connections being served.")
+                .expect("the name is good"),
+            connections_refused: counter(
+                "thaw_api_connections_refused_total",
+                "Connections turned away for there were too many.",
+            ),
+        }
+    }
+}
+
+impl Metrics {
+    /// A sandbox was made.
+    pub fn started(&self, how: How, took: Duration, account: &Account) {
+        let how = how.name();
+        self.starts.with_label_values(&[how]).observe(took.as_secs_f64());
+        for stage in &account.stages {
+            let name = self.stage_names.of(&stage.name);
+            let seconds = stage.duration_ns as f64 / 1e9;
+            self.stages.with_label_values(&[how, name]).observe(seconds);
+        }
+        for reason in &account.reasons {
+            let name = self.slow_names.of(&reason.code);
+            self.slow.with_label_values(&[how, name]).inc();
+        }
+        let counted = |name: &str| account.counts.get(name).copied().unwrap_or(0);
+        self.faults.inc_by(counted("faults"));
+        self.populated.inc_by(counted("populated_pages"));
+        self.image_bytes.inc_by(counted("image_bytes"));
+    }
+
+    /// A sandbox was not made, for a reason with this code.
+    pub fn not_started(&self, how: How, code: &'static str) {
+        self.failures.with_label_values(&[how.name(), code]).inc();
+    }
+
+    /// A sandbox ended unasked, for a reason with this code.
+    pub fn failed(&self, reason: &str) {
+        self.failed.with_label_values(&[reason]).inc();
+    }
+
+    /// A request was answered. `route` is a path's pattern, not the path.
+    pub fn answered(&self, route: &str, method: &'static str, status: u16, took: Duration) {
+        let status = status.to_string();
+        self.requests.with_label_values(&[route, method, &status]).inc();
+        self.latencies
+            .with_label_values(&[route, method])
+            .observe(took.as_secs_f64());
+    }
+
+    /// The names of endpoints that were told so far.
+    pub fn endpoint_names(&self) -> &Names {
+        &self.endpoint_names
+    }
+
+    /// A connection was accepted; it lasts as long as what is returned.
+    pub fn connected(&self) -> Connected {
+        self.connections.inc();
+        Connected(self.connections.clone())
+    }
+
+    /// A connection was turned away: there are too many.
+    pub fn connection_refused(&self) {
+        self.connections_refused.inc();
+    }
+
+    /// All of it.
+    pub fn collect(&self, families: &mut Families) {
+        for histograms in [&self.starts, &self.stages, &self.latencies] {
+            families.collected(histograms);
+        }
+        for counters in [&self.failures, &self.failed, &self.slow, &self.requests] {
+            families.collected(counters);
+        }
+        for counter in [
+            &self.faults,
+            &self.populated,
+            &self.image_bytes,
+            &self.connections_refused,
+        ] {
+            families.collected(counter);
+        }
+        families.collected(&self.connections);
+    }
+}
+
+fn histograms(name: &str, help: &str, labels: &[&str]) -> HistogramVec {
+    let options = HistogramOpts::new(name, help).buckets(SECONDS.into());
+    HistogramVec::new(options, labels).expect("the names are good and the bounds grow")
+}
+
+fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    IntCounterVec::new(Opts::new(name, help), labels).expect("the names are good")
+}
+
+/// With every reason from the start, so that the first failure shows as an increase.
+fn failed_sandboxes() -> IntCounterVec {
+    let failed = counters(
+        "thaw_sandbox_failures_total",
+        "Sandboxes that ended unasked, by why.",
+        &["reason"],
+    );
+    for reason in Reason::ALL {
+        failed.with_label_values(&[reason.code()]);
+    }
+    failed
+}
+
+fn counter(name: &str, help: &str) -> IntCounter {
+    IntCounter::new(name, help).expect("the name is good")
+}
+
+#[cfg(test)]
+#[path = "metrics_test.rs"]
+mod tests;

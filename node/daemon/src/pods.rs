@@ -1,0 +1,351 @@
+//! What thawd does for containerd's shim ([`thaw_protocol::shim::pods`]): a microVM for each pod, ttrpc on a unix socket that is
+//! this user's alone.
+//!
+//! Invariant: a pod ends with the shim it was made for, whatever ends that; so nothing of a pod is kept here that its sandbox's
+//! record does not have.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thaw_pools::process::ProcessRecord;
+use thaw_pools::share::Source;
+use thaw_protocol::api::{self, CreatedSandbox, DEFAULT_DISK_MIB, FreezeSandbox, RateLimits};
+use thaw_protocol::control::{DeviceId, HOST_DISKS};
+use thaw_protocol::shim::Empty;
+use thaw_protocol::shim::pods::pod_network::Mode;
+use thaw_protocol::shim::pods::*;
+use thaw_protocol::shim::pods_ttrpc::{Pods as Service, create_pods};
+use thaw_protocol::versions::PODS;
+use thaw_sandbox::blocking::blocking;
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::sandbox::{NetworkMode, NetworkSource};
+use thaw_sandbox::state::{HostDisk, PodNamespace};
+use thaw_sandbox::unix_socket::bind;
+use tokio::net::UnixListener;
+use ttrpc::Code;
+use ttrpc::r#async::transport::Listener;
+use ttrpc::r#async::{Server, TtrpcContext};
+
+use crate::api::daemon::Daemon;
+use crate::api::maker::{CreatePod, ThawPod};
+use crate::api::problem::Refusal;
+use crate::api::scope::Wanted;
+
+mod cgroup;
+
+/// What a pod has whose shim does not say.
+const DEFAULT_CPUS: u8 = 1;
+const DEFAULT_MEMORY_MIB: u32 = 512;
+
+/// The service, listening.
+pub struct Listening {
+    listener: UnixListener,
+    socket: PathBuf,
+}
+
+impl Listening {
+    /// # Errors
+    /// When the socket cannot be had, or another thawd has it.
+    pub fn open(socket: &Path) -> Result<Listening, Failure> {
+        Ok(Listening {
+            listener: bind(socket)?,
+            socket: socket.into(),
+        })
+    }
+
+    /// Serves shims until `end`. Their waits for a pod's end break off then, and come to the next thawd.
+    ///
+    /// # Errors
+    /// When the server breaks.
+    pub async fn serve(self, daemon: Arc<Daemon>, end: impl Future<Output = ()>) -> Result<(), Failure> {
+        let broken = |e: ttrpc::Error| Failure::new(ExitCode::Runtime, format!("serving pods: {e}"));
+        let mut server = Server::new()
+            .add_listener(Listener::from(self.listener))
+            .register_service(create_pods(Arc::new(Pods { daemon })));
+        server.start().await.map_err(broken)?;
+        tracing::info!(socket = %self.socket.display(), "serving containerd's shims");
+        end.await;
+        let _ = std::fs::remove_file(&self.socket);
+        server.shutdown().await.map_err(broken)
+    }
+}
+
+struct Pods {
+    daemon: Arc<Daemon>,
+}
+
+type Answer<T> = ttrpc::Result<T>;
+
+fn refused(mut failure: Failure) -> ttrpc::Error {
+    let code = match failure.code {
+        ExitCode::SandboxNotFound | ExitCode::ImageNotStored => Code::NOT_FOUND,
+        ExitCode::DiskFull => Code::RESOURCE_EXHAUSTED,
+        _ => Code::INTERNAL,
+    };
+    failure.remedy = failure.remedy.or_else(|| remedy(failure.code).map(str::to_owned));
+    ttrpc::Error::RpcStatus(ttrpc::get_status(code, failure.to_string()))
+}
+
+/// What to do, said to who reads a pod's events: of `thaw`'s flags and of its terminal they have nothing.
+fn remedy(code: ExitCode) -> Option<&'static str> {
+    match code {
+        ExitCode::MemoryTooSmall => Some("raise the memory limits of the pod's containers"),
+        ExitCode::NetworkUnavailable => Some("run `thaw doctor` on the node"),
+        ExitCode::SandboxNotFound => Some("the pod has ended: make it anew"),
+        ExitCode::ImageNotStored => {
+            Some("have it pulled through Thaw's snapshotter, or use another snapshotter")
+        }
+        ExitCode::Shared => Some("a pod with volumes or a root of another snapshotter cannot be frozen"),
+        ExitCode::Runtime
+        | ExitCode::GuestNotReady
+        | ExitCode::HandshakeFailed
+        | ExitCode::VmmFailed
+        | ExitCode::GuestEnded
+        | ExitCode::AgentFailed
+        | ExitCode::ShareFailed => Some("the node's journal has more: journalctl -u thawd"),
+        _ => None,
+    }
+}
+
+fn not_made(refusal: Refusal) -> ttrpc::Error {
+    tracing::warn!("a pod was not made: {refusal}");
+    match refusal {
+        Refusal::Failure(failure) => refused(failure),
+        other => ttrpc::Error::RpcStatus(ttrpc::get_status(Code::INTERNAL, other.to_string())),
+    }
+}
+
+fn invalid(what: String) -> ttrpc::Error {
+    ttrpc::Error::RpcStatus(ttrpc::get_status(Code::INVALID_ARGUMENT, what))
+}
+
+/// What a shim asks for, checked.
+async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
+    let network = match r.network.mode.enum_value() {
+        Ok(Mode::NONE) => NetworkSource::Ours(NetworkMode::None),
+        Ok(Mode::PRIVATE) => NetworkSource::Ours(NetworkMode::Private),
+        Ok(Mode::NAMESPACE) => {
+            let path = PathBuf::from(&r.network.namespace);
+            let found = blocking(move || PodNamespace::find(path)).await;
+            NetworkSource::Pod(found.map_err(refused)?)
+        }
+        Err(number) => return Err(invalid(format!("network mode {number} is unknown"))),
+    };
+    let rate_limits = RateLimits {
+        disk: rate(r.disk_rate.as_ref()),
+        net_out: rate(r.net_out_rate.as_ref()),
+        net_in: rate(r.net_in_rate.as_ref()),
+    };
+    rate_limits.check().map_err(invalid)?;
+    let client = client(r.client_pid)?;
+    Ok(CreatePod {
+        hostname: (!r.hostname.is_empty()).then_some(r.hostname),
+        network,
+        cpus: match r.cpus {
+            0 => DEFAULT_CPUS,
+            cpus => u8::try_from(cpus).map_err(|_| invalid(format!("a guest cannot have {cpus} CPUs")))?,
+        },
+        memory_mib: match r.memory_mib {
+            0 => DEFAULT_MEMORY_MIB,
+            memory => memory,
+        },
+        disk_mib: match r.disk_mib {
+            0 => DEFAULT_DISK_MIB,
+            disk => disk,
+        },
+        labels: r.labels.into_iter().collect(),
+        cgroup: cgroup::path(&r.cgroup).map_err(invalid)?,
+        client,
+        rate_limits,
+    })
+}
+
+/// A limit that limits something.
+fn rate(limit: Option<&RateLimit>) -> Option<api::RateLimit> {
+    let some = |number: u64| (number > 0).then_some(number);
+    let limit = limit?;
+    let limit = api::RateLimit {
+        bytes_per_s: some(limit.bytes_per_s),
+        once_bytes: some(limit.once_bytes),
+        ops_per_s: some(limit.ops_per_s),
+        once_ops: some(limit.once_ops),
+        ..api::RateLimit::default()
+    };
+    (limit != api::RateLimit::default()).then_some(limit)
+}
+
+/// The shim, which lives.
+fn client(pid: i32) -> Answer<Option<ProcessRecord>> {
+    match ProcessRecord::of(pid) {
+        None => Err(invalid(format!("the shim, process {pid}, has ended"))),
+        client => Ok(client),
+    }
+}
+
+fn response(made: CreatedSandbox) -> CreatePodResponse {
+    let made = made.sandbox;
+    CreatePodResponse {
+        sandbox_id: made.id,
+        vsock: made.vsock,
+        vmm_pid: made.vmm_pid.unwrap_or(0),
+        rate_limited: !made.rate_limits.is_none(),
+        ..Default::default()
+    }
+}
+
+/// What the guest's agent knows a device by.
+fn name_of(slot: DeviceId) -> String {
+    (slot as u8).to_string()
+}
+
+/// Where the time of a pod's start went.
+fn tell(made: &CreatedSandbox) {
+    let stages = made.account.stages.iter();
+    let stages: Vec<String> = stages
+        .map(|stage| format!("{} {} us", stage.name, stage.duration_ns / 1000))
+        .collect();
+    tracing::info!(
+        sandbox = made.sandbox.id,
+        template_hit = made.account.counts.get("template_hit") == Some(&1),
+        "a pod was made: {}",
+        stages.join(", ")
+    );
+}
+
+#[async_trait]
+impl Service for Pods {
+    async fn version(&self, _: &TtrpcContext, r: VersionRequest) -> Answer<VersionResponse> {
+        let version = PODS.agree(r.version).map_err(|e| {
+            let what = format!("{e}; the shim is of release {}", r.release);
+            ttrpc::Error::RpcStatus(ttrpc::get_status(Code::FAILED_PRECONDITION, what))
+        })?;
+        Ok(VersionResponse {
+            version,
+            release: env!("CARGO_PKG_VERSION").into(),
+            ..Default::default()
+        })
+    }
+
+    async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
+        let wanted = wanted(r).await?;
+        let made = self.daemon.create_pod(wanted).await.map_err(not_made)?;
+        tell(&made);
+        Ok(response(made))
+    }
+
+    async fn thaw(&self, _: &TtrpcContext, r: ThawPodRequest) -> Answer<CreatePodResponse> {
+        let wanted = ThawPod {
+            directory: r.directory.into(),
+            hostname: (!r.hostname.is_empty()).then_some(r.hostname),
+            labels: r.labels.into_iter().collect(),
+            cgroup: cgroup::path(&r.cgroup).map_err(invalid)?,
+            client: client(r.client_pid)?,
+        };
+        let made = self.daemon.thaw_pod(wanted).await.map_err(not_made)?;
+        Ok(response(made))
+    }
+
+    async fn show(&self, _: &TtrpcContext, r: ShowImageRequest) -> Answer<ShowImageResponse> {
+        let name = self
+            .daemon
+            .show_image(&pod(r.sandbox_id), &r.digest)
+            .await
+            .map_err(refused)?;
+        Ok(ShowImageResponse {
+            name,
+            ..Default::default()
+        })
+    }
+
+    async fn add_share(&self, _: &TtrpcContext, r: AddShareRequest) -> Answer<Empty> {
+        let asked = r.source.unwrap_or_default();
+        let source = Source::parse(&asked.type_, &asked.source, &asked.options);
+        let source = source.map_err(|e| invalid(e.to_string()))?;
+        let added = self.daemon.add_share(&pod(r.sandbox_id), r.name, source).await;
+        added.map(|()| Empty::new()).map_err(refused)
+    }
+
+    async fn remove_share(&self, _: &TtrpcContext, r: RemoveShareRequest) -> Answer<Empty> {
+        match self.daemon.remove_share(&pod(r.sandbox_id), r.name).await {
+            // With its machine all of it is gone.
+            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            done => done.map(|()| Empty::new()).map_err(refused),
+        }
+    }
+
+    async fn add_disk(&self, _: &TtrpcContext, r: AddDiskRequest) -> Answer<AddDiskResponse> {
+        let disk = HostDisk {
+            major: r.major,
+            minor: r.minor,
+            read_only: r.read_only,
+        };
+        let slot = self
+            .daemon
+            .add_disk(&pod(r.sandbox_id), disk)
+            .await
+            .map_err(refused)?;
+        Ok(AddDiskResponse {
+            name: name_of(slot),
+            ..Default::default()
+        })
+    }
+
+    async fn remove_disk(&self, _: &TtrpcContext, r: RemoveDiskRequest) -> Answer<Empty> {
+        let slot = HOST_DISKS.into_iter().find(|slot| name_of(*slot) == r.name);
+        let slot = slot.ok_or_else(|| invalid(format!("{:?} is no slot of the host's disks", r.name)))?;
+        match self.daemon.remove_disk(&pod(r.sandbox_id), slot).await {
+            // With its machine it is gone.
+            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            done => done.map(|()| Empty::new()).map_err(refused),
+        }
+    }
+
+    async fn wait(&self, _: &TtrpcContext, r: PodRequest) -> Answer<WaitPodResponse> {
+        let mut closing = self.daemon.closing();
+        let pod = pod(r.sandbox_id);
+        let reason = tokio::select! {
+            // First: a thawd that ends lets go of machines that do not, and they seem to have ended.
+            biased;
+            _ = closing.wait_for(|closing| *closing) => {
+                let status = ttrpc::get_status(Code::UNAVAILABLE, "this thawd ends; ask the next");
+                return Err(ttrpc::Error::RpcStatus(status));
+            }
+            ended = self.daemon.end_of(&pod) => ended.map_err(refused)?,
+        };
+        Ok(WaitPodResponse {
+            reason,
+            ..Default::default()
+        })
+    }
+
+    async fn end(&self, _: &TtrpcContext, r: PodRequest) -> Answer<Empty> {
+        match self.daemon.delete_unless_failed(&pod(r.sandbox_id)).await {
+            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            done => done.map(|()| Empty::new()).map_err(refused),
+        }
+    }
+
+    async fn freeze(&self, _: &TtrpcContext, r: FreezePodRequest) -> Answer<Empty> {
+        let request = FreezeSandbox {
+            directory: r.directory.into(),
+            delta: false,
+            stop: false,
+            sign: None,
+        };
+        let daemon = self.daemon.clone();
+        let freezing = async move { daemon.freeze(&pod(r.sandbox_id), request).await };
+        let frozen = self.daemon.finish(freezing).await.map_err(not_made)?;
+        tracing::info!(bytes = frozen.memory_bytes, "a pod was frozen");
+        Ok(Empty::new())
+    }
+}
+
+/// A pod's sandbox. Pods are of no tenant: whoever may connect here is root.
+fn pod(id: String) -> Wanted {
+    Wanted::on_node(id)
+}
+
+#[cfg(test)]
+#[path = "pods_test.rs"]
+mod tests;

@@ -1,0 +1,492 @@
+//! `thawd.toml`: what an operator sets of a node, read by `thaw` and `thawd` alike.
+//!
+//! Invariant: what the file says is what is done, or nothing is: an unknown key, a value of another type or out of range is
+//! an error that names the line. Without a file everything has its default.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::de::{self, Deserialize, Deserializer};
+use serde::{Serialize, Serializer};
+
+use crate::exit::{ExitCode, Failure};
+
+pub mod api;
+pub mod default;
+pub mod pools;
+
+/// The variable that names the file.
+pub const VARIABLE: &str = "THAW_CONFIG";
+/// Bytes of a file that is read.
+const MAX_FILE: u64 = 1 << 20;
+/// Most failed sandboxes that are kept, whatever the file says.
+pub const MOST_FAILED: usize = 10_000;
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub store: StoreConfig,
+    pub prefetch: PrefetchConfig,
+    /// Mirrors, budgets and limits of reading registries.
+    pub fetch: thaw_images::registry::Config,
+    /// Addresses and name servers of sandboxes.
+    pub network: thaw_pools::network::Setup,
+    /// What thawd makes ahead.
+    pub pools: pools::PoolsConfig,
+    /// Where thawd serves its API besides its unix socket.
+    pub api: api::ApiConfig,
+    /// Where thawd serves its metrics to who has no part in the API.
+    pub metrics: api::MetricsConfig,
+    pub tracing: TracingConfig,
+    pub sandbox: SandboxConfig,
+    pub disk: DiskConfig,
+    pub snapshots: SnapshotsConfig,
+}
+
+/// `[snapshots]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SnapshotsConfig {
+    /// Whether a snapshot without a signature by a trusted key is refused. None: once there is a trusted key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_signature: Option<bool>,
+}
+
+/// `[disk]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiskConfig {
+    /// Most that thawd's sandboxes and their snapshots may take of the disk. None: as much as there is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<DiskLimit>,
+}
+
+/// `[sandbox]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SandboxConfig {
+    /// Whether a sandbox whose limits cannot be set is refused. None: by thawd, not by `thaw run` without thawd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_limits: Option<bool>,
+    /// Whether a sandbox whose VMM cannot have all its namespaces and Landlock is refused. None: likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_jail: Option<bool>,
+    /// How long a failed sandbox stays listed, seconds. 0: it is logged and counted alone.
+    pub failed_retention_s: u64,
+    /// How many stay listed at most, 0 to [`MOST_FAILED`].
+    #[serde(deserialize_with = "most_failed")]
+    pub failed_most: usize,
+}
+
+impl Default for SandboxConfig {
+    fn default() -> Self {
+        Self {
+            require_limits: None,
+            require_jail: None,
+            failed_retention_s: 24 * 60 * 60,
+            failed_most: 100,
+        }
+    }
+}
+
+fn most_failed<'de, D: Deserializer<'de>>(given: D) -> Result<usize, D::Error> {
+    let given = usize::deserialize(given)?;
+    match given <= MOST_FAILED {
+        true => Ok(given),
+        false => Err(de::Error::custom(format!("at most {}", MOST_FAILED))),
+    }
+}
+
+/// `[store]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreConfig {
+    /// Most bytes of disk the store keeps while they are not in use. None: as many as there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Size>,
+}
+
+/// `[tracing]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TracingConfig {
+    /// Where thawd sends spans of creations: a collector of OTLP over HTTP. None: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "collector")]
+    pub otlp: Option<String>,
+}
+
+fn collector<'de, D: Deserializer<'de>>(given: D) -> Result<Option<String>, D::Error> {
+    let given = String::deserialize(given)?;
+    let good = given
+        .parse::<http::Uri>()
+        .is_ok_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.query().is_none());
+    match good {
+        true => Ok(Some(given)),
+        false => Err(de::Error::custom(
+            "it has to be http:// or https://, a host, perhaps a port and a path",
+        )),
+    }
+}
+
+/// `[prefetch]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrefetchConfig {
+    /// Whether starts read ahead what a recorded run of the image read.
+    pub enabled: bool,
+    /// Most bytes of file data one start reads ahead.
+    pub limit: Size,
+}
+
+impl Default for PrefetchConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            limit: Size(1 << 30),
+        }
+    }
+}
+
+/// A size, at least 1 MiB, or a part of the file system the data directory is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskLimit {
+    Bytes(Size),
+    /// 1 to 100.
+    Percent(u8),
+}
+
+impl std::str::FromStr for DiskLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DiskLimit, String> {
+        let Some(percent) = text.strip_suffix('%') else {
+            return DiskLimit::of_bytes(text.parse()?);
+        };
+        match percent.parse() {
+            Ok(percent @ 1..=100) => Ok(DiskLimit::Percent(percent)),
+            _ => Err(format!("{text:?} is no part of a disk: 1% to 100%")),
+        }
+    }
+}
+
+impl DiskLimit {
+    fn of_bytes(size: Size) -> Result<DiskLimit, String> {
+        match size.0 >= 1 << 20 {
+            true => Ok(DiskLimit::Bytes(size)),
+            false => Err(format!(
+                "{size} is less than any sandbox takes; leave it out for no limit"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for DiskLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiskLimit::Bytes(size) => size.fmt(f),
+            DiskLimit::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl Serialize for DiskLimit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for DiskLimit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DiskLimit, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Given {
+            Number(i64),
+            Text(String),
+        }
+        let limit = match Given::deserialize(deserializer) {
+            Ok(Given::Number(bytes)) => u64::try_from(bytes)
+                .map_err(|_| "a size below zero".to_owned())
+                .and_then(|bytes| DiskLimit::of_bytes(Size(bytes))),
+            Ok(Given::Text(text)) => text.parse(),
+            Err(_) => Err("it has to be a number of bytes, or a text with k, m, g, t or %".to_owned()),
+        };
+        limit.map_err(de::Error::custom)
+    }
+}
+
+/// A number of bytes: a whole number, or a text of one and k, m, g or t (KiB, MiB, GiB, TiB).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let wrong = || format!("{text:?} is no size: a number of bytes, or with k, m, g or t");
+        let (digits, shift) = match text.to_ascii_lowercase().chars().last() {
+            Some('k') => (&text[..text.len() - 1], 10),
+            Some('m') => (&text[..text.len() - 1], 20),
+            Some('g') => (&text[..text.len() - 1], 30),
+            Some('t') => (&text[..text.len() - 1], 40),
+            _ => (text, 0),
+        };
+        let number: u64 = digits.parse().map_err(|_| wrong())?;
+        number.checked_mul(1 << shift).map(Size).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(40, "t"), (30, "g"), (20, "m"), (10, "k")] {
+            if self.0 > 0 && self.0.is_multiple_of(1 << shift) {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes, or a text with k, m, g or t")
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
+                Ok(Size(value))
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Size, E> {
+                u64::try_from(value)
+                    .map(Size)
+                    .map_err(|_| E::custom("a size below zero"))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl Config {
+    /// Of this process's environment: the file `THAW_CONFIG` names, which must be there; else [`default_path`], which
+    /// need not be.
+    ///
+    /// # Errors
+    /// `config-invalid`: which file, which line, which key.
+    pub fn from_env() -> Result<Config, Failure> {
+        match named() {
+            Some(path) => Config::at(&path),
+            None => Ok(Config::read(&default_path())?.unwrap_or_default()),
+        }
+    }
+
+    /// What a file says that must be there.
+    fn at(path: &Path) -> Result<Config, Failure> {
+        Config::read(path)?.ok_or_else(|| {
+            let what = format!("{} is not there", path.display());
+            Failure::new(ExitCode::ConfigInvalid, what).remedy(format!(
+                "correct the name, or unset {VARIABLE} where that names it"
+            ))
+        })
+    }
+
+    /// What a file says; none where there is no file.
+    fn read(path: &Path) -> Result<Option<Config>, Failure> {
+        let unreadable = |error: std::io::Error| {
+            let what = format!("cannot read {}: {error}", path.display());
+            Failure::new(ExitCode::ConfigInvalid, what).remedy("check its permissions")
+        };
+        match std::fs::metadata(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unreadable(error)),
+            Ok(metadata) if metadata.len() > MAX_FILE => {
+                let what = format!("{} is larger than {MAX_FILE} bytes", path.display());
+                return Err(Failure::new(ExitCode::ConfigInvalid, what));
+            }
+            Ok(_) => {}
+        }
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        Config::parse(&text)
+            .map(Some)
+            .map_err(|why| Failure::new(ExitCode::ConfigInvalid, format!("{}: {why}", path.display())))
+    }
+
+    /// What a text says, or the line that is wrong and why.
+    pub fn parse(text: &str) -> Result<Config, String> {
+        toml::from_str(text).map_err(|error| {
+            let message = error.message().trim_end_matches('\n');
+            match error.span() {
+                Some(span) => {
+                    let before = text.get(..span.start).unwrap_or(text);
+                    let number = before.matches('\n').count();
+                    let line = text.lines().nth(number).unwrap_or_default().trim();
+                    format!("line {}, `{line}`: {message}", number + 1)
+                }
+                None => message.to_owned(),
+            }
+        })
+    }
+}
+
+/// The file that [`VARIABLE`] names.
+fn named() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE)
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from)
+}
+
+/// Where the file is when `THAW_CONFIG` does not say: `/etc/thaw/thawd.toml` for root, else
+/// `$XDG_CONFIG_HOME/thaw/thawd.toml` or `~/.config/thaw/thawd.toml`.
+pub fn default_path() -> PathBuf {
+    if rustix::process::geteuid().is_root() {
+        return "/etc/thaw/thawd.toml".into();
+    }
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    set("XDG_CONFIG_HOME")
+        .or_else(|| set("HOME").map(|home| home.join(".config")))
+        .unwrap_or_else(|| "/".into())
+        .join("thaw/thawd.toml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_has_a_default_and_is_read() {
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+        let config = Config::parse(
+            "[store]\nlimit = \"20g\"\n[prefetch]\nenabled = false\nlimit = 4096\n\
+             [api]\nlisten = \"127.0.0.1:8443\"\ntokens = \"/t\"\n[fetch]\nprefetch_bandwidth = 1000000\n[[fetch.mirrors.\"docker.io\"]]\nurl = \"http://127.0.0.1:4001\"\nkind = \"dragonfly\"\n",
+        )
+        .unwrap();
+        assert_eq!(config.store.limit, Some(Size(20 << 30)));
+        assert_eq!(config.prefetch.limit, Size(4096));
+        assert!(!config.prefetch.enabled);
+        assert_eq!(config.api.listen, Some(([127, 0, 0, 1], 8443).into()));
+        assert_eq!(config.fetch.prefetch_bandwidth, Some(1_000_000));
+        assert_eq!(config.fetch.mirrors_of("docker.io").len(), 1);
+        let written = toml::to_string(&config).unwrap();
+        assert_eq!(Config::parse(&written).unwrap(), config);
+    }
+
+    #[test]
+    fn the_guides_example_is_read() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/images.md");
+        let guide = std::fs::read_to_string(path).unwrap();
+        let example = guide
+            .split("```toml")
+            .nth(1)
+            .and_then(|it| it.split("```").next());
+        let config = Config::parse(example.unwrap()).unwrap();
+        assert_eq!(config.prefetch, PrefetchConfig::default());
+        assert_eq!(config.pools, pools::PoolsConfig::default());
+        assert_eq!(config.network, thaw_pools::network::Setup::default());
+        assert_eq!(config.fetch.mirrors_of("quay.io").len(), 1);
+        let defaults = thaw_images::registry::Config {
+            mirrors: config.fetch.mirrors.clone(),
+            prefetch_bandwidth: config.fetch.prefetch_bandwidth,
+            ..Default::default()
+        };
+        assert_eq!(config.fetch, defaults);
+    }
+
+    #[test]
+    fn errors_name_line_and_key() {
+        for (text, line, key) in [
+            ("[store]\nlimits = 1\n", "line 2", "limits"),
+            ("\n\n[prefetch]\nenabled = \"often\"\n", "line 4", "enabled"),
+            ("[store]\nlimit = \"much\"\n", "line 2", "limit"),
+            ("[store]\nlimit = -1\n", "line 2", "limit"),
+            ("[disk]\nlimit = -1\n", "line 2", "limit"),
+            ("[disk]\nlimit = 0\n", "line 2", "limit"),
+            ("[disk]\nlimit = \"0%\"\n", "line 2", "limit"),
+            ("[disk]\nlimit = \"101%\"\n", "line 2", "limit"),
+            ("[disk]\nlimit = \"99999999999t\"\n", "line 2", "limit"),
+            ("[disk]\nlimit = true\n", "line 2", "limit"),
+            ("[sandbox]\nrequire_limits = 1\n", "line 2", "require_limits"),
+            (
+                "[snapshots]\nrequire_signature = 2\n",
+                "line 2",
+                "require_signature",
+            ),
+            ("[sandbox]\nrequire_jail = \"no\"\n", "line 2", "require_jail"),
+            ("[nothing]\n", "line 1", "nothing"),
+            ("[store\n", "line 1", "[store"),
+            ("[fetch]\nmirrors = 3\n", "line 2", "mirrors"),
+            ("[api]\nlisten = \"everywhere\"\n", "line 2", "listen"),
+            ("[tracing]\n\notlp = \"collector:4318\"\n", "line 3", "otlp"),
+            ("[tracing]\notlp = 4318\n", "line 2", "otlp"),
+            ("[fetch]\n\nbudget_ms = 0\n", "line 3", "budget_ms"),
+            (
+                "[fetch]\nprefetch_bandwidth = 0\n",
+                "line 2",
+                "prefetch_bandwidth",
+            ),
+            (
+                "[[fetch.mirrors.\"*\"]]\nkind = \"registry\"\nurl = \"ftp://x\"\n",
+                "line 3",
+                "url",
+            ),
+            (
+                "[[fetch.mirrors.\"*\"]]\nurl = \"http://x\"\nheaders = { host = \"y\" }\n",
+                "line 3",
+                "headers",
+            ),
+            ("[network]\nrange = \"8.8.0.0/16\"\n", "line 2", "range"),
+            ("[sandbox]\nfailed_most = 10001\n", "line 2", "failed_most"),
+            (
+                "[sandbox]\nfailed_retention_s = -1\n",
+                "line 2",
+                "failed_retention_s",
+            ),
+            (
+                "[network]\nnameservers = [\"fd00::1\"]\n",
+                "line 2",
+                "nameservers",
+            ),
+        ] {
+            let error = Config::parse(text).unwrap_err();
+            assert!(error.contains(line) && error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_named_file_must_be_there_and_an_unnamed_one_need_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("thawd.toml");
+        assert_eq!(Config::read(&path).unwrap(), None);
+        std::fs::write(&path, "[store]\nlimit = 1\nlimit = 2\n").unwrap();
+        let failure = Config::read(&path).unwrap_err();
+        assert_eq!(failure.code, ExitCode::ConfigInvalid);
+        assert!(failure.to_string().contains("thawd.toml: line 3"), "{failure}");
+    }
+
+    #[test]
+    fn sizes_are_read_as_they_are_shown() {
+        for text in ["0", "1", "4k", "3m", "20g", "2t", "1500"] {
+            assert_eq!(text.parse::<Size>().unwrap().to_string(), text);
+        }
+        for text in ["", "k", "-1", "1.5g", "20000000000t", "1kb"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Image configuration and command-line flags into an OCI runtime specification, with the defaults of `docker run`.
+//!
+//! The specification is the message the agent takes ([`thaw_protocol::agent::oci`]). Users and groups are resolved by
+//! the agent, inside the root filesystem, from `User.Username`.
+
+use std::path::Path;
+
+use oci_spec::image::ImageConfiguration;
+use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
+use thaw_protocol::agent::{MessageField, layout, oci};
+use thaw_protocol::api::{SeccompProfile, Volume};
+
+use crate::agent_client::ProcessId;
+use crate::exit::{ExitCode, Failure};
+use thaw_records::RecordError;
+
+mod defaults;
+mod environment;
+mod exec;
+pub mod ready;
+mod seccomp;
+mod start;
+mod storages;
+mod volumes;
+
+pub use environment::{parse_env_file, resolve as resolve_environment};
+pub use exec::exec;
+pub use seccomp::parse_security_option;
+pub use start::{create, start};
+pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name, storages};
+pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
+
+/// What the flags of `thaw run` say about the container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Replaces the image's entry point; the image's command is then not used. Empty: no entry point.
+    pub entrypoint: Option<String>,
+    /// Replaces the image's command.
+    pub command: Vec<String>,
+    /// `NAME=VALUE`, over the image's.
+    pub env: Vec<String>,
+    pub workdir: Option<String>,
+    /// `USER[:GROUP]`, names or numbers.
+    pub user: Option<String>,
+    pub tty: bool,
+    pub read_only: bool,
+    pub seccomp: SeccompProfile,
+    pub hostname: String,
+    /// Terminal's rows and columns.
+    pub size: Option<(u16, u16)>,
+    /// What it has of the host's, as its sandbox has.
+    pub volumes: Vec<Volume>,
+}
+
+/// The file in a sandbox's directory that holds a [`Running`].
+pub const RUNNING_FILE: &str = "container.json";
+
+/// What `thaw exec`, and a thaw, needs to know of a container it did not start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    pub container_id: String,
+    /// Its process has a terminal.
+    pub tty: bool,
+    pub env: Vec<String>,
+    pub cwd: String,
+    pub user: String,
+}
+
+impl Running {
+    /// The container's own process.
+    pub fn process(&self) -> ProcessId {
+        ProcessId {
+            container: self.container_id.clone(),
+            exec: self.container_id.clone(),
+        }
+    }
+
+    /// Of the sandbox with this directory.
+    ///
+    /// # Errors
+    /// [`ExitCode::SandboxNotFound`] while it has no container.
+    pub fn read(directory: &Path) -> Result<Running, Failure> {
+        let path = directory.join(RUNNING_FILE);
+        thaw_records::read(&path).map_err(|e| match e {
+            RecordError::Missing => {
+                let id = directory.file_name().unwrap_or_default().display();
+                let what = format!("sandbox {id} has no running container yet");
+                Failure::new(ExitCode::SandboxNotFound, what)
+            }
+            other => Failure::new(ExitCode::Runtime, format!("{}: {other}", path.display())),
+        })
+    }
+
+    /// Notes it in the directory of its sandbox, whole or not at all.
+    pub fn write(&self, directory: &Path) -> Result<(), Failure> {
+        let (new, path) = (
+            directory.join(RUNNING_FILE).with_extension("new"),
+            directory.join(RUNNING_FILE),
+        );
+        let write = || -> std::io::Result<()> {
+            std::fs::write(&new, thaw_records::encode(self)?)?;
+            reach(Failpoint::ContainerBegun);
+            std::fs::rename(&new, &path)?;
+            reach(Failpoint::ContainerNoted);
+            Ok(())
+        };
+        write().map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+    }
+}
+
+/// The container's specification.
+///
+/// # Errors
+/// [`ExitCode::Runtime`] when neither the image nor the flags name a command.
+pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<oci::Spec, Failure> {
+    let config = image.config().clone().unwrap_or_default();
+    let args = command_line(
+        config.entrypoint().clone().unwrap_or_default(),
+        config.cmd().clone().unwrap_or_default(),
+        options,
+    )?;
+    let env = environment::merge(config.env().as_deref().unwrap_or_default(), options);
+    let cwd = options
+        .workdir
+        .clone()
+        .or(config.working_dir().clone())
+        .filter(|w| !w.is_empty());
+    let user = options.user.clone().or(config.user().clone()).unwrap_or_default();
+    let process = process(
+        args,
+        env,
+        cwd.unwrap_or_else(|| "/".into()),
+        user,
+        options.tty,
+        options.size,
+    );
+    Ok(oci::Spec {
+        Version: "1.1.0".into(),
+        Process: MessageField::some(process),
+        Root: MessageField::some(oci::Root {
+            Path: layout::root_path(id),
+            Readonly: options.read_only,
+            ..Default::default()
+        }),
+        Hostname: options.hostname.clone(),
+        Mounts: defaults::mounts()
+            .into_iter()
+            .chain(volumes::mounts(&options.volumes))
+            .collect(),
+        Linux: MessageField::some(oci::Linux {
+            Seccomp: MessageField::from_option(seccomp::section(options.seccomp)),
+            ..defaults::linux(id)
+        }),
+        ..Default::default()
+    })
+}
+
+/// A process for `thaw exec`: the container's environment, directory and user where the flags do not say otherwise.
+pub fn exec_process(running: &Running, options: &Options) -> oci::Process {
+    let env = environment::merge(&running.env, options);
+    let cwd = options.workdir.clone().unwrap_or_else(|| running.cwd.clone());
+    let user = options.user.clone().unwrap_or_else(|| running.user.clone());
+    process(options.command.clone(), env, cwd, user, options.tty, options.size)
+}
+
+/// What a later `thaw exec` must know of this specification.
+pub fn running(id: &str, spec: &oci::Spec) -> Running {
+    Running {
+        container_id: id.into(),
+        tty: spec.Process.Terminal,
+        env: spec.Process.Env.clone(),
+        cwd: spec.Process.Cwd.clone(),
+        user: spec.Process.User.Username.clone(),
+    }
+}
+
+fn process(
+    args: Vec<String>,
+    env: Vec<String>,
+    cwd: String,
+    user: String,
+    tty: bool,
+    size: Option<(u16, u16)>,
+) -> oci::Process {
+    let privileged = is_root(&user);
+    oci::Process {
+        Terminal: tty,
+        ConsoleSize: match size {
+            Some((rows, columns)) if tty => MessageField::some(oci::Box {
+                Height: rows.into(),
+                Width: columns.into(),
+                ..Default::default()
+            }),
+            _ => MessageField::none(),
+        },
+        User: MessageField::some(oci::User {
+            Username: user,
+            ..Default::default()
+        }),
+        Args: args,
+        Env: env,
+        Cwd: cwd,
+        Capabilities: MessageField::some(defaults::capabilities(privileged)),
+        Rlimits: defaults::rlimits(),
+        ..Default::default()
+    }
+}
+
+/// `docker run`: the entry point flag also drops the image's command, whose arguments were meant for another program.
+fn command_line(
+    entrypoint: Vec<String>,
+    cmd: Vec<String>,
+    options: &Options,
+) -> Result<Vec<String>, Failure> {
+    let (mut args, cmd) = match &options.entrypoint {
+        Some(program) if program.is_empty() => (Vec::new(), Vec::new()),
+        Some(program) => (vec![program.clone()], Vec::new()),
+        None => (entrypoint, cmd),
+    };
+    args.extend(if options.command.is_empty() {
+        cmd
+    } else {
+        options.command.clone()
+    });
+    match args.first() {
+        Some(program) if !program.is_empty() => Ok(args),
+        _ => Err(
+            Failure::new(ExitCode::Runtime, "no command: the image names none")
+                .remedy("give one after the image, or with --entrypoint"),
+        ),
+    }
+}
+
+fn is_root(user: &str) -> bool {
+    matches!(user.split(':').next(), Some("" | "root" | "0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(json: &str) -> ImageConfiguration {
+        let text = format!(
+            r#"{{"architecture":"amd64","os":"linux","config":{json},"rootfs":{{"type":"layers","diff_ids":[]}}}}"#
+        );
+        ImageConfiguration::from_reader(text.as_bytes()).unwrap()
+    }
+
+    fn args(json: &str, options: Options) -> Result<Vec<String>, Failure> {
+        spec("c", &image(json), &options).map(|s| s.Process.Args.clone())
+    }
+
+    #[test]
+    fn entry_point_and_command_combine_as_under_docker() {
+        let both = r#"{"Entrypoint":["/entry","-x"],"Cmd":["serve"]}"#;
+        assert_eq!(args(both, Options::default()).unwrap(), ["/entry", "-x", "serve"]);
+        let command = Options {
+            command: vec!["ls".into(), "-l".into()],
+            ..Default::default()
+        };
+        assert_eq!(args(both, command.clone()).unwrap(), ["/entry", "-x", "ls", "-l"]);
+        let entrypoint = Options {
+            entrypoint: Some("/bin/sh".into()),
+            ..Default::default()
+        };
+        assert_eq!(
+            args(both, entrypoint.clone()).unwrap(),
+            ["/bin/sh"],
+            "the image's command is dropped"
+        );
+        let all = Options {
+            entrypoint: Some("/bin/sh".into()),
+            ..command
+        };
+        assert_eq!(args(both, all).unwrap(), ["/bin/sh", "ls", "-l"]);
+        let error = args("{}", Options::default()).unwrap_err();
+        assert_eq!(error.code, ExitCode::Runtime);
+        let cleared = Options {
+            entrypoint: Some(String::new()),
+            ..Default::default()
+        };
+        assert!(args(both, cleared).is_err());
+    }
+
+    #[test]
+    fn flags_win_over_the_image() {
+        let config = image(r#"{"Cmd":["x"],"User":"www","WorkingDir":"/srv","Env":["PATH=/p","A=image"]}"#);
+        let plain = spec("c", &config, &Options::default()).unwrap();
+        assert_eq!(
+            (plain.Process.Cwd.as_str(), plain.Process.User.Username.as_str()),
+            ("/srv", "www")
+        );
+        assert!(
+            plain.Process.Capabilities.Effective.is_empty(),
+            "only root starts with capabilities"
+        );
+        assert!(!plain.Process.Capabilities.Bounding.is_empty());
+        let options = Options {
+            user: Some("0:5".into()),
+            workdir: Some("/w".into()),
+            env: vec!["A=flag".into()],
+            ..Default::default()
+        };
+        let flagged = spec("c", &config, &options).unwrap();
+        assert_eq!(
+            (
+                flagged.Process.Cwd.as_str(),
+                flagged.Process.User.Username.as_str()
+            ),
+            ("/w", "0:5")
+        );
+        assert!(
+            flagged
+                .Process
+                .Capabilities
+                .Effective
+                .contains(&"CAP_CHOWN".to_string())
+        );
+        assert!(flagged.Process.Env.contains(&"A=flag".to_string()));
+        assert!(!flagged.Process.Env.contains(&"A=image".to_string()));
+    }
+
+    #[test]
+    fn an_exec_takes_what_the_container_has() {
+        let config = image(r#"{"Cmd":["x"],"User":"www","WorkingDir":"/srv","Env":["PATH=/p"]}"#);
+        let spec = spec("c", &config, &Options::default()).unwrap();
+        let process = exec_process(
+            &running("c", &spec),
+            &Options {
+                command: vec!["id".into()],
+                env: vec!["B=1".into()],
+                ..Default::default()
+            },
+        );
+        assert_eq!(
+            (process.Cwd.as_str(), process.User.Username.as_str()),
+            ("/srv", "www")
+        );
+        assert!(process.Env.contains(&"PATH=/p".to_string()) && process.Env.contains(&"B=1".to_string()));
+        assert_eq!(process.Args, ["id"]);
+    }
+
+    #[test]
+    fn a_container_has_its_own_namespaces_but_the_guests_network() {
+        let spec = spec("c", &image(r#"{"Cmd":["x"]}"#), &Options::default()).unwrap();
+        let kinds: Vec<_> = spec.Linux.Namespaces.iter().map(|n| n.Type.as_str()).collect();
+        assert!(kinds.contains(&"pid") && kinds.contains(&"mount"));
+        assert!(!kinds.contains(&"network"));
+        assert!(spec.Linux.MaskedPaths.contains(&"/proc/kcore".to_string()));
+        assert!(
+            spec.Mounts
+                .iter()
+                .any(|m| m.destination == "/sys/fs/cgroup" && m.type_ == "cgroup2")
+        );
+    }
+
+    #[test]
+    fn containers_are_confined_unless_they_ask_not_to_be() {
+        let config = image(r#"{"Cmd":["x"]}"#);
+        let plain = spec("c", &config, &Options::default()).unwrap();
+        assert!(plain.Linux.Seccomp.is_some());
+        let unconfined = Options {
+            seccomp: SeccompProfile::Unconfined,
+            ..Options::default()
+        };
+        assert!(spec("c", &config, &unconfined).unwrap().Linux.Seccomp.is_none());
+    }
+
+    #[test]
+    fn note_of_a_container_of_the_previous_release_is_read() {
+        let running: Running = thaw_record_fixtures::check("container.json");
+        assert_eq!((running.user.as_str(), running.tty), ("33:33", true));
+    }
+}

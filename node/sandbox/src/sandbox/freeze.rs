@@ -1,0 +1,271 @@
+//! Freezing a running sandbox: its workloads are stopped, then its vCPUs, then all it is made of is written down.
+//!
+//! Invariant: whatever fails in between, the original goes on as if nothing had been asked, unless it was to be stopped; also
+//! where what fails is its owner ([`super::freezing`]).
+//! The machine is paused only while memory, state and disk are written; hashing comes after.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
+use thaw_protocol::api::{NetworkPolicy, RateLimits};
+use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
+
+use super::freezing::Freezing;
+use super::machine::odd;
+use super::pagemap::pagemap;
+use super::{Node, READY_LIMIT, Sandbox, kept, limits, locked};
+use crate::blocking::blocking;
+use crate::container::{RUNNING_FILE, Running};
+use crate::exit::{ExitCode, Failure};
+use crate::handshake;
+use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Subject};
+
+/// The writable layer's name in a snapshot.
+pub(super) const DISK_ID: &str = "blk0";
+
+/// How to freeze.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreezeOptions {
+    /// Only what was written since the sandbox was thawed, to lie on what it was thawed from.
+    pub delta: bool,
+    /// Leave the original stopped: its owner ends it.
+    pub stop: bool,
+    /// The private key's file to sign with.
+    pub sign: Option<PathBuf>,
+}
+
+/// What a freeze did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// Bytes of memory written.
+    pub memory_bytes: u64,
+    /// How long the machine stood still, nanoseconds.
+    pub paused_ns: u64,
+}
+
+/// What a manifest's `workload` holds: what a node must know to serve the containers again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Workload {
+    /// As the user named it.
+    pub image: String,
+    pub command: Vec<String>,
+    /// CPUs online.
+    pub cpus: u8,
+    /// Memory in all, MiB.
+    pub memory_mib: u32,
+    /// Whether it had a network interface in use.
+    pub network: bool,
+    /// Where it might connect to.
+    #[serde(default)]
+    pub network_policy: Option<NetworkPolicy>,
+    /// How much its disks and its network might do.
+    #[serde(default, skip_serializing_if = "RateLimits::is_none")]
+    pub rate_limits: RateLimits,
+    pub containers: Vec<Running>,
+    /// Most of the host's CPU time it might take, thousandths of a CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_limit_millis: Option<u32>,
+}
+
+impl Sandbox {
+    fn disk(&self) -> Result<&OwnedFd, Failure> {
+        self.resources.disk.as_ref().map(|d| &d.file).ok_or_else(|| {
+            let what = format!(
+                "sandbox {} cannot be frozen: its disk is an earlier thawd's, and could not be had",
+                self.record().id
+            );
+            Failure::new(ExitCode::Runtime, what)
+        })
+    }
+
+    /// Freezes it into a new directory.
+    pub async fn freeze(
+        &self,
+        node: &Node,
+        target: &Path,
+        options: FreezeOptions,
+    ) -> Result<Frozen, Failure> {
+        // One at a time: each would resume what the other has paused.
+        let _one = self.freezing.lock().await;
+        let subject = self.subject(node, options.delta)?;
+        let key = options.sign.as_deref().map(SigningKey::load).transpose()?;
+        let state = self.machine().await?;
+        if state != MachineState::Running {
+            let what = format!("sandbox {} cannot be frozen: it does not run", self.record().id);
+            return Err(Failure::new(ExitCode::Runtime, what).remedy("thaw resume it first"));
+        }
+        let share_of_disk = node
+            .budget
+            .snapshot(self.record().memory_mib, self.disk()?)
+            .await?;
+        let place = target.to_owned();
+        let freezing = Freezing::note(&self.directory(), target)?;
+        let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
+        reach(Failpoint::FreezeDrafted);
+        let vsock = self.vsock();
+        let path = vsock.clone();
+        let has_agent = node.has_agents();
+        let quiesced = blocking(move || match has_agent {
+            true => handshake::quiesce(&path, READY_LIMIT),
+            false => Ok(()),
+        })
+        .await;
+        reach(Failpoint::FreezeQuiesced);
+        let written = match quiesced {
+            Ok(()) => self.write_down(&mut draft, &options).await,
+            Err(e) => Err(e),
+        };
+        let stays = options.stop && written.is_ok();
+        let resumed = match stays || !has_agent {
+            true => Ok(()),
+            false => blocking(move || handshake::resume(&vsock, READY_LIMIT)).await,
+        };
+        if let Err(e) = &resumed {
+            tracing::error!(sandbox = self.record().id, "{e}");
+        }
+        reach(Failpoint::FreezeContinued);
+        let frozen = written?;
+        resumed?;
+        let of = node.clone();
+        blocking(move || {
+            let made = draft.finish(subject, key.as_ref())?;
+            kept::note(&of, &made);
+            Ok(())
+        })
+        .await?;
+        drop(freezing);
+        let (budget, place) = (node.budget.clone(), target.to_owned());
+        blocking(move || {
+            budget.written(share_of_disk, &place);
+            Ok(())
+        })
+        .await?;
+        Ok(frozen)
+    }
+
+    /// Pauses the machine, writes it down, and lets it go on unless it is to stop.
+    async fn write_down(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Failure> {
+        let control = self.resources.control()?;
+        control.call(Command::Pause, &[]).await?;
+        reach(Failpoint::FreezePaused);
+        let paused = Instant::now();
+        let written = self.write_files(draft, options).await;
+        let resumed = match options.stop && written.is_ok() {
+            true => Ok(()),
+            false => control.call(Command::Resume, &[]).await.map(drop),
+        };
+        reach(Failpoint::FreezeResumed);
+        let memory_bytes = written?;
+        resumed?;
+        Ok(Frozen {
+            memory_bytes,
+            paused_ns: u64::try_from(paused.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        })
+    }
+
+    async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Failure> {
+        let pagemap = pagemap(self.record().vmm)?;
+        let cgroup = self.resources.cgroup.as_deref();
+        limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
+        let kind = match options.delta {
+            true => FreezeKind::Delta,
+            false => FreezeKind::Full,
+        };
+        let fds = [draft.state().as_fd(), draft.memory().as_fd(), pagemap.as_fd()];
+        let answer = self
+            .resources
+            .control()?
+            .call(Command::Freeze { kind }, &fds)
+            .await?;
+        let Response::Frozen { memory_bytes } = answer else {
+            return Err(odd(&answer));
+        };
+        reach(Failpoint::FreezeMemoryWritten);
+        let fail = |e: std::io::Error| Failure::system("cannot copy the sandbox's disk", &e);
+        let from = self.disk()?.try_clone().map_err(fail)?;
+        let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(fail)?.into();
+        blocking(move || super::disk::copy(&from, &to).map_err(fail)).await?;
+        reach(Failpoint::FreezeDiskCopied);
+        Ok(memory_bytes)
+    }
+
+    /// What the manifest says of it; refusals come first, before anything is stopped.
+    fn subject(&self, node: &Node, delta: bool) -> Result<Subject, Failure> {
+        let record = self.record();
+        let refuse = |why: &str| {
+            let what = format!("sandbox {} cannot be frozen: {why}", record.id);
+            Err(Failure::new(ExitCode::Runtime, what))
+        };
+        if !record.volumes.is_empty() || locked(&self.resources.share).is_some() {
+            let what = format!(
+                "sandbox {} cannot be frozen: it shares files with this host",
+                record.id
+            );
+            return Err(Failure::new(ExitCode::Shared, what));
+        }
+        if !locked(&self.resources.host_disks).is_empty() {
+            let what = format!(
+                "sandbox {} cannot be frozen: it has a block device of this host",
+                record.id
+            );
+            return Err(Failure::new(ExitCode::Shared, what));
+        }
+        let Some(origin) = &self.origin else {
+            return match record.provenance {
+                Some(_) => refuse("an earlier thawd made it, and what it was thawed from could not be had"),
+                None => {
+                    refuse("it was booted with --cold, so there is no template to describe its machine by")
+                        .map_err(|f| f.remedy("run it without --cold"))
+                }
+            };
+        };
+        self.disk()?;
+        let text = std::fs::read(self.directory().join(RUNNING_FILE));
+        let containers = match text.ok().and_then(|t| thaw_records::decode::<Running>(&t).ok()) {
+            Some(container) => vec![container],
+            // Those of a pod are its shim's to know.
+            None if !node.has_agents() || record.image.is_empty() => Vec::new(),
+            None => return refuse("it has no running container yet"),
+        };
+        let shown = locked(&self.resources.images).clone();
+        let images = shown.iter().map(|shown| {
+            Ok(ImageRecord {
+                slot: shown.slot,
+                name: shown.name.clone(),
+                digest: shown.image.digest.to_string(),
+                metadata: node
+                    .templates
+                    .registry()
+                    .stamps()
+                    .hash_file(&shown.image.metadata)?,
+            })
+        });
+        let images = images.collect::<Result<_, SnapshotError>>()?;
+        let workload = Workload {
+            image: record.image.clone(),
+            command: record.command.clone(),
+            cpus: record.vcpus,
+            memory_mib: record.memory_mib,
+            network: record.provenance.as_ref().is_some_and(|p| p.network),
+            network_policy: self.network().map(|network| network.policy),
+            rate_limits: self.rate_limits(),
+            containers,
+            cpu_limit_millis: record.cpu_limit_millis,
+        };
+        let workload =
+            serde_json::to_value(workload).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+        Ok(Subject {
+            kind: Kind::Sandbox,
+            images,
+            workload: Some(workload),
+            base: delta.then(|| Base {
+                manifest: origin.manifest,
+                place: origin.directory.clone(),
+            }),
+            ..origin.subject.clone()
+        })
+    }
+}

@@ -1,0 +1,152 @@
+//! What snapshots need of this node that an upgrade replaces: noted when one is frozen or thawed, found when one is thawed, and
+//! removed when nothing needs it ([`Components`](crate::snapshot::Components)).
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::time::{Duration, SystemTime};
+
+use super::Node;
+use crate::blocking::blocking;
+use crate::exit::{ExitCode, Failure};
+use crate::snapshot::{Hash, Registered, Scratch, SnapshotDir, Subject};
+
+/// Between two looks at what is needed.
+const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Keeps what a new snapshot is made of, while it is there. Not of one that goes with this process.
+pub(super) fn note(node: &Node, made: &SnapshotDir) {
+    if Scratch::holds(&node.paths.data, made.path()) {
+        return;
+    }
+    let subject = &made.manifest().subject;
+    node.templates.keep_components(subject);
+    let components = node.templates.registry().components();
+    let image = subject.guest_image;
+    if image.is_some_and(|image| !components.path(image).exists()) {
+        tracing::warn!(
+            "the guest image of the snapshot in {} is not here any more: it thaws only where THAW_GUEST_IMAGE names that image",
+            made.path().display()
+        );
+    }
+    refer(node, made.path(), made.hash(), subject);
+}
+
+fn refer(node: &Node, directory: &std::path::Path, manifest: Hash, subject: &Subject) {
+    let components = node.templates.registry().components();
+    if let Err(e) = components.refer(directory, manifest, subject.components()) {
+        tracing::warn!("what a snapshot needs is kept for a day only: {e}");
+    }
+}
+
+/// The guest image a snapshot was frozen with, which its guest has mapped: another would change under it. None where it is this
+/// node's. Blocks while it is verified.
+///
+/// # Errors
+/// [`ExitCode::SnapshotIncompatible`] where it is not here.
+pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, Failure> {
+    let registry = node.templates.registry();
+    let subject = &of.manifest.subject;
+    let Some(frozen) = subject.guest_image else {
+        return Ok(None);
+    };
+    let here = registry.stamps().hash_file(&node.paths.guest_image)?;
+    let found = match here == frozen {
+        true => None,
+        false => Some(registry.components().find(frozen)?.ok_or_else(|| {
+            let what = format!(
+                "the snapshot was frozen with guest image {frozen}; {} is {here}, and {} is not there",
+                node.paths.guest_image.display(),
+                registry.components().path(frozen).display()
+            );
+            Failure::new(ExitCode::SnapshotIncompatible, what)
+                .remedy("name the right image in THAW_GUEST_IMAGE, or copy it to the second place")
+        })?),
+    };
+    Ok(found)
+}
+
+/// Keeps what a snapshot that was thawed is made of, while it is there. It may have come from elsewhere, or from a release that
+/// noted nothing. Not of one that goes with this process. Blocks.
+pub(super) fn note_thawed(node: &Node, of: &Registered) {
+    if Scratch::holds(&node.paths.data, &of.directory) {
+        return;
+    }
+    let subject = &of.manifest.subject;
+    node.templates.keep_components(subject);
+    refer(node, &of.directory, of.hash, subject);
+}
+
+/// A failure to restore a snapshot that another thaw-vmm froze, with where that is kept.
+pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Failure) -> Failure {
+    let Some(vmm) = of.manifest.subject.vmm else {
+        return failure;
+    };
+    let kept = node.templates.registry().components().path(vmm);
+    let is_another = !node.templates.makes_with(vmm);
+    match failure.code {
+        ExitCode::SnapshotIncompatible if failure.remedy.is_none() && is_another && kept.exists() => {
+            let remedy = format!(
+                "the thaw-vmm that froze it is kept: try THAW_VMM={}",
+                kept.display()
+            );
+            failure.remedy(remedy)
+        }
+        _ => failure,
+    }
+}
+
+impl Node {
+    /// Removes components that nothing on this node needs, now and once a day. Does not end.
+    pub async fn collect_components(self) {
+        loop {
+            let node = self.clone();
+            match blocking(move || collect(&node)).await {
+                Ok(0) => {}
+                Ok(removed) => tracing::info!(
+                    removed,
+                    "removed guest images, kernels and VMMs that nothing needs"
+                ),
+                Err(e) => tracing::warn!("guest images, kernels and VMMs are all kept: {e}"),
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+}
+
+fn collect(node: &Node) -> Result<usize, Failure> {
+    if let Some(unreadable) = node.run.unreadable().first() {
+        let what = format!(
+            "nobody knows what sandbox {} needs: {}",
+            unreadable.id, unreadable.why
+        );
+        return Err(Failure::new(ExitCode::Runtime, what));
+    }
+    let registry = node.templates.registry();
+    let mut needed: HashSet<Hash> = node.templates.components().collect();
+    let snapshots = node.run.list().into_iter().filter_map(|record| record.provenance);
+    for snapshot in snapshots.filter_map(|provenance| registry.find(provenance.snapshot()).ok()) {
+        needed.extend(snapshot.manifest().subject.components());
+    }
+    let collected = registry.components().collect(needed, SystemTime::now());
+    collected.map_err(|e| Failure::system("cannot look through what snapshots need", &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::freeze::Workload;
+    use crate::snapshot::Manifest;
+
+    #[test]
+    fn manifest_of_the_previous_release_is_read_and_written_alike() {
+        let bytes = thaw_record_fixtures::PREVIOUS_MANIFEST;
+        let manifest = Manifest::decode(bytes).unwrap();
+        assert_eq!(manifest.subject.components().count(), 3);
+        assert_eq!(
+            String::from_utf8(manifest.encode()).unwrap(),
+            String::from_utf8_lossy(bytes)
+        );
+        let workload: Workload = serde_json::from_value(manifest.subject.workload.unwrap()).unwrap();
+        assert_eq!(workload.containers[0].container_id, "1f2e3d4c5b6a");
+        assert!(workload.network_policy.is_some());
+    }
+}

@@ -1,0 +1,33 @@
+//! The cgroup a pod brings: its sandbox's VMM moves there, and leaves the one it was made in.
+
+use super::pools::Claimed;
+use super::{Node, Sandbox};
+use crate::exit::{ExitCode, Failure};
+use crate::state::Record;
+
+impl Sandbox {
+    /// Moves the VMM into a cgroup, by its path below the hierarchies' roots; made where it is missing. Blocks: a move waits
+    /// for the whole host.
+    pub fn enter(mut self, node: &Node, path: &str) -> Result<Sandbox, Failure> {
+        let unavailable = |why: &dyn std::fmt::Display| {
+            let what = format!("sandbox {} cannot live in cgroup {path}: {why}", self.record.id);
+            Failure::new(ExitCode::Runtime, what)
+        };
+        let vmm = self.record.vmm.ok_or_else(|| unavailable(&"its VMM has ended"))?;
+        let cgroup = node.cgroups.make(path).map_err(|e| unavailable(&e))?;
+        let cgroup = Claimed::new(cgroup, &node.pools, |p| &p.cgroups);
+        let record = Record {
+            cgroup: Some(path.to_owned()),
+            ..self.record.clone()
+        };
+        // Before it is there: whoever finds it removes it.
+        self.resources.directory.write(&record)?;
+        cgroup.add(vmm.pid).map_err(|e| unavailable(&e))?;
+        self.record = record;
+        if let Some(before) = &self.resources.cgroup {
+            cgroup.take_from(before);
+        }
+        drop(self.resources.cgroup.replace(cgroup));
+        Ok(self)
+    }
+}

@@ -1,0 +1,355 @@
+//! What was verified since this boot and has not been touched since.
+//!
+//! A stamp holds the boot id and, for each file, device, inode, size and the times of its last change of contents and of
+//! itself (which nobody can set back). Whatever differs, the file is read again. Times are as coarse as the kernel's
+//! tick, so a file changed within [`MARGIN`] of being looked at gets no stamp. Stamps lie in a directory of their own for
+//! their owner alone: who may write there may as well replace us.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::process::ProcessRecord;
+
+use super::contents::hash_whole;
+use super::error::SnapshotError;
+use super::hash::Hash;
+
+/// Longer than any tick (10 ms with HZ=100), and than a clock is off between two CPUs.
+const MARGIN: Duration = Duration::from_millis(50);
+
+/// What a file was when it was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    name: String,
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified_ns: i128,
+    changed_ns: i128,
+}
+
+impl Identity {
+    pub(super) fn of(name: &str, file: &File) -> io::Result<Identity> {
+        let metadata = file.metadata()?;
+        let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+        Ok(Identity {
+            name: name.to_owned(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
+            changed_ns: ns(metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    /// Whether a change that comes now would be seen in the times.
+    fn settled(&self, now: SystemTime) -> bool {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i128;
+        self.changed_ns.max(self.modified_ns) + (MARGIN.as_nanos() as i128) < now
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    boot: String,
+    files: Vec<Identity>,
+    /// Of what was verified: a manifest, or the file itself.
+    hash: Hash,
+}
+
+/// What was found wrong with files as they were.
+#[derive(Debug, Serialize, Deserialize)]
+struct Damage {
+    files: Vec<Identity>,
+    region: String,
+}
+
+/// Where stamps are kept.
+#[derive(Clone, Debug)]
+pub struct Stamps {
+    directory: PathBuf,
+    boot: String,
+}
+
+impl Stamps {
+    /// Opens the directory, making it where it is missing. Where others may write to it, what is in it is not believed.
+    pub fn open(directory: &Path) -> Result<Stamps, SnapshotError> {
+        let io = SnapshotError::io("create", directory);
+        let made = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory);
+        made.map_err(io)?;
+        let metadata = fs::metadata(directory).map_err(SnapshotError::io("look at", directory))?;
+        let ours = metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0;
+        // Without a boot id no stamp is ever believed: an empty one matches none.
+        let boot = match ours {
+            true => fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
+            false => String::new(),
+        };
+        Ok(Stamps {
+            directory: directory.to_owned(),
+            boot: boot.trim().to_owned(),
+        })
+    }
+
+    /// The hash remembered for `place`, if these are the files it was had from.
+    pub(super) fn recall(&self, place: &Path, files: &[Identity]) -> Option<Hash> {
+        let text = fs::read(self.path(place)).ok()?;
+        let stamp: Stamp = thaw_records::decode(&text).ok()?;
+        (!self.boot.is_empty() && stamp.boot == self.boot && stamp.files == files).then_some(stamp.hash)
+    }
+
+    /// Remembers, unless a file is so new that a change might not show. `began` is when the reading began, after the
+    /// files were looked at. A stamp that cannot be written costs a reading.
+    pub(super) fn remember(&self, place: &Path, files: Vec<Identity>, hash: Hash, began: SystemTime) {
+        if self.boot.is_empty() || !files.iter().all(|f| f.settled(began)) {
+            return;
+        }
+        let stamp = Stamp {
+            boot: self.boot.clone(),
+            files,
+            hash,
+        };
+        if let Err(e) = self.write(&self.path(place), &stamp) {
+            tracing::warn!("cannot remember that {} was verified: {e}", place.display());
+        }
+    }
+
+    /// Remembers what was found wrong. It is told to people only: whoever uses `place` compares it again.
+    pub(super) fn remember_damage(&self, place: &Path, files: Vec<Identity>, region: &str) {
+        let damage = Damage {
+            files,
+            region: region.to_owned(),
+        };
+        if let Err(e) = self.write(&self.damage_path(place), &damage) {
+            tracing::warn!("cannot remember that {} is damaged: {e}", place.display());
+        }
+    }
+
+    /// What was found wrong with `place`, if these are the files it was found in.
+    pub(super) fn known_damage(&self, place: &Path, files: &[Identity]) -> Option<String> {
+        let text = fs::read(self.damage_path(place)).ok()?;
+        let damage: Damage = serde_json::from_slice(&text).ok()?;
+        (damage.files == files).then_some(damage.region)
+    }
+
+    fn write(&self, path: &Path, stamp: &impl Serialize) -> io::Result<()> {
+        let mut new = tempfile_in(&self.directory)?;
+        reach(Failpoint::StampMade);
+        let written = new.1.write_all(&thaw_records::encode(stamp)?);
+        written
+            .inspect(|()| reach(Failpoint::StampWritten))
+            .and_then(|()| fs::rename(&new.0, path))
+            .inspect(|()| reach(Failpoint::StampPlaced))
+            .inspect_err(|_| {
+                let _ = fs::remove_file(&new.0);
+            })
+    }
+
+    /// Removes what dead writers left half written.
+    pub fn sweep(&self) {
+        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            let writer = entry.file_name().to_str().and_then(writer);
+            if writer.is_some_and(|writer| !writer.lives()) && fs::remove_file(entry.path()).is_ok() {
+                reach(Failpoint::StampSwept);
+            }
+        }
+    }
+
+    /// Forgets what is known of `place`.
+    pub fn forget(&self, place: &Path) {
+        let _ = fs::remove_file(self.path(place));
+        let _ = fs::remove_file(self.damage_path(place));
+    }
+
+    /// The BLAKE3 of a whole file, read only if it changed since it was last asked for.
+    pub fn hash_file(&self, path: &Path) -> Result<Hash, SnapshotError> {
+        let path = &fs::canonicalize(path).map_err(SnapshotError::io("find", path))?;
+        let read = || -> io::Result<Hash> {
+            let file = File::open(path)?;
+            let identity = Identity::of("", &file)?;
+            if let Some(hash) = self.recall(path, std::slice::from_ref(&identity)) {
+                return Ok(hash);
+            }
+            let began = SystemTime::now();
+            let hash = hash_whole(&file)?.blake3;
+            if Identity::of("", &file)? == identity {
+                self.remember(path, vec![identity], hash, began);
+            }
+            Ok(hash)
+        };
+        read().map_err(SnapshotError::io("hash", path))
+    }
+
+    fn damage_path(&self, place: &Path) -> PathBuf {
+        self.path(place).with_extension(DAMAGE)
+    }
+
+    fn path(&self, place: &Path) -> PathBuf {
+        use std::os::unix::ffi::OsStrExt;
+        self.directory
+            .join(Hash::of(place.as_os_str().as_bytes()).to_string())
+    }
+}
+
+/// The file beside a stamp that says what is wrong.
+const DAMAGE: &str = "damaged";
+
+/// Who is writing the file of this name, if it is being written.
+pub(super) fn writer(name: &str) -> Option<ProcessRecord> {
+    let mut parts = name.strip_prefix('.')?.strip_suffix(".new")?.split('.');
+    Some(ProcessRecord {
+        pid: parts.next()?.parse().ok()?,
+        start_time: parts.next()?.parse().ok()?,
+    })
+}
+
+/// A new file for its owner alone, and its path: its name says whose, for who finds it half written.
+pub(super) fn tempfile_in(directory: &Path) -> io::Result<(PathBuf, File)> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
+    let us = ProcessRecord::myself().ok_or(io::ErrorKind::NotFound)?;
+    let path = directory.join(format!(".{}.{}.{unique}.new", us.pid, us.start_time));
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
+    Ok((path, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+
+    #[test]
+    fn stamps_of_the_previous_release_are_read() {
+        let stamp: Stamp = thaw_record_fixtures::check("stamp.json");
+        assert_eq!(stamp.files[0].name, "manifest.json");
+    }
+
+    fn settled(path: &Path) -> (File, Identity) {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let identity = Identity::of("f", &file).unwrap();
+        (file, identity)
+    }
+
+    /// A moment at which everything written so far is old enough.
+    fn later() -> SystemTime {
+        SystemTime::now() + 2 * MARGIN
+    }
+
+    #[test]
+    fn what_a_dead_writer_left_is_swept_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let stamps = Stamps::open(directory.path()).unwrap();
+        let (ours, _) = tempfile_in(directory.path()).unwrap();
+        let us = ProcessRecord::myself().unwrap();
+        let dead = format!(".{}.{}.00.new", us.pid, us.start_time + 1);
+        for name in [dead.as_str(), "stamp", ".x.new", ".1.new"] {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        stamps.sweep();
+        assert!(ours.exists());
+        assert!(!directory.path().join(dead).exists());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 4);
+    }
+
+    #[test]
+    fn any_change_of_a_file_voids_its_stamp() {
+        let directory = tempfile::tempdir().unwrap();
+        let stamps = Stamps::open(&directory.path().join("stamps")).unwrap();
+        let path = directory.path().join("f");
+        type Change = fn(&File, &Path);
+        let changes: [(&str, Change); 6] = [
+            ("a byte", |f, _| f.write_all_at(b"x", 3).unwrap()),
+            ("its length", |f, _| f.set_len(3).unwrap()),
+            ("its mode", |f, _| {
+                f.set_permissions(fs::Permissions::from_mode(0o640)).unwrap()
+            }),
+            ("a byte, its time put back", |f, _| {
+                let was = f.metadata().unwrap().modified().unwrap();
+                f.write_all_at(b"y", 4).unwrap();
+                f.set_modified(was).unwrap();
+            }),
+            ("another file of the name", |_, path| {
+                fs::remove_file(path).unwrap();
+                fs::write(path, b"contents").unwrap();
+            }),
+            ("a second name", |_, path| {
+                fs::hard_link(path, path.with_extension("link")).unwrap()
+            }),
+        ];
+        for (what, change) in changes {
+            fs::write(&path, b"contents").unwrap();
+            // Times are coarse: only a file of an earlier tick shows a change of now.
+            std::thread::sleep(MARGIN);
+            let (file, identity) = settled(&path);
+            let hash = Hash::of(b"contents");
+            stamps.remember(&path, vec![identity.clone()], hash, later());
+            assert_eq!(
+                stamps.recall(&path, std::slice::from_ref(&identity)),
+                Some(hash),
+                "{what}"
+            );
+            change(&file, &path);
+            let (_, changed) = settled(&path);
+            assert_eq!(stamps.recall(&path, &[changed]), None, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_new_file_and_another_boot_have_no_stamp() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut stamps = Stamps::open(&directory.path().join("stamps")).unwrap();
+        let path = directory.path().join("f");
+        fs::write(&path, b"contents").unwrap();
+        let (_, identity) = settled(&path);
+        let files = [identity.clone()];
+        let as_of = UNIX_EPOCH + Duration::from_nanos(identity.changed_ns as u64);
+        stamps.remember(&path, files.to_vec(), Hash::of(b""), as_of + MARGIN / 2);
+        assert_eq!(stamps.recall(&path, &files), None, "too new");
+        stamps.remember(&path, files.to_vec(), Hash::of(b""), later());
+        assert!(stamps.recall(&path, &files).is_some());
+        stamps.boot = "another".into();
+        assert_eq!(stamps.recall(&path, &files), None);
+        stamps.boot = String::new();
+        stamps.remember(&path, files.to_vec(), Hash::of(b""), later());
+        assert_eq!(stamps.recall(&path, &files), None, "no boot id, no stamp");
+    }
+
+    #[test]
+    fn stamps_others_could_write_are_not_believed() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("stamps");
+        let path = directory.path().join("f");
+        fs::write(&path, b"contents").unwrap();
+        let (_, identity) = settled(&path);
+        Stamps::open(&place)
+            .unwrap()
+            .remember(&path, vec![identity.clone()], Hash::of(b""), later());
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(Stamps::open(&place).unwrap().recall(&path, &[identity]), None);
+    }
+
+    #[test]
+    fn a_files_hash_follows_its_contents() {
+        let directory = tempfile::tempdir().unwrap();
+        let stamps = Stamps::open(&directory.path().join("stamps")).unwrap();
+        let path = directory.path().join("f");
+        for contents in [&b"one"[..], b"two", b"three"] {
+            fs::write(&path, contents).unwrap();
+            assert_eq!(stamps.hash_file(&path).unwrap(), Hash::of(contents));
+            assert_eq!(stamps.hash_file(&path).unwrap(), Hash::of(contents));
+        }
+        assert!(stamps.hash_file(&directory.path().join("none")).is_err());
+    }
+}

@@ -1,0 +1,616 @@
+//! What is running, on disk: one directory per sandbox under the run directory.
+//!
+//! The owner of a sandbox holds a lock on its directory for as long as it lives; the kernel lets go of it whatever ends
+//! the owner. Invariant: a directory whose lock can be taken has no living owner, and everything its sandbox has that
+//! outlives a process (a cgroup, sockets, an untethered VMM) is found from that directory: it is made before them and
+//! removed after them. The directory of all sandboxes is removed with its last, and only by who holds its lock, so it
+//! stays between being found and getting another. A record that cannot be read ends nothing: a VMM that lives is found without it
+//! ([`unreadable`]), and while it does, its directory stays, for an operator to end.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::cgroup::Hierarchy;
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{SandboxNetwork, Volume};
+use thaw_protocol::control::DeviceId;
+
+use crate::container::RootServing;
+use crate::exit::{ExitCode, Failure};
+use crate::tenant::Tenant;
+use thaw_records::RecordError;
+
+mod host_disk;
+mod pod_namespace;
+mod provenance;
+mod recorded;
+mod terms;
+mod unreadable;
+
+pub use host_disk::HostDisk;
+pub use pod_namespace::PodNamespace;
+pub use provenance::{FileIdentity, Provenance, ShownRecord};
+pub use terms::{Asked, Behalf, Terms, Timeout};
+pub use unreadable::Living;
+use unreadable::Remains;
+
+pub mod failed;
+
+const RECORD: &str = "record.json";
+/// How long a process that a dead owner had begun may take to execute its program, and between two looks.
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+const LOCK_STEP: Duration = Duration::from_millis(5);
+const CONTROL_SOCKET: &str = "control.sock";
+
+/// The control protocol of a VMM whose record does not say: that of the release before records did.
+const FIRST_CONTROL: u32 = 4;
+
+/// What is known of a sandbox without asking it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub id: String,
+    /// Given by `--name`.
+    pub name: Option<String>,
+    /// The image as the user named it.
+    pub image: String,
+    /// The image's manifest digest.
+    pub image_digest: Option<String>,
+    /// The container's command.
+    pub command: Vec<String>,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    /// Who made it: the CLI, or thawd.
+    pub owner: Option<ProcessRecord>,
+    /// Where thawd made it: the process it was made for, and ends with.
+    pub client: Option<ProcessRecord>,
+    /// Its VMM, once there is one.
+    pub vmm: Option<ProcessRecord>,
+    /// Version of the control protocol that VMM speaks.
+    #[serde(default = "first_control")]
+    pub control: u32,
+    /// The name of its cgroup, where it has one of its own.
+    #[serde(default)]
+    pub cgroup: Option<String>,
+    /// Whether it ends with its owner.
+    pub tethered: bool,
+    /// Whether its agent has taken its identity. One that was not ready when its owner died never will be.
+    pub ready: bool,
+    pub vcpus: u8,
+    pub memory_mib: u32,
+    /// What a later owner needs to freeze it.
+    #[serde(default)]
+    pub provenance: Option<Provenance>,
+    /// Its network, where that leads outside: what a later owner adopts it by.
+    #[serde(default, deserialize_with = "recorded::network")]
+    pub network: Option<SandboxNetwork>,
+    /// The namespace its network is in, of a pod that brought one.
+    #[serde(default)]
+    pub pod_network: Option<PodNamespace>,
+    /// How its image is served.
+    #[serde(default)]
+    pub root: RootServing,
+    #[serde(default)]
+    pub terms: Terms,
+    /// What of the host it has.
+    #[serde(default, deserialize_with = "recorded::volumes")]
+    pub volumes: Vec<Volume>,
+    /// The process that serves it those.
+    #[serde(default)]
+    pub share: Option<ProcessRecord>,
+    /// The host's block devices it has, each in its slot.
+    #[serde(default)]
+    pub host_disks: BTreeMap<DeviceId, HostDisk>,
+    /// Most of the host's CPU time it may take, thousandths of a CPU.
+    #[serde(default)]
+    pub cpu_limit_millis: Option<u32>,
+    /// The tenant whose images and templates it is made from. None: those of the node.
+    #[serde(default)]
+    pub stock: Option<Tenant>,
+}
+
+impl Record {
+    /// Whether it goes on when its owner is gone, to be adopted.
+    fn outlives_owner(&self) -> bool {
+        !self.tethered && self.ready
+    }
+}
+
+fn first_control() -> u32 {
+    FIRST_CONTROL
+}
+
+/// A sandbox that runs, and whose record cannot be read.
+#[derive(Debug)]
+pub struct Unreadable {
+    pub id: String,
+    /// What is wrong with the record.
+    pub why: RecordError,
+    pub living: Living,
+}
+
+/// The run directory.
+#[derive(Clone, Debug)]
+pub struct RunDirectory {
+    sandboxes: PathBuf,
+}
+
+/// A sandbox's directory, ours: removed when dropped, unless [`SandboxDirectory::keep`]t.
+#[derive(Debug)]
+pub struct SandboxDirectory {
+    path: PathBuf,
+    /// Holds the lock.
+    _lock: File,
+    remove_on_drop: bool,
+    /// The VMM a file beside the record names.
+    marked: OnceLock<ProcessRecord>,
+}
+
+impl SandboxDirectory {
+    fn locked(path: PathBuf, lock: File) -> SandboxDirectory {
+        SandboxDirectory {
+            path,
+            _lock: lock,
+            remove_on_drop: true,
+            marked: OnceLock::new(),
+        }
+    }
+}
+
+impl RunDirectory {
+    /// Opens the run directory, making it where it is missing, for its owner alone.
+    pub fn open(run: &Path) -> Result<RunDirectory, Failure> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(run)
+            .map_err(|e| Failure::system(format!("cannot create {}", run.display()), &e))?;
+        reach(Failpoint::RunDirectoryMade);
+        Ok(RunDirectory {
+            sandboxes: run.join("sandboxes"),
+        })
+    }
+
+    /// Makes the directory of a new sandbox and writes its record.
+    ///
+    /// # Errors
+    /// [`ExitCode::NameInUse`] when a running sandbox of the same tenant has the record's name.
+    pub fn create(&self, record: &Record) -> Result<SandboxDirectory, Failure> {
+        let path = self.sandboxes.join(&record.id);
+        let fail = |e: io::Error| Failure::system(format!("cannot create {}", path.display()), &e);
+        // Held so that no cleaner meets a directory whose owner has not locked it yet, and no two take one name.
+        let all = self.make_and_lock_all().map_err(fail)?;
+        if let Some(name) = &record.name
+            // An id is one of all tenants', and no name of theirs looks like one.
+            && self
+                .list()
+                .iter()
+                .any(|r| r.id == *name || r.terms.tenant == record.terms.tenant && r.name.as_ref() == Some(name))
+        {
+            let what = format!("a sandbox is running under the name {name}");
+            return Err(Failure::new(ExitCode::NameInUse, what));
+        }
+        reach(Failpoint::DirectoriesLocked);
+        fs::DirBuilder::new().mode(0o700).create(&path).map_err(fail)?;
+        reach(Failpoint::DirectoryMade);
+        let lock = File::open(&path).map_err(fail)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| fail(e.into()))?;
+        reach(Failpoint::DirectoryLocked);
+        let directory = SandboxDirectory::locked(path.clone(), lock);
+        let written = directory.write(record);
+        // Before the directory may go, which waits for this lock.
+        drop(all);
+        written.map(|()| directory)
+    }
+
+    /// The directory of all sandboxes goes with its last, so it may have to be made, more than once.
+    fn make_and_lock_all(&self) -> io::Result<File> {
+        loop {
+            let made = fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&self.sandboxes);
+            match made {
+                // Said also of one that was there and is gone again.
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            match lock_all(&self.sandboxes) {
+                Ok(all) => return Ok(all),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Where what may become sandboxes is, beside them: kept and cleaned as they are, and none of them.
+    pub fn spares(&self) -> RunDirectory {
+        RunDirectory {
+            sandboxes: self.sandboxes.with_file_name("spares"),
+        }
+    }
+
+    /// Every sandbox that has a record, oldest first.
+    pub fn list(&self) -> Vec<Record> {
+        let mut records: Vec<Record> = self
+            .directories()
+            .iter()
+            .filter_map(|d| read_record(d).ok())
+            .collect();
+        records.sort_by(|a, b| (a.created, &a.id).cmp(&(b.created, &b.id)));
+        records
+    }
+
+    /// Every sandbox whose VMM lives.
+    pub fn running(&self) -> Vec<Record> {
+        self.list()
+            .into_iter()
+            .filter(|r| r.vmm.is_some_and(|v| v.lives()))
+            .collect()
+    }
+
+    /// Every sandbox that runs and whose record cannot be read.
+    pub fn unreadable(&self) -> Vec<Unreadable> {
+        let unreadable = |path: PathBuf| {
+            let why = read_record(&path).err()?;
+            let living = match Living::of(&path) {
+                Living::Nothing => return None,
+                living => living,
+            };
+            let id = path.file_name()?.to_str()?.to_owned();
+            Some(Unreadable { id, why, living })
+        };
+        self.directories().into_iter().filter_map(unreadable).collect()
+    }
+
+    /// The running sandbox with this id, name, or unambiguous beginning of an id. A name is that of a sandbox without a tenant: two tenants
+    /// may use one name, and the host's users mean neither by it.
+    pub fn find(&self, wanted: &str) -> Result<Record, Failure> {
+        let running = self.running();
+        if let Some(exact) = running
+            .iter()
+            .find(|r| r.id == wanted || (r.terms.tenant.is_none() && r.name.as_deref() == Some(wanted)))
+        {
+            return Ok(exact.clone());
+        }
+        let mut begin = running
+            .into_iter()
+            .filter(|r| !wanted.is_empty() && r.id.starts_with(wanted));
+        match (begin.next(), begin.next()) {
+            (Some(one), None) => Ok(one),
+            (Some(_), Some(_)) => Err(Failure::new(
+                ExitCode::SandboxNotFound,
+                format!("more than one sandbox begins with {wanted}"),
+            )),
+            (None, _) => Err(Failure::new(
+                ExitCode::SandboxNotFound,
+                format!("no running sandbox is {wanted}"),
+            )),
+        }
+    }
+
+    /// The id of a running sandbox that may have no owner: by its id or the unambiguous beginning of one, and by its name where its
+    /// record can be read. Whether somebody owns it is for [`RunDirectory::end`] to find out.
+    pub fn find_unowned(&self, wanted: &str) -> Option<String> {
+        let found = self.find(wanted).ok().map(|record| record.id);
+        found.or_else(|| {
+            let ids = self.unreadable().into_iter().map(|unreadable| unreadable.id);
+            let mut begin = ids.filter(|id| !wanted.is_empty() && id.starts_with(wanted));
+            begin.next().filter(|_| begin.next().is_none())
+        })
+    }
+
+    /// The directory of a sandbox.
+    pub fn directory(&self, id: &str) -> PathBuf {
+        self.sandboxes.join(id)
+    }
+
+    /// Waits until a sandbox's owner, who holds its lock, has removed it or died.
+    pub fn wait_for_owner(&self, id: &str) -> Result<(), Failure> {
+        let path = self.directory(id);
+        let waited = match File::open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            opened => {
+                opened.and_then(|directory| Ok(rustix::fs::flock(directory, FlockOperation::LockShared)?))
+            }
+        };
+        waited.map_err(|e| Failure::system(format!("cannot wait until {} is gone", path.display()), &e))
+    }
+
+    /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns how many
+    /// sandboxes that was. An untethered VMM that lives is left for thawd to [`adopt`](RunDirectory::adopt).
+    pub fn clean(&self, cgroups: &Hierarchy) -> usize {
+        self.note_failures(cgroups);
+        let swept = cgroups.sweep();
+        reach(Failpoint::CleanSwept);
+        if swept > 0 {
+            tracing::info!(swept, "removed cgroups dead owners had made");
+        }
+        self.spares().clean_sandboxes(cgroups, Found::of_spare);
+        self.clean_sandboxes(cgroups, Found::of)
+    }
+
+    fn clean_sandboxes(&self, cgroups: &Hierarchy, look: fn(&Path) -> Found) -> usize {
+        let Ok(all) = lock_all(&self.sandboxes) else {
+            return 0;
+        };
+        let mut cleaned = 0;
+        for path in self.directories() {
+            let Some(_lock) = try_lock(&path) else { continue };
+            match look(&path) {
+                Found::Running(_) => {}
+                Found::RunningUnreadable(why) => {
+                    let id = path.file_name().unwrap_or_default().display();
+                    tracing::error!(
+                        "sandbox {id} runs on without an owner, for its record cannot be read: {why}; `thaw rm {id}` ends it"
+                    );
+                }
+                Found::Left(left) => cleaned += usize::from(remove(&path, left, cgroups)),
+            }
+        }
+        remove_if_empty(&self.sandboxes, &all);
+        cleaned
+    }
+
+    /// Ends a sandbox nobody owns, and removes all it has. Says whether it was there to be ended, and has ended.
+    pub fn end(&self, id: &str, cgroups: &Hierarchy) -> bool {
+        // It may be what somebody typed: a name, never a path.
+        let named = |directory: &PathBuf| directory.file_name().is_some_and(|name| name == id);
+        let Some(path) = self.directories().into_iter().find(named) else {
+            return false;
+        };
+        let Some(_lock) = try_lock(&path) else {
+            return false;
+        };
+        self.note_asked(&path, cgroups);
+        let left = match read_record(&path) {
+            Ok(record) => record.into(),
+            Err(_) => {
+                let remains = Remains::of(&path);
+                if !Living::of(&path).end(&path) {
+                    tracing::error!("sandbox {id} is not removed: its VMM does not end");
+                    return false;
+                }
+                remains
+            }
+        };
+        let removed = remove(&path, left, cgroups);
+        if let Ok(all) = lock_all(&self.sandboxes) {
+            remove_if_empty(&self.sandboxes, &all);
+        }
+        removed
+    }
+
+    /// The living untethered sandboxes no process owns: now ours. One whose VMM ended since [`clean`](RunDirectory::clean) looked is
+    /// removed as it would have been there.
+    pub fn adopt(&self, cgroups: &Hierarchy) -> Vec<(Record, SandboxDirectory)> {
+        let Ok(_all) = lock_all(&self.sandboxes) else {
+            return Vec::new();
+        };
+        let mut adopted = Vec::new();
+        for path in self.directories() {
+            let Some(lock) = lock_once_its_owner_is_gone(&path) else {
+                continue;
+            };
+            match Found::of(&path) {
+                Found::Running(record) => adopted.push((*record, SandboxDirectory::locked(path, lock))),
+                // `clean` has said so.
+                Found::RunningUnreadable(_) => {}
+                Found::Left(left) => {
+                    self.note_failure_in(&path, cgroups);
+                    remove(&path, left, cgroups);
+                }
+            }
+        }
+        adopted
+    }
+
+    fn directories(&self) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(&self.sandboxes) else {
+            return Vec::new();
+        };
+        entries
+            .filter_map(|e| e.ok())
+            .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+            .map(|e| e.path())
+            .collect()
+    }
+}
+
+/// Locks the directory of all sandboxes: the one that is there once the lock is had.
+fn lock_all(sandboxes: &Path) -> io::Result<File> {
+    loop {
+        let file = File::open(sandboxes)?;
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
+        let (locked, named) = (file.metadata()?, fs::metadata(sandboxes)?);
+        if (locked.dev(), locked.ino()) == (named.dev(), named.ino()) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Fails, as it should, while there are sandboxes. Without its lock, who is about to make one would find it gone.
+fn remove_if_empty(sandboxes: &Path, _lock: &File) {
+    let _ = fs::remove_dir(sandboxes);
+    reach(Failpoint::DirectoriesRemoved);
+}
+
+/// What a directory nobody owns is.
+enum Found {
+    /// A sandbox, for thawd to adopt.
+    Running(Box<Record>),
+    /// A sandbox of which nothing else is known.
+    RunningUnreadable(RecordError),
+    Left(Remains),
+}
+
+impl Found {
+    fn of(path: &Path) -> Found {
+        match read_record(path) {
+            Ok(record) if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) => {
+                Found::Running(Box::new(record))
+            }
+            Ok(record) => Found::Left(record.into()),
+            Err(why) => match Living::of(path) {
+                Living::Nothing => Found::Left(Remains::of(path)),
+                Living::Vmm(_) | Living::Listening => Found::RunningUnreadable(why),
+            },
+        }
+    }
+
+    /// Of one that never became a sandbox, so that nothing of anybody's runs in it: it goes, whatever its record says.
+    fn of_spare(path: &Path) -> Found {
+        match read_record(path) {
+            Ok(record) => Found::Left(record.into()),
+            Err(why) => match Living::of(path).end(path) {
+                true => Found::Left(Remains::of(path)),
+                false => Found::RunningUnreadable(why),
+            },
+        }
+    }
+}
+
+/// Removes what a sandbox without an owner has: its VMM, what is its in a pod's network, its cgroup, its directory. Its lock is held.
+fn remove(path: &Path, left: Remains, cgroups: &Hierarchy) -> bool {
+    if let Some(vmm) = left.vmm {
+        vmm.kill();
+    }
+    // It ends with the VMM; this waits for it.
+    if let Some(share) = left.share {
+        share.kill();
+    }
+    reach(Failpoint::CleanKilled);
+    if let Some(namespace) = left.pod_network {
+        namespace.leave();
+    }
+    if let Some(cgroup) = left.cgroup {
+        cgroups.adopt(&cgroup).destroy();
+    }
+    reach(Failpoint::CleanCgroupRemoved);
+    if let Some(id) = path.file_name().and_then(|n| n.to_str()) {
+        tracing::info!(sandbox = id, "removed what a dead owner left");
+    }
+    let removed = fs::remove_dir_all(path);
+    reach(Failpoint::CleanDirectoryRemoved);
+    if let Err(e) = &removed {
+        tracing::warn!("cannot remove {}: {e}", path.display());
+    }
+    removed.is_ok()
+}
+
+fn try_lock(path: &Path) -> Option<File> {
+    let file = File::open(path).ok()?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(file)
+}
+
+/// The lock of a sandbox, unless its owner lives. A process that a dead owner had begun shares the lock until it executes its
+/// program: this waits for that, at most [`LOCK_LIMIT`].
+fn lock_once_its_owner_is_gone(path: &Path) -> Option<File> {
+    let since = Instant::now();
+    loop {
+        let lock = try_lock(path);
+        let owner = || read_record(path).ok().and_then(|record| record.owner);
+        if lock.is_some() || since.elapsed() > LOCK_LIMIT || owner().is_some_and(|owner| owner.lives()) {
+            return lock;
+        }
+        std::thread::sleep(LOCK_STEP);
+    }
+}
+
+fn read_record(directory: &Path) -> Result<Record, RecordError> {
+    thaw_records::read(&directory.join(RECORD))
+}
+
+impl SandboxDirectory {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the sandbox's vsock is reached, also by other processes.
+    pub fn vsock_socket(&self) -> PathBuf {
+        vsock_socket(&self.path)
+    }
+
+    /// Where its VMM is controlled.
+    pub fn control_socket(&self) -> PathBuf {
+        self.path.join(CONTROL_SOCKET)
+    }
+
+    /// Writes the record, whole or not at all; before it, which process its VMM is, for who cannot read the record.
+    pub fn write(&self, record: &Record) -> Result<(), Failure> {
+        let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
+        let write = || -> io::Result<()> {
+            if let Some(vmm) = record.vmm
+                && self.marked.get() != Some(&vmm)
+            {
+                unreadable::mark(&self.path, vmm)?;
+                let _ = self.marked.set(vmm);
+            }
+            let mut file = File::create(&new)?;
+            reach(Failpoint::RecordMade);
+            file.write_all(&thaw_records::encode(record)?)?;
+            reach(Failpoint::RecordBegun);
+            fs::rename(&new, &path)?;
+            reach(Failpoint::RecordWritten);
+            Ok(())
+        };
+        write().map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+    }
+
+    /// For a task of whoever has it: one that neither keeps others away nor removes it.
+    pub fn handle(&self) -> io::Result<SandboxDirectory> {
+        let mut handle = SandboxDirectory::locked(self.path.clone(), File::open(&self.path)?);
+        handle.remove_on_drop = false;
+        Ok(handle)
+    }
+
+    /// The record as it was written last.
+    pub fn record(&self) -> Result<Record, Failure> {
+        read_record(&self.path).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))
+    }
+
+    /// From now on it stays when we end.
+    pub fn keep(&mut self) {
+        self.remove_on_drop = false;
+    }
+}
+
+/// Where the vsock of the sandbox in `directory` is reached.
+pub fn vsock_socket(directory: &Path) -> PathBuf {
+    directory.join("vsock.sock")
+}
+
+/// Where the owner of the sandbox in `directory` serves it, unless thawd owns it.
+pub fn owner_socket(directory: &Path) -> PathBuf {
+    directory.join("owner.sock")
+}
+
+impl Drop for SandboxDirectory {
+    fn drop(&mut self) {
+        if !self.remove_on_drop {
+            return;
+        }
+        if let Err(e) = fs::remove_dir_all(&self.path) {
+            tracing::warn!("cannot remove {}: {e}", self.path.display());
+        }
+        reach(Failpoint::DeleteDirectoryRemoved);
+        if let Some(sandboxes) = self.path.parent()
+            && let Ok(all) = lock_all(sandboxes)
+        {
+            remove_if_empty(sandboxes, &all);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "state_test.rs"]
+mod tests;

@@ -1,0 +1,340 @@
+use super::*;
+use std::process::{Child, Command};
+
+use thaw_protocol::control::CONTROL_VERSION;
+
+use crate::id::new_id;
+
+pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
+    Record {
+        id: id.into(),
+        name: Some(format!("name-{id}")),
+        image: "busybox".into(),
+        image_digest: None,
+        command: vec![],
+        created: 1,
+        owner: ProcessRecord::myself(),
+        client: None,
+        vmm: vmm.map(|c| ProcessRecord::of(c.id() as i32).unwrap()),
+        control: CONTROL_VERSION,
+        cgroup: None,
+        tethered,
+        ready: true,
+        vcpus: 1,
+        memory_mib: 128,
+        provenance: None,
+        network: None,
+        pod_network: None,
+        root: RootServing::Virtiofs,
+        terms: Terms::default(),
+        volumes: Vec::new(),
+        share: None,
+        host_disks: BTreeMap::new(),
+        cpu_limit_millis: None,
+        stock: None,
+    }
+}
+
+pub(super) fn sleeper() -> Child {
+    Command::new("sleep").arg("60").spawn().unwrap()
+}
+
+/// A directory as a killed owner leaves it: there, and not locked.
+pub(super) fn abandoned(run: &RunDirectory, record: &Record) {
+    let mut directory = run.create(record).unwrap();
+    directory.keep();
+}
+
+#[test]
+fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let cgroups = Hierarchy::V2 {
+        root: root.path().join("cg"),
+        favordynmods: false,
+    };
+    fs::create_dir(root.path().join("cg")).unwrap();
+
+    let (mut doomed, mut unready, mut spared) = (sleeper(), sleeper(), sleeper());
+    let owned = run.create(&record("owned", None, true)).unwrap();
+    let dead = Record {
+        cgroup: Some("dead".into()),
+        ..record("dead", Some(&doomed), true)
+    };
+    abandoned(&run, &dead);
+    cgroups.make("dead").unwrap();
+    // Made ahead by nobody who lives.
+    cgroups.make("1.1.1").unwrap();
+    abandoned(
+        &run,
+        &Record {
+            ready: false,
+            ..record("half-made", Some(&unready), false)
+        },
+    );
+    abandoned(&run, &record("untethered", Some(&spared), false));
+    abandoned(&run, &record("never-started", None, true));
+    fs::create_dir(run.directory("no-record")).unwrap();
+    abandoned(&run, &record("unwanted", None, false));
+    assert!(run.end("unwanted", &cgroups));
+    assert!(!run.end("unwanted", &cgroups) && !run.end("owned", &cgroups));
+
+    assert_eq!(run.clean(&cgroups), 4);
+    let mut left: Vec<_> = run.list().into_iter().map(|r| r.id).collect();
+    left.sort();
+    assert_eq!(left, ["owned", "untethered"]);
+    assert!(
+        doomed.try_wait().unwrap().is_some(),
+        "the tethered VMM was killed"
+    );
+    assert!(
+        unready.try_wait().unwrap().is_some(),
+        "so was one its owner had not made ready"
+    );
+    assert!(spared.try_wait().unwrap().is_none(), "the untethered one was not");
+    assert!(cgroups.names().is_empty());
+
+    let adopted = run.adopt(&cgroups);
+    assert_eq!(adopted.len(), 1);
+    assert_eq!(adopted[0].0.id, "untethered");
+    assert!(run.adopt(&cgroups).is_empty(), "it has an owner now");
+    spared.kill().unwrap();
+    spared.wait().unwrap();
+    drop((owned, adopted));
+    assert!(
+        !root.path().join("sandboxes").exists(),
+        "it goes with its last sandbox"
+    );
+}
+
+#[test]
+fn one_that_ends_after_the_cleaning_is_removed_where_it_would_be_adopted() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let cgroups = Hierarchy::V2 {
+        root: root.path().join("cg"),
+        favordynmods: false,
+    };
+    fs::create_dir(root.path().join("cg")).unwrap();
+    let mut vmm = sleeper();
+    let late = Record {
+        cgroup: Some("late".into()),
+        ..record("late", Some(&vmm), false)
+    };
+    abandoned(&run, &late);
+    cgroups.make("late").unwrap();
+    assert_eq!(run.clean(&cgroups), 0, "it lives");
+    vmm.kill().unwrap();
+    vmm.wait().unwrap();
+
+    assert!(run.adopt(&cgroups).is_empty());
+    assert!(cgroups.names().is_empty());
+    assert!(!run.directory("late").exists());
+    let [failed] = &run.failed()[..] else {
+        panic!("it is not listed as failed")
+    };
+    assert_eq!(failed.id, "late");
+}
+
+#[test]
+fn sandboxes_are_found_by_id_name_and_unambiguous_beginning() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let mut vmm = sleeper();
+    let _a = run.create(&record("aa11", Some(&vmm), true)).unwrap();
+    let _b = run.create(&record("aa22", Some(&vmm), true)).unwrap();
+    let _c = run.create(&record("cc33", None, true)).unwrap();
+    assert_eq!(run.find("aa11").unwrap().id, "aa11");
+    assert_eq!(run.find("name-aa22").unwrap().id, "aa22");
+    assert_eq!(run.find("aa2").unwrap().id, "aa22");
+    for unfit in ["aa", "cc33", "", "zz"] {
+        assert_eq!(
+            run.find(unfit).unwrap_err().code,
+            ExitCode::SandboxNotFound,
+            "{unfit}"
+        );
+    }
+    let again = Record {
+        name: Some("name-aa11".into()),
+        ..record("dd44", None, true)
+    };
+    assert_eq!(run.create(&again).unwrap_err().code, ExitCode::NameInUse);
+    vmm.kill().unwrap();
+    vmm.wait().unwrap();
+}
+
+#[test]
+fn many_begin_and_end_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let start = std::sync::Barrier::new(8);
+    let none = Hierarchy::None;
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let (run, start, none) = (&run, &start, &none);
+            scope.spawn(move || {
+                start.wait();
+                for n in 0..200 {
+                    let id = format!("{thread}-{n}");
+                    let directory = run.create(&record(&id, None, true)).unwrap();
+                    assert!(directory.path().join(RECORD).exists());
+                    match n % 3 {
+                        // Each way a directory goes takes that of all with it, if it is the last.
+                        0 => drop(run.clean(none)),
+                        1 => {
+                            let mut directory = directory;
+                            directory.keep();
+                            drop(directory);
+                            // Unless a cleaner was faster.
+                            run.end(&id, none);
+                        }
+                        _ => {}
+                    }
+                }
+            });
+        }
+    });
+    assert!(
+        !root.path().join("sandboxes").exists(),
+        "it goes with its last sandbox"
+    );
+}
+
+#[test]
+fn ids_differ() {
+    let (a, b) = (new_id().unwrap(), new_id().unwrap());
+    assert_eq!(a.len(), 12);
+    assert_ne!(a, b);
+}
+
+#[test]
+fn who_waits_for_an_owner_waits_until_its_sandbox_is_gone() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let owned = run.create(&record("owned", None, true)).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            run.wait_for_owner("owned").unwrap();
+            assert!(!run.directory("owned").exists());
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        drop(owned);
+        waiting.join().unwrap();
+    });
+    run.wait_for_owner("owned").unwrap();
+}
+
+#[test]
+fn records_of_the_previous_release_are_read() {
+    let sandbox: Record = thaw_record_fixtures::check("sandbox.json");
+    assert!(sandbox.outlives_owner());
+    assert_eq!((sandbox.control, sandbox.vmm.map(|v| v.pid)), (4, Some(1201)));
+    assert_eq!(sandbox.host_disks.keys().collect::<Vec<_>>(), [&DeviceId::Blk1]);
+    let spare: Record = thaw_record_fixtures::check("spare.json");
+    assert!(!spare.outlives_owner());
+}
+
+/// That of a sandbox made now, as the previous release would find it, has no field it must have left out.
+#[test]
+fn record_of_this_release_has_what_the_previous_requires() {
+    let written = thaw_records::encode(&record("a", None, false)).unwrap();
+    let written: serde_json::Value = serde_json::from_slice(&written).unwrap();
+    let required = [
+        "id",
+        "name",
+        "image",
+        "image_digest",
+        "command",
+        "created",
+        "owner",
+        "client",
+        "vmm",
+        "tethered",
+        "ready",
+        "vcpus",
+        "memory_mib",
+    ];
+    for field in required {
+        assert!(written.get(field).is_some(), "{field}");
+    }
+}
+
+fn of_tenant(id: &str, tenant: Option<&str>) -> Record {
+    Record {
+        name: Some("web".into()),
+        terms: Terms {
+            tenant: tenant.map(|t| t.parse().unwrap()),
+            ..Terms::default()
+        },
+        ..record(id, None, true)
+    }
+}
+
+#[test]
+fn name_is_taken_within_its_tenant_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let tenants = [None, Some("acme"), Some("other")];
+    let held: Vec<_> = tenants
+        .iter()
+        .enumerate()
+        .map(|(n, tenant)| run.create(&of_tenant(&format!("{n}"), *tenant)).unwrap())
+        .collect();
+    for tenant in tenants {
+        let again = run.create(&of_tenant("again", tenant)).unwrap_err();
+        assert_eq!(again.code, ExitCode::NameInUse, "{tenant:?}");
+    }
+    // An id is nobody's name: no tenant may have one that looks like one, so this tells it nothing.
+    let of_an_id = |name: &str, tenant| {
+        let record = Record {
+            name: Some(name.into()),
+            ..of_tenant("new", tenant)
+        };
+        run.create(&record).map(drop).map_err(|e| e.code)
+    };
+    for tenant in tenants {
+        assert_eq!(of_an_id("1", tenant), Err(ExitCode::NameInUse));
+    }
+    drop(held);
+}
+
+#[test]
+fn name_on_the_host_is_that_of_no_tenant() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let mut vmm = sleeper();
+    let living = |id: &str, tenant| Record {
+        vmm: record(id, Some(&vmm), true).vmm,
+        ..of_tenant(id, tenant)
+    };
+    let acme = run.create(&living("aa", Some("acme"))).unwrap();
+    assert_eq!(run.find("web").unwrap_err().code, ExitCode::SandboxNotFound);
+    let found = run.find("aa").unwrap();
+    assert_eq!(
+        found.terms.tenant,
+        Some("acme".parse().unwrap()),
+        "its record has it"
+    );
+    let ours = run.create(&living("bb", None)).unwrap();
+    assert_eq!(run.find("web").unwrap().id, "bb");
+    drop((acme, ours));
+    vmm.kill().unwrap();
+    vmm.wait().unwrap();
+}
+
+/// One that another release wrote, or somebody else, and whose tenant is none.
+#[test]
+fn record_with_a_wrong_tenant_is_unreadable() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let directory = run.create(&of_tenant("a", Some("acme"))).unwrap();
+    let path = directory.path().join(RECORD);
+    let written = fs::read_to_string(&path).unwrap();
+    assert!(read_record(directory.path()).is_ok() && written.contains("\"acme\""));
+    fs::write(&path, written.replace("\"acme\"", "\"../acme\"")).unwrap();
+    assert!(matches!(
+        read_record(directory.path()),
+        Err(RecordError::Malformed(_))
+    ));
+}

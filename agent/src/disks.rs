@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use thaw_protocol::agent::agent::Device;
 use thaw_protocol::agent::{layout, oci};
+use thaw_sys::lock::Lock;
 
 use crate::error::{Error, For, Result};
 use crate::warning;
@@ -152,7 +153,7 @@ impl Disks {
     }
 
     fn users(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeSet<String>>> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+        self.users.locked()
     }
 }
 

@@ -6,9 +6,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use thaw_protocol::agent::oci::LinuxHugepageLimit;
+use thaw_sys::lock::Lock;
 
 use crate::error::{Error, For, Result};
 use crate::warning;
@@ -70,7 +71,7 @@ impl Reservation {
             )));
         }
         let pages = wanted.div_ceil(size);
-        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = CHANGING.locked();
         let before = settled(&number)?;
         let whole = before.saturating_add(pages);
         write(&number, whole)?;
@@ -89,7 +90,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let _alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = CHANGING.locked();
         let smaller =
             settled(&self.number).and_then(|all| write(&self.number, all.saturating_sub(self.pages)));
         if let Err(e) = smaller {

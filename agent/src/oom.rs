@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
+use thaw_sys::lock::Lock;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -24,7 +25,7 @@ pub struct OomEvents {
 impl OomEvents {
     /// Something in this container was killed.
     pub fn push(&self, container: &str) {
-        let mut queue = self.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let mut queue = self.queue.locked();
         if queue.len() == MOST {
             queue.pop_front();
         }
@@ -36,7 +37,7 @@ impl OomEvents {
     pub async fn next(&self) -> String {
         loop {
             let arrived = self.arrived.notified();
-            if let Some(container) = self.queue.lock().unwrap_or_else(|e| e.into_inner()).pop_front() {
+            if let Some(container) = self.queue.locked().pop_front() {
                 return container;
             }
             arrived.await;

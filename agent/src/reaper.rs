@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::process::{WaitOptions, WaitStatus, wait};
+use thaw_sys::lock::Lock;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
@@ -44,7 +45,7 @@ impl Drop for Hold {
 
 impl Reaper {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+        self.state.locked()
     }
 
     /// Nothing is reaped until the hold is dropped.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use thaw_sys::lock::Lock;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 use crate::container::Container;
@@ -46,7 +47,7 @@ impl Sandbox {
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
-        self.containers.lock().unwrap_or_else(|e| e.into_inner())
+        self.containers.locked()
     }
 
     /// A container by id.
@@ -136,7 +137,7 @@ impl Sandbox {
                 container.look_for_oom(&sandbox.ooms);
             }
         });
-        let mut watch = container.memory_watch.lock().unwrap_or_else(|e| e.into_inner());
+        let mut watch = container.memory_watch.locked();
         *watch = Some(task.abort_handle());
     }
 }

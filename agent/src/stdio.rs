@@ -8,11 +8,12 @@
 use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::termios::{Winsize, tcsetwinsize};
+use thaw_sys::lock::Lock;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -108,13 +109,9 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> Result<AsyncFd<OwnedFd>>
     unsafe { AsyncFd::register_with_interest(fd, interest) }.for_(|| "watch a descriptor".into())
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
-}
-
 /// `reader` becomes the reader; returns what it must get before anything from the pipe.
 fn ask(delivery: &Mutex<Option<Delivery>>, reader: &Reader, length: usize) -> Option<Vec<u8>> {
-    let mut delivery = lock(delivery);
+    let mut delivery = delivery.locked();
     Delivery::asked(&mut delivery, reader);
     let delivery = delivery.as_mut().filter(|d| !d.again.is_empty())?;
     let bytes: Vec<u8> = delivery.again.drain(..length.min(delivery.again.len())).collect();
@@ -179,12 +176,12 @@ impl Stdio {
         if let Some(bytes) = ask(delivery, reader, length) {
             return Ok(bytes);
         }
-        let stream = lock(slot).clone().ok_or(Error::EndOfFile)?;
+        let stream = slot.locked().clone().ok_or(Error::EndOfFile)?;
         loop {
             let mut ready = stream.fd.readable().await.for_(|| "wait for output".into())?;
             let mut bytes = Vec::new();
             // Held over the read: whoever takes over finds the bytes either in the pipe or here.
-            let mut delivery = lock(delivery);
+            let mut delivery = delivery.locked();
             let Some(delivery) = delivery.as_mut().filter(|d| same(&d.reader, reader)) else {
                 return Err(Error::State("another connection reads this stream now".into()));
             };
@@ -207,7 +204,7 @@ impl Stdio {
                 }
             }
             // No descriptor is kept for what will never say anything again.
-            *lock(slot) = None;
+            *slot.locked() = None;
             return Err(Error::EndOfFile);
         }
     }
@@ -216,7 +213,7 @@ impl Stdio {
     pub async fn write(&self, bytes: &[u8]) -> Result<()> {
         let _whole = self.writing.lock().await;
         let closed = || Error::State("stdin is closed".into());
-        let stream = lock(&self.stdin).clone().ok_or_else(closed)?;
+        let stream = self.stdin.locked().clone().ok_or_else(closed)?;
         let mut rest = bytes;
         while !rest.is_empty() {
             let closing = stream.closing.notified();
@@ -239,7 +236,7 @@ impl Stdio {
     /// End of input. A terminal has none: its user types ^D.
     pub fn close_stdin(&self) {
         if !self.terminal
-            && let Some(stream) = lock(&self.stdin).take()
+            && let Some(stream) = self.stdin.locked().take()
         {
             stream.close();
         }
@@ -251,7 +248,9 @@ impl Stdio {
             return Err(Error::State("the process has no terminal".into()));
         }
         // Output may be at its end and closed; the input side is the same terminal.
-        let stream = lock(&self.stdin)
+        let stream = self
+            .stdin
+            .locked()
             .clone()
             .ok_or_else(|| Error::State("the terminal is closed".into()))?;
         let size = Winsize {
@@ -270,10 +269,10 @@ impl Stdio {
     /// Lets go of every descriptor, and of output in doubt.
     pub fn close(&self) {
         for delivery in &self.deliveries {
-            *lock(delivery) = None;
+            *delivery.locked() = None;
         }
         for slot in [&self.stdin, &self.stdout, &self.stderr] {
-            if let Some(stream) = lock(slot).take() {
+            if let Some(stream) = slot.locked().take() {
                 stream.close();
             }
         }

@@ -22,6 +22,7 @@ use std::sync::Mutex;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use thaw_protocol::agent::layout::RELEASE_SOURCE;
+use thaw_sys::lock::Lock;
 
 use crate::container::mount_options::MountOptions;
 use crate::error::{Error, For, Result};
@@ -97,7 +98,7 @@ impl Storages {
 
     fn acquire(&self, storage: &Storage) -> Result<()> {
         check_guest_path(&storage.mount_point)?;
-        let mut mounted = self.mounted.lock().unwrap_or_else(|e| e.into_inner());
+        let mut mounted = self.mounted.locked();
         if let Some(there) = mounted.get_mut(&storage.mount_point) {
             if there.storage != *storage {
                 return Err(Error::State(format!(
@@ -128,7 +129,7 @@ impl Storages {
 
     /// Lets go of `mount_points`, last first; what nobody uses any more is unmounted.
     pub fn release_all(&self, mount_points: &[PathBuf]) {
-        let mut mounted = self.mounted.lock().unwrap_or_else(|e| e.into_inner());
+        let mut mounted = self.mounted.locked();
         for path in mount_points.iter().rev() {
             let Some(there) = mounted.get_mut(path) else {
                 continue;

@@ -4,9 +4,10 @@
 //! device and each socket may write a burst of lines, then one line each period. The next line that is written tells how many
 //! were dropped.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustix::time::{ClockId, clock_gettime};
+use thaw_sys::lock::Lock;
 
 /// Lines that may come at once.
 const BURST: u32 = 10;
@@ -34,7 +35,7 @@ impl Default for LogLimit {
 impl LogLimit {
     /// Whether a line may be written; if so, how many were dropped since the last one.
     pub fn pass(&self) -> Option<u64> {
-        let mut budget = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budget = self.0.locked();
         budget.pass(monotonic_ns())
     }
 }

@@ -1,6 +1,6 @@
 //! How a pool is filled and emptied: how many it keeps ready, how many are made at once, and how long it rests after failures.
 
-use std::time::Duration;
+use thaw_sys::backoff::Backoff;
 
 use crate::demand::Sizing;
 
@@ -91,32 +91,6 @@ impl<W> Plan<W> {
     }
 }
 
-/// The pause after failures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Backoff {
-    /// After one failure.
-    pub first: Duration,
-    /// After however many.
-    pub longest: Duration,
-}
-
-impl Default for Backoff {
-    fn default() -> Backoff {
-        Backoff {
-            first: Duration::from_millis(100),
-            longest: Duration::from_secs(30),
-        }
-    }
-}
-
-impl Backoff {
-    /// After this many failures in a row.
-    pub fn pause(&self, failures: u32) -> Duration {
-        let doubled = 1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
-        self.first.saturating_mul(doubled).min(self.longest)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,11 +102,5 @@ mod tests {
         for (low, high) in refused {
             Watermarks::new(low, high).unwrap_err();
         }
-    }
-
-    #[test]
-    fn pauses_double_up_to_the_longest() {
-        let pauses = [1, 2, 3, 9, 10, 33, u32::MAX].map(|n| Backoff::default().pause(n).as_millis());
-        assert_eq!(pauses, [100, 200, 400, 25_600, 30_000, 30_000, 30_000]);
     }
 }

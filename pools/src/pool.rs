@@ -19,10 +19,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::demand::{Demand, Sizing};
-use crate::plan::{Backoff, Plan, Watermarks};
+use crate::plan::{Plan, Watermarks};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, Depth, PoolStatistics, add};
 use thaw_failpoint::{Failpoint, reach};
+use thaw_sys::backoff::Backoff;
+use thaw_sys::lock::Lock;
 
 /// Resources of one kind.
 pub struct Pool<K: Kind> {
@@ -129,7 +131,7 @@ impl<K: Kind> Pool<K> {
         let thread = std::thread::Builder::new()
             .name(format!("{what} {}", K::NAME))
             .spawn(move || work(&shared))?;
-        lock(&self.threads).push(thread);
+        self.threads.locked().push(thread);
         Ok(())
     }
 
@@ -210,7 +212,7 @@ impl<K: Kind> Pool<K> {
             self.shared.destroy(resource);
             reach(Failpoint::CloseDestroyed);
         }
-        let threads = std::mem::take(&mut *lock(&self.threads));
+        let threads = std::mem::take(&mut *self.threads.locked());
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!(kind = K::NAME, "a thread of the pool panicked");
@@ -260,7 +262,7 @@ impl<K: Kind> Shared<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<K::Resource>> {
-        lock(&self.state)
+        self.state.locked()
     }
 
     fn claim(&self, resource: K::Resource, slow: Option<SlowReason>, began: Instant) -> Claim<K::Resource> {
@@ -455,10 +457,6 @@ fn tell<K: Kind>(plan: &Plan<K::Want>, pause: Duration, what: &dyn fmt::Display)
         true => tracing::warn!(kind = K::NAME, again_in = ?pause, "{what}"),
         false => tracing::debug!(kind = K::NAME, again_in = ?pause, "{what}"),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

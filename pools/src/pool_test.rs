@@ -27,12 +27,12 @@ struct Gate {
 
 impl Gate {
     fn set(&self, shut: bool) {
-        *lock(&self.shut) = shut;
+        *self.shut.locked() = shut;
         self.opened.notify_all();
     }
 
     fn pass(&self) {
-        let shut = self.opened.wait_while(lock(&self.shut), |shut| *shut);
+        let shut = self.opened.wait_while(self.shut.locked(), |shut| *shut);
         drop(shut.unwrap());
     }
 }
@@ -61,7 +61,7 @@ impl Kind for Arc<Serials> {
         if every(serial, self.unmakeable) || self.broken.load(Ordering::SeqCst) {
             return Err("not today");
         }
-        assert!(lock(&self.alive).insert(serial), "made twice: {serial}");
+        assert!(self.alive.locked().insert(serial), "made twice: {serial}");
         Ok(serial)
     }
 
@@ -73,7 +73,7 @@ impl Kind for Arc<Serials> {
     }
 
     fn destroy(&self, serial: u64) {
-        assert!(lock(&self.alive).remove(&serial), "destroyed twice: {serial}");
+        assert!(self.alive.locked().remove(&serial), "destroyed twice: {serial}");
     }
 }
 
@@ -99,7 +99,7 @@ fn until(pool: &Pool<Arc<Serials>>, reached: impl Fn(&PoolStatistics) -> bool) -
 }
 
 fn alive(kind: &Arc<Serials>) -> Vec<u64> {
-    lock(&kind.alive).iter().copied().collect()
+    kind.alive.locked().iter().copied().collect()
 }
 
 #[test]
@@ -273,7 +273,7 @@ proptest! {
             walks.into_iter().flat_map(|w| w.join().unwrap()).collect()
         });
         pool.close();
-        prop_assert_eq!(&*lock(&kind.alive), &held);
+        prop_assert_eq!(&*kind.alive.locked(), &held);
         let seen = pool.statistics();
         prop_assert_eq!((seen.ready, seen.making, seen.doomed), (0, 0, 0));
         prop_assert_eq!(seen.made, seen.destroyed + held.len() as u64);

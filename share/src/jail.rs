@@ -1,7 +1,7 @@
 //! What this process gives up before it reads a guest's first byte.
 //!
 //! Invariant: when [`close`] returns it has no network, no other process's IPC, only [`Capabilities`] and no way to more, the limits of
-//! a file server, and makes only the system calls of [`CALLS`]. [`leave_host`] comes before, and the tree between them.
+//! a file server, and makes only the system calls of [`CALLS`]. [`jail::leave_namespaces`] comes before, and the tree between them.
 //!
 //! Against the VMM's jail (docs/jail.md), it has a user who may write anybody's files, and names: of what is shared, which is all the
 //! root it has ([`crate::tree`]). So Landlock has nothing to add. Threads are all of one kind and have one filter.
@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::io::Errno;
-use rustix::process::{DumpableBehavior, Resource, Rlimit};
-use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags};
+use rustix::process::{DumpableBehavior, Resource};
+use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType};
 use rustix::{process, thread};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
     TargetArch,
 };
+use thaw_sys::jail::{self, StepError, limit, step};
 
 /// Most descriptors, where the host allows them: one for each file the guest remembers.
 const DESCRIPTORS: u64 = 1 << 20;
@@ -30,32 +30,14 @@ pub const FORBIDDEN_CODE: i32 = 128 + 31;
 /// A step that failed. There is no running without it.
 #[derive(Debug, thiserror::Error)]
 pub enum JailError {
-    #[error("{step}: {source}")]
-    Step { step: &'static str, source: io::Error },
+    #[error(transparent)]
+    Step(#[from] StepError),
     #[error("the seccomp filter: {0}")]
     Seccomp(#[from] seccompiler::Error),
 }
 
-fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, JailError> {
-    result.map_err(|e| JailError::Step {
-        step,
-        source: e.into(),
-    })
-}
-
-/// Leaves the host's namespaces, while the process has one thread: for a copy of its mounts, and none of the rest.
-pub fn leave_host() -> Result<(), JailError> {
-    let namespaces = UnshareFlags::NEWNS
-        | UnshareFlags::NEWNET
-        | UnshareFlags::NEWIPC
-        | UnshareFlags::NEWUTS
-        | UnshareFlags::NEWCGROUP;
-    // SAFETY: only UnshareFlags::FILES may take descriptors from other threads; it is never asked for.
-    step("making namespaces", unsafe { thread::unshare_unsafe(namespaces) })
-}
-
 /// Goes into the mount namespace of a process that ended, whose root becomes ours. While the process has one thread.
-pub fn join_mounts(namespace: &OwnedFd) -> Result<(), JailError> {
+pub fn join_mounts(namespace: &OwnedFd) -> Result<(), StepError> {
     let mounts = Some(LinkNameSpaceType::Mount);
     step(
         "entering the mounts of the process before",
@@ -65,14 +47,7 @@ pub fn join_mounts(namespace: &OwnedFd) -> Result<(), JailError> {
 
 /// Raises the limit on descriptors as far as this host allows, and lowers the rest; how many descriptors there may be. While it has
 /// the right to.
-pub fn limit_resources() -> Result<u64, JailError> {
-    let limit = |resource, most: u64| {
-        let limit = Rlimit {
-            current: Some(most),
-            maximum: Some(most),
-        };
-        process::setrlimit(resource, limit)
-    };
+pub fn limit_resources() -> Result<u64, StepError> {
     step("RLIMIT_CORE", limit(Resource::Core, 0))?;
     step("RLIMIT_MEMLOCK", limit(Resource::Memlock, 0))?;
     step("RLIMIT_MSGQUEUE", limit(Resource::Msgqueue, 0))?;
@@ -110,15 +85,7 @@ pub fn close(devices: bool) -> Result<(), JailError> {
     // A write beyond the limit on the size of files fails, and the guest is told.
     step("ignoring SIGXFSZ", handle(libc::SIGXFSZ, libc::SIG_IGN))?;
     let had = step("reading our capabilities", thread::capabilities(None))?;
-    if had.effective.contains(CapabilitySet::SETPCAP) {
-        for capability in CapabilitySet::all().iter() {
-            match thread::remove_capability_from_bounding_set(capability) {
-                // Not one of this kernel's.
-                Err(Errno::INVAL) => {}
-                result => step("emptying the capability bounding set", result)?,
-            }
-        }
-    }
+    jail::empty_bounding_set()?;
     if had.effective.contains(CapabilitySet::SETGID) {
         // Refused in a user namespace of one user, whose groups lead nowhere else.
         let _ = thread::set_thread_groups(&[]);

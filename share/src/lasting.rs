@@ -15,9 +15,10 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
+use thaw_sys::lock::{Lock, Share};
 use virtiofsd::filesystem::{
     Context, Entry, Extensions, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions, ROOT_ID,
     SetattrValid, SetxattrFlags, ZeroCopyReader, ZeroCopyWriter,
@@ -170,15 +171,15 @@ impl<F: FileSystem<Inode = u64, Handle = u64>> Lasting<F> {
     }
 
     fn read<T>(&self, look: impl FnOnce(&Nodes) -> T) -> T {
-        look(&self.nodes.read().unwrap_or_else(PoisonError::into_inner))
+        look(&self.nodes.reading())
     }
 
     fn write<T>(&self, change: impl FnOnce(&mut Nodes) -> T) -> T {
-        change(&mut self.nodes.write().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.nodes.writing())
     }
 
     fn past(&self) -> MutexGuard<'_, HashMap<u64, Place>> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+        self.past.locked()
     }
 
     fn node(&self, id: u64) -> io::Result<u64> {

@@ -97,7 +97,7 @@ fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
     }
     let shares = tree::Shares::take(&serve, files).map_err(|e| e.to_string())?;
     let descriptors = jail::limit_resources().map_err(|e| told("cannot close the jail")(&e))?;
-    jail::leave_host().map_err(|e| told("cannot close the jail")(&e))?;
+    thaw_sys::jail::leave_namespaces().map_err(|e| told("cannot close the jail")(&e))?;
     let proc_self_fd = tree::proc_self_fd().map_err(|e| e.to_string())?;
     match mounts {
         // The tree is there: it was made by a process that ended.

@@ -8,11 +8,12 @@ use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rustix::thread::UnshareFlags;
 use thaw_protocol::share::{HeaderError, ReplyHeader, RequestHeader};
+use thaw_sys::lock::Lock;
 use virtiofsd::filesystem::FileSystem;
 use virtiofsd::server::Server;
 
@@ -84,13 +85,12 @@ fn tell_end<F: FileSystem + Sync>(
     let end = run(shared);
     // Nobody listens any more after the first; told before the other threads find the stream closed.
     let _ = ended.send(end);
-    let _ = lock(&shared.output).shutdown(Shutdown::Both);
+    let _ = shared.output.locked().shutdown(Shutdown::Both);
 }
 
 fn run<F: FileSystem + Sync>(shared: &Shared<F>, slate: &mut Slate, ended: &Sender<End>) -> End {
     // virtiofsd changes directory and file mode mask while it serves a message: they are each thread's own.
-    // SAFETY: FS is what is unshared, which leaves descriptors alone.
-    if let Err(error) = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) } {
+    if let Err(error) = thaw_sys::jail::unshare(UnshareFlags::FS) {
         return End::Io(error.into());
     }
     loop {
@@ -106,7 +106,7 @@ fn serve_one<F: FileSystem + Sync>(
     ended: &Sender<End>,
 ) -> Result<(), End> {
     let header = {
-        let mut input = lock(&shared.input);
+        let mut input = shared.input.locked();
         let mut header = [0; RequestHeader::BYTES];
         input.read_exact(&mut header)?;
         let header = match RequestHeader::decode(&header) {
@@ -128,11 +128,6 @@ fn serve_one<F: FileSystem + Sync>(
         id: header.id,
         length,
     };
-    slate.write(&mut *lock(&shared.output), &reply.encode(), length)?;
+    slate.write(&mut *shared.output.locked(), &reply.encode(), length)?;
     Ok(())
-}
-
-fn lock(stream: &Mutex<UnixStream>) -> MutexGuard<'_, UnixStream> {
-    // Whoever panicked has ended the process.
-    stream.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -19,11 +19,11 @@ use std::path::PathBuf;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
-    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_change,
-    mount_remount, move_mount, open_tree, unmount,
+    MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags, mount_remount, move_mount, open_tree,
 };
-use rustix::process::{chdir, pivot_root};
 use thaw_protocol::share::{SHARES, SLOTS, Serve, Share};
+use thaw_sys::jail::{self, StepError, step};
+use thaw_sys::mount::{self, Attributes};
 
 /// Why there is no tree.
 #[derive(Debug, thiserror::Error)]
@@ -36,15 +36,8 @@ pub enum TreeError {
         what: &'static str,
         source: io::Error,
     },
-    #[error("{what}: {source}")]
-    Step { what: &'static str, source: io::Error },
-}
-
-fn step<T>(what: &'static str, result: Result<T, Errno>) -> Result<T, TreeError> {
-    result.map_err(|e| TreeError::Step {
-        what,
-        source: e.into(),
-    })
+    #[error(transparent)]
+    Step(#[from] StepError),
 }
 
 /// Inodes the root's file system has beside those of shares.
@@ -104,8 +97,7 @@ impl Shares {
 
     /// Makes the tree this process's root. In a mount namespace of its own, single-threaded.
     pub fn enter(self) -> Result<(), TreeError> {
-        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-        step("making mounts private", mount_change("/", private))?;
+        jail::make_mounts_private()?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         // Found while the host's names are still there.
         let mut trees = Vec::with_capacity(self.shares.len());
@@ -119,15 +111,10 @@ impl Shares {
             })?;
             trees.push((share.name, is_directory, tree));
         }
-        // Any directory will do, and none but the root itself is sure to exist; the mount over it is what "/.." leads to.
         // Its inodes are all that bounds what is mounted here later.
         let options = format!("size=64k,nr_inodes={},mode=755", self.inodes);
         let options = CString::new(options).map_err(|e| TreeError::Refused(e.to_string()))?;
-        step(
-            "mounting the root",
-            mount("none", "/", "tmpfs", flags, options.as_c_str()),
-        )?;
-        step("entering the root", chdir("/.."))?;
+        jail::mount_root(flags, &options)?;
         for (name, is_directory, tree) in trees {
             let placed = place(&name, is_directory, &tree);
             placed.map_err(|e| TreeError::Share {
@@ -136,11 +123,9 @@ impl Shares {
                 source: e.into(),
             })?;
         }
-        step("pivot_root", pivot_root(".", "."))?;
-        step("detaching the old root", unmount(".", UnmountFlags::DETACH))?;
-        step("entering the new root", chdir("/"))?;
+        jail::pivot_to_working_directory()?;
         let flags = flags | MountFlags::BIND | MountFlags::RDONLY;
-        step("making the root read-only", mount_remount("/", flags, c""))
+        Ok(step("making the root read-only", mount_remount("/", flags, c""))?)
     }
 }
 
@@ -160,7 +145,7 @@ fn place(name: &str, is_directory: bool, tree: &OwnedFd) -> Result<(), Errno> {
 /// is a mount namespace in which this process may copy mounts.
 pub fn proc_self_fd() -> Result<File, TreeError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    step("opening /proc/self/fd", open_tree(CWD, "/proc/self/fd", flags)).map(File::from)
+    Ok(step("opening /proc/self/fd", open_tree(CWD, "/proc/self/fd", flags)).map(File::from)?)
 }
 
 type Failed = (&'static str, io::Error);
@@ -208,7 +193,7 @@ impl Source {
                 }
             }
         };
-        set_attributes(&tree, read_only).map_err(|e| ("setting its mount's attributes", e))?;
+        set_attributes(&tree, read_only).map_err(|e| ("setting its mount's attributes", e.into()))?;
         Ok(tree)
     }
 }
@@ -222,30 +207,15 @@ fn copy_mount(file: impl AsFd, path: impl rustix::path::Arg) -> Result<OwnedFd, 
 }
 
 /// Of all mounts of a tree: nothing is executed or opened as a device here, and nothing mounted elsewhere comes in.
-fn set_attributes(tree: &OwnedFd, read_only: bool) -> io::Result<()> {
-    let mut set = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC;
-    if read_only {
-        set |= libc::MOUNT_ATTR_RDONLY;
-    }
-    let attributes = libc::mount_attr {
-        attr_set: set,
-        attr_clr: 0,
+fn set_attributes(tree: &OwnedFd, read_only: bool) -> Result<(), Errno> {
+    let mut set = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    set.set(MountAttrFlags::MOUNT_ATTR_RDONLY, read_only);
+    let attributes = Attributes {
+        set,
+        clear: MountAttrFlags::empty(),
         propagation: libc::MS_PRIVATE,
-        userns_fd: 0,
     };
-    // SAFETY: the kernel reads a structure of the size told, and a path that is empty.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
-            &raw const attributes,
-            size_of::<libc::mount_attr>(),
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    mount::set_attributes(tree, attributes, true)
 }

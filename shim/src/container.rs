@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use thaw_protocol::agent::oci;
+use thaw_sys::lock::Lock;
 
 use crate::agent::ProcessId;
 use crate::checkpoint::Checkpoint;
@@ -150,10 +151,10 @@ impl Container {
 
     /// Host directories and devices that the guest has for it.
     pub fn shares(&self) -> MutexGuard<'_, Vec<Used>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.locked()
     }
 
     fn execs(&self) -> MutexGuard<'_, BTreeMap<String, Exec>> {
-        self.execs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.execs.locked()
     }
 }

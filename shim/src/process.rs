@@ -4,9 +4,10 @@
 //! sets Ended first publishes the exit. A process whose start failed is not published. No lock is held during
 //! a call to the guest.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use thaw_protocol::shim::{EnumOrUnknown, Timestamp, task_types::Status};
+use thaw_sys::lock::Lock;
 use tokio::sync::watch;
 
 use crate::agent::ProcessId;
@@ -147,7 +148,7 @@ impl Process {
 
     /// Its streams, which it has once the guest has created it.
     pub fn streams(&self) -> MutexGuard<'_, Option<Streams>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.locked()
     }
 }
 

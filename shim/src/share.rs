@@ -8,7 +8,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use thaw_sys::lock::Lock;
 
 use crate::error::{Error, Result};
 use crate::thawd::{RETRY_DELAY, Thawd};
@@ -168,7 +170,7 @@ impl Shares {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<HostResource, Arc<Share>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.locked()
     }
 }
 

@@ -8,6 +8,10 @@
 //! | [`nft`] | nftables transactions (nfnetlink) |
 //! | [`conntrack`] | tracked connections (ctnetlink) |
 //! | [`bpf`] | bpf(2): maps, programs and an assembler for them |
+//! | [`jail`] | namespaces, root, limits and capabilities that a process gives up |
+//! | [`mount`] | mount_setattr(2) |
+//! | [`backoff`] | pauses between attempts |
+//! | [`lock`] | locks that ignore the poison of a panicked thread |
 //! | [`prefix`] | IPv4 networks in CIDR notation, as rules use them |
 //!
 //! Netlink is hand-written: `netlink-packet-route` and `rtnetlink` cover routes but neither nftables, connection tracking nor the
@@ -17,9 +21,13 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod backoff;
 pub mod bpf;
 pub mod conntrack;
+pub mod jail;
 pub mod link;
+pub mod lock;
+pub mod mount;
 pub mod netlink;
 pub mod nft;
 pub mod prefix;

@@ -24,12 +24,12 @@ pub mod threads;
 use std::fs;
 use std::io;
 
-use rustix::io::Errno;
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
-use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::mount::MountFlags;
+use rustix::process::{DumpableBehavior, Resource};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
-use rustix::{mount, process, thread};
+use rustix::{process, thread};
 use thaw_protocol::control::CONTROL_FD;
+use thaw_sys::jail::{self, StepError, step};
 
 pub use filter::seal;
 pub use signals::set_hotplug_region;
@@ -48,17 +48,10 @@ const MAX_THREADS: u64 = 64;
 /// A step of the jail that failed. There is no running without it.
 #[derive(Debug, thiserror::Error)]
 pub enum JailError {
-    #[error("{step}: {source}")]
-    Step { step: &'static str, source: io::Error },
+    #[error(transparent)]
+    Step(#[from] StepError),
     #[error("the jail would lack {0}")]
     Lacks(String),
-}
-
-fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, E>) -> Result<T, JailError> {
-    result.map_err(|e| JailError::Step {
-        step,
-        source: e.into(),
-    })
 }
 
 /// Closes the jail. While the process has one thread.
@@ -82,7 +75,7 @@ pub fn enter(whole: bool) -> Result<(), JailError> {
     let user = own_user();
     match namespaces.and_then(|()| leave_host()) {
         Ok(()) => {}
-        Err(e) if privileged => return Err(e),
+        Err(e) if privileged => return Err(e.into()),
         Err(e) => missing.push(format!(
             "namespaces and an empty root ({e}; run as root, or allow user namespaces: sysctl \
              kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
@@ -91,7 +84,7 @@ pub fn enter(whole: bool) -> Result<(), JailError> {
     if process::getpid() != process::Pid::INIT {
         missing.push("a PID namespace (whoever started it could make none)".into());
     }
-    empty_bounding_set()?;
+    jail::empty_bounding_set()?;
     let user = become_user(user)?;
     limit_resources(user == User::Own)?;
     give_up_capabilities(privileged)?;
@@ -139,7 +132,7 @@ fn no_capabilities() -> CapabilitySets {
     }
 }
 
-fn close_other_descriptors() -> Result<(), JailError> {
+fn close_other_descriptors() -> Result<(), StepError> {
     // SAFETY: nothing of this process is open yet but what it inherited, which nobody in it refers to by number.
     let result = unsafe { libc::close_range(CONTROL_FD as u32 + 1, u32::MAX, 0) };
     step(
@@ -149,14 +142,10 @@ fn close_other_descriptors() -> Result<(), JailError> {
 }
 
 /// Whoever starts us limits the size of files, as the size of the disk is not known yet. Threads are counted by user: one that is shared has others' too.
-fn limit_resources(own_user: bool) -> Result<(), JailError> {
+fn limit_resources(own_user: bool) -> Result<(), StepError> {
     let limit = |what, resource, most: u64| {
         let most = process::getrlimit(resource).maximum.unwrap_or(u64::MAX).min(most);
-        let limit = Rlimit {
-            current: Some(most),
-            maximum: Some(most),
-        };
-        step(what, process::setrlimit(resource, limit))
+        step(what, jail::limit(resource, most))
     };
     limit("RLIMIT_CORE", Resource::Core, 0)?;
     limit("RLIMIT_MEMLOCK", Resource::Memlock, 0)?;
@@ -169,9 +158,9 @@ fn limit_resources(own_user: bool) -> Result<(), JailError> {
 }
 
 /// Where we may not make the other namespaces, a user namespace in which we may; we stay who we are in it.
-fn enter_user_namespace() -> Result<(), JailError> {
+fn enter_user_namespace() -> Result<(), StepError> {
     let (user, group) = (process::geteuid().as_raw(), process::getegid().as_raw());
-    step("making a user namespace", unshare(UnshareFlags::NEWUSER))?;
+    step("making a user namespace", jail::unshare(UnshareFlags::NEWUSER))?;
     step(
         "writing uid_map",
         fs::write("/proc/self/uid_map", format!("{user} {user} 1")),
@@ -183,43 +172,13 @@ fn enter_user_namespace() -> Result<(), JailError> {
     )
 }
 
-/// Leaves the host's namespaces and its files.
-fn leave_host() -> Result<(), JailError> {
-    let namespaces = UnshareFlags::NEWNS
-        | UnshareFlags::NEWNET
-        | UnshareFlags::NEWIPC
-        | UnshareFlags::NEWUTS
-        | UnshareFlags::NEWCGROUP;
-    step(
-        "making mount, network, IPC, UTS and cgroup namespaces",
-        unshare(namespaces),
-    )?;
-    empty_root()
-}
-
-fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
-    debug_assert!(!flags.contains(UnshareFlags::FILES));
-    // SAFETY: only UnshareFlags::FILES may take descriptors from other threads; it is never asked for.
-    unsafe { thread::unshare_unsafe(flags) }
-}
-
-/// Changes to a root that is empty and stays so: a read-only tmpfs that has no other name.
-fn empty_root() -> Result<(), JailError> {
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    step("making mounts private", mount::mount_change("/", private))?;
+/// Leaves the host's namespaces and its files, for a root that is empty and stays so: a read-only tmpfs that has no other name.
+fn leave_host() -> Result<(), StepError> {
+    jail::leave_namespaces()?;
+    jail::make_mounts_private()?;
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    // Any directory will do, and none but the root itself is sure to exist; the mount over it is what "/.." leads to.
-    step(
-        "mounting the empty root",
-        mount::mount("none", "/", "tmpfs", flags, c"size=4k,nr_inodes=1,mode=555"),
-    )?;
-    step("entering the empty root", process::chdir("/.."))?;
-    step("pivot_root", process::pivot_root(".", "."))?;
-    step(
-        "detaching the old root",
-        mount::unmount(".", UnmountFlags::DETACH),
-    )?;
-    step("entering the new root", process::chdir("/"))
+    jail::mount_root(flags, c"size=4k,nr_inodes=1,mode=555")?;
+    jail::pivot_to_working_directory()
 }
 
 /// Whose process this is.
@@ -263,7 +222,7 @@ fn is_mapped(map: &str, id: u32) -> bool {
 }
 
 /// Becomes that user, if we may; who this process then is.
-fn become_user((user, id): (User, u32)) -> Result<User, JailError> {
+fn become_user((user, id): (User, u32)) -> Result<User, StepError> {
     let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
     if user == User::Caller || !capabilities.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {
         return Ok(User::Caller);
@@ -276,23 +235,7 @@ fn become_user((user, id): (User, u32)) -> Result<User, JailError> {
     Ok(user)
 }
 
-/// Who may not do this gains nothing by what is in the set: no_new_privs bars all of it.
-fn empty_bounding_set() -> Result<(), JailError> {
-    let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
-    if !capabilities.contains(CapabilitySet::SETPCAP) {
-        return Ok(());
-    }
-    for capability in CapabilitySet::all().iter() {
-        match thread::remove_capability_from_bounding_set(capability) {
-            // Not one of this kernel's.
-            Err(Errno::INVAL) => {}
-            result => step("emptying the capability bounding set", result)?,
-        }
-    }
-    Ok(())
-}
-
-fn give_up_capabilities(privileged: bool) -> Result<(), JailError> {
+fn give_up_capabilities(privileged: bool) -> Result<(), StepError> {
     step(
         "clearing ambient capabilities",
         thread::clear_ambient_capability_set(),

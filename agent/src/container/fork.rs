@@ -100,12 +100,6 @@ pub fn change_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     }
 }
 
-/// unshare(2) of namespaces.
-pub fn unshare(flags: rustix::thread::UnshareFlags) -> rustix::io::Result<()> {
-    // SAFETY: only namespace flags are passed: a process's descriptors stay as they are.
-    unsafe { rustix::thread::unshare_unsafe(flags) }
-}
-
 /// Puts `fd` in the place of standard stream `number`.
 pub fn become_stdio(fd: std::os::fd::BorrowedFd<'_>, number: i32) -> io::Result<()> {
     use std::os::fd::AsRawFd;

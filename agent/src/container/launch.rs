@@ -205,7 +205,7 @@ fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
                 let ns = fs::File::open(path).for_(what)?;
                 rustix::thread::move_into_link_name_space(ns.as_fd(), None).for_(what)?;
             }
-            fork::unshare(spec.unshare).for_(|| format!("make namespaces {:?}", spec.unshare))
+            thaw_sys::jail::unshare(spec.unshare).for_(|| format!("make namespaces {:?}", spec.unshare))
         }
         Place::Beside(pidfd) => {
             let all = ThreadNameSpaceType::CONTROL_GROUP

@@ -23,13 +23,14 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pipe::{PipeFlags, pipe_with};
 use thaw_protocol::agent::agent::{CreateContainerRequest, ExecProcessRequest};
 use thaw_protocol::agent::readiness::ExpectReadyRequest;
+use thaw_sys::lock::Lock;
 
 use crate::error::{Error, For, Result};
 use crate::huge_pages::{self, Reservation};
@@ -77,10 +78,6 @@ struct Execs {
     by_id: BTreeMap<String, Option<Arc<Process>>>,
     /// Ended and told, oldest first.
     told: Vec<String>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl Container {
@@ -154,7 +151,7 @@ impl Container {
 
     /// Executes its program. Blocks until that has happened or failed.
     pub fn start(&self) -> Result<()> {
-        let Some(Pending { go, status }) = lock(&self.pending).take() else {
+        let Some(Pending { go, status }) = self.pending.locked().take() else {
             return Err(Error::State(format!("container {} was already started", self.id)));
         };
         rustix::io::write(&go, b"s").for_(|| "start the container's process".into())?;
@@ -164,23 +161,23 @@ impl Container {
     /// Has it seen, before it is started, what it listens on. Within the runtime.
     pub fn expect_ready(&self, request: &ExpectReadyRequest) -> Result<()> {
         // Held, so that it is not started meanwhile.
-        let pending = lock(&self.pending);
+        let pending = self.pending.locked();
         if pending.is_none() {
             return Err(Error::State(format!(
                 "container {} was started already: what it listens on was not seen",
                 self.id
             )));
         }
-        *lock(&self.expected) = Some(Expected::new(request, self.cgroup.path())?);
+        *self.expected.locked() = Some(Expected::new(request, self.cgroup.path())?);
         Ok(())
     }
 
     /// What [`Container::expect_ready`] was asked for, once it is started.
     pub fn take_expected(&self) -> Result<Expected> {
-        if lock(&self.pending).is_some() {
+        if self.pending.locked().is_some() {
             return Err(Error::State(format!("container {} was not started yet", self.id)));
         }
-        lock(&self.expected).take().ok_or_else(|| {
+        self.expected.locked().take().ok_or_else(|| {
             Error::State(format!(
                 "container {} was started without a readiness check, or another caller waits for it already",
                 self.id
@@ -206,19 +203,19 @@ impl Container {
             .as_ref()
             .ok_or_else(|| Error::Invalid("the request has no process".into()))?;
         let spec = ProcessSpec::new(process, request.string_user.as_ref())?;
-        if lock(&self.pending).is_some() || self.init.exit_code().is_some() {
+        if self.pending.locked().is_some() || self.init.exit_code().is_some() {
             return Err(Error::State(format!("container {} is not running", self.id)));
         }
-        if lock(&self.execs).by_id.contains_key(id) {
+        if self.execs.locked().by_id.contains_key(id) {
             return Err(Error::State(format!(
                 "container {} has an exec {id:?} already",
                 self.id
             )));
         }
         // Taken while the process is made, so that another of the same name is refused.
-        lock(&self.execs).by_id.insert(id.clone(), None);
+        self.execs.locked().by_id.insert(id.clone(), None);
         let launched = self.launch_beside(&spec, reaper);
-        let mut execs = lock(&self.execs);
+        let mut execs = self.execs.locked();
         match launched {
             Ok(process) => {
                 execs.by_id.insert(id.clone(), Some(Arc::new(process)));
@@ -247,7 +244,7 @@ impl Container {
     /// Its root directory, as its first process has it, mounts and all.
     pub fn root(&self) -> Result<OwnedFd> {
         let not_running = || Error::State(format!("container {} is not running", self.id));
-        if lock(&self.pending).is_some() {
+        if self.pending.locked().is_some() {
             return Err(not_running());
         }
         let path = format!("/proc/{}/root", self.init.pid);
@@ -265,7 +262,7 @@ impl Container {
         if exec_id.is_empty() || exec_id == self.id || exec_id == self.init_id {
             return Ok(self.init.clone());
         }
-        let execs = lock(&self.execs);
+        let execs = self.execs.locked();
         execs
             .by_id
             .get(exec_id)
@@ -276,7 +273,7 @@ impl Container {
 
     /// An exec's exit code was told: of these only the last few are kept.
     pub fn told(&self, exec_id: &str) {
-        let mut execs = lock(&self.execs);
+        let mut execs = self.execs.locked();
         if execs.by_id.contains_key(exec_id) && !execs.told.iter().any(|id| id == exec_id) {
             execs.told.push(exec_id.to_owned());
             if execs.told.len() > MOST_ENDED {
@@ -330,7 +327,7 @@ impl Container {
     /// Kills everything in it and waits for the end, at most `timeout`.
     pub async fn kill(&self, timeout: Option<Duration>) -> Result<ExitCode> {
         // Its start cannot come any more.
-        lock(&self.pending).take();
+        self.pending.locked().take();
         let ended = async {
             let watch = ChangeWatch::new(self.cgroup.open_events("cgroup.events")?)?;
             self.cgroup.kill()?;
@@ -353,17 +350,17 @@ impl Container {
 
     /// Takes away what a container without processes leaves. Blocks.
     pub fn remove(&self, all: &Storages) {
-        if let Some(watch) = lock(&self.memory_watch).take() {
+        if let Some(watch) = self.memory_watch.locked().take() {
             watch.abort();
         }
         self.init.stdio.close();
-        for process in lock(&self.execs).by_id.values().flatten() {
+        for process in self.execs.locked().by_id.values().flatten() {
             process.stdio.close();
         }
         if let Err(e) = self.cgroup.remove() {
             warning!("container {}: {e}", self.id);
         }
         all.release_all(&self.mounts);
-        lock(&self.huge_pages).clear();
+        self.huge_pages.locked().clear();
     }
 }

@@ -15,6 +15,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::UnshareFlags;
+use thaw_sys::lock::Lock;
 use tokio::sync::watch;
 
 use super::capabilities::{self, Capabilities};
@@ -44,7 +45,7 @@ struct Init {
 impl PodPids {
     /// The namespace, by its file. Blocks.
     pub fn path(&self, reaper: &Arc<Reaper>) -> Result<PathBuf> {
-        let mut init = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut init = self.0.locked();
         // With it everything in the namespace has ended: whoever comes then gets another.
         let living = init.take().filter(|init| init.exit.borrow().is_none());
         let living = match living {
@@ -58,7 +59,7 @@ impl PodPids {
 
     /// Ends it, and everything that is in it still.
     pub async fn end(&self) {
-        let init = self.0.lock().unwrap_or_else(|e| e.into_inner()).take();
+        let init = self.0.locked().take();
         let Some(Init { pid, mut exit }) = init else {
             return;
         };
@@ -78,7 +79,7 @@ fn begin(reaper: &Arc<Reaper>) -> Result<Init> {
     // A namespace of PIDs is that of a thread's next children: of one that does nothing else.
     let forked = std::thread::scope(|scope| {
         let fork = || {
-            fork::unshare(UnshareFlags::NEWPID).for_(|| "make the pod's PID namespace".into())?;
+            thaw_sys::jail::unshare(UnshareFlags::NEWPID).for_(|| "make the pod's PID namespace".into())?;
             fork(|| stand(&told)).for_(|| "fork into the pod's PID namespace".into())
         };
         scope.spawn(fork).join()
@@ -124,7 +125,7 @@ fn strip() -> Result<()> {
     }
     // With it goes all of the pod: another shall be found to kill for want of memory. Not allowed to everybody.
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
-    fork::unshare(UnshareFlags::NEWNS).for_(|| "make a mount namespace".into())?;
+    thaw_sys::jail::unshare(UnshareFlags::NEWNS).for_(|| "make a mount namespace".into())?;
     mount_change(
         "/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,

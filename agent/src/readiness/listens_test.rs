@@ -36,7 +36,7 @@ fn every_listening_is_told_also_after_a_flood() {
     let pid = fork::fork(|| {
         let _ = std::fs::write(path.join("cgroup.procs"), "0");
         // A network of its own: the port is free there.
-        let _ = fork::unshare(UnshareFlags::NEWNET);
+        let _ = thaw_sys::jail::unshare(UnshareFlags::NEWNET);
         let listen = |ip: IpAddr, port: u16| drop(TcpListener::bind((ip, port)).unwrap());
         listen(Ipv4Addr::UNSPECIFIED.into(), 8081);
         listen(Ipv4Addr::UNSPECIFIED.into(), 8080);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::*;
+use thaw_sys::lock::Lock;
 
 use super::{blocking, volumes};
 use crate::error::{Error, For, Result};
@@ -40,11 +41,7 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
             rewrite_etc(&r)?;
         }
         let mounted = sandbox.storages.acquire_all(&storages)?;
-        sandbox
-            .own_mounts
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .extend(mounted);
+        sandbox.own_mounts.locked().extend(mounted);
         match r.sandbox_pidns {
             true => sandbox.pids.path(&sandbox.reaper).map(drop),
             false => Ok(()),
@@ -99,7 +96,7 @@ pub async fn destroy_sandbox(sandbox: &Arc<Sandbox>) -> Result<()> {
     sandbox.pids.end().await;
     let sandbox = sandbox.clone();
     blocking(move || {
-        let mounts = std::mem::take(&mut *sandbox.own_mounts.lock().unwrap_or_else(|e| e.into_inner()));
+        let mounts = std::mem::take(&mut *sandbox.own_mounts.locked());
         sandbox.storages.release_all(&mounts);
         rustix::fs::sync();
         Ok(())

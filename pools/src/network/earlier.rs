@@ -6,7 +6,9 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use thaw_sys::lock::Lock;
 
 /// What is known of numbers.
 #[derive(Debug, Default)]
@@ -59,7 +61,7 @@ impl Earlier {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 }
 

@@ -9,13 +9,14 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::{fs, io};
 
 use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
+use thaw_sys::lock::Lock;
 
 use super::earlier::Earlier;
 use super::fast::{FastPath, Programs, Wiring};
@@ -157,7 +158,7 @@ impl Host {
         let wiring = Wiring::new(range.slot(number), range.host(number), uplink);
         let programs = self.programs();
         let laid = programs.and_then(|programs| FastPath::lay(&mut slot.route, &programs, &wiring, uplink));
-        let mut way = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut way = self.prepared.locked();
         let first = *way == Some(Way::Untried);
         match &laid {
             Ok(_) if first => {
@@ -176,7 +177,7 @@ impl Host {
 
     /// The programs of the fast path: the kernel verifies them for the first slot.
     fn programs(&self) -> io::Result<Arc<Programs>> {
-        let mut kept = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.programs.locked();
         if let Some(programs) = &*kept {
             return Ok(programs.clone());
         }
@@ -256,7 +257,7 @@ impl Host {
 
     /// What must be before the first slot: the range is free, the host forwards, the table is there.
     fn prepare(&self) -> Result<Way, Error> {
-        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut prepared = self.prepared.locked();
         if let Some(way) = *prepared {
             return Ok(way);
         }

@@ -285,8 +285,7 @@ fn receive_result(socket: BorrowedFd<'_>) -> Result<Tapped, Failure> {
 
 /// Enters new namespaces; the network's is returned.
 pub(super) fn enter(flags: UnshareFlags) -> Result<OwnedFd, Failure> {
-    // SAFETY: neither flag unshares the file descriptor table, the one thing that breaks other code's assumptions.
-    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(at(Step::Unshare))?;
+    thaw_sys::jail::unshare(flags).map_err(at(Step::Unshare))?;
     reach(Failpoint::NetworkNamespaceMade);
     let open = OFlags::RDONLY | OFlags::CLOEXEC;
     rustix::fs::open(c"/proc/thread-self/ns/net", open, Mode::empty()).map_err(at(Step::OpenNamespace))

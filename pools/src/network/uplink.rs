@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use thaw_protocol::api::{Egress, NetworkPolicy, PublishedPort, SandboxNetwork};
+use thaw_sys::lock::Lock;
 
 use super::fast::FastPath;
 use super::host::Host;
@@ -88,7 +89,7 @@ impl Uplink {
     }
 
     fn in_force(&self) -> MutexGuard<'_, InForce> {
-        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+        self.policy.locked()
     }
 
     /// Whether its packets are redirected past its namespace.

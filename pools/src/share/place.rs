@@ -3,7 +3,6 @@
 //! A mount is made in the namespace of who asks for it, whose paths those are, and moved into that of thaw-share, onto an entry
 //! of its root. Both are entered by a thread that ends with that; this process's own namespace has none of it at any time.
 //! What ends thaw-share takes all of its namespace along.
-#![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,11 +12,13 @@ use rustix::io::Errno;
 use rustix::mount::{
     MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount,
 };
-use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
+use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
 use thaw_protocol::share::{SLOTS, is_good_name};
+use thaw_sys::jail::unshare;
+use thaw_sys::mount::{Attributes, set_attributes};
 
 use super::source::Source;
-use super::tree::{Attributes, Detached, detached, set_attributes};
+use super::tree::{Detached, detached};
 
 /// Why nothing was placed, or taken away.
 #[derive(Debug, thiserror::Error)]
@@ -93,10 +94,7 @@ fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, PlaceError> + Send) -> 
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("share".into());
         let started = thread.spawn_scoped(scope, || {
-            // SAFETY: FS is what is unshared, which leaves descriptors alone.
-            step("leaving the others' working directory", unsafe {
-                unshare_unsafe(UnshareFlags::FS)
-            })?;
+            step("leaving the others' working directory", unshare(UnshareFlags::FS))?;
             work()
         });
         let thread = started.map_err(|source| PlaceError::Step {

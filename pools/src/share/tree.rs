@@ -4,7 +4,6 @@
 //!
 //! An overlay's layers are told to the kernel as descriptors, by their numbers in this thread's directory of them: those are
 //! short, which matters where it takes them in one string of 255 bytes (before Linux 6.8), and need no escaping.
-#![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,6 +16,7 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, open_tree,
 };
 use rustix::process::fchdir;
+use thaw_sys::mount::{Attributes, set_attributes};
 
 use super::PlaceError;
 use super::source::{FsOption, Source, Tree};
@@ -237,39 +237,5 @@ impl<'a> Context<'a> {
             what: name(self.source),
             source: io::Error::new(io::Error::from(error).kind(), said.join("; ")),
         }
-    }
-}
-
-/// What becomes of a mount's attributes.
-pub(super) struct Attributes {
-    pub set: MountAttrFlags,
-    pub clear: MountAttrFlags,
-    /// As mount(2) has it; 0 leaves it as it is.
-    pub propagation: u64,
-}
-
-/// Of a mount, and of those below it where `recursive`.
-pub(super) fn set_attributes(mount: &OwnedFd, attributes: Attributes, recursive: bool) -> Result<(), Errno> {
-    let below = if recursive { libc::AT_RECURSIVE } else { 0 };
-    let attributes = libc::mount_attr {
-        attr_set: attributes.set.bits().into(),
-        attr_clr: attributes.clear.bits().into(),
-        propagation: attributes.propagation,
-        userns_fd: 0,
-    };
-    // SAFETY: the kernel reads a structure of the size told, and a path that is empty.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            mount.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH | below,
-            &raw const attributes,
-            size_of::<libc::mount_attr>(),
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }

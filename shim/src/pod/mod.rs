@@ -14,11 +14,12 @@ mod shared;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use thaw_protocol::shim::task_events::{TaskExit, TaskOOM};
 use thaw_protocol::shim::{MessageField, task_events};
+use thaw_sys::lock::Lock;
 use tokio::sync::{OnceCell, watch};
 
 use crate::container::Container;
@@ -163,7 +164,7 @@ impl Pod {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.containers.locked()
     }
 
     fn created(&self) -> Vec<Arc<Container>> {

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use thaw_sys::lock::Lock;
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 
 /// Opens a fifo for output once a reader has opened it; data written earlier would be lost if this end closed
@@ -52,7 +53,7 @@ impl Drop for Release {
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(&self.path);
-        *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = reader.ok();
+        *self.reader.locked() = reader.ok();
     }
 }
 

@@ -6,6 +6,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
+use thaw_sys::backoff;
 use tokio::time::Instant;
 
 use super::budget::Budget;
@@ -102,11 +103,10 @@ enum Jitter {
     Quarter,
 }
 
-/// A sequence of pauses. The ceiling of the `n`th is `first` doubled `n` times, or `longest`.
+/// A sequence of pauses. The ceiling of the `n`th is that after `n` failures.
 #[derive(Debug)]
 struct Backoff {
-    first: Duration,
-    longest: Duration,
+    ceiling: backoff::Backoff,
     jitter: Jitter,
     n: u32,
     seed: u64,
@@ -120,8 +120,7 @@ impl Backoff {
 
     fn seeded(first: Duration, longest: Duration, jitter: Jitter, seed: u64) -> Self {
         Self {
-            first,
-            longest,
+            ceiling: backoff::Backoff { first, longest },
             jitter,
             n: 0,
             seed,
@@ -131,14 +130,14 @@ impl Backoff {
     /// No pause of this sequence is longer.
     fn longest(&self) -> Duration {
         match self.jitter {
-            Jitter::Full => self.longest,
-            Jitter::Quarter => self.longest.mul_f64(1.25),
+            Jitter::Full => self.ceiling.longest,
+            Jitter::Quarter => self.ceiling.longest.mul_f64(1.25),
         }
     }
 
     fn next(&mut self) -> Duration {
-        let ceiling = self.first.saturating_mul(1 << self.n.min(20)).min(self.longest);
         self.n = self.n.saturating_add(1);
+        let ceiling = self.ceiling.pause(self.n);
         let random = self.random();
         match self.jitter {
             Jitter::Full => ceiling.mul_f64(random),

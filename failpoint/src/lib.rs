@@ -1,9 +1,9 @@
-//! Where a process can be made to die or to wait: between every two of its steps that others see.
+//! Failpoints: places between two externally visible steps at which a test can kill or stop a process.
 //!
-//! It is a crate, for images and resources know nothing of each other and there is to be one list. For tests of recovery:
-//! [`arm`]ed with the name of a [`Failpoint`], the process kills itself, as `kill -9` would, when it comes there, or waits
-//! there until its test lets it go on; a test takes the names from [`Failpoint::ALL`], so none is forgotten. Unarmed, a
-//! failpoint costs one relaxed load and a branch that is never taken.
+//! This is a crate of its own so that there is one list for crates that do not depend on each other.
+//! [`arm`]ed with the name of a [`Failpoint`], the process kills itself there with SIGKILL, or waits there
+//! until its test lets it continue. A test takes the names from [`Failpoint::ALL`], so that it covers every
+//! one. An unarmed failpoint costs one relaxed load and an untaken branch.
 
 use std::fmt;
 use std::fs::File;
@@ -24,10 +24,10 @@ macro_rules! failpoints {
         }
 
         impl Failpoint {
-            /// All of them, in the order of their declaration.
+            /// All failpoints, in the order of their declaration.
             pub const ALL: &'static [Failpoint] = &[$(Failpoint::$name),*];
 
-            /// Its name: what is being done, and what of it is done by then.
+            /// Its name: the operation, and which of its steps is complete.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Failpoint::$name => $slug,)*
@@ -39,15 +39,15 @@ macro_rules! failpoints {
 
 failpoints! {
     RunDirectoryMade = "run.made",
-    /// The directory of all sandboxes is there and locked.
+    /// The directory of all sandboxes exists and is locked.
     DirectoriesLocked = "directory.all-locked",
     DirectoryMade = "directory.made",
     DirectoryLocked = "directory.locked",
-    /// And so was the directory of all sandboxes, if there is none any more.
+    /// Including the directory of all sandboxes, if it is empty.
     DirectoriesRemoved = "delete.all-removed",
-    /// A record's new file is there, and empty.
+    /// A record's new file exists and is empty.
     RecordMade = "record.made",
-    /// A record's new text is there beside the old.
+    /// A record's new text exists beside the old.
     RecordBegun = "record.begun",
     RecordWritten = "record.written",
     VersionsWritten = "versions.written",
@@ -70,21 +70,21 @@ failpoints! {
     NetworkAddressed = "network.addressed",
     NetworkRulesMade = "network.rules-made",
     NetworkFastLoaded = "network.fast-loaded",
-    /// One of its two programs is where packets come.
+    /// One of the two programs is attached.
     NetworkFastAttached = "network.fast-attached",
     NetworkFastOn = "network.fast-on",
     NetworkPairDeleted = "network.pair-deleted",
-    /// In a pod's namespace, and no frame goes to it.
+    /// In a pod's namespace, and receives no frames yet.
     PodTapMade = "pod.tap-made",
     PodTapUp = "pod.tap-up",
-    /// One of the two that a pod's frames are led by.
+    /// One of the two qdiscs that redirect a pod's frames.
     PodIngressMade = "pod.ingress-made",
-    /// One of the two ways.
+    /// One of the two directions.
     PodRedirected = "pod.redirected",
-    /// Who connects to the pod's localhost on the host comes to us.
+    /// Connections to the pod's localhost on the host are redirected to us.
     PodLoopbackLed = "pod.loopback-led",
     PodLoopbackLeft = "pod.loopback-left",
-    /// A pod's own interface has its frames again.
+    /// A pod's own interface receives its frames again.
     PodLeft = "pod.left",
     PolicyInForce = "policy.in-force",
     PolicyFastLeft = "policy.fast-left",
@@ -92,20 +92,20 @@ failpoints! {
     PublishReserved = "publish.reserved",
     PublishInserted = "publish.inserted",
     PublishRemoved = "publish.removed",
-    /// A port that led nowhere.
+    /// A port whose sandbox is gone.
     PublishSwept = "publish.swept",
-    /// In one hierarchy of those there are.
+    /// In one of the cgroup hierarchies.
     CgroupDirectoryMade = "cgroup.directory-made",
     CgroupEntered = "cgroup.entered",
     CgroupDirectoryRemoved = "cgroup.directory-removed",
-    /// If nobody else's is in it.
+    /// If no other sandbox uses it.
     CgroupParentRemoved = "cgroup.parent-removed",
     CgroupSwept = "cgroup.swept",
     VmmListening = "vmm.listening",
-    /// One that ends with us has its connection, and needs its socket's name no more.
+    /// A tethered VMM is connected, and its socket's name is removed.
     VmmUnlisted = "tethered.unlisted",
     VmmLogMade = "vmm.log-made",
-    /// Nobody has written down who it is.
+    /// Its identity is not recorded yet.
     VmmSpawned = "vmm.spawned",
 
     /// Made ahead, and not in its pool yet.
@@ -113,7 +113,7 @@ failpoints! {
     FillReady = "fill.ready",
     ClaimPopped = "claim.popped",
     ClaimChecked = "claim.checked",
-    /// Made for a claim that found none.
+    /// Made for a claim that found the pool empty.
     ClaimMade = "claim.made",
     ReleaseQueued = "release.queued",
     ReleaseTaken = "release.taken",
@@ -126,7 +126,7 @@ failpoints! {
     SpareRecorded = "spare.recorded",
     SpareInCgroup = "spare.in-cgroup",
     SpareMachineMade = "spare.machine-made",
-    /// A template is in it.
+    /// A template is loaded into it.
     SpareRestored = "spare.restored",
     /// It is in two records: its own and that of the sandbox that takes it.
     SpareTaken = "spare.taken",
@@ -153,15 +153,15 @@ failpoints! {
     CreateRunning = "create.running",
     CreateAcknowledged = "create.acknowledged",
     CreateReady = "create.ready",
-    /// It is shown, and nobody has been answered.
+    /// The sandbox is listed, and the request is not answered yet.
     CreateShown = "create.shown",
-    /// The answer to who asked for it with a key is in its directory, under another name.
+    /// The answer to a request with an idempotency key is in the sandbox's directory, under a temporary name.
     AnswerBegun = "answer.begun",
     AnswerNoted = "answer.noted",
-    /// What runs in it is written beside what was to be known of that before.
+    /// The container is recorded beside the earlier record.
     ContainerBegun = "container.begun",
     ContainerNoted = "container.noted",
-    /// Its output has a file.
+    /// The file for its output exists.
     JournalBegun = "journal.begun",
 
     ThawRegistered = "thaw.registered",
@@ -187,7 +187,7 @@ failpoints! {
     SnapshotWorkingSetLeft = "snapshot.working-set-left",
     SnapshotFileWritten = "snapshot.file-written",
     SnapshotFileSealed = "snapshot.file-sealed",
-    /// The manifest is there, under the directory's other name.
+    /// The manifest exists, under the directory's temporary name.
     SnapshotDescribed = "snapshot.described",
     SnapshotPlaced = "snapshot.placed",
     FreezeForgotten = "freeze.forgotten",
@@ -199,7 +199,7 @@ failpoints! {
     StampPlaced = "stamp.placed",
     StampSwept = "stamp.swept",
     ForkFrozen = "fork.frozen",
-    /// All clones are there, and none is shown.
+    /// All clones exist, and none is listed.
     ForkThawed = "fork.thawed",
     ScratchForgotten = "scratch.forgotten",
     ScratchRemoved = "scratch.removed",
@@ -228,7 +228,7 @@ failpoints! {
     AdoptShown = "adopt.shown",
 
     ServeOldRemoved = "serve.old-removed",
-    /// It is a socket, and not yet whose it is to be.
+    /// The socket exists, and its owner is not set yet.
     ServeBound = "serve.bound",
     ServeListening = "serve.listening",
     ServeEnded = "serve.ended",
@@ -237,7 +237,7 @@ failpoints! {
     StoreDirectoryMade = "store.directory-made",
     StoreLockMade = "store.lock-made",
     StorePartialMade = "store.partial-made",
-    /// What a dead maker had begun is gone.
+    /// What a dead process left is removed.
     StorePartialCleared = "store.partial-cleared",
     StorePartialPlaced = "store.partial-placed",
     StoreFileMade = "store.file-made",
@@ -248,7 +248,7 @@ failpoints! {
     StoreDirectoryRemoved = "store.directory-removed",
     LayerDataMade = "store.data-made",
     LayerDataWritten = "store.data-written",
-    /// As long as it is to be, and all hole.
+    /// It has its final length and is one hole.
     LayerDataReserved = "store.data-reserved",
     ReadyMade = "store.ready-made",
     ReadyWritten = "store.ready-written",
@@ -278,14 +278,14 @@ failpoints! {
     LayoutFilePlaced = "layout.file-placed",
 }
 
-/// One more than the number of the failpoint that is armed; 0: none is.
+/// The number of the armed failpoint plus one; 0 if none is armed.
 static ARMED: AtomicU32 = AtomicU32::new(0);
-/// How often it is still passed, that time included at which it is not.
+/// How many more times it is passed, including the one that triggers.
 static PASSES: AtomicU32 = AtomicU32::new(0);
 
-/// What is there while the process waits. None: it dies.
+/// The file that exists while the process waits. `None`: the process dies.
 static HELD: OnceLock<PathBuf> = OnceLock::new();
-/// How often a process that waits looks whether it still is to.
+/// Interval at which a waiting process checks the file.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// There is no such failpoint.
@@ -299,8 +299,8 @@ impl fmt::Display for Failpoint {
     }
 }
 
-/// Makes this process die at `NAME`, or at `NAME:N` the Nth time it comes there; with `=PATH` after that, makes it put a file
-/// there and wait until that is gone.
+/// Makes this process die at `NAME`, or at `NAME:N` the Nth time it gets there. With `=PATH` appended, it
+/// creates that file there and waits until the file is gone.
 pub fn arm(text: &str) -> Result<(), Unknown> {
     let unknown = || Unknown(text.to_owned());
     let (place, held) = match text.split_once('=') {
@@ -321,7 +321,7 @@ pub fn arm(text: &str) -> Result<(), Unknown> {
     Ok(())
 }
 
-/// This process is there.
+/// Marks the place of a failpoint.
 #[inline]
 pub fn reach(point: Failpoint) {
     if ARMED.load(Ordering::Relaxed) == point as u32 + 1 {
@@ -344,7 +344,7 @@ fn reached() {
         return;
     }
     let _ = kill_process(getpid(), Signal::KILL);
-    // It may take a moment; nothing more is done here until then.
+    // The signal may take a moment; do nothing until then.
     loop {
         std::thread::park();
     }

@@ -1,9 +1,9 @@
-//! What each vCPU says it is: the host's features as KVM offers them, in a topology of our own.
+//! The CPUID of each vCPU: the host's features as KVM supports them, with a topology of the machine's own.
 //!
-//! The topology is one package of single-threaded cores, core n with APIC id n. Leaves are those of the Intel SDM vol.
-//! 2A (CPUID) and AMD APM vol. 3 appendix E. Left out of the machine: nested virtualisation, whose state is not saved;
-//! the performance counters, which templates cannot carry between hosts; and KVM's asynchronous page faults, whose
-//! pending ones would be lost by a freeze.
+//! The topology is one package of single-threaded cores; core n has APIC id n. Leaves are those of the Intel
+//! SDM vol. 2A (CPUID) and AMD APM vol. 3 appendix E. The machine lacks nested virtualisation, because its
+//! state is not saved; performance counters, because templates cannot carry them between hosts; and KVM's
+//! asynchronous page faults, because a freeze would lose pending ones.
 
 mod baseline;
 #[cfg(test)]
@@ -43,11 +43,11 @@ const ECX8_1_PERFCTR_CORE: u32 = 1 << 23;
 /// KVM_FEATURE_ASYNC_PF, _ASYNC_PF_VMEXIT, _ASYNC_PF_INT (asm/kvm_para.h).
 const KVM_ASYNC_PAGE_FAULTS: u32 = 1 << 4 | 1 << 10 | 1 << 14;
 
-/// The CPUID of vCPU `index` of `vcpus`, from what KVM supports ([`crate::Kvm::supported_cpuid`]) or a [`Baseline`] leaves
-/// of it.
+/// The CPUID of vCPU `index` of `vcpus`, from what KVM supports ([`crate::Kvm::supported_cpuid`]) or what a
+/// [`Baseline`] leaves of it.
 ///
 /// # Errors
-/// [`Error::Missing`] when KVM does not offer its own leaf, on whose clock every guest relies.
+/// [`Error::Missing`] if KVM does not offer its own leaf, which describes the clock every guest relies on.
 pub fn for_vcpu(supported: &CpuId, index: u8, vcpus: u8) -> Result<CpuId> {
     let topology = Topology {
         id: index.into(),
@@ -64,7 +64,7 @@ pub fn for_vcpu(supported: &CpuId, index: u8, vcpus: u8) -> Result<CpuId> {
         let mut entry = entry;
         match entry.function {
             LEAF_TOPOLOGY | LEAF_TOPOLOGY_V2 => continue,
-            // Zero says that the leaf is not there; the older topology leaves are.
+            // Zero means that the leaf is absent; guests then use the older topology leaves.
             LEAF_PERFORMANCE | LEAF_AMD_PERFORMANCE | LEAF_AMD_TOPOLOGY_V2 => clear(&mut entry),
             LEAF_FEATURES => topology.features(&mut entry),
             LEAF_CACHE => {
@@ -103,7 +103,7 @@ pub fn for_vcpu(supported: &CpuId, index: u8, vcpus: u8) -> Result<CpuId> {
     CpuId::from_entries(&entries).map_err(|_| Error::Missing("room for that many CPUID entries"))
 }
 
-/// Bits of guest-physical address a vCPU has (leaf 0x80000008; 36 where it is absent).
+/// Number of guest-physical address bits of a vCPU (leaf 0x80000008; 36 if it is absent).
 pub fn physical_address_bits(supported: &CpuId) -> u8 {
     supported
         .as_slice()
@@ -112,14 +112,14 @@ pub fn physical_address_bits(supported: &CpuId) -> u8 {
         .map_or(36, |e| e.eax as u8)
 }
 
-/// Where a vCPU sits: core `id` of `cores` in the one package.
+/// The position of a vCPU: core `id` of `cores` in the only package.
 struct Topology {
     id: u32,
     cores: u32,
 }
 
 impl Topology {
-    /// Bits of an APIC id that number the cores.
+    /// Number of APIC id bits that number the cores.
     fn id_bits(&self) -> u32 {
         self.cores.next_power_of_two().trailing_zeros()
     }
@@ -133,7 +133,7 @@ impl Topology {
         }
     }
 
-    /// Who shares a cache: the first two levels belong to a core, later ones to the package.
+    /// The sharing of a cache: levels 1 and 2 belong to a core, higher ones to the package.
     fn cache(&self, entry: &mut kvm_cpuid_entry2) {
         let (kind, level) = (entry.eax & 0x1f, entry.eax >> 5 & 0x7);
         if kind != 0 {
@@ -142,7 +142,7 @@ impl Topology {
         }
     }
 
-    /// The extended topology leaf: threads of a core, cores of the package, end.
+    /// The extended topology leaf: threads per core, cores per package, end.
     fn levels(&self, leaf: u32) -> [kvm_cpuid_entry2; 3] {
         let level = |number: u32, kind: u32, shift: u32, processors: u32| kvm_cpuid_entry2 {
             function: leaf,
@@ -242,7 +242,7 @@ mod tests {
                     (leaf(&cpuid, 0xb, 0), leaf(&cpuid, 0xb, 1), leaf(&cpuid, 0xb, 2));
                 assert_eq!((threads.edx, cores.edx), (u32::from(index), u32::from(index)));
                 assert_eq!((threads.ebx, cores.ebx, end.ebx), (1, u32::from(vcpus), 0));
-                // All APIC ids agree above the core bits: one package.
+                // All APIC ids agree above the core bits, so there is one package.
                 assert_eq!(u32::from(index) >> cores.eax, 0);
                 assert_eq!(cpuid.as_slice().iter().filter(|e| e.function == 0xb).count(), 3);
             }

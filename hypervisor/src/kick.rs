@@ -1,9 +1,9 @@
-//! Making a running vCPU leave the guest.
+//! Makes a running vCPU leave the guest.
 //!
-//! Invariant (no lost kick): [`Kicker::kick`] sets `immediate_exit` before it signals the vCPU's thread. If the thread
-//! is in KVM_RUN the signal ends it; if it is about to enter, `immediate_exit` makes KVM_RUN return at once. Whoever
-//! kicks first publishes *why* (in a lock or atomic of its own); the vCPU's thread looks there after each
-//! [`crate::Exit::Interrupted`].
+//! Invariant: no kick is lost. [`Kicker::kick`] sets `immediate_exit` before it signals the vCPU's thread. If
+//! the thread is in KVM_RUN, the signal interrupts it; if it is about to enter, `immediate_exit` makes
+//! KVM_RUN return at once. The caller publishes the reason before it kicks (in its own lock or atomic), and
+//! the vCPU's thread looks for it after each [`crate::Exit::Interrupted`].
 
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
@@ -21,10 +21,10 @@ static HANDLER: Once = Once::new();
 /// Interrupts one vCPU from any thread. Shared with the [`crate::Vcpu`] it belongs to.
 #[derive(Debug)]
 pub struct Kicker {
-    /// A mapping of the vCPU's `kvm_run` of our own, so that it may outlive the vCPU.
+    /// A separate mapping of the vCPU's `kvm_run`, so that it may outlive the vCPU.
     run: NonNull<u8>,
     size: usize,
-    /// Kernel id of the thread that runs the vCPU; 0 while none does.
+    /// Kernel id of the thread that runs the vCPU, or 0.
     thread: AtomicI32,
 }
 
@@ -66,14 +66,14 @@ impl Kicker {
         unsafe { AtomicU8::from_ptr(self.run.as_ptr().add(offset_of!(kvm_run, immediate_exit))) }
     }
 
-    /// Says that the calling thread is the one that runs the vCPU.
+    /// Declares that the calling thread runs the vCPU.
     pub fn bind_current_thread(&self) {
         HANDLER.call_once(install_handler);
         // SAFETY: gettid has no preconditions.
         self.thread.store(unsafe { libc::gettid() }, Ordering::SeqCst);
     }
 
-    /// Says that no thread runs the vCPU any more. Before the thread ends.
+    /// Declares that no thread runs the vCPU any more. Must be called before the thread ends.
     pub fn unbind(&self) {
         self.thread.store(0, Ordering::SeqCst);
     }
@@ -89,7 +89,7 @@ impl Kicker {
         }
     }
 
-    /// The kick was seen.
+    /// Clears the kick once it was seen.
     pub(crate) fn clear(&self) {
         self.immediate_exit().store(0, Ordering::SeqCst);
     }
@@ -102,7 +102,7 @@ impl Drop for Kicker {
     }
 }
 
-/// The signal only has to interrupt: its handler does nothing.
+/// The signal only interrupts the system call.
 extern "C" fn interrupted(_: libc::c_int) {}
 
 fn install_handler() {

@@ -1,4 +1,4 @@
-//! `/dev/kvm`: is it that, and what can it do.
+//! `/dev/kvm`: checks that it is KVM and probes its capabilities.
 
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::msr::SavedMsrs;
 use crate::state::XSAVE_MIN;
 use crate::{Error, Result, Vm};
 
-/// The misc device number of KVM: linux/miscdevice.h, `KVM_MINOR`.
+/// KVM's misc device number (linux/miscdevice.h, `KVM_MINOR`).
 const KVM_DEVICE: (u32, u32) = (10, 232);
 
-/// What every machine needs of KVM. Each is named in the error when it is missing.
+/// The capabilities that every machine needs. The error for a missing one names it.
 const REQUIRED: [(Cap, &str); 20] = [
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
@@ -40,22 +40,24 @@ const REQUIRED: [(Cap, &str); 20] = [
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
 ];
 
-/// What this host's KVM offers beyond what every machine needs. Probed once.
+/// Optional capabilities of this host's KVM. Probed once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// `KVM_CAP_MAX_VCPUS`: vCPUs one machine can have.
+    /// `KVM_CAP_MAX_VCPUS`: most vCPUs of a machine.
     pub max_vcpus: usize,
-    /// `KVM_CAP_NR_MEMSLOTS`: memory slots one machine can have.
+    /// `KVM_CAP_NR_MEMSLOTS`: most memory slots of a machine.
     pub memory_slots: usize,
-    /// `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`: a machine can go without the iTLB-multihit mitigation and its kthread.
+    /// `KVM_CAP_VM_DISABLE_NX_HUGE_PAGES`: a machine can switch off the iTLB-multihit mitigation and its
+    /// kernel thread.
     pub disable_nx_huge_pages: bool,
     /// `KVM_CAP_TSC_CONTROL`: a vCPU's TSC can have another frequency than the host's.
     pub tsc_control: bool,
-    /// `KVM_CAP_XSAVE2`: bytes of a vCPU's XSAVE area, with what this process may use; 4096 where KVM does not tell.
+    /// `KVM_CAP_XSAVE2`: size in bytes of a vCPU's XSAVE area with what this process may use; 4096 if KVM
+    /// does not report it.
     pub xsave_size: usize,
 }
 
-/// An open `/dev/kvm` that has everything a machine needs.
+/// An open `/dev/kvm` with everything that machines need.
 #[derive(Debug)]
 pub struct Kvm {
     pub(crate) fd: kvm_ioctls::Kvm,
@@ -65,10 +67,10 @@ pub struct Kvm {
 }
 
 impl Kvm {
-    /// Takes an open `/dev/kvm` and probes it.
+    /// Probes an open `/dev/kvm`.
     ///
     /// # Errors
-    /// [`Error::NotKvm`] if it is something else, [`Error::Missing`] naming the first capability it lacks.
+    /// [`Error::NotKvm`] if it is another device, [`Error::Missing`] with the first capability it lacks.
     pub fn from_fd(fd: OwnedFd) -> Result<Kvm> {
         check_device(&fd)?;
         // SAFETY: `into_raw_fd` gives up the only ownership of an open descriptor, which kvm_ioctls::Kvm takes over.
@@ -109,23 +111,24 @@ impl Kvm {
         })
     }
 
-    /// What this KVM offers.
+    /// Optional capabilities of this KVM.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// `KVM_GET_SUPPORTED_CPUID`: the most a vCPU can be; [`crate::cpuid::for_vcpu`] makes one vCPU's from it.
+    /// `KVM_GET_SUPPORTED_CPUID`: every feature a vCPU can have. [`crate::cpuid::for_vcpu`] makes a vCPU's
+    /// CPUID from it.
     pub fn supported_cpuid(&self) -> &CpuId {
         &self.supported_cpuid
     }
 
-    /// Makes an empty machine: no memory, no interrupt controller, no vCPU.
+    /// Creates an empty machine: no memory, no interrupt controller, no vCPU.
     pub fn create_vm(&self) -> Result<Arc<Vm>> {
         Vm::new(self).map(Arc::new)
     }
 }
 
-/// KVM's ioctl numbers mean other things to other drivers: look before asking.
+/// Checks the device, because other drivers give other meanings to KVM's ioctl numbers.
 fn check_device(fd: &OwnedFd) -> Result<()> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `fd` is open and `stat` is writable memory of the size the call fills in.

@@ -1,20 +1,20 @@
-//! Typed KVM: a virtual machine and its vCPUs.
+//! Typed interface to KVM: a virtual machine and its vCPUs.
 //!
-//! Invariants: what the host's KVM lacks is found once, in [`Kvm::from_fd`], and named; a [`Vm`] keeps every mapping
-//! it shows to the guest alive for as long as the guest can reach it; nothing here knows a device.
+//! Invariants: [`Kvm::from_fd`] finds and names everything that the host's KVM lacks. A [`Vm`] keeps each
+//! mapping that the guest can access alive while it can. This crate knows no devices.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`kvm`] | `/dev/kvm` and its [`Capabilities`] |
 //! | [`vm`] | memory slots, interrupt controllers, irqfds, ioeventfds |
 //! | [`vcpu`] | registers, CPUID, and running until an [`Exit`] |
-//! | [`kick`] | making a running vCPU leave the guest, from another thread |
-//! | [`cpuid`] | what each vCPU says it is |
-//! | `save`, [`state`] | saving and restoring all that KVM holds, and its bytes |
-//! | [`time`] | guest time that goes on after a thaw |
+//! | [`kick`] | makes a running vCPU leave the guest, from another thread |
+//! | [`cpuid`] | the CPUID of each vCPU |
+//! | `save`, [`state`] | saves and restores everything that KVM holds, and its encoding |
+//! | [`time`] | guest time that continues after a thaw |
 //!
-//! Creation order, because it is refused or slower otherwise: memory slots, interrupt controllers, vCPUs, then irqfds
-//! and ioeventfds.
+//! Creation order, as another one is refused or slower: memory slots, interrupt controllers, vCPUs, then
+//! irqfds and ioeventfds.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -40,7 +40,7 @@ pub use vmm_sys_util::eventfd::EventFd;
 
 use std::io;
 
-/// Why KVM could not do what was asked.
+/// Why a KVM operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the descriptor is not /dev/kvm: {0}")]

@@ -1,4 +1,5 @@
-//! Model-specific registers: which are saved, reading many at once, setting all or saying which KVM refused.
+//! Model-specific registers: which ones are saved, reading many at once, and setting all or naming the one
+//! that KVM refused.
 
 use std::sync::OnceLock;
 
@@ -9,24 +10,24 @@ use crate::{Error, Result};
 
 /// IA32_TIME_STAMP_COUNTER.
 pub(crate) const TSC: u32 = 0x10;
-/// IA32_TSC_DEADLINE: the TSC at which the local APIC's timer fires; 0 when it is not armed.
+/// IA32_TSC_DEADLINE: the TSC value at which the local APIC's timer fires; 0 if it is not armed.
 pub(crate) const TSC_DEADLINE: u32 = 0x6e0;
-/// Hyper-V's registers (asm/hyperv-tlfs.h). KVM lists them always; this machine's CPUID says that it is not Hyper-V, so
-/// no guest has them, and reading one makes KVM allocate.
+/// Hyper-V's registers (asm/hyperv-tlfs.h). KVM always lists them, but this machine's CPUID does not announce
+/// Hyper-V, so no guest uses them, and reading one makes KVM allocate memory.
 const HYPER_V: std::ops::Range<u32> = 0x4000_0000..0x4000_1000;
 
-/// The MSRs this KVM says make up a vCPU's state, and which of them it lets be read.
+/// The MSRs that KVM lists as a vCPU's state, and those of them that can be read.
 #[derive(Debug)]
 pub(crate) struct SavedMsrs {
     listed: Vec<u32>,
-    /// The same, by number.
+    /// The same, sorted by number.
     sorted: Vec<u32>,
-    /// Found out by the first save.
+    /// Determined by the first save.
     readable: OnceLock<Vec<u32>>,
 }
 
 impl SavedMsrs {
-    /// `listed`: what KVM_GET_MSR_INDEX_LIST answered.
+    /// `listed` is the result of KVM_GET_MSR_INDEX_LIST.
     pub fn new(listed: &[u32]) -> SavedMsrs {
         let listed: Vec<u32> = listed.iter().copied().filter(|i| !HYPER_V.contains(i)).collect();
         let mut sorted = listed.clone();
@@ -38,7 +39,7 @@ impl SavedMsrs {
         }
     }
 
-    /// Reads all of them that can be read.
+    /// Reads all that can be read.
     pub fn read(&self, vcpu: &VcpuFd) -> Result<Vec<kvm_msr_entry>> {
         let indices = self.readable.get().unwrap_or(&self.listed);
         let entries = read_readable(vcpu, indices)?;
@@ -49,16 +50,18 @@ impl SavedMsrs {
 }
 
 impl SavedMsrs {
-    /// Sets `entries`, in their order. KVM takes from us what it refuses to a guest, and a saved state may be forged: so what
-    /// is not part of a vCPU's state here (an interface of Hyper-V's, EFER) is never set. It must have its value already.
+    /// Sets `entries` in their order. KVM accepts values from the VMM that it refuses from a guest, and a
+    /// saved state may be forged. An MSR that is not part of a vCPU's state (a Hyper-V register, EFER) is
+    /// therefore never set, and must have its value already.
     ///
     /// # Errors
-    /// [`Error::Msr`] naming the first whose value may not be, or cannot be set, and which does not have that value already.
+    /// [`Error::Msr`] with the first entry that must not or cannot be set and does not have its value
+    /// already.
     pub fn set(&self, vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<()> {
         let is_state = |entry: &kvm_msr_entry| self.sorted.binary_search(&entry.index).is_ok();
         let (state, others): (Vec<_>, Vec<_>) = entries.iter().copied().partition(is_state);
         for other in others {
-            // Reading one of Hyper-V's makes KVM allocate.
+            // Reading a Hyper-V register makes KVM allocate memory.
             if HYPER_V.contains(&other.index) || !has(vcpu, &other)? {
                 return Err(refused(&other));
             }
@@ -67,7 +70,7 @@ impl SavedMsrs {
     }
 }
 
-/// Reads those of `indices` that KVM lets be read, in as few calls as it takes.
+/// Reads those of `indices` that KVM permits, in as few calls as possible.
 fn read_readable(vcpu: &VcpuFd, mut indices: &[u32]) -> Result<Vec<kvm_msr_entry>> {
     let mut values = Vec::with_capacity(indices.len());
     while !indices.is_empty() {
@@ -89,7 +92,7 @@ fn read_until_refused(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entr
     Ok(list.as_slice()[..read.min(indices.len())].to_vec())
 }
 
-/// Sets `entries` in their order, but for those that KVM refuses and that have their value already.
+/// Sets `entries` in their order. Skips those that KVM refuses if they have their value already.
 fn set_or_equal(vcpu: &VcpuFd, mut entries: &[kvm_msr_entry]) -> Result<()> {
     while !entries.is_empty() {
         let batch = &entries[..entries.len().min(KVM_MAX_MSR_ENTRIES)];
@@ -122,7 +125,7 @@ fn refused(entry: &kvm_msr_entry) -> Error {
 /// Sets `entries` in their order.
 ///
 /// # Errors
-/// [`Error::Msr`] naming the first that KVM does not know or whose value it refuses.
+/// [`Error::Msr`] with the first entry whose MSR is unknown to KVM or whose value it refuses.
 pub(crate) fn set(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<()> {
     let set = vcpu
         .set_msrs(&list(entries)?)

@@ -1,31 +1,31 @@
-//! Saving a vCPU and restoring it, in the orders KVM asks for (Documentation/virt/kvm/api.rst).
+//! Saves and restores a vCPU, in the orders that KVM requires (Documentation/virt/kvm/api.rst).
 
 use kvm_bindings::kvm_msr_entry;
 
 use crate::state::VcpuState;
 use crate::{Error, GuestTime, Result, Vcpu, msr, xsave};
 
-/// How far off a TSC's frequency may be, parts per million: the rate of error NTP corrects, and KVM's own tolerance.
+/// Tolerated deviation of a TSC's frequency in parts per million: what NTP corrects, and KVM's own tolerance.
 const TSC_TOLERANCE_PPM: u64 = 250;
-/// The bits that turn nested virtualisation on (AMD's manual volume 2, 3.1.7; Intel's volume 3, 2.5).
+/// The bits that enable nested virtualisation (AMD's manual volume 2, 3.1.7; Intel's volume 3, 2.5).
 const EFER_SVME: u64 = 1 << 12;
 const CR4_VMXE: u64 = 1 << 13;
-/// Far from any TSC a guest has had or will: 48 years at 3 GHz.
+/// Far from any TSC value a guest can have: 48 years at 3 GHz.
 const FAR: u64 = 1 << 62;
 
 impl Vcpu {
-    /// All that KVM holds of it. Its last run must have ended with [`crate::Exit::Interrupted`] (or there was none):
-    /// then the guest has what it asked of a device, and nothing is half done.
+    /// Saves everything KVM holds of the vCPU. Its last run must have ended with
+    /// [`crate::Exit::Interrupted`], or it must not have run, so that no access to a device is incomplete.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] after another exit; [`Error::Ioctl`] when KVM refuses.
+    /// [`Error::Unfinished`] after another exit; [`Error::Ioctl`] if a call fails.
     pub fn save(&self) -> Result<VcpuState> {
         if self.unfinished {
             return Err(Error::Unfinished { vcpu: self.index });
         }
         let fd = &self.fd;
-        // KVM_GET_MP_STATE takes in a pending INIT or SIPI, KVM_GET_VCPU_EVENTS a pending exception's CR2 or DR6: both
-        // before the registers those change.
+        // KVM_GET_MP_STATE processes a pending INIT or SIPI, KVM_GET_VCPU_EVENTS a pending exception's CR2 or
+        // DR6. Both must precede reading the registers that these change.
         let mp_state = fd.get_mp_state().map_err(Error::ioctl("KVM_GET_MP_STATE"))?;
         let events = fd
             .get_vcpu_events()
@@ -45,20 +45,21 @@ impl Vcpu {
         })
     }
 
-    /// Makes a new vCPU the saved one, all but its time: [`Vcpu::start_time`] comes before it first runs. The machine's
-    /// memory must be in place, since KVM writes the guest's wall clock to it; [`crate::Vm::restore_interrupts`] comes
-    /// after all vCPUs.
+    /// Restores a saved vCPU into a new one, except its time: [`Vcpu::start_time`] must be called before it
+    /// first runs. The machine's memory must be in place, because KVM writes the guest's wall clock to it.
+    /// [`crate::Vm::restore_interrupts`] must follow after all vCPUs.
     ///
-    /// A local APIC timer that is one-shot or periodic, not TSC-deadline (which Linux uses here), counts from now on.
+    /// A local APIC timer in one-shot or periodic mode counts from now on; Linux uses TSC-deadline mode here.
     ///
     /// # Errors
-    /// [`Error::Virtualises`] for a state that was forged; [`Error::Msr`] naming the model-specific register that is no part
-    /// of a vCPU's state or that KVM refuses (unless it has that value already);
-    /// [`Error::TscFrequency`], [`Error::XsaveSize`], [`Error::Ioctl`].
+    /// [`Error::Virtualises`] for a forged state; [`Error::Msr`] with the MSR that is not part of a vCPU's
+    /// state or that KVM refuses (unless it has its value already); [`Error::TscFrequency`],
+    /// [`Error::XsaveSize`], [`Error::Ioctl`].
     pub fn restore(&mut self, state: &VcpuState) -> Result<()> {
         check_virtualisation(state)?;
-        // First what the others are checked against; then segments and EFER before the general registers' RFLAGS, the APIC
-        // base before the APIC, the APIC's timer mode before its MSRs, and last what the others would clear.
+        // First what KVM checks the rest against; then segments and EFER before the general registers'
+        // RFLAGS, the APIC base before the APIC, the APIC's timer mode before its MSRs, and last what the
+        // others would clear.
         if self.cpuid.as_slice() != state.cpuid.as_slice() {
             self.set_cpuid(&state.cpuid)?;
         }
@@ -83,10 +84,10 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Starts a restored vCPU's time: its TSC is what `time` says, and a TSC deadline that was armed is armed again. One
-    /// cheap call, on whatever thread, right before it first runs. Does nothing where no time is stopped.
+    /// Starts a restored vCPU's time: sets its TSC to that of `time`, and arms a saved TSC deadline. One
+    /// cheap call, on any thread, directly before it first runs. Has no effect if its time was started.
     ///
-    /// A software KVM may show guests the host's own TSC and ignore this; their kvmclock goes on rightly all the same.
+    /// A software KVM may show guests the host's TSC and ignore this; their kvmclock is still correct.
     pub fn start_time(&mut self, time: &GuestTime) -> Result<()> {
         let Some(deadline) = self.stopped.take() else {
             return Ok(());
@@ -98,12 +99,12 @@ impl Vcpu {
         msr::set(&self.fd, &entries[..1 + usize::from(deadline != 0)])
     }
 
-    /// The frequency of its TSC, kHz.
+    /// The frequency of its TSC in kHz.
     pub fn tsc_khz(&self) -> Result<u32> {
         self.fd.get_tsc_khz().map_err(Error::ioctl("KVM_GET_TSC_KHZ"))
     }
 
-    /// Gives the TSC the frequency the guest was told at its boot, if this host's own is noticeably another.
+    /// Sets the TSC to the frequency the guest booted with, if this host's differs noticeably.
     fn set_tsc_khz(&self, saved: u32) -> Result<()> {
         let host = self.tsc_khz()?;
         if u64::from(saved.abs_diff(host)) * 1_000_000 <= u64::from(host) * TSC_TOLERANCE_PPM {
@@ -117,7 +118,7 @@ impl Vcpu {
     }
 }
 
-/// Refuses a vCPU whose guest may run guests of its own. KVM takes EFER from us whatever the vCPU's CPUID says.
+/// Refuses a vCPU with nested virtualisation. KVM accepts EFER from the VMM whatever the vCPU's CPUID says.
 fn check_virtualisation(state: &VcpuState) -> Result<()> {
     if state.sregs.efer & EFER_SVME != 0 {
         return Err(Error::Virtualises("EFER.SVME"));
@@ -128,9 +129,10 @@ fn check_virtualisation(state: &VcpuState) -> Result<()> {
     }
 }
 
-/// The MSRs without the timer, and with a TSC far from the true one. KVM takes a TSC within a second of the last one set
-/// to mean that last one, and before Linux 6.7 even the zero it set itself when the vCPU was made: had the machine been
-/// frozen in its first second, its TSC would start as old as the process that restored it.
+/// The MSRs without the timer, and with a TSC far from the real one. KVM treats a TSC within a second of the
+/// last one set as that last one; before Linux 6.7 also the zero that it set when the vCPU was created.
+/// Without this, the TSC of a machine frozen in its first second would start with the age of the restoring
+/// process.
 fn timeless(msrs: &[kvm_msr_entry], tsc: u64) -> Vec<kvm_msr_entry> {
     let mut timeless: Vec<_> = msrs
         .iter()

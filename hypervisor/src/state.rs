@@ -1,9 +1,9 @@
-//! What a frozen machine's KVM held: each vCPU, the interrupt controllers, the guest's clock.
+//! The KVM state of a frozen machine: each vCPU, the interrupt controllers, the guest's clock.
 //!
-//! Invariants: a state is data alone, with no descriptor and no address of this process; it is written as *parts*, each
-//! one KVM structure of linux/kvm.h (x86-64) as the kernel lays it out, under a number that never changes its meaning.
-//! Reading parts checks that each is known, there once, and of a length its kind can have; whether the values make
-//! sense, KVM decides when they are set. No bytes make it panic.
+//! Invariants: a state is plain data, without descriptors or addresses of this process. It is written as
+//! *parts*. Each is one KVM structure of linux/kvm.h (x86-64) in the kernel's layout, under a number whose
+//! meaning never changes. Decoding checks that each part is known, present once, and of a valid length; KVM
+//! checks the values when they are set. No input makes decoding panic.
 
 mod clock;
 mod interrupts;
@@ -37,12 +37,12 @@ pub enum StateError {
     Content { part: String, what: &'static str },
 }
 
-/// The kernel's bytes of one structure.
+/// Encodes a structure in the kernel's layout.
 fn to_bytes<T: IntoBytes + Immutable>(value: &T) -> Vec<u8> {
     value.as_bytes().to_vec()
 }
 
-/// One structure from exactly its bytes.
+/// Decodes one structure from exactly its bytes.
 fn one<T: FromBytes>(part: impl std::fmt::Debug, bytes: &[u8]) -> Result<T, StateError> {
     T::read_from_bytes(bytes).map_err(|_| StateError::Length {
         part: format!("{part:?}"),
@@ -51,7 +51,7 @@ fn one<T: FromBytes>(part: impl std::fmt::Debug, bytes: &[u8]) -> Result<T, Stat
     })
 }
 
-/// At most `most` structures, one after the other.
+/// Decodes at most `most` consecutive structures.
 fn many<T: FromBytes>(part: impl std::fmt::Debug, bytes: &[u8], most: usize) -> Result<Vec<T>, StateError> {
     let wrong = || StateError::Length {
         part: format!("{part:?}"),
@@ -67,7 +67,7 @@ fn many<T: FromBytes>(part: impl std::fmt::Debug, bytes: &[u8], most: usize) -> 
         .collect()
 }
 
-/// The bytes of each of `wanted`, in that order, from parts in any order.
+/// The bytes of each part in `wanted`, in that order, from parts in any order.
 fn sorted<'a, P: Copy + PartialEq + std::fmt::Debug, const N: usize>(
     wanted: [P; N],
     parts: &[(P, &'a [u8])],

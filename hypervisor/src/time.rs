@@ -1,14 +1,15 @@
-//! Guest time over a thaw: it goes on from where the freeze stopped it.
+//! Guest time across a thaw: it continues from where the freeze stopped it.
 //!
-//! Invariant: all vCPUs of a machine get one TSC. Each is told what the TSC is *now*, computed from one common start, so
-//! the last may be told long after the first; KVM sees that both mean the same and gives them the same offset.
+//! Invariant: all vCPUs of a machine get the same TSC. The TSC of each is set to its value *now*, computed
+//! from one common start, so it does not matter when each is set. KVM recognises that the values agree and
+//! uses one offset for all.
 
 use std::time::Instant;
 
 use crate::msr;
 use crate::state::VcpuState;
 
-/// The time of a thawed machine's vCPUs: what their TSC was, and when it started again.
+/// The time of a thawed machine's vCPUs: their saved TSC, and when it started again.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestTime {
     tsc: u64,
@@ -17,7 +18,7 @@ pub struct GuestTime {
 }
 
 impl GuestTime {
-    /// Starts time now, from the latest moment any of `vcpus` was saved at. Given to [`crate::Vcpu::start_time`] of each.
+    /// Starts time now, from the latest TSC of `vcpus`, for [`crate::Vcpu::start_time`] of each.
     pub fn start(vcpus: &[VcpuState]) -> GuestTime {
         GuestTime {
             tsc: vcpus.iter().filter_map(|v| v.msr(msr::TSC)).max().unwrap_or(0),

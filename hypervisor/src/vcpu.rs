@@ -1,4 +1,4 @@
-//! One vCPU: its registers, and running it until it needs us.
+//! One vCPU: its registers, and running it until an exit.
 
 use std::sync::Arc;
 
@@ -7,47 +7,47 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::{Error, Kicker, Result, Vm, msr};
 
-/// Why a vCPU left the guest. Data of a read is filled in before the vCPU runs again.
+/// Why a vCPU left the guest. The data of a read must be filled in before the vCPU runs again.
 #[derive(Debug)]
 pub enum Exit<'a> {
-    /// `in`: port, and where the answer goes.
+    /// `in`: the port, and the buffer for the result.
     PortRead { port: u16, data: &'a mut [u8] },
-    /// `out`; of a `rep outs`, all elements one after the other.
+    /// `out`; for `rep outs` all elements in order.
     PortWrite { port: u16, data: &'a [u8] },
-    /// A load from an address no memory slot has.
+    /// A load from an address without a memory slot.
     MmioRead { address: u64, data: &'a mut [u8] },
-    /// A store to an address no memory slot has, or to a read-only slot.
+    /// A store to an address without a memory slot, or to a read-only slot.
     MmioWrite { address: u64, data: &'a [u8] },
-    /// A signal or a [`Kicker`], or KVM wants to be entered again.
+    /// A signal or a [`Kicker`], or KVM must be entered again.
     Interrupted,
     /// Triple fault.
     Shutdown,
-    /// `hlt` that KVM does not wait out by itself (there is no in-kernel APIC).
+    /// `hlt` that KVM does not handle (without an in-kernel APIC).
     Halted,
-    /// KVM cannot go on; [`Vcpu::internal_error`] says why.
+    /// KVM cannot continue; [`Vcpu::internal_error`] has the reason.
     InternalError,
-    /// The processor refused the vCPU's state, with its own reason code.
+    /// The processor refused the vCPU's state, with this reason code.
     FailedEntry { reason: u64 },
-    /// Guest memory whose backing cannot be had.
+    /// Guest memory whose backing is unavailable.
     MemoryFault { address: u64 },
-    /// An exit this machine has no use for.
+    /// An exit that this machine does not use.
     Other(String),
 }
 
-/// One vCPU. Its ioctls are cheapest from the thread that runs it.
+/// One vCPU. Its ioctls are cheapest on the thread that runs it.
 #[derive(Debug)]
 pub struct Vcpu {
     pub(crate) fd: VcpuFd,
     kicker: Arc<Kicker>,
     pub(crate) index: u8,
-    /// A vCPU reaches the machine's memory: it must not outlive the mappings.
+    /// The vCPU accesses the machine's memory, so it must not outlive the mappings.
     pub(crate) vm: Arc<Vm>,
-    /// What it was told to say it is. Not what KVM_GET_CPUID2 tells: that has what changes while the guest runs (OSXSAVE),
-    /// and on some KVMs the host's features that the guest was not given.
+    /// The CPUID it was given. KVM_GET_CPUID2 differs: it contains bits that change at run time (OSXSAVE),
+    /// and on some KVMs host features that the guest was not given.
     pub(crate) cpuid: CpuId,
-    /// The last exit asks for something that KVM finishes when it is entered again.
+    /// KVM completes the last exit when it is entered again.
     pub(crate) unfinished: bool,
-    /// Restored, and [`Vcpu::start_time`] is still to come: the TSC deadline to arm then.
+    /// Restored without [`Vcpu::start_time`] so far: the TSC deadline to arm then.
     pub(crate) stopped: Option<u64>,
 }
 
@@ -70,12 +70,12 @@ impl Vcpu {
         self.index
     }
 
-    /// What interrupts it from another thread.
+    /// Interrupts it from another thread.
     pub fn kicker(&self) -> Arc<Kicker> {
         self.kicker.clone()
     }
 
-    /// Sets what it says it is. Before it first runs.
+    /// Sets its CPUID. Must be called before it first runs.
     pub fn set_cpuid(&mut self, cpuid: &CpuId) -> Result<()> {
         self.fd
             .set_cpuid2(cpuid)
@@ -100,10 +100,10 @@ impl Vcpu {
         self.fd.set_sregs(sregs).map_err(Error::ioctl("KVM_SET_SREGS"))
     }
 
-    /// Sets model-specific registers, (index, value).
+    /// Sets MSRs, given as (index, value).
     ///
     /// # Errors
-    /// [`Error::Msr`] naming the first that KVM does not know or whose value it refuses.
+    /// [`Error::Msr`] with the first entry whose MSR is unknown to KVM or whose value it refuses.
     pub fn set_msrs(&self, msrs: &[(u32, u64)]) -> Result<()> {
         let entries: Vec<kvm_msr_entry> = msrs
             .iter()
@@ -112,13 +112,14 @@ impl Vcpu {
         msr::set(&self.fd, &entries)
     }
 
-    /// Tells the guest that its host stopped it, so that its soft-lockup watchdog forgives the gap
-    /// (`KVM_KVMCLOCK_CTRL`). Says whether it could: a guest that has not set kvmclock up has no such watchdog yet.
+    /// Tells the guest that its host paused it, so that its soft-lockup watchdog ignores the gap
+    /// (`KVM_KVMCLOCK_CTRL`). Returns whether that succeeded: a guest without kvmclock has no such watchdog
+    /// yet.
     pub fn notify_paused(&self) -> bool {
         self.fd.kvmclock_ctrl().is_ok()
     }
 
-    /// Enters the guest and comes back with what it needs.
+    /// Enters the guest and returns with the next exit.
     ///
     /// # Errors
     /// [`Error::TimeStopped`] for a restored vCPU without [`Vcpu::start_time`].
@@ -136,7 +137,7 @@ impl Vcpu {
                         self.unfinished = false;
                         Ok(Exit::Interrupted)
                     }
-                    // An application processor that just got its INIT or SIPI: KVM wants to be entered again.
+                    // An application processor just received its INIT or SIPI: KVM must be entered again.
                     libc::EAGAIN => {
                         self.unfinished = false;
                         Ok(Exit::Interrupted)
@@ -163,15 +164,15 @@ impl Vcpu {
         })
     }
 
-    /// After [`Exit::InternalError`]: KVM's sub-error (linux/kvm.h, `KVM_INTERNAL_ERROR_*`; 1 is an instruction it
-    /// could not emulate) and up to 15 instruction bytes it was at, when it tells.
+    /// After [`Exit::InternalError`]: KVM's sub-error (linux/kvm.h, `KVM_INTERNAL_ERROR_*`; 1 is an
+    /// instruction it could not emulate) and up to 15 bytes of the instruction, if KVM reports them.
     pub fn internal_error(&mut self) -> (u32, Vec<u8>) {
         let run = self.fd.get_kvm_run();
         // SAFETY: the last exit was KVM_EXIT_INTERNAL_ERROR (or the caller gets meaningless numbers: every bit pattern
         // is valid), so this is the union's live field.
         let internal = unsafe { run.__bindgen_anon_1.internal };
         let words = &internal.data[..(internal.ndata as usize).min(internal.data.len())];
-        // data[0] bit 0: instruction bytes follow, first their count (struct emulation_failure).
+        // Bit 0 of data[0]: instruction bytes follow, preceded by their number (struct emulation_failure).
         let bytes = match words {
             [flags, rest @ ..] if flags & 1 != 0 => {
                 let raw: Vec<u8> = rest.iter().flat_map(|word| word.to_le_bytes()).collect();

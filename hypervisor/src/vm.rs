@@ -1,17 +1,16 @@
-//! One virtual machine: memory slots, interrupt controllers, and the eventfds KVM signals or listens to.
+//! One virtual machine: memory slots, interrupt controllers, and the eventfds that KVM signals or waits for.
 //!
-//! Invariant: a memory slot's mapping is owned (shared) by the [`Vm`] until the slot is removed or replaced, so the
-//! guest can never reach host memory that was unmapped and given to something else.
+//! Invariant: the [`Vm`] shares ownership of a memory slot's mapping until the slot is removed or replaced,
+//! so the guest can never access host memory that was unmapped and reused.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::{
     KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_READONLY, kvm_clock_data, kvm_enable_cap, kvm_irqchip,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
-use thaw_sys::lock::Lock;
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -21,7 +20,7 @@ use crate::{Capabilities, Error, Kvm, Result, Vcpu};
 
 const PAGE_SIZE: u64 = 4096;
 
-/// What the guest may do with a memory slot. A write to a read-only one exits as MMIO.
+/// How the guest may access a memory slot. A write to a read-only slot exits as MMIO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     ReadOnly,
@@ -31,7 +30,7 @@ pub enum Access {
 /// One virtual machine. Shared by its vCPUs and devices; every method may be called from any thread.
 #[derive(Debug)]
 pub struct Vm {
-    // Closed before `slots` is dropped: fields drop in order.
+    // Closed before `slots` is dropped: fields are dropped in order.
     fd: VmFd,
     slots: Mutex<BTreeMap<u32, Arc<GuestRegionMmap<()>>>>,
     saved_msrs: Arc<SavedMsrs>,
@@ -57,14 +56,15 @@ impl Vm {
         }
     }
 
-    /// Shows `region` to the guest at its own guest address, replacing what the slot held (`KVM_SET_USER_MEMORY_REGION`).
+    /// Shows `region` to the guest at its own guest address and replaces the slot's previous region
+    /// (`KVM_SET_USER_MEMORY_REGION`).
     ///
-    /// The slot stays tied to the region's host addresses: mapping something else over them (`MAP_FIXED`) later is seen
-    /// by the guest at once, without this slow call.
+    /// The slot stays tied to the region's host addresses: when they are remapped (`MAP_FIXED`), the guest
+    /// sees the new mapping at once, without this slow call.
     ///
     /// # Errors
-    /// [`Error::Unaligned`] unless address and size are multiples of 4096; [`Error::Ioctl`] when KVM refuses, for one
-    /// when it overlaps another slot.
+    /// [`Error::Unaligned`] unless address and size are multiples of 4096; [`Error::Ioctl`] if KVM refuses,
+    /// for example because it overlaps another slot.
     pub fn set_memory(&self, slot: u32, region: Arc<GuestRegionMmap<()>>, access: Access) -> Result<()> {
         let (address, size) = (region.start_addr().raw_value(), region.len());
         if !address.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) || size == 0 {
@@ -81,7 +81,7 @@ impl Vm {
             memory_size: size,
             userspace_addr: region.as_ptr() as u64,
         };
-        let mut slots = self.slots.locked();
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the host range is the whole of a live mapping, which `slots` keeps alive until the slot is replaced
         // or removed below, or this Vm (and with it, by `Arc`, every vCPU) is gone. Guest accesses to it are those of
         // another processor on shared memory, which vm-memory's volatile accessors allow for.
@@ -91,9 +91,9 @@ impl Vm {
         Ok(())
     }
 
-    /// Takes a slot's memory away from the guest and lets go of the mapping.
+    /// Removes a slot's memory from the guest and releases the mapping.
     pub fn remove_memory(&self, slot: u32) -> Result<()> {
-        let mut slots = self.slots.locked();
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(region) = slots.get(&slot) else {
             return Ok(());
         };
@@ -111,29 +111,31 @@ impl Vm {
         Ok(())
     }
 
-    /// Makes the interrupt controllers (local APICs, IOAPIC). After memory, before vCPUs.
+    /// Creates the interrupt controllers (local APICs, IOAPIC). Must follow memory and precede vCPUs.
     pub fn create_irqchip(&self) -> Result<()> {
         self.fd
             .create_irq_chip()
             .map_err(Error::ioctl("KVM_CREATE_IRQCHIP"))
     }
 
-    /// Tells KVM which three pages it may use for real mode on Intel (`KVM_SET_TSS_ADDR`).
+    /// Gives KVM three pages to use for real mode on Intel (`KVM_SET_TSS_ADDR`).
     pub fn set_tss_address(&self, address: u64) -> Result<()> {
         self.fd
             .set_tss_address(address as usize)
             .map_err(Error::ioctl("KVM_SET_TSS_ADDR"))
     }
 
-    /// Tells KVM which page it may use for real-mode paging on Intel (`KVM_SET_IDENTITY_MAP_ADDR`). Before vCPUs.
+    /// Gives KVM a page to use for real-mode paging on Intel (`KVM_SET_IDENTITY_MAP_ADDR`). Must precede
+    /// vCPUs.
     pub fn set_identity_map_address(&self, address: u64) -> Result<()> {
         self.fd
             .set_identity_map_address(address)
             .map_err(Error::ioctl("KVM_SET_IDENTITY_MAP_ADDR"))
     }
 
-    /// Goes without the iTLB-multihit mitigation, whose kernel thread costs up to 100 ms a machine before Linux 6.14.
-    /// Before vCPUs. Says whether it could: it takes CAP_SYS_BOOT in the initial user namespace.
+    /// Switches off the iTLB-multihit mitigation, whose kernel thread costs up to 100 ms per machine before
+    /// Linux 6.14. Must precede vCPUs. Returns whether that succeeded; it requires CAP_SYS_BOOT in the
+    /// initial user namespace.
     pub fn disable_nx_huge_pages(&self) -> bool {
         let capability = kvm_enable_cap {
             cap: KVM_CAP_VM_DISABLE_NX_HUGE_PAGES,
@@ -142,7 +144,7 @@ impl Vm {
         self.fd.enable_cap(&capability).is_ok()
     }
 
-    /// Makes vCPU `index`. After the interrupt controllers.
+    /// Creates vCPU `index`. Must follow the interrupt controllers.
     pub fn create_vcpu(self: &Arc<Self>, index: u8) -> Result<Vcpu> {
         let fd = self
             .fd
@@ -151,15 +153,15 @@ impl Vm {
         Vcpu::new(self.clone(), fd, index)
     }
 
-    /// From now on, each signal of `event` is an edge on interrupt line `gsi`.
+    /// Makes each signal of `event` an edge on interrupt line `gsi`.
     pub fn register_irqfd(&self, event: &EventFd, gsi: u32) -> Result<()> {
         self.fd
             .register_irqfd(event, gsi)
             .map_err(Error::ioctl("KVM_IRQFD"))
     }
 
-    /// From now on, a guest write at MMIO `address` signals `event` instead of exiting: a 32-bit write of exactly
-    /// `datamatch`, or with none, any write.
+    /// Makes a guest write at MMIO `address` signal `event` instead of exiting: a 32-bit write of exactly
+    /// `datamatch`, or any write without it.
     pub fn register_ioevent(&self, event: &EventFd, address: u64, datamatch: Option<u32>) -> Result<()> {
         let at = IoEventAddress::Mmio(address);
         match datamatch {
@@ -169,7 +171,7 @@ impl Vm {
         .map_err(Error::ioctl("KVM_IOEVENTFD"))
     }
 
-    /// The state of the interrupt controllers that the vCPUs share. While no vCPU runs.
+    /// Saves the interrupt controllers that vCPUs share. No vCPU may run.
     pub fn save_interrupts(&self) -> Result<InterruptState> {
         let mut chips = [kvm_irqchip::default(); 3];
         for (chip, part) in chips.iter_mut().zip(InterruptPart::ALL) {
@@ -181,8 +183,8 @@ impl Vm {
         Ok(InterruptState { chips })
     }
 
-    /// Sets the interrupt controllers' state. After every [`Vcpu::restore`]: the IOAPIC sends what it has pending to the
-    /// local APICs at once, and setting those would lose it.
+    /// Restores the interrupt controllers. Must follow every [`Vcpu::restore`]: the IOAPIC immediately
+    /// delivers its pending interrupts to the local APICs, and restoring those would lose them.
     pub fn restore_interrupts(&self, state: &InterruptState) -> Result<()> {
         for chip in &state.chips {
             self.fd
@@ -200,9 +202,9 @@ impl Vm {
         })
     }
 
-    /// Lets the guest's kvmclock go on from `clock`. At the thaw, before a vCPU runs.
+    /// Continues the guest's kvmclock from `clock`. Must be called at the thaw, before a vCPU runs.
     pub fn set_clock(&self, clock: &ClockState) -> Result<()> {
-        // No flags: were KVM_CLOCK_REALTIME among them, it would add the time the machine was frozen.
+        // No flags: KVM_CLOCK_REALTIME would add the time the machine was frozen.
         let clock = kvm_clock_data {
             clock: clock.nanoseconds,
             ..Default::default()
@@ -214,7 +216,7 @@ impl Vm {
         &self.saved_msrs
     }
 
-    /// Bytes KVM reads and writes of a vCPU's XSAVE area.
+    /// Size of a vCPU's XSAVE area in bytes, as KVM reads and writes it.
     pub(crate) fn xsave_size(&self) -> usize {
         self.capabilities.xsave_size
     }
@@ -223,7 +225,7 @@ impl Vm {
         self.capabilities.tsc_control
     }
 
-    /// `KVM_GET_VCPU_MMAP_SIZE`, as KVM told at creation.
+    /// `KVM_GET_VCPU_MMAP_SIZE`, as read at creation.
     pub(crate) fn run_size(&self) -> usize {
         self.fd.run_size()
     }

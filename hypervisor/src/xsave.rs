@@ -1,7 +1,7 @@
-//! The registers of the floating-point and vector units, as the bytes of a standard XSAVE area.
+//! Floating-point and vector registers as a standard XSAVE area.
 //!
-//! KVM reads and writes as many bytes as KVM_CAP_XSAVE2 tells, however large the structure it is given: this is the one
-//! file that must get that right.
+//! KVM reads and writes as many bytes as KVM_CAP_XSAVE2 reports, whatever the size of the given structure.
+//! All code that depends on this is in this file.
 
 use kvm_bindings::{Xsave, kvm_xsave};
 use kvm_ioctls::VcpuFd;
@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::state::XSAVE_MIN;
 use crate::{Error, Result};
 
-/// The XSAVE area of `vcpu`, `size` bytes: what KVM_CAP_XSAVE2 tells for its machine, at least 4096.
+/// The XSAVE area of `vcpu`, of `size` bytes: what KVM_CAP_XSAVE2 reports for its machine, at least 4096.
 pub(crate) fn get(vcpu: &VcpuFd, size: usize) -> Result<Vec<u8>> {
     if size <= XSAVE_MIN {
         let area = vcpu.get_xsave().map_err(Error::ioctl("KVM_GET_XSAVE"))?;
@@ -27,7 +27,7 @@ pub(crate) fn get(vcpu: &VcpuFd, size: usize) -> Result<Vec<u8>> {
 /// Sets the XSAVE area of `vcpu`, of which KVM reads `size` bytes.
 ///
 /// # Errors
-/// [`Error::XsaveSize`] when `saved` is larger than that.
+/// [`Error::XsaveSize`] if `saved` is larger.
 pub(crate) fn set(vcpu: &VcpuFd, saved: &[u8], size: usize) -> Result<()> {
     let size = size.max(XSAVE_MIN);
     if saved.len() > size {

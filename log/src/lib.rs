@@ -1,9 +1,10 @@
 //! The log of a process that serves a guest: JSON lines on standard error.
 //!
-//! Invariant: where standard error is a file, the file never grows beyond [`LIMIT`] by this. Such files are in memory
-//! (/run), and who brings their lines about is a guest. A file that is full keeps its newest lines ([`KEPT`] bytes of them)
-//! and says how much was dropped. What is dropped is looked for in the file itself: it may have been begun by an earlier
-//! process, and signal handlers write to it past this. A terminal, a pipe or a journal is written to as it is.
+//! Invariant: if standard error is a file, this crate never lets it grow beyond [`LIMIT`]. Such files are in
+//! memory (/run), and a guest can cause their lines. A full file keeps its newest lines, [`KEPT`] bytes of
+//! them, and a note of how many bytes were dropped. The size is read from the file each time, because an
+//! earlier process may have started it, and signal handlers write to it directly. A terminal, pipe or journal
+//! has no limit.
 
 mod limit;
 
@@ -17,14 +18,15 @@ use rustix::fs::{FileType, SeekFrom};
 use rustix::io::Errno;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Most bytes of a log file.
+/// Size limit of a log file in bytes.
 pub const LIMIT: u64 = 1 << 20;
 /// Most bytes of old lines that a full file keeps.
 pub const KEPT: u64 = 256 << 10;
-/// Most bytes of a line; the rest of a longer one is dropped.
+/// Longest line in bytes; the rest of a longer one is dropped.
 pub const LONGEST: usize = 64 << 10;
 
-/// Sends this process's log to standard error: as JSON lines, unless that is a terminal. `THAW_LOG` names the level.
+/// Sends this process's log to standard error, as JSON lines unless it is a terminal. `THAW_LOG` sets the
+/// level.
 pub fn to_stderr() {
     let level = std::env::var("THAW_LOG")
         .ok()
@@ -40,7 +42,7 @@ pub fn to_stderr() {
     }
 }
 
-/// Writes whole lines to a descriptor that others may hold, too.
+/// Writes whole lines to a descriptor that other processes may share.
 #[derive(Debug)]
 pub struct BoundedLog<F> {
     file: F,
@@ -48,13 +50,13 @@ pub struct BoundedLog<F> {
 }
 
 impl<F: AsFd> BoundedLog<F> {
-    /// Appends to `file`. It should be open for reading too: else a full one keeps no old lines.
+    /// Appends to `file`. If it is not open for reading too, a full file keeps no old lines.
     pub fn new(file: F) -> BoundedLog<F> {
         BoundedLog { file, dropped: 0 }
     }
 
-    /// Appends a line, after it has made room for it. A line that cannot be written is dropped: there is nowhere to say
-    /// so, and a log must not fail whoever writes to it.
+    /// Makes room, then appends a line. A line that cannot be written is dropped, because a log must not make
+    /// its caller fail.
     fn append(&mut self, line: &[u8]) {
         let line = match line.get(..LONGEST) {
             Some(start) => {
@@ -71,7 +73,7 @@ impl<F: AsFd> BoundedLog<F> {
         }
     }
 
-    /// Keeps the newest lines alone if the file would be too large with `more` bytes.
+    /// Keeps only the newest lines if the file would exceed its limit with `more` bytes.
     fn make_room(&mut self, more: u64) -> Result<(), Errno> {
         let stat = rustix::fs::fstat(&self.file)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -80,14 +82,14 @@ impl<F: AsFd> BoundedLog<F> {
         }
         let kept = self.newest_lines(size);
         rustix::fs::ftruncate(&self.file, 0)?;
-        // Of a file that is not open for appending.
+        // Needed if the file is not open for appending.
         rustix::fs::seek(&self.file, SeekFrom::Start(0))?;
         self.dropped += size - kept.len() as u64;
         write_all(&self.file, self.note().as_bytes())?;
         write_all(&self.file, &kept)
     }
 
-    /// The last whole lines of a file of `size` bytes; none of one that cannot be read.
+    /// The last whole lines of a file of `size` bytes. Empty if it cannot be read.
     fn newest_lines(&self, size: u64) -> Vec<u8> {
         let mut bytes = vec![0; KEPT.min(size) as usize];
         let mut done = 0;
@@ -98,7 +100,7 @@ impl<F: AsFd> BoundedLog<F> {
                 Ok(count) => done += count,
             }
         }
-        // Where it begins inside a line, that is none.
+        // Skip the first line, which may be incomplete.
         let first = bytes.iter().position(|byte| *byte == b'\n');
         bytes.split_off(first.map_or(bytes.len(), |newline| newline + 1))
     }
@@ -113,7 +115,7 @@ impl<F: AsFd> BoundedLog<F> {
 }
 
 impl<F: AsFd> Write for BoundedLog<F> {
-    /// Takes all of `line`, always.
+    /// Always accepts all of `line`.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.append(line);
         Ok(line.len())
@@ -154,7 +156,7 @@ mod tests {
         std::fs::read_to_string(directory.path().join("log")).unwrap()
     }
 
-    /// What the newest note says was dropped.
+    /// The number of dropped bytes in the newest note.
     fn dropped(text: &str) -> u64 {
         let (_, number) = text.split_once("\"dropped_bytes\":").expect("a note");
         number[..number.find('}').unwrap()].parse().unwrap()
@@ -190,7 +192,7 @@ mod tests {
             .filter(|line| line.starts_with('x'))
             .map(|line| line.len() as u64 + 1)
             .sum();
-        // The notes that were dropped count as well: each is less than two lines.
+        // Dropped notes count as well; each is shorter than two lines.
         let all = dropped(&text) + kept;
         assert!((lines * 100..lines * 100 + 600).contains(&all), "{all}");
     }
@@ -245,7 +247,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever the lengths of lines: the file is within its limit, and ends with the newest line.
+        /// Whatever the lengths of lines, the file stays within its limit and ends with the newest line.
         #[test]
         fn bounded_log_ends_with_the_newest_line(lengths in proptest::collection::vec(1usize..200_000, 1..60)) {
             let (directory, file) = appended();

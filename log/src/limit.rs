@@ -1,27 +1,26 @@
-//! How often a guest, or its VMM, can have a line written to a log.
+//! Limits how often a guest or its VMM can cause a log line.
 //!
-//! The VMM logs a guest's misuse of a device, thawd a VMM's misuse of its sockets, and either can be misused endlessly. So each
-//! device and each socket may write a burst of lines, then one line each period. The next line that is written tells how many
-//! were dropped.
+//! The VMM logs a guest's misuse of a device, thawd a VMM's misuse of its sockets, and both can go on without
+//! end. Each device and each socket may therefore write a burst of lines, then one line per period. The next
+//! line that is written says how many were dropped.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::time::{ClockId, clock_gettime};
-use thaw_sys::lock::Lock;
 
-/// Lines that may come at once.
+/// Lines in a burst.
 const BURST: u32 = 10;
-/// Nanoseconds after which one more may come.
+/// Nanoseconds until another line is permitted.
 const PERIOD: u64 = 10_000_000_000;
 
-/// What one device, one part of it, or one socket may still cause to be written.
+/// The remaining lines of one device, a part of it, or one socket.
 #[derive(Debug)]
 pub struct LogLimit(Mutex<Budget>);
 
 #[derive(Debug)]
 struct Budget {
     lines: u32,
-    /// When the last line was earned.
+    /// When the last line became available.
     earned: u64,
     dropped: u64,
 }
@@ -33,9 +32,10 @@ impl Default for LogLimit {
 }
 
 impl LogLimit {
-    /// Whether a line may be written; if so, how many were dropped since the last one.
+    /// Takes one line from the budget. Returns the number of lines dropped since the last one, or `None` if
+    /// this line must be dropped.
     pub fn pass(&self) -> Option<u64> {
-        let mut budget = self.0.locked();
+        let mut budget = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         budget.pass(monotonic_ns())
     }
 }
@@ -67,7 +67,7 @@ impl Budget {
     }
 }
 
-/// CLOCK_MONOTONIC, in nanoseconds.
+/// CLOCK_MONOTONIC in nanoseconds.
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn pass_million_misuses_over_time_writes_one_a_period() {
         let mut budget = Budget::new(0);
-        // One each millisecond: 1000 seconds.
+        // One per millisecond for 1000 seconds.
         let passed: Vec<u64> = (0..1_000_000u64)
             .filter_map(|i| budget.pass(i * 1_000_000))
             .collect();

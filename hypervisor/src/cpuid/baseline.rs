@@ -1,7 +1,7 @@
-//! Less than the host's own processor, so that a snapshot thaws on several kinds of host.
+//! CPU baselines: fewer features than the host's CPU has, so that a snapshot thaws on several kinds of host.
 //!
-//! Invariant: of the bits that programs look at, a limited CPUID has those of its level and no other; the XSAVE leaves
-//! describe exactly the registers that are left.
+//! Invariant: of the feature bits that programs use, a limited CPUID has exactly those of its level. The
+//! XSAVE leaves describe exactly the remaining registers.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 
@@ -9,16 +9,16 @@ use super::features::{Class, WORDS};
 use crate::{Error, Result};
 
 const LEAF_XSAVE: u32 = 0xd;
-/// The legacy area and the header of an XSAVE area, bytes.
+/// Size of the legacy area and the header of an XSAVE area, in bytes.
 const XSAVE_HEAD: u32 = 576;
-/// XCR0: x87, SSE, AVX; and with them the opmasks and upper halves of AVX-512.
+/// XCR0: x87, SSE and AVX; and in addition the opmasks and upper halves of AVX-512.
 const XCR0_AVX: u32 = 0x7;
 const XCR0_AVX512: u32 = XCR0_AVX | 0xe0;
 
-/// What a cold-booted machine's vCPUs say they are: the host's own processor, or an x86-64 level of the psABI.
+/// The CPU features of a cold-booted machine: the host's, or an x86-64 level of the psABI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Baseline {
-    /// All that this host's KVM offers.
+    /// Every feature that this host's KVM supports.
     #[default]
     Host,
     /// x86-64-v2: up to SSE4.2 and popcnt, without XSAVE.
@@ -30,10 +30,10 @@ pub enum Baseline {
 }
 
 impl Baseline {
-    /// What KVM supports, less what this baseline has not: to be given to [`super::for_vcpu`].
+    /// Reduces what KVM supports to this baseline, for [`super::for_vcpu`].
     ///
     /// # Errors
-    /// [`Error::BelowBaseline`] naming what the level has and this host lacks.
+    /// [`Error::BelowBaseline`], which names the level's features that this host lacks.
     pub fn limit(self, supported: &CpuId) -> Result<CpuId> {
         let Some(level) = self.level() else {
             return Ok(supported.clone());
@@ -42,7 +42,7 @@ impl Baseline {
             .iter()
             .flat_map(|word| {
                 let wanted = word.bits_where(|class| matches!(class, Class::Level(l) if l <= level));
-                // The level asks for XSAVE itself, not for how a kernel uses it.
+                // The level requires XSAVE itself, not how a kernel uses it.
                 let wanted = if word.leaf == LEAF_XSAVE { 0 } else { wanted };
                 word.names(wanted & !word.read(supported.as_slice()))
             })
@@ -86,7 +86,7 @@ impl Baseline {
     }
 }
 
-/// Leaves only the components of `xcr0` in leaf 0xD (Intel SDM vol. 1, 13.2).
+/// Keeps only the components of `xcr0` in leaf 0xD (Intel SDM vol. 1, 13.2).
 fn limit_xsave(entries: &mut [kvm_cpuid_entry2], xcr0: u32) {
     let is_left = |component: u32| component < 32 && xcr0 >> component & 1 != 0;
     let end = entries
@@ -97,9 +97,10 @@ fn limit_xsave(entries: &mut [kvm_cpuid_entry2], xcr0: u32) {
     for entry in entries.iter_mut().filter(|e| e.function == LEAF_XSAVE) {
         match entry.index {
             _ if xcr0 == 0 => super::clear(entry),
-            // EBX is the size of what XCR0 has enabled, which KVM keeps up to date; ECX of all there is.
+            // EBX is the size of what XCR0 enables, which KVM keeps up to date; ECX is the size of
+            // everything.
             0 => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (entry.eax & xcr0, XSAVE_HEAD, end, 0),
-            // No supervisor components: those of the kernel's own features, none of which a level has.
+            // No supervisor components: they belong to kernel features, which no level contains.
             1 => (entry.ebx, entry.ecx, entry.edx) = (0, 0, 0),
             component if !is_left(component) => super::clear(entry),
             _ => {}

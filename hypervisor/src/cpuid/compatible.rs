@@ -1,11 +1,12 @@
-//! Can this host be what a saved vCPU says it is?
+//! Checks whether this host can provide the CPUID of a saved vCPU.
 //!
-//! What a guest may have come to rely on counts: feature bits, the vendor, where registers lie in an XSAVE area, the
-//! width of addresses. Topology, caches, family and model do not.
+//! It compares what a guest may rely on: feature bits, the vendor, the layout of the XSAVE area, and the
+//! width of addresses. It ignores topology, caches, family and model.
 //!
-//! A saved CPUID may be forged, to switch on what this machine leaves out (nested virtualisation, performance counters,
-//! another hypervisor's interface). So it is compared with what a vCPU would be given here, a register that is not known
-//! as a description may have no bit beyond that, and entries that KVM would take for others are refused.
+//! A saved CPUID may be forged to switch on what machines lack (nested virtualisation, performance counters,
+//! another hypervisor's interface). It is therefore compared with what a vCPU would get on this host: a
+//! register that is not known to be descriptive must have no bit beyond that, and entries that KVM could
+//! confuse with others are refused.
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
@@ -14,9 +15,9 @@ use super::{LEAF_ADDRESS_SIZES, physical_address_bits};
 
 const LEAF_XSAVE: u32 = 0xd;
 
-/// What `saved`, a vCPU's CPUID, has and `offered` ([`super::for_vcpu`] of this host) lacks, for people: the names of
-/// feature bits (`CPUID 7.0 ecx bit 30` where there is none), and sentences about the rest. Empty: the vCPU can be
-/// restored here. Of any CPUID, hostile ones too.
+/// What a vCPU's CPUID `saved` has and `offered` ([`super::for_vcpu`] of this host) lacks, for messages:
+/// names of feature bits (`CPUID 7.0 ecx bit 30` for one without a name), and sentences about the rest. If
+/// empty, the vCPU can be restored here. Accepts any CPUID, also a hostile one.
 pub fn missing(saved: &CpuId, offered: &CpuId) -> Vec<String> {
     let (saved_entries, host_entries) = (saved.as_slice(), offered.as_slice());
     let mut missing = Vec::new();
@@ -45,8 +46,8 @@ pub fn missing(saved: &CpuId, offered: &CpuId) -> Vec<String> {
     missing
 }
 
-/// Whether KVM could take the entry for another: there is one like it before, or it answers for sub-leaves where those of
-/// this host have entries of their own.
+/// Whether KVM could confuse the entry with another: an earlier one is equal, or it covers sub-leaves that
+/// have entries of their own on this host.
 fn is_ambiguous(entry: &kvm_cpuid_entry2, before: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> bool {
     let is_indexed = |e: &kvm_cpuid_entry2| e.flags & KVM_CPUID_FLAG_SIGNIFCANT_INDEX != 0;
     let same = |e: &kvm_cpuid_entry2| (e.function, e.index) == (entry.function, entry.index);
@@ -54,7 +55,7 @@ fn is_ambiguous(entry: &kvm_cpuid_entry2, before: &[kvm_cpuid_entry2], host: &[k
     before.iter().any(same) || here.is_some_and(|here| is_indexed(here) != is_indexed(entry))
 }
 
-/// The bits of a register that count and that the host's has not.
+/// Adds the relevant bits of a register that the host's lacks.
 fn missing_bits(
     entry: &kvm_cpuid_entry2,
     register: Register,
@@ -78,20 +79,19 @@ fn missing_bits(
     missing.extend(word.names(beyond & counted));
 }
 
-/// Whether a register describes and switches nothing on by itself: numbers, names, caches, topology, and what means
-/// nothing without a feature bit that is compared. The vendor, the XSAVE leaf and the width of addresses are compared by
-/// themselves.
+/// Whether a register is descriptive and switches nothing on: numbers, names, caches, topology, and what has
+/// no effect without a compared feature bit. Vendor, XSAVE leaf and address width are compared separately.
 pub(super) fn is_description(word: &Word) -> bool {
     use Register::{Eax, Ebx, Ecx, Edx};
     match (word.leaf, word.index, word.register) {
         (0, 0, _) | (1, 0, Eax | Ebx) | (2 | 4 | 9 | 0xb | 0x1f, _, _) => true,
         (7, 0, Eax) => true,
         (LEAF_XSAVE, 0, _) | (LEAF_XSAVE, 1, Ebx | Ecx | Edx) | (LEAF_XSAVE, 2.., _) => true,
-        // AVX10: a version, and widths of vectors.
+        // AVX10: a version, and vector widths.
         (0x24, _, Eax | Ebx) => true,
         (0x8000_0000, ..) | (0x8000_0001, _, Eax | Ebx) | (0x8000_0002..=0x8000_0006, ..) => true,
         (LEAF_ADDRESS_SIZES, _, Eax | Ecx) => true,
-        // What there is of SVM, without which it means nothing.
+        // Properties of SVM, without which they have no effect.
         (0x8000_000a, ..) => true,
         (0x8000_0019 | 0x8000_001a | 0x8000_001d | 0x8000_001e | 0x8000_0026, ..) => true,
         (0x8000_001f, _, Ebx | Ecx | Edx) | (0x8000_0021, _, Ebx) | (0xc000_0000, ..) => true,
@@ -99,7 +99,7 @@ pub(super) fn is_description(word: &Word) -> bool {
     }
 }
 
-/// XSAVE components that are not there or lie elsewhere, and areas that are too small.
+/// Adds XSAVE components that are absent or elsewhere, and areas that are too small.
 fn missing_xsave(saved: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2], missing: &mut Vec<String>) {
     let (wanted, there) = (xsave(saved, 0), xsave(host, 0));
     let bits = |entry: &kvm_cpuid_entry2| u64::from(entry.edx) << 32 | u64::from(entry.eax);
@@ -132,7 +132,7 @@ fn missing_xsave(saved: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2], missing:
     );
 }
 
-/// A sub-leaf of the XSAVE leaf; zeros where it is absent.
+/// A sub-leaf of the XSAVE leaf; zeros if it is absent.
 fn xsave(entries: &[kvm_cpuid_entry2], index: u32) -> kvm_cpuid_entry2 {
     entries
         .iter()
@@ -141,7 +141,7 @@ fn xsave(entries: &[kvm_cpuid_entry2], index: u32) -> kvm_cpuid_entry2 {
         .unwrap_or_default()
 }
 
-/// The vendor's twelve letters, if the leaf is there.
+/// The vendor's twelve letters, if the leaf is present.
 fn vendor(entries: &[kvm_cpuid_entry2]) -> String {
     let leaf = entries.iter().find(|e| e.function == 0);
     let letters = leaf.map(|e| [e.ebx, e.edx, e.ecx].map(u32::to_le_bytes).concat());

@@ -1,20 +1,22 @@
-//! The feature bits of CPUID by name, and what each is worth to a machine that shall run on several kinds of host.
+//! The feature bits of CPUID by name, and how each matters to a machine that runs on several kinds of host.
 //!
-//! Sources: Intel SDM vol. 2A (CPUID), AMD APM vol. 3 appendix E, asm/kvm_para.h; names are those of /proc/cpuinfo. The
-//! levels are the System V psABI's (x86-64, "Micro-Architecture Levels").
+//! Sources: Intel SDM vol. 2A (CPUID), AMD APM vol. 3 appendix E, asm/kvm_para.h. Names are those of
+//! /proc/cpuinfo. The levels are those of the System V psABI (x86-64, "Micro-Architecture Levels").
 
 use kvm_bindings::kvm_cpuid_entry2;
 
-/// What a feature bit is.
+/// The class of a feature bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Of the first x86-64, or for kernels: paging, mitigations, paravirtual. Kept at every level.
+    /// Part of the first x86-64, or for kernels: paging, mitigations, paravirtualisation. Kept at every
+    /// level.
     System,
     /// For programs, from this x86-64 level on.
     Level(u8),
-    /// For programs, and in no level; or it changes what a kernel lays out in memory.
+    /// For programs and in no level, or it changes a kernel's memory layout.
     Beyond,
-    /// Follows the guest's own control registers, the topology, or is KVM's to emulate anywhere: says nothing of the host.
+    /// Follows the guest's control registers or the topology, or KVM emulates it anywhere: independent of the
+    /// host.
     Free,
 }
 
@@ -23,7 +25,7 @@ const V2: Class = Level(2);
 const V3: Class = Level(3);
 const V4: Class = Level(4);
 
-/// Which register a word of feature bits is in.
+/// The register of a word of feature bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Register {
     Eax,
@@ -44,12 +46,12 @@ pub struct Word {
     pub register: Register,
     /// The named bits.
     pub bits: &'static [(u8, &'static str, Class)],
-    /// The class of the others.
+    /// The class of the other bits.
     pub unnamed: Class,
 }
 
 impl Word {
-    /// The word in `entries`; 0 where the leaf is absent.
+    /// The word in `entries`, or 0 if the leaf is absent.
     pub fn read(&self, entries: &[kvm_cpuid_entry2]) -> u32 {
         entries
             .iter()
@@ -62,7 +64,7 @@ impl Word {
             })
     }
 
-    /// Keeps only the bits of `mask` in `entry`, if the word is there.
+    /// Keeps only the bits of `mask` in `entry`, if the word is in it.
     pub fn mask(&self, entry: &mut kvm_cpuid_entry2, mask: u32) {
         if self.is_in(entry) {
             *match self.register {
@@ -85,7 +87,7 @@ impl Word {
             .map_or(self.unnamed, |named| named.2)
     }
 
-    /// The bits whose class is one of which `wanted` holds.
+    /// The bits whose class `wanted` accepts.
     pub fn bits_where(&self, wanted: impl Fn(Class) -> bool) -> u32 {
         (0..32)
             .filter(|&bit| wanted(self.class(bit)))
@@ -153,7 +155,8 @@ pub const WORDS: &[Word] = &[
         (23, "clflushopt", B), (24, "clwb", B), (25, "intel_pt", S), (26, "avx512pf", B), (27, "avx512er", B),
         (28, "avx512cd", V4), (29, "sha_ni", B), (30, "avx512bw", V4), (31, "avx512vl", V4),
     ]),
-    // Beyond, though for kernels: protection keys have registers in the XSAVE area, la57 a deeper page table.
+    // Class Beyond although for kernels: protection keys have registers in the XSAVE area, la57 deepens page
+    // tables.
     word(7, 0, Register::Ecx, B, &[
         (0, "prefetchwt1", B), (1, "avx512vbmi", B), (2, "umip", S), (3, "pku", B), (4, "ospke", F), (5, "waitpkg", B),
         (6, "avx512_vbmi2", B), (7, "shstk", B), (8, "gfni", B), (9, "vaes", B), (10, "vpclmulqdq", B),
@@ -182,7 +185,7 @@ pub const WORDS: &[Word] = &[
         (0, "intel_psfd", S), (1, "ipred_ctrl", S), (2, "rrsba_ctrl", S), (3, "ddpd_u", S), (4, "bhi_ctrl", S),
         (5, "mcdt_no", S),
     ]),
-    // XSAVES and its compacted areas came with AVX-512; a kernel that has seen it lays its tasks out for it.
+    // XSAVES and its compacted areas came with AVX-512; a kernel that has seen it lays out its tasks for it.
     word(0xd, 1, Register::Eax, B, &[
         (0, "xsaveopt", V3), (1, "xsavec", V4), (2, "xgetbv1", V4), (3, "xsaves", V4), (4, "xfd", B),
     ]),

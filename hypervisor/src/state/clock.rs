@@ -2,23 +2,23 @@
 
 use super::{StateError, one};
 
-/// kvmclock as the guest sees it. It goes on from here when [`crate::Vm::set_clock`] sets it.
+/// kvmclock as the guest sees it. It continues from here after [`crate::Vm::set_clock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockState {
-    /// Nanoseconds since the machine was first made, less the time it was frozen.
+    /// Nanoseconds since the machine was created, without the time it was frozen.
     pub nanoseconds: u64,
 }
 
 impl ClockState {
-    /// The state as bytes: the nanoseconds, little-endian.
+    /// Encodes the nanoseconds, little-endian.
     pub fn to_bytes(&self) -> [u8; 8] {
         self.nanoseconds.to_le_bytes()
     }
 
-    /// The state from its bytes.
+    /// Decodes the state.
     ///
     /// # Errors
-    /// [`StateError::Length`] unless there are 8.
+    /// [`StateError::Length`] unless there are 8 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<ClockState, StateError> {
         Ok(ClockState {
             nanoseconds: u64::from_le_bytes(one("clock", bytes)?),

@@ -1,11 +1,11 @@
-//! The state of the interrupt controllers the vCPUs share, and its parts.
+//! The state of the interrupt controllers that vCPUs share, and its parts.
 
 use kvm_bindings::{KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irqchip};
 
 use super::{StateError, one, sorted, to_bytes};
 
-/// The parts of the interrupt controllers' state. The numbers are those of the state file and never change; each is
-/// `struct kvm_irqchip` (520 bytes) of the chip it names (KVM_GET_IRQCHIP).
+/// The parts of the interrupt controllers' state. The numbers are those of the state file and never change.
+/// Each is the `struct kvm_irqchip` (520 bytes) of a chip (KVM_GET_IRQCHIP).
 #[repr(u16)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InterruptPart {
@@ -18,14 +18,14 @@ pub enum InterruptPart {
 }
 
 impl InterruptPart {
-    /// Every part, in the order of their numbers, which is the order they are written in.
+    /// Every part in the order of their numbers, in which they are written.
     pub const ALL: [InterruptPart; 3] = [
         InterruptPart::PicMaster,
         InterruptPart::PicSlave,
         InterruptPart::Ioapic,
     ];
 
-    /// KVM's number for the chip.
+    /// KVM's number of the chip.
     pub(crate) fn chip_id(self) -> u32 {
         match self {
             InterruptPart::PicMaster => KVM_IRQCHIP_PIC_MASTER,
@@ -49,7 +49,7 @@ impl TryFrom<u16> for InterruptPart {
     }
 }
 
-/// Both PICs and the IOAPIC. Made by [`crate::Vm::save_interrupts`].
+/// Both PICs and the IOAPIC, from [`crate::Vm::save_interrupts`].
 #[derive(Clone)]
 pub struct InterruptState {
     /// In the order of [`InterruptPart::ALL`], each with that part's chip id.
@@ -58,7 +58,7 @@ pub struct InterruptState {
 
 impl std::fmt::Debug for InterruptState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Which union field is live, only the chip id tells: name the chips.
+        // Print chip ids only, because they determine which union field is valid.
         f.debug_list()
             .entries(self.chips.iter().map(|c| c.chip_id))
             .finish()
@@ -66,7 +66,7 @@ impl std::fmt::Debug for InterruptState {
 }
 
 impl InterruptState {
-    /// The state as bytes: every part of [`InterruptPart::ALL`], in that order.
+    /// Encodes every part of [`InterruptPart::ALL`], in that order.
     pub fn parts(&self) -> Vec<(InterruptPart, Vec<u8>)> {
         InterruptPart::ALL
             .into_iter()
@@ -75,10 +75,10 @@ impl InterruptState {
             .collect()
     }
 
-    /// The state from its parts, in any order.
+    /// Decodes the state from its parts, in any order.
     ///
     /// # Errors
-    /// [`StateError`] naming the part that is missing, there twice, or not what it should be.
+    /// [`StateError`] with the part that is missing, duplicate or invalid.
     pub fn from_parts(parts: &[(InterruptPart, &[u8])]) -> Result<InterruptState, StateError> {
         let bytes = sorted(InterruptPart::ALL, parts)?;
         let mut chips = [kvm_irqchip::default(); 3];

@@ -1,4 +1,4 @@
-//! One vCPU's state, and its parts.
+//! The state of one vCPU, and its parts.
 
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_SIPI_RECEIVED,
@@ -10,19 +10,19 @@ use zerocopy::IntoBytes;
 use super::{StateError, many, one, sorted, to_bytes};
 use crate::msr;
 
-/// The least an XSAVE area has, and all that KVM_GET_XSAVE gives: 4096 bytes.
+/// Minimum size of an XSAVE area, and all that KVM_GET_XSAVE returns.
 pub(crate) const XSAVE_MIN: usize = 4096;
-/// The most accepted: AMX's tiles end at 11,008; this leaves room for what comes.
+/// Largest accepted XSAVE area in bytes. AMX's tiles end at 11,008; this leaves room for later components.
 const XSAVE_MAX: usize = 65536;
-/// The most MSRs accepted: KVM lists some 150.
+/// Most accepted MSRs. KVM lists some 150.
 const MSRS_MAX: usize = 4096;
 
-/// The parts of a vCPU's state. The numbers are those of the state file and never change; a part's bytes are the named
-/// structure of linux/kvm.h and asm/kvm.h (x86-64, little-endian).
+/// The parts of a vCPU's state. The numbers are those of the state file and never change. A part's bytes are
+/// the named structure of linux/kvm.h and asm/kvm.h (x86-64, little-endian).
 #[repr(u16)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VcpuPart {
-    /// 1: what the vCPU says it is: up to 256 `struct kvm_cpuid_entry2`, 40 bytes each (KVM_SET_CPUID2).
+    /// 1: CPUID: up to 256 `struct kvm_cpuid_entry2` of 40 bytes (KVM_SET_CPUID2).
     Cpuid = 1,
     /// 2: the frequency of its TSC in kHz: one u32 (KVM_GET_TSC_KHZ).
     TscKhz = 2,
@@ -44,12 +44,12 @@ pub enum VcpuPart {
     /// 10: model-specific registers: up to 4096 `struct kvm_msr_entry` of 16 bytes each (u32 index, u32 zero, u64
     /// value). IA32_TIME_STAMP_COUNTER (0x10) is always among them.
     Msrs = 10,
-    /// 11: exceptions, interrupts, NMIs on their way: `struct kvm_vcpu_events`, 64 bytes.
+    /// 11: pending exceptions, interrupts and NMIs: `struct kvm_vcpu_events`, 64 bytes.
     Events = 11,
 }
 
 impl VcpuPart {
-    /// Every part, in the order of their numbers, which is the order they are written in.
+    /// Every part in the order of their numbers, in which they are written.
     pub const ALL: [VcpuPart; 11] = [
         VcpuPart::Cpuid,
         VcpuPart::TscKhz,
@@ -76,7 +76,7 @@ impl TryFrom<u16> for VcpuPart {
     }
 }
 
-/// All that KVM holds of one vCPU. Made by [`crate::Vcpu::save`], given to [`crate::Vcpu::restore`].
+/// Everything KVM holds of one vCPU, from [`crate::Vcpu::save`] and for [`crate::Vcpu::restore`].
 #[derive(Clone, Debug)]
 pub struct VcpuState {
     pub(crate) cpuid: CpuId,
@@ -94,12 +94,12 @@ pub struct VcpuState {
 }
 
 impl VcpuState {
-    /// What the vCPU says it is: for [`crate::cpuid::missing`].
+    /// The vCPU's CPUID, for [`crate::cpuid::missing`].
     pub fn cpuid(&self) -> &CpuId {
         &self.cpuid
     }
 
-    /// The frequency of its TSC, kHz.
+    /// The frequency of its TSC in kHz.
     pub fn tsc_khz(&self) -> u32 {
         self.tsc_khz
     }
@@ -109,12 +109,12 @@ impl VcpuState {
         &self.regs
     }
 
-    /// The value of a model-specific register, if it was saved.
+    /// The value of an MSR, if it was saved.
     pub fn msr(&self, index: u32) -> Option<u64> {
         self.msrs.iter().find(|m| m.index == index).map(|m| m.data)
     }
 
-    /// Whether it waits for another vCPU's INIT or SIPI: it has nothing to do before.
+    /// Whether it waits for an INIT or SIPI from another vCPU.
     pub fn awaits_startup(&self) -> bool {
         let waiting = [
             KVM_MP_STATE_UNINITIALIZED,
@@ -124,12 +124,12 @@ impl VcpuState {
         waiting.contains(&self.mp_state.mp_state)
     }
 
-    /// How many model-specific registers were saved.
+    /// Number of saved MSRs.
     pub fn msr_count(&self) -> usize {
         self.msrs.len()
     }
 
-    /// The state as bytes: every part of [`VcpuPart::ALL`], in that order.
+    /// Encodes every part of [`VcpuPart::ALL`], in that order.
     pub fn parts(&self) -> Vec<(VcpuPart, Vec<u8>)> {
         VcpuPart::ALL.map(|part| (part, self.part(part))).into()
     }
@@ -150,10 +150,10 @@ impl VcpuState {
         }
     }
 
-    /// The state from its parts, in any order.
+    /// Decodes the state from its parts, in any order.
     ///
     /// # Errors
-    /// [`StateError`] naming the part that is missing, there twice, or not what it should be.
+    /// [`StateError`] with the part that is missing, duplicate or invalid.
     pub fn from_parts(parts: &[(VcpuPart, &[u8])]) -> Result<VcpuState, StateError> {
         let [
             cpuid,

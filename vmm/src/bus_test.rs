@@ -88,7 +88,7 @@ fn answered(layout: &Layout) -> u16 {
 }
 
 #[test]
-fn a_parked_machine_s_devices_touch_nothing_until_they_are_let_and_then_lose_nothing() {
+fn parked_devices_touch_nothing_and_lose_nothing() {
     let Some((frozen, _vm, memory)) = machine() else {
         return;
     };
@@ -157,7 +157,7 @@ fn a_machine_refuses_the_records_of_another_and_stays_as_it_was() {
 }
 
 #[test]
-fn a_backend_that_is_less_than_what_was_frozen_is_refused_by_name() {
+fn backend_smaller_than_the_frozen_one_is_refused_by_name() {
     let disk = |bytes: u64| {
         let file = tempfile::tempfile().unwrap();
         file.set_len(bytes).unwrap();

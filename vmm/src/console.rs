@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_lost_at_the_freeze_is_raised_again_after_the_thaw() {
+    fn interrupt_lost_at_the_freeze_is_raised_after_the_thaw() {
         let frozen = console();
         frozen.write(IER, IER_EMPTY);
         frozen.write(0, b'x');
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_console_must_be_spoken_of_and_what_was_backed_may_not_be_empty() {
+    fn restored_console_needs_a_backend_or_the_word_it_has_none() {
         let (_read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let frozen = console();
         frozen

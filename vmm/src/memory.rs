@@ -116,7 +116,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn windows_hold_exactly_the_memory_and_never_the_hole_or_the_device_windows(mib in MEMORY_MIB) {
+        fn windows_hold_the_memory_and_neither_hole_nor_devices(mib in MEMORY_MIB) {
             let windows = boot_windows(mib);
             assert_eq!(windows.iter().map(|w| w.size).sum::<u64>(), u64::from(mib) * MIB);
             for window in windows {

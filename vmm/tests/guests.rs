@@ -248,7 +248,7 @@ fn faults(control: &mut Connection) -> u64 {
 }
 
 #[test]
-fn page_faults_are_counted_while_the_guest_runs_and_not_when_it_touches_nothing_new() {
+fn page_faults_of_a_running_guest_are_counted() {
     // Writes to 4000 pages, says so, and spins.
     let touch = Code::default()
         // mov edi, 4 MiB; 1: mov [edi], edi; add edi, 4096; cmp edi, end; jb 1b

@@ -69,7 +69,7 @@ fn a_guest_that_touches_all_its_memory_stays_within_its_limit() {
 }
 
 #[test]
-fn a_pods_overhead_holds_a_vmm_whose_guest_touches_all_its_memory() {
+fn pod_overhead_holds_a_vmm_whose_guest_touches_everything() {
     for (vcpus, memory_mib) in [(1, 192), (2, 640), (16, LARGEST_POD_MIB)] {
         let limits = Limits {
             memory: u64::from(memory_mib) * MIB + OVERHEAD_OF_A_POD,

@@ -243,7 +243,7 @@ fn copy_for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
 }
 
 #[test]
-fn requests_that_do_not_fit_the_state_are_refused_and_change_nothing() {
+fn requests_that_do_not_fit_the_state_change_nothing() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     let kernel = spinning();
@@ -315,7 +315,7 @@ fn a_machine_out_of_range_or_without_kvm_is_refused() {
 }
 
 #[test]
-fn what_is_no_kernel_for_this_machine_is_refused_and_a_right_one_still_boots() {
+fn wrong_kernel_is_refused_and_a_right_one_still_boots() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();
@@ -413,7 +413,7 @@ fn garbage_ends_the_connection_and_not_the_machine() {
 }
 
 #[test]
-fn an_untethered_machine_outlives_its_connections_and_tells_each_how_it_ended() {
+fn untethered_machine_outlives_its_connections() {
     let (vmm, control, _console) = started(spec(1, 64), &Code::default().power_off().kernel());
     drop(control);
     for _ in 0..3 {
@@ -424,7 +424,7 @@ fn an_untethered_machine_outlives_its_connections_and_tells_each_how_it_ended() 
 }
 
 #[test]
-fn hello_is_answered_in_any_state_with_the_newest_version_of_both() {
+fn hello_is_answered_with_the_newest_common_version() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     let hello = |control: &mut Connection, version| control.request(Command::Hello { version }, &[]);
@@ -449,7 +449,7 @@ fn hello_is_answered_in_any_state_with_the_newest_version_of_both() {
 }
 
 #[test]
-fn a_request_of_a_later_version_is_refused_and_the_next_is_served() {
+fn request_of_a_later_version_is_refused_and_the_next_served() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     // A number, then tags that this release does not have: of a command, and of a device.

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_has_a_name_and_a_reason_and_none_makes_another_pointless() {
+    fn every_row_has_a_name_a_reason_and_an_effect() {
         for (index, row) in CALLS.iter().enumerate() {
             assert!(names::of(row.number).is_some() && !row.why.is_empty(), "{row:?}");
             for other in &CALLS[index + 1..] {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_opens_connects_executes_or_makes_a_machine_is_on_it() {
+    fn list_has_no_call_that_opens_connects_or_executes() {
         let never = [
             libc::SYS_open,
             libc::SYS_openat,

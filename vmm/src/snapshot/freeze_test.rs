@@ -181,7 +181,7 @@ fn memory_that_is_not_plugged_is_neither_read_nor_in_the_file() {
 }
 
 #[test]
-fn memory_unplugged_and_plugged_again_has_lost_what_the_template_has_there() {
+fn memory_plugged_again_has_lost_the_templates_bytes() {
     let original = Clone::booted();
     let plugged = [VIRTIO_MEM.start..VIRTIO_MEM.start + SIZE];
     (2 * PAGES..3 * PAGES).for_each(|page| write(&original.memory, page, 7));
@@ -201,7 +201,7 @@ fn memory_unplugged_and_plugged_again_has_lost_what_the_template_has_there() {
 }
 
 #[test]
-fn however_scattered_the_writes_a_restore_has_few_mappings_to_make() {
+fn scattered_writes_leave_a_restore_few_mappings() {
     let many = GuestMemory::from_ranges(&[(GuestAddress(0), 512 << 20)]).unwrap();
     let live = [0..512 << 20];
     for page in (0..131_072).step_by(24) {

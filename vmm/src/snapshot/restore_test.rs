@@ -25,7 +25,7 @@ fn reopened(file: &File, options: &OpenOptions) -> File {
 }
 
 #[test]
-fn clones_share_a_file_that_may_only_be_read_and_nothing_they_write() {
+fn clones_share_a_read_only_file_and_nothing_they_write() {
     let (frozen, layers) = template(9);
     let read_only = reopened(&layers[0], OpenOptions::new().read(true));
     let (one, other) = (memory(), memory());
@@ -40,7 +40,7 @@ fn clones_share_a_file_that_may_only_be_read_and_nothing_they_write() {
 }
 
 #[test]
-fn reading_where_the_snapshot_has_nothing_allocates_nothing_in_its_file() {
+fn reading_a_hole_of_the_snapshot_allocates_nothing() {
     let (frozen, layers) = template(9);
     let blocks = layers[0].metadata().unwrap().blocks();
     let clone = Clone::thawed((frozen, layers));
@@ -51,7 +51,7 @@ fn reading_where_the_snapshot_has_nothing_allocates_nothing_in_its_file() {
 }
 
 #[test]
-fn files_and_machines_that_do_not_match_are_refused_before_anything_is_mapped() {
+fn files_that_do_not_match_are_refused_before_mapping() {
     let (frozen, layers) = template(9);
     let here = memory();
     let refused = |map: &MemoryMap, layers: &[File]| map_memory(&here, map, &[], layers).unwrap_err();

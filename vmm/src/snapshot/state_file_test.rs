@@ -190,7 +190,7 @@ fn each_refusal_says_what_is_wrong() {
 
 /// A body whose hash is right, as a hostile writer's is.
 #[test]
-fn records_missing_twice_unknown_or_of_another_version_are_refused() {
+fn records_missing_twice_or_unknown_are_refused() {
     let records = split(&snapshot(2).encode_body());
     for index in 0..records.len() {
         let is_device = u16::from_le_bytes([records[index][0], records[index][1]]) == kind::DEVICE;

@@ -45,7 +45,7 @@ fn pages_of(set: &WorkingSet, written: bool) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_touched_is_recorded_and_what_is_recorded_is_mapped_in_the_next() {
+fn touched_pages_are_recorded_and_mapped_in_the_next() {
     let first = clone();
     assert_eq!(recorded(&first), WorkingSet::default());
     read(&first.memory, 50);
@@ -68,7 +68,7 @@ fn what_is_touched_is_recorded_and_what_is_recorded_is_mapped_in_the_next() {
 }
 
 #[test]
-fn a_page_read_where_the_snapshot_has_nothing_costs_no_successor_a_page() {
+fn page_read_in_a_hole_costs_no_successor_a_page() {
     let clone = clone();
     read(&clone.memory, PAGES + 500);
     write(&clone.memory, PAGES + 700, 1);
@@ -80,7 +80,7 @@ fn a_page_read_where_the_snapshot_has_nothing_costs_no_successor_a_page() {
 }
 
 #[test]
-fn a_set_of_another_memory_maps_what_it_can_and_no_more_than_a_bound() {
+fn set_of_another_memory_maps_what_it_can_up_to_a_bound() {
     let clone = clone();
     let map = clone.map.as_ref().unwrap();
     let beyond = WorkingSet::new(vec![run(2 * PAGES - 1, u32::MAX, false), run(1 << 40, 100, true)]).unwrap();
@@ -141,7 +141,7 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_anywhere_is_refused_and_so_is_a_file_cut_anywhere(
+    fn flipped_bit_or_cut_file_is_refused(
         set in any_set(),
         at: prop::sample::Index,
         bit in 0u8..8,

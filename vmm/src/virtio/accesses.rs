@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_counted_and_a_listener_that_left_is_forgotten() {
+    fn lost_reports_are_counted_and_a_closed_socket_is_dropped() {
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_inside_a_closed_gate_and_who_waited_gets_in_when_it_opens() {
+    fn closed_gate_has_no_thread_inside_and_lets_them_in_later() {
         let gate = Arc::new(Gate::new());
         let (entered, enters) = channel();
         let (leave, leaves) = channel::<()>();

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_and_written_in_more_slices_than_one_call_takes() {
+    fn files_are_read_and_written_in_more_slices_than_a_call_takes() {
         let memory = memory();
         let ranges: Vec<_> = (0..MAX_SLICES as u64 + 10).map(|i| (i * 16, 8)).collect();
         let all = slices(&memory, &ranges);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_interrupt_is_raised_once_when_released_and_only_if_there_is_a_reason() {
+    fn restored_interrupt_is_raised_once_if_it_has_a_reason() {
         let interrupt = interrupt();
         interrupt.restore(USED_BUFFER, true, false);
         interrupt.config_changed();

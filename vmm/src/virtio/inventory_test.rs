@@ -104,7 +104,7 @@ fn what_was_restored_is_what_was_saved() {
 }
 
 #[test]
-fn every_device_must_be_spoken_of_after_a_restore_and_what_was_backed_may_not_be_empty() {
+fn restored_devices_need_a_backend_or_the_word_they_have_none() {
     let Some((thawed, _vm)) = frozen_and_thawed(|frozen| {
         frozen.attach(DeviceId::Blk0, DISK, vec![file()]).unwrap();
     }) else {
@@ -157,7 +157,7 @@ fn a_machine_that_was_not_restored_owes_nothing() {
 }
 
 #[test]
-fn devices_missing_extra_or_elsewhere_are_refused_and_nothing_is_restored() {
+fn records_of_other_devices_are_refused_whole() {
     let Some((frozen, _vm)) = machine() else { return };
     let records = frozen.save();
     let missing = records[1..].to_vec();

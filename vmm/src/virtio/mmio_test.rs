@@ -309,7 +309,7 @@ fn rings_outside_memory_need_a_reset() {
 }
 
 #[test]
-fn a_device_that_refuses_to_start_needs_a_reset_and_recovers_by_one() {
+fn device_that_fails_to_start_recovers_by_a_reset() {
     let rig = Rig::with(true);
     rig.start();
     assert_ne!(rig.get(STATUS) & NEEDS_RESET, 0);
@@ -345,7 +345,7 @@ fn interrupt_reasons_stay_until_acknowledged() {
 }
 
 #[test]
-fn the_configuration_is_read_in_any_width_and_its_generation_follows_it() {
+fn configuration_is_read_in_any_width_with_its_generation() {
     let rig = Rig::new();
     let mut long = [0; 8];
     rig.transport.read(CONFIG, &mut long);
@@ -391,7 +391,7 @@ fn registers_take_whole_words_only() {
 }
 
 #[test]
-fn a_notification_that_reaches_the_register_kicks_the_queue_it_names() {
+fn notify_register_kicks_the_queue_it_names() {
     let rig = Rig::new();
     rig.start();
     rig.kicks.iter().for_each(|kick| drop(kick.read()));

@@ -44,14 +44,14 @@ fn readable_after_writable_is_malformed() {
 }
 
 #[test]
-fn an_available_index_more_than_the_queue_ahead_is_a_broken_ring() {
+fn available_index_more_than_the_queue_ahead_is_an_error() {
     let mut rig = rig();
     rig.set_available(0, 65);
     assert!(matches!(fails(rig), QueueError::Ring { .. }));
 }
 
 #[test]
-fn an_indirect_table_outside_memory_or_of_odd_length_is_malformed() {
+fn indirect_table_outside_memory_or_empty_is_malformed() {
     let mut rig = rig();
     let buffer = rig.writable(8);
     rig.submit_indirect(

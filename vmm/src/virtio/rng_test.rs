@@ -73,7 +73,7 @@ fn no_backend_is_taken() {
 }
 
 #[test]
-fn a_request_in_flight_at_the_freeze_is_answered_once_after_the_thaw() {
+fn request_in_flight_at_the_freeze_is_answered_once() {
     let mut rig = Rig::new(Rng::new(), 0);
     let buffer = rig.writable(64);
     rig.request(0, &[buffer]);

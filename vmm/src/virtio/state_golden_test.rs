@@ -44,8 +44,8 @@ fn record(id: DeviceId, state: DeviceState) -> DeviceRecord {
     }
 }
 
-#[test]
-fn device_records_keep_their_bytes() {
+/// A state of each variant, with the name of its line.
+fn states() -> [(&'static str, DeviceId, DeviceState); 6] {
     let mappings = vec![MappingRecord {
         window_offset: 2 << 20,
         node: 1 << 48,
@@ -57,7 +57,7 @@ fn device_records_keep_their_bytes() {
         guest_port: 70000,
         kind: 1,
     }];
-    let states = [
+    [
         ("Plain", DeviceId::Balloon, DeviceState::Plain),
         (
             "Blk",
@@ -95,18 +95,22 @@ fn device_records_keep_their_bytes() {
                 plugged: vec![(0, 4), (9, 1)],
             }),
         ),
-    ];
+    ]
+}
+
+#[test]
+fn device_records_keep_their_bytes() {
     let mut lines: BTreeMap<&str, &str> = include_str!("golden/state.txt")
         .lines()
         .map(|line| line.split_once(' ').unwrap())
         .collect();
     for (tag, variant) in DeviceState::TAGS {
         assert!(
-            states.iter().any(|(_, _, state)| state.tag() == *tag),
+            states().iter().any(|(_, _, state)| state.tag() == *tag),
             "{variant} is missing"
         );
     }
-    for (name, id, state) in states {
+    for (name, id, state) in states() {
         let record = record(id, state);
         let bytes = record.encode();
         assert_eq!(Some(hex(&bytes).as_str()), lines.remove(name), "{name}");

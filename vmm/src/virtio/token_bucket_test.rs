@@ -41,7 +41,7 @@ fn take_burst_at_once_then_waits_for_the_rate() {
 }
 
 #[test]
-fn take_more_than_the_burst_waits_for_a_full_bucket_and_is_paid_for() {
+fn take_over_the_burst_waits_for_a_full_bucket_and_is_paid() {
     let mut bucket = bucket(10, 10, 0);
     assert!(try_take(&mut bucket, 1, 0));
     assert_eq!(bucket.wait(50, 0), SECOND / 10, "until it is full");

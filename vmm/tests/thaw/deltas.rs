@@ -99,7 +99,7 @@ fn deltas_stack() {
 }
 
 #[test]
-fn memory_on_the_other_side_of_the_hole_is_frozen_too_in_full_and_as_deltas() {
+fn memory_above_the_hole_is_frozen_in_full_and_as_deltas() {
     let (code, data) = paging(4096 * MIB);
     let guest = Guest {
         code: stepping(code).0,

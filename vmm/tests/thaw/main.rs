@@ -28,7 +28,7 @@ fn generation(console: &mut File) -> [u8; 16] {
 }
 
 #[test]
-fn clones_go_on_where_their_source_was_frozen_each_with_a_generation_of_its_own() {
+fn clones_continue_each_with_its_own_generation() {
     let (vmm, mut source, mut source_console) = paused_at(spec(1, 64), &bare::bare(0).kernel(), READY);
     let snapshot = Snapshot::full(&vmm, &mut source);
     let frozen = &contents(&snapshot.layers[0])[GENERATION_ID as usize..][..16];

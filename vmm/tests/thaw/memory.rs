@@ -56,7 +56,7 @@ fn serve(uffd: std::os::fd::OwnedFd, regions: &[MappedRegion], memory: &File) {
 }
 
 #[test]
-fn memory_that_is_not_here_is_filled_by_who_holds_the_userfaultfd_even_what_kvm_looks_at_itself() {
+fn missing_memory_is_filled_over_userfaultfd_also_for_kvm() {
     let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") else {
         thaw_test_skip::skip("this host has no /dev/userfaultfd, or not for us");
         return;
@@ -120,7 +120,7 @@ fn rereading(mib: u32) -> Code {
 }
 
 #[test]
-fn a_recorded_working_set_spares_the_next_clone_most_of_its_page_faults() {
+fn recorded_working_set_spares_most_page_faults() {
     let snapshot = frozen_at(&rereading(32).kernel(), STEPS_READY);
     let (vmm, mut control, mut console) = snapshot.thawed(spec(1, 64));
     read_exactly(&mut console, 1);

@@ -61,7 +61,7 @@ fn companions(vcpus: u8, late: bool) -> Guest {
 }
 
 #[test]
-fn every_vcpu_goes_on_and_those_that_never_ran_can_still_be_woken() {
+fn every_vcpu_continues_and_idle_ones_can_be_woken() {
     for (vcpus, late) in [(2, false), (4, false), (2, true), (4, true), (16, true)] {
         let machine = spec(vcpus, 64);
         let kernel = companions(vcpus, late).kernel();

@@ -132,7 +132,7 @@ fn another_shape_is_refused_and_the_machine_can_still_be_booted() {
 }
 
 #[test]
-fn a_damaged_state_file_is_refused_wherever_it_is_damaged_and_a_whole_one_still_thaws() {
+fn damaged_state_file_is_refused_and_a_whole_one_thaws() {
     let snapshot = frozen_at(&bare::bare(0).kernel(), READY);
     let whole = snapshot.state_bytes();
     let vmm = Vmm::spawn();
@@ -170,7 +170,7 @@ pub(super) fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn a_hostile_state_file_with_a_right_hash_never_takes_the_process_down() {
+fn hostile_state_file_with_a_right_hash_does_not_end_the_vmm() {
     let snapshot = frozen_at(&bare::bare(0).kernel(), READY);
     let whole = snapshot.state_bytes();
     assert_eq!(sealed(whole.clone()), whole);
@@ -204,7 +204,7 @@ fn a_hostile_state_file_with_a_right_hash_never_takes_the_process_down() {
 }
 
 #[test]
-fn files_that_cannot_be_written_are_refused_and_the_machine_stays_paused() {
+fn files_that_cannot_be_written_leave_the_machine_paused() {
     let (vmm, mut control, _console) = paused_at(spec(1, 64), &bare::bare(0).kernel(), READY);
     let full = thaw_tiny_guest::memfd(b"not empty");
     for (state, memory) in [(&full, &empty()), (&empty(), &full)] {
@@ -228,7 +228,7 @@ fn files_that_cannot_be_written_are_refused_and_the_machine_stays_paused() {
 }
 
 #[test]
-fn a_machine_with_a_share_is_not_frozen_also_when_its_server_has_ended() {
+fn machine_with_a_share_is_not_frozen() {
     let (vmm, mut control, _console) = paused_at(spec(1, 64), &bare::bare(0).kernel(), READY);
     let (far, near) = std::os::unix::net::UnixStream::pair().unwrap();
     let attach = || Command::Attach {

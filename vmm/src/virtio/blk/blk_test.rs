@@ -103,7 +103,7 @@ fn framing_does_not_matter() {
 }
 
 #[test]
-fn what_lies_outside_the_disk_or_is_not_whole_sectors_is_an_error() {
+fn request_outside_the_disk_or_of_part_sectors_is_an_error() {
     let file = disk();
     let mut rig = rig(&file, false);
     let (one, two, odd) = (rig.writable(512), rig.writable(1024), rig.writable(100));
@@ -177,7 +177,7 @@ fn is_open(path: &std::path::Path) -> bool {
 }
 
 #[test]
-fn a_disk_that_is_taken_away_is_closed_and_its_guest_has_errors_until_it_gets_another() {
+fn detached_disk_is_closed_and_requests_fail_until_the_next() {
     let named = tempfile::NamedTempFile::new().unwrap();
     named.as_file().set_len(SECTORS * SECTOR).unwrap();
     let path = named.path().to_owned();
@@ -374,7 +374,7 @@ fn attach(blk: &mut Blk, file: &File, read_only: bool) -> Result<(), AttachError
 }
 
 #[test]
-fn a_write_in_flight_at_the_freeze_goes_to_the_new_disk_once_and_not_to_a_placeholder() {
+fn write_in_flight_at_the_freeze_reaches_the_new_disk_once() {
     use std::os::unix::fs::FileExt;
     let (old, new) = (disk_of(SECTORS), disk_of(2 * SECTORS));
     let mut rig = rig(&old, false);
@@ -412,7 +412,7 @@ fn a_write_in_flight_at_the_freeze_goes_to_the_new_disk_once_and_not_to_a_placeh
 }
 
 #[test]
-fn a_disk_smaller_than_frozen_or_read_only_where_writable_was_frozen_is_refused() {
+fn disk_smaller_or_less_writable_than_frozen_is_refused() {
     let mut frozen = rig(&disk_of(SECTORS), false);
     let mut thawed = Rig::thaw(frozen.freeze(), blk(DeviceId::Blk1));
     for (file, read_only) in [(disk_of(SECTORS - 1), false), (disk_of(2 * SECTORS), true)] {

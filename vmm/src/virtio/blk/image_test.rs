@@ -197,7 +197,7 @@ fn a_read_of_missing_bytes_waits_and_others_do_not() {
 }
 
 #[test]
-fn bytes_that_cannot_be_had_are_an_error_and_the_node_may_come_back() {
+fn bytes_the_node_cannot_get_are_an_error_and_it_may_return() {
     let (mut rig, image, socket) = guest();
     let refused = read(&mut rig, 16, 512);
     answer(&mut rig, &socket, receive(&socket).id, Err("gone".into()));
@@ -265,7 +265,7 @@ fn a_read_that_waited_at_the_freeze_is_answered_in_both() {
 }
 
 #[test]
-fn a_file_cut_behind_the_stores_back_is_an_error_or_fetched_again() {
+fn file_cut_outside_the_store_is_an_error_or_fetched_again() {
     let (mut rig, image, socket) = guest();
     image.fill();
     image.blobs[0].0.set_len(4096).unwrap();

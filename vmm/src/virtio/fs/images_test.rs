@@ -158,7 +158,7 @@ fn pending_misses_outlive_the_socket() {
 }
 
 #[test]
-fn bytes_that_cannot_be_had_are_an_error_and_promises_are_believed_a_few_times() {
+fn bytes_promised_and_missing_are_an_error_after_some_rounds() {
     let mut guest = Guest::new();
     let socket = guest.misses();
     let node = guest.file();

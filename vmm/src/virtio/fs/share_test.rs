@@ -169,7 +169,7 @@ fn replies_come_in_any_order_and_forgets_have_none() {
 }
 
 #[test]
-fn a_bounded_number_is_outstanding_and_the_rest_goes_when_there_is_room() {
+fn requests_over_the_bound_wait_for_room() {
     let (mut rig, mut far) = rig();
     // More than are let out: each takes a descriptor.
     let all = OUTSTANDING + 100;

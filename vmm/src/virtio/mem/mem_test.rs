@@ -238,7 +238,7 @@ fn plugged_memory_survives_a_reset_of_the_device() {
 }
 
 #[test]
-fn short_requests_are_answered_and_short_responses_stop_the_device() {
+fn short_request_is_answered_and_short_response_stops_it() {
     let mut f = fixture();
     let (short, response) = (f.rig.readable(&[2, 0, 0]), f.rig.writable(10));
     f.rig.request(0, &[short, response]);
@@ -397,7 +397,7 @@ fn fresh() -> (Mem, Arc<GuestRegionMmap<()>>, Recorder) {
 }
 
 #[test]
-fn plugged_memory_is_shown_again_after_a_thaw_and_goes_on_from_there() {
+fn plugged_memory_is_shown_again_after_a_thaw() {
     let mut f = fixture();
     f.rig.device.set_requested_size(6 * BLOCK).unwrap();
     assert_eq!(ask(&mut f.rig, PLUG, START, 3).0, 0);

@@ -105,7 +105,7 @@ fn what_differs_from_the_frozen_device_is_refused_by_name() {
 }
 
 #[test]
-fn records_of_another_version_cut_short_or_with_something_behind_are_refused() {
+fn records_of_another_version_or_length_are_refused() {
     let bytes = Rig::new().transport.save().encode();
     assert!(DeviceRecord::decode(&bytes).is_ok());
     let mut other = bytes.clone();

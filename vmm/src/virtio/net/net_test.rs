@@ -103,7 +103,7 @@ fn a_frame_is_sent_as_it_is() {
 }
 
 #[test]
-fn without_a_backend_frames_are_dropped_and_their_buffers_come_back() {
+fn frames_without_a_backend_are_dropped_and_buffers_returned() {
     let event_loop = EventLoop::new().unwrap();
     let mut rig = Rig::new(Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net)), 0);
     for _ in 0..10 {
@@ -179,7 +179,7 @@ fn a_frame_arrives_in_one_buffer_and_says_so() {
 }
 
 #[test]
-fn a_large_frame_is_spread_over_mergeable_buffers_and_the_rest_stay_for_the_next() {
+fn large_frame_is_spread_over_mergeable_buffers() {
     let mut wire = Wire::new(MERGE);
     let buffers: Vec<Buf> = (0..6).map(|_| wire.rig.writable(1500)).collect();
     let heads: Vec<u16> = buffers
@@ -223,7 +223,7 @@ fn without_buffers_the_tap_is_not_watched_until_some_come() {
 }
 
 #[test]
-fn a_frame_too_large_for_its_buffer_is_dropped_and_the_buffer_kept() {
+fn frame_too_large_for_its_buffer_is_dropped() {
     let mut wire = Wire::new(0);
     let buffer = wire.rig.writable(500);
     wire.rig.submit(RX, &[buffer]);
@@ -348,7 +348,7 @@ fn other_backends_are_refused() {
 }
 
 #[test]
-fn buffers_held_for_frames_are_available_again_after_a_thaw_and_none_is_used_twice() {
+fn buffers_held_for_frames_are_available_after_a_thaw() {
     let mut wire = Wire::new(MERGE);
     let buffers: Vec<Buf> = (0..6).map(|_| wire.rig.writable(1500)).collect();
     let heads: Vec<u16> = buffers
@@ -382,7 +382,7 @@ fn buffers_held_for_frames_are_available_again_after_a_thaw_and_none_is_used_twi
 }
 
 #[test]
-fn a_useless_buffer_between_good_ones_loses_none_of_them_at_a_freeze() {
+fn useless_buffer_between_good_ones_loses_none_at_a_freeze() {
     let mut wire = Wire::new(MERGE);
     let (a, bad, c) = (
         wire.rig.writable(1500),

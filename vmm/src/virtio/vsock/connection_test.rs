@@ -147,7 +147,7 @@ fn bad_greetings_close_the_connection() {
 }
 
 #[test]
-fn a_client_that_leaves_early_costs_the_guest_a_reset_only_if_it_was_asked() {
+fn client_that_leaves_early_resets_only_a_guest_that_was_asked() {
     let mut pair = Pair::new();
     pair.client.write_all(b"CONNECT 1024\n").unwrap();
     pair.ready(EventSet::IN);
@@ -210,7 +210,7 @@ fn bytes_flow_both_ways() {
 }
 
 #[test]
-fn a_client_that_ends_its_writing_still_gets_what_the_guest_sends() {
+fn client_that_ends_its_writing_still_receives() {
     let mut pair = Pair::open();
     pair.client.write_all(b"last").unwrap();
     pair.client.shutdown(Shutdown::Write).unwrap();
@@ -225,7 +225,7 @@ fn a_client_that_ends_its_writing_still_gets_what_the_guest_sends() {
 }
 
 #[test]
-fn a_guest_that_ends_its_writing_still_gets_what_the_client_sends() {
+fn guest_that_ends_its_writing_still_receives() {
     let mut pair = Pair::open();
     pair.take(&data(3), b"end");
     assert_eq!(pair.take(&shutdown(SHUTDOWN_SEND), &[]), Fate::Keep);
@@ -321,7 +321,7 @@ fn a_guest_that_sends_beyond_its_credit_is_reset() {
 }
 
 #[test]
-fn what_the_guest_sent_before_it_closed_is_drained_to_the_client() {
+fn bytes_sent_before_the_guest_closed_reach_the_client() {
     for (last, fate) in [
         (shutdown(3), Fate::KeepAndReset),
         (from_guest(Op::Reset), Fate::Keep),

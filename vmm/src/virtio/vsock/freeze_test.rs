@@ -41,7 +41,7 @@ fn thaw(f: &mut Fixture) -> Fixture {
 }
 
 #[test]
-fn connections_of_before_the_freeze_are_reset_before_any_new_one_and_the_frozen_guest_keeps_its_own() {
+fn connections_from_before_the_freeze_are_reset_in_the_clone() {
     let mut f = fixture();
     let (mut client, old) = connect(&mut f);
     let buffers: Vec<_> = (0..4).map(|_| f.lend()).collect();
@@ -78,7 +78,7 @@ fn connections_of_before_the_freeze_are_reset_before_any_new_one_and_the_frozen_
 }
 
 #[test]
-fn what_the_guest_sent_before_the_freeze_arrives_once_at_the_frozen_one_s_client() {
+fn bytes_sent_before_the_freeze_arrive_once() {
     let mut f = fixture();
     let (mut client, port) = connect(&mut f);
     let buffers = f.lend();

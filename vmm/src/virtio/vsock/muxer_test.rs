@@ -212,7 +212,7 @@ fn a_refused_client_sees_its_socket_close() {
 }
 
 #[test]
-fn the_driver_s_end_closes_every_connection_and_later_clients_wait_again() {
+fn driver_reset_closes_connections_and_later_clients_wait() {
     let mut f = fixture();
     f.muxer.open();
     let mut client = f.dial();

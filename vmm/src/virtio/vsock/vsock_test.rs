@@ -117,7 +117,7 @@ fn a_client_dials_speaks_and_is_answered_through_the_queues() {
 }
 
 #[test]
-fn a_dial_before_there_are_receive_buffers_is_told_when_there_are() {
+fn dial_without_receive_buffers_waits_for_them() {
     let mut f = fixture();
     let mut client = UnixStream::connect(&f.path).unwrap();
     client.write_all(b"CONNECT 7\n").unwrap();
@@ -155,7 +155,7 @@ fn header_and_data_may_share_a_buffer() {
 }
 
 #[test]
-fn receive_buffers_without_room_come_back_empty_and_the_packet_waits() {
+fn receive_buffers_without_room_come_back_empty() {
     let mut f = fixture();
     let (tiny, wrong_way) = (f.rig.writable(Header::SIZE as u32), f.rig.readable(&[0; 100]));
     for buffer in [
@@ -199,7 +199,7 @@ fn packets_that_are_none_are_lost_and_the_device_goes_on() {
 }
 
 #[test]
-fn a_guest_that_does_not_read_its_resets_is_listened_to_no_further() {
+fn guest_that_does_not_read_its_resets_is_not_heard() {
     let mut f = fixture();
     let packet = f.rig.readable(&guest_packet(Op::Request, 4000, 80, &[]));
     for _ in 0..muxer::MAX_RESETS {

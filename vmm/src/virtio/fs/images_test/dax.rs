@@ -331,7 +331,7 @@ fn a_thawed_guest_finds_its_mappings_before_it_runs() {
 }
 
 #[test]
-fn a_thawed_guest_whose_mapped_bytes_are_not_there_waits_for_them_and_does_not_run_without() {
+fn thawed_guest_waits_for_its_mapped_bytes_before_it_runs() {
     let (mut guest, region) = frozen_and_parked();
     let image = &guest.image;
     let device = &mut guest.rig.device;

@@ -27,7 +27,7 @@ fn start_work(rig: &Rig<Fs<Images>>, parked: &Gate) {
 }
 
 #[test]
-fn a_read_that_waited_at_the_freeze_is_answered_once_after_the_thaw_and_once_where_it_was_frozen() {
+fn read_waiting_at_the_freeze_is_answered_once_on_each_side() {
     let gate = open_gate();
     let mut guest = guest_at(&gate);
     let socket = guest.misses();
@@ -80,7 +80,7 @@ fn bytes_a_thawed_guest_waits_for_are_asked_for_anew() {
 }
 
 #[test]
-fn a_request_still_in_the_queue_at_the_freeze_is_served_after_the_thaw() {
+fn request_queued_at_the_freeze_is_served_after_the_thaw() {
     let gate = open_gate();
     let mut guest = guest_at(&gate);
     let node = guest.file();
@@ -95,7 +95,7 @@ fn a_request_still_in_the_queue_at_the_freeze_is_served_after_the_thaw() {
 }
 
 #[test]
-fn heads_no_driver_gave_are_refused_and_ones_that_lead_nowhere_stop_the_device() {
+fn heads_no_driver_gave_are_refused() {
     let gate = open_gate();
     let mut guest = guest_at(&gate);
     let socket = guest.misses();

@@ -15,7 +15,7 @@ fn init(flags: u32) -> Vec<u8> {
 }
 
 #[test]
-fn requests_without_a_thaw_share_are_answered_eio_when_none_comes() {
+fn requests_are_answered_eio_when_no_thaw_share_comes() {
     let (mut rig, mut far) = rig();
     let asked: Vec<(u16, Vec<Buf>)> = (0..5)
         .map(|n| ask(&mut rig, &message(Opcode::Getattr, n, &[0; 16]), &[16, 104]))
@@ -131,7 +131,7 @@ fn a_relay_that_comes_while_one_is_up_takes_its_place() {
 }
 
 #[test]
-fn a_driver_that_resets_without_a_thaw_share_is_not_answered_of_its_past() {
+fn driver_reset_without_thaw_share_drops_its_old_requests() {
     let (mut rig, mut far) = patient(LONG);
     let begun = init(1);
     ask(&mut rig, &begun, &[16, 64]);

@@ -207,6 +207,46 @@ fn may_read_as(uid: u32, path: &Path) -> bool {
         .success()
 }
 
+/// The image has the same files as the same image mounted as EROFS.
+fn compare_with_kernel(image: &Path, made: &Made) {
+    let erofs = tempfile::tempdir().unwrap();
+    let arguments = ["-t", "erofs", "-o", "loop,ro"];
+    let loop_mount = Command::new("mount")
+        .args(arguments)
+        .arg(made.whole.path())
+        .arg(erofs.path())
+        .output();
+    assert!(loop_mount.unwrap().status.success());
+    {
+        let _mounted = Mounted(erofs.path());
+        let (ours, kernels) = (listing(image), listing(erofs.path()));
+        assert!(ours.lines().count() > 4000);
+        for (ours, kernels) in ours.lines().zip(kernels.lines()) {
+            assert_eq!(ours, kernels);
+        }
+        assert_eq!(ours.len(), kernels.len());
+    }
+}
+
+/// What was asked for up to `before` was hardly asked for again up to `after`, and nothing was opened by message.
+fn check_messages(before: &BTreeMap<u32, u64>, after: &BTreeMap<u32, u64>) {
+    let asked =
+        |counts: &BTreeMap<u32, u64>, opcode: Opcode| counts.get(&(opcode as u32)).copied().unwrap_or(0);
+    for opcode in [Opcode::Read, Opcode::Readlink, Opcode::Opendir, Opcode::Open] {
+        let (first, second) = (
+            asked(before, opcode),
+            asked(after, opcode) - asked(before, opcode),
+        );
+        assert!(second <= first / 4, "{opcode:?}: {first}, then {second}");
+    }
+    assert!(asked(after, Opcode::Open) <= 1 && asked(after, Opcode::Opendir) <= 1);
+    assert_eq!(
+        asked(after, Opcode::Release) + asked(after, Opcode::Releasedir),
+        0
+    );
+    assert!(asked(after, Opcode::Readdirplus) > 0);
+}
+
 #[test]
 fn the_kernel_sees_through_the_device_what_it_sees_in_the_image() {
     let fuse = OpenOptions::new().read(true).write(true).open("/dev/fuse");
@@ -244,23 +284,7 @@ fn the_kernel_sees_through_the_device_what_it_sees_in_the_image() {
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
         assert!(image.is_dir());
 
-        let erofs = tempfile::tempdir().unwrap();
-        let arguments = ["-t", "erofs", "-o", "loop,ro"];
-        let loop_mount = Command::new("mount")
-            .args(arguments)
-            .arg(made.whole.path())
-            .arg(erofs.path())
-            .output();
-        assert!(loop_mount.unwrap().status.success());
-        {
-            let _mounted = Mounted(erofs.path());
-            let (ours, kernels) = (listing(&image), listing(erofs.path()));
-            assert!(ours.lines().count() > 4000);
-            for (ours, kernels) in ours.lines().zip(kernels.lines()) {
-                assert_eq!(ours, kernels);
-            }
-            assert_eq!(ours.len(), kernels.len());
-        }
+        compare_with_kernel(&image, &made);
         let acl = image.join("a/acl");
         assert_eq!(xattr(&acl, "system.posix_acl_access"), ACL);
         assert_eq!(
@@ -277,21 +301,7 @@ fn the_kernel_sees_through_the_device_what_it_sees_in_the_image() {
         let before = counts.lock().unwrap().clone();
         listing(&image);
         let after = counts.lock().unwrap().clone();
-        let asked =
-            |counts: &BTreeMap<u32, u64>, opcode: Opcode| counts.get(&(opcode as u32)).copied().unwrap_or(0);
-        for opcode in [Opcode::Read, Opcode::Readlink, Opcode::Opendir, Opcode::Open] {
-            let (first, second) = (
-                asked(&before, opcode),
-                asked(&after, opcode) - asked(&before, opcode),
-            );
-            assert!(second <= first / 4, "{opcode:?}: {first}, then {second}");
-        }
-        assert!(asked(&after, Opcode::Open) <= 1 && asked(&after, Opcode::Opendir) <= 1);
-        assert_eq!(
-            asked(&after, Opcode::Release) + asked(&after, Opcode::Releasedir),
-            0
-        );
-        assert!(asked(&after, Opcode::Readdirplus) > 0);
+        check_messages(&before, &after);
 
         rig.lock().unwrap().device.remove_image(1).unwrap();
         assert!(!image.exists());

@@ -1,6 +1,6 @@
-//! Where a vCPU's port and MMIO accesses go.
+//! Sends a vCPU's port and MMIO accesses to the device at that address.
 //!
-//! What answers nowhere reads as all ones and ignores writes, as an ISA or PCI bus without a device does.
+//! An address without a device reads as all ones and ignores writes, as on an ISA or PCI bus.
 
 use std::os::fd::OwnedFd;
 

@@ -1,4 +1,4 @@
-//! The clock moments are told in.
+//! The clock that timestamps are taken from.
 
 use rustix::time::{ClockId, clock_gettime};
 

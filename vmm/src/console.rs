@@ -1,9 +1,9 @@
-//! The console: a 16550 whose output goes to a descriptor. For logs; nothing is ever read from it.
+//! The console: a 16550 whose output goes to a descriptor. It is for logs; the guest can read nothing from it.
 //!
-//! Invariant: output never makes a vCPU wait and never accumulates. It is gathered to lines of at most [`LINE`] bytes; a
-//! line that cannot be written now is dropped, and the next one that can says how much was lost. A restored console's
-//! interrupt is raised again: one lost at the freeze would be waited for for ever, because the UART raises no second
-//! while the first is not acknowledged.
+//! Invariant: output never makes a vCPU wait and never accumulates. Output is gathered into lines of at most [`LINE`] bytes. A
+//! line that cannot be written at once is dropped, and the next line that can be written says how much was lost. The interrupt
+//! of a restored console is raised again: if one was lost at the freeze the guest would wait for it for ever, because the UART
+//! raises no second one until the first is acknowledged.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,8 +1,8 @@
 //! The server of [`thaw_protocol::control`]: one thread, one connection at a time.
 //!
-//! Invariants: a request is read only when everything before it has been sent, so what waits for a slow peer is at most
-//! two events and one reply; a packet that is not a request ends the connection, never the machine (unless it is
-//! tethered to the connection); a request of a later version is refused.
+//! Invariants: a request is read only when everything before it has been sent, so at most two events and one reply wait for a
+//! slow peer; a packet that is not a request ends the connection, but never the machine (unless the machine is tethered to the
+//! connection); a request of a later version is refused.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,7 +1,7 @@
-//! What the VMM says unasked.
+//! Events: messages that the VMM sends without a request.
 //!
-//! Invariant: [`EventSink::send`] never waits and never grows anything: each kind of event is *held*, one of a kind, so
-//! that whoever connects next still learns it.
+//! Invariant: [`EventSink::send`] never waits, and stored events do not grow in number: the latest event of each kind is kept, so
+//! that a client that connects later still receives it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -1,18 +1,17 @@
-//! What this process gives up before it serves anybody.
+//! Takes rights away from this process before it serves a request.
 //!
-//! Invariant: when [`enter`] returns, the process sees an empty read-only root, no network, no other process's IPC, has
-//! no descriptor but 0 to 3, can gain no privilege, dumps no core, and holds no capability; but where it was started with
-//! CAP_SYS_BOOT in the initial user namespace it keeps that one until the VM is made, because
-//! KVM_CAP_VM_DISABLE_NX_HUGE_PAGES asks for it, and [`give_up_last_capability`] ends that before any guest code exists. Once
-//! the machine is made, before anything hostile reaches the process, all its threads are left with the system calls of
-//! [`syscalls`] ([`seal`]).
+//! Invariant: when [`enter`] returns, the process sees an empty read-only root, no network and no other process's IPC, has no
+//! descriptor but 0 to 3, can gain no privilege, dumps no core, and holds no capability. There is one exception: a process that
+//! was started with CAP_SYS_BOOT in the initial user namespace keeps it until the VM is made, because
+//! KVM_CAP_VM_DISABLE_NX_HUGE_PAGES needs it; [`give_up_last_capability`] drops it before any guest code exists. Once the machine
+//! is made, and before anything hostile reaches the process, [`seal`] leaves its threads only the system calls of [`syscalls`].
 //!
-//! A host that grants neither CAP_SYS_ADMIN nor a user namespace has no namespaces to give: then the process ends, or, where
-//! its starter allows that, Landlock and the filter alone close paths, and the log says so in one line. The starter makes the PID
-//! namespace, because a process cannot enter one itself; here it is only seen. docs/jail.md is the whole of it.
+//! Namespaces need CAP_SYS_ADMIN or a user namespace. On a host that grants neither, the process ends, or, if it was started with
+//! that allowed, goes on with Landlock and the filter alone and logs one line. The PID namespace is made by whoever starts the
+//! process, because a process cannot enter one itself; here it is only checked. docs/jail.md describes the whole jail.
 //!
-//! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; but one file of /sys is
-//! read before ([`crate::multihit`]).
+//! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`. One file of /sys is read
+//! earlier ([`crate::multihit`]).
 
 mod filter;
 mod landlock;

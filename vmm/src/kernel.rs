@@ -1,7 +1,7 @@
 //! The guest kernel's ELF file: checked against the machine, then loaded.
 //!
-//! The program headers are read here before linux-loader copies anything, so that a kernel that does not fit is told
-//! from a file that is no kernel, and nothing is written over the boot information below 1 MiB.
+//! The program headers are read here before linux-loader copies anything. So a kernel that does not fit is told apart from a file
+//! that is no kernel, and the boot information below 1 MiB is not overwritten.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -6,7 +6,7 @@
 //! | [`memory`] | boot memory, on both sides of the MMIO hole |
 //! | [`arch`] | what a PVH guest finds at its entry: registers, start info, ACPI tables |
 //! | [`kernel`] | the guest kernel's ELF file |
-//! | [`bus`] | where port and MMIO accesses go |
+//! | [`bus`] | sends port and MMIO accesses to devices |
 //! | [`console`] | the 16550, for logs |
 //! | [`power`] | ACPI sleep and reset registers |
 //! | [`virtio`] | every virtio device |
@@ -14,11 +14,11 @@
 //! | [`machine`] | the machine's life, as states that own what each needs |
 //! | [`vmgenid`] | the VM generation ID |
 //! | [`snapshot`] | a frozen machine as files |
-//! | [`events`] | what the VMM says unasked |
+//! | [`events`] | messages that the VMM sends without a request |
 //! | [`control`] | the server of [`thaw_protocol::control`] |
-//! | [`jail`] | what this process gives up before it serves anybody |
+//! | [`jail`] | takes rights away from this process before it serves a request |
 //! | [`multihit`] | whether guests may execute from huge pages |
-//! | [`clock`] | the clock moments are told in |
+//! | [`clock`] | the clock that timestamps are taken from |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arch;

@@ -1,8 +1,8 @@
-//! The list of system calls as one filter of the whole process.
+//! The list of system calls, compiled into one filter for the whole process.
 //!
-//! Invariant: a VMM installs one program, however many threads it has, and puts it on every thread at once ([`seal`]) before
-//! any byte of a guest, an image or a snapshot reaches the process. Few programs matter: the kernel frees each on a shared
-//! work queue (docs/jail.md).
+//! Invariant: a VMM installs one program, however many threads it has, and puts it on all threads at once ([`seal`]) before a
+//! byte of a guest, an image or a snapshot reaches the process. The number of programs matters, because the kernel frees each on
+//! a shared work queue (docs/jail.md).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

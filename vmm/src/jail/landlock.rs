@@ -1,6 +1,6 @@
-//! Landlock (Documentation/userspace-api/landlock.rst): this process opens no path, binds and connects no TCP port, and
-//! reaches no abstract socket and no process outside, also where another wall has a hole. Descriptors that are open, or
-//! are handed over later, keep their rights.
+//! Landlock (Documentation/userspace-api/landlock.rst): the process can open no path, bind and connect no TCP port, and reach no
+//! abstract socket and no process outside, even where another part of the jail has a hole. Descriptors that are open, or are
+//! received later, keep their rights.
 
 use std::io;
 

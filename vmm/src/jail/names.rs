@@ -1,5 +1,5 @@
-//! System calls of x86-64 by number (arch/x86/entry/syscalls/syscall_64.tbl): a signal handler that names one can neither
-//! search nor allocate.
+//! Names of system calls of x86-64 by number (arch/x86/entry/syscalls/syscall_64.tbl). A table, because the signal handler that
+//! uses it can neither search nor allocate.
 
 /// Numbers between the two tables are not used on x86-64.
 const SECOND: i64 = 424;

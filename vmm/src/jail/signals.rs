@@ -1,10 +1,12 @@
-//! What this process does with the signals that end it.
+//! Handlers of the signals that end this process.
 //!
-//! SIGSYS is a forbidden system call: the log says which, and the process ends. SIGTERM ends it too, which the first
-//! process of a PID namespace must ask for. SIGXFSZ, of a write beyond the limit on the size of files, is ignored: the write
-//! fails. SIGSEGV in the region of virtio-mem is a device that the guest had write to memory that is not plugged: the log says
-//! so, and the process ends as of any SIGSEGV. Invariant: handlers make system calls on what they have on their stack, and
-//! nothing else; they take no lock and allocate nothing.
+//! - SIGSYS comes for a forbidden system call: the log names it, and the process ends.
+//! - SIGTERM ends the process, which the first process of a PID namespace must ask for.
+//! - SIGXFSZ comes for a write beyond the limit on file sizes. It is ignored, so the write fails.
+//! - SIGSEGV in the region of virtio-mem: a guest had a device write to memory that is not plugged. The log says so, and the
+//!   process ends as it does for any SIGSEGV.
+//!
+//! Invariant: handlers only make system calls on what is on their stack; they take no lock and allocate nothing.
 
 use std::io;
 use std::ops::Range;

@@ -1,10 +1,10 @@
-//! The system calls a jailed VMM makes once its machine is made.
+//! The system calls a jailed VMM may make once its machine is made.
 //!
-//! A machine that ends is taken apart by whichever thread lets go of it last.
+//! The filter is compiled from this list, and docs/jail.md shows it (a test keeps the two equal). The list comes from reading
+//! what each thread can reach, including the C library and its allocator, not from tracing: a call that is missing here ends a
+//! sandbox. A new row needs a reason.
 //!
-//! This one list is what the filter is compiled from and what docs/jail.md shows (a test keeps it so). It comes from
-//! reading what each thread can reach, the C library and its allocator included, not from watching it: a call that is
-//! missing here ends a sandbox. Where the list is to grow, say why in the row.
+//! A machine that ends is taken apart by whichever thread drops it last, so every thread needs those calls.
 
 use super::names;
 

@@ -1,4 +1,4 @@
-//! Making a machine: all that KVM must know of, and all that takes locks of the whole host.
+//! Makes a machine: everything that KVM must know of it, and everything that takes locks of the whole host.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! A paused machine to files.
+//! Writes a paused machine to files.
 //!
-//! Nothing is lost, by the order: vCPUs are outside, then devices are kept from guest memory, and only then is anything
-//! read. Devices are saved first, for they may change guest memory and raise interrupts by it; then what KVM holds; then
-//! memory. The state file comes last: while it is not whole, there is no snapshot.
+//! The order loses nothing: vCPUs have stopped, then devices are kept from guest memory, and only then is anything read. Devices
+//! are saved first, because saving may change guest memory and raise interrupts; then KVM's state; then memory. The state file
+//! is written last: until it is whole there is no snapshot.
 
 use std::fs::File;
 use std::ops::Range;

@@ -8,14 +8,14 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`create`] | all that KVM must know of, made while nothing is in a hurry |
+//! | [`create`] | everything KVM must know of, made before a sandbox needs it |
 //! | [`boot`] | a cold boot |
-//! | [`restore`] | a snapshot into a created machine: everything slow of a thaw |
-//! | [`freeze`] | a paused machine to files |
-//! | [`refusal`] | what is told to who asked for what cannot be |
+//! | [`restore`] | loads a snapshot into a created machine: the slow part of a thaw |
+//! | [`freeze`] | writes a paused machine to files |
+//! | [`refusal`] | the error code of each refused request |
 //!
-//! Invariant: a request that is refused leaves the machine as it was. Where the system fails it half-way through a boot or
-//! a restore, once its vCPUs have been handed on, the machine has ended, and says so.
+//! Invariant: a refused request leaves the machine as it was. If a system call fails half-way through a boot or a restore,
+//! after the vCPUs were given to their threads, the machine has ended and reports so.
 
 mod boot;
 mod create;

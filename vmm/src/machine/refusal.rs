@@ -1,4 +1,4 @@
-//! What is told to who asked for what cannot be: each error's stable code.
+//! The error code of each refused request.
 
 use thaw_protocol::control::{ControlError, DeviceId, ErrorCode};
 

@@ -1,7 +1,7 @@
-//! A snapshot into a created machine: everything slow of a thaw.
+//! Loads a snapshot into a created machine: the slow part of a thaw.
 //!
-//! Invariant: nothing of the machine is changed before all that the files say is read, checked against their hashes, and
-//! found to fit this machine and this host. What may fail and can be undone, the memory, comes next.
+//! Invariant: the machine is not changed before everything in the files is read, checked against its hashes, and found to fit
+//! this machine and this host. Memory comes next: mapping it may fail and can be undone.
 
 use std::fs::File;
 use std::ops::Range;

@@ -1,8 +1,8 @@
-//! Guest memory to a file: all of it, or what was written since the restore.
+//! Writes guest memory to a file: all of it, or what was written since the restore.
 //!
-//! Invariant: what the map says, thawed, is what guest memory was. Pages that are zero are in no extent; where a page of
-//! an earlier layer became zero, that layer's extent is cut there. What is copied between two runs of pages, to have
-//! fewer extents, is copied from memory too, so it is right wherever it came from.
+//! Invariant: a thaw of the map gives the guest memory that was. Zero pages are in no extent; where a page of an earlier layer
+//! became zero, that layer's extent is cut there. Bytes copied between two runs of pages, to have fewer extents, are copied from
+//! memory too, so they are right whatever layer they were in.
 
 use std::fs::File;
 use std::io;

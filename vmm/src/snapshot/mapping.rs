@@ -1,8 +1,8 @@
-//! Changing what is behind guest memory, in place: this module has the `unsafe` of it.
+//! Changes what is mapped behind guest memory, in place. The `unsafe` code for that is in this module.
 //!
-//! Guest memory is address space that `vm-memory`'s regions own; KVM's memory slots and the devices know it by address.
-//! Mapping something else over a part of it is seen by all of them at once. Every function checks that what it is asked
-//! to change lies inside one region, so nothing else of this process can be hit.
+//! Guest memory is address space that `vm-memory`'s regions own; KVM's memory slots and the devices know it by address, so all
+//! of them see a new mapping at once. Every function checks that the range it changes lies inside one region, so it cannot hit
+//! another mapping of this process.
 
 use std::io;
 use std::os::fd::BorrowedFd;

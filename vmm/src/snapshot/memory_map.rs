@@ -1,11 +1,11 @@
 //! Which bytes of the memory files are the guest's memory.
 //!
-//! A memory file has the machine's regions one after the other: boot memory below the hole, above it, virtio-mem's. What
-//! it has of them is said by *extents*, ranges of guest addresses each of which is found in one *layer*: a memory file
-//! at the place its address has in every layer. Addresses in no extent are zero.
+//! A memory file has the machine's regions one after the other: boot memory below the hole, boot memory above it, virtio-mem's
+//! region. *Extents* are ranges of guest addresses; each extent is in one *layer*, which is a memory file, at the same place in
+//! every layer. Addresses in no extent are zero.
 //!
-//! Invariant: regions and extents are whole pages, sorted, disjoint; each extent lies in one region and names a layer
-//! that is there. So no file, however damaged, can make two guest addresses share a page or reach past a region.
+//! Invariant: regions and extents are whole pages, sorted and disjoint; each extent lies in one region and names a layer that
+//! exists. So no file, however damaged, can make two guest addresses share a page or reach past a region.
 
 use std::ops::Range;
 

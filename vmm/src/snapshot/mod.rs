@@ -1,4 +1,4 @@
-//! A frozen machine as files: what the VMM writes at a freeze and reads at a restore (DESIGN §6).
+//! A frozen machine as files: what the VMM writes at a freeze and reads at a restore.
 //!
 //! | module | what |
 //! |---|---|
@@ -11,10 +11,10 @@
 //! | [`freeze`] | guest memory to a sparse file, all of it or what was written since the restore |
 //! | [`restore`] | memory files over the reserved guest memory |
 //! | [`working_set`] | the pages a clone touches first: recorded once, mapped in advance ever after |
-//! | [`uffd`] | memory that is not here yet: a userfaultfd over what the memory files hold |
+//! | [`uffd`] | memory that is not on this host yet: a userfaultfd over the ranges of the memory files |
 //!
-//! Invariants: nothing here opens a path, all files come as descriptors; a file is checked whole before anything is
-//! changed by what it says; the files are never written by a restore. `docs/snapshot-format.md` has them byte by byte.
+//! Invariants: nothing here opens a path, all files come as descriptors; a file is checked whole before it changes
+//! anything; a restore never writes to the files. `docs/snapshot-format.md` describes them byte by byte.
 
 // Lists of one range, and ranges that are none, are what tests mean here.
 #![cfg_attr(test, allow(clippy::single_range_in_vec_init, clippy::reversed_empty_ranges))]

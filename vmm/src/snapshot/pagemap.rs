@@ -1,7 +1,7 @@
-//! Which pages of this process are there, and which were written: `/proc/<pid>/pagemap` of itself, handed as a descriptor.
+//! Which pages of this process are present and which were written, from `/proc/<pid>/pagemap`, which comes as a descriptor.
 //!
-//! It sees what KVM's dirty log does not: what the devices wrote, in this process. A page of a private file mapping that
-//! was only read is a page of the file; the first write makes it anonymous, and the kernel tells the two apart
+//! It shows what KVM's dirty log does not: what the devices in this process wrote. A page of a private file mapping that was only
+//! read is a page of the file; the first write makes it anonymous, and the kernel reports which it is
 //! (linux/Documentation/admin-guide/mm/pagemap.rst: bit 63 present, 62 swapped, 61 file page or shared).
 
 use std::fs::File;

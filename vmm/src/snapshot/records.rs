@@ -1,7 +1,7 @@
 //! The framing of `state` and `working-set`: a header with a hash, records, and reading them from hostile bytes.
 //!
-//! Invariant: nothing is believed before its hash matches; every read is bounded by the bytes that are there; whatever
-//! is not exactly what a writer of this version makes is refused, with its place. A reader never panics.
+//! Invariant: no byte is used before the hash matches; every read is bounded by the bytes that are there; anything that a writer
+//! of this version would not write is refused, with its place. A reader never panics.
 
 use std::fs::File;
 use std::io;

@@ -1,8 +1,8 @@
-//! Memory files over the reserved guest memory: private mappings of their data, nothing copied.
+//! Maps memory files over the reserved guest memory: private mappings, nothing is copied.
 //!
-//! Invariant: all is checked before the first mapping; the files are only read, by this process and by the guest, whose
-//! writes make private copies. Where no extent is, memory stays anonymous: a page of a shared file's hole would be
-//! allocated in that file by whoever reads it first.
+//! Invariant: everything is checked before the first mapping; the files are only read, by this process and by the guest, whose
+//! writes make private copies. Memory in no extent stays anonymous: reading a hole of a shared file would allocate a page in that
+//! file.
 
 use std::fs::File;
 use std::io;

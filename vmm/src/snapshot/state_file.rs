@@ -1,7 +1,7 @@
-//! The `state` file: a machine but for its memory's contents.
+//! The `state` file: everything of a machine except its memory's contents.
 //!
-//! Records, in this order: what the machine was made with; the guest's clock; the memory map; the console; each vCPU's
-//! parts; the interrupt controllers' parts; the devices. All are there, none twice, none besides.
+//! Records, in this order: what the machine was made with; the guest's clock; the memory map; the console; the parts of each
+//! vCPU; the parts of the interrupt controllers; the devices. Each must be there exactly once, and nothing else.
 
 use std::fs::File;
 

@@ -1,10 +1,10 @@
-//! Memory that is not here yet: a userfaultfd over what the memory files hold.
+//! Memory that is not on this host yet: a userfaultfd over the ranges that the memory files hold.
 //!
-//! The VMM makes the userfaultfd itself, for its own address space, from a descriptor of /dev/userfaultfd; who has the
-//! pages gets a duplicate and copies them in (UFFDIO_COPY), whoever it is that touches them. Faults of the guest and of
-//! system calls are taken in kernel mode, so `UFFD_USER_MODE_ONLY` is not set: the device needs no privilege for that.
+//! The VMM makes the userfaultfd for its own address space, from a descriptor of /dev/userfaultfd. The process that has the pages
+//! gets a duplicate and copies them in (UFFDIO_COPY), whichever thread faults. Faults of the guest and of system calls happen in
+//! kernel mode, so `UFFD_USER_MODE_ONLY` is not set; with the device that needs no privilege.
 //!
-//! The ioctls are those of linux/userfaultfd.h; this module has their `unsafe`.
+//! The ioctls are those of linux/userfaultfd.h; this module has their `unsafe` code.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

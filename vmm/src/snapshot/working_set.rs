@@ -1,11 +1,11 @@
-//! The pages a clone touches first: recorded once, mapped in advance ever after.
+//! The pages a clone touches first: recorded once, then mapped in advance in every later clone.
 //!
-//! A first touch costs a fault of some microseconds, and a start is mostly those. So one clone is asked which pages it
-//! touched between thaw and ready, and its successors get them mapped before they run: pages it only read are mapped from
-//! the file, pages it wrote are copied.
+//! A first touch costs a page fault of some microseconds, and a start consists mostly of those. So one clone records which pages
+//! it touched between thaw and ready. In later clones these are mapped before the guest runs: pages that were only read are
+//! mapped from the file, pages that were written are copied.
 //!
-//! Invariant: only a hint. A working set that is old, wrong or hostile costs time and a bounded amount of memory, never
-//! contents; whatever cannot be mapped in advance is mapped when it is touched.
+//! Invariant: a working set is only a hint. One that is old, wrong or hostile costs time and a bounded amount of memory, never
+//! contents; a page that cannot be mapped in advance is mapped when it is touched.
 
 use std::fs::File;
 use std::io;

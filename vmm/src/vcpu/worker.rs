@@ -1,4 +1,4 @@
-//! What a vCPU's thread does: runs it, and answers what it asks of ports and devices.
+//! The thread of a vCPU: runs it, and serves its port and device accesses.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

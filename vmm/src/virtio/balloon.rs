@@ -1,8 +1,8 @@
-//! virtio-balloon (virtio 1.2 §5.5): the guest gives pages back, by free-page reporting and by inflating.
+//! virtio-balloon (virtio 1.2 §5.5): the guest returns pages, by free-page reporting and by inflating.
 //!
-//! Reporting is what is used: the guest names pages it has free, and the host may take them until they are touched
-//! again. The size of the balloon is 0, so a driver inflates nothing; a page it gives back nevertheless is taken.
-//! Every page is checked to be guest memory before it is.
+//! Guests use reporting: the driver names free pages, and the host may reclaim them until they are touched again. The size of the
+//! balloon is 0, so a driver inflates nothing; if one returns a page all the same, the page is reclaimed. Each page is checked to
+//! be guest memory first.
 
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;

@@ -1,8 +1,8 @@
-//! What a virtio device is to its transport and its event loop.
+//! The trait that every virtio device implements, for its transport and its event loop.
 //!
-//! All methods are called with the device's lock held, so a device needs no lock of its own. The order is always
-//! `attach* (activate (queue_ready | backend_ready | attach | detach | save)* reset)*`; `restore` stands for the first `activate`
-//! of a device restored, whether or not its driver was up.
+//! All methods are called with the device's lock held, so a device needs no lock of its own. The order of calls is always
+//! `attach* (activate (queue_ready | backend_ready | attach | detach | save)* reset)*`. In a restored device, `restore` comes in
+//! place of the first `activate`, whether or not the driver was up.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

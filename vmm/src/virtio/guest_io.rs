@@ -1,7 +1,7 @@
-//! Input and output straight into guest memory, without a copy through this process's own.
+//! System calls that read and write guest memory directly, without a copy in this process.
 //!
-//! All `unsafe` of the request path is here: it hands the kernel pointers taken from [`VolatileSlice`]s, which were
-//! bounds-checked when made. The guest may change the bytes meanwhile; nothing here looks at them.
+//! All `unsafe` code of the request path is here: it gives the kernel pointers from [`VolatileSlice`]s, whose bounds were checked
+//! when they were made. The guest may change the bytes meanwhile; nothing here looks at them.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,9 +1,12 @@
-//! virtio-mem (virtio 1.2 §5.15): memory the guest plugs and unplugs in blocks of 2 MiB.
+//! virtio-mem (virtio 1.2 §5.15): memory that the guest plugs and unplugs in blocks of 2 MiB.
 //!
-//! Invariants: the plugged size never exceeds what was requested by a plug; a request is done for all its blocks or for
-//! none; an unplugged block's content is gone, and the guest cannot write to it ([`slots`]); what is plugged stays so over a
-//! device reset (§5.15.5.2): the guest may be running in it. Nothing is requested in a fresh machine. So a guest reaches boot
-//! memory and as much as was ever requested at once, and no more.
+//! Invariants:
+//! - The plugged size never exceeds the requested size at the time of a plug.
+//! - A request is done for all its blocks or for none.
+//! - The content of an unplugged block is gone, and the guest cannot write to it ([`slots`]).
+//! - Plugged memory stays plugged over a device reset (§5.15.5.2), because the guest may be running in it.
+//!
+//! A new machine has nothing requested. So a guest can use boot memory and as much as was ever requested at once, and no more.
 
 mod blocks;
 mod slots;

@@ -2,7 +2,7 @@
 //!
 //! Invariants: features change only before `FEATURES_OK`, queues only between it and `DRIVER_OK`; the device is active
 //! exactly while `DRIVER_OK` holds and it has not failed; once a write of 0 to Status returns, the device does not touch
-//! guest memory. Accesses the specification forbids are ignored, or read as zero. What a freeze keeps of it is in `freeze`.
+//! guest memory. Accesses that the specification forbids are ignored, or read as zero. `freeze` saves and restores it.
 
 mod freeze;
 

@@ -1,13 +1,13 @@
 //! virtio-net (virtio 1.2 §5.1): one queue pair on a tap.
 //!
-//! Frames go between the tap and guest buffers with one `readv` or `writev`, vnet header included; the host kernel
-//! checks that header. Waits are events: without receive buffers the tap is not watched until the driver adds some,
-//! and a tap that takes no more holds back the transmit queue until it does. A direction over its rate limit waits
-//! ([`super::throttle`]): frames to send stay in their queue, and the tap is not watched for those to receive, which wait in
-//! it and are dropped by the host when it is full, as on a slow wire. With no backend, what the guest sends is
-//! dropped and nothing arrives.
+//! A frame goes between the tap and guest buffers with one `readv` or `writev`, vnet header included; the host kernel checks that
+//! header. Waits are events. Without receive buffers the tap is not watched until the driver adds some. A full tap holds back the
+//! transmit queue until it has room. A direction over its rate limit waits ([`super::throttle`]): frames to send stay in their
+//! queue; frames to receive wait in the tap, which is not watched, and the host drops them when it is full, as on a slow wire.
+//! Without a backend, frames from the guest are dropped and none arrive.
 //!
-//! The MAC is in the configuration for a cold boot; in a template it is whatever it was, and the agent sets the real one.
+//! The MAC in the configuration matters for a cold boot. A thawed guest still has the template's, until the agent sets the real
+//! one.
 
 mod receive;
 mod tap;

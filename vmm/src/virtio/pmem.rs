@@ -1,7 +1,7 @@
-//! virtio-pmem (virtio 1.2 §5.19): a file in the guest's address space, its page cache shared by every guest.
+//! virtio-pmem (virtio 1.2 §5.19): a file in the guest's address space, whose page cache all guests share.
 //!
-//! The window's place and size are frozen; the backend is a file mapped privately and read-only over its beginning.
-//! Past the file's end, and with no backend, the window reads as zero. A write of the guest is ignored.
+//! The window's place and size are frozen; the backend is a file, mapped privately and read-only over the window's beginning.
+//! Past the file's end, and without a backend, the window reads as zero. Writes of the guest are ignored.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! virtio-rng (virtio 1.2 §5.4): the host's random bytes. It has no configuration and no backend to attach.
+//! virtio-rng (virtio 1.2 §5.4): random bytes of the host. It has no configuration and takes no backend.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

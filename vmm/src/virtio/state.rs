@@ -1,12 +1,12 @@
 //! What a freeze keeps of each device, and how it is read back.
 //!
-//! A record has three parts. The *inventory*, which is frozen: device type, features, queue sizes, windows, the bytes of
-//! the configuration that no backend changes; a restore into a device that differs is refused. The *transport*: what the
-//! driver wrote to the registers, its queues, what it was not yet told. And the device's own [`DeviceState`]. Threads,
-//! descriptors and backends are never in it.
+//! A record has three parts. The *inventory* is frozen: device type, features, queue sizes, windows, and the bytes of the
+//! configuration that no backend changes; a restore into a device that differs is refused. The *transport* is what the driver
+//! wrote to the registers, its queues, and the interrupts it has not seen. The third is the device's own [`DeviceState`].
+//! Threads, descriptors and backends are never in it.
 //!
-//! Records are read from hostile bytes: decoding and [`super::Inventory::restore`] refuse, and never panic; whatever
-//! passes gives a device no more than its driver could have given it by its registers.
+//! Records are read from hostile bytes: decoding and [`super::Inventory::restore`] refuse and never panic, and an accepted record
+//! gives a device nothing that its driver could not have given it by its registers.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thaw_protocol::control::DeviceId;

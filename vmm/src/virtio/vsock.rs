@@ -1,8 +1,8 @@
 //! virtio-vsock (virtio 1.2 §5.10): the host dials the guest through one listening unix socket.
 //!
-//! A client connects, says `CONNECT <port>\n`, and is answered `OK <host port>\n` once the guest has accepted; then bytes
-//! flow both ways. Until the driver is up, clients wait in the socket's backlog, which bounds them. The guest may dial
-//! nobody: its dial of the handshake port is the doorbell, and every dial is answered by a reset.
+//! A client connects, sends `CONNECT <port>\n`, and gets `OK <host port>\n` once the guest has accepted; then bytes flow both
+//! ways. Until the driver is up, clients wait in the socket's backlog, which bounds them. The guest cannot connect to the
+//! host: every attempt is answered with a reset, and one to the handshake port is the doorbell.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,7 +1,7 @@
-//! A range of guest addresses behind one read-only memslot: pmem windows, the virtio-fs DAX window.
+//! A range of guest addresses behind one read-only memslot: the pmem windows and the virtio-fs DAX window.
 //!
-//! The whole range is always mapped: private pages of files where something was mapped, zero pages elsewhere. So a
-//! guest that reads where nothing is mapped sees zeros, and its memslot, whose registration is slow, never changes.
+//! The whole range is always mapped: private pages of files where something was mapped, zero pages elsewhere. So a guest that
+//! reads where nothing is mapped gets zeros, and the memslot, whose registration is slow, never changes.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,17 +1,17 @@
-//! The memory behind a virtio-mem region, shown to the guest piece by piece and writable block by block.
+//! The memory behind a virtio-mem region: shown to the guest in pieces of 1 GiB, writable in blocks of 2 MiB.
 //!
-//! Invariant: of the region's pages, those of plugged blocks can be written, by the guest and by the devices, and no
-//! others: what is not plugged is pages of zeros that cost the host nothing ([`guest_io::withdraw`]). A guest that writes
-//! there has its machine end. It may read there: Linux does so by accident, for a word that reaches over the end of
-//! a plugged page (`load_unaligned_zeropad`).
+//! Invariant: the guest and the devices can write to pages of plugged blocks and to no others. Unplugged blocks are pages of
+//! zeros that cost the host nothing ([`guest_io::withdraw`]). A guest that writes to one ends its machine. It may read one:
+//! Linux does so by accident, for a word that reaches over the end of a plugged page (`load_unaligned_zeropad`).
 //!
-//! Protection and not memslots decides what is reachable, because a memslot is slow: 0.4-0.8 ms (now and then 4-6 ms)
-//! against some microseconds. One memslot for the whole 64 GiB would cost KVM tables for all of it (with shadow paging 8
-//! bytes a page: 128 MiB) in every machine, most of which never plug a block. So a piece of 1 GiB gets its memslot when its
-//! first block is plugged, and keeps it: a piece of nothing but unplugged blocks costs only its tables.
-//! Registering the first pieces with the machine was measured and is not done: it would cost every parked machine 2.5 MiB
-//! of kernel memory a piece where KVM keeps shadow tables, and spare a start what the guest spends while its agent is busy
-//! with the handshake. The address space is one mapping from the start, so that a device's buffers may cross pieces.
+//! Page protection decides what is reachable, not memslots, because a memslot is slow: 0.4-0.8 ms (sometimes 4-6 ms) against
+//! some microseconds. One memslot for the whole 64 GiB would cost KVM tables for all of it (with shadow paging 8 bytes a
+//! page: 128 MiB) in every machine, and most machines never plug a block. So a piece gets its memslot when its first block is
+//! plugged, and keeps it: a piece whose blocks are all unplugged again costs only its tables.
+//!
+//! Memslots for the first pieces could be made with the machine. That was measured and is not done: where KVM keeps shadow
+//! tables it costs every parked machine 2.5 MiB of kernel memory a piece, and saves a start only time that passes while the
+//! agent is busy with the handshake. The address space is one mapping from the start, so a device's buffers may cross pieces.
 
 use std::io;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! A device and what its driver wrote, as a record and back.
+//! Saves a device and its registers as a record, and restores them.
 //!
-//! Invariant: what [`MmioDevice::check`] accepts could have been written by a driver, so that a restored device is given
-//! nothing its driver could not have given it.
+//! Invariant: [`MmioDevice::check`] accepts only what a driver could have written, so a restored device gets nothing that its
+//! driver could not have given it.
 
 use virtio_queue::QueueT;
 

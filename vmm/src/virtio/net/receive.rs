@@ -1,8 +1,8 @@
-//! From the tap to the guest.
+//! Receives frames: from the tap to the guest.
 //!
-//! A frame's length is known only when it has been read, so buffers for the largest are popped beforehand and kept.
-//! They are still the guest's unused buffers, the last ones popped and no others: rewinding the queue by their number
-//! gives them back, which is how a freeze treats them.
+//! A frame's length is known only when it has been read, so buffers for the largest frame are popped before and kept. They are
+//! still the guest's unused buffers, and always the last ones popped: rewinding the queue by their number gives them back, which
+//! a freeze does.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,4 +1,4 @@
-//! The handed tap descriptor. What it must be is checked when it comes; its interface is nobody's business here.
+//! The tap, which comes as a descriptor and is checked then. Its interface is set up elsewhere.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};

@@ -1,4 +1,4 @@
-//! From the guest to the tap.
+//! Sends frames: from the guest to the tap.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -1,8 +1,8 @@
-//! All connections of a guest: who they belong to, and whose turn it is to send.
+//! All connections of a guest: which client each belongs to, and which sends next.
 //!
-//! Invariants: at most [`MAX_CONNECTIONS`]; each is in the line of those with something to say at most once; resets owed
-//! are bounded by [`MAX_RESETS`] plus the connections (those of the frozen guest too), because the guest is not listened
-//! to while it owes reading them.
+//! Invariants: there are at most [`MAX_CONNECTIONS`]; a connection that has something to send is in the line once; resets owed to
+//! the guest are bounded by [`MAX_RESETS`] plus the connections (including those of the frozen guest), because packets of the
+//! guest are not taken while it has not read its resets.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

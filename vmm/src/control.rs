@@ -20,7 +20,7 @@ use thaw_protocol::versions::{CONTROL, VersionError};
 use crate::events::EventSink;
 use crate::machine::{Machine, Restored};
 
-/// A process without a machine that nobody connects to ends after this long: whoever started it is gone.
+/// A process without a machine and without a connection ends after this long: its starter is gone.
 const SHELL_PATIENCE: Timespec = Timespec {
     tv_sec: 30,
     tv_nsec: 0,
@@ -33,7 +33,7 @@ pub enum End {
     Shutdown,
     /// The connection the machine is tethered to closed, or that of a process that has no machine yet.
     Disconnected,
-    /// Nobody connected.
+    /// No connection was made.
     Abandoned,
 }
 
@@ -289,7 +289,7 @@ fn too_old(error: &VersionError) -> ControlError {
     }
 }
 
-/// The reply to a restore: what of it is told, and the userfaultfd beside it if there is one.
+/// The reply to a restore, and the userfaultfd beside it if there is one.
 fn restored(restored: Restored) -> Answer {
     let Restored {
         regions,

@@ -105,8 +105,8 @@ fn main() -> ExitCode {
 
 /// Takes descriptor [`CONTROL_FD`] if it is what it should be.
 fn inherited_socket() -> Option<OwnedFd> {
-    // SAFETY: the descriptor may be closed; then these calls say EBADF and the borrow ends. Nobody in this process has
-    // opened anything yet, so it is nobody's.
+    // SAFETY: the descriptor may be closed; then these calls say EBADF and the borrow ends. This process has
+    // opened nothing yet, so nothing else uses it.
     let inherited = unsafe { BorrowedFd::borrow_raw(CONTROL_FD) };
     let sequenced = rustix::net::sockopt::socket_type(inherited) == Ok(rustix::net::SocketType::SEQPACKET);
     let listening = rustix::net::sockopt::socket_acceptconn(inherited) == Ok(true);

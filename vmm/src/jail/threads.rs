@@ -58,7 +58,7 @@ fn starting() -> MutexGuard<'static, usize> {
 #[must_use]
 pub struct Expected(());
 
-/// To be called by whoever starts a thread, and given to that thread.
+/// Call this before a thread is started, and give the result to that thread.
 pub fn expect() -> Expected {
     *starting() += 1;
     Expected(())

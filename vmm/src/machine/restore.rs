@@ -37,7 +37,7 @@ pub struct Files {
 enum Memory {
     /// The memory files, from the bottom up.
     Files { layers: Vec<File>, populate: bool },
-    /// /dev/userfaultfd: somebody else fills each page.
+    /// /dev/userfaultfd: another process fills each page.
     Uffd(OwnedFd),
 }
 
@@ -84,7 +84,7 @@ pub struct Plan {
     working_set: Option<WorkingSet>,
 }
 
-/// What the asker is told.
+/// What the reply says.
 pub struct Restored {
     /// Where the userfaultfd watches; empty without one.
     pub regions: Vec<MappedRegion>,
@@ -194,8 +194,8 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>) -> Outcome<Parke
         interrupts: Box::new(interrupts),
         clock,
     };
-    // KVM looks at the guest's memory when it is told where the guest's clock is. Pages that somebody else fills come
-    // only once that somebody knows of this restore: then it is the thaw that waits.
+    // KVM reads guest memory when it is given the address of the guest's clock. Pages that another process fills come only
+    // after that process knows of this restore, so then the thaw waits for them.
     if parked.base.watch.is_none() {
         parked.await_vcpus()?;
     }

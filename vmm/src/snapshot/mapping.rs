@@ -54,7 +54,7 @@ pub fn map_nothing(memory: &GuestMemory, guest_address: u64, size: u64) -> io::R
     Ok(())
 }
 
-/// What the kernel may be told about guest memory. None of it changes contents.
+/// Advice for the kernel about guest memory. It never changes contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// Map the pages for reading now.

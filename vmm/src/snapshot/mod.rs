@@ -16,7 +16,7 @@
 //! Invariants: nothing here opens a path, all files come as descriptors; a file is checked whole before it changes
 //! anything; a restore never writes to the files. `docs/snapshot-format.md` describes them byte by byte.
 
-// Lists of one range, and ranges that are none, are what tests mean here.
+// Tests mean lists of one range, and empty ranges.
 #![cfg_attr(test, allow(clippy::single_range_in_vec_init, clippy::reversed_empty_ranges))]
 
 pub mod freeze;

@@ -21,8 +21,8 @@ pub use run_control::Prepare;
 use run_control::{RunControl, Wanted};
 use worker::Worker;
 
-/// How long somebody who only wants to know something waits for a vCPU that does not answer: it answers at once, but
-/// where it waits itself, for a page that a userfault server owes for one.
+/// How long a census waits for a vCPU. It answers at once, unless it waits for something itself, such as a page from a
+/// userfault server.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long a vCPU of a guest that has failed may take to leave it, on a host that may be why.
 const LAST_PATIENCE: Duration = Duration::from_millis(500);

@@ -170,8 +170,8 @@ impl RunControl {
         }
     }
 
-    /// vCPU `index` was interrupted: shall it go on? `faults` counts those of its thread, and is asked only if somebody
-    /// wants to know.
+    /// vCPU `index` was interrupted: whether it shall go on. `faults` counts the page faults of its thread, and is called only
+    /// during a census.
     pub fn go_on(&self, index: usize, faults: impl FnOnce() -> u64) -> bool {
         let mut state = self.state();
         if state.counts[index].census != state.census {

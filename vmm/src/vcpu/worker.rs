@@ -117,7 +117,7 @@ impl Worker {
         }
     }
 
-    /// A guest that ends before it ever rang has told nobody why: where it was may.
+    /// A guest that ends before its first doorbell gave no reason, so the log says where it was.
     fn note_early_end(&self, vcpu: &Vcpu, reason: &ExitReason) {
         if !self.events.rang() {
             tracing::info!("{}", describe(vcpu, &format!("{reason:?} before it was ready")));
@@ -128,8 +128,8 @@ impl Worker {
 const NO_PAGE: &str = "a page behind the guest's memory cannot be had; if a snapshot or an image in the store was cut or its \
                        disk fails, `thaw image verify` says so";
 
-/// KVM says EFAULT where memory it is to give the guest cannot be had: no page is left, or the file it is mapped from was
-/// cut or cannot be read.
+/// KVM returns EFAULT if a page of guest memory is missing: no memory is left, or the file it is mapped from was cut or cannot
+/// be read.
 fn describe_error(error: &thaw_hypervisor::Error) -> String {
     match error {
         thaw_hypervisor::Error::Ioctl { source, .. } if source.raw_os_error() == Some(libc::EFAULT) => {

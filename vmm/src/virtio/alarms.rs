@@ -78,7 +78,7 @@ impl Alarms {
     }
 
     fn moments(&self) -> MutexGuard<'_, [Option<u64>; DEVICES]> {
-        // Plain values; whole whoever held the lock.
+        // Plain values: whole even if a thread panicked with the lock.
         self.moments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

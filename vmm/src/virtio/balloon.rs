@@ -160,7 +160,7 @@ fn runs(numbers: impl Iterator<Item = u32>) -> Vec<(u32, u64)> {
     runs
 }
 
-/// Takes whole pages of guest memory back. Anything else is the guest's mistake and nobody's loss.
+/// Reclaims whole pages of guest memory. Anything else is a mistake of the guest and is ignored.
 fn discard(memory: &GuestMemory, address: u64, length: u64) {
     if length == 0 || !address.is_multiple_of(PAGE) || !length.is_multiple_of(PAGE) {
         return;

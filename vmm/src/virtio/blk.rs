@@ -1,8 +1,8 @@
 //! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, or an image that a guest mounts itself.
 //!
-//! A read of an image's bytes that are not there yet waits ([`super::misses`]), and others are served meanwhile; one whose
-//! bytes cannot be had is answered `IOERR`, and the log says why. Requests over the rate limit stay in the queue
-//! ([`super::throttle`]); those behind them wait too, whatever they ask for.
+//! A read of an image waits if its bytes are not there yet ([`super::misses`]), and others are served meanwhile. If the node
+//! cannot get the bytes, the read is answered `IOERR` and the log says why. Requests over the rate limit stay in the queue
+//! ([`super::throttle`]), and so do all requests behind them.
 //!
 //! The features do not depend on the backend, so a template can be frozen with any: `F_RO` is not among them, and a
 //! write to a read-only disk is answered `IOERR`. With no backend the capacity is 0 and every request is `IOERR`. A driver

@@ -205,7 +205,7 @@ impl ConfigSpace {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic between a copy's first and last byte cannot happen: the bytes are whole whoever held the lock.
+        // No panic can happen between a copy's first and last byte, so the bytes are whole.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -75,8 +75,8 @@ impl Registrar {
         self.control(ControlOperation::Delete, fd, 0, EventSet::empty())
     }
 
-    /// Calls [`VirtioDevice::woken`] at this moment, CLOCK_MONOTONIC nanoseconds, and not at the one told before; with none, not
-    /// at all.
+    /// Calls [`VirtioDevice::woken`] at this moment, CLOCK_MONOTONIC nanoseconds, instead of one set before; with `None`, not at
+    /// all.
     pub fn wake_at(&self, moment: Option<u64>) {
         self.alarms.set(self.device, moment);
     }

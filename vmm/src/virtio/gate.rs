@@ -66,7 +66,7 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Plain values; whole whoever held the lock.
+        // Plain values: whole even if a thread panicked with the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

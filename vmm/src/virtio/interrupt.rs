@@ -17,7 +17,7 @@ pub const CONFIG_CHANGE: u32 = 2;
 pub struct Interrupt {
     line: EventFd,
     reasons: AtomicU32,
-    /// The driver is up (`DRIVER_OK`): it may be told of configuration changes.
+    /// The driver is up (`DRIVER_OK`): it may be interrupted for configuration changes.
     driver_ok: AtomicBool,
     needs_reset: AtomicBool,
     /// The machine is parked: reasons add up, the line is raised by [`Interrupt::release`].

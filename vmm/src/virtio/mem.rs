@@ -77,7 +77,7 @@ struct Asked {
     blocks: u16,
 }
 
-/// What it is told.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum Response {

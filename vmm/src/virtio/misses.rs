@@ -103,7 +103,7 @@ impl Misses {
     /// Forgets all requests: the driver has reset the device.
     pub fn clear(&mut self) {
         self.parked.clear();
-        // Fails only for a socket that is none.
+        // Fails only for a descriptor that is not a socket.
         let _ = self.wait_for(EventSet::empty());
     }
 
@@ -212,7 +212,7 @@ impl Misses {
     }
 
     /// Has these ranges filled, and waits for it: of a machine that has not run yet, whose device asks for nothing else
-    /// meanwhile. Each is asked for once. The error is a sentence; that there is nobody to ask, or not any more, is one.
+    /// meanwhile. Each is asked for once. The error is a sentence, also when there is no socket or it was closed.
     pub fn fetch(&mut self, ranges: &[MissingRange]) -> Result<(), String> {
         let mut unsent: Vec<Miss> = ranges
             .iter()
@@ -274,7 +274,7 @@ pub fn check_heads(index: usize, heads: &[u16], queue: Option<&QueueRecord>) -> 
     }
 }
 
-/// Why bytes cannot be had, with which.
+/// Which bytes the node cannot get, and why.
 fn describe(miss: &Miss, reason: &str) -> String {
     format!(
         "bytes {}..{} of blob {}: {reason}",

@@ -39,7 +39,7 @@ const TX: usize = 1;
 
 /// `struct virtio_net_hdr_v1`.
 const HEADER: usize = 12;
-/// Of a guest nobody told its address: locally administered, "THAW".
+/// The address before a backend sets one: locally administered, "THAW".
 pub const DEFAULT_MAC: [u8; 6] = [0x02, 0x54, 0x48, 0x41, 0x57, 0x00];
 /// The only descriptor registered with the event loop.
 const TAP: u32 = 0;

@@ -44,7 +44,7 @@ pub struct InventoryRecord {
     pub shared_memory: Vec<(u8, u64, u64)>,
 }
 
-/// What the driver has written, and what it was not yet told.
+/// What the driver has written, and the interrupts it has not seen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportRecord {
     pub status: u32,
@@ -180,7 +180,7 @@ pub struct FsState {
     pub mappings: Vec<MappingRecord>,
 }
 
-/// What the guest must be told before anything else.
+/// What the guest must be sent before anything else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VsockState {
     /// Resets it was owed.

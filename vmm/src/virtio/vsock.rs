@@ -125,7 +125,7 @@ fn fill(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) -> Answer {
     }
 }
 
-/// A packet shorter than its header is nobody's and lost.
+/// Takes a packet. One that is shorter than its header is dropped.
 fn take(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) {
     let Ok(slices) = chain.readable(memory) else {
         return;

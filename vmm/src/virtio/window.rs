@@ -72,7 +72,7 @@ impl HostWindow {
     }
 
     /// Maps `length` bytes of `file` from `file_offset` at `offset` of the window, private and read-only, over what was
-    /// there. All three are multiples of 4096. A page wholly past the file's end is a bus error to whoever reads it.
+    /// there. All three are multiples of 4096. Reading a page that is wholly past the file's end is a bus error.
     pub fn map(
         &self,
         offset: u64,

@@ -24,7 +24,7 @@ impl Backing {
         }
     }
 
-    /// Bytes of a block, as the guest is told.
+    /// Bytes of a block, as the configuration says.
     pub fn block_size(&self) -> u32 {
         match self {
             Backing::Disk(disk) => disk.block_size(),

@@ -18,7 +18,7 @@ const ID: usize = b::VIRTIO_BLK_ID_BYTES as usize;
 /// The `unmap` flag of a range.
 const UNMAP: u32 = 1;
 
-/// What the driver is told.
+/// The status a request is answered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {

@@ -71,7 +71,7 @@ impl Server {
         Ok(self.answer(&parsed, request))
     }
 
-    /// Answers a request that has waited: its bytes are there, or cannot be had.
+    /// Answers a request that has waited: its bytes are there, or the node cannot get them.
     pub fn resume(&mut self, memory: &GuestMemory, resumed: Resumed) -> Result<Answer, DeviceError> {
         let Resumed { request, failure } = resumed;
         let Some(reason) = failure else {

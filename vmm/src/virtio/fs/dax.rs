@@ -8,7 +8,7 @@
 //! A guest that is frozen goes on believing in its mappings, so they are frozen with it and made again, from the images it
 //! has then, before it runs.
 //!
-//! Store files are never cut while they are in use. If somebody does it all the same, a page that is gone faults in the
+//! Store files are never cut while they are in use. If one is cut all the same, a page that is gone faults in the
 //! guest only: KVM_RUN ends with EFAULT and the machine with it, and this process, which never reads the window, lives to
 //! say so.
 

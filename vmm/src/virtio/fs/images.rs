@@ -172,7 +172,7 @@ impl Images {
         let Some(messenger) = &mut self.messenger else {
             return Answer::Stop;
         };
-        // What is asked for again was told the first time.
+        // A read that is executed again was reported the first time.
         let accesses = (request.rounds == 0).then_some(&mut self.accesses);
         match messenger.handle(&request.chain, &mut self.dax, accesses) {
             Verdict::Done(written) => Answer::Done(written),
@@ -183,7 +183,7 @@ impl Images {
         }
     }
 
-    /// Answers a request whose bytes cannot be had.
+    /// Answers a request whose bytes the node cannot get.
     fn refuse(&mut self, request: &Request, reason: &str) -> Answer {
         if let Some(dropped) = self.log.pass() {
             tracing::error!(

@@ -111,7 +111,7 @@ impl Messenger {
 
     /// Answers a message, unless it must wait.
     ///
-    /// `dax` is the window files are mapped into; `accesses` is told what is asked for.
+    /// `dax` is the window files are mapped into; reads are reported to `accesses`.
     pub fn handle(&mut self, chain: &Chain, dax: &mut Dax, accesses: Option<&mut AccessLog>) -> Verdict {
         let (header, message) = match self.take(chain) {
             Ok(taken) => taken,
@@ -136,7 +136,7 @@ impl Messenger {
                 let errno = dax.remove(body).err().map_or(0, |error| errno_of(&error));
                 return Verdict::Done(self.reply_error(chain, errno));
             }
-            // Whoever mounted it before has nothing mapped any more.
+            // The file system is mounted anew: what an earlier mount had mapped is gone.
             INIT => dax.clear(),
             DESTROY => {
                 dax.clear();

@@ -7,7 +7,7 @@
 //! waits for this one.
 //!
 //! When thaw-share dies, what it was asked is answered EIO, except for names being looked up; those, and all that is asked
-//! later, wait for another thaw-share for a bounded time. One that takes over is told the guest's INIT first.
+//! later, wait for another thaw-share for a bounded time. One that takes over gets the guest's INIT first.
 //!
 //! What the guest has open are files of that process, so a machine with a share cannot be frozen; without one, all there is
 //! to freeze is the queues.
@@ -45,15 +45,15 @@ const MOST_INIT: u32 = 1024;
 /// Requests and replies of one event: then a freeze, or a reset, gets its turn.
 const AT_ONCE: usize = 256;
 
-/// Whom requests go to.
+/// The thaw-share that requests go to.
 enum Link {
-    /// Nobody yet.
+    /// None has come yet.
     Absent,
-    /// And which of its events are waited for.
+    /// It is connected; which events of the relay are waited for.
     Up(Box<Relay>, EventSet),
-    /// Nobody now. Until then another is waited for.
+    /// It died. Until this moment requests wait for another.
     Down(Instant),
-    /// Nobody any more, unless another comes all the same.
+    /// It died and no other came in time. One that comes later is used all the same.
     Gone,
 }
 
@@ -63,10 +63,10 @@ pub struct Share {
     link: Link,
     /// Takes the place of the one that is up, which is ending.
     next: Option<OwnedFd>,
-    /// The guest's INIT: one that takes over is told it again.
+    /// The guest's INIT, which is sent first to a thaw-share that takes over.
     init: Option<Vec<u8>>,
-    /// Names that were being looked up when thaw-share died: one that takes over is asked again. The guest would take an error
-    /// for the end of what it has mounted there.
+    /// Names that were being looked up when thaw-share died; they are sent to one that takes over. The guest would take an
+    /// error for the end of what it has mounted there.
     held: Vec<Request>,
     patience: Duration,
     timeout: Timeout,
@@ -304,7 +304,7 @@ impl Share {
         }
     }
 
-    /// thaw-share is gone: whoever waits for it is told, but for who looks a name up; whoever asks from now on waits for another.
+    /// thaw-share is gone: requests it had are answered EIO, except lookups, which wait for another as all later requests do.
     fn lose(&mut self, active: &mut Option<Activation>, why: &Broken) -> Result<(), DeviceError> {
         let link = Link::Down(Instant::now() + self.patience);
         let Link::Up(relay, _) = std::mem::replace(&mut self.link, link) else {

@@ -1,7 +1,7 @@
 //! Which devices a machine has: a table, whose lines say what each device is made with.
 //!
-//! The table is frozen: a snapshot is restored only into the same devices. Whoever changes it changes
-//! [`layout::VERSION`] with it.
+//! The table is frozen, because a snapshot is restored only into the same devices. A change of it is a change of
+//! [`layout::VERSION`].
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -27,7 +27,7 @@ pub struct Request {
 #[derive(Debug)]
 pub struct Resumed {
     pub request: Request,
-    /// Why its bytes cannot be had: a sentence that names them.
+    /// Why the node cannot get its bytes: a sentence that names them.
     pub failure: Option<String>,
 }
 

@@ -141,7 +141,7 @@ impl Receiver {
         self.spare.len()
     }
 
-    /// Pops buffers until the largest frame fits, or there are no more. False if there is none at all.
+    /// Pops buffers until the largest frame fits, or there are no more. False if there is no buffer at all.
     fn refill(&mut self, queue: &mut DeviceQueue, mergeable: bool) -> Result<bool, DeviceError> {
         let mut room: usize = self.spare.iter().map(|chain| chain.writable_len() as usize).sum();
         let mut slices: usize = self

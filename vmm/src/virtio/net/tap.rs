@@ -27,7 +27,7 @@ const DEVICE: (u32, u32) = (10, 200);
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
-    /// What the host may leave to the guest; none where nobody has said.
+    /// Offloads that the guest negotiated, if they were set.
     offloads: Option<libc::c_uint>,
     /// What the event loop waits for, so that it is told only of changes.
     watched: EventSet,

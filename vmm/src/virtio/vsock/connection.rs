@@ -57,7 +57,7 @@ struct Flow {
     client_ended: bool,
     /// The client takes nothing more: `SHUTDOWN_RECEIVE` is for the guest to know.
     client_left: bool,
-    /// Shutdown flags the guest was told, and those it told.
+    /// Shutdown flags sent to the guest, and those received from it.
     told: u32,
     heard: u32,
     /// The guest was asked for credit, or asked for it.
@@ -340,7 +340,7 @@ impl Flow {
             return End::Shutdown;
         }
         if self.heard == SHUTDOWN_RECEIVE {
-            // Whoever writes to it now gets EPIPE. It fails only on a socket the client closed.
+            // A client that writes now gets EPIPE. This fails only on a socket that the client closed.
             let _ = stream.shutdown(Shutdown::Read);
         }
         self.flush(stream);

@@ -7,7 +7,7 @@ use std::num::Wrapping;
 
 /// Bytes this side holds for a client that does not read: the most a connection can cost.
 pub const BUFFER: u32 = 256 * 1024;
-/// Space freed since the guest was last told, at which it is told again.
+/// Space freed since the last header to the guest that is worth a packet of its own.
 const WORTH_TELLING: u32 = BUFFER / 4;
 
 /// What may be sent to the guest.

@@ -103,7 +103,7 @@ impl Muxer {
         self.listener.is_some()
     }
 
-    /// What a clone must tell its guest. Nothing changes here.
+    /// What a clone must send its guest. Nothing changes here.
     pub fn save(&self) -> VsockState {
         let reset = |reset: &Header| ResetRecord {
             host_port: reset.source_port,
@@ -205,7 +205,7 @@ impl Muxer {
         }
     }
 
-    /// Gives up a connection whose client left and whose guest has not said its last word. False if there is none.
+    /// Closes a connection whose client left and whose guest has not closed it. False if there is none.
     fn evict(&mut self) -> bool {
         let lingering = self
             .connections
@@ -365,7 +365,7 @@ pub fn check(state: &VsockState, up: bool) -> Result<(), String> {
     if !(FIRST_PORT..=LAST_PORT).contains(next_port) {
         return Err(format!("{next_port} is not a host port"));
     }
-    // A clone owes what its source owed and one for each connection; it speaks of no other before it has told those.
+    // A clone owes the resets of its source and one for each connection, and sends them before it owes any other.
     if connections.len() > MAX_CONNECTIONS || resets.len() > MAX_RESETS + 2 * MAX_CONNECTIONS {
         return Err(format!(
             "{} connections and {} resets are more than there can be",

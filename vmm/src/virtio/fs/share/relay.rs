@@ -1,9 +1,9 @@
-//! One end of the stream to thaw-share: messages go out of guest memory, replies come into it, neither by way of this
-//! process's own.
+//! One end of the stream to thaw-share: messages are sent from guest memory and replies received into it, without a copy in
+//! this process.
 //!
-//! Invariant: what is on the stream is whole frames, whatever the guest does. A message or reply is of the length its header
-//! told; of a driver that was reset meanwhile nothing is read or written any more, zeros go out for it and what comes back is thrown away.
-//! At most [`OUTSTANDING`] requests are not answered; the rest stay in their queues.
+//! Invariant: the stream consists of whole frames, whatever the guest does. A message or reply has the length in its header. If
+//! the driver is reset meanwhile, its memory is neither read nor written any more: zeros are sent instead, and the reply is
+//! thrown away. At most [`OUTSTANDING`] requests are unanswered; the rest stay in their queues.
 
 use std::collections::HashMap;
 use std::io;
@@ -256,7 +256,9 @@ impl Relay {
                         Receiving::Body { request, .. } => {
                             Ok(Step::Done(request.map(|request| (request, length))))
                         }
-                        Receiving::Header { .. } => unreachable!("it was a body, and nobody else has it"),
+                        Receiving::Header { .. } => {
+                            unreachable!("it was a body, and nothing else changes it")
+                        }
                     };
                 }
                 Receiving::Body {

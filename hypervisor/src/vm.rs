@@ -4,13 +4,14 @@
 //! so the guest can never access host memory that was unmapped and reused.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{
     KVM_CAP_VM_DISABLE_NX_HUGE_PAGES, KVM_MEM_READONLY, kvm_clock_data, kvm_enable_cap, kvm_irqchip,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use thaw_sys::lock::Lock;
 use vm_memory::{Address, GuestMemoryRegion, GuestRegionMmap};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -81,7 +82,7 @@ impl Vm {
             memory_size: size,
             userspace_addr: region.as_ptr() as u64,
         };
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.locked();
         // SAFETY: the host range is the whole of a live mapping, which `slots` keeps alive until the slot is replaced
         // or removed below, or this Vm (and with it, by `Arc`, every vCPU) is gone. Guest accesses to it are those of
         // another processor on shared memory, which vm-memory's volatile accessors allow for.
@@ -93,7 +94,7 @@ impl Vm {
 
     /// Removes a slot's memory from the guest and releases the mapping.
     pub fn remove_memory(&self, slot: u32) -> Result<()> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.locked();
         let Some(region) = slots.get(&slot) else {
             return Ok(());
         };

@@ -4,9 +4,10 @@
 //! end. Each device and each socket may therefore write a burst of lines, then one line per period. The next
 //! line that is written says how many were dropped.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustix::time::{ClockId, clock_gettime};
+use thaw_sys::lock::Lock;
 
 /// Lines in a burst.
 const BURST: u32 = 10;
@@ -35,7 +36,7 @@ impl LogLimit {
     /// Takes one line from the budget. Returns the number of lines dropped since the last one, or `None` if
     /// this line must be dropped.
     pub fn pass(&self) -> Option<u64> {
-        let mut budget = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budget = self.0.locked();
         budget.pass(monotonic_ns())
     }
 }

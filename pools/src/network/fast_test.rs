@@ -452,7 +452,7 @@ impl Bench {
             frames
                 .iter_mut()
                 .filter(|frame| may_be_the_namespaces(frame))
-                .for_each(without_number);
+                .for_each(|frame| without_number(frame));
         }
         outcome
     }
@@ -520,7 +520,7 @@ fn may_be_the_namespaces(frame: &[u8]) -> bool {
 }
 
 /// Without its number, which its maker has drawn, and with whether its header's sum is right in the sum's place.
-fn without_number(frame: &mut Vec<u8>) {
+fn without_number(frame: &mut [u8]) {
     let length = frame.get(ETHERNET).map_or(0, |first| usize::from(first & 15) * 4);
     let Some(header) = frame.get_mut(ETHERNET..ETHERNET + length.max(HEADER)) else {
         return;

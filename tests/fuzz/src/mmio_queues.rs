@@ -16,7 +16,7 @@ impl World for Entropy {
     const ID: DeviceId = DeviceId::Rng;
 
     fn device(&mut self, _: &EventLoop) -> Arc<Mutex<dyn VirtioDevice>> {
-        Arc::new(Mutex::new(Rng::new()))
+        Arc::new(Mutex::new(Rng::default()))
     }
 }
 

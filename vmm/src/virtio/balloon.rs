@@ -55,8 +55,8 @@ pub struct Balloon {
     config: Config<BalloonConfig>,
 }
 
-impl Balloon {
-    pub fn new() -> Balloon {
+impl Default for Balloon {
+    fn default() -> Balloon {
         let actual = offset_of!(BalloonConfig, actual)..offset_of!(BalloonConfig, free_page_hint_cmd_id);
         Balloon {
             active: None,

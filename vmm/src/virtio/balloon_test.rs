@@ -5,7 +5,7 @@ use super::*;
 use crate::virtio::testing::{Buf, MEMORY, NOWHERE, Rig};
 
 fn rig() -> Rig<Balloon> {
-    Rig::new(Balloon::new(), 1 << F_REPORTING)
+    Rig::new(Balloon::default(), 1 << F_REPORTING)
 }
 
 /// Pages of memory the test fills: far from rings and buffers.
@@ -56,7 +56,7 @@ fn reported_ranges_are_taken() {
 
 #[test]
 fn reports_count_only_if_negotiated() {
-    let mut rig = Rig::new(Balloon::new(), 0);
+    let mut rig = Rig::new(Balloon::default(), 0);
     fill(&rig, FIRST..FIRST + 1);
     rig.request(
         REPORTING,
@@ -116,7 +116,7 @@ fn what_is_not_whole_pages_of_memory_is_left_alone() {
 
 #[test]
 fn the_driver_may_say_how_large_the_balloon_is() {
-    let config = Balloon::new().config();
+    let config = Balloon::default().config();
     config.write(4, &5u32.to_le_bytes());
     config.write(0, &5u32.to_le_bytes());
     assert_eq!(config.bytes()[..8], [0, 0, 0, 0, 5, 0, 0, 0]);

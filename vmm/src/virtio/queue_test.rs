@@ -11,7 +11,7 @@ use crate::virtio::rng::Rng;
 use crate::virtio::testing::{Buf, Layout, NOWHERE, Rig, eventfd, memory};
 
 fn rig() -> Rig<Rng> {
-    Rig::new(Rng::new(), 0)
+    Rig::new(Rng::default(), 0)
 }
 
 fn fails(mut rig: Rig<Rng>) -> QueueError {

@@ -25,8 +25,8 @@ pub struct Rng {
     config: Config<[u8; 0]>,
 }
 
-impl Rng {
-    pub fn new() -> Rng {
+impl Default for Rng {
+    fn default() -> Rng {
         Rng {
             active: None,
             config: Config::new([]),

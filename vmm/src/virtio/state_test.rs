@@ -76,8 +76,8 @@ fn bench(kind: usize, memory: &GuestMemory) -> Bench {
         ))),
         4 => Arc::new(Mutex::new(Pmem::new(window()))),
         5 => Arc::new(Mutex::new(Mem::new(MemorySlots::new(region(), Nobody)))),
-        6 => Arc::new(Mutex::new(Balloon::new())),
-        _ => Arc::new(Mutex::new(Rng::new())),
+        6 => Arc::new(Mutex::new(Balloon::default())),
+        _ => Arc::new(Mutex::new(Rng::default())),
     };
     let queues = device.lock().unwrap().queue_sizes().len();
     let interrupt = Arc::new(Interrupt::new(eventfd()));

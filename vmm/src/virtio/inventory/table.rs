@@ -131,8 +131,8 @@ impl Spec {
             Spec::Vsock => device(Vsock::new(registrar(), parts.events.clone())),
             Spec::Pmem { .. } => device(Pmem::new(parts.windows.take(id))),
             Spec::Mem => parts.mem.clone(),
-            Spec::Balloon => device(Balloon::new()),
-            Spec::Rng => device(Rng::new()),
+            Spec::Balloon => device(Balloon::default()),
+            Spec::Rng => device(Rng::default()),
         }
     }
 }

@@ -177,8 +177,8 @@ mod tests {
     use crate::api::grant::Role;
 
     fn certificate(name: &str) -> ClientCertificate {
-        let testing = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/api/testing");
-        let der = CertificateDer::from_pem_file(testing.join(format!("{name}.pem"))).unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/certificates");
+        let der = CertificateDer::from_pem_file(folder.join(format!("{name}.pem"))).unwrap();
         ClientCertificate::read(&der)
     }
 

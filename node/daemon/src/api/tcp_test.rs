@@ -22,9 +22,9 @@ mod lease;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-fn testing(name: &str) -> PathBuf {
+fn certificate_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("src/api/testing")
+        .join("tests/certificates")
         .join(name)
 }
 
@@ -38,9 +38,9 @@ fn tokens() -> tempfile::NamedTempFile {
 fn config(tls: bool, client_ca: bool, tokens: Option<&tempfile::NamedTempFile>) -> ApiConfig {
     ApiConfig {
         listen: Some(([127, 0, 0, 1], 0).into()),
-        certificate: tls.then(|| testing("server.pem")),
-        key: tls.then(|| testing("server.key")),
-        client_ca: client_ca.then(|| testing("ca.pem")),
+        certificate: tls.then(|| certificate_file("server.pem")),
+        key: tls.then(|| certificate_file("server.key")),
+        client_ca: client_ca.then(|| certificate_file("ca.pem")),
         client_roles: None,
         tokens: tokens.map(|file| file.path().to_owned()),
         separate_tenants: false,
@@ -85,7 +85,7 @@ async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, fields: &str) -> s
 /// A connection as a client with a certificate, or none.
 async fn tls(served: &Served, certificate: Option<&str>) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
-    let ca = CertificateDer::from_pem_file(testing("ca.pem")).unwrap();
+    let ca = CertificateDer::from_pem_file(certificate_file("ca.pem")).unwrap();
     roots.add(ca).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
@@ -95,8 +95,8 @@ async fn tls(served: &Served, certificate: Option<&str>) -> std::io::Result<TlsS
     let config = match certificate {
         None => builder.with_no_client_auth(),
         Some(name) => {
-            let chain = CertificateDer::from_pem_file(testing(&format!("{name}.pem"))).unwrap();
-            let key = PrivateKeyDer::from_pem_file(testing(&format!("{name}.key"))).unwrap();
+            let chain = CertificateDer::from_pem_file(certificate_file(&format!("{name}.pem"))).unwrap();
+            let key = PrivateKeyDer::from_pem_file(certificate_file(&format!("{name}.key"))).unwrap();
             builder.with_client_auth_cert(vec![chain], key).unwrap()
         }
     };
@@ -215,8 +215,8 @@ async fn who_may_ask_is_read_again_and_what_cannot_be_used_changes_nothing() {
     let (file, place) = (tokens(), tempfile::tempdir().unwrap());
     let own = |name: &str| place.path().join(name);
     let put = |from: &str| {
-        std::fs::copy(testing(&format!("{from}.pem")), own("pem")).unwrap();
-        std::fs::copy(testing(&format!("{from}.key")), own("key")).unwrap();
+        std::fs::copy(certificate_file(&format!("{from}.pem")), own("pem")).unwrap();
+        std::fs::copy(certificate_file(&format!("{from}.key")), own("key")).unwrap();
     };
     put("server");
     let served = serve(&ApiConfig {
@@ -288,21 +288,21 @@ async fn half_of_a_configuration_is_refused() {
         (ApiConfig { key: None, ..good() }, "go together"),
         (
             ApiConfig {
-                key: Some(testing("server.pem")),
+                key: Some(certificate_file("server.pem")),
                 ..good()
             },
             "server.pem",
         ),
         (
             ApiConfig {
-                key: Some(testing("client.key")),
+                key: Some(certificate_file("client.key")),
                 ..good()
             },
             "server.pem",
         ),
         (
             ApiConfig {
-                certificate: Some(testing("server.key")),
+                certificate: Some(certificate_file("server.key")),
                 ..good()
             },
             "no certificate",

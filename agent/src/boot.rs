@@ -1,6 +1,5 @@
 //! From the first instruction to a listening API: mounts, handshake, then and only then the runtime that serves.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use thaw_protocol::handshake::{AGENT_PORT, FORWARD_PORT, HANDSHAKE_PORT, Identity, WARM};
@@ -8,24 +7,11 @@ use thaw_protocol::handshake::{AGENT_PORT, FORWARD_PORT, HANDSHAKE_PORT, Identit
 use crate::error::Result;
 use crate::guest::Guest;
 use crate::handshake::Handshake;
-use crate::listener::{Listener, ring_doorbell};
+use crate::listener::{Listener, Transport, ring_doorbell};
 use crate::sandbox::Sandbox;
-use crate::{clock, error, forward, handshake, info, init, kernel_limits, log, rpc, warm, warning};
-
-/// What carries the handshake and the API.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// In a guest.
-    Vsock,
-    /// Sockets named by port in this directory.
-    Unix(PathBuf),
-}
-
-/// Whether the kernel was started with this word.
-pub(crate) fn command_line_has(word: &str) -> bool {
-    std::fs::read_to_string("/proc/cmdline")
-        .is_ok_and(|line| line.split_whitespace().any(|there| there == word))
-}
+use crate::{
+    clock, error, forward, handshake, info, init, kernel_command_line, kernel_limits, log, rpc, warm, warning,
+};
 
 /// Never returns: the death of PID 1 is a kernel panic.
 pub fn run(started: u64, transport: Transport) -> ! {
@@ -62,7 +48,7 @@ pub fn run(started: u64, transport: Transport) -> ! {
     };
     let sandbox = Arc::new(Sandbox::default());
     let mut guest = Guest::new(sandbox.clone(), runtime.handle().clone());
-    if transport == Transport::Vsock && command_line_has(WARM) {
+    if transport == Transport::Vsock && kernel_command_line::has(WARM) {
         warm::up(&sandbox, &runtime);
     }
     guest.prepare();

@@ -52,6 +52,15 @@ impl Error {
     }
 }
 
+impl From<Error> for io::Error {
+    fn from(e: Error) -> Self {
+        match e {
+            Error::System { source, .. } => source,
+            other => io::Error::other(other.to_string()),
+        }
+    }
+}
+
 /// Says what a failed system call was for.
 pub trait For<T> {
     /// Wraps the error with `what`.

@@ -10,7 +10,7 @@ use crate::handshake::Apply;
 use crate::hotplug::Hotplug;
 use crate::quiesce::Stopped;
 use crate::sandbox::Sandbox;
-use crate::{boot, clock, entropy, error, identity, kernel_limits, network};
+use crate::{clock, entropy, error, identity, kernel_command_line, kernel_limits, network};
 
 /// The guest this agent is PID 1 of.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ impl Guest {
             runtime,
             hotplug: Hotplug::default(),
             stopped: None,
-            keep_entropy: boot::command_line_has(KEEP_ENTROPY),
-            show_entropy: boot::command_line_has(SHOW_ENTROPY),
+            keep_entropy: kernel_command_line::has(KEEP_ENTROPY),
+            show_entropy: kernel_command_line::has(SHOW_ENTROPY),
         }
     }
 

@@ -4,6 +4,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::stream;
@@ -11,9 +12,17 @@ use thaw_protocol::handshake::HANDSHAKE_PORT;
 use tokio::io::{AsyncRead, AsyncWrite};
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, VsockStream};
 
-use crate::boot::Transport;
-use crate::error::{Error, For, Result};
+use crate::error::{For, Result};
 use crate::info;
+
+/// What carries the handshake and the API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// In a guest.
+    Vsock,
+    /// In a test: unix sockets in this directory, named by port.
+    Unix(PathBuf),
+}
 
 /// A listening socket.
 #[derive(Debug)]
@@ -149,15 +158,6 @@ pub fn ring_doorbell(transport: &Transport) {
                 ) => {}
             // Whoever drives this machine may not have a doorbell at all; it can still connect.
             Err(e) => info!("doorbell: {e}"),
-        }
-    }
-}
-
-impl From<Error> for io::Error {
-    fn from(e: Error) -> Self {
-        match e {
-            Error::System { source, .. } => source,
-            other => io::Error::other(other.to_string()),
         }
     }
 }

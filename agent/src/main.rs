@@ -1,7 +1,8 @@
 //! `/sbin/init` of the guest image. `thaw-agent --unix DIR` serves sockets `DIR/1023` and `DIR/1024` in vsock's place,
 //! for tests that run the agent as PID 1 of fresh namespaces.
 
-use thaw_agent::boot::{self, Transport};
+use thaw_agent::boot;
+use thaw_agent::listener::Transport;
 
 fn main() {
     let started = thaw_agent::clock::boottime_ns();

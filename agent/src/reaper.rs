@@ -16,7 +16,32 @@ use crate::error::{For, Result};
 /// How a process ended: its exit code, or 128 and the number of the signal that killed it.
 pub type ExitCode = i32;
 
-/// Who waits for whom.
+/// A child process whose exit code the reaper keeps.
+#[derive(Clone, Debug)]
+pub struct Child {
+    pub pid: i32,
+    exit: watch::Receiver<Option<ExitCode>>,
+}
+
+impl Child {
+    /// Its exit code, if it has ended. Until then its PID belongs to no other process.
+    pub fn exit_code(&self) -> Option<ExitCode> {
+        *self.exit.borrow()
+    }
+
+    /// Waits for its end.
+    pub async fn wait(&self) -> ExitCode {
+        let mut exit = self.exit.clone();
+        // The sender lives as long as the agent.
+        exit.wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|code| *code)
+            .unwrap_or(255)
+    }
+}
+
+/// The children whose exit codes are waited for.
 #[derive(Debug, Default)]
 pub struct Reaper {
     state: Mutex<State>,
@@ -54,11 +79,11 @@ impl Reaper {
         Hold(self.clone())
     }
 
-    /// The exit of `pid`, once it comes. Under the [`Hold`] it was born under.
-    pub fn expect(&self, _born_under: &Hold, pid: i32) -> watch::Receiver<Option<ExitCode>> {
-        let (tx, rx) = watch::channel(None);
+    /// Keeps the exit code of child `pid`. The [`Hold`] must be older than the child.
+    pub fn expect(&self, _older: &Hold, pid: i32) -> Child {
+        let (tx, exit) = watch::channel(None);
         self.state().waiting.insert(pid, tx);
-        rx
+        Child { pid, exit }
     }
 
     /// Reaps for ever.

@@ -26,7 +26,8 @@ pub fn read(container: &Container) -> StatsContainerResponse {
         hugetlb_stats: hugetlb(cgroup),
         ..Default::default()
     };
-    let network = fs::read_to_string(format!("/proc/{}/net/dev", container.init.pid)).unwrap_or_default();
+    let network =
+        fs::read_to_string(format!("/proc/{}/net/dev", container.init.child.pid)).unwrap_or_default();
     StatsContainerResponse {
         cgroup_stats: MessageField::some(stats),
         network_stats: network_devices(&network),

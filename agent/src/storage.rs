@@ -24,10 +24,10 @@ use rustix::mount::{UnmountFlags, unmount};
 use thaw_protocol::agent::layout::RELEASE_SOURCE;
 use thaw_sys::lock::Lock;
 
-use crate::container::mount_options::MountOptions;
 use crate::error::{Error, For, Result};
 use crate::ext4;
 use crate::huge_pages::{self, Reservation};
+use crate::mount_options::MountOptions;
 use crate::warning;
 
 const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_directory=";

@@ -6,8 +6,8 @@ use std::path::{Component, Path};
 use thaw_protocol::shim::runc_options::Options;
 use thaw_protocol::shim::{Any, Message};
 
+use crate::any::kind;
 use crate::error::{Error, Result, WithContext};
-use crate::options::kind;
 
 /// Mount point of the host's cgroups.
 pub const ROOT: &str = "/sys/fs/cgroup";

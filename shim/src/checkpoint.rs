@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use thaw_protocol::shim::runc_options::CheckpointOptions;
 use thaw_protocol::shim::{Any, Message};
 
+use crate::any::kind;
 use crate::error::{Error, Result, WithContext};
-use crate::options::kind;
 
 /// The container's state.
 const FILE: &str = "thaw.json";
@@ -78,7 +78,7 @@ impl Checkpoint {
             return Err(foreign(&format!("{} is too large", path.display())));
         }
         let read: Checkpoint = serde_json::from_slice(&text).map_err(|e| foreign(&e))?;
-        crate::service::check_id(&read.container)?;
+        crate::id::check_id(&read.container)?;
         Ok(read)
     }
 

@@ -3,7 +3,6 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
 use thaw_protocol::shim::task::DeleteResponse;
@@ -13,16 +12,13 @@ use crate::address::Address;
 use crate::arguments::Arguments;
 use crate::error::{Error, Result, WithContext};
 use crate::hooks::{self, State};
+use crate::id::check_id;
 use crate::machine::MachineRecord;
 use crate::process::KILLED;
 use crate::role::Role;
-use crate::service::check_id;
 use crate::spec::{self, config::Spec};
-use crate::thawd::Thawd;
+use crate::thawd::{END_LIMIT, Thawd};
 use crate::{info, warning};
-
-/// Limit for thawd to end a pod. thawd also ends it by itself, because it watches the shim's process.
-pub const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// Cleans up, and writes the container's exit status for containerd.
 pub fn run(arguments: &Arguments) -> Result<()> {

@@ -8,17 +8,18 @@
 //! | [`checkpoint`] | checkpoints, from which a container is restored with its machine |
 //! | [`machine`], [`sizing`], [`thawd`], [`agent`], [`pidfd`] | the pod's microVM, and clients of thawd and of the guest's agent |
 //! | [`spec`], [`rootfs`], [`hooks`] | from a bundle to the guest's container |
-//! | [`share`] | host directories and devices in the guest |
-//! | [`options`], [`kata`] | the runtime's options in containerd's configuration; Kata's settings |
+//! | [`host_resource`], [`share`] | host directories and devices in the guest |
+//! | [`options`], [`any`], [`kata`] | the runtime's options in containerd's configuration; Kata's settings |
 //! | [`stdio`] | a process's streams |
 //! | [`events`], [`stats`] | events and metrics for containerd |
-//! | [`role`], [`address`] | which containers share a microVM, and the address of its shim |
+//! | [`id`], [`role`], [`address`] | which containers share a microVM, and the address of its shim |
 //!
 //! The shim keeps only the state of its pod. It asks thawd for the microVM, and the guest's agent for
 //! everything in it. docs/shim.md describes how each part of a specification is treated.
 
 pub mod address;
 pub mod agent;
+pub mod any;
 pub mod arguments;
 pub mod cgroup;
 pub mod checkpoint;
@@ -28,6 +29,8 @@ pub mod error;
 pub mod events;
 pub mod features;
 pub mod hooks;
+pub mod host_resource;
+pub mod id;
 pub mod kata;
 pub mod log;
 pub mod machine;

@@ -12,6 +12,7 @@ use thaw_protocol::shim::bootstrap::BootstrapParams;
 use thaw_protocol::shim::runtimeoptions;
 use thaw_protocol::shim::{Any, Message};
 
+use crate::any::kind;
 use crate::cgroup;
 use crate::error::{Error, Result, WithContext};
 
@@ -72,11 +73,6 @@ impl Options {
                 .map_err(|e| wrong(e.to_string())),
         }
     }
-}
-
-/// The message name of an `Any`: its type URL without the authority.
-pub fn kind(any: &Any) -> &str {
-    any.type_url.rsplit('/').next().unwrap_or_default()
 }
 
 /// Reads the options that containerd passes to `start` on standard input. `None` if there are none, or if the

@@ -11,7 +11,7 @@ use thaw_protocol::agent::layout;
 use thaw_protocol::shim::mount::Mount;
 
 use crate::error::{Error, Result};
-use crate::share::Source;
+use crate::host_resource::Source;
 
 /// Prefix of the manifest's digest in the source of the one mount that thawd's snapshotter returns
 /// (docs/images.md).

@@ -1,6 +1,8 @@
-//! containerd's task service: forwards each call to the pod.
+//! The services for containerd. The task service forwards each call to the pod, and so does the [`sandbox`] service.
 //!
 //! Invariant: a call that changes something completes, even if its client disconnects.
+
+mod sandbox;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -221,15 +223,5 @@ impl Task for Service {
         self.pod.end_machine();
         self.stop();
         Ok(Empty::new())
-    }
-}
-
-/// Refuses an invalid id: paths are made of ids.
-pub fn check_id(id: &str) -> Result<()> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let good = (1..=128).contains(&id.len()) && id.chars().all(fits) && !id.starts_with('.');
-    match good {
-        true => Ok(()),
-        false => Err(Error::Invalid(format!("{id:?} is not a valid container id"))),
     }
 }

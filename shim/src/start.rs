@@ -15,9 +15,9 @@ use crate::address::Address;
 use crate::arguments::Arguments;
 use crate::cgroup;
 use crate::error::{Error, Result, WithContext};
+use crate::id::check_id;
 use crate::options;
 use crate::role::Role;
-use crate::service::check_id;
 use crate::spec;
 
 /// Prints the address of the container's shim.

@@ -11,10 +11,13 @@ use thaw_protocol::versions::PODS;
 use ttrpc::context::Context;
 
 use crate::error::{Error, Result};
-use crate::share::{BlockDevice, Source};
+use crate::host_resource::{BlockDevice, Source};
 
 /// Delay before retrying while thawd is away.
 pub const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Limit for thawd to end a pod. thawd also ends it by itself, because it watches the shim's process.
+pub const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// The socket at which thawd serves its shims.
 #[derive(Clone, Debug)]

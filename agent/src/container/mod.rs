@@ -9,7 +9,6 @@ pub mod cgroup;
 pub mod files;
 pub mod fork;
 pub mod launch;
-pub mod mount_options;
 pub mod pod_pids;
 pub mod process;
 pub mod rlimits;
@@ -247,7 +246,7 @@ impl Container {
         if self.pending.locked().is_some() {
             return Err(not_running());
         }
-        let path = format!("/proc/{}/root", self.init.pid);
+        let path = format!("/proc/{}/root", self.init.child.pid);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(&path, flags, Mode::empty());
         // Asked after: until its end is known the PID is its own.

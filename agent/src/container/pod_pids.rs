@@ -16,13 +16,12 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::UnshareFlags;
 use thaw_sys::lock::Lock;
-use tokio::sync::watch;
 
 use super::capabilities::{self, Capabilities};
 use super::fork::{self, fork};
 use super::rootfs;
 use crate::error::{Error, For, Result};
-use crate::reaper::{ExitCode, Reaper};
+use crate::reaper::{Child, Reaper};
 
 /// What it is called.
 const NAME: &std::ffi::CStr = c"pause";
@@ -33,21 +32,14 @@ const ROOT: &str = "/run";
 
 /// The namespace, once somebody asked for it.
 #[derive(Debug, Default)]
-pub struct PodPids(Mutex<Option<Init>>);
-
-/// Its first process.
-#[derive(Debug)]
-struct Init {
-    pid: i32,
-    exit: watch::Receiver<Option<ExitCode>>,
-}
+pub struct PodPids(Mutex<Option<Child>>);
 
 impl PodPids {
     /// The namespace, by its file. Blocks.
     pub fn path(&self, reaper: &Arc<Reaper>) -> Result<PathBuf> {
         let mut init = self.0.locked();
         // With it everything in the namespace has ended: whoever comes then gets another.
-        let living = init.take().filter(|init| init.exit.borrow().is_none());
+        let living = init.take().filter(|init| init.exit_code().is_none());
         let living = match living {
             Some(living) => living,
             None => begin(reaper)?,
@@ -60,18 +52,18 @@ impl PodPids {
     /// Ends it, and everything that is in it still.
     pub async fn end(&self) {
         let init = self.0.locked().take();
-        let Some(Init { pid, mut exit }) = init else {
+        let Some(init) = init else {
             return;
         };
         // Until its end is known the PID is its own.
-        if let (Some(pid), true) = (Pid::from_raw(pid), exit.borrow().is_none()) {
+        if let (Some(pid), true) = (Pid::from_raw(init.pid), init.exit_code().is_none()) {
             let _ = kill_process(pid, Signal::KILL);
         }
-        let _ = exit.wait_for(Option::is_some).await;
+        init.wait().await;
     }
 }
 
-fn begin(reaper: &Arc<Reaper>) -> Result<Init> {
+fn begin(reaper: &Arc<Reaper>) -> Result<Child> {
     let (mut failure, told) = pipe_with(PipeFlags::CLOEXEC)
         .map(|(read, write)| (fs::File::from(read), fs::File::from(write)))
         .for_(|| "make a pipe".into())?;
@@ -85,7 +77,7 @@ fn begin(reaper: &Arc<Reaper>) -> Result<Init> {
         scope.spawn(fork).join()
     });
     let pid = forked.map_err(|_| Error::State("the pod's first process was not made".into()))??;
-    let exit = reaper.expect(&hold, pid);
+    let init = reaper.expect(&hold, pid);
     drop((hold, told));
     let mut why = String::new();
     // Silence is success.
@@ -93,7 +85,7 @@ fn begin(reaper: &Arc<Reaper>) -> Result<Init> {
         .read_to_string(&mut why)
         .for_(|| "hear of the pod's first process".into())?;
     match why.is_empty() {
-        true => Ok(Init { pid, exit }),
+        true => Ok(init),
         false => Err(Error::State(format!(
             "the pod's PID namespace has no first process: {why}"
         ))),

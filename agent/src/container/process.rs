@@ -3,24 +3,22 @@
 use std::os::fd::OwnedFd;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tokio::sync::watch;
 
 use super::launch::{Launch, Launched, Place, Status, launch};
 use super::seccomp::Filter;
 use super::spec::ProcessSpec;
 use crate::error::{Error, For, Result};
-use crate::reaper::{ExitCode, Reaper};
+use crate::reaper::{Child, ExitCode, Reaper};
 use crate::stdio::{Stdio, pipes};
 use std::sync::Arc;
 
 /// A launched process.
 #[derive(Debug)]
 pub struct Process {
-    pub pid: i32,
+    pub child: Child,
     pub stdio: Stdio,
-    /// Signals go here: a PID may be another's by now, this cannot.
+    /// Signals are sent to this: a PID may belong to another process by now.
     pidfd: OwnedFd,
-    exit: watch::Receiver<Option<ExitCode>>,
 }
 
 impl Process {
@@ -51,7 +49,7 @@ impl Process {
                 // Its exit status waits for us at least until the hold is dropped, so the PID is its own.
                 born = hold
                     .as_ref()
-                    .map(|hold| (pid, reaper.expect(hold, pid), Pid::from_raw(pid).map(open)));
+                    .map(|hold| (reaper.expect(hold, pid), Pid::from_raw(pid).map(open)));
                 hold = None;
             },
         );
@@ -63,12 +61,11 @@ impl Process {
             (None, None) => return Err(Error::State("the process came without a terminal".into())),
         };
         match born {
-            Some((pid, exit, Some(pidfd))) => Ok((
+            Some((child, Some(pidfd))) => Ok((
                 Process {
-                    pid,
+                    child,
                     stdio,
                     pidfd: pidfd?,
-                    exit,
                 },
                 status,
             )),
@@ -78,18 +75,12 @@ impl Process {
 
     /// Its exit code, if it has ended.
     pub fn exit_code(&self) -> Option<ExitCode> {
-        *self.exit.borrow()
+        self.child.exit_code()
     }
 
     /// Waits for its end.
     pub async fn wait(&self) -> ExitCode {
-        let mut exit = self.exit.clone();
-        // The sender is gone only with the whole agent.
-        exit.wait_for(Option::is_some)
-            .await
-            .ok()
-            .and_then(|code| *code)
-            .unwrap_or(255)
+        self.child.wait().await
     }
 
     /// Its pidfd, for joining its namespaces.

@@ -15,9 +15,9 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, fchdir, pivot_root};
 
-use super::mount_options::MountOptions;
 use super::spec::{DeviceKind, DeviceNode, Mount, Spec};
 use crate::error::{Error, For, Result};
+use crate::mount_options::MountOptions;
 
 /// Nodes every container has (runtime-spec, config-linux.md, "Default Devices").
 const DEVICES: &[(&str, u32, u32)] = &[

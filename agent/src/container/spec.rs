@@ -11,10 +11,10 @@ use thaw_protocol::agent::agent::StringUser;
 use thaw_protocol::agent::oci;
 
 use super::capabilities::Capabilities;
-use super::mount_options::{MountOptions, propagation};
 use super::rlimits::{Limit, resource};
 use super::seccomp::{self, Filter};
 use crate::error::{Error, Result};
+use crate::mount_options::{MountOptions, propagation};
 use crate::storage::check_guest_path;
 
 /// The file mode creation mask of a process whose specification has none.

@@ -22,9 +22,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use crate::container::Container;
 use crate::error::{Error, Result};
-use crate::reaper::ExitCode;
+use crate::reaper::{Child, ExitCode};
 use http::{Question, Said};
 use listens::Listens;
 use network::Network;
@@ -93,13 +92,13 @@ impl Expected {
         })
     }
 
-    /// Waits until a started container is ready, has ended, or the time is over.
-    pub async fn wait(mut self, container: &Container, limit: Duration) -> Result<Outcome> {
-        let network = Network::of(container)?;
+    /// Waits until the started container whose first process is `init` is ready, has ended, or `limit` has passed.
+    pub async fn wait(mut self, init: &Child, limit: Duration) -> Result<Outcome> {
+        let network = Network::of(init)?;
         let mut bad = None;
         tokio::select! {
             biased;
-            code = container.init.wait() => return Ok(Outcome::Exited(code)),
+            code = init.wait() => return Ok(Outcome::Exited(code)),
             held = self.hold(&network, &mut bad) => return held.map(|()| Outcome::Ready),
             () = sleep(limit) => {}
         }

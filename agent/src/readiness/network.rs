@@ -11,8 +11,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::net::TcpSocket;
 
-use crate::container::Container;
 use crate::error::{Error, For, Result};
+use crate::reaper::Child;
 
 /// Most that is read of the kernel's table of sockets, bytes: those that listen come first.
 const MOST_OF_TABLE: u64 = 64 * 1024;
@@ -29,9 +29,9 @@ pub struct Network {
 }
 
 impl Network {
-    /// Of a container that was started.
-    pub fn of(container: &Container) -> Result<Self> {
-        let pid = container.init.pid;
+    /// The network of a started container, given its first process.
+    pub fn of(init: &Child) -> Result<Self> {
+        let pid = init.pid;
         let path = format!("/proc/{pid}/ns/net");
         let theirs = match File::open(&path) {
             // A process that has ended is in none. Nobody listens then; that it has ended is told soon.
@@ -39,7 +39,7 @@ impl Network {
             theirs => theirs.for_(|| format!("open {path}"))?,
         };
         // Asked after: until its end is known the PID is its own, and so is what was opened.
-        if container.init.exit_code().is_some() {
+        if init.exit_code().is_some() {
             return Ok(Network { namespace: None, pid });
         }
         let (a, b) = (theirs.metadata(), fs::metadata("/proc/thread-self/ns/net"));

@@ -80,7 +80,7 @@ fn share_pids(sandbox: &Sandbox, request: &mut CreateContainerRequest) -> Result
                     "container {id}, whose processes are to be shared, has ended"
                 )));
             }
-            namespace.Path = format!("/proc/{}/ns/pid", target.init.pid);
+            namespace.Path = format!("/proc/{}/ns/pid", target.init.child.pid);
         }
     }
     Ok(())

@@ -35,7 +35,10 @@ pub async fn wait(sandbox: &Sandbox, request: &WaitReadyRequest) -> Result<WaitR
         )));
     }
     let container = sandbox.container(&request.container_id)?;
-    let outcome = container.take_expected()?.wait(&container, limit).await?;
+    let outcome = container
+        .take_expected()?
+        .wait(&container.init.child, limit)
+        .await?;
     let mut response = WaitReadyResponse::new();
     response.outcome = match outcome {
         Outcome::Ready => wait_ready_response::Outcome::READY,

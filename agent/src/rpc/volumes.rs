@@ -7,8 +7,8 @@ use thaw_protocol::agent::agent::Storage as Message;
 use thaw_protocol::agent::csi::{VolumeStatsResponse, VolumeUsage, volume_usage::Unit};
 use thaw_protocol::agent::types::FSGroupChangePolicy;
 
-use crate::container::mount_options::MountOptions;
 use crate::error::{Error, For, Result};
+use crate::mount_options::MountOptions;
 use crate::storage::{Storage, check_guest_path};
 
 /// A storage from its message.

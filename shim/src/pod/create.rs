@@ -13,17 +13,18 @@ use thaw_protocol::shim::task::CreateTaskRequest;
 use thaw_protocol::shim::task_events::TaskCreate;
 use thaw_protocol::shim::{Any, MessageField, StringValue};
 
-use super::{Entry, Pod, ends_machine, restore, task_io};
+use super::{Entry, Pod, ends_machine, hook_state, restore, task_io};
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::Event;
-use crate::hooks::{self, State};
+use crate::hooks;
+use crate::host_resource::HostResource;
 use crate::kata::{self, Settings};
 use crate::machine::Machine;
 use crate::options::Options;
 use crate::role::Role;
 use crate::rootfs::{self, Rootfs};
-use crate::share::{HostResource, Used};
+use crate::share::Used;
 use crate::spec::config::Spec;
 use crate::spec::{self, Guest};
 use crate::stdio::{Stdio, StreamOwner, Streams, Targets};
@@ -278,18 +279,6 @@ impl Pod {
         for share in used {
             self.shares.release(&self.thawd, &machine.sandbox, share).await;
         }
-    }
-}
-
-/// The state that a hook of a container receives.
-pub(super) fn hook_state<'a>(container: &'a Container, machine: &Machine, status: &'a str) -> State<'a> {
-    State {
-        oci_version: &container.oci_version,
-        id: &container.id,
-        status,
-        pid: machine.vmm,
-        bundle: &container.bundle,
-        annotations: &container.annotations,
     }
 }
 

@@ -7,17 +7,16 @@ use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::task_events::TaskDelete;
 use ttrpc::Code;
 
-use super::create::hook_state;
-use super::{Entry, Pod, ends_machine};
+use super::{Entry, Pod, ends_machine, hook_state};
 use crate::agent::CHANGE_LIMIT;
 use crate::container::Container;
-use crate::delete::END_LIMIT;
 use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::hooks;
 use crate::machine::{Machine, MachineRecord};
 use crate::process::{Exit, KILLED, Phase, Process};
 use crate::stdio::DRAIN_LIMIT;
+use crate::thawd::END_LIMIT;
 use crate::warning;
 
 /// Limit for a guest to write back shared files before its machine is ended.

@@ -9,8 +9,7 @@ use thaw_protocol::shim::Any;
 use thaw_protocol::shim::task_events::*;
 use ttrpc::Code;
 
-use super::Pod;
-use super::create::hook_state;
+use super::{Pod, hook_state};
 use crate::checkpoint;
 use crate::container::Container;
 use crate::error::{Error, Result};

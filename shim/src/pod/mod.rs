@@ -25,6 +25,7 @@ use tokio::sync::{OnceCell, watch};
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::{Event, Publisher};
+use crate::hooks::State;
 use crate::machine::Machine;
 use crate::pidfd;
 use crate::process::{Exit, KILLED, Phase, Process};
@@ -314,6 +315,18 @@ async fn watch_oom(pod: Weak<Pod>, of: Arc<Machine>) {
             }
             Err(_) => return,
         }
+    }
+}
+
+/// The state that a hook of a container receives.
+fn hook_state<'a>(container: &'a Container, machine: &Machine, status: &'a str) -> State<'a> {
+    State {
+        oci_version: &container.oci_version,
+        id: &container.id,
+        status,
+        pid: machine.vmm,
+        bundle: &container.bundle,
+        annotations: &container.annotations,
     }
 }
 

@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Pod;
-use super::create::hook_state;
+use super::{Pod, hook_state};
 use crate::checkpoint::{self, Checkpoint};
 use crate::container::Container;
 use crate::error::{Error, Result};

@@ -10,12 +10,12 @@ use thaw_protocol::shim::sandbox::CreateSandboxRequest;
 use super::Pod;
 use super::shared::Shared;
 use crate::error::{Error, Result};
+use crate::id::check_id;
 use crate::kata;
 use crate::options::Options;
 use crate::process::Exit;
 use crate::role::Role;
 use crate::sandbox::{self, Sandbox, files};
-use crate::service::check_id;
 use crate::spec::{self, config::Spec};
 
 impl Pod {

@@ -7,7 +7,6 @@
 pub mod files;
 mod metrics;
 mod request;
-mod service;
 
 use std::path::PathBuf;
 

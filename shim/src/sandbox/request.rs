@@ -8,8 +8,8 @@ use thaw_protocol::shim::pod_sandbox::{NamespaceMode, PodSandboxConfig};
 use thaw_protocol::shim::sandbox::CreateSandboxRequest;
 use thaw_protocol::shim::{Any, Message};
 
+use crate::any::kind;
 use crate::error::{Error, Result};
-use crate::options::kind;
 use crate::spec::config::{Cpu, Memory, Namespace, Spec};
 
 /// The message name of CRI's pod configuration.

@@ -3,7 +3,7 @@
 
 use super::config::{Device, DeviceRule, Linux};
 use crate::error::{Error, Result};
-use crate::share::BlockDevice;
+use crate::host_resource::BlockDevice;
 
 /// A block device of a specification.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use thaw_protocol::agent::{layout, oci};
 use super::config::{Mount, Spec};
 use super::image_mount::{self, ImagePath};
 use crate::error::{Error, Result, WithContext};
-use crate::share::Source;
+use crate::host_resource::Source;
 
 /// File systems that the guest's kernel makes by itself.
 const GUEST_FILESYSTEMS: [&str; 8] = [

@@ -8,10 +8,8 @@ use thaw_protocol::shim::sandbox_ttrpc::Sandbox as SandboxCalls;
 use thaw_protocol::shim::{MessageField, Timestamp};
 use ttrpc::r#async::TtrpcContext;
 
+use super::{Answer, Service, run_to_completion};
 use crate::process::Exit;
-use crate::service::{Service, run_to_completion};
-
-type Answer<T> = ttrpc::Result<T>;
 
 /// Go's name of this architecture.
 fn architecture() -> &'static str {
@@ -119,7 +117,7 @@ impl SandboxCalls for Service {
         r: SandboxMetricsRequest,
     ) -> Answer<SandboxMetricsResponse> {
         let sandbox = self.pod.sandbox(&r.sandbox_id)?;
-        let data = super::metrics(self.pod.machine()?.vmm)?;
+        let data = crate::sandbox::metrics(self.pod.machine()?.vmm)?;
         Ok(SandboxMetricsResponse {
             metrics: MessageField::some(Metric {
                 timestamp: MessageField::some(Timestamp::now()),

@@ -1,4 +1,4 @@
-//! From the first instruction to a listening API: mounts, handshake, then and only then the runtime that serves.
+//! Starts the agent: mounts, then the handshake, and only then the runtime that serves the API.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::{
     clock, error, forward, handshake, info, init, kernel_command_line, kernel_limits, log, rpc, warm, warning,
 };
 
-/// Never returns: the death of PID 1 is a kernel panic.
+/// Never returns, because the end of PID 1 is a kernel panic.
 pub fn run(started: u64, transport: Transport) -> ! {
     match transport {
-        // A test's /run, /tmp and cgroups are its own affair, and its log is its stderr.
+        // A test brings its own /run, /tmp and cgroups, and reads the log from stderr.
         Transport::Unix(_) => init::namespaced(),
         Transport::Vsock => {
             for failure in init::mount_all() {
@@ -63,7 +63,8 @@ pub fn run(started: u64, transport: Transport) -> ! {
         let api = Listener::bind(&transport, AGENT_PORT)?;
         Ok((api, Listener::bind(&transport, FORWARD_PORT)?))
     });
-    // The API's thread is this one; whoever freezes or clones the sandbox must be heard while it works.
+    // The API runs on this thread. Later greetings, which freeze or clone the sandbox, must be answered while
+    // it is busy.
     let later = std::thread::Builder::new()
         .name("handshake".into())
         .spawn(move || listen_on(&listener, &times, &mut guest));
@@ -87,7 +88,7 @@ fn listen_on(listener: &Listener, times: &Handshake, guest: &mut Guest) -> ! {
     }
 }
 
-/// Answers one greeting; what the identity it brought opened, if it brought one.
+/// Answers one greeting. Returns what `open` returned if the greeting brought an identity.
 fn greet<T>(
     listener: &Listener,
     times: &Handshake,
@@ -98,7 +99,7 @@ fn greet<T>(
         Ok(stream) => stream,
         Err(e) => {
             warning!("handshake: accept: {e}");
-            // Short of descriptors or memory: others may give some back.
+            // Descriptors or memory are short; others may release some.
             std::thread::sleep(std::time::Duration::from_millis(100));
             return None;
         }
@@ -109,8 +110,8 @@ fn greet<T>(
     })
 }
 
-/// Answers greetings until an identity is in force; returns what it opened: listeners, which listen before the
-/// acknowledgement.
+/// Answers greetings until an identity is in force. Returns what `open` returned: listeners, which listen
+/// before the acknowledgement is sent.
 fn wait_for_identity<T>(
     listener: &Listener,
     times: &Handshake,
@@ -124,11 +125,11 @@ fn wait_for_identity<T>(
     }
 }
 
-/// Says why and reaps for ever.
+/// Logs the reason and reaps orphans forever.
 fn stay(reason: &str) -> ! {
     error!("{reason}");
     loop {
-        // Orphans are still reaped; without any child, wait for one.
+        // Without any child this fails at once; then wait for one.
         if rustix::process::wait(rustix::process::WaitOptions::empty()).is_err() {
             std::thread::park_timeout(std::time::Duration::from_secs(1));
         }

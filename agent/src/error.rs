@@ -1,4 +1,4 @@
-//! What can go wrong in the agent, each with a sentence for people and a kind for programs.
+//! The agent's error: each has a sentence for people and a kind for programs.
 
 use std::io;
 
@@ -8,25 +8,25 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}: {source}")]
     System { what: String, source: io::Error },
-    /// What was asked makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// It makes sense, but the thing is not in a state for it.
+    /// The request is valid, but not in the present state.
     #[error("{0}")]
     State(String),
-    /// It makes sense, but this agent does not do it.
+    /// The request is valid, but this agent does not support it.
     #[error("{0}")]
     Unsupported(String),
-    /// The command of a process does not exist in its root filesystem: exit code 127 to a shell.
+    /// The process's command does not exist in its root file system: exit code 127 in a shell.
     #[error("{0}")]
     CommandNotFound(String),
-    /// The command exists and cannot be executed: exit code 126 to a shell.
+    /// The command exists but cannot be executed: exit code 126 in a shell.
     #[error("{0}")]
     CommandNotExecutable(String),
-    /// There is no file where one was looked for.
+    /// The file does not exist.
     #[error("{0}")]
     NoFile(String),
-    /// A stream is at its end.
+    /// The stream is at its end.
     #[error("eof")]
     EndOfFile,
 }
@@ -35,7 +35,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The last system call's error, with what it was for.
+    /// The error of the last system call, with what the call was for.
     pub fn last(what: impl Into<String>) -> Self {
         Error::System {
             what: what.into(),
@@ -43,7 +43,7 @@ impl Error {
         }
     }
 
-    /// The errno beneath, if a system call failed.
+    /// The errno, if a system call failed.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Error::System { source, .. } => source.raw_os_error(),
@@ -61,7 +61,7 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Says what a failed system call was for.
+/// Adds to an error what the failed system call was for.
 pub trait For<T> {
     /// Wraps the error with `what`.
     fn for_(self, what: impl FnOnce() -> String) -> Result<T>;

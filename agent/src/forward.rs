@@ -1,7 +1,8 @@
-//! The guest's loopback, for the host: whoever connects to [`FORWARD_PORT`] says a port, and talks from then on to what
-//! listens there on this guest's `localhost`, of TCP.
+//! Forwards the host's connections to this guest's `localhost`. The host connects to [`FORWARD_PORT`], sends a
+//! TCP port, and is then connected to what listens there.
 //!
-//! Invariant: at most [`MOST`] connections are served at once, and others wait; one whose port nobody listens on is closed.
+//! Invariant: at most [`MOST`] connections are served at once, and others wait. A connection whose port refuses
+//! is closed.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,30 +16,30 @@ use tokio::sync::Semaphore;
 use crate::listener::{Accepting, Connection};
 use crate::warning;
 
-/// Connections served at once.
+/// Most connections served at once.
 const MOST: usize = 64;
-/// How long a host that has connected may take to say which port it wants.
+/// Limit for a connected host to send the port.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Serves for ever.
+/// Serves forever.
 pub async fn serve(listener: Accepting) {
     let room = Arc::new(Semaphore::new(MOST));
     loop {
-        // It is never closed.
+        // The semaphore is never closed.
         let Ok(place) = room.clone().acquire_owned().await else {
             return;
         };
         match listener.accept().await {
             Ok(connection) => {
                 tokio::spawn(async move {
-                    // Whoever is refused sees the end of the connection.
+                    // On failure the host sees that the connection closes.
                     let _ = forward(connection).await;
                     drop(place);
                 });
             }
             Err(e) => {
                 warning!("forwarding: accept: {e}");
-                // Short of descriptors or memory: others may give some back.
+                // Descriptors or memory are short; others may release some.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -51,7 +52,7 @@ async fn forward(mut connection: Box<dyn Connection>) -> io::Result<()> {
     copy_bidirectional(&mut connection, &mut to).await.map(drop)
 }
 
-/// IPv4 first, as `localhost` is.
+/// Tries IPv4 first, as `localhost` resolves.
 async fn connect(port: u16) -> io::Result<TcpStream> {
     let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     match TcpStream::connect(v4).await {

@@ -1,4 +1,4 @@
-//! What greetings act on: this guest.
+//! This guest, on which greetings act.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::quiesce::Stopped;
 use crate::sandbox::Sandbox;
 use crate::{clock, entropy, error, identity, kernel_command_line, kernel_limits, network};
 
-/// The guest this agent is PID 1 of.
+/// The guest whose PID 1 this agent is.
 #[derive(Debug)]
 pub struct Guest {
     sandbox: Arc<Sandbox>,
@@ -24,7 +24,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Before anything may have been plugged.
+    /// Must be called before anything can be plugged.
     pub fn new(sandbox: Arc<Sandbox>, runtime: Handle) -> Self {
         Guest {
             sandbox,
@@ -36,9 +36,9 @@ impl Guest {
         }
     }
 
-    /// Last of all before the doorbell: what of the test hooks is due then.
+    /// Runs the test hooks that are due just before the doorbell.
     pub fn prepare(&self) {
-        // A seed about to be replaced by the kernel itself would hide that nobody else replaced it.
+        // The kernel would replace an old seed soon by itself, and hide that the agent did not.
         if self.test_hooks()
             && let Err(e) = entropy::renew()
         {
@@ -69,7 +69,7 @@ impl Apply for Guest {
         identity::set_hostname(name)?;
         identity::rename_containers(&self.sandbox, &old, name)?;
         let addresses = network.iter().flat_map(|n| &n.addresses).map(|a| a.ip);
-        // Without its interface, a link-local address leads nowhere.
+        // A link-local address is useless without its interface.
         let addresses: Vec<_> = addresses.filter(|ip| !network::is_link_local(*ip)).collect();
         identity::write_etc(name, &addresses, network.map_or(&[], |n| &n.nameservers))
     }

@@ -1,8 +1,8 @@
-//! The handshake of `thaw_protocol::handshake`, guest side: one greeting a connection, for the life of the guest.
+//! The guest's side of `thaw_protocol::handshake`: one greeting per connection, for the life of the guest.
 //!
-//! [`Greeting::Become`] is fail-closed: whatever cannot be applied is named in the acknowledgement, nothing after it is
-//! touched, no port is opened and no stopped workload goes on. Its order is the promise: entropy before anything that
-//! could use it, the clock, then identity, then size, and last of all the workloads.
+//! [`Greeting::Become`] fails closed: the acknowledgement names the first step that failed, no later step runs,
+//! no port is opened, and stopped workloads stay stopped. The order of the steps matters: entropy before
+//! anything that could use it, then the clock, the identity, the size, and the workloads last.
 
 use std::io;
 
@@ -16,40 +16,40 @@ use crate::error::{Error, Result};
 use crate::listener::Stream;
 use crate::{clock, info};
 
-/// Moments of the start, CLOCK_BOOTTIME nanoseconds.
+/// Times of the start, in nanoseconds of CLOCK_BOOTTIME.
 #[derive(Clone, Copy, Debug)]
 pub struct Handshake {
-    /// `main` began.
+    /// When `main` began.
     pub started: u64,
-    /// The doorbell was rung.
+    /// When the doorbell was rung.
     pub ready: u64,
 }
 
-/// What a greeting acts on: the guest, or a test's record.
+/// What a greeting acts on: the guest, or a test's recording of it.
 pub trait Apply {
     fn entropy(&mut self, bytes: &[u8]) -> Result<()>;
     fn wall_clock(&mut self, ns: u64) -> Result<()>;
     fn hostname(&mut self, name: &str, network: Option<&Network>) -> Result<()>;
     fn machine_id(&mut self, id: [u8; 16]) -> Result<()>;
-    /// None: the interface goes down.
+    /// Without a network, the interface goes down.
     fn network(&mut self, network: Option<&Network>) -> Result<()>;
     /// Brings CPUs online until there are `count`.
     fn cpus(&mut self, count: u8) -> Result<()>;
-    /// Waits until there are `mib` MiB of memory, and raises the kernel's limits to what they allow.
+    /// Waits until there are `mib` MiB of memory, and raises the kernel's limits accordingly.
     fn memory(&mut self, mib: u32) -> Result<()>;
-    /// Stops every workload; being stopped already is no error.
+    /// Stops every workload. Has no effect if they are stopped already.
     fn quiesce(&mut self) -> Result<()>;
-    /// Lets what [`Apply::quiesce`] stopped go on; nothing being stopped is no error.
+    /// Continues what [`Apply::quiesce`] stopped. Has no effect if nothing is stopped.
     fn release(&mut self) -> Result<()>;
-    /// Whether a test's word on the kernel's command line weakens any of the above.
+    /// Whether a word for tests on the kernel's command line weakens any of the above.
     fn test_hooks(&self) -> bool;
 }
 
-/// Reads one greeting from `stream`, acts on `guest`, and answers. After an identity what `open` returns is there before
-/// the acknowledgement is sent, and is returned; other greetings return none.
+/// Reads one greeting from `stream`, applies it to `guest`, and answers. With an identity, `open` is called
+/// before the acknowledgement is sent, and its value is returned; other greetings return `None`.
 ///
 /// # Errors
-/// The greeting could not be read, obeyed or answered. What could not be obeyed was answered with the reason.
+/// The greeting could not be read, applied or answered. If it could not be applied, the answer says why.
 pub fn answer<T>(
     mut stream: impl Stream,
     times: &Handshake,
@@ -114,7 +114,8 @@ fn reply(stream: &mut impl Stream, answer: &impl serde::Serialize) -> Result<()>
         .map_err(|e| Error::State(format!("the answer was not sent: {e}")))
 }
 
-/// Asks the host the time: nanoseconds since the Unix epoch, now, wrong by at most half of `round_trip`.
+/// Asks the host for the time, in nanoseconds since the Unix epoch. The answer is wrong by at most half of
+/// `round_trip`.
 fn ask_time(stream: &mut impl Stream, round_trip: &mut u64) -> Result<u64> {
     let asked = clock::boottime_ns();
     reply(stream, &FromAgent::WhatTime)?;
@@ -142,7 +143,7 @@ fn apply(identity: &Identity, guest: &mut impl Apply, time: impl FnOnce() -> Res
     Ok(())
 }
 
-/// `read_frame` and `write_frame` want sized readers.
+/// `read_frame` and `write_frame` require sized readers.
 struct Reader<'a, S>(&'a mut S);
 
 impl<S: Stream> io::Read for Reader<'_, S> {

@@ -1,32 +1,34 @@
 //! The guest's agent: PID 1 of every Thaw microVM.
 //!
-//! The order is the promise (DESIGN §4.5): [`init`] mounts what a Linux system needs, [`handshake`] makes this guest
-//! one sandbox and no other, and only then does [`rpc`] listen and may a user's process start. Until an identity is
-//! acknowledged nothing here reads `boot_id` or opens a TCP or UDP socket, and nothing that a secret or an identity depends
-//! on is derived from a random number drawn before: our own tables are ordered maps; the hash keys that tokio and ttrpc draw
-//! once order tables of file descriptors and stream numbers, which only the host fills. They, and this process's address
-//! space layout and stack canary, are the same in every clone of a template (docs/agent-api.md).
+//! It starts in a fixed order. [`init`] mounts what a Linux system needs, [`handshake`] gives this guest the
+//! identity of one sandbox, and only then does [`rpc`] listen and can a user's process start. Before an
+//! identity is acknowledged, nothing here reads `boot_id` or opens a TCP or UDP socket, and no secret or
+//! identity is derived from a random number drawn before. The agent's own tables are ordered maps. The hash
+//! keys that tokio and ttrpc draw once order only tables of file descriptors and stream numbers, which the host
+//! alone fills. These keys, and this process's address space layout and stack canary, are the same in every
+//! clone of a template (docs/agent-api.md).
 //!
-//! | module | knows |
+//! | module | contents |
 //! |---|---|
 //! | [`boot`] | the order above |
 //! | [`init`] | the mounts and settings of a fresh system |
 //! | [`listener`] | vsock in a guest, unix sockets in a test |
-//! | [`handshake`], [`guest`], [`entropy`], [`clock`], [`identity`] | who this guest is |
+//! | [`handshake`], [`guest`], [`entropy`], [`clock`], [`identity`] | the guest's identity |
 //! | [`hotplug`] | CPUs and memory beyond those of the template |
-//! | [`kernel_limits`] | what the kernel allows for the memory there is |
-//! | [`quiesce`] | workloads stopped for a freeze |
-//! | [`warm`] | what is done ahead, so that templates have it |
+//! | [`kernel_command_line`], [`kernel_limits`] | the kernel's command line; limits that depend on the memory size |
+//! | [`quiesce`] | stops workloads for a freeze |
+//! | [`warm`] | work done before a template is frozen, so that its clones need not do it |
 //! | [`network`] | rtnetlink |
-//! | [`forward`] | the host's connections to this guest's `localhost` |
-//! | [`storage`] | what is mounted for containers, and drivers |
+//! | [`forward`] | connections of the host to this guest's `localhost` |
+//! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`] | what is mounted for containers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
 //! | [`readiness`] | whether a container answers on its port |
 //! | [`stdio`] | pipes and terminals of a process |
-//! | [`reaper`] | every exit status, every orphan |
-//! | [`oom`], [`stats`] | what the kernel says about a container |
+//! | [`reaper`] | exit statuses and orphans |
+//! | [`oom`], [`stats`] | what the kernel reports about a container |
 //! | [`sandbox`] | everything that exists in this guest |
 //! | [`rpc`] | the agent API, wire-compatible with Kata's |
+//! | [`log`], [`error`] | log lines; the agent's error |
 
 pub mod boot;
 pub mod clock;

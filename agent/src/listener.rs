@@ -1,5 +1,5 @@
-//! Where the host reaches the agent: vsock ports in a guest, unix sockets in a test. Only the host is listened to: a
-//! process inside the guest that dials the agent's own ports is dropped.
+//! The sockets at which the host reaches the agent: vsock ports in a guest, unix sockets in a test. Only the
+//! host is served: a connection from a process inside the guest is dropped.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{FromRawFd, IntoRawFd};
@@ -31,13 +31,13 @@ pub enum Listener {
     Unix(UnixListener),
 }
 
-/// A connection of the host.
+/// A connection from the host.
 pub trait Stream: Read + Write {}
 impl Stream for VsockStream {}
 impl Stream for UnixStream {}
 
-/// How long a host that has connected may take to say who this guest is. As long as the host waits for a guest: a node that
-/// thaws many at once is slow, and what it gives up it ends.
+/// Limit for a connected host to send its greeting. It equals the host's own limit for a guest, because a node
+/// that thaws many guests at once is slow.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Listener {
@@ -76,7 +76,7 @@ impl Listener {
         }
     }
 
-    /// As one of the runtime's. Must be called within it.
+    /// Converts it to a listener of the runtime. Must be called within the runtime.
     pub fn into_async(self) -> Result<Accepting> {
         match self {
             Listener::Unix(listener) => listener
@@ -88,7 +88,7 @@ impl Listener {
         }
     }
 
-    /// As a listener of ttrpc. Must be called within the runtime.
+    /// Converts it to a listener for ttrpc. Must be called within the runtime.
     pub fn into_ttrpc(self) -> Result<ttrpc::r#async::transport::Listener> {
         match self {
             Listener::Unix(listener) => ttrpc::r#async::transport::Listener::try_from(listener)
@@ -107,14 +107,14 @@ impl Listener {
     }
 }
 
-/// A listening socket of the runtime's.
+/// A listening socket of the runtime.
 #[derive(Debug)]
 pub enum Accepting {
     Vsock(tokio_vsock::VsockListener),
     Unix(tokio::net::UnixListener),
 }
 
-/// A connection of the host, for the runtime.
+/// A connection from the host, for the runtime.
 pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 impl Connection for tokio_vsock::VsockStream {}
 impl Connection for tokio::net::UnixStream {}
@@ -146,7 +146,7 @@ async fn accept_host(listener: &tokio_vsock::VsockListener) -> io::Result<tokio_
     }
 }
 
-/// Tells the host that the handshake's port listens: a dial that is always answered by a reset.
+/// Tells the host that the handshake's port listens, by dialling a vsock port that the VMM always resets.
 pub fn ring_doorbell(transport: &Transport) {
     if *transport == Transport::Vsock {
         match VsockStream::connect(&VsockAddr::new(VMADDR_CID_HOST, HANDSHAKE_PORT)) {
@@ -156,7 +156,7 @@ pub fn ring_doorbell(transport: &Transport) {
                     e.kind(),
                     io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
                 ) => {}
-            // Whoever drives this machine may not have a doorbell at all; it can still connect.
+            // A VMM without a doorbell can still connect.
             Err(e) => info!("doorbell: {e}"),
         }
     }

@@ -1,5 +1,5 @@
-//! `/sbin/init` of the guest image. `thaw-agent --unix DIR` serves sockets `DIR/1023` and `DIR/1024` in vsock's place,
-//! for tests that run the agent as PID 1 of fresh namespaces.
+//! `/sbin/init` of the guest image. `thaw-agent --unix DIR` serves the sockets `DIR/1023` and `DIR/1024`
+//! instead of vsock, for tests that run the agent as PID 1 of new namespaces.
 
 use thaw_agent::boot;
 use thaw_agent::listener::Transport;
@@ -12,7 +12,7 @@ fn main() {
     }
     let transport = match (args.next(), args.next()) {
         (Some(flag), Some(dir)) if flag == "--unix" => Transport::Unix(dir.into()),
-        // The kernel hands init every word of its command line that it does not know itself.
+        // The kernel passes to init the words of its command line that it does not know.
         _ => Transport::Vsock,
     };
     if std::process::id() != 1 {

@@ -54,7 +54,7 @@ const NAMES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-/// The five sets, one bit for each capability. Nothing given is nothing kept.
+/// The five sets, with one bit per capability. A capability that the specification does not list is dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     pub bounding: u64,
@@ -65,7 +65,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// From the specification; a name this kernel's headers do not know is logged and left out, as runc does.
+    /// Reads the specification. A name this agent does not know is logged and ignored, as runc does.
     pub fn new(given: Option<&oci::LinuxCapabilities>) -> Self {
         given.map_or_else(Self::default, |c| Capabilities {
             bounding: mask(&c.Bounding),
@@ -90,7 +90,7 @@ fn mask(names: &[String]) -> u64 {
 }
 
 fn each() -> impl Iterator<Item = CapabilitySet> {
-    // The kernel's own last capability may be below or above what we know by name.
+    // The kernel may have fewer or more capabilities than the table above.
     let last: u32 = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap")
         .ok()
         .and_then(|s| s.trim().parse().ok())
@@ -98,7 +98,7 @@ fn each() -> impl Iterator<Item = CapabilitySet> {
     (0..=last.min(63)).map(|bit| CapabilitySet::from_bits_retain(1 << bit))
 }
 
-/// Cuts the bounding set; before the user changes.
+/// Reduces the bounding set. Must be called before the user changes.
 pub fn cut_bounding(c: &Capabilities) -> Result<()> {
     for cap in each().filter(|cap| c.bounding & cap.bits() == 0) {
         remove_capability_from_bounding_set(cap).for_(|| format!("drop {cap:?} from the bounding set"))?;
@@ -106,7 +106,7 @@ pub fn cut_bounding(c: &Capabilities) -> Result<()> {
     Ok(())
 }
 
-/// Sets the rest; after the user has changed with capabilities kept.
+/// Sets the other sets. Must be called after the user has changed with capabilities kept.
 pub fn apply(c: &Capabilities) -> Result<()> {
     let set = CapabilitySet::from_bits_retain;
     set_capabilities(

@@ -1,7 +1,8 @@
-//! A container's cgroup (Documentation/admin-guide/cgroup-v2.rst): limits, freezer, kill, and what is in it.
+//! A container's cgroup (Documentation/admin-guide/cgroup-v2.rst): its limits, freezer, kill switch and
+//! processes.
 //!
-//! The specification speaks cgroup v1; values are converted as runc converts them. The devices controller is not
-//! applied: the devices of this guest are all the sandbox's own (docs/agent-api.md).
+//! The specification has the values of cgroup v1; they are converted as runc does. The devices controller is
+//! not applied, because all devices of this guest belong to the sandbox (docs/agent-api.md).
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -15,11 +16,11 @@ use thaw_protocol::agent::oci;
 use crate::error::{Error, For, Result};
 use crate::warning;
 
-/// Where the hierarchy is mounted.
+/// Mount point of the hierarchy.
 pub const ROOT: &str = "/sys/fs/cgroup";
 
-/// Makes every controller of `path`'s cgroup available to its children. What cannot be enabled is left out: the limit
-/// that needs it then fails by name.
+/// Enables every controller of `path`'s cgroup for its children. A controller that cannot be enabled is
+/// skipped; a limit that needs it fails later and names it.
 pub fn enable_controllers(path: &Path) -> Result<()> {
     let dir = Path::new(ROOT).join(path);
     let controllers = dir.join("cgroup.controllers");
@@ -39,7 +40,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes the cgroup, and its ancestors with their controllers enabled.
+    /// Creates the cgroup and its ancestors, with their controllers enabled.
     pub fn create(relative: &Path) -> Result<Self> {
         let mut at = PathBuf::new();
         let mut parts = relative.components().peekable();
@@ -65,20 +66,20 @@ impl Cgroup {
         &self.path
     }
 
-    /// `cgroup.procs`, open for writing: a process that writes 0 to it joins.
+    /// Opens `cgroup.procs` for writing: a process joins by writing 0 to it.
     pub fn open_procs(&self) -> Result<OwnedFd> {
         let path = self.path.join("cgroup.procs");
         rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
             .for_(|| format!("open {}", path.display()))
     }
 
-    /// Puts limits in force.
+    /// Sets the limits.
     pub fn apply(&self, resources: &oci::LinuxResources) -> Result<()> {
         for (file, value) in settings(resources)? {
             self.write(&file, &value)?;
         }
         if let Some(weight) = resources.BlockIO.as_ref().map(|b| b.Weight).filter(|w| *w != 0) {
-            // Which file there is depends on the I/O scheduler.
+            // Which of the files exists depends on the I/O scheduler.
             if self.path.join("io.bfq.weight").exists() {
                 self.write("io.bfq.weight", &weight.to_string())?;
             } else {
@@ -90,7 +91,7 @@ impl Cgroup {
 
     fn write(&self, file: &str, value: &str) -> Result<()> {
         let path = self.path.join(file);
-        // Without O_CREAT: a missing file shall be missing.
+        // Without O_CREAT, because a missing file must cause an error.
         let written = fs::File::options()
             .write(true)
             .open(&path)
@@ -103,17 +104,17 @@ impl Cgroup {
         }
     }
 
-    /// A file's text, if there is one.
+    /// Reads one of its files, if that exists.
     pub fn read(&self, file: &str) -> Option<String> {
         fs::read_to_string(self.path.join(file)).ok()
     }
 
-    /// The number on the line of `key` in a flat keyed file.
+    /// The number in the line of `key` in a flat keyed file.
     pub fn read_key(&self, file: &str, key: &str) -> Option<u64> {
         keyed(&self.read(file)?, key)
     }
 
-    /// Processes in it and below.
+    /// The processes in it and below.
     pub fn processes(&self) -> Vec<i32> {
         let mut found = Vec::new();
         let mut pending = vec![self.path.clone()];
@@ -130,24 +131,24 @@ impl Cgroup {
         found
     }
 
-    /// Kills everything in it and below, also what is forking just now.
+    /// Kills every process in it and below, including those that are being forked.
     pub fn kill(&self) -> Result<()> {
         self.write("cgroup.kill", "1")
     }
 
-    /// Stops or continues everything in it.
+    /// Freezes or thaws all its processes.
     pub fn freeze(&self, frozen: bool) -> Result<()> {
         self.write("cgroup.freeze", if frozen { "1" } else { "0" })
     }
 
-    /// Whether it was told to freeze, be it frozen by now or not.
+    /// Whether freezing was requested, even if not all processes are frozen yet.
     pub fn is_told_to_freeze(&self) -> Result<bool> {
         let path = self.path.join("cgroup.freeze");
         let text = fs::read_to_string(&path).for_(|| format!("read {}", path.display()))?;
         Ok(text.trim() == "1")
     }
 
-    /// `cgroup.events` as it is now.
+    /// Reads `cgroup.events`.
     pub fn events(&self) -> Events {
         let text = self.read("cgroup.events").unwrap_or_default();
         Events {
@@ -156,14 +157,14 @@ impl Cgroup {
         }
     }
 
-    /// A file of it, open for waiting: POLLPRI when it changes.
+    /// Opens one of its files for waiting: POLLPRI signals a change.
     pub fn open_events(&self, file: &str) -> Result<OwnedFd> {
         let path = self.path.join(file);
         rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .for_(|| format!("open {}", path.display()))
     }
 
-    /// Kills everything in it and waits, at most five seconds, until it is empty. Blocks.
+    /// Kills all its processes and waits until it is empty, at most five seconds. Blocks.
     pub fn kill_and_wait(&self) -> Result<()> {
         let events = self.open_events("cgroup.events")?;
         self.kill()?;
@@ -173,7 +174,7 @@ impl Cgroup {
         };
         while self.events().populated {
             let mut buffer = [0u8; 128];
-            // Reading is what re-arms the kernel's notification.
+            // Reading re-arms the kernel's notification.
             let _ = rustix::io::pread(&events, &mut buffer, 0);
             if !self.events().populated {
                 break;
@@ -189,13 +190,13 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Removes it and what its processes made below it. It must be empty.
+    /// Removes it and the cgroups its processes created below it. It must be empty.
     pub fn remove(&self) -> Result<()> {
         remove_tree(&self.path)
     }
 }
 
-/// What `cgroup.events` says.
+/// The contents of `cgroup.events`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Events {
     pub populated: bool,
@@ -231,7 +232,7 @@ fn remove_tree(dir: &Path) -> Result<()> {
     }
 }
 
-/// File and value of every limit that is set.
+/// The file and value of every limit that is set.
 fn settings(r: &oci::LinuxResources) -> Result<Vec<(String, String)>> {
     let mut set: Vec<(String, String)> = Vec::new();
     let mut push = |file: &str, value: String| set.push((file.to_owned(), value));
@@ -288,7 +289,10 @@ fn settings(r: &oci::LinuxResources) -> Result<Vec<(String, String)>> {
     }
     for h in &r.HugepageLimits {
         if h.Pagesize.is_empty() || !h.Pagesize.bytes().all(|b| b.is_ascii_alphanumeric()) {
-            return Err(Error::Invalid(format!("huge page size {:?} is none", h.Pagesize)));
+            return Err(Error::Invalid(format!(
+                "{:?} is not a huge page size",
+                h.Pagesize
+            )));
         }
         push(&format!("hugetlb.{}.max", h.Pagesize), h.Limit.to_string());
     }
@@ -301,15 +305,15 @@ fn settings(r: &oci::LinuxResources) -> Result<Vec<(String, String)>> {
     Ok(set)
 }
 
-/// Whether a file may be named by a specification: one of a controller's, in the cgroup itself. Those of no controller (`cgroup.…`)
-/// are what the container is managed by.
+/// Checks that a specification may set a file: it must be a controller's, in the cgroup itself. The agent
+/// manages the container through the files of no controller (`cgroup.…`).
 fn check_named(file: &str) -> Result<()> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     let controller = file.split_once('.').map_or("", |(controller, _)| controller);
     match file.bytes().all(plain) && !controller.is_empty() && controller != "cgroup" {
         true => Ok(()),
         false => Err(Error::Invalid(format!(
-            "{file:?} is no file of a cgroup's controller, as unified resources name"
+            "{file:?} is not a file of a cgroup controller, as unified resources require"
         ))),
     }
 }
@@ -318,7 +322,7 @@ fn limit(n: i64) -> String {
     if n < 0 { "max".into() } else { n.to_string() }
 }
 
-/// v1's swap limit counts memory too; v2's does not.
+/// The swap limit of v1 includes memory; that of v2 does not.
 fn swap_max(memory: i64, both: i64) -> Result<Option<String>> {
     match (memory, both) {
         (_, 0) => Ok(None),
@@ -330,12 +334,12 @@ fn swap_max(memory: i64, both: i64) -> Result<Option<String>> {
     }
 }
 
-/// Shares of 2..=262144 to a weight of 1..=10000, as runc does it.
+/// Converts shares of 2..=262144 to a weight of 1..=10000, as runc does.
 fn cpu_weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 
-/// A weight of 10..=1000 to one of 1..=10000.
+/// Converts a weight of 10..=1000 to one of 1..=10000.
 fn io_weight(weight: u32) -> u64 {
     1 + (u64::from(weight.clamp(10, 1000)) - 10) * 9999 / 990
 }

@@ -1,8 +1,9 @@
-//! Files of a container, read and written for the host as the container's root user sees them.
+//! Reads and writes files of a container for the host, as the container's root user sees them.
 //!
-//! Invariants: no path leads out of the container's root, whatever links lie on it (`openat2`, RESOLVE_IN_ROOT); only regular
-//! files are opened, so nothing blocks and no device is touched; nothing is held between two requests: what was written of a
-//! file is in a hidden one beside it until it is whole.
+//! Invariants: no path leads out of the container's root, whatever links it contains (`openat2`,
+//! RESOLVE_IN_ROOT). Only regular files are opened, so nothing blocks and no device is touched. No state is
+//! kept between two requests: an upload grows in a hidden file beside its target, and replaces the target when
+//! it is complete.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,14 +19,14 @@ use crate::storage::check_guest_path;
 
 /// Most bytes of one answer.
 const MOST: usize = 256 << 10;
-/// Largest file that is written.
+/// Largest file that can be written.
 const MOST_OF_FILE: u64 = 1 << 30;
-/// Longest path, bytes.
+/// Longest path, in bytes.
 const MOST_OF_PATH: usize = 4096;
 /// Longest name of an upload.
 const MOST_OF_UPLOAD: usize = 64;
 
-/// A piece of a file.
+/// Reads a part of a file.
 pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
     let path = checked(&r.path)?;
     let found = resolve(root.as_fd(), path, OFlags::empty())?;
@@ -36,7 +37,7 @@ pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
     if r.identity != 0 && r.identity != identity(&stat) {
         return Err(Error::State(format!("{} was replaced while it was read", r.path)));
     }
-    // The very file that was looked at.
+    // Opens the same file that was checked.
     let file =
         File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(|e| refused("open", path, e))?;
     let mut data = vec![0; MOST.min(r.length as usize)];
@@ -63,7 +64,7 @@ pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
     })
 }
 
-/// Adds a piece to an upload, which becomes the file with the last.
+/// Appends a part to an upload. The last part makes the upload replace the file.
 pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
     let path = checked(&r.path)?;
     let plain = r
@@ -71,7 +72,10 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
         .bytes()
         .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     if !plain || !(1..=MOST_OF_UPLOAD).contains(&r.upload.len()) {
-        return Err(Error::Invalid(format!("{:?} names no upload", r.upload)));
+        return Err(Error::Invalid(format!(
+            "{:?} is not a valid upload name",
+            r.upload
+        )));
     }
     if r.offset
         .checked_add(r.data.len() as u64)
@@ -80,7 +84,7 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
         return Err(Error::Invalid(format!("a file has at most {MOST_OF_FILE} bytes")));
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Error::Invalid(format!("{} names no file", r.path)));
+        return Err(Error::Invalid(format!("{} is not the path of a file", r.path)));
     };
     let directory = resolve(root.as_fd(), parent, OFlags::DIRECTORY)?;
     let upload = format!(".thaw-{}", r.upload);
@@ -88,7 +92,7 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
     if r.abandon {
         return match forget() {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(e) => Err(refused("forget an upload to", path, e.into())),
+            Err(e) => Err(refused("discard an upload to", path, e.into())),
         };
     }
     let before = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).ok();
@@ -104,7 +108,7 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
         false => Ok(()),
     });
     written.map_err(|e| {
-        // A piece that came out of order is another's mistake, not the end of what is there.
+        // A part out of order is another caller's mistake, and does not end this upload.
         if e.raw_os_error() != Some(libc::ESTALE) {
             let _ = forget();
         }
@@ -112,7 +116,7 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
     })
 }
 
-/// Writes a piece where it belongs: at the end of what is there.
+/// Appends a part to the upload's file.
 fn add(directory: &OwnedFd, upload: &str, r: &WriteFileRequest) -> std::io::Result<File> {
     let begin = match r.offset {
         0 => OFlags::CREATE | OFlags::EXCL,
@@ -133,7 +137,7 @@ fn add(directory: &OwnedFd, upload: &str, r: &WriteFileRequest) -> std::io::Resu
     Ok(file)
 }
 
-/// A file that takes another's place has its owner and permissions.
+/// Gives the new file the owner and permissions of the file it replaces.
 fn own(file: &File, before: Option<Stat>, mode: u32) -> std::io::Result<()> {
     let mode = match before {
         Some(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {
@@ -146,13 +150,13 @@ fn own(file: &File, before: Option<Stat>, mode: u32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What a path leads to within a root, links followed there. Nothing is opened by it.
+/// Finds a path within a root, and follows links there. Opens nothing.
 fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
     let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     loop {
         match rustix::fs::openat2(root, path, flags, Mode::empty(), within) {
-            // Something on the way was moved meanwhile.
+            // A component was moved meanwhile.
             Err(Errno::AGAIN) => {}
             Err(e) => return Err(refused("find", path, e.into())),
             Ok(found) => return Ok(found),
@@ -170,12 +174,12 @@ fn checked(path: &str) -> Result<&Path> {
     Ok(Path::new(path))
 }
 
-/// Tells one file from another for as long as both exist. Never 0.
+/// A number that differs between two files that exist at the same time. Never 0.
 fn identity(stat: &Stat) -> u64 {
     (stat.st_dev.rotate_left(32) ^ stat.st_ino) | 1 << 63
 }
 
-/// What a container's own file system says is no failure of the agent's.
+/// An error from the container's file system is not a failure of the agent.
 fn refused(doing: &str, path: &Path, error: std::io::Error) -> Error {
     let what = format!("cannot {doing} {}: {error}", path.display());
     match error.raw_os_error() {

@@ -1,14 +1,15 @@
-//! fork(2) and what only a forked child may do: the one fence around them.
+//! fork(2), and what only a forked child may do.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `child` in a new process and returns its PID here. The child never returns: it exits with 125 if `child` does.
+/// Runs `child` in a new process and returns its PID. The child never returns: it exits with 125 if `child`
+/// does.
 ///
-/// The agent may have other threads, which do not exist in the child. What they could have left locked and the child
-/// uses is the allocator, which glibc's fork takes care of; our own locks are never touched there.
+/// The agent may have other threads, which do not exist in the child. Of what they may have locked, the child
+/// uses only the allocator, which glibc's fork handles. The child must not touch the agent's own locks.
 pub fn fork(child: impl FnOnce()) -> io::Result<i32> {
     // SAFETY: see above; the closure captures no lock of another thread.
     match unsafe { libc::fork() } {
@@ -21,13 +22,14 @@ pub fn fork(child: impl FnOnce()) -> io::Result<i32> {
     }
 }
 
-/// Ends this process without running anything of the agent's: neither destructors nor exit handlers.
+/// Ends this process without running the agent's destructors and exit handlers.
 pub fn exit(code: i32) -> ! {
     // SAFETY: _exit takes no resources with it but the process.
     unsafe { libc::_exit(code) }
 }
 
-/// Default dispositions and nothing blocked: a program must not inherit the agent's signals (Rust ignores SIGPIPE).
+/// Restores the default dispositions and unblocks all signals, so that a program does not inherit the agent's
+/// (Rust ignores SIGPIPE).
 pub fn reset_signals() {
     for signal in 1..=64 {
         // SAFETY: SIG_DFL is no handler; numbers that cannot be set (SIGKILL, glibc's own) fail harmlessly.
@@ -41,7 +43,7 @@ pub fn reset_signals() {
     }
 }
 
-/// Has the kernel reap this process's children, those it comes to inherit too, and does nothing else.
+/// Lets the kernel reap this process's children, including those it inherits, and does nothing else.
 pub fn reap_forever() -> ! {
     // SAFETY: SIG_IGN is no handler.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
@@ -51,7 +53,8 @@ pub fn reap_forever() -> ! {
     }
 }
 
-/// Closes every descriptor above stderr but `keep`. A child that waits must not hold other processes' pipes open.
+/// Closes every descriptor above stderr except `keep`, so that a child that waits does not hold other
+/// processes' pipes open.
 pub fn close_all_but(mut keep: Vec<RawFd>) {
     keep.sort_unstable();
     let mut from = 3;
@@ -64,13 +67,13 @@ pub fn close_all_but(mut keep: Vec<RawFd>) {
     }
 }
 
-/// Closes every descriptor above stderr when the program is executed, whoever opened it.
+/// Marks every descriptor above stderr to be closed when the program is executed.
 pub fn close_on_exec() {
     // SAFETY: marks descriptors close-on-exec; closes none now.
     unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }
 
-/// execve(2): returns only to say why not.
+/// execve(2). Returns only on failure.
 pub fn exec(path: &CString, args: &[CString], env: &[CString]) -> io::Error {
     let array = |strings: &[CString]| -> Vec<*const libc::c_char> {
         strings
@@ -85,7 +88,7 @@ pub fn exec(path: &CString, args: &[CString], env: &[CString]) -> io::Error {
     io::Error::last_os_error()
 }
 
-/// Changes user and group of this process, which becomes the user's for good.
+/// Changes the user and group of this process permanently.
 pub fn change_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     // SAFETY: plain system calls on this process; the child has one thread, so libc's fan-out to threads is trivial.
     let failed = unsafe {
@@ -100,7 +103,7 @@ pub fn change_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     }
 }
 
-/// Puts `fd` in the place of standard stream `number`.
+/// Makes `fd` standard stream `number`.
 pub fn become_stdio(fd: std::os::fd::BorrowedFd<'_>, number: i32) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     // SAFETY: 0, 1 and 2 are nobody's OwnedFd in the child.

@@ -1,11 +1,12 @@
-//! From a specification to a running program.
+//! Launches a program from its specification.
 //!
-//! Two forks: the first child enters the namespaces and forks the second, which is then *in* them (a PID namespace
-//! holds for children only); the first reports the second's PID and is gone, so that the second is the agent's own
-//! child, as every orphan is PID 1's. The second sets everything up, reports that it is ready, and executes the
-//! program: a container's first process when it is told to, another at once.
+//! There are two forks. The first child enters the namespaces and forks the second, because a PID namespace
+//! applies only to children. The first child reports the PID of the second and exits, so that the second
+//! becomes a child of the agent, which is PID 1. The second child sets everything up, reports that it is ready,
+//! and executes the program: for a container's first process when it is told to, otherwise at once.
 //!
-//! Reports travel over a SEQPACKET socket that closes when the program is executed: silence is success.
+//! Reports are sent over a SEQPACKET socket that closes when the program is executed. That it closes without a
+//! report means success.
 
 use std::ffi::CString;
 use std::fs;
@@ -27,17 +28,17 @@ use super::spec::{ProcessSpec, Spec};
 use super::{capabilities, rlimits, rootfs, seccomp, user};
 use crate::error::{Error, For, Result};
 
-/// What the children say.
+/// A report of a child.
 #[derive(Debug, Serialize, Deserialize)]
 enum Report {
-    /// The second child, from the first.
+    /// The PID of the second child. Sent by the first.
     Pid(i32),
-    /// Set up. The terminal's master comes beside it.
+    /// Setup is complete. The terminal's master comes with it.
     Ready,
     Failed(Failure),
 }
 
-/// An error on its way to the agent.
+/// An error in serialised form.
 #[derive(Debug, Serialize, Deserialize)]
 enum Failure {
     System(String, i32),
@@ -82,14 +83,14 @@ pub struct Launch<'a> {
     pub seccomp: Option<&'a seccomp::Filter>,
     /// `cgroup.procs` of the container, open for writing.
     pub cgroup: OwnedFd,
-    /// Standard streams of the process; none: it gets a terminal.
+    /// Standard streams of the process, or `None` for a terminal.
     pub stdio: Option<[OwnedFd; 3]>,
     pub place: Place<'a>,
 }
 
 /// Where a process starts.
 pub enum Place<'a> {
-    /// As the first of a container; it waits until a byte comes from `go`.
+    /// As the first process of a container. It waits for a byte from `go`.
     New { spec: &'a Spec, go: OwnedFd },
     /// Beside the process of this pidfd.
     Beside(OwnedFd),
@@ -103,12 +104,12 @@ pub struct Launched {
     pub status: Status,
 }
 
-/// The process's side of the story, until it executes its program.
+/// The socket over which the process reports until it executes its program.
 #[derive(Debug)]
 pub struct Status(OwnedFd);
 
 impl Status {
-    /// Waits until the program is executed, or for the reason why not.
+    /// Waits until the program is executed, or returns why it was not.
     pub fn wait(self) -> Result<()> {
         match packet::receive::<Report>(&self.0) {
             Err(PacketError::Closed) => Ok(()),
@@ -118,7 +119,7 @@ impl Status {
     }
 }
 
-/// Launches. `born` gets the PID as soon as there is one, before the process can end by itself.
+/// Launches. `born` receives the PID as soon as it exists, before the process can end by itself.
 pub fn launch(launch: Launch<'_>, born: impl FnOnce(i32)) -> Result<Launched> {
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
@@ -153,7 +154,7 @@ pub fn launch(launch: Launch<'_>, born: impl FnOnce(i32)) -> Result<Launched> {
 }
 
 fn say(socket: &OwnedFd, report: &Report, fds: &[BorrowedFd<'_>]) {
-    // Nobody to tell: the agent is gone, and so is the guest.
+    // On failure the agent is gone, and with it the guest.
     let _ = packet::send(socket, report, fds);
 }
 
@@ -179,7 +180,8 @@ fn first(launch: &Launch<'_>, socket: &OwnedFd) {
     }
 }
 
-/// Forks the second child: its PID, and what this one holds until it has said it.
+/// Forks the second child. Returns its PID and a descriptor that this child keeps until it has reported the
+/// PID.
 fn beget(launch: &Launch<'_>, socket: &OwnedFd) -> Result<(i32, Option<OwnedFd>)> {
     let (said, unsaid) = pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into())?;
     enter_namespaces(launch)?;
@@ -220,7 +222,7 @@ fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
     }
 }
 
-/// `said` is at its end once the first child has said the PID, or is gone.
+/// `said` reaches its end once the first child has reported the PID or is gone.
 fn second(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) {
     let Err(e) = become_program(launch, socket, said);
     let code = match e {
@@ -260,7 +262,7 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
     connect_stdio(launch, console.as_ref().map(|(_, slave)| slave), user.uid)?;
 
     let master = console.as_ref().map(|(master, _)| master.as_fd());
-    // The agent knows a process by its PID, so that comes first, whichever of us runs first.
+    // The agent identifies the process by its PID, so that must be reported first, whichever child runs first.
     let _end = rustix::io::retry_on_intr(|| rustix::io::read(said, &mut [0u8]));
     say(socket, &Report::Ready, master.as_slice());
     drop(console);
@@ -269,14 +271,14 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
         let read = rustix::io::retry_on_intr(|| rustix::io::read(go, &mut byte))
             .for_(|| "wait for the start".into())?;
         if read == 0 {
-            // The container is removed before it was started.
+            // The container is removed without being started.
             fork::exit(0);
         }
     }
 
     rlimits::apply(&process.limits)?;
     rustix::process::umask(process.umask);
-    // Without no_new_privs a filter needs a privilege that is about to go.
+    // Without no_new_privs, setting a filter needs a capability that is dropped below.
     if let (Some(filter), false) = (launch.seccomp, process.no_new_privileges) {
         seccomp::apply(filter)?;
     }
@@ -298,7 +300,7 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
     Err(execute(process, &user.home))
 }
 
-/// A terminal of the container's own devpts: master and slave.
+/// Opens a terminal of the container's own devpts: master and slave.
 fn open_console(process: &ProcessSpec, place: &Place<'_>) -> Result<(OwnedFd, OwnedFd)> {
     let what = || "open a terminal in the container (is a devpts mounted at /dev/pts?)".into();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -334,7 +336,7 @@ fn connect_stdio(launch: &Launch<'_>, slave: Option<&OwnedFd>, uid: u32) -> Resu
             (None, Some(slave)) => slave,
             (None, None) => return Err(Error::State("neither streams nor a terminal".into())),
         };
-        // So that a user other than root can open /dev/stdout again.
+        // A user other than root must be able to open /dev/stdout again.
         let owner = Some(rustix::fs::Uid::from_raw(uid));
         rustix::fs::fchown(fd, owner, None).for_(|| format!("give standard stream {number} to the user"))?;
         fork::become_stdio(fd.as_fd(), number as i32).for_(|| format!("connect standard stream {number}"))?;
@@ -344,13 +346,13 @@ fn connect_stdio(launch: &Launch<'_>, slave: Option<&OwnedFd>, uid: u32) -> Resu
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The last value of a variable of the process's environment.
+/// The last value of an environment variable of the process.
 fn variable<'a>(process: &'a ProcessSpec, name: &str) -> Option<&'a str> {
     let pairs = process.env.iter().rev().filter_map(|e| e.split_once('='));
     pairs.filter(|(n, _)| *n == name).map(|(_, value)| value).next()
 }
 
-/// Where the program may be, in the order it is looked for.
+/// The paths at which the program is looked for, in order.
 fn candidates(process: &ProcessSpec) -> Vec<PathBuf> {
     let command = &process.args[0];
     if command.contains('/') {
@@ -368,8 +370,8 @@ fn not_found(command: &str) -> Error {
     })
 }
 
-/// Refuses a program that is nowhere: who makes a container hears of it then, and not when it is started. Whatever else is
-/// wrong with it is said by its execution.
+/// Fails if the program does not exist, so that creating the container reports it rather than starting it.
+/// Executing it reports every other problem.
 fn look_for(process: &ProcessSpec) -> Result<()> {
     let is_missing = |candidate: &PathBuf| {
         let found = rustix::fs::stat(process.cwd.join(candidate));
@@ -381,7 +383,7 @@ fn look_for(process: &ProcessSpec) -> Result<()> {
     }
 }
 
-/// Executes the program; returns why it could not.
+/// Executes the program. Returns only on failure.
 fn execute(process: &ProcessSpec, home: &str) -> Error {
     let mut env = process.env.clone();
     if variable(process, "HOME").is_none_or(str::is_empty) {
@@ -389,7 +391,7 @@ fn execute(process: &ProcessSpec, home: &str) -> Error {
         env.push(format!("HOME={home}"));
     }
     let command = &process.args[0];
-    // NULs were refused with the specification.
+    // The specification was checked for NULs.
     let strings = |list: &[String]| -> Vec<CString> {
         list.iter()
             .filter_map(|s| CString::new(s.as_bytes()).ok())

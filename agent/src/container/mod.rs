@@ -1,8 +1,8 @@
 //! Containers: the OCI runtime of this guest.
 //!
-//! Life: [`Container::create`] mounts and sets up to the point of executing the program; [`Container::start`]
-//! executes it; [`Container::remove`] kills what is left and takes everything away. The cgroup is what says which
-//! processes belong to a container.
+//! [`Container::create`] mounts and sets up everything except executing the program, which [`Container::start`]
+//! does. [`Container::remove`] cleans up after its processes have ended. The cgroup determines which processes
+//! belong to a container.
 
 pub mod capabilities;
 pub mod cgroup;
@@ -43,7 +43,8 @@ use launch::{Place, Status};
 use process::Process;
 use spec::{ProcessSpec, Spec};
 
-/// Ended execs whose code was told are kept for late readers of their output, this many per container.
+/// Most ended execs that are kept per container after their exit code was reported, for late readers of their
+/// output.
 const MOST_ENDED: usize = 64;
 
 /// A container of this guest.
@@ -54,15 +55,15 @@ pub struct Container {
     pub cgroup: Cgroup,
     pub init: Arc<Process>,
     init_id: String,
-    /// Until it is started.
+    /// Set until it is started.
     pending: Mutex<Option<Pending>>,
-    /// Until somebody waits for it.
+    /// Set until a caller waits for it.
     expected: Mutex<Option<Expected>>,
     execs: Mutex<Execs>,
     mounts: Vec<PathBuf>,
     huge_pages: Mutex<Vec<Reservation>>,
     oom_kills: AtomicU64,
-    /// Who looks at `memory.events`.
+    /// The task that watches `memory.events`.
     pub(crate) memory_watch: Mutex<Option<tokio::task::AbortHandle>>,
 }
 
@@ -75,12 +76,12 @@ struct Pending {
 #[derive(Debug, Default)]
 struct Execs {
     by_id: BTreeMap<String, Option<Arc<Process>>>,
-    /// Ended and told, oldest first.
+    /// Ended and reported, oldest first.
     told: Vec<String>,
 }
 
 impl Container {
-    /// Makes a container, all but executing its program. Blocks; within the runtime.
+    /// Creates a container without executing its program. Blocks. Must be called within the runtime.
     pub fn create(
         request: &CreateContainerRequest,
         storages: &[Storage],
@@ -141,14 +142,14 @@ impl Container {
             Ok((init, pending)) => Ok((cgroup, init, pending)),
             Err(e) => {
                 if let Err(left) = cgroup.kill_and_wait().and_then(|()| cgroup.remove()) {
-                    warning!("after a container that could not be made: {left}");
+                    warning!("cleaning up after a container that was not created: {left}");
                 }
                 Err(e)
             }
         }
     }
 
-    /// Executes its program. Blocks until that has happened or failed.
+    /// Executes its program. Blocks until that has succeeded or failed.
     pub fn start(&self) -> Result<()> {
         let Some(Pending { go, status }) = self.pending.locked().take() else {
             return Err(Error::State(format!("container {} was already started", self.id)));
@@ -157,13 +158,13 @@ impl Container {
         status.wait()
     }
 
-    /// Has it seen, before it is started, what it listens on. Within the runtime.
+    /// Watches what it listens on, from before its start. Must be called within the runtime.
     pub fn expect_ready(&self, request: &ExpectReadyRequest) -> Result<()> {
-        // Held, so that it is not started meanwhile.
+        // Locked so that it is not started meanwhile.
         let pending = self.pending.locked();
         if pending.is_none() {
             return Err(Error::State(format!(
-                "container {} was started already: what it listens on was not seen",
+                "container {} was started already, so what it listens on was not watched",
                 self.id
             )));
         }
@@ -171,7 +172,7 @@ impl Container {
         Ok(())
     }
 
-    /// What [`Container::expect_ready`] was asked for, once it is started.
+    /// Returns the probe that [`Container::expect_ready`] made, once the container is started.
     pub fn take_expected(&self) -> Result<Expected> {
         if self.pending.locked().is_some() {
             return Err(Error::State(format!("container {} was not started yet", self.id)));
@@ -184,7 +185,8 @@ impl Container {
         })
     }
 
-    /// Runs another process in it. Blocks until its program is executed or could not be; within the runtime.
+    /// Runs another process in it. Blocks until its program is executed or that has failed. Must be called
+    /// within the runtime.
     pub fn exec(&self, request: &ExecProcessRequest, reaper: &Arc<Reaper>) -> Result<()> {
         let id = &request.exec_id;
         if id.is_empty() || *id == self.init_id || *id == self.id {
@@ -211,7 +213,7 @@ impl Container {
                 self.id
             )));
         }
-        // Taken while the process is made, so that another of the same name is refused.
+        // The id is reserved while the process is created, so that another exec with the same id is refused.
         self.execs.locked().by_id.insert(id.clone(), None);
         let launched = self.launch_beside(&spec, reaper);
         let mut execs = self.execs.locked();
@@ -240,7 +242,7 @@ impl Container {
         Ok(process)
     }
 
-    /// Its root directory, as its first process has it, mounts and all.
+    /// Its root directory as its first process sees it, with all mounts.
     pub fn root(&self) -> Result<OwnedFd> {
         let not_running = || Error::State(format!("container {} is not running", self.id));
         if self.pending.locked().is_some() {
@@ -249,14 +251,15 @@ impl Container {
         let path = format!("/proc/{}/root", self.init.child.pid);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(&path, flags, Mode::empty());
-        // Asked after: until its end is known the PID is its own.
+        // Checked afterwards: until its end is known, the PID belongs to no other process.
         if self.init.exit_code().is_some() {
             return Err(not_running());
         }
         root.for_(|| format!("open {path}"))
     }
 
-    /// A process by its exec id; the container's own id, its first exec id, or none is the first process.
+    /// Returns a process by its exec id. The container's own id, its first exec id, and an empty id mean the
+    /// first process.
     pub fn process(&self, exec_id: &str) -> Result<Arc<Process>> {
         if exec_id.is_empty() || exec_id == self.id || exec_id == self.init_id {
             return Ok(self.init.clone());
@@ -270,7 +273,7 @@ impl Container {
             .ok_or_else(|| Error::Invalid(format!("container {} has no exec {exec_id:?}", self.id)))
     }
 
-    /// An exec's exit code was told: of these only the last few are kept.
+    /// Notes that an exec's exit code was reported. Only the last few such execs are kept.
     pub fn told(&self, exec_id: &str) {
         let mut execs = self.execs.locked();
         if execs.by_id.contains_key(exec_id) && !execs.told.iter().any(|id| id == exec_id) {
@@ -294,7 +297,7 @@ impl Container {
             return Err(Error::State(format!("container {} has no process left", self.id)));
         }
         for pid in pids {
-            // Gone in between is as good as signalled.
+            // A process that has ended meanwhile needs no signal.
             if let (Some(pid), true) = (rustix::process::Pid::from_raw(pid), number != 0) {
                 let _ = rustix::process::kill_process(pid, process::signal(number)?);
             }
@@ -302,7 +305,7 @@ impl Container {
         Ok(())
     }
 
-    /// Looks whether the kernel killed a process of it for memory since the last look, and says so.
+    /// Pushes an event if the kernel has killed one of its processes for lack of memory since the last call.
     pub fn look_for_oom(&self, events: &OomEvents) {
         let now = self.cgroup.read_key("memory.events", "oom_kill").unwrap_or(0);
         if self.oom_kills.fetch_max(now, Ordering::AcqRel) < now {
@@ -310,7 +313,7 @@ impl Container {
         }
     }
 
-    /// Freezes or thaws it, and waits until it is so.
+    /// Freezes or thaws it, and waits for that.
     pub async fn freeze(&self, frozen: bool) -> Result<()> {
         let watch = ChangeWatch::new(self.cgroup.open_events("cgroup.events")?)?;
         self.cgroup.freeze(frozen)?;
@@ -323,9 +326,9 @@ impl Container {
         Ok(())
     }
 
-    /// Kills everything in it and waits for the end, at most `timeout`.
+    /// Kills all its processes and waits for their end, at most `timeout`.
     pub async fn kill(&self, timeout: Option<Duration>) -> Result<ExitCode> {
-        // Its start cannot come any more.
+        // It can no longer be started.
         self.pending.locked().take();
         let ended = async {
             let watch = ChangeWatch::new(self.cgroup.open_events("cgroup.events")?)?;
@@ -347,7 +350,7 @@ impl Container {
         }
     }
 
-    /// Takes away what a container without processes leaves. Blocks.
+    /// Removes what a container without processes leaves. Blocks.
     pub fn remove(&self, all: &Storages) {
         if let Some(watch) = self.memory_watch.locked().take() {
             watch.abort();

@@ -1,9 +1,9 @@
-//! The PID namespace a pod's containers share, where they are to: made when the first of them asks for it, and there as long as
-//! the sandbox.
+//! The PID namespace that a pod's containers can share: created when the first container asks for it, and kept
+//! as long as the sandbox.
 //!
-//! Its first process is ours, as the pause program is elsewhere: orphans come to it and are reaped, and it does nothing else. It
-//! is a fork of the agent that whoever shares the namespace can see, so it keeps nothing of the agent's: no file system, no
-//! descriptor, no privilege.
+//! Its first process takes the place of the pause program of other runtimes: it reaps orphans and does nothing
+//! else. It is a fork of the agent that every process of the namespace can see, so it keeps none of the agent's
+//! file systems, descriptors and privileges.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -23,22 +23,23 @@ use super::rootfs;
 use crate::error::{Error, For, Result};
 use crate::reaper::{Child, Reaper};
 
-/// What it is called.
+/// Name of its first process.
 const NAME: &std::ffi::CStr = c"pause";
-/// Whose it is: nobody's.
+/// User and group of its first process.
 const NOBODY: u32 = 65534;
-/// A directory of the guest image it may mount its empty root on, in a mount namespace of its own.
+/// A directory of the guest image on which it mounts its empty root, in its own mount namespace.
 const ROOT: &str = "/run";
 
-/// The namespace, once somebody asked for it.
+/// The first process of the namespace, once a container has asked for one.
 #[derive(Debug, Default)]
 pub struct PodPids(Mutex<Option<Child>>);
 
 impl PodPids {
-    /// The namespace, by its file. Blocks.
+    /// Returns the path of the namespace's file. Blocks.
     pub fn path(&self, reaper: &Arc<Reaper>) -> Result<PathBuf> {
         let mut init = self.0.locked();
-        // With it everything in the namespace has ended: whoever comes then gets another.
+        // When the first process ends, the kernel ends all others in the namespace. The next container gets a
+        // new namespace.
         let living = init.take().filter(|init| init.exit_code().is_none());
         let living = match living {
             Some(living) => living,
@@ -49,13 +50,13 @@ impl PodPids {
         Ok(path.into())
     }
 
-    /// Ends it, and everything that is in it still.
+    /// Ends the namespace and every process in it.
     pub async fn end(&self) {
         let init = self.0.locked().take();
         let Some(init) = init else {
             return;
         };
-        // Until its end is known the PID is its own.
+        // Until its end is known, the PID belongs to no other process.
         if let (Some(pid), true) = (Pid::from_raw(init.pid), init.exit_code().is_none()) {
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -68,7 +69,8 @@ fn begin(reaper: &Arc<Reaper>) -> Result<Child> {
         .map(|(read, write)| (fs::File::from(read), fs::File::from(write)))
         .for_(|| "make a pipe".into())?;
     let hold = reaper.hold();
-    // A namespace of PIDs is that of a thread's next children: of one that does nothing else.
+    // unshare(2) puts the thread's next children into the namespace, so this takes a thread that forks nothing
+    // else.
     let forked = std::thread::scope(|scope| {
         let fork = || {
             thaw_sys::jail::unshare(UnshareFlags::NEWPID).for_(|| "make the pod's PID namespace".into())?;
@@ -76,14 +78,14 @@ fn begin(reaper: &Arc<Reaper>) -> Result<Child> {
         };
         scope.spawn(fork).join()
     });
-    let pid = forked.map_err(|_| Error::State("the pod's first process was not made".into()))??;
+    let pid = forked.map_err(|_| Error::State("the pod's first process was not created".into()))??;
     let init = reaper.expect(&hold, pid);
     drop((hold, told));
     let mut why = String::new();
-    // Silence is success.
+    // No report means success.
     failure
         .read_to_string(&mut why)
-        .for_(|| "hear of the pod's first process".into())?;
+        .for_(|| "read the report of the pod's first process".into())?;
     match why.is_empty() {
         true => Ok(init),
         false => Err(Error::State(format!(
@@ -92,12 +94,12 @@ fn begin(reaper: &Arc<Reaper>) -> Result<Child> {
     }
 }
 
-/// In the new process, which never returns.
+/// Runs in the new process, and never returns.
 fn stand(told: &fs::File) {
     fork::reset_signals();
     fork::close_all_but(vec![told.as_raw_fd()]);
     if let Err(e) = strip() {
-        // Nobody to tell: the agent is gone, and so is the guest.
+        // On failure the agent is gone, and with it the guest.
         let _ = write!(&mut &*told, "{e}");
         fork::exit(1);
     }
@@ -106,7 +108,7 @@ fn stand(told: &fs::File) {
     fork::reap_forever()
 }
 
-/// Gives up all it has of the agent's.
+/// Gives up everything inherited from the agent.
 fn strip() -> Result<()> {
     let what = || "leave the guest's file system".into();
     rustix::process::setsid().for_(|| "begin a session".into())?;
@@ -115,7 +117,7 @@ fn strip() -> Result<()> {
     for number in 0..3 {
         fork::become_stdio(null.as_fd(), number).for_(|| format!("connect standard stream {number}"))?;
     }
-    // With it goes all of the pod: another shall be found to kill for want of memory. Not allowed to everybody.
+    // The whole pod ends with it, so the OOM killer shall choose another process. Not permitted everywhere.
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
     thaw_sys::jail::unshare(UnshareFlags::NEWNS).for_(|| "make a mount namespace".into())?;
     mount_change(

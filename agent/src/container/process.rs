@@ -1,4 +1,4 @@
-//! A process that was launched: its PID, streams and end.
+//! A launched process: its PID, streams and exit.
 
 use std::os::fd::OwnedFd;
 
@@ -22,7 +22,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Launches; the status says when the program is executed. Blocks; within the runtime.
+    /// Launches a process. The status reports when its program is executed. Blocks. Must be called within the
+    /// runtime.
     pub fn launch(
         reaper: &Arc<Reaper>,
         process: &ProcessSpec,
@@ -46,7 +47,8 @@ impl Process {
                 place,
             },
             |pid| {
-                // Its exit status waits for us at least until the hold is dropped, so the PID is its own.
+                // The exit status is kept at least until the hold is dropped, so the PID belongs to no other
+                // process.
                 born = hold
                     .as_ref()
                     .map(|hold| (reaper.expect(hold, pid), Pid::from_raw(pid).map(open)));
@@ -58,7 +60,7 @@ impl Process {
         let stdio = match (ours, console) {
             (Some(ours), _) => Stdio::of_pipes(ours)?,
             (None, Some(master)) => Stdio::of_terminal(master)?,
-            (None, None) => return Err(Error::State("the process came without a terminal".into())),
+            (None, None) => return Err(Error::State("the process has no terminal".into())),
         };
         match born {
             Some((child, Some(pidfd))) => Ok((
@@ -88,7 +90,7 @@ impl Process {
         self.pidfd.try_clone().for_(|| "copy a pidfd".into())
     }
 
-    /// Sends a signal; 0 only asks whether it is there.
+    /// Sends a signal; 0 only checks that the process exists.
     pub fn signal(&self, number: u32) -> Result<()> {
         let gone = || Error::State("the process has ended".into());
         if self.exit_code().is_some() {
@@ -108,7 +110,7 @@ fn open(pid: Pid) -> Result<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).for_(|| "open a pidfd".into())
 }
 
-/// A signal by number, real-time ones included.
+/// A signal by its number, including real-time signals.
 pub fn signal(number: u32) -> Result<Signal> {
     let unknown = || Error::Invalid(format!("there is no signal {number}"));
     let n = i32::try_from(number)

@@ -1,10 +1,10 @@
-//! Resource limits of a process, by the names setrlimit(2) gives them.
+//! Resource limits of a process, named as in setrlimit(2).
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::error::{Error, For, Result};
 
-/// One limit; `u64::MAX` is none.
+/// One limit; `u64::MAX` means none.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     pub resource: Resource,
@@ -12,7 +12,7 @@ pub struct Limit {
     pub hard: u64,
 }
 
-/// The resource of a name.
+/// The resource with this name.
 pub fn resource(name: &str) -> Result<Resource> {
     Ok(match name {
         "RLIMIT_CPU" => Resource::Cpu,
@@ -35,7 +35,7 @@ pub fn resource(name: &str) -> Result<Resource> {
     })
 }
 
-/// Puts the limits in force for this process.
+/// Sets the limits for this process.
 pub fn apply(limits: &[Limit]) -> Result<()> {
     for l in limits {
         let bound = |n: u64| if n == u64::MAX { None } else { Some(n) };

@@ -1,7 +1,8 @@
-//! A container's view of the file system: its mounts, devices, masked paths, and the root itself.
+//! A container's file system: its mounts, devices, masked paths and root.
 //!
-//! The image is hostile: it may have symbolic links where directories are wanted. So every path inside it is resolved
-//! with openat2's `RESOLVE_IN_ROOT`, and mounts go onto the descriptor that resolved, never onto the path.
+//! The image is hostile: it may have symbolic links where directories are expected. Every path inside it is
+//! therefore resolved with openat2's `RESOLVE_IN_ROOT`, and mounts are made on the resolved descriptor, never
+//! on the path.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -19,7 +20,7 @@ use super::spec::{DeviceKind, DeviceNode, Mount, Spec};
 use crate::error::{Error, For, Result};
 use crate::mount_options::MountOptions;
 
-/// Nodes every container has (runtime-spec, config-linux.md, "Default Devices").
+/// Device nodes of every container (runtime-spec, config-linux.md, "Default Devices").
 const DEVICES: &[(&str, u32, u32)] = &[
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -36,13 +37,14 @@ const LINKS: &[(&str, &str)] = &[
     ("ptmx", "pts/ptmx"),
 ];
 
-/// Mounts everything below the root, which becomes a mount of its own. In the container's mount namespace.
+/// Mounts everything below the root, which becomes a mount itself. Must be called in the container's mount
+/// namespace.
 pub fn prepare(spec: &Spec) -> Result<()> {
-    // Nothing mounted here may reach the guest's own namespace; what the guest unmounts may go.
+    // Mounts made here must not propagate to the guest's namespace; unmounts of the guest may propagate here.
     let down = spec.propagation.map_or(
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
         |p| {
-            // A shared root would carry the container's mounts out: the pivot needs it private.
+            // A shared root would propagate the container's mounts, and pivot_root requires it to be private.
             if p.contains(MountPropagationFlags::SHARED) {
                 MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC
             } else {
@@ -57,7 +59,7 @@ pub fn prepare(spec: &Spec) -> Result<()> {
     for m in &spec.mounts {
         mount_one(&root, m, &spec.cgroup)?;
     }
-    // A bound /dev is the guest's own: nothing is missing there.
+    // A bind mount at /dev is the guest's own, which is complete.
     if !spec
         .mounts
         .iter()
@@ -72,7 +74,7 @@ pub fn prepare(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Makes the prepared root the root of this process and everything else unreachable.
+/// Makes the prepared root the root of this process, and everything else unreachable.
 pub fn enter(root: &Path) -> Result<()> {
     let what = || format!("pivot to {}", root.display());
     let new = rustix::fs::open(
@@ -82,18 +84,18 @@ pub fn enter(root: &Path) -> Result<()> {
     )
     .for_(what)?;
     fchdir(&new).for_(what)?;
-    // The old root ends up on top of the new one at ".", and is taken off (pivot_root(2), NOTES).
+    // The old root is then mounted on top of the new one at ".", and is unmounted (pivot_root(2), NOTES).
     pivot_root(".", ".").for_(what)?;
     mount_change(
         ".",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )
     .for_(what)?;
-    unmount(".", UnmountFlags::DETACH).for_(|| "take the guest's root away".into())?;
+    unmount(".", UnmountFlags::DETACH).for_(|| "unmount the guest's root".into())?;
     chdir("/").for_(what)
 }
 
-/// After [`enter`]: what may be seen but not written, or not seen at all.
+/// Applies read-only and masked paths. Must be called after [`enter`].
 pub fn restrict(spec: &Spec) -> Result<()> {
     for path in &spec.read_only_paths {
         read_only(Path::new(path))?;
@@ -115,7 +117,7 @@ fn read_only(path: &Path) -> Result<()> {
     remount_read_only(path)
 }
 
-/// Keeps the mount's other flags: a remount sets them all anew.
+/// A remount replaces all flags, so the mount's other flags are repeated.
 fn remount_read_only(path: &Path) -> Result<()> {
     let what = || format!("make {} read-only", path.display());
     let have = rustix::fs::statvfs(path).for_(what)?.f_flag;
@@ -174,7 +176,7 @@ fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
     }
     let target = root.make_dir(&m.destination).map_err(what)?;
     match m.kind.as_str() {
-        // In a cgroup namespace of its own the container sees its cgroup as the root.
+        // In its own cgroup namespace, the container sees its cgroup as the root.
         "cgroup" | "cgroup2" => {
             let options = MountOptions {
                 data: vec!["nsdelegate".into()],
@@ -204,7 +206,7 @@ fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
     }
 }
 
-/// On what is mounted now, found again by its path.
+/// Applies the remaining options to the new mount, which is found again by its path.
 fn finish(root: &Root, m: &Mount, options: &MountOptions) -> Result<()> {
     let mounted = root
         .resolve(&m.destination, OFlags::PATH)
@@ -239,7 +241,7 @@ fn make_node(root: &Root, node: &DeviceNode) -> Result<()> {
     let what = || format!("make device {} of the container", node.path.display());
     let (Some(parent), Some(name)) = (node.path.parent(), node.path.file_name()) else {
         return Err(Error::Invalid(format!(
-            "{} is no device path",
+            "{} is not the path of a device",
             node.path.display()
         )));
     };
@@ -257,11 +259,11 @@ fn make_node(root: &Root, node: &DeviceNode) -> Result<()> {
         mode,
         rustix::fs::makedev(node.major, node.minor),
     ) {
-        // An image or a mount may bring its own.
+        // An image or a mount may contain the device already.
         Err(Errno::EXIST) => return Ok(()),
         other => other.for_(what)?,
     }
-    // mknod's mode goes through the umask.
+    // mknod applies the umask to the mode.
     rustix::fs::chmodat(&dir, name, mode, AtFlags::empty()).for_(what)?;
     rustix::fs::chownat(
         &dir,
@@ -273,7 +275,8 @@ fn make_node(root: &Root, node: &DeviceNode) -> Result<()> {
     .for_(what)
 }
 
-/// The container's terminal at /dev/console, after [`enter`]. By descriptors alone: the container may have no /proc.
+/// Binds the container's terminal at /dev/console. Must be called after [`enter`]. Uses only descriptors,
+/// because the container may have no /proc.
 pub fn console(slave: impl AsFd) -> Result<()> {
     let what = || "bind the terminal at /dev/console".into();
     let target = Root::open(Path::new("/"))?.make_file(Path::new("/dev/console"))?;
@@ -288,7 +291,7 @@ fn magic(fd: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
 
-/// A root that paths cannot leave.
+/// A root directory that paths cannot leave.
 struct Root {
     dir: OwnedFd,
 }
@@ -316,7 +319,7 @@ impl Root {
         }
     }
 
-    /// The directory at `path`, made with its parents where it is missing.
+    /// Opens the directory at `path`, and creates it and its parents if they are missing.
     fn make_dir(&self, path: &Path) -> Result<OwnedFd> {
         let what = || format!("make directory {} of the container", path.display());
         let flags = OFlags::PATH | OFlags::DIRECTORY;
@@ -329,7 +332,7 @@ impl Root {
         for part in path.components() {
             let Component::Normal(name) = part else {
                 if part == Component::ParentDir {
-                    return Err(Error::Invalid(format!("{} climbs with '..'", path.display())));
+                    return Err(Error::Invalid(format!("{} contains '..'", path.display())));
                 }
                 continue;
             };
@@ -345,7 +348,7 @@ impl Root {
         Ok(at)
     }
 
-    /// The file at `path`, made empty where it is missing.
+    /// Opens the file at `path`, and creates an empty one if it is missing.
     fn make_file(&self, path: &Path) -> Result<OwnedFd> {
         let what = || format!("make file {} of the container", path.display());
         match self.resolve(path, OFlags::PATH) {
@@ -353,7 +356,10 @@ impl Root {
             other => return other.for_(what),
         }
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(Error::Invalid(format!("{} is no file", path.display())));
+            return Err(Error::Invalid(format!(
+                "{} is not the path of a file",
+                path.display()
+            )));
         };
         let dir = self.make_dir(parent)?;
         let create = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -362,12 +368,12 @@ impl Root {
     }
 }
 
-/// The working directory, made where it is missing, as the process's own user will find it.
+/// Creates the working directory if it is missing.
 pub fn make_cwd(path: &Path) -> Result<()> {
     if fs::metadata(path).is_ok() {
         return Ok(());
     }
-    // Within the container's own root: links lead nowhere else.
+    // The root is the container's own, so links cannot lead out of it.
     fs::create_dir_all(path).for_(|| format!("make the working directory {}", path.display()))
 }
 

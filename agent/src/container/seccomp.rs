@@ -1,10 +1,12 @@
-//! The specification's seccomp section as a BPF program (Documentation/userspace-api/seccomp_filter.rst).
+//! Compiles the specification's seccomp section to a BPF program
+//! (Documentation/userspace-api/seccomp_filter.rst).
 //!
-//! Meaning, as libseccomp and runc have it: for one system call its rules are tried in order; a rule applies when all
-//! its argument conditions hold, except that several conditions on one argument are alternatives; with no rule the
-//! default action. Names this kernel family does not know are skipped. Calls newer than any the profile speaks of answer
-//! ENOSYS where the default is an errno, so that programs fall back. Only x86-64 calls have rules: 32-bit and x32
-//! calls get the default action.
+//! The semantics are those of libseccomp and runc. The rules for a system call are tried in order. A rule
+//! applies if all its argument conditions hold, except that several conditions on one argument are
+//! alternatives. If no rule applies, the default action does. System call names that this agent does not know
+//! are skipped. If the default is an errno, system calls newer than every call of the profile return ENOSYS, so
+//! that programs fall back to older ones. Only x86-64 calls have rules: 32-bit and x32 calls get the default
+//! action.
 
 use thaw_protocol::agent::oci;
 
@@ -36,7 +38,7 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const X32_BIT: u32 = 0x4000_0000;
 /// BPF_MAXINSNS.
 const LONGEST: usize = 4096;
-/// Placeholder jump targets, resolved when a rule is complete.
+/// Placeholder jump targets, which are replaced when a rule is complete.
 const FAIL: u8 = 0xff;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +57,7 @@ struct Condition {
     index: u32,
     op: Op,
     value: u64,
-    /// What a masked argument must equal.
+    /// The value that the masked argument must equal.
     datum: u64,
 }
 
@@ -209,7 +211,7 @@ fn assemble(default: u32, calls: &[(u32, Vec<Rule>)]) -> Result<Vec<Instruction>
         if rules.iter().all(|r| !r.conditions.is_empty()) {
             block.push(statement(RET, default));
         }
-        // The accumulator holds the number here; a block that matches always ends in a return.
+        // The accumulator holds the number here, because a block that matches always ends in a return.
         let length = u8::try_from(block.len())
             .map_err(|_| Error::Unsupported(format!("seccomp: too many conditions on system call {nr}")))?;
         p.push(jump(JEQ, *nr, 0, length));
@@ -225,7 +227,7 @@ fn assemble(default: u32, calls: &[(u32, Vec<Rule>)]) -> Result<Vec<Instruction>
     Ok(p)
 }
 
-/// All conditions, then the action; a condition that does not hold jumps past the action.
+/// Emits all conditions and then the action. A condition that does not hold jumps past the action.
 fn rule_code(rule: &Rule) -> Result<Vec<Instruction>> {
     let mut code: Vec<Instruction> = rule.conditions.iter().flat_map(condition_code).collect();
     code.push(statement(RET, rule.action));
@@ -243,7 +245,7 @@ fn rule_code(rule: &Rule) -> Result<Vec<Instruction>> {
     Ok(code)
 }
 
-/// A 64-bit comparison in two 32-bit halves: falls through when it holds, jumps to [`FAIL`] when not.
+/// Compares 64 bits in two halves of 32 bits. Falls through if the comparison holds, else jumps to [`FAIL`].
 fn condition_code(c: &Condition) -> Vec<Instruction> {
     let (low, high) = (ARGS + 8 * c.index, ARGS + 8 * c.index + 4);
     let (value_low, value_high) = (c.value as u32, (c.value >> 32) as u32);
@@ -276,7 +278,8 @@ fn condition_code(c: &Condition) -> Vec<Instruction> {
     }
 }
 
-/// `arg > value` (JGT) or `arg >= value` (JGE); `not` turns it round. High halves decide unless they are equal.
+/// `arg > value` (JGT) or `arg >= value` (JGE), inverted by `not`. The high halves decide unless they are
+/// equal.
 fn ordered(
     load_high: Instruction,
     load_low: Instruction,
@@ -286,7 +289,7 @@ fn ordered(
     not: bool,
 ) -> Vec<Instruction> {
     let (holds, fails) = if not { (FAIL, 0) } else { (0, FAIL) };
-    // Past the low comparison when the high halves decide in favour: distances from each jump.
+    // Jumps past the low comparison if the high halves decide. Distances are relative to each jump.
     let (above, below) = if not { (FAIL, 2) } else { (3, FAIL) };
     vec![
         load_high,
@@ -297,7 +300,7 @@ fn ordered(
     ]
 }
 
-/// Puts the filter in force for this process. Needs no_new_privs or CAP_SYS_ADMIN.
+/// Sets the filter for this process. Needs no_new_privs or CAP_SYS_ADMIN.
 pub fn apply(filter: &Filter) -> Result<()> {
     let program = libc::sock_fprog {
         len: filter.program.len() as u16,
@@ -316,7 +319,7 @@ pub fn apply(filter: &Filter) -> Result<()> {
         return Ok(());
     }
     let failure = Error::last("set the seccomp filter");
-    // A kernel without one of the optional flags refuses with EINVAL; the filter itself is what counts.
+    // A kernel that lacks one of the optional flags returns EINVAL; the filter itself is required.
     if filter.flags != 0 && failure.errno() == Some(libc::EINVAL) && set(0) == 0 {
         warning!("seccomp: this kernel lacks one of the flags {:#x}", filter.flags);
         return Ok(());

@@ -1,5 +1,5 @@
-//! The OCI runtime specification of a container, checked: from the API's messages to what the rest works with. What
-//! this agent cannot do is refused here, by name, before anything is made.
+//! Checks a container's OCI runtime specification and converts it from the API's messages. What this agent does
+//! not support is refused here, by name, before anything is created.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::mount_options::{MountOptions, propagation};
 use crate::storage::check_guest_path;
 
-/// The file mode creation mask of a process whose specification has none.
+/// The umask of a process whose specification has none.
 const UMASK: u32 = 0o022;
 
 /// A container.
@@ -27,7 +27,7 @@ pub struct Spec {
     pub read_only: bool,
     pub hostname: String,
     pub mounts: Vec<Mount>,
-    /// Namespaces to make.
+    /// Namespaces to create.
     pub unshare: UnshareFlags,
     /// Namespaces to join, by path.
     pub join: Vec<PathBuf>,
@@ -59,7 +59,7 @@ pub struct ProcessSpec {
     pub umask: Mode,
 }
 
-/// Whom a process runs as.
+/// The user of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserSpec {
     Ids {
@@ -67,7 +67,7 @@ pub enum UserSpec {
         gid: u32,
         groups: Vec<u32>,
     },
-    /// `USER[:GROUP]`, names or numbers, looked up in the root filesystem.
+    /// `USER[:GROUP]`: names or numbers, which are looked up in the root file system.
     Name(String),
 }
 
@@ -111,7 +111,7 @@ fn no_nul(what: &str, texts: &[String]) -> Result<()> {
 }
 
 impl Spec {
-    /// Checks and converts; `id` names the cgroup when the specification does not.
+    /// Checks and converts. `id` names the cgroup if the specification does not.
     pub fn new(id: &str, spec: &oci::Spec, user: Option<&StringUser>) -> Result<Self> {
         if let Some(hooks) = spec.Hooks.as_ref() {
             reject_hooks(hooks)?;
@@ -128,7 +128,7 @@ impl Spec {
         let linux = spec.Linux.as_ref().unwrap_or(&default);
         if !linux.UIDMappings.is_empty() || !linux.GIDMappings.is_empty() {
             return Err(Error::Unsupported(
-                "user namespaces are not supported: the microVM is the container's".into(),
+                "user namespaces are not supported: the container has a microVM of its own".into(),
             ));
         }
         let (unshare, join) = namespaces(&linux.Namespaces)?;
@@ -159,7 +159,7 @@ impl Spec {
         })
     }
 
-    /// Whether its first process is the first of a PID namespace.
+    /// Whether its first process is also the first of a PID namespace.
     pub fn has_own_pids(&self) -> bool {
         self.unshare.contains(UnshareFlags::NEWPID)
     }
@@ -250,7 +250,7 @@ fn reject_hooks(hooks: &oci::Hooks) -> Result<()> {
 }
 
 fn namespaces(list: &[oci::LinuxNamespace]) -> Result<(UnshareFlags, Vec<PathBuf>)> {
-    // A container has its own view of the file system, always.
+    // A container always has its own mount namespace.
     let mut unshare = UnshareFlags::NEWNS;
     let mut join = Vec::new();
     for n in list {
@@ -263,7 +263,7 @@ fn namespaces(list: &[oci::LinuxNamespace]) -> Result<(UnshareFlags, Vec<PathBuf
             "cgroup" => UnshareFlags::NEWCGROUP,
             other => {
                 return Err(Error::Unsupported(format!(
-                    "{other} namespaces are not supported: the microVM is the container's"
+                    "{other} namespaces are not supported: the container has a microVM of its own"
                 )));
             }
         };
@@ -294,7 +294,8 @@ fn sysctls(linux: &oci::Linux) -> Result<BTreeMap<String, String>> {
     Ok(linux.Sysctl.iter().map(|(k, v)| (k.clone(), v.clone())).collect())
 }
 
-/// Relative to the hierarchy's root. systemd's `slice:prefix:name` becomes `prefix-name` below `slice`.
+/// Returns the cgroup path relative to the hierarchy's root. systemd's `slice:prefix:name` becomes
+/// `prefix-name` below `slice`.
 fn cgroup_path(id: &str, given: &str) -> Result<PathBuf> {
     let path = match given.split(':').collect::<Vec<_>>()[..] {
         [""] => format!("thaw/{id}"),
@@ -307,7 +308,7 @@ fn cgroup_path(id: &str, given: &str) -> Result<PathBuf> {
         }
     };
     check_guest_path(&Path::new("/").join(&path))
-        .map_err(|_| invalid(format!("cgroup path {given:?} is no path")))?;
+        .map_err(|_| invalid(format!("cgroup path {given:?} is not a valid path")))?;
     Ok(PathBuf::from(path))
 }
 
@@ -315,7 +316,7 @@ impl Mount {
     fn new(m: &oci::Mount) -> Result<Self> {
         if m.destination.is_empty() || m.destination.contains('\0') || m.source.contains('\0') {
             return Err(invalid(format!(
-                "mount destination {:?} is no path",
+                "mount destination {:?} is not a valid path",
                 m.destination
             )));
         }
@@ -348,7 +349,7 @@ impl DeviceNode {
             other => return Err(invalid(format!("device {}: type {other:?} is unknown", d.Path))),
         };
         let number = |n: i64| {
-            u32::try_from(n).map_err(|_| invalid(format!("device {}: number {n} is impossible", d.Path)))
+            u32::try_from(n).map_err(|_| invalid(format!("device {}: number {n} is out of range", d.Path)))
         };
         Ok(DeviceNode {
             path: d.Path.as_str().into(),

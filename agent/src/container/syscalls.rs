@@ -1,4 +1,4 @@
-//! System calls of x86-64 by name (arch/x86/entry/syscalls/syscall_64.tbl), in the order of the names.
+//! System calls of x86-64 by name (arch/x86/entry/syscalls/syscall_64.tbl), sorted by name.
 
 /// Name and number.
 #[rustfmt::skip]
@@ -77,7 +77,7 @@ pub const SYSCALLS: &[(&str, u32)] = &[
     ("writev", 20),
 ];
 
-/// The number of a name.
+/// The number of the system call with this name.
 pub fn number(name: &str) -> Option<u32> {
     SYSCALLS
         .binary_search_by(|(n, _)| (*n).cmp(name))

@@ -1,4 +1,5 @@
-//! Whom a process runs as, by name: `/etc/passwd` and `/etc/group` of the root filesystem, read when it is the root.
+//! Looks up a process's user by name in `/etc/passwd` and `/etc/group` of the root file system, after that has
+//! become the root.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,10 +7,10 @@ use std::io::Read;
 use super::spec::UserSpec;
 use crate::error::{Error, Result};
 
-/// Largest passwd or group file looked at.
+/// Largest passwd or group file that is read.
 const MOST: u64 = 4 << 20;
 
-/// A user in numbers.
+/// A user's numeric ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub uid: u32,
@@ -23,7 +24,7 @@ pub fn look_up(spec: &UserSpec) -> Result<User> {
     resolve(spec, &read("/etc/passwd"), &read("/etc/group"))
 }
 
-/// An image need not have these files: numbers are then the only users.
+/// An image may lack these files; then only numbers work.
 fn read(path: &str) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
@@ -56,7 +57,7 @@ fn by_name(text: &str, passwd: &str, group: &str) -> Result<User> {
     };
     let name = if name.is_empty() { "0" } else { name };
     let number = name.parse::<u32>().ok();
-    // A user may be called by a number: the name is looked for first, as container engines do.
+    // A user's name may be a number. As in other container engines, the name is looked up first.
     let entry = entries(passwd)
         .find(|e| e[0] == name)
         .or_else(|| number.and_then(|uid| entries(passwd).find(|e| field(e, 2) == Some(uid))));
@@ -94,7 +95,7 @@ fn by_name(text: &str, passwd: &str, group: &str) -> Result<User> {
                 ))
             })?,
     };
-    // With a group named, only that one counts.
+    // If a group is given, only that group applies.
     let groups = match (wanted, login) {
         (None, Some(login)) => entries(group)
             .filter(|e| {

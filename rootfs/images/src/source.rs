@@ -10,6 +10,7 @@ pub mod push;
 mod referrers;
 mod registry;
 mod resolve;
+pub(crate) mod section;
 mod turns;
 
 use std::io::Read;

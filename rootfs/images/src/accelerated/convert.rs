@@ -19,6 +19,7 @@ use crate::store::{Form, layer_key};
 use super::chunks::{Chunks, Distinct, Piece, Place, SourceBlob};
 use super::cut::Chunking;
 use super::dictionary::{Dictionary, known};
+use super::input::Input;
 use super::manifest::{MAX_BLOBS, Manifest, StoredTable, descriptor};
 use super::metadata::{self, HEAD_ANNOTATION, Placed, ROOT_ANNOTATION};
 use super::original::Original;
@@ -40,26 +41,6 @@ impl Default for Options {
             chunking: None,
             level: 9,
         }
-    }
-}
-
-/// What is converted.
-pub struct Input {
-    pub tree: Tree,
-    /// As the tree's extents count them.
-    pub blobs: Vec<SourceBlob>,
-    /// What a run of the image read: laid out first, in that order, and told to readers.
-    pub load_order: Option<LoadOrder>,
-}
-
-impl Input {
-    /// Bytes of file data, holes apart.
-    fn bytes(&self) -> u64 {
-        let lengths = self.tree.inodes.iter().flat_map(|inode| match &inode.kind {
-            Kind::File { extents, .. } => &extents[..],
-            _ => &[],
-        });
-        lengths.map(|extent| extent.length).sum()
     }
 }
 

@@ -15,8 +15,9 @@ use crate::registry::Client;
 use crate::source::{self, Platform, Push, SourceOptions};
 use crate::store::{PullOptions, PullPolicy, Store};
 
-use super::convert::{Facts, Input, Options, convert};
+use super::convert::{Facts, Options, convert};
 use super::dictionary::Dictionary;
+use super::input::Input;
 use super::original::Original;
 use super::publish::{Pushed, find};
 

@@ -15,8 +15,9 @@ use thaw_imagefs::digest::Digest;
 use crate::error::Error;
 use crate::ranges::{Check, Priority, Ranges, StoredBlob, checked_range, run_check};
 use crate::registry::stats::{Count, EndpointStats};
-use crate::source::archive::{Archive, Section};
+use crate::source::archive::Archive;
 use crate::source::layout::Layout;
+use crate::source::section::Section;
 
 /// Open files kept.
 const MAX_OPEN: usize = 64;

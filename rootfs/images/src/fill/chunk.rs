@@ -13,8 +13,10 @@ use crate::error::Error;
 use crate::index::Piece;
 
 use super::blob::Blob;
-use super::flight::Expanded;
 use super::{FillStats, count, within};
+
+/// A span that was read: its index, where it is in the stream, and its bytes.
+pub type Expanded = (usize, Range<u64>, Arc<[u8]>);
 
 /// Some chunks of a blob, being put together.
 pub struct Assembly {

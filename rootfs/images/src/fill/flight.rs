@@ -16,13 +16,12 @@ use crate::ranges::{Check, Priority};
 use crate::span::{Run, SpanError};
 
 use super::blob::Blob;
-use super::{Asker, Inner, chunk, count, lock, plan};
+use super::chunk::{self, Expanded};
+use super::{Asker, Inner, count, lock, plan};
 
 /// A span of a blob.
 pub type SpanKey = (Digest, usize);
 
-/// A span as it comes back: index, where in the stream, bytes.
-pub type Expanded = (usize, Range<u64>, Arc<[u8]>);
 type Spans = Vec<Expanded>;
 
 type Outcome = Result<Arc<Spans>, Arc<Error>>;

@@ -8,6 +8,7 @@
 //! layer's digest decides), global PAX headers are ignored, and AUFS's own `.wh..wh.` entries are left out.
 
 mod data;
+mod decimal;
 mod error;
 pub(crate) mod header;
 mod path;

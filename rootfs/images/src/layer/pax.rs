@@ -2,6 +2,7 @@
 
 use thaw_imagefs::tree::Timestamp;
 
+use super::decimal::decimal;
 use super::sparse::Fragment;
 
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
@@ -168,17 +169,6 @@ impl Pax {
             fragments: Some(fragments),
         }))
     }
-}
-
-/// ASCII digits.
-pub fn decimal(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() {
-        return None;
-    }
-    digits.iter().try_fold(0u64, |value, digit| match digit {
-        b'0'..=b'9' => value.checked_mul(10)?.checked_add(u64::from(digit - b'0')),
-        _ => None,
-    })
 }
 
 /// `[-]SECONDS[.FRACTION]`, the fraction cut to nanoseconds.

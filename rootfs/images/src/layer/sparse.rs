@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use super::LayerError;
-use super::pax::decimal;
+use super::decimal::decimal;
 use super::stream::{BLOCK, TarStream};
 
 /// A piece of a file whose bytes are in the stream.

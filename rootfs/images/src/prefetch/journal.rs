@@ -22,9 +22,9 @@ use thaw_imagefs::digest::Digest;
 use crate::error::Error;
 use crate::store::Image;
 
-use super::beside;
 use super::order::{LoadOrder, OrderedBlob};
 use super::record::Recorder;
+use super::saved;
 
 const JOURNAL: &str = "recording";
 /// Most bytes: more than the lines of all chunks a recorder remembers.
@@ -147,10 +147,10 @@ fn settle(image: &Image, file: &File, path: &Path) -> Result<(), Error> {
         return Ok(());
     }
     match read(file).map_err(io)? {
-        Some(order) if !order.runs.is_empty() && !beside::is_recorded(image) => {
+        Some(order) if !order.runs.is_empty() && saved::recorded(image).is_none() => {
             let (image_digest, bytes) = (image.digest, order.bytes());
             tracing::info!(image = %image_digest, bytes, "a recording that was broken off is kept");
-            beside::keep(image, &order)?;
+            saved::keep(image, &order)?;
         }
         _ => {}
     }

@@ -4,13 +4,15 @@
 //! converted image; a later start fetches in that order.
 
 mod ahead;
-mod beside;
+mod find;
 mod journal;
 mod order;
 mod record;
+mod saved;
 
 pub use ahead::{Ahead, Prefetch, Wanted, wanted};
-pub use beside::{Provenance, find, keep, write};
+pub use find::{Provenance, find};
 pub use journal::Journal;
 pub use order::{LoadOrder, MAX_DOCUMENT, OrderedBlob, Run};
 pub use record::Recorder;
+pub use saved::{keep, write};

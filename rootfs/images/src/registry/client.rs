@@ -5,8 +5,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use reqwest::Url;
-use reqwest::header::HeaderName;
-use reqwest::header::HeaderValue;
 use tokio::sync::Notify;
 
 use crate::error::Error;
@@ -17,13 +15,14 @@ use super::address::{Address, no_client};
 use super::answer::Terms;
 use super::auth::{Credentials, Login};
 use super::breaker::Breaker;
-use super::connection::{Connection, Party, Unobserved};
+use super::connection::Connection;
 use super::endpoint::{Endpoint, Pace, Place, Timed};
 use super::gate::Gate;
 use super::mirror::authority;
+use super::party::{Party, Unobserved};
+use super::plan::Plan;
 use super::redirect::Redirects;
 use super::repository::Repository;
-use super::token::Access;
 use super::wire::{Wire, client, patient_client};
 use super::{Config, Options, Stats};
 
@@ -277,20 +276,6 @@ impl Client {
         endpoints.pop();
         Ok(endpoints)
     }
-}
-
-/// An endpoint to be.
-pub(super) struct Plan {
-    /// As its counters and its breaker go by.
-    pub name: String,
-    pub party: Party,
-    pub place: Place,
-    pub headers: Vec<(HeaderName, HeaderValue)>,
-    pub strict: bool,
-    /// Asked when no other has done it.
-    pub last: bool,
-    /// Shown what another is.
-    pub access: Option<Arc<Access>>,
 }
 
 impl Party {

@@ -13,8 +13,9 @@ use tokio::time::{Instant, sleep_until};
 use crate::error::Error;
 use crate::progress::{Event, Progress};
 
-use super::auth::{Challenge, Credentials, Login};
-use super::refusal::{passing, retry_after};
+use super::auth::Challenge;
+use super::party::{Observer, Party};
+use super::refusal::{failed, passing, refusal, retry_after};
 use super::request::{Payload, Request};
 use super::retries::Retry;
 use super::token::Access;
@@ -25,34 +26,6 @@ const UNANSWERED_ATTEMPTS: u32 = 3;
 /// How long a registry may send nothing before a line says so, and how long until the next such line.
 const SILENCE: Duration = Duration::from_secs(5);
 const SILENCE_AGAIN: Duration = Duration::from_secs(10);
-
-/// Told what a connection does beside its requests.
-pub trait Observer: Send + Sync {
-    /// A token was asked for, or a password read again.
-    fn login(&self) {}
-}
-
-/// Nobody is told.
-pub struct Unobserved;
-
-impl Observer for Unobserved {}
-
-/// Where a registry is and who asks it.
-pub struct Party {
-    /// As messages name it.
-    pub name: String,
-    /// As its credentials are filed: `docker.io`, `host:port`.
-    pub registry: String,
-    /// Where credentials go: `https://host[:port]/…`.
-    pub base: String,
-    /// Tokens may be asked for over plain HTTP.
-    pub plain: bool,
-    pub credentials: Credentials,
-    /// What they are now.
-    pub login: Login,
-    /// `repository:NAME:ACTIONS`.
-    pub scope: String,
-}
 
 /// One registry and what it wants to see.
 pub struct Connection {
@@ -194,7 +167,7 @@ impl Connection {
             }
             let pause = retries.next(retry_after(sent.response.headers()));
             let Some(pause) = pause.filter(|_| passing(status)) else {
-                return Err(self.refusal(request.what, sent.response, attempt).await);
+                return Err(refusal(&self.registry, request.what, sent.response, attempt).await);
             };
             drain(sent.response).await;
             self.pause(pause, format!("it answered {status}")).await;
@@ -206,7 +179,7 @@ impl Connection {
         let response = self.ask(request).await?.response;
         match response.status() {
             StatusCode::OK | StatusCode::PARTIAL_CONTENT => Ok(response),
-            _ => Err(self.failed(request.what, response, 1).await),
+            _ => Err(failed(&self.registry, request.what, response, 1).await),
         }
     }
 
@@ -265,6 +238,8 @@ mod tests {
     use bytes::Bytes;
     use reqwest::Method;
 
+    use crate::registry::auth::{Credentials, Login};
+    use crate::registry::party::Unobserved;
     use crate::registry::testing::{Network, Reply};
 
     use super::*;

@@ -301,7 +301,7 @@ mod tests {
 
     use crate::progress::{Event, Progress, Silent};
     use crate::registry::auth::{Credentials, Login};
-    use crate::registry::connection::{Party, Unobserved};
+    use crate::registry::party::{Party, Unobserved};
     use crate::registry::retries::Retry;
     use crate::registry::testing::{Network, Reply};
 

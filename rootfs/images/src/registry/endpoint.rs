@@ -21,10 +21,11 @@ use crate::ranges::{Priority, StoredBlob};
 use super::answer::{Cut, Misfit, Terms, judge};
 use super::breaker::{Admission, Breaker, Permit};
 use super::budget::Budget;
-use super::connection::{Connection, Observer, Unanswered};
+use super::connection::{Connection, Unanswered};
 use super::gate::Gate;
+use super::party::Observer;
 use super::redirect::Redirects;
-use super::refusal::{passing, retry_after};
+use super::refusal::{passing, refusal, retry_after};
 use super::request::Request;
 use super::stats::{Count, EndpointStats};
 use super::wire::{Failure, Wire, drain, same_origin};
@@ -323,7 +324,7 @@ impl Endpoint {
                 }
                 _ => Kind::Refused,
             };
-            let error = self.connection.refusal(&want.what, sent.response, 1).await;
+            let error = refusal(&self.connection.registry, &want.what, sent.response, 1).await;
             return Err(Fault { kind, error });
         }
     }

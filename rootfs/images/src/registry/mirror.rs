@@ -10,9 +10,9 @@ use crate::reference::{RegistryRef, is_loopback};
 
 use super::address::Address;
 use super::auth::Credentials;
-use super::client::Plan;
-use super::connection::Party;
 use super::endpoint::Place;
+use super::party::Party;
+use super::plan::Plan;
 use super::token::Access;
 use super::{Mirror, MirrorKind, Options};
 

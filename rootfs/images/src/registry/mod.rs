@@ -20,6 +20,8 @@ pub(crate) mod download;
 pub(crate) mod endpoint;
 pub(crate) mod gate;
 mod mirror;
+pub(crate) mod party;
+mod plan;
 mod redirect;
 pub(crate) mod refusal;
 pub(crate) mod repository;

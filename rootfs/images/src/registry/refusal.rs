@@ -8,42 +8,40 @@ use serde::Deserialize;
 
 use crate::error::Error;
 
-use super::connection::Connection;
-
 const MAX_ERROR_BODY: usize = 8 << 10;
 
-impl Connection {
-    /// What an answer that is no success means.
-    pub async fn refusal(&self, what: &str, response: Response, attempts: u32) -> Error {
-        match response.status() {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Error::RegistryDenied {
-                registry: self.registry.clone(),
-                status: response.status().as_u16(),
-                what: what.into(),
-                reason: said(response).await,
-            },
-            StatusCode::NOT_FOUND | StatusCode::GONE => Error::RegistryNotFound {
-                registry: self.registry.clone(),
-                what: what.into(),
-            },
-            StatusCode::TOO_MANY_REQUESTS => Error::RegistryRateLimited {
-                registry: self.registry.clone(),
-                what: what.into(),
-                retry_after: retry_after(response.headers()).map(|wanted| wanted.as_secs()),
-            },
-            _ => self.failed(what, response, attempts).await,
-        }
-    }
-
-    pub(super) async fn failed(&self, what: &str, response: Response, attempts: u32) -> Error {
-        let status = response.status().as_u16();
-        Error::RegistryFailed {
-            registry: self.registry.clone(),
-            status,
+/// The error for an answer that is not a success, after so many attempts.
+pub async fn refusal(registry: &str, what: &str, response: Response, attempts: u32) -> Error {
+    let registry = registry.to_owned();
+    match response.status() {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Error::RegistryDenied {
+            registry,
+            status: response.status().as_u16(),
             what: what.into(),
             reason: said(response).await,
-            attempts,
-        }
+        },
+        StatusCode::NOT_FOUND | StatusCode::GONE => Error::RegistryNotFound {
+            registry,
+            what: what.into(),
+        },
+        StatusCode::TOO_MANY_REQUESTS => Error::RegistryRateLimited {
+            registry,
+            what: what.into(),
+            retry_after: retry_after(response.headers()).map(|wanted| wanted.as_secs()),
+        },
+        _ => failed(&registry, what, response, attempts).await,
+    }
+}
+
+/// The error for an answer that says the registry failed.
+pub async fn failed(registry: &str, what: &str, response: Response, attempts: u32) -> Error {
+    let status = response.status().as_u16();
+    Error::RegistryFailed {
+        registry: registry.into(),
+        status,
+        what: what.into(),
+        reason: said(response).await,
+        attempts,
     }
 }
 

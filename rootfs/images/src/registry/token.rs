@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::error::Error;
 
 use super::auth::{Challenge, Credentials, Login, basic};
-use super::connection::{Observer, Party};
+use super::party::{Observer, Party};
 use super::refusal::{limited, retry_after, said};
 use super::wire::{Failure, Wire, follow, follow_within_origin};
 

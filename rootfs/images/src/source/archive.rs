@@ -21,8 +21,8 @@ use crate::compression;
 use crate::error::Error;
 use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, OCI_CONFIG, OCI_MANIFEST};
 
-use super::layout::read_limited;
 use super::resolve::diff_ids;
+use super::section::{Section, read_limited};
 use super::{Descriptor, LayerBody, LayerSource, Root, Source};
 
 const MAX_MEMBERS: usize = 1 << 20;
@@ -340,27 +340,6 @@ fn members(path: &Path, file: &File) -> Result<HashMap<String, Member>, Error> {
         members.insert(name, member);
     }
     Ok(members)
-}
-
-/// A member, read in place.
-#[derive(Clone)]
-pub struct Section {
-    pub file: Arc<File>,
-    /// Where it begins, or what is next.
-    pub at: u64,
-    /// Where it is over.
-    pub end: u64,
-}
-
-impl Read for Section {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let wanted = buffer
-            .len()
-            .min(usize::try_from(self.end - self.at).unwrap_or(usize::MAX));
-        let length = self.file.read_at(&mut buffer[..wanted], self.at)?;
-        self.at += length as u64;
-        Ok(length)
-    }
 }
 
 #[async_trait]

@@ -1,8 +1,8 @@
 //! An OCI image layout directory (image-spec, `image-layout.md`): `index.json` and `blobs/sha256/`.
 
 use std::fs::File;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -12,7 +12,7 @@ use thaw_imagefs::digest::Digest;
 use crate::error::Error;
 use crate::manifest::{Document, MAX_CONFIG, MAX_MANIFEST};
 
-use super::archive::Section;
+use super::section::{Section, read_limited};
 use super::{Descriptor, LayerBody, LayerSource, Root, Source, verify};
 
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
@@ -165,18 +165,6 @@ fn names_it(descriptor: &Descriptor, tag: &str) -> bool {
                     .strip_suffix(tag)
                     .is_some_and(|rest| rest.ends_with(':') || rest.ends_with('/'))
         })
-}
-
-/// Reads a whole file of bounded size.
-pub fn read_limited(what: &str, path: &Path, from: impl Read, limit: u64) -> Result<Vec<u8>, Error> {
-    let mut bytes = Vec::new();
-    from.take(limit + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| Error::io(path, error))?;
-    if bytes.len() as u64 > limit {
-        return Err(Error::malformed(what, format!("it is larger than {limit} bytes")));
-    }
-    Ok(bytes)
 }
 
 #[async_trait]

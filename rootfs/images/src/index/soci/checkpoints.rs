@@ -14,7 +14,7 @@ use crate::index::form::FormError;
 use crate::span::{Expansion, Span, SpanDigest, SpanTable, WINDOW, Window};
 
 use super::flat::{Table, slot};
-use super::ztoc::FORM;
+use super::schema::FORM;
 
 const HEADER: usize = 4 + 8;
 const CHECKPOINT: usize = 8 + 8 + 1 + WINDOW;

@@ -7,6 +7,7 @@
 mod checkpoints;
 mod flat;
 mod manifest;
+mod schema;
 mod write;
 mod ztoc;
 

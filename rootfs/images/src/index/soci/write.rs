@@ -18,7 +18,7 @@ use crate::span::{Expansion, Span, SpanTable};
 use super::MAX_ZTOC;
 use super::checkpoints;
 use super::flat::slot;
-use super::ztoc::{FORM, GZIP, UNCOMPRESSED, VERSION, field};
+use super::schema::{FORM, GZIP, UNCOMPRESSED, VERSION, field};
 
 /// The table of contents of a tar stream, with what a ztoc wants of it and a tree does not have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
 use crate::manifest::{MAX_MANIFEST, OCI_INDEX};
-use crate::source::layout::read_limited;
+use crate::source::section::read_limited;
 
 use super::Document;
 use super::content::Content;

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::progress::Progress;
 use crate::reference::RegistryRef;
 use crate::registry::connection::Unanswered;
-use crate::registry::refusal::passing;
+use crate::registry::refusal::{passing, refusal};
 use crate::registry::repository::Repository;
 use crate::registry::request::{Payload, Request};
 use crate::registry::retries::Retries;
@@ -228,7 +228,7 @@ impl Remote {
             Ok(sent) if sent.response.status().is_success() => Ok(sent),
             Ok(sent) => {
                 let status = sent.response.status();
-                let error = connection.refusal(request.what, sent.response, 1).await;
+                let error = refusal(&connection.registry, request.what, sent.response, 1).await;
                 let again = passing(status)
                     || matches!(
                         status,

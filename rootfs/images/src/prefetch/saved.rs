@@ -1,4 +1,4 @@
-//! Load orders beside an image in the store: the one recorded here, and the one the image came with.
+//! The load order that was recorded for an image on this host, in a file of the image's directory in the store.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,40 +8,18 @@ use thaw_failpoint::{Failpoint, reach};
 use crate::error::Error;
 use crate::store::Image;
 
-use super::journal;
 use super::order::{LoadOrder, MAX_DOCUMENT};
 
-/// Of a run on this node; the other is written with the image.
+/// The file's name. The load order that comes with an image has another one.
 const RECORDED: &str = "load-order-recorded.json";
-
-/// Whose load order it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Provenance {
-    /// Recorded on this node.
-    Recorded,
-    /// Part of the image.
-    Shipped,
-}
 
 fn path(image: &Image) -> PathBuf {
     image.metadata.with_file_name(RECORDED)
 }
 
-/// Whether one was recorded on this node.
-pub(super) fn is_recorded(image: &Image) -> bool {
-    read(&path(image)).is_some()
-}
-
-/// The load order to start an image with: the one recorded on this node, else the one it came with. One that is damaged
-/// counts as absent. What a recording that was killed has left is made use of first.
-pub fn find(image: &Image) -> Option<(LoadOrder, Provenance)> {
-    journal::recover(image);
-    let recorded = read(&path(image)).map(|order| (order, Provenance::Recorded));
-    recorded.or_else(|| {
-        let shipped = image.load_order().ok().flatten()?;
-        Some((shipped, Provenance::Shipped))
-    })
+/// The recorded load order. One that is damaged counts as absent.
+pub(super) fn recorded(image: &Image) -> Option<LoadOrder> {
+    read(&path(image))
 }
 
 fn read(path: &Path) -> Option<LoadOrder> {

@@ -1,0 +1,72 @@
+//! The tree and the file data that a conversion starts from.
+
+use std::fs::File;
+
+use thaw_imagefs::blob::BlobFile;
+use thaw_imagefs::erofs::{self, BlobPlacement, Reader};
+use thaw_imagefs::tree::{Kind, Tree};
+
+use crate::error::Error;
+use crate::prefetch::LoadOrder;
+use crate::store::Image;
+
+use super::chunks::SourceBlob;
+
+/// What a conversion starts from.
+pub struct Input {
+    pub tree: Tree,
+    /// In the order in which the tree's extents number them.
+    pub blobs: Vec<SourceBlob>,
+    /// What a run of the image read: laid out first, in that order, and told to readers.
+    pub load_order: Option<LoadOrder>,
+}
+
+impl Input {
+    /// Bytes of file data, holes apart.
+    pub(super) fn bytes(&self) -> u64 {
+        let lengths = self.tree.inodes.iter().flat_map(|inode| match &inode.kind {
+            Kind::File { extents, .. } => &extents[..],
+            _ => &[],
+        });
+        lengths.map(|extent| extent.length).sum()
+    }
+    /// An image of the store, of which every byte is there.
+    ///
+    /// # Errors
+    /// `NotFound` when file data is missing: pull the image whole first. `Malformed`, `Io`.
+    pub fn of_image(image: &Image, load_order: Option<LoadOrder>) -> Result<Self, Error> {
+        let metadata = std::fs::read(&image.metadata).map_err(|error| Error::io(&image.metadata, error))?;
+        let mut placements = Vec::with_capacity(image.blobs.len());
+        let mut blobs = Vec::with_capacity(image.blobs.len());
+        for blob in &image.blobs {
+            let open = |path: &std::path::Path| File::open(path).map_err(|error| Error::io(path, error));
+            let cached = BlobFile::open(open(&blob.data)?, open(&blob.ready)?)
+                .map_err(|error| Error::blob(blob.id, &blob.ready, error))?;
+            if !cached.is_ready(0, blob.length) {
+                return Err(Error::NotFound {
+                    what: format!("a part of the file data of layer {}", blob.id),
+                    place: "the store".into(),
+                    advice: "pull the image whole before it is converted".into(),
+                });
+            }
+            placements.push(BlobPlacement {
+                address: blob.address,
+                length: blob.length,
+            });
+            blobs.push(SourceBlob {
+                id: blob.id,
+                layer: None,
+                length: blob.length,
+                data: Box::new(open(&blob.data)?),
+            });
+        }
+        let tree = Reader::new(&metadata[..])
+            .and_then(|reader| erofs::read_tree(&reader, &placements))
+            .map_err(|error| Error::malformed(image.metadata.display().to_string(), error))?;
+        Ok(Self {
+            tree,
+            blobs,
+            load_order,
+        })
+    }
+}

@@ -1,0 +1,27 @@
+//! Which load order an image is started with.
+
+use crate::store::Image;
+
+use super::order::LoadOrder;
+use super::{journal, saved};
+
+/// Where a load order comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Provenance {
+    /// Recorded on this node.
+    Recorded,
+    /// Part of the image.
+    Shipped,
+}
+
+/// The load order to start an image with: the one recorded on this node, else the one the image came with. First saves what a
+/// recording that was killed has left.
+pub fn find(image: &Image) -> Option<(LoadOrder, Provenance)> {
+    journal::recover(image);
+    let recorded = saved::recorded(image).map(|order| (order, Provenance::Recorded));
+    recorded.or_else(|| {
+        let shipped = image.load_order().ok().flatten()?;
+        Some((shipped, Provenance::Shipped))
+    })
+}

@@ -1,0 +1,31 @@
+//! Who talks to a registry, and who is told about it.
+
+use super::auth::{Credentials, Login};
+
+/// Is told what a connection does apart from its requests.
+pub trait Observer: Send + Sync {
+    /// A token was asked for, or a password read again.
+    fn login(&self) {}
+}
+
+/// Ignores everything.
+pub struct Unobserved;
+
+impl Observer for Unobserved {}
+
+/// A registry's address and the credentials to use there.
+pub struct Party {
+    /// As messages name it.
+    pub name: String,
+    /// As its credentials are filed: `docker.io`, `host:port`.
+    pub registry: String,
+    /// Where credentials go: `https://host[:port]/…`.
+    pub base: String,
+    /// Tokens may be asked for over plain HTTP.
+    pub plain: bool,
+    pub credentials: Credentials,
+    /// What they are now.
+    pub login: Login,
+    /// `repository:NAME:ACTIONS`.
+    pub scope: String,
+}

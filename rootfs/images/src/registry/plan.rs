@@ -1,0 +1,23 @@
+//! What an endpoint is made of: the configuration of a registry or a mirror, before it has a connection.
+
+use std::sync::Arc;
+
+use reqwest::header::{HeaderName, HeaderValue};
+
+use super::endpoint::Place;
+use super::party::Party;
+use super::token::Access;
+
+/// What an endpoint is made of.
+pub(super) struct Plan {
+    /// Names its counters and its breaker.
+    pub name: String,
+    pub party: Party,
+    pub place: Place,
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    pub strict: bool,
+    /// Asked last, after all mirrors.
+    pub last: bool,
+    /// The credentials that another connection uses, to share them.
+    pub access: Option<Arc<Access>>,
+}

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use thaw_daemon::api::client::Client;
-use thaw_daemon::api::server::LINGERS;
+use thaw_daemon::api::server::SHUTDOWN_TIMEOUT;
 use thaw_protocol::api::CreateSandbox;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
@@ -340,7 +340,7 @@ fn the_unit_is_what_thawd_needs() {
     let preserved = value("RuntimeDirectoryPreserve");
     assert_eq!(preserved, "yes", "the next thawd finds them there");
     let stop: u64 = value("TimeoutStopSec").parse().unwrap();
-    assert!(stop > LINGERS.as_secs(), "it may finish what it answers");
+    assert!(stop > SHUTDOWN_TIMEOUT.as_secs(), "it may finish what it answers");
     assert!(value("WatchdogSec").parse::<u64>().unwrap() >= 10);
     // A watchdog's end is a failure.
     assert_eq!(value("Restart"), "on-failure");

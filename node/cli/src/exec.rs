@@ -9,7 +9,7 @@ use thaw_sandbox::state::{RunDirectory, vsock_socket};
 
 use super::ExecArguments;
 use super::run::{check_tty, environment};
-use crate::stdio::{Attendance, Signals, Stdin, attend, terminal};
+use crate::stdio::{AttachOptions, Signals, Stdin, attach, terminal};
 
 pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
     check_tty(&arguments.process)?;
@@ -29,13 +29,13 @@ pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
     let agent = AgentClient::connect(&vsock_socket(&directory), READY_LIMIT).await?;
     let signals = Signals::new()?;
     let process = container::exec(&agent, &running, &options).await?;
-    let how = Attendance {
+    let how = AttachOptions {
         stdin: match arguments.process.interactive {
             true => Stdin::Pass,
             false => Stdin::Close,
         },
         tty: arguments.process.tty,
     };
-    let status = attend(&agent, &process, how, signals).await?;
+    let status = attach(&agent, &process, how, signals).await?;
     Ok(status as u8)
 }

@@ -13,11 +13,13 @@ use crate::ui::Ui;
 mod detach;
 mod doctor;
 mod exec;
-mod home;
 mod image;
 mod install;
+mod interrupt;
+mod launch;
 mod limit;
 pub mod logging;
+mod memory_mode;
 mod network;
 mod ps;
 mod ready;
@@ -219,7 +221,7 @@ pub struct RunArguments {
     /// Boot a kernel instead of thawing a template
     #[arg(long)]
     pub cold: bool,
-    #[arg(long, value_name = "MODE", value_parser = home::parse_memory_mode, help = MEMORY_MODE_HELP)]
+    #[arg(long, value_name = "MODE", value_parser = memory_mode::parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
     /// Print the sandbox's id once its container runs, and leave it running; its output is not kept
     #[arg(short, long)]
@@ -292,7 +294,7 @@ pub struct ThawArguments {
     pub through: NetworkArguments,
     #[command(flatten)]
     pub limits: LimitArguments,
-    #[arg(long, value_name = "MODE", value_parser = home::parse_memory_mode, help = MEMORY_MODE_HELP)]
+    #[arg(long, value_name = "MODE", value_parser = memory_mode::parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
     /// At the end, say where the time of the start went
     #[arg(long)]

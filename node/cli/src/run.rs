@@ -1,4 +1,4 @@
-//! `thaw run`: a sandbox, a container in it, and its end as ours.
+//! `thaw run`: launches a sandbox, runs a container in it, and exits with the container's status.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use thaw_sandbox::container::{self, Options, RootServing, Running};
 use thaw_sandbox::exit::{ExitCode, Failure};
 use thaw_sandbox::sandbox::READY_LIMIT;
 use thaw_sandbox::trace::Trace;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::detach::Until;
-use super::home::Home;
+use super::interrupt::interrupted;
+use super::launch::Launched;
 use super::{ProcessArguments, RunArguments, detach};
-use crate::stdio::{Attendance, Signals, Stdin, attend, terminal};
+use crate::stdio::{AttachOptions, Signals, Stdin, attach, terminal};
 use crate::ui::Ui;
 
-/// How long the word that memory ran out may come after the process's end.
-const OOM_LINGERS: Duration = Duration::from_millis(500);
+/// How long the agent's report of an OOM kill may arrive after the process has ended.
+const OOM_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// 128 + SIGKILL.
 const KILLED: i32 = 137;
 
@@ -41,15 +41,15 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     check_tty(&arguments.process)?;
     let env = environment(&arguments.process)?;
     let trace = Trace::new();
-    // Until the container takes signals, they end us; what exists so far goes with the future that holds it.
-    let home = tokio::select! {
-        home = Home::create(arguments, image, command, ui, &trace) => home?,
+    // Until the container runs, a signal ends this process; dropping the future removes what was made so far.
+    let sandbox = tokio::select! {
+        sandbox = Launched::create(arguments, image, command, ui, &trace) => sandbox?,
         status = interrupted() => return Ok(status),
     };
-    ui.fact(serde_json::json!({"event": "sandbox", "id": home.id}));
-    home.tell_ports(&arguments.through.publish, ui);
-    let Some(config) = home.config.clone() else {
-        home.close(false).await;
+    ui.fact(serde_json::json!({"event": "sandbox", "id": sandbox.id}));
+    sandbox.print_ports(&arguments.through.publish, ui);
+    let Some(config) = sandbox.config.clone() else {
+        sandbox.close(false).await;
         return Err(Failure::new(
             ExitCode::ImageMalformed,
             "the image's configuration cannot be read",
@@ -64,11 +64,11 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
         tty: arguments.process.tty,
         read_only: arguments.read_only,
         seccomp: arguments.security_opt.last().copied().unwrap_or_default(),
-        hostname: arguments.hostname.clone().unwrap_or_else(|| home.id.clone()),
+        hostname: arguments.hostname.clone().unwrap_or_else(|| sandbox.id.clone()),
         size: terminal::size(),
         volumes: arguments.volumes()?,
     };
-    let how = Attendance {
+    let how = AttachOptions {
         stdin: match arguments.process.interactive {
             true => Stdin::Pass,
             false => Stdin::Close,
@@ -77,43 +77,43 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     };
     let result = match Signals::new() {
         Ok(signals) => tokio::select! {
-            // Once it is started, signals are the container's.
-            started = start(&home, &config, &options, arguments.root.into(), probe.as_ref(), &trace) => match started {
+            // Once the container has started, it gets the signals.
+            started = start(&sandbox, &config, &options, arguments.root.into(), probe.as_ref(), &trace) => match started {
                 Ok(started) => {
-                    ui.fact(serde_json::json!({"event": "started", "id": home.id}));
+                    ui.fact(serde_json::json!({"event": "started", "id": sandbox.id}));
                     match &probe {
-                        None => started.attended(&home, how, signals).await,
-                        Some(probe) => started.attended_ready(&home, how, signals, probe, &trace, ui).await,
+                        None => started.attach(&sandbox, how, signals).await,
+                        Some(probe) => started.attach_until_ready(&sandbox, how, signals, probe, &trace, ui).await,
                     }
                 }
                 Err(failure) => Err(failure),
             },
-            // The agent's answer would never come: the VMM and its sockets stay until they are told to go.
-            reason = home.machine_end() => Err(Failure::new(ExitCode::GuestEnded, reason)),
+            // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is told to exit.
+            reason = sandbox.machine_end() => Err(Failure::new(ExitCode::GuestEnded, reason)),
             status = interrupted() => Ok(End { status: status.into(), out_of_memory: false }),
         },
         Err(failure) => Err(failure),
     };
-    conclude(home, result, arguments.timings.then_some(&trace), ui).await
+    conclude(sandbox, result, arguments.timings.then_some(&trace), ui).await
 }
 
-/// Removes the sandbox and says how its container ended: the exit status.
+/// Closes the sandbox, reports how its container ended, and returns the exit status.
 pub(super) async fn conclude(
-    mut home: Home,
+    mut sandbox: Launched,
     result: Result<End, Failure>,
     timings: Option<&Trace>,
     ui: &Ui,
 ) -> Result<u8, Failure> {
     let result = match result {
-        Err(failure) => Err(home.explain(failure).await),
+        Err(failure) => Err(sandbox.explain(failure).await),
         Ok(end) => Ok(end),
     };
     if let Some(trace) = timings {
-        home.note_read_ahead(trace);
+        sandbox.note_read_ahead(trace);
     }
-    let (id, account) = (home.id.clone(), timings.map(Trace::account));
-    let recording = home.take_recording();
-    home.close(result.is_err()).await;
+    let (id, account) = (sandbox.id.clone(), timings.map(Trace::account));
+    let recording = sandbox.take_recording();
+    sandbox.close(result.is_err()).await;
     if let Some(recording) = recording {
         recording.finish(ui).await;
     }
@@ -129,7 +129,7 @@ pub(super) async fn conclude(
         ));
     }
     ui.fact(serde_json::json!({"event": "exit", "status": end.status, "out_of_memory": end.out_of_memory}));
-    // A status is a byte to whoever waits for us.
+    // The status of a process is one byte.
     Ok(end.status as u8)
 }
 
@@ -147,7 +147,7 @@ pub(super) struct Started {
 }
 
 async fn start(
-    home: &Home,
+    sandbox: &Launched,
     config: &ImageConfiguration,
     options: &Options,
     root: RootServing,
@@ -156,11 +156,11 @@ async fn start(
 ) -> Result<Started, Failure> {
     let agent = {
         let _stage = trace.stage("connect");
-        AgentClient::connect(&home.vsock, READY_LIMIT).await?
+        AgentClient::connect(&sandbox.vsock, READY_LIMIT).await?
     };
     let running = {
         let _stage = trace.stage("container");
-        container::create(&agent, &home.id, config, options, root).await?
+        container::create(&agent, &sandbox.id, config, options, root).await?
     };
     let out_of_memory = watch_memory(&agent);
     if let Some(probe) = probe {
@@ -168,9 +168,9 @@ async fn start(
     }
     {
         let _stage = trace.stage("start");
-        container::start(&agent, &running, &home.directory).await?;
+        container::start(&agent, &running, &sandbox.directory).await?;
     }
-    home.note_fetched(trace);
+    sandbox.note_fetched(trace);
     Ok(Started {
         agent,
         process: running.process(),
@@ -185,9 +185,13 @@ fn watch_memory(agent: &AgentClient) -> tokio::task::JoinHandle<ttrpc::Result<St
 
 impl Started {
     /// A container that was thawed with its sandbox.
-    pub(super) async fn thawed(home: &Home, running: &Running, trace: &Trace) -> Result<Started, Failure> {
+    pub(super) async fn thawed(
+        sandbox: &Launched,
+        running: &Running,
+        trace: &Trace,
+    ) -> Result<Started, Failure> {
         let _stage = trace.stage("connect");
-        let agent = AgentClient::connect(&home.vsock, READY_LIMIT).await?;
+        let agent = AgentClient::connect(&sandbox.vsock, READY_LIMIT).await?;
         Ok(Started {
             out_of_memory: watch_memory(&agent),
             agent,
@@ -195,19 +199,19 @@ impl Started {
         })
     }
 
-    /// Attends it to its end.
-    pub(super) async fn attended(
+    /// Attaches to the container until its process ends.
+    pub(super) async fn attach(
         self,
-        home: &Home,
-        how: Attendance,
+        sandbox: &Launched,
+        how: AttachOptions,
         signals: Signals,
     ) -> Result<End, Failure> {
         let status = tokio::select! {
-            status = attend(&self.agent, &self.process, how, signals) => status?,
-            reason = home.machine_end() => return Err(Failure::new(ExitCode::GuestEnded, reason)),
+            status = attach(&self.agent, &self.process, how, signals) => status?,
+            reason = sandbox.machine_end() => return Err(Failure::new(ExitCode::GuestEnded, reason)),
         };
-        // The agent queues the event before it tells the exit, so it is on its way if there is one.
-        let event = async { tokio::time::timeout(OOM_LINGERS, self.out_of_memory).await };
+        // The agent queues the event before it reports the exit, so it arrives soon if there is one.
+        let event = async { tokio::time::timeout(OOM_REPORT_TIMEOUT, self.out_of_memory).await };
         let out_of_memory =
             status == KILLED && matches!(event.await, Ok(Ok(Ok(whose))) if whose == self.process.container);
         Ok(End {
@@ -216,29 +220,29 @@ impl Started {
         })
     }
 
-    /// The same; it is to become ready before, and that is said.
-    async fn attended_ready(
+    /// The same for a container with a readiness probe: reports when it is ready.
+    async fn attach_until_ready(
         self,
-        home: &Home,
-        how: Attendance,
+        sandbox: &Launched,
+        how: AttachOptions,
         signals: Signals,
         probe: &ReadinessProbe,
         trace: &Trace,
         ui: &Ui,
     ) -> Result<End, Failure> {
         let (agent, container) = (self.agent.clone(), self.process.container.clone());
-        let mut attended = std::pin::pin!(self.attended(home, how, signals));
+        let mut attended = std::pin::pin!(self.attach(sandbox, how, signals));
         let waited = {
             let _stage = trace.stage("ready");
             tokio::select! {
                 waited = ready::wait(&agent, &container, probe) => waited?,
-                // Its output is passed on meanwhile, and to its end.
+                // Its output is passed on meanwhile.
                 end = &mut attended => return not_ready(end?, probe),
             }
         };
         match waited {
             Ok(()) => {
-                ui.fact(serde_json::json!({"event": "ready", "id": home.id}));
+                ui.fact(serde_json::json!({"event": "ready", "id": sandbox.id}));
                 attended.await
             }
             Err(Unready::Exited(_)) => not_ready(attended.await?, probe),
@@ -247,7 +251,7 @@ impl Started {
     }
 }
 
-/// It ended before it was ready; that memory ran out says more.
+/// The error of a container that ended before it was ready, unless memory ran out, which says more.
 fn not_ready(end: End, probe: &ReadinessProbe) -> Result<End, Failure> {
     match end.out_of_memory {
         true => Ok(end),
@@ -273,29 +277,6 @@ pub(super) fn environment(process: &ProcessArguments) -> Result<Vec<String>, Fai
     }
     given.extend(process.env.iter().cloned());
     container::resolve_environment(&given, |name| std::env::var_os(name))
-}
-
-/// Waits for a signal that ends us: the exit status it makes. From this call on, not from when it is first polled, no such
-/// signal ends us by itself: what is being made beside it is removed.
-pub(super) fn interrupted() -> impl Future<Output = u8> {
-    let mut waiting = Vec::new();
-    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
-        if let Ok(mut caught) = signal(SignalKind::from_raw(number)) {
-            waiting.push(Box::pin(async move {
-                match caught.recv().await {
-                    Some(()) => 128 + number as u8,
-                    None => std::future::pending().await,
-                }
-            }));
-        }
-    }
-    std::future::poll_fn(move |context| {
-        let ended = waiting.iter_mut().find_map(|w| match w.as_mut().poll(context) {
-            std::task::Poll::Ready(status) => Some(status),
-            std::task::Poll::Pending => None,
-        });
-        ended.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
-    })
 }
 
 #[cfg(test)]

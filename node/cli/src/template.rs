@@ -89,7 +89,7 @@ pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> 
             let told = progress(ui);
             let built = tokio::select! {
                 built = store.get(&node, shape, key, &told) => built?,
-                status = super::run::interrupted() => return Ok(status),
+                status = super::interrupt::interrupted() => return Ok(status),
             };
             super::print(&match json {
                 true => json!({"key": built.key.as_str(), "built": built.built, "manifest": built.registered.hash})

@@ -1,4 +1,5 @@
-//! `thaw thaw`: a sandbox of a snapshot, attended as `thaw run` attends its own. `thaw fork`: one frozen, many thawed.
+//! `thaw thaw`: launches a sandbox from a snapshot and attaches to it like `thaw run`. `thaw fork`: freezes a sandbox once and thaws
+//! clones from that snapshot.
 
 use std::ffi::OsString;
 
@@ -12,11 +13,13 @@ use thaw_sandbox::snapshot::{Hold, Registry, Scratch, Signatures};
 use thaw_sandbox::trace::Trace;
 
 use super::detach::Until;
-use super::home::{Home, memory_mode};
-use super::run::{Started, conclude, interrupted};
+use super::interrupt::interrupted;
+use super::launch::Launched;
+use super::memory_mode::memory_mode;
+use super::run::{Started, conclude};
 use super::running::{Owner, absolute};
 use super::{ForkArguments, ThawArguments, detach};
-use crate::stdio::{Attendance, Signals, Stdin};
+use crate::stdio::{AttachOptions, Signals, Stdin};
 use crate::ui::Ui;
 
 pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Failure> {
@@ -36,34 +39,34 @@ pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Failu
         labels: Default::default(),
         timeout_s: None,
     };
-    let home = tokio::select! {
-        home = Home::thaw(request, &trace) => home?,
+    let sandbox = tokio::select! {
+        sandbox = Launched::thaw(request, &trace) => sandbox?,
         status = interrupted() => return Ok(status),
     };
-    ui.fact(serde_json::json!({"event": "sandbox", "id": home.id}));
-    home.tell_ports(&arguments.through.publish, ui);
-    let result = attend(arguments, &home, &trace, ui).await;
-    conclude(home, result, arguments.timings.then_some(&trace), ui).await
+    ui.fact(serde_json::json!({"event": "sandbox", "id": sandbox.id}));
+    sandbox.print_ports(&arguments.through.publish, ui);
+    let result = attach(arguments, &sandbox, &trace, ui).await;
+    conclude(sandbox, result, arguments.timings.then_some(&trace), ui).await
 }
 
-async fn attend(
+async fn attach(
     arguments: &ThawArguments,
-    home: &Home,
+    sandbox: &Launched,
     trace: &Trace,
     ui: &Ui,
 ) -> Result<super::run::End, Failure> {
-    let running = Running::read(&home.directory)?;
+    let running = Running::read(&sandbox.directory)?;
     let signals = Signals::new()?;
-    let started = Started::thawed(home, &running, trace).await?;
-    ui.fact(serde_json::json!({"event": "started", "id": home.id}));
-    let how = Attendance {
+    let started = Started::thawed(sandbox, &running, trace).await?;
+    ui.fact(serde_json::json!({"event": "started", "id": sandbox.id}));
+    let how = AttachOptions {
         stdin: match arguments.interactive {
             true => Stdin::Pass,
             false => Stdin::Leave,
         },
         tty: running.tty,
     };
-    started.attended(home, how, signals).await
+    started.attach(sandbox, how, signals).await
 }
 
 pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failure> {
@@ -89,7 +92,7 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failu
             Err(e) => failed = Some(e),
         }
     }
-    // Who was thawed from it has all of it open.
+    // The clones have all of its files open.
     drop(scratch);
     failed.map_or(Ok(0), Err)
 }

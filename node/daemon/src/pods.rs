@@ -28,7 +28,7 @@ use ttrpc::r#async::transport::Listener;
 use ttrpc::r#async::{Server, TtrpcContext};
 
 use crate::api::daemon::Daemon;
-use crate::api::maker::{CreatePod, ThawPod};
+use crate::api::factory::{CreatePod, ThawPod};
 use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
 

@@ -180,7 +180,7 @@ async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>) {
             tracing::info!("there is nothing to read again: nothing is served over TCP");
             continue;
         };
-        let read = tokio::task::spawn_blocking(move || credentials.read_again()).await;
+        let read = tokio::task::spawn_blocking(move || credentials.reload()).await;
         match read {
             Ok(Ok(())) => tracing::info!("tokens and certificates were read again"),
             Ok(Err(e)) => tracing::error!("tokens and certificates stay what they were: {e}"),

@@ -203,7 +203,7 @@ pub(super) async fn image(command: &ImageCommand, ui: &Ui, json: bool) -> Result
     };
     tokio::select! {
         done = work => done.map(|()| 0),
-        status = super::run::interrupted() => Ok(status),
+        status = super::interrupt::interrupted() => Ok(status),
     }
 }
 

@@ -1,7 +1,7 @@
 //! One process's standard streams, terminal and signals, as `docker run` has them.
 //!
-//! Output is pumped until its end, and only then does the process's exit count: nothing it wrote is lost. What the
-//! caller no longer reads is read and thrown away, so the process is not held up by it.
+//! The process's exit is reported only after all its output was passed on, so none is lost. Output that the caller no longer reads is
+//! discarded, so that the process does not block.
 
 use std::io::Read;
 
@@ -24,38 +24,38 @@ const FORWARDED: [i32; 7] = [
     libc::SIGUSR2,
     libc::SIGALRM,
 ];
-/// As many SIGINT or SIGTERM end us, whatever the process makes of them.
+/// After so many SIGINT or SIGTERM the process is killed, whatever it does with them.
 const FORCED_AFTER: u32 = 3;
 
-/// How a process is attended.
+/// How this process is attached to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Attendance {
+pub struct AttachOptions {
     pub stdin: Stdin,
     /// The process has a terminal.
     pub tty: bool,
 }
 
-/// What becomes of a process's stdin.
+/// What a process's stdin is connected to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stdin {
-    /// Ours is passed on.
+    /// The stdin of this process.
     Pass,
-    /// It is closed at once.
+    /// Nothing: it is closed at once.
     #[default]
     Close,
-    /// It stays as it is: for a process that was there before us.
+    /// It stays as it is, for a process that was started earlier.
     Leave,
 }
 
-/// Attends a process that was just started or thawed, to its end: its status. `signals` are passed on from the moment they were
-/// caught, which may be before the process was started.
+/// Attaches to a process that was just started or thawed until it ends, and returns its status. `signals` are passed on, including those
+/// that were caught before the process was started.
 ///
 /// # Errors
-/// [`ExitCode::GuestEnded`] when the guest ends first.
-pub async fn attend(
+/// [`ExitCode::GuestEnded`] if the guest ends first.
+pub async fn attach(
     agent: &AgentClient,
     process: &ProcessId,
-    how: Attendance,
+    how: AttachOptions,
     signals: Signals,
 ) -> Result<i32, Failure> {
     let _raw = match how.stdin == Stdin::Pass && how.tty && terminal::stdin_is_terminal() {
@@ -143,7 +143,7 @@ async fn pump_in(agent: AgentClient, process: ProcessId, stdin: Stdin) {
     }
 }
 
-/// Stdin by a thread of our own: a read of it cannot be called back, and the runtime would wait for it at the end.
+/// Reads stdin on a thread of its own: such a read cannot be cancelled, and the runtime would wait for it at shutdown.
 fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(2);
     let reading = std::thread::Builder::new().name("stdin".into()).spawn(move || {
@@ -168,7 +168,7 @@ fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-/// Tells the process's terminal our size, now and when it changes.
+/// Sets the size of the process's terminal to that of ours, now and whenever it changes.
 async fn follow_size(agent: AgentClient, process: ProcessId, tty: bool) {
     if !tty {
         return;
@@ -188,14 +188,14 @@ async fn follow_size(agent: AgentClient, process: ProcessId, tty: bool) {
     }
 }
 
-/// The signals to pass on, caught from the moment this is made.
+/// The signals to pass on, caught from the creation of this value on.
 pub struct Signals {
     received: mpsc::Receiver<i32>,
     catchers: Vec<AbortOnDrop>,
 }
 
 impl Signals {
-    /// Within a tokio runtime.
+    /// Call it within a tokio runtime.
     pub fn new() -> Result<Signals, Failure> {
         let (sender, received) = mpsc::channel(16);
         let mut catchers = Vec::new();

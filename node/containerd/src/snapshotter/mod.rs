@@ -5,7 +5,7 @@
 //! | [`service`] | the gRPC service |
 //! | [`table`], [`record`] | snapshots: in memory by name, on disk by id |
 //! | [`remote`] | layers that are in the image store |
-//! | [`mounts`], [`looked_at`], [`copied`] | what containerd is told to mount, and what it finds there |
+//! | [`mounts`], [`host_files`], [`copied`] | what containerd is told to mount, and what it finds there |
 //! | [`filter`] | containerd's filters |
 //!
 //! Invariant: a snapshot of an image's layer is only told of once the store has the image, and the chain ID of its layers is
@@ -13,7 +13,7 @@
 
 pub mod copied;
 pub mod filter;
-pub mod looked_at;
+pub mod host_files;
 pub mod mounts;
 pub mod record;
 pub mod remote;

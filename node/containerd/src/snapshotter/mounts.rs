@@ -4,7 +4,7 @@
 //! use it and containerd can unpack into it. A chain of image layers is one overlay whose source begins with [`IMAGE`], which
 //! Thaw's shim recognises: it gives the guest the image by virtio-fs, and mounts nothing on the host. Whoever else mounts it,
 //! as containerd and its clients do to look a user up and to fill volumes, finds those files of the image that they look into
-//! ([`super::looked_at`]).
+//! ([`super::host_files`]).
 
 use std::path::{Path, PathBuf};
 

@@ -22,6 +22,9 @@ const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 /// The digest of its manifest for this platform.
 const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
 
+/// Files that are larger than this are left out by [`Layers::file`].
+pub const LARGEST_FILE: u64 = 1 << 20;
+
 /// A layer containerd wants a snapshot of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -107,7 +110,7 @@ pub trait Layers: Send + Sync + 'static {
     /// The image of the lowest `count` layers of a stored one, made if need be.
     async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Failure>;
 
-    /// A file of an image, if it is one of no more than [`MOST`](super::looked_at::MOST) bytes.
+    /// A file of an image, if it is one of no more than [`LARGEST_FILE`] bytes.
     async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure>;
 
     /// What an image has where its config declares volumes.
@@ -139,7 +142,7 @@ impl Layers for Images {
 
     async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
-        self.read_file(&image, path, super::looked_at::MOST).await
+        self.read_file(&image, path, LARGEST_FILE).await
     }
 
     async fn volumes(&self, digest: &str) -> Result<Part, Failure> {

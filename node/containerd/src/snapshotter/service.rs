@@ -19,7 +19,7 @@ use thaw_sandbox::exit::{ExitCode, Failure};
 use tonic::{Request, Response, Status};
 
 use super::filter::Filter;
-use super::looked_at::LookedAt;
+use super::host_files::HostFiles;
 use super::mounts::{Base, Lower, base, mounts};
 use super::record::{Files, Record, Stage};
 use super::remote::{Layers, Pulled, Wanted, is_kept_from_us};
@@ -36,7 +36,7 @@ pub struct Snapshotter {
     layers: Arc<dyn Layers>,
     /// By image digest: what snapshots stand on.
     leases: Arc<Mutex<HashMap<String, Arc<Lease>>>>,
-    looked_at: LookedAt,
+    host_files: HostFiles,
 }
 
 impl From<TableError> for Status {
@@ -78,7 +78,7 @@ impl Snapshotter {
             root: root.into(),
             layers,
             leases: Arc::default(),
-            looked_at: LookedAt::beside(root),
+            host_files: HostFiles::beside(root),
         };
         for digest in digests {
             match snapshotter.layers.stored(&digest).await {
@@ -205,7 +205,7 @@ impl Snapshotter {
                     // It stays in the store while it is copied.
                     let image = layers.lowest(&digest, count).await.map_err(refused)?;
                     let (digest, place) = (image.digest.to_string(), layer.whole(&self.root));
-                    let whole = self.looked_at.whole(layers, &digest, place).await;
+                    let whole = self.host_files.whole(layers, &digest, place).await;
                     directories.push(whole.map_err(refused)?);
                 }
                 Lower::Directories(directories)
@@ -214,7 +214,7 @@ impl Snapshotter {
                 let image = layers.lowest(&digest, count).await.map_err(refused)?;
                 let digest = image.digest.to_string();
                 self.keep(&digest, image.lease);
-                let files = self.looked_at.get(layers, &digest).await.map_err(refused)?;
+                let files = self.host_files.get(layers, &digest).await.map_err(refused)?;
                 Lower::Image { digest, files }
             }
         };
@@ -320,7 +320,7 @@ impl Snapshots for Snapshotter {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .remove(&digest);
-            self.looked_at.forget(&digest);
+            self.host_files.forget(&digest);
         }
         Ok(Response::new(()))
     }

@@ -1,11 +1,13 @@
-//! Who may ask over TCP, and by what this end is known: what the files that `[api]` names say, now.
+//! The credentials of the API over TCP: thawd's certificate, and which certificates and tokens have access. They come from the files
+//! that `[api]` names.
 //!
-//! Invariant: what is in force was read whole, from files all of which were good; files that are not leave it in force.
+//! Invariant: the credentials in force were read completely, from files that were all valid; a reload of invalid files changes nothing.
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
+use axum::http::{HeaderMap, HeaderValue, header};
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -18,12 +20,39 @@ use tokio_rustls::TlsAcceptor;
 
 use super::client_roles::{ClientCertificate, ClientRoles};
 use super::grant::Grant;
-use super::lease::Shown;
 use super::peer::{Admission, Peer};
 use super::problem::{ApiCode, Refusal};
 use super::tokens::Tokens;
 
-/// What the files said when they were last read and good.
+/// What a caller authenticates itself with.
+pub struct Presented {
+    /// Of its connection's handshake.
+    pub certificate: Option<Arc<ClientCertificate>>,
+    /// Of the request: `Authorization` alone.
+    pub headers: HeaderMap,
+}
+
+impl Presented {
+    /// Takes the token out of a request's headers, so that no handler sees it.
+    pub fn take(certificate: Option<Arc<ClientCertificate>>, headers: &mut HeaderMap) -> Presented {
+        let mut taken = HeaderMap::new();
+        // A request with two or more has no token.
+        for value in headers.get_all(header::AUTHORIZATION).iter().take(2) {
+            // A copy: the value itself holds the buffer that the whole head was read into.
+            if let Ok(mut copy) = HeaderValue::from_bytes(value.as_bytes()) {
+                copy.set_sensitive(true);
+                taken.append(header::AUTHORIZATION, copy);
+            }
+        }
+        headers.remove(header::AUTHORIZATION);
+        Presented {
+            certificate,
+            headers: taken,
+        }
+    }
+}
+
+/// The contents of the files when they were last valid.
 pub struct Credentials {
     config: ApiConfig,
     in_force: RwLock<InForce>,
@@ -31,15 +60,15 @@ pub struct Credentials {
     clock: Clock,
 }
 
-/// What says the time.
+/// Returns the time.
 type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
 #[derive(Clone)]
 struct InForce {
-    /// Without it, what is said can be read on the way: only on this host.
+    /// Without it, connections are not encrypted: only on this host.
     tls: Option<TlsAcceptor>,
     tokens: Option<Arc<Tokens>>,
-    /// Without it, every certificate is an administrator's.
+    /// Without it, every caller with a certificate is an administrator.
     client_roles: Option<Arc<ClientRoles>>,
 }
 
@@ -52,10 +81,10 @@ impl Credentials {
         Credentials::read_by(config, Box::new(SystemTime::now))
     }
 
-    /// The same by another clock.
+    /// The same with another clock.
     pub(super) fn read_by(config: &ApiConfig, clock: Clock) -> Result<Credentials, Failure> {
         let in_force = InForce::read(config)?;
-        in_force.tell(config);
+        in_force.warn_of_administrators(config);
         Ok(Credentials {
             config: config.clone(),
             in_force: RwLock::new(in_force),
@@ -64,54 +93,54 @@ impl Credentials {
         })
     }
 
-    /// Reads them again: from now on they say who may ask, also on connections there are, and end what callers have open that may not
-    /// ask any more ([`super::lease`]); what a connection showed in its handshake stays known of it.
+    /// Reads the files again. From now on their contents decide about every request, those on existing connections included, and what
+    /// callers without access have open ends. A connection keeps the certificate of its handshake.
     ///
     /// # Errors
     /// As [`Credentials::read`]; nothing has changed then.
-    pub fn read_again(&self) -> Result<(), Failure> {
+    pub fn reload(&self) -> Result<(), Failure> {
         let read = InForce::read(&self.config)?;
-        read.tell(&self.config);
+        read.warn_of_administrators(&self.config);
         *self.in_force.write().unwrap_or_else(PoisonError::into_inner) = read;
         self.generation.send_modify(|generation| *generation += 1);
         Ok(())
     }
 
-    /// How a connection that comes now is secured, if it is.
+    /// How a new connection is encrypted, if it is.
     pub fn tls(&self) -> Option<TlsAcceptor> {
         self.in_force().tls
     }
 
-    /// Counts how often they were read again: whoever waits for a change sees it by that.
+    /// How often they were reloaded: a caller that waits for a change watches this.
     pub fn generation(&self) -> watch::Receiver<u64> {
         self.generation.subscribe()
     }
 
-    /// What time it is for expiries.
+    /// The time by which tokens expire.
     pub fn now(&self) -> SystemTime {
         (self.clock)()
     }
 
-    /// Who asks: whoever the certificate is of that the connection showed, if that has a role, or else whose token the request brings.
+    /// Authenticates a caller: by its certificate, if that has a role, or else by its token.
     ///
     /// # Errors
-    /// [`ApiCode::Unauthenticated`]: neither is known. [`ApiCode::NoRole`]: the certificate has no role here.
-    pub fn admit(&self, shown: &Shown) -> Result<Admission, Refusal> {
+    /// [`ApiCode::Unauthenticated`]: neither is known here. [`ApiCode::NoRole`]: the certificate has no role here.
+    pub fn admit(&self, presented: &Presented) -> Result<Admission, Refusal> {
         let in_force = self.in_force();
         let granted = |certificate: &ClientCertificate| match &in_force.client_roles {
             None => Ok(Peer::certificate(certificate.whole(), Grant::admin())),
             Some(roles) => roles.of(certificate).map(|(name, grant)| {
-                // Whoever has that name: a certificate that is renewed is its owner's as before.
+                // By name, so that a renewed certificate is still the same caller.
                 Peer::certificate(name.to_string().as_bytes(), grant.clone())
             }),
         };
-        let no_role = match shown.certificate.as_deref().map(granted) {
+        let no_role = match presented.certificate.as_deref().map(granted) {
             Some(Ok(peer)) => return Ok(Admission { peer, until: None }),
             Some(Err(why)) => Some(why),
             None => None,
         };
         let tokens = in_force.tokens.as_ref();
-        let by_token = tokens.and_then(|tokens| tokens.bearer(&shown.headers, self.now()));
+        let by_token = tokens.and_then(|tokens| tokens.bearer(&presented.headers, self.now()));
         by_token.ok_or_else(|| match no_role {
             Some(why) => Refusal::new(ApiCode::NoRole, format!("this certificate has no role: {why}")),
             None => {
@@ -148,8 +177,8 @@ impl InForce {
         })
     }
 
-    /// Says in the log who is an administrator because nothing says otherwise, as all callers were before there were roles.
-    fn tell(&self, config: &ApiConfig) {
+    /// Logs who is an administrator by default: without roles, every caller is.
+    fn warn_of_administrators(&self, config: &ApiConfig) {
         if config.client_ca.is_some() && self.client_roles.is_none() {
             tracing::warn!(
                 "[api] names client_ca and no client_roles: whoever shows a certificate of it is an administrator of this node"
@@ -194,7 +223,7 @@ fn acceptor(config: &ApiConfig, certificate: &Path, key: &Path) -> Result<TlsAcc
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
             let verifier = match config.tokens {
-                // Who has none may bring a token.
+                // A caller without a certificate may have a token.
                 Some(_) => verifier.allow_unauthenticated(),
                 None => verifier,
             };

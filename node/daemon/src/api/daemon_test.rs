@@ -9,6 +9,7 @@ use thaw_sandbox::state::{Behalf, Terms, Timeout};
 
 use super::*;
 use crate::api::fake::{Fake, FakeMachine, UNOWNED, request};
+use crate::api::scope::Scope;
 use crate::api::watch::{Selector, Watcher};
 use crate::service;
 

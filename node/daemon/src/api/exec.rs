@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 
 use super::daemon::Daemon;
 use super::extract::{BODY_LIMIT, Body};
-use super::lease::{Lease, Over};
+use super::lease::{Expired, Lease};
 use super::limits::Permit;
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
@@ -217,7 +217,7 @@ pub async fn attend(
     daemon.running(&wanted)?;
     let instance = uri.path().to_owned();
     let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
-    let over = lease::over(lease.map(|Extension(lease)| lease));
+    let over = lease::expired(lease.map(|Extension(lease)| lease));
     Ok(upgrade.on_upgrade(async move |mut socket| {
         let mut over = Box::pin(over);
         let begin = async {
@@ -319,7 +319,7 @@ fn event(event: &ExecEvent) -> Message {
 fn dismissal() -> Message {
     Message::Close(Some(CloseFrame {
         code: close_code::POLICY,
-        reason: Over.to_string().into(),
+        reason: Expired.to_string().into(),
     }))
 }
 

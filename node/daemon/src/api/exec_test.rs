@@ -10,10 +10,10 @@ use tokio_tungstenite::tungstenite::Message as Sent;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 use super::*;
-use crate::api::asking::{JSON, ask, read, refused, routes, send, whole};
 use crate::api::fake::{Fake, request};
 use crate::api::peer::Access;
 use crate::api::server::{OverTcp, serve};
+use crate::api::test_client::{JSON, ask, read, refused, routes, send, whole};
 
 /// A daemon of fakes that serves, with one sandbox.
 struct Served {
@@ -293,7 +293,33 @@ async fn a_process_is_streamed_and_ends_with_who_listens() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_run_is_refused() {
+async fn invalid_processes_are_refused() {
+    let (fake, routes, path) = with_sandbox().await;
+    for body in [
+        "[]",
+        "{}",
+        r#"{"command":"cat"}"#,
+        r#"{"command":[]}"#,
+        r#"{"command":[""]}"#,
+        r#"{"command":["a\u0000"]}"#,
+        r#"{"command":["cat"],"more":1}"#,
+        r#"{"command":["cat"],"env":["A"]}"#,
+        r#"{"command":["cat"],"env":["=A"]}"#,
+        r#"{"command":["cat"],"workdir":"x"}"#,
+        r#"{"command":["cat"],"user":""}"#,
+        r#"{"command":["cat"],"size":{"rows":0,"columns":1}}"#,
+        r#"{"command":["cat"],"size":{"rows":70000,"columns":1}}"#,
+        r#"{"command":["cat"],"stdin":"?","encoding":"base64"}"#,
+        r#"{"command":["cat"],"encoding":"latin-1"}"#,
+    ] {
+        let request = ask("POST", &path, JSON, body);
+        refused(&routes, request, 422, "invalid-body", body).await;
+    }
+    assert!(fake.counts.heard.borrow().is_empty());
+}
+
+#[tokio::test]
+async fn processes_that_cannot_run_are_refused() {
     let (fake, routes, path) = with_sandbox().await;
     let stuffed = format!(r#"{{"command":["cat"],"stdin":"{}"}}"#, "x".repeat(1 << 20));
     let nowhere = "/v1/sandboxes/nobody/exec";
@@ -303,105 +329,18 @@ async fn what_cannot_be_run_is_refused() {
         (&path, "text/plain", good, 415, "wrong-media-type"),
         (&path, JSON, "", 400, "malformed-request"),
         (&path, JSON, &stuffed, 413, "body-too-large"),
-        (&path, JSON, "[]", 422, "invalid-body"),
-        (&path, JSON, "{}", 422, "invalid-body"),
-        (&path, JSON, r#"{"command":"cat"}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":[]}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":[""]}"#, 422, "invalid-body"),
-        (&path, JSON, r#"{"command":["a\u0000"]}"#, 422, "invalid-body"),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"more":1}"#,
-            422,
-            "invalid-body",
-        ),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"env":["A"]}"#,
-            422,
-            "invalid-body",
-        ),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"env":["=A"]}"#,
-            422,
-            "invalid-body",
-        ),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"workdir":"x"}"#,
-            422,
-            "invalid-body",
-        ),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"user":""}"#,
-            422,
-            "invalid-body",
-        ),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"size":{"rows":0,"columns":1}}"#,
-            422,
-            "invalid-body",
-        ),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"size":{"rows":70000,"columns":1}}"#,
-            422,
-            "invalid-body",
-        ),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"stdin":"?","encoding":"base64"}"#,
-            422,
-            "invalid-body",
-        ),
-        (
-            &path,
-            JSON,
-            r#"{"command":["cat"],"encoding":"latin-1"}"#,
-            422,
-            "invalid-body",
-        ),
         (&path, JSON, r#"{"command":["missing"]}"#, 422, "not-found"),
     ] {
         let shown = body.chars().take(60).collect::<String>();
-        refused(
-            &routes,
-            ask("POST", path, kind, body.to_owned()),
-            status,
-            code,
-            &shown,
-        )
-        .await;
+        let request = ask("POST", path, kind, body.to_owned());
+        refused(&routes, request, status, code, &shown).await;
     }
-    refused(
-        &routes,
-        ask("GET", &path, JSON, ""),
-        426,
-        "upgrade-required",
-        "GET",
-    )
-    .await;
+    let without_upgrade = ask("GET", &path, JSON, "");
+    refused(&routes, without_upgrade, 426, "upgrade-required", "GET").await;
     refused(&routes, ask("PUT", &path, JSON, ""), 405, "wrong-method", "PUT").await;
     send(&routes, ask("POST", "/v1/sandboxes/web/pause", JSON, "")).await;
-    refused(
-        &routes,
-        ask("POST", &path, JSON, good),
-        409,
-        "sandbox-not-running",
-        "paused",
-    )
-    .await;
+    let request = ask("POST", &path, JSON, good);
+    refused(&routes, request, 409, "sandbox-not-running", "paused").await;
     let shown: thaw_protocol::api::Sandbox = read(&routes, "/v1/sandboxes/web").await;
     assert_eq!(shown.state, "paused");
     assert!(fake.counts.heard.borrow().is_empty());

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use axum::http::StatusCode;
 use thaw_protocol::api::{ForkedSandbox, SandboxList};
 
-use super::asking::{JSON, ask, read, refused, routes, send, whole};
 use super::fake::Fake;
+use super::test_client::{JSON, ask, read, refused, routes, send, whole};
 
 const FORK: &str = "/v1/sandboxes/web/fork";
 

@@ -165,13 +165,13 @@ async fn token_that_is_removed_or_changed_ends_what_it_opened() {
         format!("{line} expires=2020-01-01"),
     ] {
         std::fs::write(file.path(), lines(&line)).unwrap();
-        served.credentials.read_again().unwrap();
+        served.credentials.reload().unwrap();
         let mut open = Open::by(&served, OPERATE).await;
         // Read again, and the same.
-        served.credentials.read_again().unwrap();
+        served.credentials.reload().unwrap();
         open.goes_on().await;
         std::fs::write(file.path(), lines(&changed)).unwrap();
-        served.credentials.read_again().unwrap();
+        served.credentials.reload().unwrap();
         open.breaks_off(&changed).await;
         other.goes_on().await;
     }
@@ -215,7 +215,7 @@ async fn upload_under_way_ends_when_its_token_is_removed() {
     stream.read_exact(&mut goes_on).await.unwrap();
     assert_eq!(&goes_on, b"HTTP/1.1 100");
     std::fs::write(file.path(), lines("")).unwrap();
-    served.credentials.read_again().unwrap();
+    served.credentials.reload().unwrap();
     let mut answer = Vec::new();
     let read = tokio::time::timeout(SOON, stream.read_to_end(&mut answer)).await;
     read.expect("the connection stays").unwrap();
@@ -237,7 +237,7 @@ async fn certificate_that_loses_its_role_ends_what_it_opened() {
     };
     let (client, mut builder) = (watch("client").await, watch("workload").await);
     std::fs::write(roles.path(), BUILDER).unwrap();
-    served.credentials.read_again().unwrap();
+    served.credentials.reload().unwrap();
     assert!(client.breaks_off().await);
     assert!(builder.goes_on().await);
 }

@@ -22,7 +22,7 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::oneshot;
 
 use super::extract::peer;
-use super::lease::{self, Lease, Over};
+use super::lease::{self, Expired, Lease};
 use super::problem::{ApiCode, Refusal};
 
 /// The kinds of requests.
@@ -360,7 +360,7 @@ pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Ne
         Some(lease) if verb.lasts() => tokio::select! {
             answer = answer => answer,
             // As if the caller had hung up; it is told why.
-            () = lease.over() => return Refusal::from(Over).into_response(),
+            () = lease.expired() => return Refusal::from(Expired).into_response(),
         },
         _ => answer.await,
     };
@@ -380,7 +380,7 @@ struct Running {
 impl Running {
     fn new(body: Body, permit: Arc<Permit>, lease: Option<Arc<Lease>>) -> Running {
         let lease = lease.filter(|_| body.size_hint().exact().is_none());
-        let over = lease.map(|lease| Box::pin(lease::over(Some(lease))) as Ending);
+        let over = lease.map(|lease| Box::pin(lease::expired(Some(lease))) as Ending);
         Running {
             body,
             over,
@@ -402,7 +402,7 @@ impl HttpBody for Running {
         {
             // What made it ends now, not when the connection does.
             (self.over, self.body) = (None, Body::empty());
-            return Poll::Ready(Some(Err(axum::Error::new(Over))));
+            return Poll::Ready(Some(Err(axum::Error::new(Expired))));
         }
         Pin::new(&mut self.body).poll_frame(context)
     }

@@ -1,7 +1,7 @@
-//! A TCP socket that listens, and the connections that come there: of the API ([`super::tcp`]) and of metrics ([`super::scrape`]).
+//! A listening TCP socket and its connections: for the API over TCP, and for metrics.
 //!
-//! Invariants: there are never more connections than [`Most`] says, in all and of one origin; one for which there is no room is
-//! closed and counted.
+//! Invariants: there are never more connections than [`Most`] says, in total and of one origin; a connection for which there is no room
+//! is closed and counted.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::connection_set::{ACCEPT_RETRY, ConnectionSet};
 use super::daemon::Daemon;
-use super::server::{ACCEPT_AGAIN, Connections, linger};
 
-/// After so long of silence a peer is asked whether it lives, and how long what is sent may stay unacknowledged.
-const ASKED: Duration = Duration::from_secs(60);
-/// The part of an IPv6 address that says whose it is: a host may take any address of its network, which is a /64.
+/// How long a peer may be silent before the kernel probes it, and how long sent data may stay unacknowledged.
+const PEER_TIMEOUT: Duration = Duration::from_secs(60);
+/// The part of an IPv6 address that identifies a host: a host may use any address of its /64.
 const NETWORK: u128 = u128::MAX << 64;
 
 /// Most connections at once.
@@ -25,12 +25,12 @@ pub struct Most {
     pub of_one: usize,
 }
 
-/// A TCP socket that listens.
+/// A listening TCP socket.
 #[derive(Debug)]
 pub struct Listener(TcpListener);
 
 impl Listener {
-    /// Listens at an address. Within a tokio runtime.
+    /// Listens at an address. Call it within a tokio runtime.
     pub async fn open(address: SocketAddr) -> std::io::Result<Listener> {
         TcpListener::bind(address).await.map(Listener)
     }
@@ -40,17 +40,16 @@ impl Listener {
         self.0.local_addr()
     }
 
-    /// Has `serve` serve each connection until `stopped`, and then waits as long as those that are served may take. `serve` is told
-    /// the peer's address.
+    /// Calls `serve` with each connection and its peer's address until `stopped`, then waits for the remaining connections.
     pub async fn serve<F: Future<Output = ()> + Send + 'static>(
         self,
         daemon: &Daemon,
         most: Most,
         mut stopped: watch::Receiver<()>,
-        lingers: Duration,
+        shutdown_timeout: Duration,
         serve: impl Fn(TcpStream, IpAddr) -> F,
     ) {
-        let mut connections = Connections::new(most.in_all, most.of_one);
+        let mut connections = ConnectionSet::new(most.in_all, most.of_one);
         loop {
             let accepted = tokio::select! {
                 accepted = self.0.accept() => accepted,
@@ -61,15 +60,15 @@ impl Listener {
                 Ok((stream, from)) => (stream, from.ip().to_canonical()),
                 Err(e) => {
                     tracing::warn!("cannot accept a connection: {e}");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    tokio::time::sleep(ACCEPT_RETRY).await;
                     continue;
                 }
             };
             let origin = origin(address);
             if !connections.has_room(&origin) {
-                // It is closed without a word: over TLS there is no way to say one.
+                // Closed without an answer: before a TLS handshake there is no way to send one.
                 daemon.metrics.connection_refused();
-            } else if let Err(e) = patient(&stream) {
+            } else if let Err(e) = detect_dead_peer(&stream) {
                 tracing::debug!(%address, "a connection was not served: {e}");
             } else {
                 let (serving, connected) = (serve(stream, address), daemon.metrics.connected());
@@ -80,11 +79,11 @@ impl Listener {
             }
         }
         drop(self.0);
-        linger(connections, lingers).await;
+        connections.finish(shutdown_timeout).await;
     }
 }
 
-/// What tells one host's connections from another's.
+/// The host that a connection comes from, as far as its address tells.
 fn origin(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & NETWORK).into(),
@@ -92,13 +91,13 @@ fn origin(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Has the kernel find out that a peer is gone.
-fn patient(stream: &TcpStream) -> std::io::Result<()> {
+/// Makes the kernel notice a peer that is gone.
+fn detect_dead_peer(stream: &TcpStream) -> std::io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, ASKED)?;
-    sockopt::set_tcp_user_timeout(stream, ASKED.as_millis() as u32)?;
+    sockopt::set_tcp_keepidle(stream, PEER_TIMEOUT)?;
+    sockopt::set_tcp_user_timeout(stream, PEER_TIMEOUT.as_millis() as u32)?;
     Ok(())
 }
 

@@ -5,11 +5,11 @@ use http_body_util::BodyExt;
 use thaw_protocol::api::{CreatedSandbox, Sandbox};
 
 use super::*;
-use crate::api::asking::{JSON, ask, read, refused, send, whole};
 use crate::api::fake::Fake;
 use crate::api::limits::{Bounds, Gate};
 use crate::api::router::router;
 use crate::api::scope::Scope;
+use crate::api::test_client::{JSON, ask, read, refused, send, whole};
 use crate::api::watch::{Selector, Watcher};
 
 const PATH: &str = "/v1/sandboxes/web/logs";

@@ -18,7 +18,7 @@ use thaw_sandbox::journal::Journal;
 use thaw_sandbox::sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 use thaw_sandbox::state::{HostDisk, Record};
 
-use super::attendance::Attendance;
+use super::container_monitor::ContainerMonitor;
 use super::files::{Files, GuestFiles};
 use super::idempotency;
 use super::machine::{Condition, Machine};
@@ -29,42 +29,42 @@ use super::process::{GuestProcess, Process};
 pub struct Microvm {
     node: Node,
     sandbox: Arc<Sandbox>,
-    /// Of its container, where that is ours.
-    attendance: Option<Attendance>,
+    /// Of its container, if the API started that.
+    monitor: Option<ContainerMonitor>,
     readiness: Option<Readiness>,
 }
 
 impl Microvm {
-    /// Of one that was just made, with what attends its container where that is ours.
-    pub(super) fn made(
+    /// A sandbox that was just created, with the monitor of its container if the API started that.
+    pub(super) fn created(
         node: Node,
         sandbox: Sandbox,
-        attendance: Option<Attendance>,
+        monitor: Option<ContainerMonitor>,
         readiness: Option<Readiness>,
     ) -> Microvm {
         Microvm {
             node,
             sandbox: Arc::new(sandbox),
-            attendance,
+            monitor,
             readiness,
         }
     }
 
-    /// Whoever else holds the sandbox keeps it from being removed, and attends its container.
+    /// A sandbox of which the caller holds another reference. The caller removes it, and attaches to its container.
     pub fn new(node: Node, sandbox: Arc<Sandbox>) -> Microvm {
         Microvm {
             node,
             sandbox,
-            attendance: None,
+            monitor: None,
             readiness: None,
         }
     }
 
-    /// Of a sandbox an earlier thawd left running. Its container is attended where that thawd did.
+    /// A sandbox that an earlier thawd left running. Its container is monitored if that thawd did so.
     pub fn adopted(node: Node, sandbox: Sandbox) -> Microvm {
-        let again = Journal::exists(&sandbox.directory()).then(|| Attendance::again(&sandbox));
-        let attendance = match again.transpose() {
-            Ok(attendance) => attendance,
+        let resumed = Journal::exists(&sandbox.directory()).then(|| ContainerMonitor::resume(&sandbox));
+        let monitor = match resumed.transpose() {
+            Ok(monitor) => monitor,
             Err(e) => {
                 tracing::warn!(
                     sandbox = sandbox.record().id,
@@ -77,11 +77,11 @@ impl Microvm {
             node,
             readiness: ready::noted(&sandbox.directory()),
             sandbox: Arc::new(sandbox),
-            attendance,
+            monitor,
         }
     }
 
-    /// Why it ended, or what is known of it until that is told.
+    /// Why it ended: as its VMM reported, or else `seen`.
     fn ended(&self, seen: String) -> String {
         self.sandbox.ended().unwrap_or(seen)
     }
@@ -174,11 +174,11 @@ impl Machine for Microvm {
     }
 
     fn journal(&self) -> Option<Arc<Journal>> {
-        self.attendance.as_ref().map(|a| a.journal.clone())
+        self.monitor.as_ref().map(|a| a.journal.clone())
     }
 
     fn exit(&self) -> BoxFuture<'static, i32> {
-        let exit = self.attendance.as_ref().map(|a| a.exit.clone());
+        let exit = self.monitor.as_ref().map(|a| a.exit.clone());
         Box::pin(async move {
             if let Some(mut exit) = exit
                 && let Ok(status) = exit.wait_for(Option::is_some).await

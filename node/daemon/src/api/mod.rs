@@ -2,41 +2,43 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`server`] | sockets and connections |
-//! | [`tcp`], [`credentials`], [`tokens`], [`client_roles`] | the same over TCP, and who may ask there |
-//! | [`listener`] | a TCP socket and its connections |
-//! | [`peer`], [`grant`] | the caller, and what it may do |
-//! | [`lease`] | how long it may keep what it has open |
-//! | [`scope`] | which sandboxes it may reach |
-//! | [`reserved`] | what only an administrator may say |
-//! | [`router`] | the routes, which role each takes, and their OpenAPI document |
-//! | [`scrape`] | metrics and health for callers without access to the API |
-//! | [`limits`] | how much is done at once, and for whom |
-//! | [`rest`] | what comes of a body after its answer |
-//! | [`problem`] | whatever goes wrong |
-//! | [`extract`], [`check`] | what a request says, and whether it may |
-//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`stock`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by what they are about |
-//! | [`session`], [`process`] | a process of a container, and who attends it |
+//! | [`server`] | the unix socket, and all sockets together |
+//! | [`tcp`], [`credentials`], [`tokens`], [`client_roles`] | the API over TCP, and authentication there |
+//! | [`scrape`] | metrics and health over TCP, without authentication |
+//! | [`listener`], [`connection_set`], [`connection`], [`write_timeout`] | a TCP socket, its connections, and their bounds |
+//! | [`peer`], [`grant`] | the caller, and its role |
+//! | [`lease`] | how long a caller may keep streams open |
+//! | [`scope`] | which sandboxes a caller may reach |
+//! | [`reserved`] | fields that only an administrator may set |
+//! | [`router`] | the routes, the least role of each, and the OpenAPI document |
+//! | [`limits`] | how many requests are served at once, in total and of one caller |
+//! | [`unread_body`] | the rest of a body that a handler did not read |
+//! | [`problem`] | errors as problem documents |
+//! | [`extract`], [`check`] | parsing and validating requests |
+//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`images`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by subject |
+//! | [`session`], [`process`] | a process of a container, and the caller that runs it |
 //! | [`files`] | the files of a container |
-//! | [`attendance`], [`readying`] | containers thawd itself attends, and waits for |
+//! | [`container_monitor`], [`readiness`] | the containers that the API started: output, exit, readiness |
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
-//! | [`daemon`] | what thawd holds |
-//! | [`maker`], [`machine`], [`microvm`] | what the API asks of the node, and of a sandbox; the sandboxes of this node |
+//! | [`daemon`] | thawd's state |
+//! | [`factory`] | creating sandboxes; images and templates |
+//! | [`machine`], [`microvm`] | a sandbox; the sandboxes of this node |
 //! | [`watch`] | every sandbox as it is, and the changes |
 //! | [`client`] | the caller's end |
 
-#[cfg(test)]
-mod asking;
-pub mod attendance;
 pub mod check;
 pub mod client;
 pub mod client_roles;
+pub mod connection;
+pub mod connection_set;
+pub mod container_monitor;
 pub mod credentials;
 pub mod daemon;
 pub mod drain;
 pub mod exec;
 pub mod extract;
+pub mod factory;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod files;
@@ -45,23 +47,21 @@ mod fork_test;
 pub mod grant;
 pub mod health;
 pub mod idempotency;
+pub mod images;
 pub mod lease;
 pub mod limits;
 pub mod listener;
 pub mod logs;
 pub mod machine;
-pub mod maker;
 pub mod metrics;
 pub mod microvm;
-pub mod patience;
 pub mod peer;
 pub mod problem;
 pub mod process;
 #[cfg(test)]
 mod rate_limits_test;
-pub mod readying;
+pub mod readiness;
 pub mod reserved;
-pub mod rest;
 #[cfg(test)]
 mod roles_test;
 pub mod router;
@@ -70,10 +70,13 @@ pub mod scope;
 pub mod scrape;
 pub mod server;
 pub mod session;
-pub mod stock;
 pub mod tcp;
+#[cfg(test)]
+mod test_client;
 pub mod timing;
 pub mod tokens;
 pub mod transfer;
+pub mod unread_body;
 pub mod usage;
 pub mod watch;
+pub mod write_timeout;

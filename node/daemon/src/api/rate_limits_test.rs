@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use thaw_protocol::api::{CreatedSandbox, Problem, RateLimit, Sandbox};
 
-use super::asking::{JSON, ask, routes, send, whole};
+use super::test_client::{JSON, ask, routes, send, whole};
 
 async fn body<T: serde::de::DeserializeOwned>(answer: axum::http::Response<axum::body::Body>) -> T {
     serde_json::from_slice(&whole(answer).await).unwrap()

@@ -14,7 +14,6 @@ use thaw_protocol::api::{
 };
 use thaw_sandbox::id::is_id;
 
-use super::asking::{JSON, ask, send, whole};
 use super::daemon::Daemon;
 use super::fake::{Fake, UNOWNED};
 use super::grant::{Grant, Role};
@@ -23,6 +22,7 @@ use super::peer::Peer;
 use super::reserved::Reserved;
 use super::router::{document, router};
 use super::scope::Wanted;
+use super::test_client::{JSON, ask, send, whole};
 
 /// What the descriptions of fields say that only an administrator may use.
 const MARK: &str = "Takes the role admin.";

@@ -25,7 +25,7 @@ use super::extract::peer;
 use super::grant::Role;
 use super::limits::{Gate, limit};
 use super::problem::{ApiCode, Refusal};
-use super::{drain, exec, health, logs, metrics, problem, rest, sandboxes, stock, transfer, usage};
+use super::{drain, exec, health, images, logs, metrics, problem, sandboxes, transfer, unread_body, usage};
 
 /// A page that shows the document. It loads nothing but that.
 const PAGE: &str = include_str!("page.html");
@@ -70,10 +70,10 @@ fn table() -> Table {
         .add(Read, routes!(logs::logs))
         .add(Operate, routes!(transfer::read, transfer::write))
         .add(Operate, routes!(sandboxes::fork))
-        .add(Admin, routes!(stock::images, stock::pull))
-        .add(Admin, routes!(stock::image, stock::remove_image))
-        .add(Admin, routes!(stock::templates))
-        .add(Admin, routes!(stock::remove_template))
+        .add(Admin, routes!(images::images, images::pull))
+        .add(Admin, routes!(images::image, images::remove_image))
+        .add(Admin, routes!(images::templates))
+        .add(Admin, routes!(images::remove_template))
 }
 
 /// Routes, each with the least role that may use it.
@@ -216,7 +216,7 @@ pub fn router(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
         .layer(from_fn_with_state(gate, limit))
         .layer(from_fn(problem::say))
         .layer(from_fn_with_state(daemon.clone(), metrics::measure))
-        .layer(from_fn(rest::take))
+        .layer(from_fn(unread_body::read_rest))
         .with_state(daemon)
 }
 

@@ -21,7 +21,7 @@ use thaw_sandbox::state::{Asked, Behalf};
 use utoipa::IntoParams;
 
 use super::check;
-use super::daemon::{Daemon, none};
+use super::daemon::{Daemon, no_such_sandbox};
 use super::extract::{Body, Key, Parameters};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
@@ -145,7 +145,10 @@ fn follow(
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<Sandbox>, Refusal> {
-    let found = daemon.cache.find(&wanted).ok_or_else(|| none(&wanted.text))?;
+    let found = daemon
+        .cache
+        .find(&wanted)
+        .ok_or_else(|| no_such_sandbox(&wanted.text))?;
     Ok(Json(Sandbox::clone(&found)))
 }
 
@@ -218,7 +221,7 @@ async fn traced(
 ) -> Result<CreatedSandbox, Refusal> {
     let (began, since) = (SystemTime::now(), Instant::now());
     let made = making.await;
-    daemon.tell(|| Creation {
+    daemon.send_spans(|| Creation {
         what: how.name(),
         parent: spans::parent(headers),
         began,

@@ -1,7 +1,7 @@
-//! Metrics and health over TCP, for callers without access to the API: `[metrics] listen`.
+//! Metrics and health over TCP, without authentication: `[metrics] listen`.
 //!
-//! Invariants: nothing else is served here, whatever is asked, and nobody is asked who he is; what is served names no sandbox and no
-//! tenant. A connection is answered one request at a time, there are at most [`MOST`], and metrics are collected for [`AT_ONCE`] of them.
+//! Invariants: nothing but metrics and health is served here; they name no sandbox and no tenant. There are at most [`MOST`]
+//! connections, each is answered one request at a time, and at most [`AT_ONCE`] requests collect metrics at the same time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,27 +21,26 @@ use super::limits::Gate;
 use super::listener::{Listener, Most};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
-use super::server::serve_one;
-use super::{health, metrics, problem, rest};
+use super::{connection, health, metrics, problem, unread_body};
 
 /// Most connections at once.
 const MOST: Most = Most {
     in_all: 64,
     of_one: 16,
 };
-/// So many callers have metrics collected at once, and the others wait: it takes a thread, and locks that the API takes too.
+/// How many requests collect metrics at once, while the others wait: each takes a thread, and locks that the API takes too.
 const AT_ONCE: usize = 2;
 
-/// A TCP socket that listens for who reads metrics.
+/// A listening TCP socket for metrics.
 pub struct Scrape {
     listener: Listener,
 }
 
 impl Scrape {
-    /// As the configuration says; none where it says nothing. Within a tokio runtime.
+    /// Listens as the configuration says; `None` if it names no address. Call it within a tokio runtime.
     ///
     /// # Errors
-    /// Nobody can listen there.
+    /// thawd cannot listen at this address.
     pub async fn open(config: &MetricsConfig) -> Result<Option<Scrape>, Failure> {
         let Some(address) = config.listen else {
             return Ok(None);
@@ -57,22 +56,24 @@ impl Scrape {
         self.listener.address()
     }
 
-    /// Serves until `stopped`, and then as long as who is being served may take. `gate` is the API's, whose load is shown.
+    /// Serves until `stopped`, then waits for the remaining requests. `gate` is the API's: its load is one of the metrics.
     pub async fn serve(
         self,
         daemon: Arc<Daemon>,
         gate: Arc<Gate>,
         stopped: watch::Receiver<()>,
-        lingers: Duration,
+        shutdown_timeout: Duration,
     ) {
         let routes = routes(daemon.clone(), gate, Arc::new(Semaphore::new(AT_ONCE)));
         let stop = stopped.clone();
-        let serve = move |stream, _| serve_one(stream, None::<Peer>, routes.clone(), stopped.clone());
-        self.listener.serve(&daemon, MOST, stop, lingers, serve).await;
+        let serve = move |stream, _| connection::serve(stream, None::<Peer>, routes.clone(), stopped.clone());
+        self.listener
+            .serve(&daemon, MOST, stop, shutdown_timeout, serve)
+            .await;
     }
 }
 
-/// Of the API's handlers these two, which need no caller.
+/// The two handlers of the API that need no caller.
 fn routes(daemon: Arc<Daemon>, gate: Arc<Gate>, turns: Arc<Semaphore>) -> Router {
     Router::new()
         .route("/metrics", get(in_turn))
@@ -82,11 +83,11 @@ fn routes(daemon: Arc<Daemon>, gate: Arc<Gate>, turns: Arc<Semaphore>) -> Router
         .layer(Extension(gate))
         .layer(Extension(turns))
         .layer(from_fn(problem::say))
-        .layer(from_fn(rest::take))
+        .layer(from_fn(unread_body::read_rest))
         .with_state(daemon)
 }
 
-/// Metrics, when it is this request's turn. The turn ends with the work, also where its caller does not wait for that.
+/// Collects metrics when it is this request's turn. The turn lasts until the work is done, even if the caller hangs up.
 async fn in_turn(
     State(daemon): State<Arc<Daemon>>,
     Extension(gate): Extension<Arc<Gate>>,

@@ -8,10 +8,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::api::asking::{JSON, ask as request_of, send};
 use crate::api::fake::{Fake, request};
 use crate::api::limits::Bounds;
 use crate::api::router::document;
+use crate::api::test_client::{JSON, ask as request_of, send};
 
 /// Serves until it is dropped.
 struct Served {

@@ -215,8 +215,8 @@ async fn heads_beyond_their_bounds_are_refused() {
     let (_fake, daemon) = Fake::daemon(true);
     let (_stop, _served) = start(daemon, &socket);
     connected(&socket).await;
-    let large = format!("x: {}\r\n", "y".repeat(2 * MAX_HEAD));
-    let many = "a: b\r\n".repeat(2 * MAX_FIELDS);
+    let large = format!("x: {}\r\n", "y".repeat(2 * connection::MAX_HEAD));
+    let many = "a: b\r\n".repeat(2 * connection::MAX_FIELDS);
     let twice = "content-length: 1\r\ncontent-length: 2\r\n".to_owned();
     let both = "content-length: 4\r\ntransfer-encoding: chunked, identity\r\n".to_owned();
     for fields in [large, many, twice, both] {

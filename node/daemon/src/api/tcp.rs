@@ -1,7 +1,7 @@
-//! Serving the API over TCP: to who shows a certificate or brings a token.
+//! Serves the API over TCP, to callers with a certificate or a token.
 //!
-//! Invariants: nobody is served whom neither names; a connection has [`HEAD_LIMIT`] for its handshake, and there are at
-//! most [`MOST`]; what is configured is either all of what it needs, or an error.
+//! Invariants: a request with neither is refused; a connection has [`HEAD_LIMIT`] for its handshake, and there are at most [`MOST`]
+//! connections; an incomplete configuration is an error.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use super::client_roles::ClientCertificate;
-use super::credentials::Credentials;
+use super::connection::{self, HEAD_LIMIT};
+use super::credentials::{Credentials, Presented};
 use super::daemon::Daemon;
-use super::lease::{Lease, Shown};
+use super::lease::Lease;
 use super::listener::{Listener, Most};
 use super::peer::Peer;
 use super::problem::say;
-use super::server::{HEAD_LIMIT, serve_one};
 
 /// Most connections at once.
 const MOST: Most = Most {
@@ -32,17 +32,17 @@ const MOST: Most = Most {
     of_one: 1024,
 };
 
-/// A TCP socket that listens, and who may ask there.
+/// A listening TCP socket, and who is allowed in.
 pub struct Tcp {
     listener: Listener,
     credentials: Arc<Credentials>,
 }
 
 impl Tcp {
-    /// As the configuration says; none where it says nothing. Within a tokio runtime.
+    /// Listens as the configuration says; `None` if it names no address. Call it within a tokio runtime.
     ///
     /// # Errors
-    /// `config-invalid`: something is missing, or cannot be used.
+    /// `config-invalid`: the configuration is incomplete, or a file it names cannot be used.
     pub async fn open(config: &ApiConfig) -> Result<Option<Tcp>, Failure> {
         let Some(address) = config.listen else {
             return match *config == ApiConfig::default() {
@@ -79,7 +79,7 @@ impl Tcp {
         }))
     }
 
-    /// Who may ask there, to be read again.
+    /// The credentials, to be reloaded.
     pub fn credentials(&self) -> Arc<Credentials> {
         self.credentials.clone()
     }
@@ -89,13 +89,13 @@ impl Tcp {
         self.listener.address()
     }
 
-    /// Serves routes until `stopped`, and then as long as who is being served may take.
+    /// Serves routes until `stopped`, then waits for the remaining requests.
     pub async fn serve(
         self,
         daemon: &Daemon,
         routes: Router,
         stopped: watch::Receiver<()>,
-        lingers: Duration,
+        shutdown_timeout: Duration,
     ) {
         let Tcp {
             listener,
@@ -109,7 +109,7 @@ impl Tcp {
             let (tls, routes) = (credentials.tls(), guarded.clone());
             serve_tcp(stream, address, tls, routes, stopped.clone())
         };
-        listener.serve(daemon, MOST, stop, lingers, serve).await;
+        listener.serve(daemon, MOST, stop, shutdown_timeout, serve).await;
     }
 }
 
@@ -125,7 +125,7 @@ async fn serve_tcp(
     mut stopped: watch::Receiver<()>,
 ) {
     let Some(tls) = tls else {
-        return serve_one(stream, None::<Peer>, routes, stopped).await;
+        return connection::serve(stream, None::<Peer>, routes, stopped).await;
     };
     let handshake = tokio::time::timeout(HEAD_LIMIT, tls.accept(stream));
     let stream = tokio::select! {
@@ -140,23 +140,23 @@ async fn serve_tcp(
     let shown = stream.get_ref().1.peer_certificates();
     let shown = shown.and_then(|chain| chain.first());
     let certificate = shown.map(|shown| Arc::new(ClientCertificate::read(shown)));
-    serve_one(stream, certificate, routes, stopped).await;
+    connection::serve(stream, certificate, routes, stopped).await;
 }
 
-/// Who asks, by the certificate its connection showed, or else by the token this request brings; what it may do, by what is in force
-/// when it asks. What the request opens lasts no longer than the [`Lease`] it has among its extensions.
+/// Authenticates the caller by its connection's certificate, or else by the request's token, with the credentials that are in force now.
+/// What the request opens lasts no longer than the [`Lease`] among the request's extensions.
 async fn authenticate(
     State(credentials): State<Arc<Credentials>>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let certificate = request.extensions().get::<Arc<ClientCertificate>>().cloned();
-    let shown = Shown::take(certificate, request.headers_mut());
-    let peer = match credentials.admit(&shown) {
+    let presented = Presented::take(certificate, request.headers_mut());
+    let peer = match credentials.admit(&presented) {
         Ok(admission) => admission.peer,
         Err(refusal) => return refusal.into_response(),
     };
-    let lease = Lease::new(credentials, shown, peer.clone());
+    let lease = Lease::new(credentials, presented, peer.clone());
     request.extensions_mut().insert(peer);
     request.extensions_mut().insert(Arc::new(lease));
     next.run(request).await

@@ -232,31 +232,31 @@ async fn who_may_ask_is_read_again_and_what_cannot_be_used_changes_nothing() {
 
     std::fs::write(file.path(), format!("tester {other}\n")).unwrap();
     assert!(answers(TOKEN).await.starts_with("HTTP/1.1 200"), "nobody said so");
-    served.credentials.read_again().unwrap();
+    served.credentials.reload().unwrap();
     assert!(answers(TOKEN).await.starts_with("HTTP/1.1 401"));
     assert!(answers(&other).await.starts_with("HTTP/1.1 200"));
 
     // The tokens are good, and are not taken alone.
     std::fs::write(file.path(), format!("tester {TOKEN}\n")).unwrap();
     std::fs::write(own("pem"), "no certificate").unwrap();
-    let failure = served.credentials.read_again().unwrap_err();
+    let failure = served.credentials.reload().unwrap_err();
     assert!(failure.to_string().contains("no certificate"), "{failure}");
     assert!(answers(&other).await.starts_with("HTTP/1.1 200"));
     put("server");
     std::fs::write(file.path(), "tester").unwrap();
-    let failure = served.credentials.read_again().unwrap_err();
+    let failure = served.credentials.reload().unwrap_err();
     assert!(failure.to_string().contains("line 1"), "{failure}");
     assert!(answers(&other).await.starts_with("HTTP/1.1 200"));
 
     std::fs::write(file.path(), format!("tester {TOKEN}\n")).unwrap();
     put("stranger");
-    served.credentials.read_again().unwrap();
+    served.credentials.reload().unwrap();
     assert!(
         over_tls(&served, None, &bearer(TOKEN)).await.is_err(),
         "it is another's"
     );
     put("server");
-    served.credentials.read_again().unwrap();
+    served.credentials.reload().unwrap();
     assert!(answers(TOKEN).await.starts_with("HTTP/1.1 200"));
 }
 
@@ -503,7 +503,7 @@ async fn certificate_has_the_role_that_the_file_gives_it_now() {
 
     // Both are of the right authority, and known by their connections; the file alone has changed.
     std::fs::write(roles.path(), BUILDER).unwrap();
-    served.credentials.read_again().unwrap();
+    served.credentials.reload().unwrap();
     let refused = client.ask("GET", "/v1/sandboxes/web", None, "").await;
     assert_eq!(refused.0, 403);
     assert!(refused.1.contains("no-role"), "{}", refused.1);
@@ -527,7 +527,7 @@ async fn certificate_has_the_role_that_the_file_gives_it_now() {
         format!("{BUILDER}dns:builder.acme.example role=admin"),
     )
     .unwrap();
-    served.credentials.read_again().unwrap();
+    served.credentials.reload().unwrap();
     let refused = builder.ask("GET", "/v1/sandboxes/web", None, "").await;
     assert_eq!(
         (refused.0, refused.1.contains("different roles")),
@@ -538,7 +538,7 @@ async fn certificate_has_the_role_that_the_file_gives_it_now() {
 
     // What cannot be used changes nothing.
     std::fs::write(roles.path(), "client role=admin").unwrap();
-    assert!(served.credentials.read_again().is_err());
+    assert!(served.credentials.reload().is_err());
     assert_eq!(client.ask("GET", "/v1/sandboxes/web", None, "").await.0, 403);
     for name in ["stranger", "expired"] {
         assert!(

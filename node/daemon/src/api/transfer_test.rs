@@ -2,8 +2,8 @@ use axum::Router;
 use futures_util::stream;
 
 use super::*;
-use crate::api::asking::{JSON, ask, refused, routes, send, whole};
 use crate::api::fake::Fake;
+use crate::api::test_client::{JSON, ask, refused, routes, send, whole};
 
 const PATH: &str = "/v1/sandboxes/web/files";
 

@@ -100,7 +100,7 @@ impl Daemon {
         let Some(id) = self.cache.find(wanted).map(|shown| shown.id.clone()) else {
             return self.delete(wanted).await;
         };
-        if self.maker.is_some() {
+        if self.factory.is_some() {
             let machine = self.table().get(&id).map(|held| held.machine.clone());
             if let Some(machine) = machine {
                 let condition = tokio::time::timeout(ASK_LIMIT, machine.condition()).await;

@@ -5,8 +5,8 @@ use thaw_sandbox::exit::ExitCode;
 use thaw_sandbox::state::Behalf;
 
 use super::*;
+use crate::api::factory::Factory;
 use crate::api::fake::{Fake, request};
-use crate::api::maker::Maker;
 use crate::api::scope::Scope;
 use crate::api::watch::{Selector, Versions, Watcher};
 
@@ -18,8 +18,8 @@ fn daemon(run: &RunDirectory, retention: Retention) -> (Arc<Fake>, Arc<Daemon>) 
         retention,
         more: Notify::new(),
     };
-    let maker: Arc<dyn Maker> = fake.clone();
-    let daemon = Daemon::keeping(kept, Some(maker), Versions::of_clock());
+    let factory: Arc<dyn Factory> = fake.clone();
+    let daemon = Daemon::keeping(kept, Some(factory), Versions::of_clock());
     (fake, daemon)
 }
 

@@ -1,4 +1,4 @@
-//! Clones of a running sandbox: all that are asked for, or none.
+//! Forks: all the requested clones of a running sandbox, or none.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -17,7 +17,7 @@ use crate::metrics::How;
 use crate::spans::{Creation, Sibling, Told};
 
 impl Daemon {
-    /// Makes clones of a sandbox, which runs on: all of them, or none. Dropped, none is made. `parent` is its caller's span.
+    /// Makes clones of a sandbox, which runs on: all of them, or none. If the future is dropped, none is left. `parent` is the caller's span.
     pub async fn fork(
         self: &Arc<Daemon>,
         wanted: Wanted,
@@ -27,7 +27,7 @@ impl Daemon {
     ) -> Result<ForkedSandbox, Refusal> {
         let (began, since) = (SystemTime::now(), Instant::now());
         let forked = self.forked(wanted, request, asked, since).await;
-        self.tell(|| Creation {
+        self.send_spans(|| Creation {
             what: "fork",
             parent,
             began,
@@ -47,14 +47,14 @@ impl Daemon {
         asked: Option<Asked>,
         since: Instant,
     ) -> Result<(ForkedSandbox, Told), Refusal> {
-        let maker = self.maker()?;
-        let _making = self.begin(How::Thaw)?;
-        // Of what is forked, whoever has it forked.
+        let factory = self.factory()?;
+        let _creating = self.begin(How::Thaw)?;
+        // The clones have the original's tenant, whoever forks it.
         let original = self.record_of(&wanted)?;
         let tenant = original.terms.tenant.clone();
         let behalf = Behalf { tenant, asked };
         let trace = Trace::new();
-        let place = maker.scratch(&original, request.sign.is_some()).await?;
+        let place = factory.scratch(&original, request.sign.is_some()).await?;
         let freeze = FreezeSandbox {
             directory: place.snapshot(),
             delta: false,
@@ -76,20 +76,20 @@ impl Daemon {
             memory_mode: request.memory_mode,
             labels: request.labels,
             timeout_s: request.timeout_s,
-            // That of the original, which its snapshot has; a port of the host is one sandbox's.
+            // The snapshot has the original's; a port of the host can belong to one sandbox only.
             network_policy: None,
             rate_limits: RateLimits::default(),
             publish: Vec::new(),
         };
         let clones = (0..request.count).map(|_| async {
             let began = since.elapsed();
-            let making = maker.thaw_clone(&original, thaw.clone(), behalf.clone());
-            let made = self.timed(How::Thaw, making).await?;
+            let creation = factory.thaw_clone(&original, thaw.clone(), behalf.clone());
+            let made = self.timed(How::Thaw, creation).await?;
             Ok::<_, Refusal>((began, since.elapsed().saturating_sub(began), made))
         });
         let clones = futures_util::future::try_join_all(clones).await?;
         reach(Failpoint::ForkThawed);
-        // Who was thawed from it has all of it open.
+        // The clones have all of its files open.
         drop(tokio::task::spawn_blocking(move || drop(place)));
         let mut told = Told {
             id: None,

@@ -1,15 +1,15 @@
-//! Sandboxes whose container is to become ready: shown from the beginning, answered for only then.
+//! Creations that wait for a readiness probe: the sandbox is listed at once, the caller gets its answer when the container is ready.
 //!
-//! Invariant: one that is not answered for as ready goes, because it failed or because whoever asked hung up.
+//! Invariant: if the caller does not get that answer, because the container failed or the caller hung up, the sandbox is removed.
 
 use thaw_protocol::api::{CreatedSandbox, Readiness};
 
-use super::{Daemon, Described, none};
+use super::{Daemon, Described, no_such_sandbox};
 use crate::api::problem::Refusal;
-use crate::api::readying::Readying;
+use crate::api::readiness::ReadinessWait;
 use crate::api::scope::Wanted;
 
-/// A sandbox nobody was told is ready. Dropped, it goes.
+/// A sandbox whose caller has no answer yet. Dropped before the answer, it is removed.
 struct Unanswered<'a> {
     daemon: &'a Daemon,
     id: &'a str,
@@ -21,9 +21,9 @@ impl Drop for Unanswered<'_> {
         if self.answered {
             return;
         }
-        // As of every making that is given up, nothing is left when this returns: its name may be asked for again.
+        // Nothing is left when this returns, so that the name can be used again.
         let held = {
-            // It may be failing, or have failed: neither is known to anybody.
+            // It may be failing, or have failed; no caller knows of either.
             let _failing = self.daemon.failing();
             let mut table = self.daemon.table();
             self.daemon.cache.remove(self.id);
@@ -37,14 +37,14 @@ impl Drop for Unanswered<'_> {
 }
 
 impl Daemon {
-    /// Waits until the container of a sandbox that is shown is ready. Dropped, the sandbox goes.
+    /// Waits until the container of a listed sandbox is ready. If the future is dropped, the sandbox is removed.
     ///
     /// # Errors
-    /// It does not become ready; the sandbox is gone.
+    /// The container does not become ready; the sandbox is removed.
     pub(super) async fn until_ready(
         &self,
         created: CreatedSandbox,
-        readying: Readying,
+        readiness_wait: ReadinessWait,
     ) -> Result<CreatedSandbox, Refusal> {
         let id = created.sandbox.id.clone();
         let mut unanswered = Unanswered {
@@ -52,7 +52,7 @@ impl Daemon {
             id: &id,
             answered: false,
         };
-        let ready = readying.0.await;
+        let ready = readiness_wait.0.await;
         let readiness = match &ready {
             Ok(_) => Readiness::Ready,
             Err(_) => Readiness::Failed,
@@ -61,8 +61,8 @@ impl Daemon {
             .update(&id, |described| described.readiness = Some(readiness));
         match ready {
             Ok(account) => {
-                // Somebody may have deleted it meanwhile.
-                let shown = self.cache.get(&id).ok_or_else(|| none(&id))?;
+                // Another caller may have deleted it meanwhile.
+                let shown = self.cache.get(&id).ok_or_else(|| no_such_sandbox(&id))?;
                 unanswered.answered = true;
                 Ok(CreatedSandbox {
                     sandbox: Described::clone(&shown),
@@ -71,7 +71,7 @@ impl Daemon {
                 })
             }
             Err(failure) => {
-                // It may be gone already, with its container or by another's hand.
+                // It may be gone already: its container ended, or another caller deleted it.
                 let _ = self.delete(&Wanted::on_node(&id)).await;
                 Err(failure.into())
             }

@@ -4,11 +4,11 @@ use futures_util::poll;
 use thaw_protocol::api::{Problem, Sandbox, SandboxList};
 
 use super::*;
-use crate::api::asking::{JSON, ask, read, refused, send, whole};
 use crate::api::fake::Fake;
 use crate::api::limits::{Bounds, Gate};
 use crate::api::router::router;
 use crate::api::scope::{Scope, Wanted};
+use crate::api::test_client::{JSON, ask, read, refused, send, whole};
 use crate::api::watch::{Selector, Watcher};
 
 const PROBED: &str = r#"{"image":"x","cpus":1,"memory_mib":128,"name":"web",

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::api::files::{Files, PIECE, Piece, Upload};
 use crate::api::problem::{ApiCode, Refusal};
 
-/// Files that are none, and what is being written.
+/// The files of a container, and those that are being written.
 #[derive(Debug, Default)]
 pub struct FakeFiles {
     whole: Mutex<BTreeMap<String, Vec<u8>>>,

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use super::Counts;
 use crate::api::process::Process;
 
-/// A process that is none. By its program: `cat` writes what it reads and ends with its input; `yes` writes for ever;
+/// A process that its program's name controls: `cat` writes what it reads and ends with its input; `yes` writes for ever;
 /// `stubborn` does nothing, and ends by SIGKILL alone; `bytes` writes what is no text and ends with 3; `much` writes more than
 /// an answer holds.
 #[derive(Debug)]

@@ -1,10 +1,5 @@
-//! What the API asks of the node: to make sandboxes.
-//!
-//! The routes know this trait and [`Machine`] only, so a test can put something else behind them. Invariant: a making that is
-//! dropped leaves nothing.
+//! Creating sandboxes on this node, for its tenants.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -13,9 +8,7 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 use thaw_images::progress::Silent;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
-use thaw_protocol::api::{
-    Account, CreateSandbox, OnExit, ProcessIdentity, RateLimits, Readiness, StartContainer, ThawSandbox,
-};
+use thaw_protocol::api::{CreateSandbox, OnExit, ProcessIdentity, Readiness, StartContainer, ThawSandbox};
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::agent_client::AgentClient;
 use thaw_sandbox::blocking::blocking;
@@ -31,107 +24,27 @@ use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
 use thaw_sandbox::trace::{Reason, Trace};
 
-use super::attendance::Attendance;
-use super::machine::Machine;
-use super::microvm::Microvm;
-use super::problem::{ApiCode, Refusal};
-use super::readying::Readying;
-use super::stock::Stock;
+use super::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};
+use crate::api::container_monitor::ContainerMonitor;
+use crate::api::microvm::Microvm;
+use crate::api::problem::{ApiCode, Refusal};
+use crate::api::readiness::ReadinessWait;
 use crate::metrics::{self, Families, Names};
 
-/// A place for one snapshot. Dropped, it is gone.
-pub trait Place: std::fmt::Debug + Send + Sync {
-    /// Where the snapshot is to be. Nothing is there yet.
-    fn snapshot(&self) -> PathBuf;
-}
-
-impl Place for Scratch {
-    fn snapshot(&self) -> PathBuf {
-        self.snapshot()
-    }
-}
-
-/// A pod's sandbox, for containerd's shim: without an image yet, and with nothing in it.
-#[derive(Clone, Debug)]
-pub struct CreatePod {
-    pub hostname: Option<String>,
-    pub network: NetworkSource,
-    pub cpus: u8,
-    pub memory_mib: u32,
-    pub disk_mib: u32,
-    pub labels: BTreeMap<String, String>,
-    /// Where its VMM is to live, below the roots of the host's cgroups.
-    pub cgroup: Option<String>,
-    /// The shim: the pod ends with it.
-    pub client: Option<ProcessRecord>,
-    pub rate_limits: RateLimits,
-}
-
-/// A pod's sandbox out of a snapshot of one, likewise.
-#[derive(Clone, Debug)]
-pub struct ThawPod {
-    /// The snapshot.
-    pub directory: PathBuf,
-    pub hostname: Option<String>,
-    pub labels: BTreeMap<String, String>,
-    /// As of [`CreatePod`].
-    pub cgroup: Option<String>,
-    pub client: Option<ProcessRecord>,
-}
-
-/// Makes sandboxes.
 #[async_trait]
-pub trait Maker: Stock {
-    /// A place for a snapshot of this sandbox that only its clones need.
-    async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn Place>, Refusal>;
-    /// Of an image, on somebody's behalf.
-    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal>;
-    /// Of a snapshot, likewise.
-    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal>;
-    /// Of a snapshot of this sandbox in such a place, with the images that sandbox was made from.
-    async fn thaw_clone(
-        &self,
-        original: &Record,
-        request: ThawSandbox,
-        behalf: Behalf,
-    ) -> Result<Made, Refusal>;
-    /// Of no image, for a pod.
-    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal>;
-    /// Of a snapshot of a pod's.
-    async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal>;
-    /// Ends a sandbox on this host that runs without an owner, by its id: one that could not be adopted. Says whether there was one.
-    async fn end_unowned(&self, id: &str) -> bool;
-    /// What its pools have and did.
-    fn pools(&self) -> Vec<PoolStatistics>;
-    /// What it has and did; `endpoints` are the names its registries have.
-    fn count(&self, endpoints: &Names, families: &mut Families);
-}
-
-/// A sandbox that was made, and what is to be said of the making.
-#[derive(Debug)]
-pub struct Made {
-    pub machine: Arc<dyn Machine>,
-    /// The image's, JSON.
-    pub image_config: String,
-    pub account: Account,
-    /// Where its container is to become ready first.
-    pub readying: Option<Readying>,
-}
-
-#[async_trait]
-impl Maker for Tenants {
-    async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn Place>, Refusal> {
+impl Factory for Tenants {
+    async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn SnapshotPlace>, Refusal> {
         let node = self.with_stock(original.stock.as_ref()).await?;
         let make = move || Scratch::for_clones(&node.paths.data, node.templates.registry(), signed);
         Ok(Box::new(blocking(make).await?))
     }
 
-    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
+    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
         let node = self.for_new(behalf.tenant.as_ref()).await?;
         create_sandbox(&node, request, behalf).await
     }
 
-    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
+    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
         let node = self.for_new(behalf.tenant.as_ref()).await?;
         thaw_sandbox(&node, request, behalf).await
     }
@@ -141,16 +54,16 @@ impl Maker for Tenants {
         original: &Record,
         request: ThawSandbox,
         behalf: Behalf,
-    ) -> Result<Made, Refusal> {
+    ) -> Result<NewSandbox, Refusal> {
         let node = self.with_stock(original.stock.as_ref()).await?;
         thaw_sandbox(&node, request, behalf).await
     }
 
-    async fn create_pod(&self, request: CreatePod) -> Result<Made, Refusal> {
+    async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal> {
         create_pod(self.shared(), request).await
     }
 
-    async fn thaw_pod(&self, request: ThawPod) -> Result<Made, Refusal> {
+    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal> {
         thaw_pod(self.shared(), request).await
     }
 
@@ -171,7 +84,7 @@ impl Maker for Tenants {
     }
 }
 
-async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> Result<Made, Refusal> {
+async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
     let (recording, record) = match request.record {
         true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
         false => (None, None),
@@ -218,13 +131,13 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
     if let (Some(mut recording), Some(image)) = (recording, sandbox.image()) {
         recording.keep_journal(&node.images, &image);
         let (images, file) = (node.images.clone(), request.record_to);
-        tokio::spawn(async move { tell(recording.finish(&images, &image, file).await) });
+        tokio::spawn(async move { log_recording(recording.finish(&images, &image, file).await) });
     }
     let probe = request.container.as_ref().and_then(|c| c.readiness.clone());
     let started = match request.container {
         Some(container) => Some(tokio::select! {
             started = start(&sandbox, container, request.hostname, root, &trace) => started?,
-            // The agent's answer would never come: the VMM and its sockets stay until they are told to go.
+            // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is told to exit.
             reason = sandbox.wait_end() => return Err(Failure::new(ExitCode::GuestEnded, reason).into()),
         }),
         None => None,
@@ -232,15 +145,15 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
     sandbox.note_fetched(&trace, "the sandbox was there");
     sandbox.note_read_ahead(&trace);
     let Some((agent, running)) = started else {
-        return made(node, sandbox, None, None, &trace);
+        return new_sandbox(node, sandbox, None, None, &trace);
     };
-    // Before its readiness is waited for: it may write more than a pipe holds until then.
-    let attendance = Attendance::start(&sandbox, running, Some(agent.clone()))?;
-    let readying = probe.map(|probe| Readying::begin(&sandbox, &attendance, agent, probe, &trace));
-    made(node, sandbox, Some(attendance), readying, &trace)
+    // Before the wait for readiness: until then it may write more than a pipe holds.
+    let monitor = ContainerMonitor::start(&sandbox, running, Some(agent.clone()))?;
+    let readiness_wait = probe.map(|probe| ReadinessWait::begin(&sandbox, &monitor, agent, probe, &trace));
+    new_sandbox(node, sandbox, Some(monitor), readiness_wait, &trace)
 }
 
-async fn create_pod(node: &Node, request: CreatePod) -> Result<Made, Refusal> {
+async fn create_pod(node: &Node, request: CreatePod) -> Result<NewSandbox, Refusal> {
     let spec = SandboxSpec {
         image: None,
         pull: Pull::Never,
@@ -280,7 +193,7 @@ async fn create_pod(node: &Node, request: CreatePod) -> Result<Made, Refusal> {
     of_pod(node, sandbox, request.cgroup, &trace).await
 }
 
-async fn thaw_pod(node: &Node, request: ThawPod) -> Result<Made, Refusal> {
+async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> {
     let spec = ThawSpec {
         directory: request.directory,
         hostname: request.hostname,
@@ -300,7 +213,7 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<Made, Refusal> {
     of_pod(node, sandbox, request.cgroup, &trace).await
 }
 
-async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<Made, Refusal> {
+async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
     let spec = ThawSpec {
         directory: request.directory,
         hostname: request.hostname,
@@ -319,24 +232,24 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
             ..Terms::default()
         },
     };
-    // Who has a process of its own for the sandbox attends what runs in it.
+    // A caller that has a process for the sandbox attends what runs in it.
     let attended = spec.client.is_none();
     let trace = Trace::new();
     let sandbox = Sandbox::thaw(node, spec, &trace).await?;
-    let attendance = match attended && sandbox.directory().join(RUNNING_FILE).exists() {
-        true => Some(Attendance::again(&sandbox)?),
+    let monitor = match attended && sandbox.directory().join(RUNNING_FILE).exists() {
+        true => Some(ContainerMonitor::resume(&sandbox)?),
         false => None,
     };
-    made(node, sandbox, attendance, None, &trace)
+    new_sandbox(node, sandbox, monitor, None, &trace)
 }
 
-/// A pod's sandbox, in the cgroup it brings. Its containers are the shim's to attend.
+/// Moves a pod's sandbox into the pod's cgroup. The shim attends its containers.
 async fn of_pod(
     node: &Node,
     sandbox: Sandbox,
     cgroup: Option<String>,
     trace: &Trace,
-) -> Result<Made, Refusal> {
+) -> Result<NewSandbox, Refusal> {
     let sandbox = match cgroup {
         Some(path) => {
             let node = node.clone();
@@ -345,7 +258,7 @@ async fn of_pod(
         }
         None => sandbox,
     };
-    made(node, sandbox, None, None, trace)
+    new_sandbox(node, sandbox, None, None, trace)
 }
 
 /// Starts the container of a new sandbox.
@@ -392,33 +305,33 @@ async fn start(
     let _stage = trace.stage("start");
     container::start(&agent, &running, &sandbox.directory()).await?;
     if !running.tty {
-        // Nobody will write to it.
+        // No caller can write to it.
         let closed = agent.close_stdin(&running.process()).await;
         closed.map_err(|e| Failure::new(ExitCode::AgentFailed, format!("cannot end its input: {e}")))?;
     }
     Ok((agent, running))
 }
 
-fn made(
+fn new_sandbox(
     node: &Node,
     sandbox: Sandbox,
-    attendance: Option<Attendance>,
-    readying: Option<Readying>,
+    monitor: Option<ContainerMonitor>,
+    readiness_wait: Option<ReadinessWait>,
     trace: &Trace,
-) -> Result<Made, Refusal> {
+) -> Result<NewSandbox, Refusal> {
     let image_config = serde_json::to_string(&sandbox.config)
         .map_err(|e| Failure::new(ExitCode::ImageMalformed, e.to_string()))?;
-    let readiness = readying.as_ref().map(|_| Readiness::Waiting);
-    Ok(Made {
-        machine: Arc::new(Microvm::made(node.clone(), sandbox, attendance, readiness)),
+    let readiness = readiness_wait.as_ref().map(|_| Readiness::Waiting);
+    Ok(NewSandbox {
+        machine: Arc::new(Microvm::created(node.clone(), sandbox, monitor, readiness)),
         image_config,
         account: trace.account(),
-        readying,
+        readiness_wait,
     })
 }
 
-/// Nobody waits for a recording: what became of it is logged.
-fn tell(recorded: Result<Option<Recorded>, Failure>) {
+/// Logs the result of a recording: no caller waits for it.
+fn log_recording(recorded: Result<Option<Recorded>, Failure>) {
     match recorded {
         Ok(Some(recorded)) => tracing::info!("{recorded}"),
         Ok(None) => tracing::info!("nothing was recorded: the run read nothing"),
@@ -433,7 +346,7 @@ fn process(identity: ProcessIdentity) -> ProcessRecord {
     }
 }
 
-/// One of an enumeration's words, as its record has them.
+/// A value of an enumeration by its name on the wire.
 fn parse<T: DeserializeOwned>(field: &str, value: &str) -> Result<T, Refusal> {
     let word: StrDeserializer<'_, serde::de::value::Error> = value.into_deserializer();
     T::deserialize(word).map_err(|_| Refusal::new(ApiCode::Invalid, format!("bad {field}: {value:?}")))

@@ -1,9 +1,9 @@
-//! The files of an image that are looked at on the host: containerd and its clients mount a container's root to look its user
-//! and groups up, and CRI copies from it what the image has where its config declares volumes. So these are had from the image,
-//! and put where an overlay can have them. All of an image is put there where containerd itself unpacks layers onto it.
+//! The files of an image that are read on the host. containerd and its clients mount a container's root to look up its user and groups,
+//! and CRI copies from it what the image has at the volumes of its config. So these files are copied out of the image into a directory
+//! that an overlay can use. If containerd itself unpacks layers onto an image, all of its files are copied.
 //!
-//! Invariant: a directory of an image's is whole, or not there: it is made beside and renamed. Nobody but root
-//! gets to it: programs of an image are as it has them, those that become another user among them.
+//! Invariant: the directory of an image is complete or does not exist: it is made under another name and renamed. Only root may enter
+//! it, because an image's programs keep their modes, setuid included.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -16,24 +16,22 @@ use thaw_sandbox::images::part::Part;
 use super::copied;
 use super::remote::Layers;
 
-/// What is looked into, all of it text.
+/// The files that are read, all of them text.
 pub const FILES: [&str; 2] = ["etc/passwd", "etc/group"];
-/// Larger ones are left out.
-pub const MOST: u64 = 1 << 20;
-/// After the name of each image's directory. Those without it are of a thawd that left volumes out.
+/// The suffix of each image's directory. Directories without it are from earlier versions, which left volumes out.
 const FORM: &str = ".volumes";
-/// What the name of one that is being made begins with.
+/// The prefix of a directory that is being made.
 const MAKING: &str = ".making-";
 
-/// Where they are for each image.
+/// The directories, one for each image.
 #[derive(Clone, Debug)]
-pub struct LookedAt {
+pub struct HostFiles {
     root: PathBuf,
 }
 
-impl LookedAt {
-    /// Beside the snapshots, whose directory holds nothing else. What a thawd that died was making is removed.
-    pub fn beside(snapshots: &Path) -> LookedAt {
+impl HostFiles {
+    /// Opens them beside the directory of the snapshots, which holds nothing else. Removes what a thawd that died had begun.
+    pub fn beside(snapshots: &Path) -> HostFiles {
         let mut name = snapshots.file_name().unwrap_or_default().to_owned();
         name.push("-files");
         let root = snapshots.with_file_name(name);
@@ -43,14 +41,14 @@ impl LookedAt {
                 tracing::warn!("cannot remove {}: {e}", entry.path().display());
             }
         }
-        LookedAt { root }
+        HostFiles { root }
     }
 
     fn of(&self, digest: &str) -> PathBuf {
         self.root.join(format!("{}{FORM}", plain(digest)))
     }
 
-    /// The directory of an image, made where it is missing.
+    /// The directory of an image. Makes it if it is missing.
     pub async fn get(&self, layers: &dyn Layers, digest: &str) -> Result<PathBuf, Failure> {
         let place = self.of(digest);
         if place.is_dir() {
@@ -67,7 +65,7 @@ impl LookedAt {
         Ok(place)
     }
 
-    /// All of an image, at `place`, which is on the same file system; made where it is missing.
+    /// All files of an image at `place`, which is on the same file system. Makes it if it is missing.
     pub async fn whole(&self, layers: &dyn Layers, digest: &str, place: PathBuf) -> Result<PathBuf, Failure> {
         if !place.is_dir() {
             let whole = layers.whole(digest).await?;
@@ -95,7 +93,7 @@ impl LookedAt {
         .await
     }
 
-    /// Nobody needs those of an image any more.
+    /// Removes the directory of an image that no snapshot needs any more.
     pub fn forget(&self, digest: &str) {
         for place in [self.of(digest), self.root.join(plain(digest))] {
             match std::fs::remove_dir_all(&place) {
@@ -118,7 +116,7 @@ fn begin(root: &Path) -> io::Result<tempfile::TempDir> {
     tempfile::Builder::new().prefix(MAKING).tempdir_in(root)
 }
 
-/// Adds those that are of no volume. An image that has one has directories above it, not links.
+/// Adds the files that are in no volume. The parents of a volume are directories, not links.
 fn add(draft: &Path, files: &[(&str, Vec<u8>)]) -> io::Result<()> {
     for (path, data) in files {
         let path = draft.join(path);
@@ -133,20 +131,20 @@ fn add(draft: &Path, files: &[(&str, Vec<u8>)]) -> io::Result<()> {
 }
 
 fn end(draft: tempfile::TempDir, place: &Path) -> io::Result<()> {
-    // As an image's root has it: whoever is root in a container may be nobody here.
+    // The mode of an image's root: a container's root user may have another user ID here.
     std::fs::set_permissions(draft.path(), std::fs::Permissions::from_mode(0o755))?;
     match std::fs::rename(draft.path(), place) {
         Ok(()) => {
-            // It is not there any more to be removed.
+            // Nothing is left to be removed.
             let _ = draft.keep();
             Ok(())
         }
-        // Somebody else was faster with the same.
+        // Another request has made the same directory meanwhile.
         Err(_) if place.is_dir() => Ok(()),
         Err(e) => Err(e),
     }
 }
 
 #[cfg(test)]
-#[path = "looked_at_test.rs"]
+#[path = "host_files_test.rs"]
 mod tests;

@@ -1,7 +1,7 @@
-//! A connection whose peer must go on reading.
+//! A connection with a timeout for writes.
 //!
-//! Invariant: a write that makes no progress for [`STALL`] fails, so that a peer that stopped reading holds a connection and
-//! its buffers no longer than that.
+//! Invariant: a write that makes no progress for the timeout fails, so that a peer that stops reading does not hold a connection and its
+//! buffers longer than that.
 
 use std::io;
 use std::pin::Pin;
@@ -11,21 +11,21 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// How long a peer may read nothing of what waits for it.
-pub const STALL: Duration = Duration::from_secs(30);
+/// How long a peer may read nothing while data waits for it.
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A connection with a limit to how long a write may wait.
-pub struct Patient<S> {
+/// A connection whose writes fail after waiting for `limit`.
+pub struct WriteTimeout<S> {
     stream: S,
-    /// Since when a write waits.
+    /// Runs while a write waits.
     waits: Option<Pin<Box<Sleep>>>,
     limit: Duration,
 }
 
-impl<S> Patient<S> {
-    /// For so long.
-    pub fn new(stream: S, limit: Duration) -> Patient<S> {
-        Patient {
+impl<S> WriteTimeout<S> {
+    /// Wraps a connection.
+    pub fn new(stream: S, limit: Duration) -> WriteTimeout<S> {
+        WriteTimeout {
             stream,
             waits: None,
             limit,
@@ -46,7 +46,7 @@ impl<S> Patient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -56,7 +56,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -96,9 +96,9 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
-    async fn who_stops_reading_is_given_up() {
+    async fn write_fails_after_its_peer_stops_reading() {
         let (ours, mut theirs) = tokio::io::duplex(8);
-        let mut ours = Patient::new(ours, Duration::from_millis(1));
+        let mut ours = WriteTimeout::new(ours, Duration::from_millis(1));
         ours.write_all(b"12345678").await.unwrap();
         let stalled = ours.write_all(b"9").await.unwrap_err();
         assert_eq!(stalled.kind(), io::ErrorKind::TimedOut);

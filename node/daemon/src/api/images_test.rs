@@ -1,13 +1,13 @@
 use axum::Router;
 use axum::http::StatusCode;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::sandbox::Node;
+use thaw_sandbox::sandbox::{Node, Tenants};
 
 use super::*;
-use crate::api::asking::{JSON, ask, read, refused, routes, send, whole};
 use crate::api::daemon::Daemon;
 use crate::api::limits::{Bounds, Gate};
 use crate::api::router::router;
+use crate::api::test_client::{JSON, ask, read, refused, routes, send, whole};
 
 #[tokio::test]
 async fn images_are_pulled_listed_shown_and_removed() {

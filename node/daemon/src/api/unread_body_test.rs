@@ -5,7 +5,7 @@ use futures_util::stream::{iter, pending};
 use tokio::time::Instant;
 
 use super::*;
-use crate::api::asking::{JSON, ask, routes, send};
+use crate::api::test_client::{JSON, ask, routes, send};
 
 const PIECE: usize = 1 << 10;
 

@@ -1,88 +1,16 @@
-//! What there is to make sandboxes of: images and templates.
+//! The handlers for images and templates.
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use thaw_images::progress::Silent;
-use thaw_images::store::PullOptions;
-use thaw_protocol::api::{Image, ImageDetail, ImageList, Problem, PullImage, Template, TemplateList};
-use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::exit::Failure;
-use thaw_sandbox::images::{Pull, failure, shown};
-use thaw_sandbox::sandbox::Tenants;
-use thaw_sandbox::template::command_line::command_line;
+use thaw_protocol::api::{Image, ImageDetail, ImageList, Problem, PullImage, TemplateList};
 
 use super::check;
 use super::daemon::Daemon;
 use super::extract::{Body, Named, Referred};
 use super::problem::Refusal;
-
-/// Images and templates of a node; of tenants with a stock of their own, none.
-#[async_trait]
-pub trait Stock: std::fmt::Debug + Send + Sync {
-    /// Those somebody asked for, not those put together for snapshots.
-    async fn images(&self) -> Result<Vec<Image>, Failure>;
-    /// By reference, digest, or the beginning of a digest.
-    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure>;
-    /// Dropped, it stops; what was fetched stays.
-    async fn pull(&self, request: PullImage) -> Result<Image, Failure>;
-    async fn remove_image(&self, wanted: String) -> Result<(), Failure>;
-    async fn templates(&self) -> Result<Vec<Template>, Failure>;
-    /// By key, or the beginning of it.
-    async fn remove_template(&self, wanted: String) -> Result<(), Failure>;
-}
-
-#[async_trait]
-impl Stock for Tenants {
-    async fn images(&self) -> Result<Vec<Image>, Failure> {
-        let images = self.shared().images.clone();
-        blocking(move || {
-            let all = images.list()?;
-            let all = all.iter().map(|image| shown::image(&images, image));
-            let all = all.collect::<Result<Vec<_>, _>>()?;
-            Ok(all.into_iter().filter(|image| !image.for_snapshot).collect())
-        })
-        .await
-    }
-
-    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure> {
-        let images = self.shared().images.clone();
-        blocking(move || shown::detail(&images, &images.named(&wanted)?)).await
-    }
-
-    async fn pull(&self, request: PullImage) -> Result<Image, Failure> {
-        let images = self.shared().images.clone();
-        let options = PullOptions {
-            lazy: !request.full,
-            ..images.pull_options(Pull::Always, request.plain_http)
-        };
-        let reference = request.image.parse().map_err(failure)?;
-        let pulled = images.pull_with(&reference, &options, Arc::new(Silent)).await?;
-        blocking(move || shown::image(&images, &pulled)).await
-    }
-
-    async fn remove_image(&self, wanted: String) -> Result<(), Failure> {
-        let images = self.shared().images.clone();
-        blocking(move || images.remove(&wanted).map(drop)).await
-    }
-
-    async fn templates(&self) -> Result<Vec<Template>, Failure> {
-        let templates = self.shared().templates.clone();
-        blocking(move || {
-            let entries = templates.list(&command_line());
-            Ok(entries.iter().map(thaw_sandbox::template::describe).collect())
-        })
-        .await
-    }
-
-    async fn remove_template(&self, wanted: String) -> Result<(), Failure> {
-        let templates = self.shared().templates.clone();
-        blocking(move || templates.remove(&templates.find(&wanted)?)).await
-    }
-}
 
 /// The images in the store.
 #[utoipa::path(get, path = "/v1/images", operation_id = "listImages", tag = "images", responses(
@@ -90,7 +18,7 @@ impl Stock for Tenants {
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn images(State(daemon): State<Arc<Daemon>>) -> Result<Json<ImageList>, Refusal> {
-    let items = daemon.maker()?.images().await?;
+    let items = daemon.factory()?.images().await?;
     Ok(Json(ImageList { items }))
 }
 
@@ -108,7 +36,7 @@ pub async fn pull(
     Body(request): Body<PullImage>,
 ) -> Result<(StatusCode, Json<Image>), Refusal> {
     check::pull(&request)?;
-    let image = daemon.maker()?.pull(request).await?;
+    let image = daemon.factory()?.pull(request).await?;
     Ok((StatusCode::CREATED, Json(image)))
 }
 
@@ -124,7 +52,7 @@ pub async fn image(
     State(daemon): State<Arc<Daemon>>,
     Referred(wanted): Referred,
 ) -> Result<Json<ImageDetail>, Refusal> {
-    Ok(Json(daemon.maker()?.image(wanted).await?))
+    Ok(Json(daemon.factory()?.image(wanted).await?))
 }
 
 /// Removes an image no sandbox uses.
@@ -139,9 +67,9 @@ pub async fn remove_image(
     State(daemon): State<Arc<Daemon>>,
     Referred(wanted): Referred,
 ) -> Result<StatusCode, Refusal> {
-    let maker = daemon.maker()?.clone();
+    let factory = daemon.factory()?.clone();
     daemon
-        .finish(async move { maker.remove_image(wanted).await })
+        .finish(async move { factory.remove_image(wanted).await })
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -152,7 +80,7 @@ pub async fn remove_image(
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn templates(State(daemon): State<Arc<Daemon>>) -> Result<Json<TemplateList>, Refusal> {
-    let items = daemon.maker()?.templates().await?;
+    let items = daemon.factory()?.templates().await?;
     Ok(Json(TemplateList { items }))
 }
 
@@ -166,13 +94,13 @@ pub async fn remove_template(
     State(daemon): State<Arc<Daemon>>,
     Named(wanted): Named,
 ) -> Result<StatusCode, Refusal> {
-    let maker = daemon.maker()?.clone();
+    let factory = daemon.factory()?.clone();
     daemon
-        .finish(async move { maker.remove_template(wanted).await })
+        .finish(async move { factory.remove_template(wanted).await })
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 #[cfg(test)]
-#[path = "stock_test.rs"]
+#[path = "images_test.rs"]
 mod tests;

@@ -1,8 +1,8 @@
-//! thawd's own attendance of a container's process, where nobody else's is it: what it writes goes into the journal in its
-//! sandbox's directory, and its end is told.
+//! Monitors the container of a sandbox that the API created: writes its output to the journal in the sandbox's directory, and reports its
+//! exit status.
 //!
-//! Invariant: nothing is asked of the agent before what it gave last is in the journal, so a thawd that is killed loses
-//! nothing: the next gets it again.
+//! Invariant: output is read from the agent only after the output before it is in the journal. So a thawd that is killed loses nothing:
+//! the next one reads it again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,59 +18,59 @@ use tokio::task::JoinHandle;
 
 use super::process::{GuestProcess, Process};
 
-/// After a guest's agent was lost or could not be reached: it may be paused.
-const AGAIN: Duration = Duration::from_secs(1);
+/// How long to wait before the next attempt to reach the agent: the guest may be paused.
+const RETRY: Duration = Duration::from_secs(1);
 
-/// Attends until it is dropped, or the process has ended.
+/// Monitors until it is dropped, or the container's process has ended.
 #[derive(Debug)]
-pub struct Attendance {
+pub struct ContainerMonitor {
     pub journal: Arc<Journal>,
-    /// What the process ended with.
+    /// The exit status of the process.
     pub exit: watch::Receiver<Option<i32>>,
-    attending: JoinHandle<()>,
+    monitoring: JoinHandle<()>,
 }
 
-impl Drop for Attendance {
+impl Drop for ContainerMonitor {
     fn drop(&mut self) {
-        self.attending.abort();
+        self.monitoring.abort();
         self.journal.close();
     }
 }
 
-impl Attendance {
-    /// Of the process of a sandbox's container; by a connection there is, or else one that is made.
+impl ContainerMonitor {
+    /// Monitors the process of a sandbox's container, over `agent` or a new connection.
     pub fn start(
         sandbox: &Sandbox,
         running: Running,
         agent: Option<AgentClient>,
-    ) -> Result<Attendance, Failure> {
+    ) -> Result<ContainerMonitor, Failure> {
         let (directory, vsock, end) = (sandbox.directory(), sandbox.vsock(), sandbox.wait_end());
         let journal = Journal::open(&directory)
             .map_err(|e| Failure::system(format!("cannot keep output in {}", directory.display()), &e))?;
         let journal = Arc::new(journal);
         let (tell, exit) = watch::channel(None);
         let kept = journal.clone();
-        let attending = tokio::spawn(async move {
+        let monitoring = tokio::spawn(async move {
             tokio::select! {
-                status = attend(&vsock, &running, agent, &kept) => drop(tell.send_replace(Some(status))),
+                status = monitor(&vsock, &running, agent, &kept) => drop(tell.send_replace(Some(status))),
                 _ = end => {}
             }
             kept.close();
         });
-        Ok(Attendance {
+        Ok(ContainerMonitor {
             journal,
             exit,
-            attending,
+            monitoring,
         })
     }
 
-    /// Of the container a sandbox came with, by a connection that is still to be made.
-    pub fn again(sandbox: &Sandbox) -> Result<Attendance, Failure> {
-        Attendance::start(sandbox, Running::read(&sandbox.directory())?, None)
+    /// Monitors the container that a thawed or adopted sandbox has, over a new connection.
+    pub fn resume(sandbox: &Sandbox) -> Result<ContainerMonitor, Failure> {
+        ContainerMonitor::start(sandbox, Running::read(&sandbox.directory())?, None)
     }
 }
 
-async fn attend(
+async fn monitor(
     vsock: &Path,
     running: &Running,
     mut agent: Option<AgentClient>,
@@ -90,13 +90,13 @@ async fn attend(
         };
         match ended {
             Ok(status) => return status,
-            Err(e) => tracing::debug!("a container's process is not attended: {e}"),
+            Err(e) => tracing::debug!("a container's process is not monitored: {e}"),
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY).await;
     }
 }
 
-/// Keeps what a process writes, to its end.
+/// Writes the output of a process to the journal until it ends, and returns its exit status.
 async fn keep(process: &dyn Process, tty: bool, journal: &Arc<Journal>) -> Result<i32, Failure> {
     let stderr = async {
         // With a terminal both are one stream.
@@ -118,7 +118,7 @@ async fn pump(process: &dyn Process, output: Output, journal: &Arc<Journal>) {
             Ok(Err(e)) => Some(e),
             Err(e) => Some(std::io::Error::other(e)),
         };
-        // The process goes on: it must not wait for room on the host.
+        // The process continues: it must not block while the host's disk is full.
         match failed {
             Some(e) if !lost => {
                 tracing::warn!("output of a container is lost: {e}");

@@ -1,8 +1,8 @@
-//! What comes of a request's body after its answer.
+//! Reads the rest of a request's body that its handler did not read.
 //!
-//! hyper closes a connection whose request was not read to its end; a caller that is still sending then fails, and may never
-//! see the answer. So what little is left is taken first.
-//! Invariant: no more than [`MOST`] bytes are taken, and no longer than [`LONGEST`].
+//! hyper closes a connection if the body of a request was not read to its end. A caller that is still sending then fails, and may never
+//! see the answer. So a short rest is read first.
+//! Invariant: at most [`MOST`] bytes are read, for at most [`LONGEST`].
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,14 +18,14 @@ use axum::response::Response;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 
-/// Most bytes that are taken: of a larger rest the connection is closed, as that costs the sender less than sending it.
+/// Most bytes to read. If more are left the connection is closed, which costs the sender less than sending them.
 const MOST: u64 = 64 << 10;
-/// How long is waited for them.
+/// Longest time to wait for them.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Answers when the request's body was read or, as far as it is small, its rest has come.
-pub async fn take(request: Request, next: Next) -> Response {
-    // Such a caller sends its body when it is told to, so one that is not read never comes.
+/// Answers after the request's body was read or, if it is short, its rest has arrived.
+pub async fn read_rest(request: Request, next: Next) -> Response {
+    // Such a caller sends its body only when it is told to.
     if request.body().is_end_stream() || request.headers().contains_key(EXPECT) {
         return next.run(request).await;
     }
@@ -34,7 +34,7 @@ pub async fn take(request: Request, next: Next) -> Response {
     let request = request.map(|body| Body::new(Lent { body, rest: lent }));
     let response = next.run(request).await;
     if let Some(body) = rest.taken() {
-        // Late or too long: the connection is closed, as it would have been.
+        // If it is late or too long, the connection is closed.
         let _ = tokio::time::timeout(LONGEST, discard(body)).await;
     }
     response
@@ -51,18 +51,18 @@ async fn discard(mut body: Body) {
     }
 }
 
-/// What nobody reads any more of a body.
+/// The part of a body that its handler did not read.
 #[derive(Clone, Default)]
 struct Rest(Arc<Mutex<Option<Body>>>);
 
 impl Rest {
-    /// None: it was read, or still is.
+    /// `None` if it was read, or is still being read.
     fn taken(&self) -> Option<Body> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// A body that is given back when it is dropped.
+/// A body that goes back to `rest` when it is dropped.
 struct Lent {
     body: Body,
     rest: Rest,
@@ -98,5 +98,5 @@ impl Drop for Lent {
 }
 
 #[cfg(test)]
-#[path = "rest_test.rs"]
+#[path = "unread_body_test.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! Asking routes without a server, for tests.
+//! Sends requests to routes without a server, for tests.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub async fn read<T: serde::de::DeserializeOwned>(routes: &Router, path: &str) -
     serde_json::from_slice(&whole(response).await).unwrap()
 }
 
-/// Asks for what is refused, with a problem document of this status and code.
+/// Sends a request, and checks that it is refused with a problem document of this status and code.
 pub async fn refused(routes: &Router, request: Request<Body>, status: u16, code: &str, shown: &str) {
     let path = request.uri().path().to_owned();
     let response = send(routes, request).await;

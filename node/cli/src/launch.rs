@@ -1,4 +1,4 @@
-//! Where a command's sandbox is kept: by thawd where one serves, else in this process.
+//! Launches the sandbox of a command: through thawd if one runs, else in this process.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,77 +22,78 @@ use thaw_sandbox::state::failed::Retention;
 use thaw_sandbox::state::{RunDirectory, Terms, vsock_socket};
 use thaw_sandbox::trace::Trace;
 
+use super::memory_mode::memory_mode;
 use super::{CpuLimit, RunArguments, ps, template};
 use crate::ui::Ui;
 
-/// Who keeps the sandbox.
-enum Keeper {
-    Ourselves {
+/// Who owns the sandbox.
+enum OwnedBy {
+    ThisProcess {
         sandbox: Arc<Sandbox>,
-        /// Serves it to other commands.
+        /// Serves its API to other commands.
         service: OwnerService,
     },
     Daemon(Client),
 }
 
-/// A sandbox, and who keeps it.
-pub(super) struct Home {
+/// A sandbox that this command launched.
+pub(super) struct Launched {
     pub id: String,
     pub vsock: PathBuf,
     pub directory: PathBuf,
-    /// The image's, where it is known.
+    /// The image's configuration, if it is known.
     pub config: Option<ImageConfiguration>,
-    /// Ports of the host that lead to it.
+    /// The host ports that are forwarded to it.
     pub published: Vec<PublishedPort>,
     run: PathBuf,
-    keeper: Keeper,
-    recording: Option<Pending>,
+    owner: OwnedBy,
+    recording: Option<PendingRecording>,
 }
 
-/// A recording that ends with its sandbox.
-pub(super) struct Pending {
+/// A recording that is finished after its sandbox is closed.
+pub(super) struct PendingRecording {
     recording: Recording,
     images: Images,
     image: Image,
     file: Option<PathBuf>,
 }
 
-impl Pending {
-    /// Writes it, once the sandbox is gone, and says so.
+impl PendingRecording {
+    /// Writes the recording, after the sandbox is closed, and reports the result.
     pub(super) async fn finish(self, ui: &Ui) {
         match self.recording.finish(&self.images, &self.image, self.file).await {
             Ok(Some(recorded)) => ui.note("recorded", &recorded.to_string()),
             Ok(None) => ui.note("recorded", "nothing was recorded: the run read nothing"),
-            // The run is over, and what it came to is told; this is not it.
+            // The run itself did not fail, so this is no error of the command.
             Err(e) => ui.note("not-recorded", &format!("the recording is lost: {e}")),
         }
     }
 }
 
-/// A failure is told when nothing of it is left, for this process ends then.
-async fn or_nothing<T>(node: &Node, made: Result<T, Failure>) -> Result<T, Failure> {
+/// If the launch failed, waits until its resources are released, because this process ends next.
+async fn release_if_failed<T>(node: &Node, made: Result<T, Failure>) -> Result<T, Failure> {
     if made.is_err() {
         node.pools.unclaimed().await;
     }
     made
 }
 
-impl Home {
-    /// Makes the sandbox `thaw run` asks for.
+impl Launched {
+    /// Creates the sandbox of `thaw run`.
     pub(super) async fn create(
         arguments: &RunArguments,
         image: &str,
         command: &[String],
         ui: &Ui,
         trace: &Trace,
-    ) -> Result<Home, Failure> {
+    ) -> Result<Launched, Failure> {
         let paths = Paths::from_env();
         let memory_mode = memory_mode(arguments.memory_mode)?;
         if let Some(client) = Client::connect(&paths.daemon_socket()) {
             let request = daemon_request(arguments, image, command, memory_mode)?;
             let before = trace.elapsed_ns();
             let created = client.create(&request).await?;
-            return Home::of_daemon(client, created, before, paths, trace);
+            return Launched::of_daemon(client, created, before, paths, trace);
         }
         let run = paths.run.clone();
         let node = Node::open(paths)?;
@@ -128,24 +129,24 @@ impl Home {
             cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),
         };
         let sandbox = Sandbox::create(&node, spec, trace, ui.pull(), template::progress(ui)).await;
-        let sandbox = or_nothing(&node, sandbox).await?;
+        let sandbox = release_if_failed(&node, sandbox).await?;
         let pending = recording.zip(sandbox.image());
         let file = arguments.record.clone().flatten();
-        let mut home = Home::of_ours(node, sandbox, run)?;
-        home.recording = pending.map(|(mut recording, image)| {
+        let mut launched = Launched::of_this_process(node, sandbox, run)?;
+        launched.recording = pending.map(|(mut recording, image)| {
             recording.keep_journal(&images, &image);
-            Pending {
+            PendingRecording {
                 recording,
                 images,
                 image,
                 file,
             }
         });
-        Ok(home)
+        Ok(launched)
     }
 
-    /// Makes a sandbox of a snapshot.
-    pub(super) async fn thaw(request: ThawSandbox, trace: &Trace) -> Result<Home, Failure> {
+    /// Thaws a sandbox from a snapshot.
+    pub(super) async fn thaw(request: ThawSandbox, trace: &Trace) -> Result<Launched, Failure> {
         let paths = Paths::from_env();
         if let Some(client) = Client::connect(&paths.daemon_socket()) {
             let request = ThawSandbox {
@@ -154,7 +155,7 @@ impl Home {
             };
             let before = trace.elapsed_ns();
             let created = client.thaw(&request).await?;
-            return Home::of_daemon(client, created, before, paths, trace);
+            return Launched::of_daemon(client, created, before, paths, trace);
         }
         let run = paths.run.clone();
         let node = Node::open(paths)?;
@@ -172,8 +173,8 @@ impl Home {
                 ..Terms::default()
             },
         };
-        let sandbox = or_nothing(&node, Sandbox::thaw(&node, spec, trace).await).await?;
-        Home::of_ours(node, sandbox, run)
+        let sandbox = release_if_failed(&node, Sandbox::thaw(&node, spec, trace).await).await?;
+        Launched::of_this_process(node, sandbox, run)
     }
 
     fn of_daemon(
@@ -182,15 +183,15 @@ impl Home {
         before_ns: u64,
         paths: Paths,
         trace: &Trace,
-    ) -> Result<Home, Failure> {
-        // Its log is thawd's: what is never silent is said here too.
-        for again in created
+    ) -> Result<Launched, Failure> {
+        // thawd logged this retry to its own log; the user of this command must see it too.
+        for retry in created
             .account
             .reasons
             .iter()
             .filter(|r| r.code == Slow::MadeAgain.code())
         {
-            tracing::warn!("{}", again.text);
+            tracing::warn!("{}", retry.text);
         }
         trace.add_all(created.account, before_ns);
         let vsock = PathBuf::from(&created.sandbox.vsock);
@@ -199,41 +200,41 @@ impl Home {
             let what = format!("the image's configuration cannot be read: {e}");
             Failure::new(ExitCode::ImageMalformed, what)
         })?;
-        Ok(Home {
+        Ok(Launched {
             id: created.sandbox.id,
             vsock,
             directory,
             config,
             published: created.sandbox.network.map(|n| n.published).unwrap_or_default(),
             run: paths.run,
-            keeper: Keeper::Daemon(client),
+            owner: OwnedBy::Daemon(client),
             recording: None,
         })
     }
 
-    /// The recording of its run: to be finished once it is closed.
-    pub(super) fn take_recording(&mut self) -> Option<Pending> {
+    /// The recording of its run, to be finished after it is closed.
+    pub(super) fn take_recording(&mut self) -> Option<PendingRecording> {
         self.recording.take()
     }
 
-    /// Notes what was fetched until now, where this process fetches; thawd has said what it had when it answered.
+    /// Notes in `trace` what was fetched until now, if this process fetches it. thawd's answer already had this.
     pub(super) fn note_fetched(&self, trace: &Trace) {
-        if let Keeper::Ourselves { sandbox, .. } = &self.keeper {
+        if let OwnedBy::ThisProcess { sandbox, .. } = &self.owner {
             sandbox.note_fetched(trace, "the container ran");
         }
     }
 
-    /// The same of what is read ahead.
+    /// The same for what is read ahead.
     pub(super) fn note_read_ahead(&self, trace: &Trace) {
-        if let Keeper::Ourselves { sandbox, .. } = &self.keeper {
+        if let OwnedBy::ThisProcess { sandbox, .. } = &self.owner {
             sandbox.note_read_ahead(trace);
         }
     }
 
-    fn of_ours(node: Node, sandbox: Sandbox, run: PathBuf) -> Result<Home, Failure> {
+    fn of_this_process(node: Node, sandbox: Sandbox, run: PathBuf) -> Result<Launched, Failure> {
         let sandbox = Arc::new(sandbox);
         let directory = sandbox.directory();
-        Ok(Home {
+        Ok(Launched {
             id: sandbox.record().id.clone(),
             vsock: vsock_socket(&directory),
             directory,
@@ -246,57 +247,57 @@ impl Home {
                 .unwrap_or_default(),
             run,
             recording: None,
-            keeper: Keeper::Ourselves {
+            owner: OwnedBy::ThisProcess {
                 service: OwnerService::start(node, sandbox.clone())?,
                 sandbox,
             },
         })
     }
 
-    /// Says which ports of the host lead to it, where the kernel chose one of those that were asked for.
-    pub(super) fn tell_ports(&self, asked: &[PublishedPort], ui: &Ui) {
+    /// Prints the published ports, if the kernel chose the host port of one.
+    pub(super) fn print_ports(&self, asked: &[PublishedPort], ui: &Ui) {
         if asked.iter().any(|port| port.host == 0) && !self.published.is_empty() {
             ui.note("published", &format!("published {}", ps::ports(&self.published)));
         }
     }
 
-    /// Waits for the machine's end: why it ended. Of a daemon's sandbox we learn by losing the agent.
+    /// Waits until the machine ends, and returns why it ended. The end of thawd's sandboxes shows as a lost connection to the agent.
     pub(super) async fn machine_end(&self) -> String {
-        match &self.keeper {
-            Keeper::Ourselves { sandbox, .. } => sandbox.wait_end().await,
-            Keeper::Daemon(_) => std::future::pending().await,
+        match &self.owner {
+            OwnedBy::ThisProcess { sandbox, .. } => sandbox.wait_end().await,
+            OwnedBy::Daemon(_) => std::future::pending().await,
         }
     }
 
-    /// A failure with what the sandbox says of it.
+    /// Adds to a failure what the sandbox knows about its cause.
     pub(super) async fn explain(&self, failure: Failure) -> Failure {
-        match (&self.keeper, failure.code) {
-            (Keeper::Ourselves { sandbox, .. }, ExitCode::GuestEnded | ExitCode::AgentFailed) => {
+        match (&self.owner, failure.code) {
+            (OwnedBy::ThisProcess { sandbox, .. }, ExitCode::GuestEnded | ExitCode::AgentFailed) => {
                 sandbox.explain(failure).await
             }
             _ => failure,
         }
     }
 
-    /// Ends the sandbox and removes all it has. Where `may_have_failed`, one that ended unasked is listed as failed.
+    /// Ends the sandbox and removes everything it has. If `may_have_failed`, a sandbox that ended by itself is listed as failed.
     pub(super) async fn close(self, may_have_failed: bool) {
-        match self.keeper {
-            Keeper::Ourselves { sandbox, service, .. } => {
+        match self.owner {
+            OwnedBy::ThisProcess { sandbox, service, .. } => {
                 if may_have_failed && sandbox.ended().is_some() {
                     note_failed(&self.run, &sandbox).await;
                 }
-                // First the machine: then nobody waits for an answer of its any more.
+                // First the machine, so that no request waits for its answer.
                 sandbox.kill();
                 service.stop().await;
                 sandbox.destroy().await;
             }
-            Keeper::Daemon(client) => {
+            OwnedBy::Daemon(client) => {
                 let deleted = match may_have_failed {
                     true => client.delete_unless_failed(&self.id).await,
                     false => client.delete(&self.id).await,
                 };
                 let Err(e) = deleted else { return };
-                // No thawd any more: then nobody owns the sandbox, and we may end it.
+                // If thawd is gone, the sandbox has no owner, and this process may end it.
                 let ended =
                     RunDirectory::open(&self.run).is_ok_and(|run| run.end(&self.id, &Hierarchy::detect()));
                 if !ended && e.code != ExitCode::SandboxNotFound {
@@ -307,7 +308,7 @@ impl Home {
     }
 }
 
-/// Lists a sandbox of ours, which has ended, as failed.
+/// Lists a sandbox of this process, which has ended, as failed.
 async fn note_failed(run: &Path, sandbox: &Sandbox) {
     let failed = sandbox.record().failed(None, sandbox.failure().await);
     let noted = RunDirectory::open(run).and_then(|run| {
@@ -317,29 +318,6 @@ async fn note_failed(run: &Path, sandbox: &Sandbox) {
     });
     if let Err(e) = noted {
         tracing::warn!("{e}");
-    }
-}
-
-/// The variable that says how guests get their memory, where no flag does.
-const MEMORY_MODE: &str = "THAW_MEMORY_MODE";
-
-/// By flag, else by the environment.
-pub(super) fn memory_mode(flag: Option<MemoryMode>) -> Result<MemoryMode, Failure> {
-    match (flag, std::env::var(MEMORY_MODE)) {
-        (Some(mode), _) => Ok(mode),
-        (None, Ok(text)) if !text.is_empty() => parse_memory_mode(&text)
-            .map_err(|e| Failure::new(ExitCode::Runtime, format!("{MEMORY_MODE}={text}: {e}"))),
-        (None, _) => Ok(MemoryMode::default()),
-    }
-}
-
-/// A memory mode by its name.
-pub(super) fn parse_memory_mode(text: &str) -> Result<MemoryMode, String> {
-    match text {
-        "cow" => Ok(MemoryMode::Cow),
-        "populate" => Ok(MemoryMode::Populate),
-        "uffd" => Ok(MemoryMode::Uffd),
-        _ => Err("one of cow, populate, uffd".into()),
     }
 }
 
@@ -386,7 +364,7 @@ fn daemon_request(
     })
 }
 
-/// The file a recording is also written to, by its absolute path.
+/// The absolute path of the file that a recording is also written to.
 fn record_to(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     flag.map(|path| {
         std::path::absolute(path).map_err(|e| Failure::system("cannot tell where --record is", &e))
@@ -394,7 +372,7 @@ fn record_to(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     .transpose()
 }
 
-/// The names flags have for values, without a type for each.
+/// The names of flags' values, whatever their types.
 mod erased {
     pub(super) trait Name {
         fn name(&self) -> String;
@@ -409,7 +387,7 @@ mod erased {
     }
 }
 
-/// A local image by its absolute path: thawd has a directory of its own.
+/// A local image by its absolute path, because thawd's current directory is another.
 fn absolute(image: &str) -> Result<String, Failure> {
     for kind in ["oci:", "docker-archive:"] {
         if let Some(path) = image.strip_prefix(kind) {

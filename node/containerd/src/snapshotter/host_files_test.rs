@@ -82,7 +82,7 @@ fn fake(nodes: &[(&str, u32, u64, What)]) -> Fake {
 #[tokio::test]
 async fn volumes_are_there_as_the_image_has_them() {
     let root = tempfile::tempdir().unwrap();
-    let places = LookedAt::beside(&root.path().join("snapshots"));
+    let places = HostFiles::beside(&root.path().join("snapshots"));
     let size = (1 << 20) + 9;
     let image = fake(&[
         ("data", 0o2770, 1, What::Directory),
@@ -130,7 +130,7 @@ async fn volumes_are_there_as_the_image_has_them() {
 #[tokio::test]
 async fn what_cannot_be_read_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let places = LookedAt::beside(&root.path().join("snapshots"));
+    let places = HostFiles::beside(&root.path().join("snapshots"));
     let unread = fake(&[("a", 0o644, 8, What::File { size: 1 })]);
     let failure = places.get(&unread, "sha256:a").await.unwrap_err();
     assert_eq!(failure.code, ExitCode::RegistryUnreachable);

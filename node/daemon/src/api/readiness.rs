@@ -1,4 +1,4 @@
-//! A container that is to become ready before it is said that its sandbox was made.
+//! Waiting until a container is ready, before its creation is answered.
 
 use std::sync::Arc;
 
@@ -11,35 +11,35 @@ use thaw_sandbox::journal::Journal;
 use thaw_sandbox::sandbox::Sandbox;
 use thaw_sandbox::trace::Trace;
 
-use super::attendance::Attendance;
+use super::container_monitor::ContainerMonitor;
 
-/// Lines of a container's output shown with a failure, bytes they are looked for in, and characters of one.
+/// How many lines of a container's output a failure has, in how many of its last bytes they are, and how long a line may be.
 const LINES: usize = 10;
 const TAIL: u64 = 8 << 10;
 const LONGEST_LINE: usize = 200;
 
-/// Waits until a container is ready: where the time went until then.
-pub struct Readying(pub BoxFuture<'static, Result<Account, Failure>>);
+/// Waits until a container is ready, and returns where the time went.
+pub struct ReadinessWait(pub BoxFuture<'static, Result<Account, Failure>>);
 
-impl std::fmt::Debug for Readying {
+impl std::fmt::Debug for ReadinessWait {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Readying")
+        f.write_str("ReadinessWait")
     }
 }
 
-impl Readying {
-    /// Of a sandbox's container, which was started and is attended.
+impl ReadinessWait {
+    /// Begins to wait for a sandbox's container, which was started and is monitored.
     pub fn begin(
         sandbox: &Sandbox,
-        attendance: &Attendance,
+        monitor: &ContainerMonitor,
         agent: AgentClient,
         probe: ReadinessProbe,
         trace: &Trace,
-    ) -> Readying {
+    ) -> ReadinessWait {
         let (directory, end, trace) = (sandbox.directory(), sandbox.wait_end(), trace.clone());
-        let (journal, mut exit) = (attendance.journal.clone(), attendance.exit.clone());
+        let (journal, mut exit) = (monitor.journal.clone(), monitor.exit.clone());
         let container = sandbox.record().id.clone();
-        Readying(Box::pin(async move {
+        ReadinessWait(Box::pin(async move {
             let waited = {
                 let _stage = trace.stage("ready");
                 tokio::select! {
@@ -49,7 +49,7 @@ impl Readying {
             };
             if let Err(unready) = waited {
                 if let Unready::Exited(_) = unready {
-                    // What it wrote last is on its way.
+                    // Its last output may still be on its way.
                     let _ = tokio::time::timeout(OUTPUT_LINGERS, exit.wait_for(Option::is_some)).await;
                 }
                 return Err(with_output(unready.failure(&probe), journal).await);
@@ -60,7 +60,7 @@ impl Readying {
     }
 }
 
-/// A failure with the last lines the container wrote.
+/// Adds the last lines that the container wrote to a failure.
 async fn with_output(failure: Failure, journal: Arc<Journal>) -> Failure {
     let lines = tokio::task::spawn_blocking(move || last_lines(&journal)).await;
     Failure {
@@ -69,7 +69,7 @@ async fn with_output(failure: Failure, journal: Arc<Journal>) -> Failure {
     }
 }
 
-/// Blocks. What cannot be read is left out.
+/// Blocks. Unreadable lines are left out.
 fn last_lines(journal: &Journal) -> Vec<String> {
     let tail = journal.tail(TAIL).unwrap_or_default();
     let text = String::from_utf8_lossy(&tail);

@@ -1,0 +1,86 @@
+//! One HTTP/1 connection.
+//!
+//! Invariant: a connection holds a bounded buffer, and only while its peer keeps sending heads and reading answers in time.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::IntoResponse;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::Service;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+use super::problem::{ApiCode, Refusal, say};
+use super::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
+
+/// How long a request's head may take to arrive, and how long a connection may be idle.
+pub const HEAD_LIMIT: Duration = Duration::from_secs(30);
+/// Largest head, bytes; what is buffered of a body at once.
+pub(super) const MAX_HEAD: usize = 64 << 10;
+/// Most header fields.
+pub(super) const MAX_FIELDS: usize = 64;
+
+fn http() -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(HEAD_LIMIT)
+        .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_FIELDS);
+    http
+}
+
+/// Serves one connection to its end, or to the end of its current request when `stopped`. Each request has `known`, what is known of
+/// the peer, among its extensions; without it, each request must authenticate itself.
+pub async fn serve<K: Clone + Send + Sync + 'static>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    known: Option<K>,
+    routes: Router,
+    mut stopped: watch::Receiver<()>,
+) {
+    let service = TowerToHyperService::new(routes);
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        if let Some(known) = known.clone() {
+            request.extensions_mut().insert(known);
+        }
+        service.call(request)
+    });
+    let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
+    let connection = http().serve_connection(io, service).with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        _ = stopped.changed() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(e) = ended {
+        tracing::debug!("a connection broke: {e}");
+    }
+}
+
+/// Answers one request with an error.
+pub async fn refuse(stream: UnixStream, code: ApiCode, what: String) {
+    let answer = move || {
+        let what = what.clone();
+        async move { Refusal::new(code, what).into_response() }
+    };
+    let routes: Router = Router::new()
+        .fallback(answer)
+        .layer(axum::middleware::from_fn(say));
+    let service = TowerToHyperService::new(routes);
+    let service =
+        hyper::service::service_fn(move |request: Request<Incoming>| service.call(request.map(Body::new)));
+    let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
+    let served = http().keep_alive(false).serve_connection(io, service).await;
+    if let Err(e) = served {
+        tracing::debug!("a connection broke: {e}");
+    }
+}

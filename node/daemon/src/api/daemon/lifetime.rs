@@ -1,0 +1,130 @@
+//! What ends a sandbox: its machine, its container, its timeout, or the process it was created for.
+
+use std::future::pending;
+use std::sync::Weak;
+
+use futures_util::future::BoxFuture;
+use thaw_pools::process::ProcessRecord;
+use thaw_sandbox::readiness;
+use thaw_sandbox::state::Timeout;
+
+use super::describe::{exited, set};
+use super::{Daemon, Described};
+use crate::api::machine::{Condition, Machine};
+use crate::api::scope::Wanted;
+
+/// What ended a sandbox.
+enum End {
+    /// A rule of its own, and which: it must be deleted.
+    Rule(&'static str),
+    /// Its machine ended by itself: the sandbox has failed.
+    Machine,
+}
+
+/// Watches a sandbox until it ends. Updates the cache when its machine or its container ends, or its volumes are lost. Lists the sandbox
+/// as failed if its machine ended by itself; deletes it if its timeout is over, the process it was created for has ended, or its
+/// container has ended and it is to be deleted then.
+pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
+    let record = machine.record();
+    let shown = Shown {
+        daemon: daemon.clone(),
+        id: record.id.clone(),
+    };
+    let machine_ends = machine_ends(shown.clone(), machine.end());
+    let client_ends = client_ends(record.client);
+    let times_out = times_out(record.terms.timeout);
+    let container_ends = container_ends(shown.clone(), machine.exit(), record.terms.delete_on_exit);
+    let volumes_lost = volumes_lost(shown, machine.volumes_lost());
+    let id = record.id.clone();
+    async move {
+        let end = tokio::select! {
+            // The end of the machine comes first, because it can cause the others.
+            biased;
+            end = machine_ends => end,
+            end = client_ends => end,
+            end = times_out => end,
+            end = container_ends => end,
+            () = volumes_lost => return,
+        };
+        let Some(daemon) = daemon.upgrade() else { return };
+        // On a task of its own, because this task ends with the sandbox.
+        tokio::spawn(async move {
+            let _finishing = daemon.finishing.read().await;
+            match end {
+                End::Machine => daemon.fail(&id).await,
+                End::Rule(why) => {
+                    if daemon.delete_unless_failed(&Wanted::on_node(&id)).await.is_ok() {
+                        tracing::info!(sandbox = id, "ended: {why}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// What the cache has of a sandbox.
+#[derive(Clone)]
+struct Shown {
+    daemon: Weak<Daemon>,
+    id: String,
+}
+
+impl Shown {
+    fn update(&self, change: impl FnOnce(&mut Described)) {
+        if let Some(daemon) = self.daemon.upgrade() {
+            daemon.cache.update(&self.id, change);
+        }
+    }
+}
+
+async fn client_ends(client: Option<ProcessRecord>) -> End {
+    let Some(client) = client else {
+        return pending().await;
+    };
+    if let Some(pidfd) = client.open()
+        && let Ok(pidfd) = readiness::register(pidfd, tokio::io::Interest::READABLE)
+    {
+        let _ = pidfd.readable().await;
+    }
+    End::Rule("the process it was made for has ended")
+}
+
+async fn times_out(timeout: Option<Timeout>) -> End {
+    let Some(timeout) = timeout else {
+        return pending().await;
+    };
+    // The clock of the timeout advances while the host sleeps; that of the timer may not.
+    while !timeout.left().is_zero() {
+        tokio::time::sleep(timeout.left()).await;
+    }
+    End::Rule("its time is over")
+}
+
+async fn container_ends(shown: Shown, exit: BoxFuture<'static, i32>, delete_on_exit: bool) -> End {
+    let status = exit.await;
+    shown.update(|described| exited(described, status));
+    match delete_on_exit {
+        true => End::Rule("its container's process has ended"),
+        false => pending().await,
+    }
+}
+
+async fn machine_ends(shown: Shown, end: BoxFuture<'static, String>) -> End {
+    let reason = end.await;
+    shown.update(|described| set(described, Condition::Ended(reason)));
+    let is_owner_elsewhere = shown
+        .daemon
+        .upgrade()
+        .is_some_and(|daemon| daemon.factory.is_none());
+    match is_owner_elsewhere {
+        false => End::Machine,
+        // The owner sees the end too, and removes the sandbox.
+        true => pending().await,
+    }
+}
+
+async fn volumes_lost(shown: Shown, lost: BoxFuture<'static, String>) {
+    let why = lost.await;
+    shown.update(|described| described.volumes_error = Some(why));
+    pending().await
+}

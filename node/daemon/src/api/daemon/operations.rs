@@ -1,0 +1,239 @@
+//! Operations on one sandbox.
+//!
+//! Invariant: operations that change a sandbox take turns. An operation that waits for a file system or a device of the host takes no turn.
+
+use std::sync::Arc;
+
+use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::share::Source;
+use thaw_protocol::api::{FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits};
+use thaw_protocol::control::DeviceId;
+use thaw_sandbox::container::Options;
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::journal::Journal;
+use thaw_sandbox::state::{HostDisk, Record};
+
+use super::describe::set;
+use super::{Daemon, Described, no_such_sandbox};
+use crate::api::limits::Permit;
+use crate::api::machine::Machine;
+use crate::api::problem::{ApiCode, Refusal};
+use crate::api::scope::Wanted;
+use crate::api::session::Session;
+
+/// The right to change a sandbox.
+struct Turn {
+    id: String,
+    machine: Arc<dyn Machine>,
+    _alone: tokio::sync::OwnedMutexGuard<()>,
+}
+
+impl Daemon {
+    /// Ends a sandbox and removes everything it has, also if it runs on this host without an owner. Removes what is left of a failed one.
+    pub async fn delete(&self, wanted: &Wanted) -> Result<(), Failure> {
+        let id = match (self.id(wanted), &self.factory) {
+            (Ok(id), _) => id,
+            // The tenant of a sandbox without an owner may be unknown, so only the node's administrator may end it.
+            (Err(_), Some(factory)) if wanted.scope.is_node() && factory.end_unowned(&wanted.text).await => {
+                return Ok(());
+            }
+            (Err(none), _) => return Err(none),
+        };
+        if self.factory.is_none() {
+            // Its owner sees the end, and removes it.
+            self.find(&id)?.0.kill();
+            return Ok(());
+        }
+        let machine = {
+            let mut table = self.table();
+            table.remove(&id).map(|held| {
+                self.cache.remove(&id);
+                held.machine.clone()
+            })
+        };
+        let Some(machine) = machine else {
+            return match self.delete_failed(&id).await {
+                true => Ok(()),
+                false => Err(no_such_sandbox(&wanted.text)),
+            };
+        };
+        reach(Failpoint::DeleteForgotten);
+        machine.destroy().await;
+        Ok(())
+    }
+
+    /// Stops the CPUs of a sandbox.
+    pub async fn pause(&self, wanted: &Wanted) -> Result<(), Failure> {
+        let turn = self.turn(wanted).await?;
+        let done = turn.machine.pause().await;
+        reach(Failpoint::PauseDone);
+        self.settle(turn).await;
+        done
+    }
+
+    /// Lets its CPUs run again.
+    pub async fn resume(&self, wanted: &Wanted) -> Result<(), Failure> {
+        let turn = self.turn(wanted).await?;
+        let done = turn.machine.resume().await;
+        reach(Failpoint::ResumeDone);
+        self.settle(turn).await;
+        done
+    }
+
+    /// Writes a snapshot of it.
+    pub async fn freeze(&self, wanted: &Wanted, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        let turn = self.turn(wanted).await?;
+        let done = turn.machine.freeze(request).await;
+        self.settle(turn).await;
+        done
+    }
+
+    /// Makes an image of the store visible to it, and returns the image's directory in the guest's root device.
+    pub async fn show_image(&self, wanted: &Wanted, digest: &str) -> Result<String, Failure> {
+        let turn = self.turn(wanted).await?;
+        turn.machine.show(digest).await
+    }
+
+    /// Shares files of this host with it under `name`, as its client sees them.
+    pub async fn add_share(&self, wanted: &Wanted, name: String, source: Source) -> Result<(), Failure> {
+        // Without a turn: a file system of the host may be slow, and nothing else of the sandbox must wait for it.
+        let machine = self.find(&self.id(wanted)?)?.0;
+        machine.add_share(name, source).await
+    }
+
+    /// Removes a share.
+    pub async fn remove_share(&self, wanted: &Wanted, name: String) -> Result<(), Failure> {
+        let machine = self.find(&self.id(wanted)?)?.0;
+        machine.remove_share(name).await
+    }
+
+    /// Attaches a block device of this host, and returns its slot in the machine.
+    pub async fn add_disk(&self, wanted: &Wanted, disk: HostDisk) -> Result<DeviceId, Failure> {
+        // Without a turn: opening a device of the host may be slow.
+        let machine = self.find(&self.id(wanted)?)?.0;
+        machine.add_disk(disk).await
+    }
+
+    /// Detaches the block device of a slot.
+    pub async fn remove_disk(&self, wanted: &Wanted, slot: DeviceId) -> Result<(), Failure> {
+        let machine = self.find(&self.id(wanted)?)?.0;
+        machine.remove_disk(slot).await
+    }
+
+    /// Waits until its machine ends, and returns why it ended.
+    pub async fn end_of(&self, wanted: &Wanted) -> Result<String, Failure> {
+        let id = self.id(wanted)?;
+        if let Some(reason) = self.cache.get(&id).and_then(|shown| shown.reason.clone()) {
+            return Ok(reason);
+        }
+        // The machine must not be held while its end is awaited.
+        let end = self.find(&id)?.0.end();
+        Ok(end.await)
+    }
+
+    /// Changes where a sandbox may connect to.
+    pub async fn set_network_policy(
+        &self,
+        wanted: &Wanted,
+        policy: NetworkPolicy,
+    ) -> Result<Arc<Described>, Failure> {
+        let turn = self.turn(wanted).await?;
+        let network = turn.machine.set_network_policy(policy).await?;
+        self.cache
+            .update(&turn.id, |described| described.network = Some(network));
+        self.cache
+            .get(&turn.id)
+            .ok_or_else(|| no_such_sandbox(&wanted.text))
+    }
+
+    /// Changes the rate limits of a sandbox's disks and network.
+    pub async fn set_rate_limits(
+        &self,
+        wanted: &Wanted,
+        change: RateLimits,
+    ) -> Result<Arc<Described>, Failure> {
+        let turn = self.turn(wanted).await?;
+        let limits = turn.machine.set_rate_limits(change).await?;
+        self.cache
+            .update(&turn.id, |described| described.rate_limits = limits);
+        self.cache
+            .get(&turn.id)
+            .ok_or_else(|| no_such_sandbox(&wanted.text))
+    }
+
+    /// The machine of a running sandbox.
+    ///
+    /// # Errors
+    /// [`ApiCode::NotRunning`]: the guest is paused or has ended, so it cannot answer.
+    pub fn running(&self, wanted: &Wanted) -> Result<Arc<dyn Machine>, Refusal> {
+        let shown = self
+            .cache
+            .find(wanted)
+            .ok_or_else(|| no_such_sandbox(&wanted.text))?;
+        match shown.state.as_str() {
+            "running" => Ok(self.find(&shown.id)?.0),
+            state => Err(Refusal::new(
+                ApiCode::NotRunning,
+                match &shown.failure {
+                    Some(failure) => format!("sandbox {} has failed: {}", shown.id, failure.message),
+                    None => format!("sandbox {} is {state}", shown.id),
+                },
+            )),
+        }
+    }
+
+    /// What a sandbox's container wrote.
+    ///
+    /// # Errors
+    /// [`ApiCode::NoLogs`]: thawd did not start the container.
+    pub fn journal(&self, wanted: &Wanted) -> Result<Arc<Journal>, Refusal> {
+        let id = self.id(wanted)?;
+        let not_kept = || {
+            let what = format!("sandbox {id}: thawd started no container in it");
+            Refusal::new(ApiCode::NoLogs, what)
+        };
+        self.find(&id)?.0.journal().ok_or_else(not_kept)
+    }
+
+    /// Starts a process in a sandbox's container, and attends it, holding `permit`, until it ends or its caller hangs up. That goes on if
+    /// this future is dropped.
+    pub async fn exec(
+        &self,
+        wanted: &Wanted,
+        options: Options,
+        permit: Arc<Permit>,
+    ) -> Result<Session, Refusal> {
+        let machine = self.running(wanted)?;
+        let held = (self.finishing.clone().read_owned().await, permit);
+        let (tty, closing) = (options.tty, self.closing());
+        let started = tokio::spawn(async move {
+            let process = machine.exec(options).await?;
+            Ok::<_, Failure>(Session::start(process, tty, closing, held))
+        });
+        let started = started.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
+        Ok(started?)
+    }
+
+    /// Waits until no other operation changes the sandbox.
+    async fn turn(&self, wanted: &Wanted) -> Result<Turn, Failure> {
+        let id = self.id(wanted)?;
+        let (machine, turn) = self.find(&id)?;
+        Ok(Turn {
+            id,
+            machine,
+            _alone: turn.lock_owned().await,
+        })
+    }
+
+    /// Updates the cache with the machine's condition, whether the operation succeeded or not.
+    async fn settle(&self, turn: Turn) {
+        let condition = turn.machine.condition().await;
+        self.cache.update(&turn.id, |described| set(described, condition));
+    }
+
+    /// The record of a sandbox that has a machine.
+    pub(super) fn record_of(&self, wanted: &Wanted) -> Result<Record, Failure> {
+        let machine = self.find(&self.id(wanted)?)?.0;
+        Ok(machine.record().clone())
+    }
+}

@@ -1,0 +1,121 @@
+//! How the API creates sandboxes, and what it creates them from.
+//!
+//! The handlers know these traits and [`Machine`] only, so tests substitute fakes. Invariant: if a creation is dropped, nothing of the
+//! sandbox is left.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thaw_pools::process::ProcessRecord;
+use thaw_pools::statistics::PoolStatistics;
+use thaw_protocol::api::{
+    Account, CreateSandbox, Image, ImageDetail, PullImage, RateLimits, Template, ThawSandbox,
+};
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::sandbox::NetworkSource;
+use thaw_sandbox::snapshot::Scratch;
+use thaw_sandbox::state::{Behalf, Record};
+
+use super::machine::Machine;
+use super::problem::Refusal;
+use super::readiness::ReadinessWait;
+use crate::metrics::{Families, Names};
+
+mod catalog;
+mod tenants;
+
+/// The images and templates of a node, without those of tenants that have a store of their own.
+#[async_trait]
+pub trait Catalog: std::fmt::Debug + Send + Sync {
+    /// The images that a caller pulled, without those that were assembled for snapshots.
+    async fn images(&self) -> Result<Vec<Image>, Failure>;
+    /// An image by reference, digest, or the beginning of a digest.
+    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure>;
+    /// Pulls an image. If the future is dropped, the pull stops; what was fetched stays.
+    async fn pull(&self, request: PullImage) -> Result<Image, Failure>;
+    async fn remove_image(&self, wanted: String) -> Result<(), Failure>;
+    async fn templates(&self) -> Result<Vec<Template>, Failure>;
+    /// Removes a template by its key, or the beginning of its key.
+    async fn remove_template(&self, wanted: String) -> Result<(), Failure>;
+}
+
+/// A directory for one snapshot, which is removed when this is dropped.
+pub trait SnapshotPlace: std::fmt::Debug + Send + Sync {
+    /// Where to write the snapshot. Nothing exists there yet.
+    fn snapshot(&self) -> PathBuf;
+}
+
+impl SnapshotPlace for Scratch {
+    fn snapshot(&self) -> PathBuf {
+        self.snapshot()
+    }
+}
+
+/// Asks for a pod's sandbox, for containerd's shim. It has no image and no container yet.
+#[derive(Clone, Debug)]
+pub struct CreatePod {
+    pub hostname: Option<String>,
+    pub network: NetworkSource,
+    pub cpus: u8,
+    pub memory_mib: u32,
+    pub disk_mib: u32,
+    pub labels: BTreeMap<String, String>,
+    /// The cgroup for its VMM, below the roots of the host's cgroups.
+    pub cgroup: Option<String>,
+    /// The shim: the pod ends with it.
+    pub client: Option<ProcessRecord>,
+    pub rate_limits: RateLimits,
+}
+
+/// Asks for a pod's sandbox that is thawed from a snapshot of another pod's.
+#[derive(Clone, Debug)]
+pub struct ThawPod {
+    /// The snapshot.
+    pub directory: PathBuf,
+    pub hostname: Option<String>,
+    pub labels: BTreeMap<String, String>,
+    /// As in [`CreatePod`].
+    pub cgroup: Option<String>,
+    pub client: Option<ProcessRecord>,
+}
+
+/// Creates sandboxes.
+#[async_trait]
+pub trait Factory: Catalog {
+    /// A directory for a snapshot of this sandbox that only its clones need.
+    async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn SnapshotPlace>, Refusal>;
+    /// Creates a sandbox from an image, on behalf of a caller.
+    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal>;
+    /// Thaws a sandbox from a snapshot, on behalf of a caller.
+    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal>;
+    /// Thaws a clone of this sandbox from a snapshot in such a directory, with the images the original was created from.
+    async fn thaw_clone(
+        &self,
+        original: &Record,
+        request: ThawSandbox,
+        behalf: Behalf,
+    ) -> Result<NewSandbox, Refusal>;
+    /// Creates a pod's sandbox, without an image.
+    async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal>;
+    /// Thaws a pod's sandbox from a snapshot.
+    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal>;
+    /// Ends a sandbox that runs on this host without an owner because it could not be adopted. Returns whether there was one with this id.
+    async fn end_unowned(&self, id: &str) -> bool;
+    /// The statistics of its pools.
+    fn pools(&self) -> Vec<PoolStatistics>;
+    /// Adds its metrics; `endpoints` are the names of its registries.
+    fn count(&self, endpoints: &Names, families: &mut Families);
+}
+
+/// A sandbox that was just created.
+#[derive(Debug)]
+pub struct NewSandbox {
+    pub machine: Arc<dyn Machine>,
+    /// The image's configuration, as JSON.
+    pub image_config: String,
+    pub account: Account,
+    /// If its container must become ready before the caller gets an answer.
+    pub readiness_wait: Option<ReadinessWait>,
+}

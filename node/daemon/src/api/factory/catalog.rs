@@ -1,0 +1,64 @@
+//! The images and templates of this node.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thaw_images::progress::Silent;
+use thaw_images::store::PullOptions;
+use thaw_protocol::api::{Image, ImageDetail, PullImage, Template};
+use thaw_sandbox::blocking::blocking;
+use thaw_sandbox::exit::Failure;
+use thaw_sandbox::images::{Pull, failure, shown};
+use thaw_sandbox::sandbox::Tenants;
+use thaw_sandbox::template::command_line::command_line;
+
+use super::Catalog;
+
+#[async_trait]
+impl Catalog for Tenants {
+    async fn images(&self) -> Result<Vec<Image>, Failure> {
+        let images = self.shared().images.clone();
+        blocking(move || {
+            let all = images.list()?;
+            let all = all.iter().map(|image| shown::image(&images, image));
+            let all = all.collect::<Result<Vec<_>, _>>()?;
+            Ok(all.into_iter().filter(|image| !image.for_snapshot).collect())
+        })
+        .await
+    }
+
+    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure> {
+        let images = self.shared().images.clone();
+        blocking(move || shown::detail(&images, &images.named(&wanted)?)).await
+    }
+
+    async fn pull(&self, request: PullImage) -> Result<Image, Failure> {
+        let images = self.shared().images.clone();
+        let options = PullOptions {
+            lazy: !request.full,
+            ..images.pull_options(Pull::Always, request.plain_http)
+        };
+        let reference = request.image.parse().map_err(failure)?;
+        let pulled = images.pull_with(&reference, &options, Arc::new(Silent)).await?;
+        blocking(move || shown::image(&images, &pulled)).await
+    }
+
+    async fn remove_image(&self, wanted: String) -> Result<(), Failure> {
+        let images = self.shared().images.clone();
+        blocking(move || images.remove(&wanted).map(drop)).await
+    }
+
+    async fn templates(&self) -> Result<Vec<Template>, Failure> {
+        let templates = self.shared().templates.clone();
+        blocking(move || {
+            let entries = templates.list(&command_line());
+            Ok(entries.iter().map(thaw_sandbox::template::describe).collect())
+        })
+        .await
+    }
+
+    async fn remove_template(&self, wanted: String) -> Result<(), Failure> {
+        let templates = self.shared().templates.clone();
+        blocking(move || templates.remove(&templates.find(&wanted)?)).await
+    }
+}

@@ -1,0 +1,178 @@
+//! Sandboxes without a node.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use async_trait::async_trait;
+use thaw_pools::statistics::PoolStatistics;
+use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, Stage, ThawSandbox};
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::journal::Journal;
+use thaw_sandbox::sandbox::{NetworkMode, NetworkSource};
+use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
+
+use super::{Fake, FakeMachine, UNOWNED};
+use crate::api::factory::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};
+use crate::api::problem::Refusal;
+use crate::api::readiness::ReadinessWait;
+use crate::metrics::{Families, Names};
+
+impl Fake {
+    fn readiness_wait(&self) -> ReadinessWait {
+        let mut ready = self.ready.subscribe();
+        ReadinessWait(Box::pin(async move {
+            let ready = *ready.wait_for(Option::is_some).await.unwrap();
+            if ready == Some(false) {
+                let what = "the container was not ready after 30 s: nothing listens on port 8080";
+                return Err(Failure::new(ExitCode::NotReady, what));
+            }
+            let stage = Stage {
+                name: "ready".into(),
+                start_ns: 0,
+                duration_ns: 1,
+            };
+            Ok(Account {
+                stages: vec![stage],
+                ..Account::default()
+            })
+        }))
+    }
+}
+
+struct Making<'a>(&'a Fake);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.0.making.send_modify(|making| *making -= 1);
+    }
+}
+
+#[async_trait]
+impl Factory for Fake {
+    async fn end_unowned(&self, id: &str) -> bool {
+        id == UNOWNED
+    }
+
+    async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
+        self.making.send_modify(|making| *making += 1);
+        let _making = Making(self);
+        self.open.subscribe().wait_for(|open| *open).await.unwrap();
+        if request.image == "missing" {
+            return Err(Failure::new(ExitCode::ImageNotFound, "no image: missing").into());
+        }
+        let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
+        let terms = Terms {
+            tenant: behalf.tenant,
+            labels: request.labels,
+            timeout: request.timeout_s.map(Timeout::after),
+            delete_on_exit: request
+                .container
+                .as_ref()
+                .is_some_and(|c| c.on_exit == OnExit::Delete),
+            asked: behalf.asked,
+            rate_limits: Some(request.rate_limits),
+        };
+        let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        if request.container.is_some() {
+            let directory = tempfile::tempdir().unwrap();
+            let journal = Arc::new(Journal::open(directory.path()).unwrap());
+            machine.output = Some((journal, directory));
+            machine.exit = self.exit.subscribe();
+        }
+        machine.files = self.files.clone();
+        let probe = request.container.and_then(|c| c.readiness);
+        machine.readiness = probe.as_ref().map(|_| Readiness::Waiting);
+        Ok(NewSandbox {
+            machine: Arc::new(machine),
+            image_config: "null".into(),
+            account: Account::default(),
+            readiness_wait: probe.map(|_| self.readiness_wait()),
+        })
+    }
+
+    async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal> {
+        let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
+        let terms = Terms {
+            labels: request.labels,
+            rate_limits: Some(request.rate_limits),
+            ..Terms::default()
+        };
+        Ok(NewSandbox {
+            machine: Arc::new(FakeMachine::new(number, None, terms, self.counts.clone())),
+            image_config: "null".into(),
+            account: Account::default(),
+            readiness_wait: None,
+        })
+    }
+
+    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal> {
+        if !request.directory.is_dir() {
+            return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
+        }
+        let pod = CreatePod {
+            hostname: request.hostname,
+            network: NetworkSource::Ours(NetworkMode::None),
+            cpus: 1,
+            memory_mib: 128,
+            disk_mib: 1,
+            labels: request.labels,
+            cgroup: request.cgroup,
+            client: request.client,
+            rate_limits: RateLimits::default(),
+        };
+        self.create_pod(pod).await
+    }
+
+    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
+        if !request.directory.is_dir() {
+            return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
+        }
+        let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
+        let terms = Terms {
+            tenant: behalf.tenant,
+            labels: request.labels,
+            timeout: request.timeout_s.map(Timeout::after),
+            asked: behalf.asked,
+            rate_limits: Some(request.rate_limits),
+            ..Terms::default()
+        };
+        let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
+        if number >= self.most.load(Ordering::SeqCst) {
+            return Err(Failure::new(ExitCode::DiskFull, "no room").into());
+        }
+        Ok(NewSandbox {
+            machine,
+            image_config: "null".into(),
+            account: Account::default(),
+            readiness_wait: None,
+        })
+    }
+
+    fn pools(&self) -> Vec<PoolStatistics> {
+        vec![PoolStatistics::none("disk")]
+    }
+
+    fn count(&self, _: &Names, _: &mut Families) {}
+
+    async fn thaw_clone(
+        &self,
+        _: &Record,
+        request: ThawSandbox,
+        behalf: Behalf,
+    ) -> Result<NewSandbox, Refusal> {
+        self.thaw(request, behalf).await
+    }
+
+    async fn scratch(&self, _: &Record, _: bool) -> Result<Box<dyn SnapshotPlace>, Refusal> {
+        let place = tempfile::tempdir().unwrap();
+        *self.place.lock().unwrap() = Some(place.path().to_owned());
+        Ok(Box::new(place))
+    }
+}
+
+impl SnapshotPlace for tempfile::TempDir {
+    fn snapshot(&self) -> PathBuf {
+        self.path().join("snapshot")
+    }
+}

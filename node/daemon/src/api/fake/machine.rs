@@ -1,0 +1,233 @@
+//! Machines without a VMM.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use thaw_pools::share::Source;
+use thaw_pools::vmm::Ended;
+use thaw_protocol::api::{
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Usage,
+};
+use thaw_protocol::control::{DeviceId, HOST_DISKS};
+use thaw_sandbox::container::Options;
+use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::failure::{Evidence, VmmEnd};
+use thaw_sandbox::journal::Journal;
+use thaw_sandbox::state::{HostDisk, Record, Terms};
+use tokio::sync::watch;
+
+use super::catalog::not_stored;
+use super::{Counts, FakeFiles, FakeProcess};
+use crate::api::files::Files;
+use crate::api::machine::{Condition, Machine};
+use crate::api::process::Process;
+
+/// A machine without a VMM.
+#[derive(Debug)]
+pub struct FakeMachine {
+    record: Record,
+    counts: Arc<Counts>,
+    paused: AtomicBool,
+    ended: watch::Sender<bool>,
+    released: AtomicBool,
+    pub(super) files: Arc<FakeFiles>,
+    /// Of its container, where it has one.
+    pub(super) output: Option<(Arc<Journal>, tempfile::TempDir)>,
+    pub(super) exit: watch::Receiver<Option<i32>>,
+    pub(super) readiness: Option<Readiness>,
+    /// What of the host it has.
+    shares: Mutex<BTreeMap<String, Source>>,
+    rate_limits: Mutex<RateLimits>,
+}
+
+impl FakeMachine {
+    pub fn new(number: usize, name: Option<String>, terms: Terms, counts: Arc<Counts>) -> FakeMachine {
+        counts.living.fetch_add(1, Ordering::SeqCst);
+        let record = serde_json::json!({
+            "id": format!("{number:012x}"), "name": name, "image": "fake", "image_digest": null, "command": [],
+            "created": 1, "owner": null, "client": null, "vmm": null, "tethered": false, "ready": true, "vcpus": 1,
+            "memory_mib": 128, "terms": terms,
+        });
+        FakeMachine {
+            rate_limits: Mutex::new(terms.rate_limits.unwrap_or_default()),
+            record: serde_json::from_value(record).unwrap(),
+            counts,
+            paused: AtomicBool::new(false),
+            ended: watch::Sender::new(false),
+            released: AtomicBool::new(false),
+            files: Arc::default(),
+            output: None,
+            exit: watch::Sender::new(None).subscribe(),
+            readiness: None,
+            shares: Mutex::default(),
+        }
+    }
+}
+
+impl Drop for FakeMachine {
+    fn drop(&mut self) {
+        if !self.released.load(Ordering::SeqCst) {
+            self.counts.living.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[async_trait]
+impl Machine for FakeMachine {
+    fn record(&self) -> &Record {
+        &self.record
+    }
+
+    fn vsock(&self) -> PathBuf {
+        "/fake".into()
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            at_ns: 2,
+            cpu_ns: Some(1),
+            ..Usage::default()
+        }
+    }
+
+    fn readiness(&self) -> Option<Readiness> {
+        self.readiness
+    }
+
+    fn note_answer(&self, _: &[u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    async fn condition(&self) -> Condition {
+        match (*self.ended.borrow(), self.paused.load(Ordering::SeqCst)) {
+            (true, _) => Condition::Ended("it was killed".into()),
+            (false, true) => Condition::Paused,
+            (false, false) => Condition::Running,
+        }
+    }
+
+    fn end(&self) -> BoxFuture<'static, String> {
+        let mut ended = self.ended.subscribe();
+        Box::pin(async move {
+            let _ = ended.wait_for(|ended| *ended).await;
+            "it was killed".into()
+        })
+    }
+
+    async fn failure(&self) -> SandboxFailure {
+        let killed = VmmEnd::Known(Ended::Signal(9));
+        let evidence = Evidence {
+            vmm: killed,
+            console: vec!["last words".into()],
+            ..Evidence::default()
+        };
+        evidence.failure()
+    }
+
+    async fn pause(&self) -> Result<(), Failure> {
+        self.paused.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn resume(&self) -> Result<(), Failure> {
+        self.paused.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+        // Only where there is a place for it.
+        let _ = std::fs::create_dir(&request.directory);
+        Ok(FrozenSandbox {
+            memory_bytes: 1,
+            paused_ns: 2,
+        })
+    }
+
+    fn journal(&self) -> Option<Arc<Journal>> {
+        self.output.as_ref().map(|(journal, _)| journal.clone())
+    }
+
+    fn exit(&self) -> BoxFuture<'static, i32> {
+        let mut exit = self.exit.clone();
+        Box::pin(async move {
+            let status = exit.wait_for(Option::is_some).await.map(|status| *status);
+            match status {
+                Ok(Some(status)) => status,
+                _ => std::future::pending().await,
+            }
+        })
+    }
+
+    async fn show(&self, digest: &str) -> Result<String, Failure> {
+        match digest {
+            "missing" => Err(not_stored()),
+            digest => Ok(format!("shown-{digest}")),
+        }
+    }
+
+    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure> {
+        let mut shares = self.shares.lock().unwrap();
+        match shares.insert(name.clone(), source) {
+            None => Ok(()),
+            Some(_) => Err(Failure::new(
+                ExitCode::VolumeUnavailable,
+                format!("{name} is another's"),
+            )),
+        }
+    }
+
+    async fn remove_share(&self, name: String) -> Result<(), Failure> {
+        self.shares.lock().unwrap().remove(&name);
+        Ok(())
+    }
+
+    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
+        match disk.major {
+            0 => Err(Failure::new(ExitCode::VolumeUnavailable, "no such device")),
+            _ => Ok(HOST_DISKS[0]),
+        }
+    }
+
+    async fn remove_disk(&self, _: DeviceId) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {
+        match options.command[0].as_str() {
+            "missing" => Err(Failure::new(ExitCode::NotFound, "exec: \"missing\": not found")),
+            program => Ok(Arc::new(FakeProcess::start(program, self.counts.clone()))),
+        }
+    }
+
+    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
+        Ok(self.files.clone())
+    }
+
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+        Ok(SandboxNetwork {
+            policy,
+            ..SandboxNetwork::default()
+        })
+    }
+
+    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Failure> {
+        let mut limits = self.rate_limits.lock().unwrap();
+        *limits = limits.changed(change);
+        Ok(*limits)
+    }
+
+    fn kill(&self) {
+        self.ended.send_replace(true);
+    }
+
+    async fn destroy(self: Arc<Self>) {}
+
+    fn release(self: Arc<Self>) -> bool {
+        self.released.store(true, Ordering::SeqCst);
+        Arc::into_inner(self).is_some()
+    }
+}
